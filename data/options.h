@@ -1,0 +1,382 @@
+// Command line options: one table parses, documents and logs them.
+//
+//   const Option table[] = {
+//       OPTION_GROUP("data"),
+//       {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards (glob)"},
+//       {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded", 0, 0, "how ..."},
+//       {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
+//       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
+//       OPTION_END,
+//   };
+//   options_parse_or_exit(table, argc, argv, "train_llama [options]");
+//
+// Strict: `--name value` or `--name=value`, whole numbers only where an int is asked for, no
+// abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
+// is on by default.
+#ifndef UNPAD_OPTIONS_H
+#define UNPAD_OPTIONS_H
+
+#include "io.h"
+#include "json.h"
+
+typedef enum {
+    OPTION_KIND_GROUP,  // a title in --help
+    OPTION_FLAG,        // bool *
+    OPTION_INT,         // int *
+    OPTION_INT64,       // int64_t *
+    OPTION_FLOAT,       // float *
+    OPTION_DOUBLE,      // double *
+    OPTION_STRING,      // const char **, pointing into argv or the table
+    OPTION_CHOICE,      // int *: index into choices
+} OptionKind;
+
+typedef struct {
+    const char *name;      // without the dashes
+    OptionKind kind;
+    void *address;
+    const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
+    const char
+        *choices;  // CHOICE: "a|b|c". STRING: the value of a bare `--name`, NULL = value required
+    double min, max;       // numbers; both 0 = the type's own range
+    const char *help;
+} Option;
+
+#define OPTION_GROUP(title_) {title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL}
+#define OPTION_END {NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL}
+
+// Defaults, then the arguments. *help is set by --help or -h (nothing printed). Errors have
+// EXIT_USAGE.
+static inline bool options_parse(const Option *table, int argc, char **argv, bool *help,
+                                 Error *err);
+
+// The same for main(): --help prints and exits 0, an error prints and exits 2.
+static inline void options_parse_or_exit(const Option *table, int argc, char **argv,
+                                         const char *usage);
+
+// Grouped, aligned, within 100 columns, with defaults and choices.
+static inline void options_print_help(const Option *table, const char *usage, FILE *out);
+
+// Every option with its resolved value as members of the object being written.
+static inline void options_write_json(const Option *table, JsonWriter *w);
+
+static inline const Option *options_find(const Option *table, const char *name);
+
+// Was --name (or --no-name) on the command line?
+static inline bool options_given(int argc, char **argv, const char *name);
+
+// The word of a "a|b|c" or "a, b, c" list nearest to `word`; false when none is near.
+static inline bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
+
+// ------------------------------------------------------------------------------------------------
+// Nearest word
+
+static inline int options_min(int a, int b) { return a < b ? a : b; }
+
+// Edit distance: insertions, deletions and substitutions that turn one word into the other.
+static inline int options_distance(const char *a, const char *b) {
+    enum { LONGEST = 63 };
+    int row[LONGEST + 1], n = (int)strlen(b);
+    if (strlen(a) > LONGEST || n > LONGEST) return LONGEST;
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int above = row[j];
+            row[j] =
+                options_min(diagonal + (a[i - 1] != b[j - 1]), options_min(row[j - 1], above) + 1);
+            diagonal = above;
+        }
+    }
+    return row[n];
+}
+
+// How far a slip of the keyboard may be from `word`; what begins with `word` counts as near.
+static inline int options_cost(const char *word, const char *candidate) {
+    int length = (int)strlen(word), cost = options_distance(word, candidate);
+    if (length >= 3 && strncmp(word, candidate, (size_t)length) == 0) cost = 1;
+    return cost <= 2 + length / 6 && cost < length ? cost : 1000;
+}
+
+static inline bool options_nearest(const char *word, const char *list, char *out, size_t capacity) {
+    int best = 1000;
+    char candidate[64];
+    for (const char *p = list; *p;) {
+        size_t length = strcspn(p, "|, ");
+        size_t kept = length < sizeof candidate ? length : sizeof candidate - 1;
+        memcpy(candidate, p, kept);
+        candidate[kept] = 0;
+        if (kept > 0 && options_cost(word, candidate) < best) {
+            best = options_cost(word, candidate);
+            text_copy(out, capacity, candidate);
+        }
+        p += length;
+        p += strspn(p, "|, ");
+    }
+    return best < 1000;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Values
+
+static inline bool options_bad(const Option *o, const char *text, const char *expected,
+                               Error *err) {
+    return error_set(err, EXIT_USAGE, "see --help", "--%s: expected %s, found \"%.100s\"", o->name,
+                     expected, text);
+}
+
+static inline bool options_out_of_range(const Option *o, const char *text, double min, double max,
+                                        Error *err) {
+    char expected[96];
+    snprintf(expected, sizeof expected, "a number from %.15g to %.15g", min, max);
+    return options_bad(o, text, expected, err);
+}
+
+static inline bool options_set_int(const Option *o, const char *text, Error *err) {
+    const char *digits = text + (text[0] == '-');
+    bool narrow = o->kind == OPTION_INT;
+    if (!*digits || digits[strspn(digits, "0123456789")])
+        return options_bad(o, text, "a whole number", err);
+    errno = 0;
+    long long value = strtoll(text, NULL, 10);
+    double min = o->min, max = o->max;
+    if (min == 0 && max == 0) {
+        min = narrow ? (double)INT32_MIN : (double)INT64_MIN;
+        max = narrow ? (double)INT32_MAX : (double)INT64_MAX;
+    }
+    if (errno || (double)value < min || (double)value > max)
+        return options_out_of_range(o, text, min, max, err);
+    if (narrow) *(int *)o->address = (int)value;
+    else *(int64_t *)o->address = value;
+    return true;
+}
+
+static inline bool options_set_real(const Option *o, const char *text, Error *err) {
+    char *end = NULL;
+    double value = strtod(text, &end);
+    bool limited = o->min != 0 || o->max != 0;
+    double max = limited ? o->max : o->kind == OPTION_FLOAT ? 3.4028234e38 : 1.7976931348623157e308;
+    double min = limited ? o->min : -max;
+    if (!*text || *end ||
+        text[strspn(text, "0123456789+-.eE")])  // neither nan, inf nor hexadecimal
+        return options_bad(o, text, "a number", err);
+    if (!(value >= min && value <= max)) return options_out_of_range(o, text, min, max, err);
+    if (o->kind == OPTION_FLOAT) *(float *)o->address = (float)value;
+    else *(double *)o->address = value;
+    return true;
+}
+
+static inline bool options_set_choice(const Option *o, const char *text, Error *err) {
+    char near_word[64], hint[128] = "see --help";
+    int index = 0;
+    for (const char *p = o->choices; *p; index++) {
+        size_t length = strcspn(p, "|");
+        if (length == strlen(text) && strncmp(p, text, length) == 0) {
+            *(int *)o->address = index;
+            return true;
+        }
+        p += length + (p[length] == '|');
+    }
+    if (options_nearest(text, o->choices, near_word, sizeof near_word))
+        snprintf(hint, sizeof hint, "did you mean --%s %s?", o->name, near_word);
+    return error_set(err, EXIT_USAGE, hint, "--%s: expected one of %s, found \"%.100s\"", o->name,
+                     o->choices, text);
+}
+
+static inline bool options_set(const Option *o, const char *text, Error *err) {
+    switch (o->kind) {
+        case OPTION_KIND_GROUP: return true;
+        case OPTION_FLAG: *(bool *)o->address = strcmp(text, "true") == 0; return true;
+        case OPTION_INT:
+        case OPTION_INT64: return options_set_int(o, text, err);
+        case OPTION_FLOAT:
+        case OPTION_DOUBLE: return options_set_real(o, text, err);
+        case OPTION_STRING: *(const char **)o->address = text; return true;
+        case OPTION_CHOICE: return options_set_choice(o, text, err);
+    }
+    return false;
+}
+
+static inline bool options_set_default(const Option *o, Error *err) {
+    if (o->fallback) return options_set(o, o->fallback, err);
+    if (o->kind == OPTION_STRING) *(const char **)o->address = NULL;
+    else if (o->kind == OPTION_FLAG) *(bool *)o->address = false;
+    else if (o->kind == OPTION_INT64) *(int64_t *)o->address = 0;
+    else if (o->kind == OPTION_FLOAT) *(float *)o->address = 0;
+    else if (o->kind == OPTION_DOUBLE) *(double *)o->address = 0;
+    else if (o->kind != OPTION_KIND_GROUP) *(int *)o->address = 0;
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Parsing. Not getopt_long: it accepts abbreviations, moves arguments about and keeps global state.
+
+static inline const Option *options_find(const Option *table, const char *name) {
+    for (const Option *o = table; o->name; o++)
+        if (o->kind != OPTION_KIND_GROUP && strcmp(o->name, name) == 0) return o;
+    return NULL;
+}
+
+static inline bool options_unknown(const Option *table, const char *argument, const char *name,
+                                   Error *err) {
+    char hint[128] = "see --help";
+    int best = 1000;
+    for (const Option *o = table; o->name; o++) {
+        if (o->kind == OPTION_KIND_GROUP || options_cost(name, o->name) >= best) continue;
+        best = options_cost(name, o->name);
+        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
+    }
+    return error_set(err, EXIT_USAGE, hint, "%.100s: unknown option", argument);
+}
+
+// The value of argv[*i], behind '=' or in the next argument; NULL with the error set when there is
+// none.
+static inline const char *options_value(const Option *o, const char *equals, int argc, char **argv,
+                                        int *i, Error *err) {
+    if (equals) return equals + 1;
+    if (*i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0) return argv[++*i];
+    if (o->kind == OPTION_STRING && o->choices) return o->choices;
+    error_set(err, EXIT_USAGE, "a value that begins with -- needs --name=value",
+              "--%s: expected a value", o->name);
+    return NULL;
+}
+
+static inline bool options_parse_flag(const Option *o, const char *equals, bool value, Error *err) {
+    if (equals)
+        return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
+                         "--%s: expected no value, found %.100s", o->name, equals);
+    *(bool *)o->address = value;
+    return true;
+}
+
+// argv[*i] and, where it has one in the next argument, its value.
+static inline bool options_parse_one(const Option *table, int argc, char **argv, int *i,
+                                     Error *err) {
+    char name[64];
+    const char *argument = argv[*i], *equals = strchr(argument, '=');
+    if (strncmp(argument, "--", 2) != 0)
+        return error_set(err, EXIT_USAGE, "options are --name value", "%.100s: unexpected argument",
+                         argument);
+    size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
+    snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
+    const Option *o = options_find(table, name);
+    if (!o && strncmp(name, "no-", 3) == 0) {
+        o = options_find(table, name + 3);
+        if (o && o->kind == OPTION_FLAG) return options_parse_flag(o, equals, false, err);
+        o = NULL;
+    }
+    if (!o) return options_unknown(table, argument, name, err);
+    if (o->kind == OPTION_FLAG) return options_parse_flag(o, equals, true, err);
+    const char *value = options_value(o, equals, argc, argv, i, err);
+    return value && options_set(o, value, err);
+}
+
+static inline bool options_parse(const Option *table, int argc, char **argv, bool *help,
+                                 Error *err) {
+    *help = false;
+    for (const Option *o = table; o->name; o++)
+        if (!options_set_default(o, err)) return false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) *help = true;
+        else if (!options_parse_one(table, argc, argv, &i, err)) return false;
+    }
+    return true;
+}
+
+static inline bool options_given(int argc, char **argv, const char *name) {
+    size_t length = strlen(name);
+    for (int i = 1; i < argc; i++) {
+        const char *p = argv[i];
+        if (strncmp(p, "--", 2) != 0) continue;
+        p += strncmp(p, "--no-", 5) == 0 && strncmp(name, "no-", 3) != 0 ? 5 : 2;
+        if (strncmp(p, name, length) == 0 && (p[length] == 0 || p[length] == '=')) return true;
+    }
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Help
+
+enum { OPTIONS_HELP_COLUMN = 30, OPTIONS_HELP_WIDTH = 100 };
+
+// Words from column `column` on, wrapped; *at is where the line stands.
+static inline void options_print_words(const char *words, int *at, FILE *out) {
+    for (const char *p = words; *p;) {
+        int length = (int)strcspn(p, " ");
+        if (*at + 1 + length > OPTIONS_HELP_WIDTH) {
+            fprintf(out, "\n%*s", OPTIONS_HELP_COLUMN - 1, "");
+            *at = OPTIONS_HELP_COLUMN - 1;
+        }
+        fprintf(out, " %.*s", length, p);
+        *at += 1 + length;
+        p += length;
+        p += strspn(p, " ");
+    }
+}
+
+static inline void options_print_one(const Option *o, FILE *out) {
+    static const char *const values[] = {"", "", " N", " N", " X", " X", " TEXT", ""};
+    char left[256], tail[256] = "";
+    bool optional = o->kind == OPTION_STRING && o->choices,
+         on = o->fallback && strcmp(o->fallback, "true") == 0;
+    const char *value = optional ? " [TEXT]" : values[o->kind];
+    bool choice = o->kind == OPTION_CHOICE;
+    snprintf(left, sizeof left, "  --%s%s%s%s", on && o->kind == OPTION_FLAG ? "[no-]" : "",
+             o->name, choice ? " " : value, choice ? o->choices : "");
+    if (o->kind == OPTION_FLAG) snprintf(tail, sizeof tail, on ? "(default: on)" : "");
+    else if (o->fallback && o->fallback[0])
+        snprintf(tail, sizeof tail, "(default: %s)", o->fallback);
+    fprintf(out, "%-*s", OPTIONS_HELP_COLUMN - 1, left);
+    int at = (int)strlen(left);
+    if (at >= OPTIONS_HELP_COLUMN - 1) fprintf(out, "\n%*s", OPTIONS_HELP_COLUMN - 1, "");
+    at = OPTIONS_HELP_COLUMN - 1;
+    options_print_words(o->help, &at, out);
+    options_print_words(tail, &at, out);
+    fprintf(out, "\n");
+}
+
+static inline void options_print_help(const Option *table, const char *usage, FILE *out) {
+    fprintf(out, "usage: %s\n", usage);
+    for (const Option *o = table; o->name; o++) {
+        if (o->kind == OPTION_KIND_GROUP) fprintf(out, "\n%s:\n", o->name);
+        else options_print_one(o, out);
+    }
+}
+
+static inline void options_parse_or_exit(const Option *table, int argc, char **argv,
+                                         const char *usage) {
+    Error err = {0, "", ""};
+    bool help = false;
+    if (!options_parse(table, argc, argv, &help, &err)) error_exit(&err);
+    if (!help) return;
+    options_print_help(table, usage, stdout);
+    exit(fflush(stdout) == 0 ? EXIT_DONE : EXIT_DISK);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The resolved values
+
+static inline void options_write_choice(const Option *o, JsonWriter *w) {
+    char word[64];
+    const char *p = o->choices;
+    for (int i = *(const int *)o->address; i > 0; i--) p += strcspn(p, "|") + 1;
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(p, "|"), p);
+    json_string(w, o->name, word);
+}
+
+static inline void options_write_json(const Option *table, JsonWriter *w) {
+    for (const Option *o = table; o->name; o++) {
+        switch (o->kind) {
+            case OPTION_KIND_GROUP: break;
+            case OPTION_FLAG: json_bool(w, o->name, *(const bool *)o->address); break;
+            case OPTION_INT: json_int(w, o->name, *(const int *)o->address); break;
+            case OPTION_INT64: json_int(w, o->name, *(const int64_t *)o->address); break;
+            case OPTION_FLOAT: json_float(w, o->name, *(const float *)o->address); break;
+            case OPTION_DOUBLE: json_double(w, o->name, *(const double *)o->address); break;
+            case OPTION_STRING: json_string(w, o->name, *(const char *const *)o->address); break;
+            case OPTION_CHOICE: options_write_choice(o, w); break;
+        }
+    }
+}
+
+#endif

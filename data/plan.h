@@ -1,0 +1,610 @@
+// What goes into which step and micro-batch, from document lengths alone.
+//
+//   stream    documents in an order keyed by (seed, epoch): a Feistel permutation, which needs no
+//             memory; long documents become chunks of at most S = max_seqlen tokens
+//   step      the longest prefix of the stream with at most floor(f * M * C) tokens
+//   packing   capacity-LPT: longest chunk first, each to the micro-batch with the least work among
+//             those with room for it (M micro-batches of C tokens)
+//
+// A step does not depend on the number of ranks or on the layout. The state is one cursor; a plan
+// made again from the same state is the same plan, on any machine (integer work, no floating
+// point).
+#ifndef UNPAD_PLAN_H
+#define UNPAD_PLAN_H
+
+#include "batch.h"
+#include "io.h"
+
+typedef struct {
+    int64_t num_docs;
+    int64_t (*length)(const void *context, int64_t doc);  // tokens of a document, >= 1
+    const void *context;
+} DocIndex;
+
+typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_DROP, LONG_ERROR } LongDocs;
+
+typedef struct {
+    uint64_t seed;
+    int32_t max_seqlen;  // S: the longest chunk, and the row of padded, rows and repad
+    int32_t capacity;    // C: tokens of one micro-batch's buffer, >= S
+    int32_t num_micro;   // M: micro-batches of a step, all ranks together
+    int32_t fill_ppm;    // f in millionths
+    LongDocs long_docs;  // what becomes of documents longer than S
+    // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / 128)
+    int32_t work_token, work_tile;
+} PlanSettings;
+
+// All that a run must remember about its data; {0} is the beginning.
+typedef struct {
+    int64_t epoch, doc_pos, tok_off, step;
+} PlanState;
+
+typedef struct {
+    int64_t doc, tok_off;
+    int32_t length;
+    bool has_next;  // the document goes on: its token tok_off + length is this chunk's last target
+} Chunk;
+
+typedef struct {
+    int64_t key;
+    int32_t id;
+} HeapItem;
+
+typedef struct {
+    HeapItem *items;
+    int32_t n;
+} Heap;
+
+typedef struct {
+    Layout layout;
+    int32_t num_micro;  // packed: M; other layouts: as many as the chunks need
+    int64_t num_chunks;
+    Chunk *chunks;         // grouped by micro-batch
+    int64_t *micro_start;  // (num_micro + 1) into chunks
+    int64_t *micro_work;   // (num_micro) work, see PlanSettings
+    // of the whole step, the same in every layout
+    int64_t num_stream;  // chunks before any layout cut them, in stream order
+    Chunk *stream;
+    int64_t num_targets, real_tokens;
+    int32_t longest_chunk;
+    PlanState cursor_after;
+    // documents longer than S in this step, by what was done, and the tokens that were left out
+    int64_t docs_split, docs_truncated, docs_dropped, tokens_left_out;
+    bool used_fallback;
+    // scratch, grown when needed
+    size_t stream_capacity, chunk_capacity, micro_capacity;
+    uint64_t *order;      // (num_stream) sort keys: length descending, then stream index
+    int32_t *bin;         // (num_stream) micro-batch of each, in sorted order
+    int64_t *micro_free;  // (num_micro)
+    Heap fitting, full;
+} StepPlan;
+
+enum { PLAN_TILE = 128, PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000 };
+
+// -------------------------------------------------------------------------------------------------
+// Settings
+
+static inline PlanSettings plan_settings(void) {
+    PlanSettings s;
+    memset(&s, 0, sizeof s);
+    s.seed = 1;
+    s.max_seqlen = 2048;
+    s.capacity = 16384;
+    s.num_micro = 1;
+    s.fill_ppm = 970000;
+    s.long_docs = LONG_SPLIT;
+    s.work_token = 100;  // one token's linear layers against one 128 x 128 attention tile:
+    s.work_tile = 745;   // equal cost per token at length 4400, SmolLM2-135M
+    return s;
+}
+
+static inline bool plan_settings_check(const PlanSettings *s, Error *err) {
+    if (s->max_seqlen < 1 || s->max_seqlen > PLAN_MAX_SEQLEN)
+        return error_set(err, EXIT_USAGE, "", "max_seqlen: expected 1 to %d, found %d",
+                         PLAN_MAX_SEQLEN, s->max_seqlen);
+    if (s->capacity < s->max_seqlen || s->capacity > BATCH_MAX_ROWS)
+        return error_set(err, EXIT_USAGE, "a micro-batch must hold the longest chunk",
+                         "tokens per micro-batch: expected %d (max_seqlen) to %d, found %d",
+                         s->max_seqlen, BATCH_MAX_ROWS, s->capacity);
+    if (s->num_micro < 1 || s->num_micro > 1 << 20)
+        return error_set(err, EXIT_USAGE, "", "micro-batches per step: expected 1 to %d, found %d",
+                         1 << 20, s->num_micro);
+    if (s->fill_ppm < 1 || s->fill_ppm > 1000000)
+        return error_set(err, EXIT_USAGE, "", "fill: expected more than 0 and at most 1, found %g",
+                         s->fill_ppm / 1e6);
+    if ((unsigned)s->long_docs > LONG_ERROR)
+        return error_set(err, EXIT_USAGE, "", "long_docs: unknown policy %d", (int)s->long_docs);
+    if (s->work_token < 1 || s->work_token > PLAN_MAX_WORK || s->work_tile < 0 ||
+        s->work_tile > PLAN_MAX_WORK)
+        return error_set(err, EXIT_USAGE, "", "work: expected 1 to %d and 0 to %d, found %d and %d",
+                         PLAN_MAX_WORK, PLAN_MAX_WORK, s->work_token, s->work_tile);
+    return true;
+}
+
+static inline uint64_t plan_hash(uint64_t x) {  // splitmix64's finalizer
+    x += 0x9e3779b97f4a7c15ull;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+// Runs with equal hashes and data sets plan equal steps; kept in checkpoints beside the state.
+static inline uint64_t plan_settings_hash(const PlanSettings *s) {
+    const int64_t fields[] = {(int64_t)s->seed, s->max_seqlen,     s->capacity,   s->num_micro,
+                              s->fill_ppm,      (int)s->long_docs, s->work_token, s->work_tile};
+    uint64_t h = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        h = plan_hash(h ^ (uint64_t)fields[i]);
+    return h;
+}
+
+static inline bool plan_long_docs_parse(const char *text, LongDocs *out) {
+    static const char *const names[] = {"split", "truncate", "drop", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(text, names[i]) != 0) continue;
+        *out = (LongDocs)i;
+        return true;
+    }
+    return false;
+}
+
+static inline int64_t plan_work(const PlanSettings *s, int64_t length) {
+    const int64_t tiles = (length + PLAN_TILE - 1) / PLAN_TILE;
+    return length * s->work_token + tiles * (tiles + 1) / 2 * s->work_tile;
+}
+
+// Documents longer than max_seqlen, and their tokens beyond it: for the summary at the start.
+static inline void plan_count_long(const DocIndex *index, int32_t max_seqlen, int64_t *docs,
+                                   int64_t *tokens_beyond) {
+    *docs = *tokens_beyond = 0;
+    for (int64_t i = 0; i < index->num_docs; i++) {
+        const int64_t length = index->length(index->context, i);
+        if (length <= max_seqlen) continue;
+        ++*docs;
+        *tokens_beyond += length - max_seqlen;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The order of documents in an epoch
+
+// Stream position -> document: a permutation of 0 .. n-1. A Feistel network permutes the next power
+// of four; walking its cycle until the value is below n keeps it a permutation of n (at most 4
+// rounds of it on average).
+static inline int64_t plan_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
+    const uint64_t key = plan_hash(plan_hash(seed) ^ (uint64_t)epoch);
+    int half = 1;
+    while (half < 31 && ((uint64_t)1 << (2 * half)) < (uint64_t)n) half++;
+    const uint64_t mask = ((uint64_t)1 << half) - 1;
+    uint64_t x = (uint64_t)pos;
+    do {
+        uint64_t left = x >> half, right = x & mask;
+        for (uint64_t round = 0; round < 6; round++) {
+            const uint64_t mixed = left ^ (plan_hash(key + (round << 32) + right) & mask);
+            left = right;
+            right = mixed;
+        }
+        x = left << half | right;
+    } while (x >= (uint64_t)n);
+    return (int64_t)x;
+}
+
+static inline bool plan_state_check(const DocIndex *index, const PlanSettings *s,
+                                    const PlanState *at, Error *err) {
+    bool good = at->epoch >= 0 && at->step >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 &&
+                at->doc_pos <= index->num_docs;
+    if (good && at->tok_off > 0) {
+        good = at->doc_pos < index->num_docs && s->long_docs == LONG_SPLIT;
+        const int64_t doc =
+            good ? plan_permute(s->seed, at->epoch, index->num_docs, at->doc_pos) : 0;
+        good = good && at->tok_off < index->length(index->context, doc);
+    }
+    if (good) return true;
+    return error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the data and flags it was made with",
+                     "data position: epoch %lld, document %lld, token %lld is not one of %lld "
+                     "documents",
+                     (long long)at->epoch, (long long)at->doc_pos, (long long)at->tok_off,
+                     (long long)index->num_docs);
+}
+
+// -------------------------------------------------------------------------------------------------
+// The prefix of the stream that is a step
+
+// What happened to long documents on the way to a chunk; counted once the chunk is taken.
+typedef struct {
+    int64_t docs_split, docs_truncated, docs_dropped, tokens_left_out;
+} LongCounts;
+
+static inline bool plan_nothing_left(const DocIndex *index, const PlanSettings *s, Error *err) {
+    return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
+                     "data: all %lld documents are longer than max_seqlen %d, and all are dropped",
+                     (long long)index->num_docs, s->max_seqlen);
+}
+
+// The chunk at *at; moves *at behind it. Fails when the policy says so or when no document is left.
+static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s, PlanState *at,
+                                   Chunk *chunk, LongCounts *counts, Error *err) {
+    for (int64_t visited = 0; visited < 2 * index->num_docs; visited++) {
+        if (at->doc_pos >= index->num_docs) {
+            at->epoch++;
+            at->doc_pos = at->tok_off = 0;
+        }
+        const int64_t doc = plan_permute(s->seed, at->epoch, index->num_docs, at->doc_pos);
+        const int64_t length = index->length(index->context, doc);
+        const int64_t rest = length - at->tok_off;
+        const bool is_long = length > s->max_seqlen;
+        assert(rest > 0);
+        if (is_long && s->long_docs == LONG_ERROR)
+            return error_set(err, EXIT_BAD_INPUT,
+                             "raise --max-seqlen, or use --long-docs split, truncate or drop",
+                             "data: document %lld has %lld tokens, expected at most %d",
+                             (long long)doc, (long long)length, s->max_seqlen);
+        if (is_long && s->long_docs == LONG_DROP) {
+            counts->docs_dropped++;
+            counts->tokens_left_out += length;
+            at->doc_pos++;
+            continue;
+        }
+        chunk->doc = doc;
+        chunk->tok_off = at->tok_off;
+        chunk->length = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
+        chunk->has_next = s->long_docs == LONG_SPLIT && chunk->length < rest;
+        if (is_long && s->long_docs == LONG_TRUNCATE) {
+            counts->docs_truncated++;
+            counts->tokens_left_out += length - s->max_seqlen;
+        }
+        if (chunk->has_next && at->tok_off == 0) counts->docs_split++;
+        at->tok_off = chunk->has_next ? at->tok_off + chunk->length : 0;
+        at->doc_pos += !chunk->has_next;
+        return true;
+    }
+    return plan_nothing_left(index, s, err);
+}
+
+static inline void plan_reserve_stream(StepPlan *p, size_t n) {
+    size_t capacity = p->stream_capacity;
+    p->stream = (Chunk *)host_grow(p->stream, &capacity, n, sizeof(Chunk), "the step plan");
+    capacity = p->stream_capacity;
+    p->order = (uint64_t *)host_grow(p->order, &capacity, n, sizeof(uint64_t), "the step plan");
+    capacity = p->stream_capacity;
+    p->bin = (int32_t *)host_grow(p->bin, &capacity, n, sizeof(int32_t), "the step plan");
+    p->stream_capacity = capacity;
+}
+
+static inline void plan_reserve_chunks(StepPlan *p, size_t n) {
+    p->chunks =
+        (Chunk *)host_grow(p->chunks, &p->chunk_capacity, n, sizeof(Chunk), "the step plan");
+}
+
+static inline void plan_reserve_micros(StepPlan *p, size_t n) {
+    static const char what[] = "the step plan";
+    size_t c0 = p->micro_capacity, c1 = c0, c2 = c0, c3 = c0, c4 = c0;
+    p->micro_start = (int64_t *)host_grow(p->micro_start, &c0, n + 1, sizeof(int64_t), what);
+    p->micro_work = (int64_t *)host_grow(p->micro_work, &c1, n + 1, sizeof(int64_t), what);
+    p->micro_free = (int64_t *)host_grow(p->micro_free, &c2, n + 1, sizeof(int64_t), what);
+    p->fitting.items = (HeapItem *)host_grow(p->fitting.items, &c3, n + 1, sizeof(HeapItem), what);
+    p->full.items = (HeapItem *)host_grow(p->full.items, &c4, n + 1, sizeof(HeapItem), what);
+    p->micro_capacity = c0;
+}
+
+// Fills p->stream with the longest prefix of at most `goal` tokens and `max_chunks` chunks, and
+// with the first chunk in any case.
+static inline bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSettings *s,
+                                    const PlanState *state, int64_t goal, int64_t max_chunks,
+                                    Error *err) {
+    LongCounts counts;
+    memset(&counts, 0, sizeof counts);
+    PlanState at = *state;
+    p->num_stream = p->num_targets = p->real_tokens = p->longest_chunk = 0;
+    p->docs_split = p->docs_truncated = p->docs_dropped = p->tokens_left_out = 0;
+    p->cursor_after = at;
+    while (p->num_stream < max_chunks) {
+        Chunk chunk;
+        if (!plan_next_chunk(index, s, &at, &chunk, &counts, err)) return false;
+        if (p->num_stream > 0 && p->real_tokens + chunk.length > goal) break;
+        plan_reserve_stream(p, (size_t)p->num_stream + 1);
+        p->stream[p->num_stream++] = chunk;
+        p->real_tokens += chunk.length;
+        p->num_targets += chunk.length - 1 + chunk.has_next;
+        if (chunk.length > p->longest_chunk) p->longest_chunk = chunk.length;
+        p->docs_split = counts.docs_split;
+        p->docs_truncated = counts.docs_truncated;
+        p->docs_dropped = counts.docs_dropped;
+        p->tokens_left_out = counts.tokens_left_out;
+        p->cursor_after = at;
+    }
+    p->cursor_after.step = state->step + 1;
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// A binary heap, smallest (key, id) first
+
+static inline bool heap_before(HeapItem a, HeapItem b) {
+    return a.key < b.key || (a.key == b.key && a.id < b.id);
+}
+
+static inline void heap_push(Heap *h, int64_t key, int32_t id) {
+    HeapItem item;
+    item.key = key;
+    item.id = id;
+    int32_t at = h->n++;
+    for (; at > 0 && heap_before(item, h->items[(at - 1) / 2]); at = (at - 1) / 2)
+        h->items[at] = h->items[(at - 1) / 2];
+    h->items[at] = item;
+}
+
+static inline HeapItem heap_pop(Heap *h) {
+    assert(h->n > 0);
+    const HeapItem top = h->items[0], item = h->items[--h->n];
+    int32_t at = 0;
+    for (int32_t child; (child = 2 * at + 1) < h->n; at = child) {
+        if (child + 1 < h->n && heap_before(h->items[child + 1], h->items[child])) child++;
+        if (!heap_before(h->items[child], item)) break;
+        h->items[at] = h->items[child];
+    }
+    h->items[at] = item;
+    return top;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Packing: p->bin for the chunks in sorted order
+
+static inline int plan_compare_keys(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static inline Chunk *plan_sorted_chunk(const StepPlan *p, int64_t i) {
+    return &p->stream[(uint32_t)p->order[i]];
+}
+
+static inline void plan_sort(StepPlan *p) {
+    assert(p->num_stream <= INT32_MAX);
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->order[i] = (uint64_t)(INT32_MAX - p->stream[i].length) << 32 | (uint64_t)i;
+    qsort(p->order, (size_t)p->num_stream, sizeof p->order[0], plan_compare_keys);
+}
+
+static inline void plan_empty_bins(StepPlan *p, const PlanSettings *s) {
+    for (int32_t b = 0; b < s->num_micro; b++) {
+        p->micro_free[b] = s->capacity;
+        p->micro_work[b] = 0;
+    }
+}
+
+static inline void plan_place(StepPlan *p, const PlanSettings *s, int64_t i, int32_t bin) {
+    const int32_t length = plan_sorted_chunk(p, i)->length;
+    p->bin[i] = bin;
+    p->micro_free[bin] -= length;
+    p->micro_work[bin] += plan_work(s, length);
+}
+
+// Each chunk to the bin with the least work of those it fits in, in O(n log M): `fitting` holds the
+// bins with room for the current length by work, `full` the others by room. Lengths only go down,
+// so a bin that fits keeps fitting until something is put in it. False when a chunk fits nowhere.
+static inline bool plan_pack_lpt(StepPlan *p, const PlanSettings *s) {
+    plan_empty_bins(p, s);
+    p->fitting.n = p->full.n = 0;
+    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&p->fitting, 0, b);
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const int32_t length = plan_sorted_chunk(p, i)->length;
+        while (p->full.n > 0 && -p->full.items[0].key >= length) {
+            const int32_t b = heap_pop(&p->full).id;
+            heap_push(&p->fitting, p->micro_work[b], b);
+        }
+        if (p->fitting.n == 0) return false;
+        const int32_t b = heap_pop(&p->fitting).id;
+        plan_place(p, s, i, b);
+        const int32_t next = i + 1 < p->num_stream ? plan_sorted_chunk(p, i + 1)->length : 0;
+        if (p->micro_free[b] >= next) heap_push(&p->fitting, p->micro_work[b], b);
+        else heap_push(&p->full, -p->micro_free[b], b);
+    }
+    return true;
+}
+
+// Best-fit-decreasing: each chunk to the fullest bin it fits in. Only for steps that LPT cannot
+// place.
+static inline bool plan_pack_best_fit(StepPlan *p, const PlanSettings *s) {
+    plan_empty_bins(p, s);
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        int32_t best = -1;
+        for (int32_t b = 0; b < s->num_micro; b++)
+            if (p->micro_free[b] >= plan_sorted_chunk(p, i)->length &&
+                (best < 0 || p->micro_free[b] < p->micro_free[best]))
+                best = b;
+        if (best < 0) return false;
+        plan_place(p, s, i, best);
+    }
+    return true;
+}
+
+// Chunks grouped by p->bin; inside a micro-batch they stay longest first.
+static inline void plan_group_bins(StepPlan *p, const PlanSettings *s) {
+    plan_reserve_chunks(p, (size_t)p->num_stream);
+    p->num_micro = s->num_micro;
+    p->num_chunks = p->num_stream;
+    for (int32_t b = 0; b <= s->num_micro; b++) p->micro_start[b] = 0;
+    for (int64_t i = 0; i < p->num_stream; i++) p->micro_start[p->bin[i] + 1]++;
+    for (int32_t b = 0; b < s->num_micro; b++) p->micro_start[b + 1] += p->micro_start[b];
+    int64_t *cursor = p->micro_free;  // no longer needed as room
+    for (int32_t b = 0; b < s->num_micro; b++) cursor[b] = p->micro_start[b];
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->chunks[cursor[p->bin[i]]++] = *plan_sorted_chunk(p, i);
+}
+
+// The step of at most `goal` tokens, packed. A prefix that cannot be packed loses its last chunk to
+// the next step; one chunk always fits, so this ends.
+static inline bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
+                               const PlanState *state, int64_t goal, Error *err) {
+    int64_t max_chunks = INT32_MAX;
+    p->used_fallback = false;
+    for (;;) {
+        if (!plan_take_prefix(p, index, s, state, goal, max_chunks, err)) return false;
+        plan_sort(p);
+        if (plan_pack_lpt(p, s)) break;
+        p->used_fallback = true;
+        if (plan_pack_best_fit(p, s)) break;
+        max_chunks = p->num_stream - 1;
+    }
+    plan_group_bins(p, s);
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The same chunks in the other layouts
+
+// One chunk a row of S tokens, floor(C / S) rows a micro-batch.
+static inline void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
+    const int64_t rows = s->capacity / s->max_seqlen;
+    const int64_t num_micro = (p->num_stream + rows - 1) / rows;
+    plan_reserve_chunks(p, (size_t)p->num_stream);
+    plan_reserve_micros(p, (size_t)num_micro);
+    memcpy(p->chunks, p->stream, (size_t)p->num_stream * sizeof(Chunk));
+    p->num_chunks = p->num_stream;
+    p->num_micro = (int32_t)num_micro;
+    for (int64_t m = 0; m <= num_micro; m++)
+        p->micro_start[m] = m < num_micro ? m * rows : p->num_stream;
+    for (int64_t m = 0; m < num_micro; m++) {
+        p->micro_work[m] = 0;
+        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
+            const int64_t length = p->chunks[i].length, padding = s->max_seqlen - length;
+            p->micro_work[m] += p->layout == LAYOUT_PADDED
+                                    ? plan_work(s, s->max_seqlen)
+                                    : plan_work(s, length) + padding * s->work_token;
+        }
+    }
+}
+
+// The stream in rows of S tokens; a chunk that crosses the end of a micro-batch is cut there.
+static inline void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
+    const int64_t room = (int64_t)(s->capacity / s->max_seqlen) * s->max_seqlen;
+    const int64_t num_micro = (p->real_tokens + room - 1) / room;
+    plan_reserve_chunks(p, (size_t)(p->num_stream + num_micro));
+    plan_reserve_micros(p, (size_t)num_micro);
+    p->num_chunks = p->num_micro = 0;
+    int64_t left = 0;  // room in the micro-batch being filled
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const Chunk chunk = p->stream[i];
+        for (int32_t done = 0; done < chunk.length;) {
+            if (left == 0) {
+                p->micro_start[p->num_micro++] = p->num_chunks;
+                left = room;
+            }
+            Chunk *piece = &p->chunks[p->num_chunks++];
+            const int32_t rest = chunk.length - done;
+            piece->doc = chunk.doc;
+            piece->tok_off = chunk.tok_off + done;
+            piece->length = rest < left ? rest : (int32_t)left;
+            piece->has_next = piece->length < rest || chunk.has_next;
+            done += piece->length;
+            left -= piece->length;
+        }
+    }
+    p->micro_start[p->num_micro] = p->num_chunks;
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const int64_t tokens = m + 1 < p->num_micro ? room : room - left;
+        const int64_t rows = (tokens + s->max_seqlen - 1) / s->max_seqlen;
+        p->micro_work[m] = rows * plan_work(s, s->max_seqlen);
+    }
+}
+
+// Chunks in the order of the stream, a new micro-batch when one does not fit: what most packers do.
+// Only for comparison; replaces the grouping of a plan made before.
+static inline void plan_next_fit(StepPlan *p, const PlanSettings *s) {
+    plan_reserve_chunks(p, (size_t)p->num_stream);
+    plan_reserve_micros(p, (size_t)p->num_stream);
+    memcpy(p->chunks, p->stream, (size_t)p->num_stream * sizeof(Chunk));
+    p->num_chunks = p->num_stream;
+    p->num_micro = 0;
+    int64_t left = 0;
+    for (int64_t i = 0; i < p->num_chunks; i++) {
+        const int32_t length = p->chunks[i].length;
+        if (length > left) {
+            p->micro_work[p->num_micro] = 0;
+            p->micro_start[p->num_micro++] = i;
+            left = s->capacity;
+        }
+        left -= length;
+        p->micro_work[p->num_micro - 1] += plan_work(s, length);
+    }
+    p->micro_start[p->num_micro] = p->num_chunks;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The whole
+
+static inline int64_t plan_goal(const PlanSettings *s) {
+    const int64_t tokens = (int64_t)s->num_micro * s->capacity;  // < 2^50
+    return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
+}
+
+// Plans the step at *state. `plan` is {0} at first and may be used again; plan_free at the end.
+static inline bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s,
+                             Layout layout, const PlanState *state, Error *err) {
+    if (!plan_settings_check(s, err)) return false;
+    if (index->num_docs < 1)
+        return error_set(err, EXIT_BAD_INPUT, "", "data: expected documents, found none");
+    if (!plan_state_check(index, s, state, err)) return false;
+    plan->layout = layout;
+    plan_reserve_micros(plan, (size_t)s->num_micro);
+    if (!plan_packed(plan, index, s, state, plan_goal(s), err)) return false;
+    if (plan->num_targets == 0)
+        return error_set(err, EXIT_BAD_INPUT, "documents of one token teach nothing",
+                         "data: a step of %lld documents has no token to predict",
+                         (long long)plan->num_stream);
+    if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD) plan_layout_padded(plan, s);
+    if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
+    return true;
+}
+
+static inline void plan_free(StepPlan *p) {
+    free(p->chunks);
+    free(p->stream);
+    free(p->order);
+    free(p->bin);
+    free(p->micro_start);
+    free(p->micro_work);
+    free(p->micro_free);
+    free(p->fitting.items);
+    free(p->full.items);
+    memset(p, 0, sizeof *p);
+}
+
+// The rank with the least work of those that have nothing in this round yet.
+static inline int32_t plan_lightest_rank(const int64_t *load, const int32_t *rounds, int32_t round,
+                                         int32_t num_ranks) {
+    int32_t best = -1;
+    for (int32_t r = 0; r < num_ranks; r++)
+        if (rounds[r] == round && (best < 0 || load[r] < load[best])) best = r;
+    return best;
+}
+
+// Micro-batches of one rank into out (num_micro), heaviest first; returns how many. In rounds of
+// num_ranks, by work descending: what runs at the same time is alike, and each round's heaviest
+// goes to the rank with the least work so far. Every micro-batch gets exactly one rank.
+static inline int32_t plan_rank_micros(const StepPlan *p, int32_t rank, int32_t num_ranks,
+                                       int32_t *out) {
+    assert(num_ranks > 0 && rank >= 0 && rank < num_ranks);
+    const size_t ranks = (size_t)num_ranks, micros = (size_t)p->num_micro;
+    int64_t *load = (int64_t *)host_calloc(ranks, sizeof(int64_t), "the step plan");
+    int32_t *rounds = (int32_t *)host_calloc(ranks, sizeof(int32_t), "the step plan");
+    Heap heap;
+    heap.items = (HeapItem *)host_calloc(micros, sizeof(HeapItem), "the step plan");
+    heap.n = 0;
+    for (int32_t m = 0; m < p->num_micro; m++) heap_push(&heap, -p->micro_work[m], m);
+    int32_t n = 0;
+    for (int32_t i = 0; i < p->num_micro; i++) {
+        const HeapItem heaviest = heap_pop(&heap);
+        const int32_t r = plan_lightest_rank(load, rounds, i / num_ranks, num_ranks);
+        load[r] += -heaviest.key;
+        rounds[r]++;
+        if (r == rank) out[n++] = heaviest.id;
+    }
+    free(load);
+    free(rounds);
+    free(heap.items);
+    return n;
+}
+
+#endif

@@ -1,0 +1,672 @@
+#!/usr/bin/env python3
+"""Text to token shards: prepare.py INPUT... --out DIR [--tokenizer byte|tokenizer.json]
+
+INPUT is a text file (one document), a .jsonl or .jsonl.gz file (one document a line) or a directory
+(every text and JSONL file in it, in order of path). DIR receives train_00000.bin and .idx,
+val_00000.bin and .idx, the tokenizer's files and dataset.json; formats: data/README.md.
+
+Standard library only; a tokenizer.json other than the built-in byte tokenizer needs `tokenizers`.
+The output depends on the input and the options only, never on --jobs or the time. Everything is
+written under temporary names and renamed at the end. Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
+"""
+import argparse
+import collections
+import concurrent.futures
+import fnmatch
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import time
+from array import array
+from concurrent.futures.process import BrokenProcessPool
+
+USAGE, BAD_INPUT, DISK = 2, 3, 4
+MAGIC_U16, MAGIC_U32, OWN_MAGIC = 20240520, 20240801, 0x44415055
+BOS_FIRST, EOS_LAST = 1, 2
+HEADER_BYTES = 1024
+MAX_SHARD_TOKENS = 2**31 - 1         # the header's count is an int32
+MAX_FILE_BYTES = 1 << 30             # of a file that is one document, held in memory
+UNIT_BYTES, UNIT_FILES = 4 << 20, 256  # what a worker gets at a time
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>")
+USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>")
+
+
+class PrepareError(Exception):
+    """One failure: exit code, what, hint. All three are args, so that it crosses processes."""
+
+    def __init__(self, code, what, hint=""):
+        super().__init__(code, what, hint)
+        self.code, self.what, self.hint = code, what, hint
+
+
+def printable(text):
+    """No file name can forge a second line of output."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Tokenizers: text to the bytes of little-endian ids, BOS and EOS included
+
+
+def gpt2_alphabet():
+    """GPT-2's printable character of every byte."""
+    kept = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    others = [b for b in range(256) if b not in kept]
+    points = dict([(b, b) for b in kept] + [(b, 256 + i) for i, b in enumerate(others)])
+    return [chr(points[b]) for b in range(256)]
+
+
+def byte_tokenizer_files():
+    """The built-in tokenizer as Hugging Face files: byte-level BPE with no merges, id = byte."""
+    def special(i, text):
+        return {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": True}
+
+    def byte_level(use_regex):
+        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                "use_regex": use_regex}
+
+    bos = {"SpecialToken": {"id": "<|bos|>", "type_id": 0}}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [special(256, "<|bos|>"), special(257, "<|eos|>")],
+        "normalizer": None, "pre_tokenizer": byte_level(False),
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}},
+                     {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [256], "tokens": ["<|bos|>"]}},
+        },
+        "decoder": byte_level(False),
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+                  "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {c: i for i, c in enumerate(gpt2_alphabet())}, "merges": []},
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>",
+              "eos_token": "<|eos|>", "clean_up_tokenization_spaces": False}
+    named = {"tokenizer.json": tokenizer, "tokenizer_config.json": config,
+             "special_tokens_map.json": {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}}
+    return {name: (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+            for name, value in named.items()}
+
+
+class ByteTokenizer:
+    """id = byte, BOS 256, EOS 257."""
+
+    name, vocab_size = "byte", 258
+
+    def __init__(self, with_bos, with_eos):
+        self.files = byte_tokenizer_files()
+        self.bos = 256 if with_bos else -1
+        self.eos = 257 if with_eos else -1
+        self.head = struct.pack("<H", 256) if with_bos else b""
+        self.tail = struct.pack("<H", 257) if with_eos else b""
+
+    def encode(self, data):
+        tokens = bytearray(2 * len(data))
+        tokens[0::2] = data
+        return self.head + bytes(tokens) + self.tail
+
+
+class HuggingFaceTokenizer:
+    """Any tokenizer.json, through the tokenizers package."""
+
+    name = "huggingface"
+
+    def __init__(self, path, with_bos, with_eos):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise PrepareError(USAGE, "%s: needs the Python package tokenizers" % path,
+                               "pip install tokenizers, or use --tokenizer byte") from None
+        path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        self.files = {"tokenizer.json": read_file(path)}
+        for name in SIDE_FILES:
+            beside = os.path.join(os.path.dirname(path), name)
+            if os.path.isfile(beside):
+                self.files[name] = read_file(beside)
+        try:
+            self.tokenizer = Tokenizer.from_str(self.files["tokenizer.json"].decode("utf-8"))
+            config = json.loads(self.files.get("tokenizer_config.json", b"{}").decode("utf-8"))
+        except Exception as e:
+            raise PrepareError(BAD_INPUT, "%s: expected a tokenizer: %s" % (path, e)) from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        self.dtype = "H" if self.vocab_size <= 65536 else "I"
+        self.eos = self.find(vocab, config, "eos_token", USUAL_EOS, path) if with_eos else -1
+        self.bos = self.find(vocab, config, "bos_token", USUAL_BOS, path) if with_bos else -1
+        if self.bos == self.eos:  # one token between documents is enough
+            self.bos = -1
+
+    @staticmethod
+    def find(vocab, config, key, usual, path):
+        token = config.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        for name in (token,) if isinstance(token, str) else usual:
+            if name in vocab:
+                return vocab[name]
+        if key == "bos_token":  # many tokenizers have none
+            return -1
+        raise PrepareError(BAD_INPUT, "%s: no %s found" % (path, key),
+                           "name it in tokenizer_config.json, or use --no-eos")
+
+    def encode(self, data):
+        text = data.decode("utf-8", "replace")
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = ([self.bos] if self.bos >= 0 else []) + ids + ([self.eos] if self.eos >= 0 else [])
+        tokens = array(self.dtype, ids)
+        if sys.byteorder != "little":
+            tokens.byteswap()
+        return tokens.tobytes()
+
+
+def make_tokenizer(options):
+    if options["tokenizer"] == "byte":
+        return ByteTokenizer(options["bos"], options["eos"])
+    return HuggingFaceTokenizer(options["tokenizer"], options["bos"], options["eos"])
+
+
+def read_file(path):
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except OSError as e:
+        raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e.strerror)) from None
+
+
+# --------------------------------------------------------------------------------------------------
+# Which files, and what a worker gets at a time
+
+
+def is_jsonl(path):
+    return path.endswith((".jsonl", ".jsonl.gz"))
+
+
+def walk(directory, pattern, out_dir):
+    """Files of a tree in order of path, hidden ones left out."""
+    found = []
+
+    def refuse(e):
+        raise PrepareError(BAD_INPUT, "%s: cannot list: %s" % (e.filename, e.strerror))
+
+    for here, dirs, names in os.walk(directory, onerror=refuse):
+        dirs[:] = [d for d in dirs if not d.startswith(".") and d != "__pycache__"
+                   and os.path.realpath(os.path.join(here, d)) != out_dir]
+        for name in names:
+            path = os.path.join(here, name)
+            relative = os.path.relpath(path, directory)
+            wanted = not pattern or fnmatch.fnmatchcase(name, pattern) \
+                or fnmatch.fnmatchcase(relative, pattern)
+            if wanted and not name.startswith(".") and os.path.isfile(path):
+                found.append((os.fsencode(relative), path))
+    return [path for _, path in sorted(found)]
+
+
+def collect(inputs, pattern, out_dir):
+    """[(path, size, named by the user)] in a fixed order."""
+    files = []
+    for given in inputs:
+        if os.path.isdir(given):
+            paths = [(path, False) for path in walk(given, pattern, out_dir)]
+        elif os.path.isfile(given):
+            paths = [(given, True)]
+        else:
+            raise PrepareError(BAD_INPUT, "%s: expected a file or a directory, found none" % given)
+        try:
+            files += [(path, os.stat(path).st_size, named) for path, named in paths]
+        except OSError as e:
+            raise PrepareError(BAD_INPUT, "%s: %s" % (e.filename, e.strerror)) from None
+    if not files:
+        raise PrepareError(BAD_INPUT, "%s: expected files, found none" % " ".join(inputs),
+                           "check --glob %s" % pattern if pattern else "")
+    return files
+
+
+def line_units(path):
+    """A JSONL file in blocks of whole lines, so that its size does not matter."""
+    number, lines, size = 1, [], 0
+    try:
+        with (gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")) as f:
+            for line in f:
+                lines.append(line)
+                size += len(line)
+                if size >= UNIT_BYTES:
+                    yield ("lines", path, number, lines)
+                    number, lines, size = number + len(lines), [], 0
+    except (OSError, EOFError) as e:
+        raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e)) from None
+    if lines:
+        yield ("lines", path, number, lines)
+
+
+def units(files):
+    """(bytes of input done after it, unit) for the workers, in order."""
+    batch, batch_bytes, done = [], 0, 0
+    for path, size, named in files:
+        full = batch_bytes + size > UNIT_BYTES or len(batch) == UNIT_FILES
+        if batch and (full or is_jsonl(path)):
+            yield done, ("files", batch)
+            batch, batch_bytes = [], 0
+        if is_jsonl(path):
+            for unit in line_units(path):
+                yield done, unit
+        else:
+            batch.append((path, size, named))
+            batch_bytes += size
+        done += size
+    if batch:
+        yield done, ("files", batch)
+
+
+# --------------------------------------------------------------------------------------------------
+# Workers
+
+Result = collections.namedtuple("Result", "documents empty binary")  # documents: [(is_val, tokens)]
+worker_state = {}
+
+
+def worker_start(options):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    worker_state["options"] = options
+    worker_state["tokenizer"] = make_tokenizer(options)
+
+
+def text_of_file(path, size, named):
+    """The bytes of one document, or None for a binary file found in a tree."""
+    if size > MAX_FILE_BYTES:
+        raise PrepareError(BAD_INPUT, "%s: one document of %d bytes" % (path, size),
+                           "write it as .jsonl with one document a line")
+    data = read_file(path)
+    if b"\0" not in data[:8192]:
+        return data
+    if named:
+        raise PrepareError(BAD_INPUT, "%s: expected text, found a binary file" % path)
+    return None
+
+
+def text_of_line(path, number, line, key):
+    line = line.strip()
+    if not line:
+        return b""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e)) from None
+    if not isinstance(record, dict) or not isinstance(record.get(key), str):
+        keys = ", ".join(sorted(record)[:8]) if isinstance(record, dict) else "no object"
+        raise PrepareError(BAD_INPUT, "%s:%d: expected a string \"%s\", found %s"
+                           % (path, number, key, keys), "name the field with --text-key")
+    return record[key].encode("utf-8", "replace")
+
+
+def worker_encode(unit):
+    options, tokenizer = worker_state["options"], worker_state["tokenizer"]
+    if unit[0] == "files":
+        texts = [text_of_file(*file) for file in unit[1]]
+    else:
+        _, path, first, lines = unit
+        texts = [text_of_line(path, first + i, line, options["text_key"])
+                 for i, line in enumerate(lines)]
+    documents = []
+    for text in texts:
+        if not text:
+            continue
+        # by content: a document is validation wherever it stands, and so are its copies
+        share = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2.0**64
+        documents.append((share < options["val_frac"], tokenizer.encode(text)))
+    return Result(documents, sum(t == b"" for t in texts), sum(t is None for t in texts))
+
+
+def encode_all(files, options, jobs):
+    """(bytes of input done, Result) in the order of the input, with few units in flight."""
+    if jobs == 1:
+        worker_start(options)
+        for done, unit in units(files):
+            yield done, worker_encode(unit)
+        return
+    waiting = collections.deque()
+    with concurrent.futures.ProcessPoolExecutor(jobs, initializer=worker_start,
+                                                initargs=(options,)) as pool:
+        try:
+            for done, unit in units(files):
+                waiting.append((done, pool.submit(worker_encode, unit)))
+                if len(waiting) >= 3 * jobs:
+                    at, future = waiting.popleft()
+                    yield at, future.result()
+            while waiting:
+                at, future = waiting.popleft()
+                yield at, future.result()
+        except BrokenProcessPool:
+            raise PrepareError(DISK, "a worker process was killed",
+                               "perhaps out of memory: use fewer --jobs") from None
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+# --------------------------------------------------------------------------------------------------
+# Shards
+
+
+def crc32c_table():
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = (i >> 1) ^ (0x82f63b78 if i & 1 else 0)
+        table.append(i)
+    return table
+
+
+CRC32C_TABLE = crc32c_table()
+
+
+def crc32c(data):
+    crc, table = 0xffffffff, CRC32C_TABLE
+    for byte in data:
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 255]
+    return crc ^ 0xffffffff
+
+
+class ShardWriter:
+    """train_00000.bin, train_00001.bin, ... of one split, each with its .idx."""
+
+    def __init__(self, directory, split, tokenizer, shard_tokens):
+        self.directory, self.split, self.tokenizer = directory, split, tokenizer
+        self.shard_tokens = shard_tokens
+        self.token_bytes = 2 if tokenizer.vocab_size <= 65536 else 4
+        self.file, self.ends, self.num_shards = None, None, 0
+        self.names, self.lengths = [], collections.Counter()
+
+    def add(self, tokens):
+        count = len(tokens) // self.token_bytes
+        if count > MAX_SHARD_TOKENS:
+            raise PrepareError(BAD_INPUT, "a document of %d tokens does not fit a shard" % count)
+        if self.file and self.ends and self.ends[-1] + count > self.shard_tokens:
+            self.close()
+        if not self.file:
+            self.open()
+        self.file.write(tokens)
+        self.ends.append((self.ends[-1] if self.ends else 0) + count)
+        self.lengths[count] += 1
+
+    def open(self):
+        self.stem = "%s_%05d" % (self.split, self.num_shards)
+        self.num_shards += 1
+        self.file = open(os.path.join(self.directory, self.stem + ".bin"), "wb", 1 << 20)
+        self.file.write(b"\0" * HEADER_BYTES)
+        self.ends = array("Q")
+
+    def header(self):
+        t, wide = self.tokenizer, self.token_bytes == 4
+        words = [0] * 255
+        words[0:3] = [MAGIC_U32 if wide else MAGIC_U16, 7 if wide else 1, self.ends[-1]]
+        flags = (BOS_FIRST if t.bos >= 0 else 0) | (EOS_LAST if t.eos >= 0 else 0)
+        words[8:14] = [OWN_MAGIC, 1, t.vocab_size, flags, t.bos, t.eos]
+        head = struct.pack("<255i", *words)
+        digest = hashlib.sha256(t.files["tokenizer.json"]).digest()[:8]
+        head = head[:56] + struct.pack("<Q", len(self.ends)) + digest + head[72:]
+        return head + struct.pack("<I", crc32c(head))
+
+    def close(self):
+        if not self.file:
+            return
+        head = self.header()
+        self.file.seek(0)
+        self.file.write(head)
+        sync_close(self.file)
+        self.file = None
+        if sys.byteorder != "little":
+            self.ends.byteswap()
+        body = b"UNPADIDX" + struct.pack("<IIQ", 1, crc32c(head), len(self.ends)) \
+            + struct.pack("<Q", struct.unpack_from("<i", head, 8)[0]) + self.ends.tobytes()
+        write_file(os.path.join(self.directory, self.stem + ".idx"),
+                   body + struct.pack("<I", crc32c(body)))
+        self.names.append(self.stem)
+
+
+def sync_close(f):
+    f.flush()
+    os.fsync(f.fileno())
+    f.close()
+
+
+def write_file(path, data):
+    f = open(path, "wb")
+    f.write(data)
+    sync_close(f)
+
+
+# --------------------------------------------------------------------------------------------------
+# Summary
+
+
+def quantile(lengths, share):
+    """The smallest length that at least this share of documents does not exceed."""
+    wanted, seen = share * sum(lengths.values()), 0
+    for length in sorted(lengths):
+        seen += lengths[length]
+        if seen >= wanted:
+            return length
+    return 0
+
+
+def split_summary(writer):
+    lengths = writer.lengths
+    documents = sum(lengths.values())
+    tokens = sum(length * count for length, count in lengths.items())
+    powers = collections.Counter()
+    for length, count in lengths.items():
+        powers[1 << (length - 1).bit_length()] += count
+    return {
+        "shards": writer.names, "documents": documents, "tokens": tokens,
+        "length": {"median": quantile(lengths, 0.5), "mean": round(tokens / max(documents, 1), 1),
+                   "p90": quantile(lengths, 0.9), "p99": quantile(lengths, 0.99),
+                   "longest": max(lengths, default=0)},
+        "documents_up_to": {str(p): powers[p] for p in sorted(powers)},
+        "padding_percent_in_rows_of": {
+            str(row): round(100 * padding_share(lengths, tokens, row), 1)
+            for row in (512, 1024, 2048, 4096, 8192)},
+    }
+
+
+def padding_share(lengths, tokens, row):
+    """Of rows with one document each, longer ones cut into several rows."""
+    rows = sum(-(-length // row) * count for length, count in lengths.items())
+    return 1 - tokens / (rows * row) if rows else 0
+
+
+def print_summary(summary):
+    print("         documents        tokens   median     mean      p90      p99    longest")
+    for split in ("train", "val"):
+        s = summary[split]
+        n = s["length"]
+        print("%-6s %11d %13d %8d %8d %8d %8d %10d" % (
+            split, s["documents"], s["tokens"], n["median"], n["mean"], n["p90"], n["p99"],
+            n["longest"]))
+    rows = summary["train"]["padding_percent_in_rows_of"]
+    print("padding that packing saves: " + ", ".join(
+        "%s %% in rows of %s" % (rows[row], row) for row in rows))
+    left_out = summary["left_out"]
+    if left_out["empty_documents"] or left_out["binary_files"]:
+        print("left out: %d empty documents, %d binary files" % (
+            left_out["empty_documents"], left_out["binary_files"]))
+
+
+class Progress:
+    """A bar on a terminal; in a log a line now and then."""
+
+    def __init__(self, total, quiet):
+        self.total, self.quiet = max(total, 1), quiet
+        self.tty = sys.stderr.isatty()
+        self.start = self.last = time.monotonic()
+
+    def show(self, done, tokens, end=False):
+        now = time.monotonic()
+        every = 0.2 if self.tty else 15.0
+        if self.quiet or (now - self.last < every and not (end and self.tty)):
+            return
+        self.last = now
+        share = min(done / self.total, 1.0)
+        rate = tokens / max(now - self.start, 1e-9) / 1e6
+        line = "%5.1f %%  %.1f M tokens  %.1f M/s" % (100 * share, tokens / 1e6, rate)
+        if self.tty:
+            bar = ("#" * int(30 * share)).ljust(30, ".")
+            sys.stderr.write("\r[%s] %s%s" % (bar, line, "\n" if end else ""))
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+# --------------------------------------------------------------------------------------------------
+# The whole
+
+
+def is_ours(name):
+    stem, ending = os.path.splitext(name)
+    return ending in (".bin", ".idx") and stem.startswith(("train_", "val_")) \
+        and stem.split("_", 1)[1].isdigit()
+
+
+def install(temporary, out):
+    """Old shards out, new files in; dataset.json goes first and comes last."""
+    final = os.path.join(out, "dataset.json")
+    if os.path.exists(final):
+        os.unlink(final)
+    for name in os.listdir(out):
+        if is_ours(name):
+            os.unlink(os.path.join(out, name))
+    for name in sorted(os.listdir(temporary), key=lambda name: (name == "dataset.json", name)):
+        os.replace(os.path.join(temporary, name), os.path.join(out, name))
+    fd = os.open(out, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def write_dataset(args, options, files, temporary):
+    tokenizer = make_tokenizer(options)
+    writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens)
+               for split in ("train", "val")}
+    progress = Progress(sum(size for _, size, _ in files), args.quiet)
+    tokens = empty = binary = done = 0
+    for done, result in encode_all(files, options, args.jobs):
+        for is_val, document in result.documents:
+            writers["val" if is_val else "train"].add(document)
+            tokens += len(document) // writers["train"].token_bytes
+        empty += result.empty
+        binary += result.binary
+        progress.show(done, tokens)
+    progress.show(done, tokens, end=True)
+    for writer in writers.values():
+        writer.close()
+    if not writers["train"].names:
+        raise PrepareError(BAD_INPUT, "%s: no document for training" % " ".join(args.input),
+                           "lower --val-frac" if writers["val"].names else "")
+    for name, data in tokenizer.files.items():
+        write_file(os.path.join(temporary, name), data)
+    summary = {
+        "format": "unpad.c data set", "version": 1,
+        "tokenizer": {"name": tokenizer.name, "vocab_size": tokenizer.vocab_size,
+                      "bos": tokenizer.bos, "eos": tokenizer.eos,
+                      "sha256": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()},
+        "train": split_summary(writers["train"]), "val": split_summary(writers["val"]),
+        "left_out": {"empty_documents": empty, "binary_files": binary},
+        "val_frac": args.val_frac,
+    }
+    write_file(os.path.join(temporary, "dataset.json"),
+               (json.dumps(summary, indent=2) + "\n").encode("utf-8"))
+    return summary
+
+
+def prepare(args):
+    options = {"tokenizer": args.tokenizer, "bos": not args.no_bos, "eos": not args.no_eos,
+               "text_key": args.text_key, "val_frac": args.val_frac}
+    out = args.out
+    if os.path.exists(os.path.join(out, "dataset.json")) and not args.overwrite:
+        raise PrepareError(USAGE, "%s: holds a data set already" % out,
+                           "choose another --out, or pass --overwrite")
+    files = collect(args.input, args.glob, os.path.realpath(out))
+    make_tokenizer(options)  # before anything is written
+    temporary = None
+    try:
+        os.makedirs(out, exist_ok=True)
+        temporary = tempfile.mkdtemp(prefix=".prepare-", dir=out)
+        summary = write_dataset(args, options, files, temporary)
+        install(temporary, out)
+    except OSError as e:
+        raise PrepareError(DISK, "%s: %s" % (e.filename or out, e.strerror),
+                           "check the space and the permissions of --out") from None
+    finally:
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if not args.quiet:
+        print_summary(summary)
+        print("wrote %s (%s tokenizer, vocabulary %d)" % (
+            printable(out), summary["tokenizer"]["name"], summary["tokenizer"]["vocab_size"]))
+    if args.val_frac > 0 and summary["val"]["documents"] == 0:
+        print("note: no document was chosen for validation; raise --val-frac", file=sys.stderr)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise PrepareError(USAGE, message, "prepare.py --help lists the options")
+
+
+def number_between(kind, low, high):
+    def parse(text):
+        value = kind(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+    parse.__name__ = "number from %g to %g:" % (low, high)  # argparse puts it into its message
+    return parse
+
+
+def parse_args(argv):
+    p = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    p.add_argument("input", nargs="+", metavar="INPUT", help="text file, .jsonl(.gz), or directory")
+    p.add_argument("--out", required=True, metavar="DIR", help="directory for the shards")
+    p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
+                   "directory of a model")
+    p.add_argument("--glob", metavar="PATTERN", help="only these files of directories, e.g. '*.py'")
+    p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
+    p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
+                   help="share of documents for validation, chosen by content (default 0.01)")
+    p.add_argument("--shard-tokens", default=100000000, help="tokens of one shard (default 1e8)",
+                   type=number_between(lambda text: int(float(text)), 1, MAX_SHARD_TOKENS))
+    p.add_argument("--jobs", type=number_between(int, 1, 1024),
+                   default=min(os.cpu_count() or 1, 16),
+                   help="processes (default: all cores, at most 16)")
+    p.add_argument("--no-bos", action="store_true", help="no BOS before documents")
+    p.add_argument("--no-eos", action="store_true", help="no EOS after documents")
+    p.add_argument("--overwrite", action="store_true", help="replace the data set in DIR")
+    p.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    return p.parse_args(argv)
+
+
+def main(argv):
+    try:
+        prepare(parse_args(argv))
+    except PrepareError as e:
+        print("error: %s" % printable(e.what), file=sys.stderr)
+        if e.hint:
+            print("hint: %s" % printable(e.hint), file=sys.stderr)
+        return e.code
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was changed in --out", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,477 @@
+// Matrix multiplication. The three products of a linear layer are one loop nest over C(i,j) += A(i,k) B(j,k), in
+// which A and B are read through two strides, so that no transpose is a special case. Blocks of A and B are copied
+// ("packed") into the exact order in which the register tile reads them; the tile keeps MR x NR sums of C in
+// registers. This is Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), with the
+// packed layout and the naming of BLIS (Van Zee & van de Geijn, TOMS 2015).
+//
+// Bits. Every C(i,j) is the same chain of multiply-adds whatever else is computed: k in blocks that depend on the
+// depth alone, each block one chain from zero in order of k, blocks added in order. Tiles at an edge run the same
+// code on zero-filled panels and write to a spare tile first. So a row's bits depend neither on T, nor on where the
+// row is, nor on the number of threads; they do depend on the instruction set.
+//
+// Blocking, in floats (KC, MC, NC below): see dev/SPEED.md for what was tried.
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE   // setenv, dlopen
+#endif
+#include "../kernels.h"
+
+#include <assert.h>
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if !defined(GRADCHECK) && (defined(__x86_64__) || defined(__i386__))
+#include <immintrin.h>
+#define X86 1
+#elif !defined(GRADCHECK) && defined(__aarch64__)
+#include <arm_neon.h>
+#define NEON 1
+#endif
+
+enum {
+#ifndef KC
+#define KC 512
+#endif
+#ifndef MC
+#define MC 2048
+#endif
+#ifndef NC
+#define NC 2048
+#endif
+//        // depth of a block
+//      // rows of A packed at once
+//      // columns of B (rows of B as we hold it) packed at once
+    MAX_TILE = 1024,  // floats in the largest register tile
+};
+
+// Element (i, k) of a dense matrix or of its transpose: p[i * row + k * col], where row or col is 1.
+typedef struct {
+    const real *p;
+    int64_t row, col;
+} Matrix;
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int max_threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Register tiles, one per instruction set
+
+typedef void TileFunction(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a, const real *RESTRICT b,
+                          int64_t depth, int accumulate);
+
+typedef struct {
+    const char *name;
+    TileFunction *tile;
+    int mr, nr;
+    // bf16 sets: panel[k][i] = the pair panel[2k][i], panel[2k+1][i] in one word; NULL in the fp32 sets
+    void (*round_pairs)(real *panel, int64_t pairs, int width);
+} InstructionSet;
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+// Plain C; NEON has twice the registers of SSE and gets the larger tile.
+#define TILE tile_portable
+#define TARGET
+#if defined(NEON)
+#define LANES 4
+#define MR 6
+#define NV 4
+#define FMA(a, b, c) vfmaq_n_f32(c, b, a)
+#else
+#define LANES (16 / (int)sizeof(real))
+#define MR 4
+#define NV 2
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+enum { PORTABLE_MR = MR, PORTABLE_NR = NV * LANES };
+#include "matmul_tile.h"
+
+#ifdef X86
+#define TILE tile_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define LANES 8
+#define MR 4
+#define NV 3
+#define FMA(a, b, c) _mm256_fmadd_ps(_mm256_set1_ps(a), b, c)
+#include "matmul_tile.h"
+
+#define TILE tile_avx512
+#define TARGET __attribute__((target("avx512f")))
+#define LANES 16
+#define MR 8
+#define NV 3
+#define FMA(a, b, c) _mm512_fmadd_ps(_mm512_set1_ps(a), b, c)
+#include "matmul_tile.h"
+
+#define TILE tile_avx512_bf16
+#define TARGET __attribute__((target("avx512f,avx512bf16")))
+#define LANES 16
+#define MR 12
+#define NV 2
+#define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
+#include "matmul_tile.h"
+
+__attribute__((target("avx512f,avx512bf16")))
+static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width)
+{
+    for (int64_t k = 0; k < pairs; k++) {
+        for (int i = 0; i < width; i += 16) {
+            __mmask16 mask = (__mmask16)(width - i < 16 ? (1 << (width - i)) - 1 : 0xffff);
+            const real *even = panel + 2 * k * width + i, *odd = even + width;
+            __m256i low = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, even));
+            __m256i high = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, odd));
+            __m512i pair = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
+                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+            _mm512_mask_storeu_epi32(panel + k * width + i, mask, pair);
+        }
+    }
+}
+#endif
+
+static const InstructionSet instruction_sets[] = {   // best first
+#ifdef X86
+    {"avx512_bf16", tile_avx512_bf16, 12, 32, round_pairs_avx512_bf16},
+    {"avx512", tile_avx512, 8, 48, NULL},
+    {"avx2", tile_avx2, 4, 24, NULL},
+#endif
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, NULL},
+};
+enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
+
+static bool cpu_has(const char *set)
+{
+#ifdef X86
+    if (strcmp(set, "avx512_bf16") == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+    if (strcmp(set, "avx512") == 0) return __builtin_cpu_supports("avx512f");
+    if (strcmp(set, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return strcmp(set, "portable") == 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Packing
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#elif defined(GRADCHECK)
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (int64_t __attribute__((vector_size(32)))){a, b, c, d})
+#else
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (int32_t __attribute__((vector_size(16)))){a, b, c, d})
+#endif
+
+typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
+
+// to[k][i] = from[i][k] for i, k < 4
+static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t from_stride)
+{
+    vec4 r0 = *(const vec4 *)from, r1 = *(const vec4 *)(from + from_stride);
+    vec4 r2 = *(const vec4 *)(from + 2 * from_stride), r3 = *(const vec4 *)(from + 3 * from_stride);
+    vec4 low01 = SHUFFLE(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
+    vec4 low23 = SHUFFLE(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
+    *(vec4 *)to = SHUFFLE(low01, low23, 0, 1, 4, 5);
+    *(vec4 *)(to + to_stride) = SHUFFLE(low01, low23, 2, 3, 6, 7);
+    *(vec4 *)(to + 2 * to_stride) = SHUFFLE(high01, high23, 0, 1, 4, 5);
+    *(vec4 *)(to + 3 * to_stride) = SHUFFLE(high01, high23, 2, 3, 6, 7);
+}
+
+// panel[k][i] (depth, width) = x(i, k) for i < rows, 0 for rows <= i < width
+static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth)
+{
+    int64_t whole_k = depth - depth % 4;
+    int whole_i = rows - rows % 4, i = 0;
+    if (x.col == 1) {                                    // x(i, .) is contiguous: transpose
+        for (; i < whole_i; i += 4) {
+            for (int64_t k = 0; k < whole_k; k += 4)
+                transpose_4x4(panel + k * width + i, width, x.p + i * x.row + k, x.row);
+            for (int64_t k = whole_k; k < depth; k++)
+                for (int r = i; r < i + 4; r++) panel[k * width + r] = x.p[r * x.row + k];
+        }
+    } else if (x.row == 1) {                             // x(., k) is contiguous: copy
+        for (int64_t k = 0; k < depth; k++)
+            for (i = 0; i < whole_i; i += 4) *(vec4 *)(panel + k * width + i) = *(const vec4 *)(x.p + k * x.col + i);
+    }
+    for (; i < rows; i++)
+        for (int64_t k = 0; k < depth; k++) panel[k * width + i] = x.p[i * x.row + k * x.col];
+    for (; i < width; i++)
+        for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;
+}
+
+// One panel of a block, rounded to pairs of bf16 where the instruction set wants that. Returns nothing of an odd
+// depth unset: the last pair is then filled with zero.
+static void pack(const InstructionSet *isa, real *panel, Matrix x, int64_t rows, int width, int64_t depth)
+{
+    pack_panel(panel, x, (int)min64(rows, width), width, depth);
+    if (!isa->round_pairs) return;
+    if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
+    isa->round_pairs(panel, ceil_div(depth, 2), width);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The loop nest
+
+static const InstructionSet *own;                        // the chosen one
+
+// Packed blocks. Two of each: while some threads still read one, others already pack the next, which leaves one
+// barrier a block. Memory of the program, not of the heap: nothing to fail, and pages never touched cost nothing.
+static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
+
+// C (m, n) = or += A (m, depth) B (n, depth)^T, of one block that is packed already.
+typedef struct {
+    real *c;
+    const real *a, *b;
+    int64_t c_stride, m, n, depth, a_panel, b_panel;     // a_panel, b_panel: floats from one panel to the next
+    int accumulate;
+} Block;
+
+// The tile at panel row i and panel column j.
+static void compute_tile(const Block *block, int64_t i, int64_t j)
+{
+    const real *a = block->a + i * block->a_panel, *b = block->b + j * block->b_panel;
+    int64_t rows = min64(own->mr, block->m - i * own->mr), cols = min64(own->nr, block->n - j * own->nr);
+    real *c = block->c + i * own->mr * block->c_stride + j * own->nr;
+    if (rows == own->mr && cols == own->nr) {
+        own->tile(c, block->c_stride, a, b, block->depth, block->accumulate);
+        return;
+    }
+    real spare[MAX_TILE];
+    own->tile(spare, own->nr, a, b, block->depth, 0);
+    for (int64_t r = 0; r < rows; r++) {
+        real *to = c + r * block->c_stride, *from = spare + r * own->nr;
+        for (int64_t s = 0; s < cols; s++) to[s] = block->accumulate ? to[s] + from[s] : from[s];
+    }
+}
+
+// How many tiles (rows, columns) a thread takes at a time: square-ish pieces that reuse panels from L2, but
+// small enough that every thread gets several.
+static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols)
+{
+    *rows = 8, *cols = 8;
+    while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < 4 * max_threads())
+        *(*rows > *cols ? rows : cols) /= 2;
+}
+
+// Called by all threads of a team: the tiles of a packed block, piece by piece, whoever is free.
+static void compute_block(const Block *block)
+{
+    int64_t tiles_m = ceil_div(block->m, own->mr), tiles_n = ceil_div(block->n, own->nr), rows, cols;
+    piece_size(tiles_m, tiles_n, &rows, &cols);
+    int64_t pieces_m = ceil_div(tiles_m, rows), pieces_n = ceil_div(tiles_n, cols);
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t piece = 0; piece < pieces_m * pieces_n; piece++) {
+        int64_t i0 = piece % pieces_m * rows, j0 = piece / pieces_m * cols;
+        for (int64_t j = j0; j < min64(j0 + cols, tiles_n); j++)
+            for (int64_t i = i0; i < min64(i0 + rows, tiles_m); i++) compute_tile(block, i, j);
+    }
+}
+
+// Called by all threads of a team: x(i, k) for i < rows, k < depth into panels of `width` rows.
+static void pack_block(real *packed, Matrix x, int64_t rows, int width, int64_t depth, int64_t panel_stride)
+{
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t i = 0; i < ceil_div(rows, width); i++) {
+        Matrix part = {x.p + i * width * x.row, x.row, x.col};
+        pack(own, packed + i * panel_stride, part, rows - i * width, width, depth);
+    }
+}
+
+// C (m, n) = or += A (m, depth) B (n, depth)^T
+static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+{
+    int64_t kc = ceil_div(depth, ceil_div(depth, KC)), mc = MC / own->mr * own->mr, nc = NC / own->nr * own->nr;
+    kc += kc % 2;                                        // whole pairs
+#pragma omp parallel
+    {
+        int turn_a = 0, turn_b = 0;
+        for (int64_t j = 0; j < n; j += nc) {
+            for (int64_t k = 0; k < depth; k += kc, turn_b ^= 1) {
+                int64_t kb = min64(kc, depth - k), nb = min64(nc, n - j);
+                Block block = {.b = packed_b[turn_b], .c_stride = n, .n = nb, .accumulate = accumulate || k > 0};
+                block.depth = own->round_pairs ? ceil_div(kb, 2) : kb;
+                block.a_panel = kc * own->mr, block.b_panel = kc * own->nr;
+                Matrix bk = {b.p + j * b.row + k * b.col, b.row, b.col};
+                pack_block(packed_b[turn_b], bk, nb, own->nr, kb, block.b_panel);
+                for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
+                    block.m = min64(mc, m - i), block.a = packed_a[turn_a], block.c = c + i * n + j;
+                    Matrix ak = {a.p + i * a.row + k * a.col, a.row, a.col};
+                    pack_block(packed_a[turn_a], ak, block.m, own->mr, kb, block.a_panel);
+#pragma omp barrier                                      // packed; and the last block is done with
+                    compute_block(&block);
+                }
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Libraries, loaded when asked for: the build needs neither
+
+typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate);
+
+#ifndef GRADCHECK
+// cblas.h's enums are passed as int
+typedef void CblasSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
+                        int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef int DnnlSgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                      int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+static CblasSgemm *cblas_sgemm_loaded;
+static DnnlSgemm *dnnl_sgemm_loaded;
+
+// Libraries know the stored matrix and a transpose flag. Stored rows of x(i, .) are `depth` long, else it is the
+// transpose that is stored. (With a size of 1 both strides may be 1: then only one reading has a legal stride.)
+static bool stored_by_row(Matrix x, int64_t depth) { return x.col == 1 && x.row >= depth; }
+
+static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+{
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
+    if (m > INT_MAX || n > INT_MAX || depth > INT_MAX) {
+        gemm_own(c, a, b, m, n, depth, accumulate);
+        return;
+    }
+    bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
+    cblas_sgemm_loaded(ROW_MAJOR, a_rows ? NO_TRANS : TRANS, b_rows ? TRANS : NO_TRANS, (int)m, (int)n, (int)depth,
+                       1, a.p, (int)(a_rows ? a.row : a.col), b.p, (int)(b_rows ? b.row : b.col),
+                       accumulate ? 1 : 0, c, (int)n);
+}
+
+static void gemm_onednn(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+{
+    bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
+    int status = dnnl_sgemm_loaded(a_rows ? 'N' : 'T', b_rows ? 'T' : 'N', m, n, depth, 1, a.p,
+                                   a_rows ? a.row : a.col, b.p, b_rows ? b.row : b.col, accumulate ? 1 : 0, c, n);
+    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);   // out of memory inside the library
+}
+
+// The address of `symbol` in the first of up to three libraries that loads, or NULL. The library stays loaded.
+static void *load_symbol(const char *symbol, const char *const libraries[3], void **library)
+{
+    for (int i = 0; i < 3 && libraries[i]; i++) {
+        *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
+        if (*library) return dlsym(*library, symbol);
+    }
+    return NULL;
+}
+
+// OpenBLAS up to 0.3.21 does not know later AVX-512 CPUs and takes AVX2 kernels there, half the speed, unless told.
+// It reads the environment while it loads.
+static bool load_openblas(char *description, size_t size)
+{
+    void *library = NULL, *symbol;
+#ifdef X86
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        setenv("OPENBLAS_CORETYPE", "SKYLAKEX", 0);
+#endif
+    const char *const names[3] = {"libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"};
+    if (!(symbol = load_symbol("cblas_sgemm", names, &library))) return false;
+    memcpy(&cblas_sgemm_loaded, &symbol, sizeof(symbol));
+    char *(*core_name)(void) = NULL;
+    void (*set_threads)(int) = NULL;
+    if ((symbol = dlsym(library, "openblas_get_corename"))) memcpy(&core_name, &symbol, sizeof(symbol));
+    if ((symbol = dlsym(library, "openblas_set_num_threads"))) memcpy(&set_threads, &symbol, sizeof(symbol));
+    if (set_threads) set_threads(max_threads());
+    snprintf(description, size, "openblas %s", core_name ? core_name() : "");
+    return true;
+}
+
+static bool load_onednn(char *description, size_t size)
+{
+    void *library = NULL, *symbol;
+    const char *const names[3] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.dylib"};
+    if (!(symbol = load_symbol("dnnl_sgemm", names, &library))) return false;
+    memcpy(&dnnl_sgemm_loaded, &symbol, sizeof(symbol));
+    snprintf(description, size, "onednn");
+    return true;
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------
+// The choice, and the three products
+
+static Gemm *chosen_gemm;                                // NULL until the choice is made
+static char chosen_description[64] = "none";
+
+// The best set of this CPU whose name is `name` (NULL: any), of the bf16 or of the fp32 kind.
+static const InstructionSet *find_set(const char *name, bool bf16)
+{
+    for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
+        const InstructionSet *set = &instruction_sets[i];
+        if (name && strcmp(name, set->name) != 0) continue;
+        if ((set->round_pairs != NULL) == bf16 && cpu_has(set->name)) return set;
+    }
+    return NULL;
+}
+
+// Besides the names of kernels.h: "own-avx512", "own-avx2", "own-portable" force an instruction set (tests, bench).
+int matmul_select(const char *name, int bf16)
+{
+    const InstructionSet *set = NULL;
+    if (strcmp(name, "auto") == 0 || strcmp(name, "own") == 0) set = find_set(NULL, bf16 != 0);
+    else if (strncmp(name, "own-", 4) == 0) set = find_set(name + 4, bf16 != 0);
+    if (set) {
+        own = set;
+        chosen_gemm = gemm_own;
+        snprintf(chosen_description, sizeof(chosen_description), "own %s %dx%d", set->name, set->mr, set->nr);
+        return 0;
+    }
+#ifndef GRADCHECK
+    bool openblas = strcmp(name, "openblas") == 0, onednn = strcmp(name, "onednn") == 0;
+    if (bf16 || !(openblas || onednn)) return -1;
+    if (!(openblas ? load_openblas : load_onednn)(chosen_description, sizeof(chosen_description))) return -1;
+    own = find_set(NULL, false);
+    chosen_gemm = openblas ? gemm_openblas : gemm_onednn;
+    return 0;
+#else
+    return -1;
+#endif
+}
+
+const char *matmul_describe(void)
+{
+    if (!chosen_gemm) matmul_select("auto", 0);
+    return chosen_description;
+}
+
+static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+{
+    if (m == 0 || n == 0) return;
+    if (depth == 0) {
+        if (!accumulate) memset(c, 0, (size_t)m * (size_t)n * sizeof(real));
+        return;
+    }
+    if (!chosen_gemm) matmul_select("auto", 0);
+    chosen_gemm(c, a, b, m, n, depth, accumulate);
+}
+
+void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K, int64_t N)
+{
+    gemm(out, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K, 0);
+}
+
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N)
+{
+    gemm(dinp, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N, 0);
+}
+
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T, int64_t K, int64_t N)
+{
+    gemm(dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T, 1);
+}

@@ -1,0 +1,347 @@
+// Causal attention over packed documents on the CPU.
+// Idea: FlashAttention-2 (arXiv 2307.08691) with a tile of scores kept in cache, transposed: keys are rows and
+// queries are vector lanes, so that the running maximum and sum need no reduction across lanes, only Q (and dO)
+// are transposed, once a tile, and K and V are used as they lie.
+#include <assert.h>
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "../kernels.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define TILE 64          // queries and keys of a tile of scores
+#define KEY_SPAN 4       // key tiles of an item of the dK, dV pass
+#define ALIGN 64         // bytes
+#define LOG2E ((real)1.44269504088896340736)
+#define LN2 ((real)0.69314718055994530942)
+
+#ifdef GRADCHECK
+typedef uint64_t real_bits;
+#define log_real log
+#else
+typedef uint32_t real_bits;
+#define log_real logf
+#endif
+
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#define SHUFFLE(bits, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define SHUFFLE(bits, a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
+#endif
+
+static inline int at_most(int a, int b) { return a < b ? a : b; }
+static inline int at_least(int a, int b) { return a > b ? a : b; }
+static inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+static inline int num_tiles(int n) { return (n + TILE - 1) / TILE; }
+
+// ---------------------------------------------------------------------------------------------------------
+// The work list: a header, the forward items, the backward items; every item is for all kv heads
+
+enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
+
+typedef struct { int32_t num_forward, num_backward, max_key_span, reserved; } PlanHeader;
+typedef struct { int32_t doc, first, end, pass, cost; } Item;      // tiles [first, end) of document doc
+
+enum { HEADER_INTS = sizeof(PlanHeader) / sizeof(int32_t), ITEM_INTS = sizeof(Item) / sizeof(int32_t) };
+
+size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
+    int64_t docs = max_docs < max_tokens ? max_docs : max_tokens;         // those with a token
+    int64_t tiles = max_tokens / TILE + docs;
+    return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;                 // forward, dQ, dK and dV
+}
+
+// Multiply-adds of an item in units of 64 query-key pairs of one GEMM, saturated
+static Item make_item(int doc, int len, int first, int end, int pass) {
+    static const int gemms[] = {2, 3, 4, 5};
+    int64_t a = (int64_t)first * TILE, b = at_most(end * TILE, len);
+    int64_t pairs = (b - a) * (b - a + 1) / 2;
+    pairs += pass == PASS_DKV ? (b - a) * (len - b) : (b - a) * a;
+    int64_t cost = (pairs * gemms[pass] + 63) / 64;
+    return (Item){doc, first, end, pass, cost < INT32_MAX ? (int32_t)cost : INT32_MAX};
+}
+
+static int costlier_first(const void *x, const void *y) {
+    const Item *a = x, *b = y;
+    if (a->cost != b->cost) return a->cost > b->cost ? -1 : 1;
+    if (a->doc != b->doc) return a->doc < b->doc ? -1 : 1;
+    if (a->pass != b->pass) return a->pass < b->pass ? -1 : 1;
+    return (a->first > b->first) - (a->first < b->first);
+}
+
+static double doc_pairs(const int32_t *cu_seqlens, int doc) {
+    double len = cu_seqlens[doc + 1] - cu_seqlens[doc];
+    return len * (len + 1) / 2;
+}
+
+size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs, HeadShape heads) {
+    PlanHeader *header = (PlanHeader *)work_host;
+    Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
+    double share = 0;                                    // of one thread, in pairs of one kv head
+    for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
+    share = share * heads.num_kv_heads / omp_get_max_threads();
+
+    for (int doc = 0; doc < num_docs; doc++) {
+        int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
+        for (int t = 0; t < num_tiles(len); t++) *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
+    }
+    Item *backward = item;
+    *header = (PlanHeader){.num_forward = (int32_t)(backward - forward)};
+    for (int doc = 0; doc < num_docs; doc++) {
+        int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc], tiles = num_tiles(len);
+        int whole = doc_pairs(cu_seqlens_host, doc) <= share, span = whole ? tiles : at_most(KEY_SPAN, tiles);
+        if (len == 0) continue;
+        header->max_key_span = at_least(header->max_key_span, span);
+        for (int t = 0; t < tiles; t += span)
+            *item++ = make_item(doc, len, t, at_most(t + span, tiles), whole ? PASS_BOTH : PASS_DKV);
+        for (int t = 0; t < tiles && !whole; t++) *item++ = make_item(doc, len, t, t + 1, PASS_DQ);
+    }
+    header->num_backward = (int32_t)(item - backward);
+    qsort(forward, (size_t)header->num_forward, sizeof(Item), costlier_first);
+    qsort(backward, (size_t)header->num_backward, sizeof(Item), costlier_first);
+    return (size_t)((int32_t *)item - work_host);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// What one call works on
+
+typedef struct {
+    int64_t num_tokens, qkv_row, out_row;     // rows in elements
+    int64_t num_heads, num_kv_heads;
+    int group, head_dim, padded;              // query heads per kv head; head_dim rounded up to 64 bytes
+    real scale, scale_log2e;
+} Shape;
+
+typedef struct {
+    Shape shape;
+    floatX *out;
+    real *lse;
+    const floatX *qkv;
+    const int32_t *cu_seqlens;
+} Forward;
+
+typedef struct {
+    Shape shape;
+    floatX *dqkv;
+    real *delta;
+    const floatX *dout, *qkv, *out;
+    const real *lse;
+    const int32_t *cu_seqlens;
+} Backward;
+
+// One thread's tiles; shapes with P = padded, G = group
+typedef struct {
+    real *q, *dout;          // (G, TILE, P)       q is scaled by softmax_scale * log2(e)
+    real *qt, *dot;          // (G, P, TILE)       their transposes
+    real *acc;               // (G, TILE, P)       O in forward, dQ in backward
+    real *top, *sum;         // (G, TILE)          maximum and sum in forward; lse and delta in backward
+    real *alpha;             // (TILE)
+    real *kv;                // (TILE, P)          V in forward, K in backward
+    real *p, *ds;            // (TILE, TILE)       keys are rows, queries are lanes
+    real *dk, *dv;           // (key span * TILE, P)
+} Scratch;
+
+// C (rows, vecs vectors) = alpha[row] * C + A B, or A B alone if fresh. A (rows, depth) has any two strides, B
+// (depth, vecs vectors) is row-major. Each element of C is one chain of FMAs in the order of depth, whatever the
+// blocking: that is why edges and splits cannot change a bit.
+typedef struct {
+    real *c;
+    const real *a, *b, *alpha;                    // alpha NULL: 1
+    ptrdiff_t c_row, a_row, a_step, b_row;
+    int rows, vecs, depth, fresh;
+    enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } part;    // what a diagonal tile needs
+} Gemm;
+
+static Shape make_shape(HeadShape heads, int64_t num_tokens) {
+    if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 || heads.head_dim % 2) {
+        fprintf(stderr, "error: attention: expected heads a multiple of kv heads and an even head_dim, "
+                "found %d, %d and %d\n", heads.num_heads, heads.num_kv_heads, heads.head_dim);
+        exit(11);
+    }
+    real scale = (real)(1 / sqrt(heads.head_dim));
+    return (Shape){
+        .num_tokens = num_tokens,
+        .qkv_row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
+        .out_row = (int64_t)heads.num_heads * heads.head_dim,
+        .num_heads = heads.num_heads,
+        .num_kv_heads = heads.num_kv_heads,
+        .group = heads.num_heads / heads.num_kv_heads,
+        .head_dim = heads.head_dim,
+        .padded = round_up(heads.head_dim, ALIGN / sizeof(real)),
+        .scale = scale,
+        .scale_log2e = scale * LOG2E,
+    };
+}
+
+// Carves one thread's scratch from base; returns its size in elements. base may be NULL.
+static size_t carve(Scratch *s, real *base, const Shape *h, int key_span) {
+    size_t tile = (size_t)TILE * h->padded, group = (size_t)h->group, span = tile * key_span, n = 0;
+    struct { real **slot; size_t n; } parts[] = {
+        {&s->q, group * tile}, {&s->dout, group * tile}, {&s->qt, group * tile}, {&s->dot, group * tile},
+        {&s->acc, group * tile}, {&s->top, group * TILE}, {&s->sum, group * TILE}, {&s->alpha, TILE},
+        {&s->kv, tile}, {&s->p, TILE * TILE}, {&s->ds, TILE * TILE}, {&s->dk, span}, {&s->dv, span},
+    };
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); n += parts[i++].n)
+        *parts[i].slot = base ? base + n : NULL;
+    return n;
+}
+
+// `size` elements for each thread, kept and grown from call to call. Called outside parallel regions.
+static real *scratch_of_all(size_t size) {
+    static real *arena;
+    static size_t arena_bytes;
+    size_t bytes = size * sizeof(real) * (size_t)omp_get_max_threads();
+    if (bytes > arena_bytes) {
+        free(arena);
+        arena = aligned_alloc(ALIGN, bytes);
+        arena_bytes = bytes;
+        if (!arena) {
+            fprintf(stderr, "error: host memory: attention needs %zu bytes of scratch for %d threads\n", bytes,
+                    omp_get_max_threads());
+            exit(5);
+        }
+    }
+    return arena;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// One text, several instruction sets; the best one that this processor has is chosen at run time
+
+#if defined(__x86_64__) && !defined(GRADCHECK)
+#define NAME(x) x##_avx512
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma")))
+#define LANES 16
+#define BLOCK_ROWS 6
+#define BLOCK_VECS 4
+#define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define MAX(a, b) _mm512_max_ps(a, b)
+#define ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#include "attention_tiles.h"
+
+#define NAME(x) x##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define LANES 8
+#define BLOCK_ROWS 6
+#define BLOCK_VECS 2
+#define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define MAX(a, b) _mm256_max_ps(a, b)
+#define ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#include "attention_tiles.h"
+#endif
+
+// The portable set: vectors of four, which is NEON and SSE2 in fp32
+#define NAME(x) x##_portable
+#define TARGET
+#define BLOCK_ROWS 4
+#ifdef GRADCHECK
+#define LANES 2
+#define ZIP_LOW 0, 2
+#define ZIP_HIGH 1, 3
+#else
+#define LANES 4
+#define ZIP_LOW 0, 4, 1, 5
+#define ZIP_HIGH 2, 6, 3, 7
+#endif
+#if defined(__aarch64__) && !defined(GRADCHECK)
+#define BLOCK_VECS 4
+#define FMA(a, b, c) ((vec_portable)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#else
+#define BLOCK_VECS 2
+#define FMA(a, b, c) ((a) * (b) + (c))
+#endif
+#define MAX(a, b) select_max_portable(a, b)
+#define select_max_portable(a, b) \
+    ((vec_portable)(((bits_portable)(a) & (bits_portable)((a) > (b))) | ((bits_portable)(b) & ~(bits_portable)((a) > (b)))))
+#include "attention_tiles.h"
+
+typedef struct {
+    const char *name;
+    void (*forward)(const Forward *, const Item *, int, const Scratch *);
+    void (*backward)(const Backward *, const Item *, int, const Scratch *);
+    real (*dot)(const floatX *, const floatX *, int);
+} Isa;
+
+static const Isa isas[] = {
+#if defined(__x86_64__) && !defined(GRADCHECK)
+    {"avx512", forward_item_avx512, backward_item_avx512, dot_avx512},
+    {"avx2", forward_item_avx2, backward_item_avx2, dot_avx2},
+#endif
+    {"portable", forward_item_portable, backward_item_portable, dot_portable},
+};
+static const Isa *isa;
+
+static int isa_runs_here(const char *name) {
+#if defined(__x86_64__)
+    if (strcmp(name, "avx512") == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    if (strcmp(name, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return strcmp(name, "portable") == 0;
+}
+
+// For tests and dev/bench_attention.c: an instruction set by name, or the best by "auto"; -1: not on this machine
+int attention_select(const char *name);
+int attention_select(const char *name) {
+    for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+        if (strcmp(name, "auto") != 0 && strcmp(name, isas[i].name) != 0) continue;
+        if (!isa_runs_here(isas[i].name)) continue;
+        isa = &isas[i];
+        return 0;
+    }
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Entry points
+
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs, HeadShape heads) {
+    const PlanHeader *plan = (const PlanHeader *)docs->work;
+    const Item *items = (const Item *)(docs->work + HEADER_INTS);
+    const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
+    const int num_items = plan->num_forward * heads.num_kv_heads;
+    const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
+    real *arena = scratch_of_all(size);
+    if (!isa) attention_select("auto");
+    #pragma omp parallel
+    {
+        Scratch s;
+        carve(&s, arena + size * omp_get_thread_num(), &f.shape, 0);
+        #pragma omp for schedule(dynamic)
+        for (int i = 0; i < num_items; i++)
+            isa->forward(&f, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
+    }
+}
+
+void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv, const floatX *out,
+                        const real *lse, const Documents *docs, HeadShape heads) {
+    const PlanHeader *plan = (const PlanHeader *)docs->work;
+    const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
+    const Backward b = {make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
+    const int num_items = plan->num_backward * heads.num_kv_heads;
+    const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
+    const size_t size = carve(&(Scratch){0}, NULL, &b.shape, plan->max_key_span);
+    real *arena = scratch_of_all(size);
+    if (!isa) attention_select("auto");
+    #pragma omp parallel
+    {
+        Scratch s;
+        carve(&s, arena + size * omp_get_thread_num(), &b.shape, plan->max_key_span);
+        #pragma omp for
+        for (int64_t t = 0; t < T; t++)
+            for (int64_t h = 0; h < H; h++)
+                delta[h * T + t] = isa->dot(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
+        #pragma omp for schedule(dynamic)
+        for (int i = 0; i < num_items; i++)
+            isa->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
+    }
+}

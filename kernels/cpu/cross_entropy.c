@@ -1,0 +1,68 @@
+// Cross-entropy over a chunk of tokens; the logits become their own gradient in place, so that no second (T,V)
+// buffer exists. Rows without a target cost nothing: their loss and gradient are written as zeros.
+
+#include "common.h"
+
+static CLONES floatX row_max(const floatX *x, int64_t V) {
+    floatX lanes[LANES];
+    for (int j = 0; j < LANES; j++) lanes[j] = x[0];
+    int64_t v = 0;
+    for (; v + LANES <= V; v += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] = x[v + j] > lanes[j] ? x[v + j] : lanes[j];
+    for (; v < V; v++) lanes[0] = x[v] > lanes[0] ? x[v] : lanes[0];
+    for (int j = 1; j < LANES; j++) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+    return lanes[0];
+}
+
+// Sum of exp(x - max); with `exps` also kept (exps may be x itself).
+static CLONES real sum_exp(const floatX *x, floatX max, int64_t V) {
+    real lanes[LANES] = {0};
+    int64_t v = 0;
+    for (; v + LANES <= V; v += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += exp_fast(x[v + j] - max);
+    for (; v < V; v++) lanes[0] += exp_fast(x[v] - max);
+    return lanes_sum(lanes);
+}
+
+static CLONES void softmax_scaled(floatX *x, floatX max, real scale_over_sum, int64_t V) {
+    for (int64_t v = 0; v < V; v++) x[v] = exp_fast(x[v] - max) * scale_over_sum;
+}
+
+// The loss of one row; its max and sum are handed out for the gradient.
+static real row_loss(const floatX *x, int32_t target, int64_t V, floatX *max, real *sum) {
+    *max = row_max(x, V);
+    *sum = sum_exp(x, *max, V);
+    return (real)log((double)*sum) + (*max - x[target]);
+}
+
+void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T, int64_t V) {
+    #pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < T; t++) {
+        floatX max;
+        real sum;
+        losses[t] = targets[t] < 0 ? 0 : row_loss(logits + t * V, targets[t], V, &max, &sum);
+    }
+}
+
+void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets, real loss_scale,
+                                    int64_t T, int64_t V) {
+    #pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < T; t++) {
+        floatX *x = logits + t * V, max;                                                 // (V)
+        real sum;
+        if (targets[t] < 0) {
+            losses[t] = 0;
+            memset(x, 0, (size_t)V * sizeof(floatX));
+            continue;
+        }
+        losses[t] = row_loss(x, targets[t], V, &max, &sum);
+        softmax_scaled(x, max, loss_scale / sum, V);
+        x[targets[t]] -= loss_scale;
+    }
+}
+
+void losses_sum(double *sum, const real *losses, int64_t T) {
+    double s = 0;
+    for (int64_t t = 0; t < T; t++) s += (double)losses[t];
+    *sum += s;
+}

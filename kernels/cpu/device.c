@@ -1,0 +1,86 @@
+// The CPU as a device: memory with a count and a peak, copies that are memcpy, one "stream" that is the caller.
+
+#include <omp.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "common.h"
+
+enum { HEADER_BYTES = 64 };            // holds the size; keeps the payload aligned for AVX-512
+
+static DeviceMemory memory;
+static int num_threads;
+static char description[160];
+
+const char *device_init(const DeviceOptions *options) {
+    num_threads = options->threads > 0 ? options->threads : omp_get_num_procs();
+    omp_set_num_threads(num_threads);
+    if (matmul_select(options->matmul, options->bf16_matmul) != 0)
+        return options->bf16_matmul ? "this CPU has no bf16 dot products (avx512_bf16) or the matmul chosen has none"
+                                    : "the matmul library chosen is not installed";
+    snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s", num_threads,
+             num_threads == 1 ? "" : "s", matmul_describe());
+    return NULL;
+}
+
+const char *device_describe(void) { return description; }
+
+void *device_malloc(size_t bytes) {
+    if (bytes > SIZE_MAX - 2 * HEADER_BYTES) return NULL;
+    size_t total = (bytes + 2 * HEADER_BYTES - 1) / HEADER_BYTES * HEADER_BYTES;
+    char *block = (char *)aligned_alloc(HEADER_BYTES, total);
+    if (!block) return NULL;
+    *(size_t *)block = bytes;
+#ifdef MADV_HUGEPAGE
+    if (bytes >= (4u << 20)) {         // fewer TLB misses in the big arenas; advice only
+        size_t page = (size_t)sysconf(_SC_PAGESIZE);
+        char *first = (char *)(((uintptr_t)block + page - 1) / page * page);
+        madvise(first, (size_t)(block + total - first) / page * page, MADV_HUGEPAGE);
+    }
+#endif
+#ifdef POISON
+    memset(block + HEADER_BYTES, 0xff, bytes);
+#endif
+    memory.count++;
+    memory.bytes_now += bytes;
+    if (memory.bytes_now > memory.bytes_peak) memory.bytes_peak = memory.bytes_now;
+    return block + HEADER_BYTES;
+}
+
+void device_free(void *p) {
+    if (!p) return;
+    char *block = (char *)p - HEADER_BYTES;
+    memory.bytes_now -= *(size_t *)block;
+    free(block);
+}
+
+void device_zero(void *p, size_t bytes) { memset(p, 0, bytes); }
+void device_upload(void *dst, const void *src_host, size_t bytes) { if (bytes) memcpy(dst, src_host, bytes); }
+void device_download(void *dst_host, const void *src, size_t bytes) { if (bytes) memcpy(dst_host, src, bytes); }
+void device_synchronize(void) {}
+DeviceMemory device_memory(void) { return memory; }
+
+size_t device_memory_free(void) {
+    FILE *f = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long long kib = 0;
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+    fclose(f);
+    return (size_t)kib * 1024;
+}
+
+size_t master_lo_bytes(void) { return 0; }
+
+void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n) {
+    (void)master_lo;
+    for (size_t i = 0; i < n; i++) weights[i] = (floatX)src_host[i];
+}
+
+void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
+    (void)master_lo;
+    for (size_t i = 0; i < n; i++) dst_host[i] = (float)weights[i];
+}
+
+void activations_to_host(float *dst_host, const floatX *src, size_t n) { weights_to_host(dst_host, src, NULL, n); }

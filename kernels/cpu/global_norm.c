@@ -1,0 +1,34 @@
+// Sum of squares over all gradients, and the clip factor. Blocks are fixed by n alone, so that the sum does not depend
+// on the number of threads.
+
+#include "common.h"
+
+static CLONES double block_sum(const real *x, size_t n) {
+    double lanes[LANES] = {0}, s = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+    for (; i < n; i++) lanes[0] += (double)x[i] * (double)x[i];
+    for (int j = 0; j < LANES; j++) s += lanes[j];
+    return s;
+}
+
+void global_norm_squared(double *sum, const real *x, size_t n) {
+    enum { BLOCKS = 256 };
+    double partial[BLOCKS];
+    size_t block = (n + BLOCKS - 1) / BLOCKS;
+    #pragma omp parallel for schedule(static)
+    for (int b = 0; b < BLOCKS; b++) {
+        size_t first = b * block < n ? b * block : n;
+        size_t last = first + block < n ? first + block : n;
+        partial[b] = block_sum(x + first, last - first);
+    }
+    for (int b = 0; b < BLOCKS; b++) *sum += partial[b];
+}
+
+void clip_scale(StepScalars *step, float max_norm) {
+    double norm = sqrt(step->norm_squared);
+    step->grad_norm = (float)norm;
+    step->scale = max_norm > 0 && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
+    if (!isfinite(norm) || !isfinite(step->loss_sum)) step->scale = 0;
+}

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Draws loss, tokens/s and fill of a run to one PNG.   usage: plot_run.py RUN_DIR_OR_LOG [--out FILE.png]"""
+import argparse
+import json
+import os
+import sys
+
+
+def fail(code, what, hint):
+    print(f"error: {what}\nhint: {hint}", file=sys.stderr)
+    sys.exit(code)
+
+
+def read_log(path):
+    """Steps and validations of log.jsonl; a last line cut short by a crash is left out."""
+    steps, vals, bad = {}, {}, 0
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    bad += 1
+                    continue
+                if entry.get("event") == "val":
+                    vals[entry["step"]] = entry["loss"]
+                elif "event" not in entry:
+                    steps[entry["step"]] = entry
+    except OSError as e:
+        fail(3, f"{path}: cannot read: {e.strerror}", "give the --out directory of a run, or its log.jsonl")
+    if not steps:
+        fail(3, f"{path}: expected at least one step, found none", "let the run make a step first")
+    if bad:
+        print(f"warning: {path}: {bad} lines are not JSON and were left out", file=sys.stderr)
+    return [steps[k] for k in sorted(steps)], sorted(vals.items())
+
+
+def smooth(values, weight=0.9):
+    """Exponential mean with the start corrected; None (a step that was not finite) is passed over."""
+    out, mean, norm = [], 0.0, 0.0
+    for v in values:
+        if v is not None:
+            mean, norm = weight * mean + (1 - weight) * v, weight * norm + (1 - weight)
+        out.append(mean / norm if norm else float("nan"))
+    return out
+
+
+def plain(values):
+    return [float("nan") if v is None else v for v in values]
+
+
+def draw(steps, vals, out, title):
+    try:
+        import matplotlib
+    except ImportError:
+        fail(2, "matplotlib is not installed", "run: sudo apt-get install python3-matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    x = [s["step"] for s in steps]
+    loss = [s["loss"] for s in steps]
+    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(9, 9), height_ratios=[2, 1, 1])
+    axes[0].plot(x, plain(loss), color="0.8", linewidth=1, label="train, each step")
+    axes[0].plot(x, smooth(loss), color="C0", linewidth=2, label="train, smoothed")
+    if vals:
+        axes[0].plot(*zip(*vals), "o-", color="C3", markersize=4, label="validation")
+    axes[0].set_ylabel("loss (nats per token)")
+    axes[0].legend(frameon=False)
+    axes[1].plot(x, [s["tokens_per_s"] for s in steps], color="C2", linewidth=1)
+    axes[1].set_ylabel("real tokens/s")
+    axes[1].set_ylim(bottom=0)
+    axes[2].plot(x, [100 * s["fill"] for s in steps], color="C0", linewidth=1, label="fill of the buffer")
+    axes[2].plot(x, [100 * s["attention_pairs"] / s["padded_pairs"] for s in steps], color="C1", linewidth=1,
+                 label="attention pairs against padded rows")
+    axes[2].set_ylabel("%")
+    axes[2].set_ylim(0, 105)
+    axes[2].set_xlabel("step")
+    axes[2].legend(frameon=False)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    axes[0].set_title(title, loc="left")
+    figure.tight_layout()
+    partial = out + ".tmp.png"
+    figure.savefig(partial, dpi=110)
+    os.replace(partial, out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Draws loss, tokens/s and fill of a run to one PNG.")
+    parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
+    parser.add_argument("--out", help="the picture (default: plot.png beside the log)")
+    args = parser.parse_args()
+    log = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
+    steps, vals = read_log(log)
+    out = args.out or os.path.join(os.path.dirname(log) or ".", "plot.png")
+    draw(steps, vals, out, os.path.basename(os.path.dirname(os.path.abspath(log))) or "run")
+    print(f"wrote {out}: {len(steps)} steps, loss {steps[0]['loss']} to {steps[-1]['loss']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Installs what is missing with apt, or says the exact line. Called by quickstart.sh and test.sh with package names.
+#   setup.sh COMMAND_OR_FILE=PACKAGE ...      present when the command is on PATH or the file exists
+set -euo pipefail
+missing=()
+for pair in "$@"; do
+    have=${pair%%=*} package=${pair#*=}
+    case $have in
+        /*) [ -e "$have" ] || missing+=("$package") ;;
+        *) command -v "$have" > /dev/null || missing+=("$package") ;;
+    esac
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+install="apt-get install -y --no-install-recommends ${missing[*]}"
+sudo=
+[ "$(id -u)" -eq 0 ] || sudo=sudo
+if ! command -v apt-get > /dev/null || { [ -n "$sudo" ] && ! sudo -n true 2> /dev/null; }; then
+    echo "error: missing packages: ${missing[*]}" >&2
+    echo "hint: run: sudo apt-get update && sudo $install" >&2
+    exit 2
+fi
+echo "installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+quiet=$(mktemp)
+trap 'rm -f "$quiet"' EXIT
+# package lists may be older than the mirror: refresh them once when the install fails
+$sudo $install > "$quiet" 2>&1 || { $sudo apt-get update > "$quiet" 2>&1 && $sudo $install > "$quiet" 2>&1; } || {
+    tail -n 5 "$quiet" >&2
+    echo "error: apt could not install ${missing[*]}" >&2
+    echo "hint: run: sudo apt-get update && sudo $install" >&2
+    exit 2
+}

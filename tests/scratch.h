@@ -1,0 +1,32 @@
+// A directory of its own for a test program's files, removed when the program ends.
+#ifndef UNPAD_SCRATCH_H
+#define UNPAD_SCRATCH_H
+
+#include "../data/io.h"
+
+static struct {
+    char dir[64];
+    pid_t owner;
+} scratch_root;
+
+static void scratch_remove(void) {
+    Error err = {0, "", ""};
+    if (getpid() == scratch_root.owner) dir_remove_tree(scratch_root.dir, &err);  // not a fork's
+}
+
+// <directory>/<name>, in a buffer that lives until the fourth next call.
+static const char *scratch(const char *name) {
+    static char paths[4][256];
+    static int next;
+    if (!scratch_root.dir[0]) {
+        snprintf(scratch_root.dir, sizeof scratch_root.dir, "/tmp/unpad_test_XXXXXX");
+        if (!mkdtemp(scratch_root.dir)) abort();
+        scratch_root.owner = getpid();
+        atexit(scratch_remove);
+    }
+    next = (next + 1) % 4;
+    snprintf(paths[next], sizeof paths[next], "%s/%s", scratch_root.dir, name);
+    return paths[next];
+}
+
+#endif

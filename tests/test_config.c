@@ -1,0 +1,379 @@
+// data/config.h: published configs in and out, and every way a config can be wrong.
+#include "../data/config.h"
+
+#include "scratch.h"
+#include "test.h"
+
+static const char *const names[] = {"demo",         "smollm2-135m", "smollm2-360m", "smollm2-1.7b",
+                                    "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"};
+enum { NUM_NAMES = sizeof names / sizeof *names };
+
+static bool parse(LlamaConfig *c, const char *text, size_t n, Error *err) {
+    cJSON *root = json_parse(text, n, "config.json", err);
+    bool ok = root && llama_config_parse(c, root, "config.json", err);
+    cJSON_Delete(root);
+    return ok;
+}
+
+// As Hugging Face publishes them, with the keys that must not disturb.
+static const char smollm2_135m[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": 0.0,"
+    "\"bos_token_id\": 0, \"eos_token_id\": 0, \"hidden_act\": \"silu\", \"hidden_size\": 576,"
+    "\"initializer_range\": 0.041666666666666664, \"intermediate_size\": 1536, \"is_llama_config\": true,"
+    "\"max_position_embeddings\": 8192, \"model_type\": \"llama\", \"num_attention_heads\": 9,"
+    "\"num_hidden_layers\": 30, \"num_key_value_heads\": 3, \"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05,"
+    "\"rope_interleaved\": false, \"rope_scaling\": null, \"rope_theta\": 100000,"
+    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.40.1\","
+    "\"use_cache\": true, \"vocab_size\": 49152}";
+
+static const char llama_32_1b[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": 0.0,"
+    "\"bos_token_id\": 128000, \"eos_token_id\": [128001, 128008, 128009], \"head_dim\": 64,"
+    "\"hidden_act\": \"silu\", \"hidden_size\": 2048, \"initializer_range\": 0.02,"
+    "\"intermediate_size\": 8192, \"max_position_embeddings\": 131072, \"mlp_bias\": false,"
+    "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
+    "\"num_key_value_heads\": 8, \"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05, \"rope_scaling\":"
+    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0,"
+    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, \"rope_theta\": 500000.0,"
+    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"use_cache\": true,"
+    "\"vocab_size\": 128256}";
+
+// The same model as newer transformers writes it.
+static const char llama_32_1b_new[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"bos_token_id\": 128000, \"eos_token_id\": 128001,"
+    "\"dtype\": \"bfloat16\", \"head_dim\": 64, \"hidden_act\": \"silu\", \"hidden_size\": 2048,"
+    "\"initializer_range\": 0.02, \"intermediate_size\": 8192, \"max_position_embeddings\": 131072,"
+    "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
+    "\"num_key_value_heads\": 8, \"pad_token_id\": null, \"rms_norm_eps\": 1e-05, \"rope_parameters\":"
+    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, \"rope_theta\": 500000.0,"
+    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"},"
+    "\"tie_word_embeddings\": true, \"vocab_size\": 128256}";
+
+static void check_same_as(const char *text, const char *name) {
+    LlamaConfig c, expected;
+    Error err = {0, "", ""};
+    CHECK(llama_config_builtin(&expected, name));
+    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+    CHECK_MSG(memcmp(&c, &expected, sizeof c) == 0, "%s", name);
+}
+
+TEST(published_configs_are_the_built_in_ones) {
+    check_same_as(smollm2_135m, "smollm2-135m");
+    check_same_as(llama_32_1b, "llama-3.2-1b");
+    check_same_as(llama_32_1b_new, "llama-3.2-1b");
+}
+
+TEST(parameter_counts) {
+    static const uint64_t counts[] = {2412480,    134515008,  361821120, 1711376384,
+                                      1235814400, 3212749824, 8030261248};
+    for (int i = 0; i < NUM_NAMES; i++) {
+        LlamaConfig c;
+        Error err = {0, "", ""};
+        CHECK(llama_config_builtin(&c, names[i]) && llama_config_check(&c, "", &err));
+        CHECK_MSG(llama_config_num_params(&c) == counts[i], "%s", names[i]);
+        CHECK(strstr(llama_config_builtin_names(), names[i]));
+    }
+    LlamaConfig c;
+    CHECK(!llama_config_builtin(&c, "llama") && !llama_config_builtin(&c, ""));
+}
+
+TEST(write_then_read_is_the_same) {
+    for (int i = 0; i < NUM_NAMES; i++) {
+        LlamaConfig c, back;
+        Error err = {0, "", ""};
+        llama_config_builtin(&c, names[i]);
+        c.rms_norm_eps *= 1 + (float)i;
+        c.rope_theta += i / 7.0;
+        c.eos_token_id = i == 3 ? -1 : c.eos_token_id;
+        CHECK(llama_config_write(&c, "float32", scratch("config.json"), &err));
+        CHECK_MSG(llama_config_read(&back, scratch("config.json"), &err), "%s", err.what);
+        CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", names[i]);
+        CHECK(llama_config_read(&back, scratch(""), &err));  // the directory will do
+    }
+    char small[100];
+    LlamaConfig c;
+    llama_config_builtin(&c, "demo");
+    CHECK(llama_config_text(&c, "float32", small, sizeof small) == 0);
+}
+
+TEST(missing_keys_have_hugging_face_defaults) {
+    LlamaConfig c;
+    Error err = {0, "", ""};
+    const char *text = "{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":48,"
+                       "\"intermediate_size\":7,\"num_hidden_layers\":2,\"num_attention_heads\":3}";
+    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+    CHECK(c.num_kv_heads == 3 && c.head_dim == 16 && c.max_position_embeddings == 2048);
+    CHECK(c.rms_norm_eps == 1e-6f && c.rope_theta == 10000 && !c.rope_scaling.llama3);
+    CHECK(!c.tie_word_embeddings && c.initializer_range == 0.02f);
+    CHECK(c.bos_token_id == 1 && c.eos_token_id == 2);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Wrong configs: one key of a good one replaced or added; NULL deletes it
+
+typedef struct {
+    const char *key, *value, *expected;  // part of the message
+} BadConfig;
+
+static const BadConfig bad_configs[] = {
+    {"model_type", "\"mistral\"", "model_type"},
+    {"model_type", "null", "model_type"},
+    {"model_type", "7", "model_type"},
+    {"model_type", NULL, "model_type: required"},
+    {"architectures", "[\"MistralForCausalLM\"]", "architectures"},
+    {"architectures", "[]", "architectures"},
+    {"architectures", "\"LlamaForCausalLM\"", "architectures: expected an array"},
+    {"vocab_size", NULL, "vocab_size: required"},
+    {"vocab_size", "0", "vocab_size"},
+    {"vocab_size", "-5", "vocab_size"},
+    {"vocab_size", "1.5", "found 1.5"},
+    {"vocab_size", "1e400", "vocab_size"},
+    {"vocab_size", "99999999999", "vocab_size"},
+    {"vocab_size", "\"264\"", "found a string"},
+    {"vocab_size", "[264]", "found an array"},
+    {"vocab_size", "true", "found a boolean"},
+    {"vocab_size", "256", "eos_token_id"},
+    {"hidden_size", NULL, "hidden_size: required"},
+    {"hidden_size", "0", "hidden_size"},
+    {"hidden_size", "2147483648", "hidden_size"},
+    {"hidden_size", "4294967296", "hidden_size"},
+    {"intermediate_size", NULL, "intermediate_size"},
+    {"intermediate_size", "-1", "intermediate_size"},
+    {"num_hidden_layers", NULL, "num_hidden_layers"},
+    {"num_hidden_layers", "0", "num_hidden_layers"},
+    {"num_hidden_layers", "1000000000", "num_hidden_layers"},
+    {"num_attention_heads", NULL, "num_attention_heads"},
+    {"num_attention_heads", "0", "num_attention_heads"},
+    {"num_key_value_heads", "2", "multiple of num_key_value_heads"},
+    {"num_key_value_heads", "6", "multiple of num_key_value_heads"},
+    {"num_key_value_heads", "0", "num_key_value_heads"},
+    {"head_dim", "0", "head_dim"},
+    {"head_dim", "63", "head_dim 63: expected an even"},
+    {"head_dim", "-64", "head_dim"},
+    {"head_dim", "2000", "head_dim"},
+    {"head_dim", "{}", "head_dim: expected an integer, found an object"},
+    {"max_position_embeddings", "0", "max_position_embeddings"},
+    {"max_position_embeddings", "1e12", "max_position_embeddings"},
+    {"rms_norm_eps", "0", "rms_norm_eps"},
+    {"rms_norm_eps", "-1e-5", "rms_norm_eps"},
+    {"rms_norm_eps", "1e-50", "rms_norm_eps"},
+    {"rms_norm_eps", "1e400", "found inf"},
+    {"rms_norm_eps", "\"1e-5\"", "rms_norm_eps"},
+    {"rope_theta", "0", "rope_theta"},
+    {"rope_theta", "-10000", "rope_theta"},
+    {"rope_theta", "1e300", "rope_theta"},
+    {"rope_theta", "[10000]", "rope_theta"},
+    {"initializer_range", "-1", "initializer_range"},
+    {"initializer_range", "1e9", "initializer_range"},
+    {"tie_word_embeddings", "1", "tie_word_embeddings"},
+    {"tie_word_embeddings", "\"true\"", "tie_word_embeddings"},
+    {"bos_token_id", "264", "bos_token_id"},
+    {"bos_token_id", "-1", "bos_token_id"},
+    {"bos_token_id", "[1]", "bos_token_id"},
+    {"eos_token_id", "264", "eos_token_id"},
+    {"eos_token_id", "[264]", "eos_token_id"},
+    {"eos_token_id", "[\"x\"]", "eos_token_id"},
+    {"eos_token_id", "{}", "eos_token_id"},
+    {"attention_bias", "true", "attention_bias: expected false, found true"},
+    {"mlp_bias", "true", "mlp_bias"},
+    {"mlp_bias", "\"no\"", "mlp_bias"},
+    {"hidden_act", "\"gelu\"", "hidden_act: expected silu, found \"gelu\""},
+    {"hidden_act", "null", "hidden_act"},
+    {"attention_dropout", "0.1", "attention_dropout"},
+    {"sliding_window", "4096", "sliding_window"},
+    {"use_sliding_window", "true", "use_sliding_window"},
+    {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types"},
+    {"layer_types", "\"full_attention\"", "layer_types"},
+    {"layer_types", "[1]", "layer_types"},
+    {"quantization_config", "{\"quant_method\": \"gptq\"}", "quantization_config"},
+    {"partial_rotary_factor", "0.5", "partial_rotary_factor"},
+    {"pretraining_tp", "2", "pretraining_tp"},
+    {"rope_interleaved", "true", "rope_interleaved"},
+    {"logit_scale", "0.0625", "logit_scale"},
+    {"logits_scaling", "8", "logits_scaling"},
+    {"embedding_multiplier", "12", "embedding_multiplier"},
+    {"residual_multiplier", "0.22", "residual_multiplier"},
+    {"final_logit_softcapping", "30", "final_logit_softcapping"},
+    {"auto_map", "{\"AutoModel\": \"x.y\"}", "auto_map"},
+    {"qk_norm", "true", "qk_norm"},
+    {"num_local_experts", "8", "num_local_experts"},
+    {"is_encoder_decoder", "true", "is_encoder_decoder"},
+    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}", "found \"linear\""},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0}", "found \"yarn\""},
+    {"rope_scaling", "{\"rope_type\": \"dynamic\"}", "found \"dynamic\""},
+    {"rope_scaling", "{\"rope_type\": 3}", "rope_scaling: rope_type"},
+    {"rope_scaling", "{\"factor\": 2.0}", "rope_type: required"},
+    {"rope_scaling", "2.0", "rope_scaling: expected an object"},
+    {"rope_scaling", "[]", "rope_scaling: expected an object"},
+    {"rope_scaling", "{\"rope_type\": \"llama3\", \"type\": \"linear\"}", "expected one rope_type"},
+    {"rope_scaling", "{\"rope_type\": \"llama3\"}", "factor: required"},
+    {"rope_scaling",
+     "{\"rope_type\": \"llama3\", \"factor\": 0, \"low_freq_factor\": 1, \"high_freq_factor\": 4,"
+     "\"original_max_position_embeddings\": 8192}",
+     "factor"},
+    {"rope_scaling",
+     "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4,"
+     "\"original_max_position_embeddings\": 8192}",
+     "high_freq_factor"},
+    {"rope_scaling",
+     "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4}",
+     "original_max_position_embeddings: required"},
+    {"rope_parameters", "{\"rope_theta\": 20000}", "rope_theta: expected one value"},
+    {"rope_parameters", "{\"rope_theta\": -1}", "rope_theta"},
+    {"rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}", "partial_rotary"},
+    {"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}", "one RoPE for all"},
+    {"rope_parameters", "7", "rope_parameters: expected an object"},
+};
+
+// The demo config with one member exchanged.
+static char *config_with(const char *key, const char *value) {
+    char text[4096];
+    LlamaConfig c;
+    Error err = {0, "", ""};
+    llama_config_builtin(&c, "demo");
+    size_t n = llama_config_text(&c, "float32", text, sizeof text);
+    cJSON *root = json_parse(text, n, "demo", &err);
+    cJSON_DeleteItemFromObjectCaseSensitive(root, key);
+    if (value) cJSON_AddItemToObject(root, key, cJSON_CreateRaw(value));
+    char *out = cJSON_PrintUnformatted(root);
+    cJSON_Delete(root);
+    return out;
+}
+
+TEST(bad_configs_are_refused_by_name) {
+    size_t count = sizeof bad_configs / sizeof *bad_configs;
+    CHECK(count >= 60);
+    for (size_t i = 0; i < count; i++) {
+        const BadConfig *bad = &bad_configs[i];
+        LlamaConfig c;
+        Error err = {0, "", ""};
+        char *text = config_with(bad->key, bad->value);
+        bool ok = parse(&c, text, strlen(text), &err);
+        free(text);
+        CHECK_MSG(!ok, "%s = %s was accepted", bad->key, bad->value ? bad->value : "(none)");
+        CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, bad->expected) &&
+                      strncmp(err.what, "config.json: ", 13) == 0,
+                  "%s = %s: %s", bad->key, bad->value ? bad->value : "(none)", err.what);
+    }
+}
+
+TEST(harmless_values_are_accepted) {
+    static const char *const good[][2] = {
+        {"attention_bias", "null"}, {"sliding_window", "null"}, {"use_sliding_window", "false"},
+        {"eos_token_id", "[]"}, {"eos_token_id", "null"}, {"bos_token_id", "null"},
+        {"eos_token_id", "[257, 256]"}, {"partial_rotary_factor", "1.0"}, {"rope_scaling", "null"},
+        {"rope_scaling", "{\"type\": \"default\"}"}, {"rope_scaling", "{}"}, {"layer_types", "null"},
+        {"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 10000}"},
+        {"layer_types", "[\"full_attention\"]"}, {"_name_or_path", "\"x\""}, {"pad_token_id", "0"},
+        {"num_experts", "null"}, {"quantization_config", "null"}, {"unheard_of", "{\"a\": [1]}"},
+        {"architectures", "null"}, {"architectures", "[\"LlamaForCausalLM\"]"}, {"logit_scale", "1"},
+        {"num_key_value_heads", "null"}, {"head_dim", "null"}, {"rope_interleaved", "false"}};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        LlamaConfig c;
+        Error err = {0, "", ""};
+        char *text = config_with(good[i][0], good[i][1]);
+        bool ok = parse(&c, text, strlen(text), &err);
+        free(text);
+        CHECK_MSG(ok, "%s = %s: %s", good[i][0], good[i][1], err.what);
+    }
+}
+
+TEST(other_json_is_refused) {
+    static const char *const texts[] = {"", "[]", "null", "7", "\"llama\"", "{}", "{\"model_type\":{}}",
+                                        "<html>", "{\"vocab_size\":1,\"vocab_size\":2}"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        LlamaConfig c;
+        Error err = {0, "", ""};
+        CHECK(!parse(&c, texts[i], strlen(texts[i]), &err) && err.code == EXIT_BAD_INPUT);
+    }
+    LlamaConfig c;
+    Error err = {0, "", ""};
+    CHECK(!llama_config_read(&c, scratch("nothing.json"), &err) && strstr(err.hint, "config.json"));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Hostile texts
+
+// What a caller may rely on, whatever was read.
+static void check_invariants(const LlamaConfig *c) {
+    Error err = {0, "", ""};
+    CHECK(c->vocab_size > 0 && c->hidden_size > 0 && c->intermediate_size > 0 && c->num_layers > 0);
+    CHECK(c->num_kv_heads > 0 && c->num_heads % c->num_kv_heads == 0 && c->head_dim >= 2);
+    CHECK(c->rms_norm_eps > 0 && c->rope_theta >= 1 && isfinite(c->initializer_range));
+    CHECK(c->bos_token_id >= -1 && c->bos_token_id < c->vocab_size);
+    CHECK(c->eos_token_id >= -1 && c->eos_token_id < c->vocab_size);
+    CHECK_MSG(llama_config_check(c, "x", &err), "%s", err.what);
+    CHECK(llama_config_num_params(c) <= (uint64_t)1 << 40);
+}
+
+// text in memory of exactly its size, so that the sanitizer sees one byte too many.
+static bool try_text(const char *text, size_t n) {
+    LlamaConfig c;
+    Error err = {0, "", ""};
+    char *copy = (char *)malloc(n + 1);
+    memcpy(copy, text, n);
+    copy[n] = 0;
+    bool ok = parse(&c, copy, n, &err);
+    free(copy);
+    CHECK(ok == (err.code == 0) && (ok || (err.code == EXIT_BAD_INPUT && err.what[0])));
+    if (ok) check_invariants(&c);
+    return ok;
+}
+
+TEST(every_prefix_is_refused) {
+    size_t n = strlen(llama_32_1b);
+    for (size_t i = 0; i < n; i++) CHECK(!try_text(llama_32_1b, i));
+    CHECK(try_text(llama_32_1b, n));
+}
+
+TEST(every_flipped_bit_is_survived) {
+    char text[sizeof llama_32_1b];
+    int accepted = 0;
+    memcpy(text, llama_32_1b, sizeof text);
+    for (size_t i = 0; i + 1 < sizeof text; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            text[i] ^= (char)(1 << bit);
+            accepted += try_text(text, sizeof text - 1);
+            text[i] ^= (char)(1 << bit);
+        }
+    CHECK(accepted > 0);  // a digit that became another digit
+}
+
+static size_t mutate(char *text, size_t n, size_t capacity) {
+    static const char *const words[] = {"null", "true", "1e999", "-1", "0", "[", "]", "{", "}", ",", ":", "\"",
+                                        "9007199254740993", "\\u0000", "4294967296", "1e-400", "\xff"};
+    uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(4);
+    if (kind == 0) {
+        text[at] = (char)test_rng_u32();
+    } else if (kind == 1) {
+        size_t cut = test_rng_below(20);
+        if (cut > n - at) cut = n - at;
+        memmove(text + at, text + at + cut, n - at - cut);
+        n -= cut;
+    } else {
+        const char *word = words[test_rng_below(sizeof words / sizeof *words)];
+        size_t length = strlen(word), over = kind == 2 ? 0 : test_rng_below(8);
+        if (over > n - at) over = n - at;
+        if (n + length - over > capacity) return n;
+        memmove(text + at + length, text + at + over, n - at - over);
+        memcpy(text + at, word, length);
+        n += length - over;
+    }
+    return n ? n : 1;
+}
+
+TEST(fuzz) {
+    static const char *const seeds[] = {smollm2_135m, llama_32_1b, llama_32_1b_new};
+    char text[4096];
+    int accepted = 0;
+    for (int i = 0; i < 20000; i++) {
+        const char *seed = seeds[i % 3];
+        size_t n = strlen(seed);
+        memcpy(text, seed, n);
+        for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = mutate(text, n, sizeof text);
+        accepted += try_text(text, n);
+    }
+    CHECK(accepted > 100 && accepted < 10000);
+}
+
+TEST_MAIN()

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The house rules that a compiler does not check: who includes whom, C that is also C++ and CUDA, line lengths.
+set -u
+cd "$(dirname "$0")/.."
+passed=0 failed=0 skipped=0
+check() {       # check NAME COMMAND...
+    local name=$1 output
+    shift
+    if output=$("$@" 2>&1); then passed=$((passed + 1)) && echo "ok      $name"
+    else failed=$((failed + 1)) && echo "FAILED  $name" && printf '%s\n' "$output" | head -20; fi
+}
+skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
+
+# Prints every quoted include of the files in $2.. that does not match the pattern $1.
+includes_only() {
+    local allowed=$1
+    shift
+    ! grep -HoE '#include "[^"]+"' "$@" | grep -vE "\"($allowed)\""
+}
+no_backend_names() { ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_' train_llama.cu llama.h; }
+no_batch_and_time() { ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
+short_lines() { ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0) " columns"; n++ } END { exit n == 0 }' "$@"; }
+fresh_names() { ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE \
+    'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|\.ci|\.clang-format|\.gitignore'; }
+syntax() { "$@" -fsyntax-only -x c++ -std=c++17 -Wall -Wextra -Werror train_llama.cu; }
+
+check train_llama_includes includes_only 'data/[a-z_]+\.h|llama\.h|kernels/kernels\.h' train_llama.cu
+check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
+check kernels_h_includes_libc_only includes_only 'nothing' kernels/kernels.h
+check kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
+check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
+check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h data/*.h kernels/*.h
+check the_model_names_no_backend no_backend_names
+check kernels_h_knows_no_batch_and_time no_batch_and_time
+check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*.h kernels/kernels.h kernels/cpu/* tests/*.[ch] dev/*.c
+if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
+else skip top_level_is_the_agreed_house 'not a git checkout'; fi
+check trainer_is_cpp_for_g++ syntax g++
+if command -v clang++ > /dev/null; then check trainer_is_cpp_for_clang++ syntax clang++
+else skip trainer_is_cpp_for_clang++ 'clang++ is not installed'; fi
+if command -v nvcc > /dev/null; then
+    check trainer_compiles_under_nvcc nvcc -x cu -std=c++17 -Werror all-warnings -c train_llama.cu -o /dev/null
+else skip trainer_compiles_under_nvcc 'nvcc is not installed'; fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

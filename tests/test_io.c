@@ -1,0 +1,532 @@
+// data/io.h and data/json.h: bounds, exactness, locks, strict JSON.
+#include "../data/json.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "scratch.h"
+#include "test.h"
+
+// Refused allocations return NULL, as without the sanitizer.
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
+
+static char *read_back(const char *path, uint64_t *n) {
+    Error err = {0, "", ""};
+    char *text = file_read_all(path, 1 << 24, n, "", &err);
+    CHECK_MSG(text, "%s", err.what);
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Errors, arithmetic, CRC
+
+TEST(first_error_wins_and_stays_one_line) {
+    Error err = {0, "", ""};
+    CHECK(!error_set(&err, EXIT_DISK, "a\nb", "one\ntwo\x1b[31m \xc3\xa9"));
+    CHECK(!error_set(&err, EXIT_USAGE, "", "later"));
+    CHECK(err.code == EXIT_DISK);
+    CHECK_MSG(strcmp(err.what, "one\\x0atwo\\x1b[31m \xc3\xa9") == 0, "%s", err.what);
+    CHECK(strcmp(err.hint, "a\\x0ab") == 0);
+}
+
+TEST(errors_of_any_length_fit) {
+    static char longer[5000];
+    Error err = {0, "", ""};
+    memset(longer, '\n', sizeof longer - 1);
+    error_set(&err, EXIT_DISK, longer, "%s", longer);
+    error_prefix(&err, longer);
+    CHECK(strlen(err.what) < sizeof err.what && strlen(err.hint) < sizeof err.hint);
+    CHECK(!strchr(err.what, '\n') && !strchr(err.hint, '\n'));
+}
+
+TEST(checked_arithmetic) {
+    uint64_t out = 0;
+    CHECK(checked_mul(1ull << 32, (1ull << 32) - 1, &out) && !checked_mul(1ull << 32, 1ull << 32, &out));
+    CHECK(checked_add(UINT64_MAX, 0, &out) && !checked_add(UINT64_MAX, 1, &out));
+}
+
+TEST(crc32c_vectors) {
+    unsigned char zeros[32] = {0}, ones[32], up[32];
+    memset(ones, 0xff, sizeof ones);
+    for (int i = 0; i < 32; i++) up[i] = (unsigned char)i;
+    CHECK(crc32c(0, "123456789", 9) == 0xe3069283u);
+    CHECK(crc32c(0, zeros, 32) == 0x8a9136aau);  // RFC 3720, B.4
+    CHECK(crc32c(0, ones, 32) == 0x62a8ab43u);
+    CHECK(crc32c(0, up, 32) == 0x46dd794eu);
+    CHECK(crc32c(0, "", 0) == 0);
+}
+
+TEST(crc32c_paths_and_pieces_agree) {
+    unsigned char data[300];
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)test_rng_u32();
+    for (size_t offset = 0; offset < 9; offset++)
+        for (size_t n = 0; n + offset <= sizeof data; n++) {
+            uint32_t whole = crc32c(0, data + offset, n);
+            size_t cut = n ? test_rng_below((uint32_t)n) : 0;
+            CHECK(whole == ~crc32c_portable(~0u, data + offset, n));
+            CHECK(whole == crc32c(crc32c(0, data + offset, cut), data + offset + cut, n - cut));
+        }
+}
+
+TEST(memory_refused_is_exit_5) {
+    pid_t child = fork();
+    if (child == 0) {
+        close(2);
+        host_calloc((size_t)1 << 62, 2, "a test");
+        _exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK_MSG(WEXITSTATUS(status) == EXIT_HOST_MEMORY, "exit %d", WEXITSTATUS(status));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Paths
+
+TEST(paths_join_or_refuse) {
+    char out[16];
+    Error err = {0, "", ""};
+    CHECK(path_join(out, sizeof out, "a", "b", &err) && strcmp(out, "a/b") == 0);
+    CHECK(path_join(out, sizeof out, "a/", "b", &err) && strcmp(out, "a/b") == 0);
+    CHECK(path_join(out, sizeof out, "/", "b", &err) && strcmp(out, "/b") == 0);
+    CHECK(path_join(out, sizeof out, "", "b", &err) && strcmp(out, "b") == 0);
+    CHECK(path_join(out, sizeof out, "1234567", "1234567", &err) && strlen(out) == 15);
+    CHECK(!path_join(out, sizeof out, "12345678", "1234567", &err) && err.code == EXIT_USAGE);
+}
+
+TEST(paths_parents) {
+    static const char *const cases[][2] = {
+        {"a/b", "a"}, {"b", "."}, {"/b", "/"}, {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
+    char out[16];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0, "", ""};
+        CHECK(path_parent(out, sizeof out, cases[i][0], &err));
+        CHECK_MSG(strcmp(out, cases[i][1]) == 0, "%s -> %s", cases[i][0], out);
+    }
+}
+
+TEST(plain_names) {
+    char longer[300];
+    memset(longer, 'a', sizeof longer);
+    longer[256] = 0;
+    CHECK(path_is_plain_name("a") && path_is_plain_name("a b%n-\xc3\xa9"));
+    CHECK(!path_is_plain_name("") && !path_is_plain_name(".") && !path_is_plain_name(".."));
+    CHECK(!path_is_plain_name("a/b") && !path_is_plain_name("a\nb") && !path_is_plain_name(longer));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Reading and writing
+
+static void write_and_compare(size_t total) {
+    static unsigned char data[400000];
+    FileWriter w;
+    Error err = {0, "", ""};
+    uint64_t n = 0;
+    const char *path = scratch("written");
+    for (size_t i = 0; i < total; i++) data[i] = (unsigned char)test_rng_u32();
+    unlink(path);
+    CHECK_MSG(writer_open(&w, path, &err), "%s", err.what);
+    for (size_t done = 0, piece; done < total; done += piece) {
+        piece = 1 + test_rng_below(test_rng_below(2) ? 100 : 100000);
+        if (piece > total - done) piece = total - done;
+        CHECK(writer_write(&w, data + done, piece, &err));
+    }
+    CHECK(writer_write(&w, NULL, 0, &err) && writer_close(&w, &err));
+    CHECK(w.size_bytes == total && w.crc == crc32c(0, data, total));
+    char *back = read_back(path, &n);
+    bool same = n == total && memcmp(back, data, total) == 0;
+    free(back);
+    CHECK_MSG(same, "total %zu", total);
+}
+
+TEST(writer_writes_what_it_was_given) {
+    static const size_t sizes[] = {0, 1, 2, 65535, 65536, 65537, 131072, 131073, 400000};
+    for (int round = 0; round < 3; round++)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) write_and_compare(sizes[i]);
+}
+
+TEST(writer_refuses_an_existing_file_and_use_after_close) {
+    FileWriter w;
+    Error err = {0, "", ""}, err2 = {0, "", ""}, err3 = {0, "", ""};
+    const char *path = scratch("exclusive");
+    CHECK(writer_open(&w, path, &err) && writer_close(&w, &err));
+    CHECK(!writer_write(&w, "x", 1, &err2) && err2.code == EXIT_DISK);
+    CHECK(!writer_open(&w, path, &err3) && err3.code == EXIT_DISK && strstr(err3.what, path));
+    writer_abort(&w);
+    CHECK(path_exists(path));  // it was not ours
+}
+
+TEST(writer_abort_removes_the_file) {
+    FileWriter w;
+    Error err = {0, "", ""};
+    CHECK(writer_open(&w, scratch("aborted"), &err) && writer_write(&w, "x", 1, &err));
+    writer_abort(&w);
+    writer_abort(&w);
+    CHECK(!path_exists(scratch("aborted")));
+}
+
+TEST(full_disk_is_exit_4) {
+    FileWriter w;
+    Error err = {0, "", ""};
+    static char data[200000];
+    w.fd = open("/dev/full", O_WRONLY);
+    if (w.fd < 0) SKIP("no /dev/full");
+    w.size_bytes = w.buffered = w.crc = 0;
+    snprintf(w.path, sizeof w.path, "%s", scratch("full"));
+    CHECK(!writer_write(&w, data, sizeof data, &err) && err.code == EXIT_DISK && w.fd == -1);
+    CHECK_MSG(strstr(err.hint, "space"), "%s", err.hint);
+}
+
+TEST(file_write_all_replaces) {
+    Error err = {0, "", ""};
+    uint64_t n = 0;
+    CHECK(file_write_all(scratch("whole"), "one", 3, &err));
+    CHECK(file_write_all(scratch("whole"), "second", 6, &err));
+    char *text = read_back(scratch("whole"), &n);
+    CHECK(n == 6 && strcmp(text, "second") == 0);
+    free(text);
+    CHECK(!file_write_all(scratch("no/such"), "x", 1, &err) && err.code == EXIT_DISK);
+}
+
+TEST(reads_are_exact) {
+    File f;
+    Error err = {0, "", ""}, past = {0, "", ""}, wrap = {0, "", ""};
+    char b[8];
+    CHECK(file_write_all(scratch("ten"), "0123456789", 10, &err));
+    CHECK(file_open(&f, scratch("ten"), "", &err) && f.size_bytes == 10);
+    CHECK(file_read_at(&f, b, 4, 6, &err) && memcmp(b, "6789", 4) == 0);
+    CHECK(file_read_at(&f, b, 0, 10, &err));
+    CHECK(!file_read_at(&f, b, 4, 7, &past) && past.code == EXIT_BAD_INPUT);
+    CHECK(!file_read_at(&f, b, 4, UINT64_MAX - 1, &wrap) && wrap.code == EXIT_BAD_INPUT);
+    CHECK(truncate(scratch("ten"), 3) == 0);
+    Error shrunk = {0, "", ""};
+    CHECK(!file_read_at(&f, b, 4, 2, &shrunk) && strstr(shrunk.what, "shrank"));
+    file_close(&f);
+    file_close(&f);
+}
+
+TEST(only_regular_files_are_read) {
+    File f;
+    Error missing = {0, "", ""}, dir = {0, "", ""}, fifo = {0, "", ""}, big = {0, "", ""};
+    uint64_t n;
+    CHECK(!file_open(&f, scratch("missing"), "make it", &missing) && missing.code == EXIT_BAD_INPUT);
+    CHECK(strcmp(missing.hint, "make it") == 0 && f.fd == -1);
+    CHECK(!file_open(&f, "/tmp", "", &dir) && dir.code == EXIT_BAD_INPUT);
+    CHECK(mkfifo(scratch("fifo"), 0600) == 0);
+    CHECK(!file_open(&f, scratch("fifo"), "", &fifo) && fifo.code == EXIT_BAD_INPUT);  // at once
+    CHECK(file_write_all(scratch("big"), "0123456789", 10, &big));
+    CHECK(!file_read_all(scratch("big"), 9, &n, "", &big) && big.code == EXIT_BAD_INPUT);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Directories
+
+TEST(dir_create_all_and_remove_tree) {
+    Error err = {0, "", ""}, taken = {0, "", ""};
+    CHECK(dir_create_all(scratch("a/b/c"), &err) && path_is_dir(scratch("a/b/c")));
+    CHECK(dir_create_all(scratch("a/b/c/"), &err) && dir_create_all("/", &err));
+    CHECK(file_write_all(scratch("a/b/file"), "x", 1, &err));
+    CHECK(!dir_create_all(scratch("a/b/file/d"), &taken) && taken.code == EXIT_DISK);
+    CHECK(dir_create_all(scratch("outside"), &err));
+    CHECK(file_write_all(scratch("outside/keep"), "x", 1, &err));
+    CHECK(symlink(scratch("outside"), scratch("a/link")) == 0);
+    CHECK(dir_remove_tree(scratch("a"), &err) && !path_exists(scratch("a")));
+    CHECK(path_exists(scratch("outside/keep")));  // links are not followed
+    CHECK(dir_remove_tree(scratch("a"), &err));
+}
+
+static int count_entries(const char *path) {
+    int n = 0;
+    DIR *dir = opendir(path);
+    while (dir && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n - 2;
+}
+
+TEST(dir_probe_leaves_nothing) {
+    Error err = {0, "", ""}, missing = {0, "", ""}, file = {0, "", ""};
+    CHECK(dir_create_all(scratch("probe"), &err) && dir_probe(scratch("probe"), &err));
+    CHECK(count_entries(scratch("probe")) == 0);
+    CHECK(!dir_probe(scratch("probe/none"), &missing) && missing.code == EXIT_DISK);
+    CHECK(file_write_all(scratch("probe/file"), "x", 1, &err));
+    CHECK(!dir_probe(scratch("probe/file"), &file) && file.code == EXIT_DISK);
+}
+
+TEST(dir_probe_fails_where_nothing_can_be_written) {
+    Error err = {0, "", ""};
+    CHECK(!dir_probe("/proc", &err) && err.code == EXIT_DISK && err.hint[0]);
+}
+
+TEST(free_space) {
+    uint64_t n = 0;
+    Error err = {0, "", ""}, missing = {0, "", ""};
+    CHECK(disk_free_bytes("/", &n, &err) && n > 0);
+    CHECK(!disk_free_bytes(scratch("nowhere"), &n, &missing) && missing.code == EXIT_DISK);
+}
+
+TEST(second_owner_is_refused_and_told_who) {
+    DirLock lock;
+    int ready[2];
+    Error err = {0, "", ""}, after = {0, "", ""};
+    char pid_text[32];
+    CHECK(dir_create_all(scratch("locked"), &err) && pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        bool ok = dir_lock(&lock, scratch("locked"), &err);
+        if (write(ready[1], ok ? "y" : "n", 1) == 1) pause();
+        _exit(1);
+    }
+    char answer = 0;
+    CHECK(read(ready[0], &answer, 1) == 1 && answer == 'y');
+    CHECK(!dir_lock(&lock, scratch("locked"), &err) && err.code == EXIT_DIR_IN_USE);
+    snprintf(pid_text, sizeof pid_text, "process %d on", (int)child);
+    CHECK_MSG(strstr(err.what, pid_text), "%s", err.what);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    CHECK_MSG(dir_lock(&lock, scratch("locked"), &after), "%s", after.what);  // stale: taken over
+    dir_unlock(&lock);
+    dir_unlock(&lock);
+    close(ready[0]);
+    close(ready[1]);
+}
+
+// One contender: takes the lock `rounds` times and would notice anyone else inside.
+static int contend(const char *dir, const char *inside, int rounds) {
+    int entered = 0;
+    while (entered < rounds) {
+        DirLock lock;
+        Error err = {0, "", ""};
+        if (!dir_lock(&lock, dir, &err)) {
+            if (err.code != EXIT_DIR_IN_USE) return 2;
+            usleep(50);
+            continue;
+        }
+        int fd = open(inside, O_CREAT | O_EXCL | O_WRONLY, 0600);
+        if (fd < 0) return 3;
+        close(fd);
+        unlink(inside);
+        dir_unlock(&lock);
+        entered++;
+    }
+    return 0;
+}
+
+TEST(lock_races) {
+    Error err = {0, "", ""};
+    pid_t children[4];
+    CHECK(dir_create_all(scratch("race"), &err));
+    for (int i = 0; i < 4; i++)
+        if ((children[i] = fork()) == 0) _exit(contend(scratch("race"), scratch("inside"), 250));
+    for (int i = 0; i < 4; i++) {
+        int status = 0;
+        waitpid(children[i], &status, 0);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// JSON
+
+static bool json_accepts(const char *text, size_t n) {
+    char *copy = (char *)malloc(n + 1);  // exactly sized: the sanitizer sees a byte read too far
+    Error err = {0, "", ""};
+    memcpy(copy, text, n);
+    copy[n] = 0;
+    cJSON *root = json_parse(copy, n, "t", &err);
+    free(copy);
+    CHECK((root != NULL) == (err.code == 0) && (root || err.code == EXIT_BAD_INPUT));
+    CHECK(root || strncmp(err.what, "t: ", 3) == 0);
+    cJSON_Delete(root);
+    return root != NULL;
+}
+
+TEST(json_accepts_json) {
+    static const char *const good[] = {
+        "{}", "[]", "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-1.5e-5", "true", "false", "null", "\"\"",
+        " { } ", "\t[\n1 ,\r 2 ]", "{\"a\":1,\"b\":{\"a\":2}}", "[[[[]]]]", "\"\\u0041\\n\\\\\\/\\\"\"",
+        "\"\\ud83d\\ude00\"", "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"", "{\"a\":1,\"A\":2}",
+        "[1e400]", "\"\\\\u0000\""};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++)
+        CHECK_MSG(json_accepts(good[i], strlen(good[i])), "%s", good[i]);
+}
+
+TEST(json_refuses_what_is_not) {
+    static const char *const bad[] = {
+        "", " ", "{", "}", "[", "]", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}", "{\"a\":1,}",
+        "{a:1}", "{'a':1}", "{\"a\" 1}", "{\"a\":1 \"b\":2}", "01", "-01", "1.", ".5", "+1", "-", "1e",
+        "1e+", "0x10", "1-2", "1 2", "[1 2]", "NaN", "Infinity", "-Infinity", "nan", "tru", "truex",
+        "True", "nul", "nullnull", "\"", "\"a", "\"\\\"", "\"\\x\"", "\"\\u12\"", "\"\\u0000\"",
+        "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800x\"", "\"\t\"", "\"\n\"", "\"\x01\"", "\"\x80\"",
+        "\"\xc0\x80\"", "\"\xc1\xbf\"", "\"\xe0\x80\x80\"", "\"\xed\xa0\x80\"", "\"\xf0\x80\x80\x80\"",
+        "\"\xf4\x90\x80\x80\"", "\"\xf5\x80\x80\x80\"", "\"\xc3\"", "\"\xe2\x82\"", "\xef\xbb\xbf{}",
+        "{}x", "{}{}", "[]]", "{]", "[}", "\x0b{}", "\xc2\xa0{}", "// c\n{}", "/**/{}", "#\n{}",
+        "{\"a\":1,\"a\":2}", "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]", "{\"a\":1,\"\\u0061\":2}",
+        "{\"\":1,\"\":2}", "{1:2}", "{null:1}", "[\"a\" \"b\"]", "{\"a\":1;\"b\":2}"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_MSG(!json_accepts(bad[i], strlen(bad[i])), "case %zu: %s", i, bad[i]);
+    CHECK(!json_accepts("{}\0", 3) && !json_accepts("{\0}", 3) && !json_accepts("\0", 1));
+    CHECK(!json_accepts("{}\0x", 4) && !json_accepts("\"a\0b\"", 5));
+}
+
+TEST(json_depth_is_bounded) {
+    static char text[200001];
+    for (int depth = 63; depth <= 66; depth++) {
+        memset(text, '[', (size_t)depth);
+        memset(text + depth, ']', (size_t)depth);
+        CHECK_MSG(json_accepts(text, 2 * (size_t)depth) == (depth <= JSON_MAX_DEPTH), "%d", depth);
+    }
+    memset(text, '[', 200000);
+    CHECK(!json_accepts(text, 200000));
+    for (size_t i = 0; i + 5 <= 200000; i += 5) memcpy(text + i, "{\"a\":", 5);
+    CHECK(!json_accepts(text, 200000));
+}
+
+TEST(json_size_is_bounded) {
+    Error err = {0, "", ""};
+    CHECK(file_write_all(scratch("j"), "{ }", 3, &err));
+    cJSON *root = json_read(scratch("j"), 3, "", &err);
+    CHECK(root);
+    cJSON_Delete(root);
+    CHECK(!json_read(scratch("j"), 2, "", &err) && err.code == EXIT_BAD_INPUT);
+}
+
+TEST(json_many_keys_take_linear_time) {
+    enum { KEYS = 50000 };
+    char *text = (char *)malloc(KEYS * 16 + 16), *p = text;
+    *p++ = '{';
+    for (int i = 0; i < KEYS; i++) p += sprintf(p, "\"k%d\":0,", i);
+    p += sprintf(p, "\"k0\":1}");
+    bool duplicate = json_accepts(text, (size_t)(p - text));
+    p[-5] = 'x';  // "kx"
+    bool unique = json_accepts(text, (size_t)(p - text));
+    free(text);
+    CHECK(!duplicate && unique);
+}
+
+static cJSON *parse_ok(const char *text) {
+    Error err = {0, "", ""};
+    cJSON *root = json_parse(text, strlen(text), "t", &err);
+    CHECK_MSG(root, "%s", err.what);
+    return root;
+}
+
+TEST(json_getters_check_type_and_range) {
+    cJSON *root = parse_ok("{\"i\":5,\"f\":1.5,\"b\":true,\"s\":\"x\",\"n\":null,\"huge\":1e400,\"big\":1e15,"
+                           "\"neg\":-3}");
+    Error e[12];
+    memset(e, 0, sizeof e);
+    int i = -7;
+    int64_t big = 0;
+    double f = -7;
+    bool b = false;
+    const char *s = NULL;
+    CHECK(json_get_int(root, "i", 0, 5, &i, true, &e[0]) && i == 5);
+    CHECK(json_get_int64(root, "big", 0, 1ll << 52, &big, true, &e[0]) && big == 1000000000000000);
+    CHECK(json_get_double(root, "f", 0, 2, &f, true, &e[0]) && f == 1.5);
+    CHECK(json_get_bool(root, "b", &b, true, &e[0]) && b);
+    CHECK(json_get_string(root, "s", &s, true, &e[0]) && strcmp(s, "x") == 0);
+    CHECK(json_get_int(root, "n", 0, 5, &i, false, &e[0]) && i == 5);
+    CHECK(json_get_int(root, "none", 0, 5, &i, false, &e[0]) && i == 5 && e[0].code == 0);
+    CHECK(!json_get_int(root, "i", 0, 4, &i, true, &e[1]) && strstr(e[1].what, "from 0 to 4, found 5"));
+    CHECK(!json_get_int(root, "neg", 0, 4, &i, true, &e[2]) && !json_get_int(root, "f", 0, 4, &i, true, &e[3]));
+    CHECK(!json_get_int(root, "n", 0, 4, &i, true, &e[4]) && strstr(e[4].what, "required"));
+    CHECK(!json_get_int(root, "s", 0, 4, &i, true, &e[5]) && strstr(e[5].what, "a string"));
+    CHECK(!json_get_double(root, "huge", 0, 1e308, &f, true, &e[6]) && !json_get_bool(root, "i", &b, true, &e[7]));
+    CHECK(!json_get_string(root, "i", &s, true, &e[8]) && !json_get_double(root, "s", 0, 1, &f, true, &e[9]));
+    CHECK(!json_get_int(root, "big", INT32_MIN, INT32_MAX, &i, true, &e[10]) && i == 5);
+    cJSON_Delete(root);
+}
+
+TEST(json_writer_makes_lines_and_pages) {
+    char text[256];
+    for (int indent = 0; indent <= 2; indent += 2) {
+        JsonWriter w;
+        json_writer_init(&w, text, sizeof text, indent);
+        json_begin(&w, NULL, '{');
+        json_int(&w, "a", -1);
+        json_begin(&w, "b", '[');
+        json_bool(&w, NULL, true);
+        json_null(&w, NULL);
+        json_end(&w, ']');
+        json_begin(&w, "c", '{');
+        json_end(&w, '}');
+        json_double(&w, "d", 1e-5);
+        json_double(&w, "e", 500000);
+        json_end(&w, '}');
+        const char *line = "{\"a\": -1, \"b\": [true, null], \"c\": {}, \"d\": 1e-05, \"e\": 500000.0}";
+        const char *page = "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
+                           "  \"d\": 1e-05,\n  \"e\": 500000.0\n}";
+        CHECK_MSG(!w.overflow && strcmp(text, indent ? page : line) == 0, "%s", text);
+    }
+}
+
+TEST(json_writer_never_overflows_silently) {
+    char text[40];
+    for (size_t capacity = 1; capacity < sizeof text; capacity++) {
+        JsonWriter w;
+        memset(text, '#', sizeof text);
+        json_writer_init(&w, text, capacity, 0);
+        json_begin(&w, NULL, '{');
+        json_string(&w, "key", "value");
+        json_end(&w, '}');
+        CHECK(w.overflow == (capacity < sizeof "{\"key\": \"value\"}") && text[capacity] == '#');
+        CHECK(strlen(text) < capacity);
+    }
+}
+
+static cJSON *write_real(double value, bool single, char *text, size_t capacity) {
+    JsonWriter w;
+    json_writer_init(&w, text, capacity, 0);
+    if (single) json_float(&w, NULL, (float)value);
+    else json_double(&w, NULL, value);
+    CHECK(!w.overflow);
+    return parse_ok(text);
+}
+
+TEST(json_numbers_survive_a_round_trip) {
+    char text[64];
+    for (int i = 0; i < 20000; i++) {
+        uint64_t bits = test_rng_u64();
+        double value, back;
+        memcpy(&value, &bits, 8);
+        cJSON *root = write_real(value, false, text, sizeof text);
+        back = root->valuedouble;
+        bool null = cJSON_IsNull(root);
+        cJSON_Delete(root);
+        CHECK_MSG(isfinite(value) ? back == value : null, "%s", text);
+        float single = (float)test_rng_normal();
+        root = write_real((double)single, true, text, sizeof text);
+        back = root->valuedouble;
+        cJSON_Delete(root);
+        CHECK_MSG((float)back == single && strlen(text) <= 15, "%s", text);
+    }
+    cJSON_Delete(write_real(NAN, true, text, sizeof text));
+    CHECK(strcmp(text, "null") == 0);
+    cJSON_Delete(write_real(-INFINITY, false, text, sizeof text));
+    CHECK(strcmp(text, "null") == 0);
+    cJSON_Delete(write_real((double)1e-5f, true, text, sizeof text));
+    CHECK(strcmp(text, "1e-05") == 0);
+}
+
+TEST(json_strings_of_any_bytes_stay_json) {
+    char value[300], text[2048];
+    for (int i = 0; i < 5000; i++) {
+        size_t n = test_rng_below(40);
+        for (size_t k = 0; k < n; k++) value[k] = (char)(1 + test_rng_below(255));
+        value[n] = 0;
+        bool utf8 = true;
+        for (size_t k = 0, len; k < n && utf8; k += len)
+            utf8 = (len = utf8_length((const unsigned char *)value + k, n - k)) > 0;
+        JsonWriter w;
+        json_writer_init(&w, text, sizeof text, 0);
+        json_string(&w, NULL, value);
+        cJSON *root = parse_ok(text);
+        bool same = strcmp(root->valuestring, value) == 0;
+        cJSON_Delete(root);
+        CHECK(!utf8 || same);
+        CHECK(!strchr(text, '\n'));
+    }
+}
+
+TEST_MAIN()

@@ -1,0 +1,460 @@
+// The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient against central
+// differences in fp64.
+#include "../llama.h"
+
+#include <dirent.h>
+
+#include "test.h"
+
+static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
+    LlamaConfig c;
+    memset(&c, 0, sizeof c);
+    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
+    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
+    c.max_position_embeddings = 256, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
+    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos_token_id = 1, c.eos_token_id = 2;
+    return c;
+}
+
+static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen, bool repad) {
+    Error err = {0};
+    LlamaSizes sizes = {capacity, max_seqlen, repad, true};
+    llama_plan(m, c, sizes);
+    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    llama_init(m, 7);
+}
+
+enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
+static int32_t pool[MAX_TOKENS];
+static DocView docs[MAX_DOCS];
+
+// Documents of the given lengths; some are chunks that know their next token.
+static void make_docs(const int *lengths, int n, int vocab) {
+    int used = 0;
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < lengths[i]; k++) pool[used + k] = (int32_t)test_rng_below((uint32_t)vocab);
+        docs[i].tokens = pool + used;
+        docs[i].length = lengths[i];
+        docs[i].next_token = i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
+        used += lengths[i];
+    }
+}
+
+static double forward_backward(LlamaModel *m, const Batch *b) {
+    Error err = {0};
+    CHECK_MSG(batch_check(b, m->config.vocab_size, &err), "%s", err.what);
+    llama_zero_grads(m);
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m, (real)1 / (real)b->num_targets);
+    llama_backward(m);
+    return llama_read_step(m).loss_sum / b->num_targets;
+}
+
+#ifndef GRADCHECK
+
+static double relative_l2(const float *a, const float *b, size_t n) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        error += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        norm += (double)b[i] * (double)b[i];
+    }
+    return norm > 0 ? sqrt(error / norm) : sqrt(error);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Goldens made by dev/reference/make_golden.py with transformers.LlamaForCausalLM
+
+typedef struct {
+    SafetensorsSet set;
+    LlamaModel model;
+    Batch batch;
+    char dir[512];
+    void *arrays[128];               // read from expected.safetensors, freed at the end
+    int num_arrays;
+} Golden;
+
+static const float *golden_floats(Golden *g, const char *name, size_t *n) {
+    Error err = {0};
+    const TensorInfo *info = safetensors_find(&g->set, name);
+    if (!info) return NULL;
+    *n = (size_t)tensor_num_elements(info);
+    float *x = (float *)host_calloc(*n, sizeof *x, name);
+    g->arrays[g->num_arrays++] = x;
+    CHECK_MSG(safetensors_read_f32(&g->set, info, x, 0, *n, &err), "%s", err.what);
+    return x;
+}
+
+static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
+    Error err = {0};
+    const TensorInfo *info = safetensors_find(&g->set, name);
+    CHECK_MSG(info && strcmp(info->dtype, "I32") == 0, "%s", name);
+    *n = (int)tensor_num_elements(info);
+    int32_t *x = (int32_t *)host_calloc((size_t)*n, sizeof *x, name);
+    g->arrays[g->num_arrays++] = x;
+    CHECK(safetensors_read_raw(&g->set, info, x, 0, (uint64_t)*n * 4, &err));
+    return x;
+}
+
+static void golden_open(Golden *g, const char *name) {
+    Error err = {0};
+    LlamaConfig config;
+    char path[600];
+    int num_tokens, num_cu;
+    memset(g, 0, sizeof *g);
+    snprintf(g->dir, sizeof g->dir, "tests/golden/%s", name);
+    snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
+    CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
+    CHECK_MSG(llama_config_read(&config, g->dir, &err), "%s", err.what);
+    const int32_t *tokens = golden_ints(g, "tokens", &num_tokens), *cu = golden_ints(g, "cu_seqlens", &num_cu);
+    int longest = 1;
+    for (int d = 0; d + 1 < num_cu; d++) {
+        DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1};
+        docs[d] = doc;
+        if (doc.length > longest) longest = doc.length;
+    }
+    batch_init(&g->batch, num_tokens, num_cu);
+    batch_pack(&g->batch, docs, num_cu - 1);
+    LlamaSizes sizes = {num_tokens + 5, longest, false, true};       // slack rows are NaN in a poison build
+    llama_plan(&g->model, &config, sizes);
+    CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
+    CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
+}
+
+static void golden_close(Golden *g) {
+    for (int i = 0; i < g->num_arrays; i++) free(g->arrays[i]);
+    safetensors_close(&g->set);
+    batch_free(&g->batch);
+    llama_free(&g->model);
+}
+
+static void golden_gradients(Golden *g) {
+    for (int i = 0; i < g->model.num_tensors; i++) {
+        const LlamaTensor *t = &g->model.tensors[i];
+        char name[128];
+        size_t n = 0;
+        snprintf(name, sizeof name, "grad.%s", t->name);
+        const float *expected = golden_floats(g, name, &n);
+        CHECK_MSG(expected && n == t->count, "%s", name);
+        double e = relative_l2(g->model.grads + t->offset, expected, n);
+        CHECK_MSG(e <= 1e-5, "%s/%s: relative L2 %.3g", g->dir, name, e);
+    }
+}
+
+static void golden_logits(Golden *g) {
+    size_t n = 0, V = (size_t)g->model.config.vocab_size;
+    const float *expected = golden_floats(g, "logits", &n);
+    const int T = g->batch.total_tokens;
+    llama_forward(&g->model);                                        // backward has used the norm buffer since
+    float *logits = (float *)host_calloc((size_t)T * V, sizeof *logits, "logits");
+    for (int32_t t = 0; t < T; t++) llama_logits(&g->model, logits + (size_t)t * V, &t, 1);
+    CHECK(n == (size_t)T * V);
+    double e = relative_l2(logits, expected, n);
+    CHECK_MSG(e <= 2e-6, "%s: logits relative L2 %.3g", g->dir, e);
+    free(logits);
+}
+
+// Ten updates as torch.optim.AdamW with clip_grad_norm_(1.0) makes them
+static void golden_training(Golden *g) {
+    size_t n = 0, k = 0;
+    const float *losses = golden_floats(g, "train_losses", &n), *norms = golden_floats(g, "grad_norms", &k);
+    CHECK(losses && norms && n == 10 && k == 10);
+    for (int step = 0; step < 10; step++) {
+        AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};       // make_golden.py's
+        double loss = forward_backward(&g->model, &g->batch);
+        llama_update(&g->model, h, 1.0f);
+        double norm = (double)llama_read_step(&g->model).grad_norm;
+        CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step], "%s step %d: loss %.8g, expected %.8g",
+                  g->dir, step, loss, (double)losses[step]);
+        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step], "%s step %d: norm %.8g, expected %.8g",
+                  g->dir, step, norm, (double)norms[step]);
+    }
+}
+
+static void check_golden(const char *name) {
+    static Golden g;
+    size_t n = 0;
+    golden_open(&g, name);
+    double loss = forward_backward(&g.model, &g.batch);
+    const float *expected = golden_floats(&g, "loss", &n);
+    CHECK(expected && n == 1);
+    CHECK_MSG(fabs(loss - (double)expected[0]) <= 1e-6 * (double)expected[0], "%s: loss %.9g, expected %.9g", name, loss,
+              (double)expected[0]);
+    golden_gradients(&g);
+    golden_logits(&g);
+    golden_training(&g);
+    golden_close(&g);
+}
+
+TEST(goldens_of_transformers) {
+    DIR *dir = opendir("tests/golden");
+    char names[32][64];
+    int checked = 0;
+    CHECK_MSG(dir != NULL, "run from the repository's root");
+    for (struct dirent *e; checked < 32 && (e = readdir(dir));) {
+        if (e->d_name[0] == '.' || strchr(e->d_name, '.')) continue;
+        snprintf(names[checked++], 64, "%s", e->d_name);
+    }
+    closedir(dir);
+    for (int i = 0; i < checked; i++) check_golden(names[i]);
+    CHECK_MSG(checked >= 3, "%d goldens found", checked);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Layouts and isolation
+
+static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
+enum { NUM_DOCS = sizeof lengths / sizeof *lengths, ROW = 64 };
+
+static void check_layouts(const LlamaConfig *c) {
+    static LlamaModel m;
+    const Layout layouts[] = {LAYOUT_PADDED, LAYOUT_REPAD};
+    Batch b;
+    make_model(&m, c, NUM_DOCS * ROW, ROW, true);
+    make_docs(lengths, NUM_DOCS, c->vocab_size);
+    batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
+    float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
+    batch_pack(&b, docs, NUM_DOCS);
+    int32_t targets = b.num_targets;
+    double loss = forward_backward(&m, &b);
+    memcpy(grads, m.grads, m.num_elements * sizeof *grads);
+    for (int k = 0; k < 2; k++) {
+        batch_fill(&b, layouts[k], docs, NUM_DOCS, ROW);
+        CHECK(b.num_targets == targets);
+        double other = forward_backward(&m, &b);
+        double e = relative_l2(m.grads, grads, m.num_elements);
+        CHECK_MSG(fabs(other - loss) <= 1e-7 * loss, "%s: loss %.9g, packed %.9g", layout_name(layouts[k]), other, loss);
+        CHECK_MSG(e <= 1e-6, "%s: gradients differ by %.3g", layout_name(layouts[k]), e);
+    }
+    batch_fill(&b, LAYOUT_ROWS, docs, NUM_DOCS, ROW);
+    double bleed = forward_backward(&m, &b);
+    CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss, "rows: loss %.9g, packed %.9g", bleed, loss);
+    free(grads);
+    batch_free(&b);
+    llama_free(&m);
+}
+
+TEST(packed_padded_and_repad_have_the_same_loss_and_gradients) {
+    LlamaConfig a = tiny_config(3, 1, 4, true), b = tiny_config(2, 2, 6, false), c = tiny_config(4, 2, 8, true);
+    check_layouts(&a);
+    check_layouts(&b);
+    check_layouts(&c);
+}
+
+static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_eval(m);
+    device_download(losses, m->scratch.losses, (size_t)b->total_tokens * sizeof *losses);
+}
+
+TEST(a_document_has_the_same_bits_alone_permuted_and_beside_changed_neighbours) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    float packed[256], other[256];
+    make_model(&m, &c, 256, ROW, false);
+    batch_init(&b, 256, NUM_DOCS);
+    for (int round = 0; round < 20; round++) {
+        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        batch_pack(&b, docs, NUM_DOCS);
+        row_losses(&m, &b, packed);
+        for (int d = 0, first = 0; d < NUM_DOCS; first += lengths[d++]) {
+            size_t bytes = (size_t)lengths[d] * sizeof(float);
+            batch_pack(&b, &docs[d], 1);
+            row_losses(&m, &b, other);
+            CHECK_MSG(memcmp(other, packed + first, bytes) == 0, "document %d alone", d);
+            for (int i = 0; i < 202; i++)               // every other document becomes another one
+                if (i < first || i >= first + lengths[d]) pool[i] = (int32_t)test_rng_below(23);
+            batch_pack(&b, docs, NUM_DOCS);
+            row_losses(&m, &b, other);
+            CHECK_MSG(memcmp(other + first, packed + first, bytes) == 0, "document %d beside others", d);
+            row_losses(&m, &b, packed);
+        }
+        DocView reversed[NUM_DOCS];
+        for (int d = 0; d < NUM_DOCS; d++) reversed[d] = docs[NUM_DOCS - 1 - d];
+        batch_pack(&b, reversed, NUM_DOCS);
+        row_losses(&m, &b, other);
+        for (int d = 0, first = 0, end = b.total_tokens; d < NUM_DOCS; first += lengths[d++]) {
+            end -= lengths[d];
+            CHECK(memcmp(other + end, packed + first, (size_t)lengths[d] * sizeof(float)) == 0);
+        }
+    }
+    batch_free(&b);
+    llama_free(&m);
+}
+
+TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, false);
+    Batch b;
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, docs, NUM_DOCS);
+    int32_t targets = b.num_targets;
+    double loss = forward_backward(&m, &b), sum = 0;
+    float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
+    memcpy(grads, m.grads, m.num_elements * sizeof *grads);
+    llama_zero_grads(&m);
+    for (int first = 0; first < NUM_DOCS; first += 4) {
+        batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
+        llama_set_batch(&m, &b);
+        llama_forward(&m);
+        llama_head_train(&m, (real)1 / (real)targets);
+        llama_backward(&m);
+    }
+    sum = llama_read_step(&m).loss_sum / targets;
+    CHECK_MSG(fabs(sum - loss) <= 1e-7 * loss, "%.9g %.9g", sum, loss);
+    CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g", relative_l2(m.grads, grads, m.num_elements));
+    free(grads);
+    batch_free(&b);
+    llama_free(&m);
+}
+
+TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1};
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, docs, NUM_DOCS);
+    float *before = (float *)host_calloc(m.num_elements, sizeof *before, "weights");
+    for (int i = 0; i < m.num_tensors; i++) {
+        forward_backward(&m, &b);
+        m.grads[m.tensors[i].offset] = i % 2 ? NAN : INFINITY;
+        memcpy(before, m.weights, m.num_elements * sizeof *before);
+        llama_update(&m, hyper, 1.0f);
+        CHECK(llama_read_step(&m).scale == 0);
+        CHECK(memcmp(before, m.weights, m.num_elements * sizeof *before) == 0);
+        for (size_t k = 0; k < m.num_elements; k++) CHECK(m.m[k] == 0 && m.v[k] == 0);
+    }
+    free(before);
+    batch_free(&b);
+    llama_free(&m);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Initial weights, saving
+
+TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
+    static LlamaModel a, b;
+    LlamaConfig c = tiny_config(3, 1, 64, false);
+    c.hidden_size = 192, c.vocab_size = 300;
+    make_model(&a, &c, 16, 16, false);
+    make_model(&b, &c, 32, 32, false);
+    for (int i = 0; i < a.num_tensors; i++) {
+        const LlamaTensor *t = &a.tensors[i];
+        double sum = 0, squares = 0, n = (double)t->count;
+        for (size_t k = 0; k < t->count; k++) {
+            double w = (double)a.weights[t->offset + k];
+            CHECK(w == (double)b.weights[t->offset + k]);
+            sum += w, squares += w * w;
+        }
+        double std = sqrt(squares / n - sum * sum / n / n), expected = (double)t->init_std;
+        if (expected == 0) CHECK(sum == n);
+        else CHECK_MSG(fabs(std - expected) < 5 * expected / sqrt(2 * n) && fabs(sum / n) < 5 * expected / sqrt(n),
+                       "%s: std %g, expected %g", t->name, std, expected);
+    }
+    llama_init(&b, 8);
+    CHECK(a.weights[5] != b.weights[5]);
+    llama_free(&a);
+    llama_free(&b);
+}
+
+TEST(saved_weights_and_moments_come_back_bit_for_bit) {
+    static LlamaModel a, b;
+    Error err = {0};
+    SafetensorsWriter w;
+    LlamaConfig c = tiny_config(3, 1, 4, false);
+    char dir[] = "/tmp/unpad_test_XXXXXX", path[64], optimizer[64];
+    CHECK(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    snprintf(optimizer, sizeof optimizer, "%s/optimizer.safetensors", dir);
+    make_model(&a, &c, 16, 16, false);
+    make_model(&b, &c, 16, 16, false);
+    llama_init(&b, 99);
+    for (int i = 0; i < a.num_tensors; i++)
+        for (size_t k = 0; k < a.tensors[i].count; k++)
+            a.m[a.tensors[i].offset + k] = (float)test_rng_normal(), a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
+    CHECK_MSG(llama_save_weights(&a, path, &w, &err) && llama_save_optimizer(&a, optimizer, &w, &err), "%s", err.what);
+    CHECK_MSG(llama_load(&b, dir, &err) && llama_load_optimizer(&b, optimizer, &err), "%s", err.what);
+    CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
+    CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 && memcmp(a.v, b.v, a.num_elements * sizeof(float)) == 0);
+    c.num_layers = 1;
+    llama_free(&b);
+    make_model(&b, &c, 16, 16, false);
+    CHECK(!llama_load(&b, dir, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "unknown: model.layers.1.") != NULL, "%s", err.what);
+    unlink(path), unlink(optimizer), rmdir(dir);
+    llama_free(&a);
+    llama_free(&b);
+}
+
+TEST(planned_memory_is_what_is_allocated) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    uint64_t before = device_memory().bytes_now;
+    make_model(&m, &c, 128, 64, true);
+    CHECK(device_memory().bytes_now - before == llama_memory_total(&m.memory));
+    llama_free(&m);
+    CHECK(device_memory().bytes_now == before);
+}
+
+#else  // GRADCHECK ----------------------------------------------------------------------------------------
+
+static double loss_of(LlamaModel *m, const Batch *b) {
+    device_zero(m->step, sizeof(StepScalars));
+    llama_forward(m);
+    llama_head_eval(m);
+    return llama_read_step(m).loss_sum / b->num_targets;
+}
+
+// Every element of every tensor: fourth-order central differences, relative L2 per tensor.
+static void check_model_gradient(const LlamaConfig *c, Layout layout) {
+    static LlamaModel m;
+    const int lengths[] = {5, 1, 0, 9, 2, 7};
+    const double h = 5e-4;      // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
+    Batch b;
+    make_model(&m, c, 64, 10, true);
+    make_docs(lengths, 6, c->vocab_size);
+    batch_init(&b, 64, 64);
+    batch_fill(&b, layout, docs, 6, 10);
+    forward_backward(&m, &b);
+    for (int i = 0; i < m.num_tensors; i++) {
+        const LlamaTensor *t = &m.tensors[i];
+        double error = 0, norm = 0;
+        for (size_t k = 0; k < t->count; k++) {
+            double *w = &m.weights[t->offset + k], w0 = *w, f[4], steps[4] = {-2 * h, -h, h, 2 * h};
+            for (int s = 0; s < 4; s++) *w = w0 + steps[s], f[s] = loss_of(&m, &b);
+            *w = w0;
+            double d = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h), e = d - m.grads[t->offset + k];
+            error += e * e, norm += d * d;
+        }
+        CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));
+    }
+    batch_free(&b);
+    llama_free(&m);
+}
+
+TEST(model_gradient_gqa_3_tied) {
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    check_model_gradient(&c, LAYOUT_PACKED);
+}
+TEST(model_gradient_mha_untied) {
+    LlamaConfig c = tiny_config(2, 2, 6, false);
+    check_model_gradient(&c, LAYOUT_PACKED);
+}
+TEST(model_gradient_of_padded_rows_and_repad) {
+    LlamaConfig c = tiny_config(2, 1, 4, true);
+    c.num_layers = 1;
+    check_model_gradient(&c, LAYOUT_PADDED);
+    check_model_gradient(&c, LAYOUT_ROWS);
+    check_model_gradient(&c, LAYOUT_REPAD);
+}
+
+#endif
+
+TEST_MAIN()

@@ -1,0 +1,1042 @@
+// unpad.c: trains a Llama on packed documents. C that is also C++ and CUDA: one loop, two backends.
+//
+//   scripts/quickstart.sh                        everything, from nothing, in a few minutes
+//   ./train_llama                                trains `demo` on what quickstart prepared
+//   ./train_llama --model DIR --train 'shards/train_*.bin' --out run --steps 1000
+//   ./train_llama --resume --out run             goes on from the newest checkpoint, bit for bit
+//   ./train_llama --compare                      packed, padded, rows, repad on the same documents
+//   ./train_llama --check-packing                packed against each document alone
+//   ./train_llama --help                         every option with its default
+#include <math.h>
+#include <signal.h>
+#include <time.h>
+
+#include "data/checkpoint.h"   // defines: Checkpoint and its protocol
+#include "data/config.h"       // defines: LlamaConfig
+#include "data/documents.h"    // defines: Dataset
+#include "data/io.h"           // defines: Error, exit codes, checked reads and writes, DirLock
+#include "data/loader.h"       // defines: Loader, StepData; with them Batch and StepPlan
+#include "data/options.h"      // defines: Option and its table
+#include "data/tokenizer.h"    // defines: Tokenizer
+#include "kernels/kernels.h"   // defines: the device
+#include "llama.h"             // defines: LlamaModel, forward, backward, update
+
+#define UNPAD_VERSION "0.1.0"
+
+// ---------------------------------------------------------------------------------------------------------
+// Options: one table parses, documents and logs them
+
+typedef enum { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_WSD_SQRT } Schedule;
+
+typedef struct {
+    const char *model, *train, *val, *out, *resume, *prompt, *matmul;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, dry_run, version,
+        boundary_ends;
+    int layout, schedule, long_docs;
+    int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
+    int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every, seed;
+    int sample_tokens, num_samples, top_k, compare_steps;
+    float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip, temperature, top_p;
+} Options;
+
+static Options o;
+
+static const Option option_table[] = {
+    OPTION_GROUP("model"),
+    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0, "Hugging Face directory, or a built-in name: demo, "
+     "smollm2-135m, smollm2-360m, smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"},
+    {"from-scratch", OPTION_FLAG, &o.from_scratch, NULL, NULL, 0, 0, "random weights (always so for a built-in name)"},
+    OPTION_GROUP("data"),
+    {"train", OPTION_STRING, &o.train, "data/demo", NULL, 0, 0, "training shards: a directory, file or glob"},
+    {"val", OPTION_STRING, &o.val, NULL, NULL, 0, 0, "validation shards; default: the val shards of --train"},
+    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0, "how documents fill a batch"},
+    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 1, 1 << 24, "longest chunk; the row of other layouts"},
+    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "8192", NULL, 1, 1 << 29,
+     "capacity of the 1D token buffer"},
+    {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
+     "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"},
+    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1, "share of the capacity that a step takes documents for; 0: 1 for "
+     "one micro-batch a step, else 0.97"},
+    {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
+     "documents longer than --max-seqlen"},
+    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30, "shards without an index: the token "
+     "that begins each document; -1: by format"},
+    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0, "that token ends documents instead"},
+    OPTION_GROUP("run"),
+    {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0, "directory of log.jsonl, checkpoints and final/"},
+    {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0, "go on from a checkpoint; without DIR the newest valid "
+     "one in --out"},
+    {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0, "start anew in an --out that holds a run"},
+    {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12, "optimizer steps"},
+    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15, "of initial weights, document order and samples"},
+    {"save-every", OPTION_INT64, &o.save_every, "0", NULL, 0, 1e12, "steps between checkpoints; 0: only at the end"},
+    {"keep", OPTION_INT, &o.keep, "2", NULL, 0, 1e6, "newest checkpoints kept; 0: all"},
+    {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12, "steps between validations; 0: never"},
+    {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12, "tokens of the fixed validation set"},
+    {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6, "steps in a row with a non-finite loss or gradient "
+     "before the run ends with exit code 7"},
+    OPTION_GROUP("optimizer"),
+    {"lr", OPTION_FLOAT, &o.lr, "3e-3", NULL, 0, 1e30, "peak learning rate"},
+    {"schedule", OPTION_CHOICE, &o.schedule, "wsd", "constant|linear|cosine|wsd|wsd-sqrt", 0, 0,
+     "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"},
+    {"warmup-steps", OPTION_INT64, &o.warmup_steps, "20", NULL, 0, 1e12, "linear from 0"},
+    {"decay-frac", OPTION_FLOAT, &o.decay_frac, "0.2", NULL, 0, 1, "share of the steps that wsd decays over"},
+    {"min-lr-frac", OPTION_FLOAT, &o.min_lr_frac, "0", NULL, 0, 1, "last learning rate / --lr"},
+    {"weight-decay", OPTION_FLOAT, &o.weight_decay, "0.1", NULL, 0, 1e6, "on matrices, not on norm weights"},
+    {"beta1", OPTION_FLOAT, &o.beta1, "0.9", NULL, 0, 0.999999, "AdamW"},
+    {"beta2", OPTION_FLOAT, &o.beta2, "0.95", NULL, 0, 0.999999, "AdamW"},
+    {"eps", OPTION_FLOAT, &o.eps, "1e-8", NULL, 0, 1, "AdamW"},
+    {"grad-clip", OPTION_FLOAT, &o.grad_clip, "1", NULL, 0, 1e30, "largest gradient norm; 0: no clipping"},
+    OPTION_GROUP("samples"),
+    {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12, "steps between samples; 0: only at the end"},
+    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, 64, "texts a round, all in one packed batch; 0: none"},
+    {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20, "tokens written per text"},
+    {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0, "how each text begins; default: as validation documents do"},
+    {"temperature", OPTION_FLOAT, &o.temperature, "0.8", NULL, 0, 100, "0: always the likeliest token"},
+    {"top-k", OPTION_INT, &o.top_k, "0", NULL, 0, 1 << 24, "sample from the k likeliest; 0: from all"},
+    {"top-p", OPTION_FLOAT, &o.top_p, "0.95", NULL, 0, 1, "sample from the likeliest that sum to p"},
+    OPTION_GROUP("machine"),
+    {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads; 0: all cores"},
+    {"matmul", OPTION_STRING, &o.matmul, "auto", NULL, 0, 0, "CPU matmul: auto, own, openblas or onednn"},
+    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0, "CPU: matmul inputs in bf16, sums in fp32"},
+    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "same bits in every run (the CPU always does)"},
+    OPTION_GROUP("instead of training"),
+    {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0, "time all layouts on the same documents"},
+    {"compare-steps", OPTION_INT, &o.compare_steps, "3", NULL, 1, 1000, "timed steps of each layout"},
+    {"check-packing", OPTION_FLAG, &o.check_packing, NULL, NULL, 0, 0, "packed against each document alone"},
+    {"dry-run", OPTION_FLAG, &o.dry_run, NULL, NULL, 0, 0, "print the plan and the memory, and stop"},
+    {"version", OPTION_FLAG, &o.version, NULL, NULL, 0, 0, "print the version"},
+    OPTION_END,
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// The run: what the parts below share
+
+typedef struct {
+    LlamaConfig config;
+    LlamaModel model;
+    Dataset train, val;
+    bool has_val, has_tokenizer;
+    Tokenizer tokenizer;
+    LoaderSettings loader_settings;
+    Loader loader;
+    PlanState cursor;          // of the next step to train
+    StepData val_step;         // the fixed validation set
+    char resume_dir[IO_PATH_MAX];
+    DirLock lock;
+    FILE *log;
+    int failed_saves, skips_in_a_row;
+    Checkpoint checkpoint;
+    Batch sample_batch;
+} Run;
+
+static Run run;
+static volatile sig_atomic_t stop_signal;
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static void must(bool ok, const Error *err) {
+    if (!ok) error_exit(err);
+}
+
+static void usage_error(const char *hint, const char *what) {
+    Error err = {0, "", ""};
+    error_set(&err, EXIT_USAGE, hint, "%s", what);
+    error_exit(&err);
+}
+
+// The first signal ends the run after the current step, with a checkpoint; the second ends it at once (nothing is
+// ever half-written under its final name).
+static void on_signal(int sig) {
+    if (stop_signal) _exit(EXIT_RESUMABLE);
+    stop_signal = sig;
+}
+
+static void catch_signals(void) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaction(signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Learning rate of a step (0-based)
+
+static float learning_rate(int64_t step) {
+    const double low = (double)o.lr * o.min_lr_frac;
+    if (step < o.warmup_steps) return (float)((double)o.lr * (double)(step + 1) / (double)o.warmup_steps);
+    const double span = o.steps > o.warmup_steps ? (double)(o.steps - o.warmup_steps) : 1;
+    double done = (double)(step - o.warmup_steps) / span, left = 1;        // left: 1 at the peak, 0 at the end
+    if (o.schedule == SCHEDULE_LINEAR) left = 1 - done;
+    if (o.schedule == SCHEDULE_COSINE) left = 0.5 + 0.5 * cos(3.14159265358979323846 * done);
+    if (o.schedule == SCHEDULE_WSD || o.schedule == SCHEDULE_WSD_SQRT) {
+        const double start = (double)o.steps * (1 - (double)o.decay_frac);
+        double decayed = ((double)step - start) / ((double)o.steps - start);
+        if ((double)step >= start) left = o.schedule == SCHEDULE_WSD ? 1 - decayed : 1 - sqrt(decayed);
+    }
+    return (float)(low + ((double)o.lr - low) * left);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The step
+
+static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
+    Error err = {0, "", ""};
+    must(batch_check(b, m->config.vocab_size, &err), &err);
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m, loss_scale);
+    llama_backward(m);
+}
+
+static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper) {
+    llama_zero_grads(m);
+    for (int i = 0; i < data->num_micro; i++)
+        train_micro_batch(m, &data->micro[i], (real)1 / (real)data->num_targets);
+    llama_update(m, hyper, o.grad_clip);
+    return llama_read_step(m);
+}
+
+static AdamW adamw_of_step(int64_t step) {
+    AdamW hyper = {learning_rate(step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
+    return hyper;
+}
+
+static double validation_loss(LlamaModel *m, const StepData *data) {
+    device_zero(m->step, sizeof(StepScalars));
+    for (int i = 0; i < data->num_micro; i++) {
+        llama_set_batch(m, &data->micro[i]);
+        llama_forward(m);
+        llama_head_eval(m);
+    }
+    return llama_read_step(m).loss_sum / (double)data->num_targets;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Samples: all texts of a round grow together in one packed batch
+
+static float sample_uniform(int64_t step, int text, int position) {
+    uint64_t key = llama_hash((uint64_t)o.seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
+    return (float)(llama_hash(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
+}
+
+typedef struct { float p; int32_t id; } Candidate;
+
+static int candidate_descending(const void *a, const void *b) {
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    return x->p != y->p ? (x->p < y->p ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
+}
+
+// Temperature, then top-k, then top-p, then one draw. logits (V); scratch (V).
+static int32_t sample_token(const float *logits, int V, float uniform, Candidate *scratch) {
+    const float inverse_temperature = o.temperature > 0 ? 1 / o.temperature : 1;
+    float max = -INFINITY, sum = 0, cut = 0;
+    for (int v = 0; v < V; v++) max = logits[v] > max ? logits[v] : max;
+    for (int v = 0; v < V; v++) {
+        scratch[v].p = expf((logits[v] - max) * inverse_temperature);
+        scratch[v].id = v;
+        sum += scratch[v].p;
+    }
+    qsort(scratch, (size_t)V, sizeof *scratch, candidate_descending);
+    if (o.temperature == 0) return scratch[0].id;
+    int n = 0, limit = o.top_k > 0 && o.top_k < V ? o.top_k : V;
+    while (n < limit && (n == 0 || cut < o.top_p * sum)) cut += scratch[n++].p;
+    float target = uniform * cut;
+    for (int i = 0; i < n - 1; i++)
+        if ((target -= scratch[i].p) < 0) return scratch[i].id;
+    return scratch[n - 1].id;
+}
+
+typedef struct { int32_t *tokens; int32_t length, prompt_length; bool ended; } Text;
+
+// The prompt, or the first tokens of a validation (or training) document.
+static bool begin_text(Text *text, int number, int32_t capacity, Error *err) {
+    const int32_t borrowed = 16;
+    Dataset *ds = run.has_val ? &run.val : &run.train;
+    if (o.prompt && run.has_tokenizer) {
+        int64_t n = tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), text->tokens, capacity / 2, err);
+        if (n < 0) return false;
+        text->length = (int32_t)n;
+    } else {
+        int64_t doc = number % dataset_num_docs(ds), n = dataset_doc_length(ds, doc);
+        text->length = (int32_t)(n < borrowed ? n : borrowed);
+        if (!dataset_read(ds, doc, 0, text->length, text->tokens, err)) return false;
+    }
+    text->prompt_length = text->length;
+    return text->length > 0;
+}
+
+static void print_text(const Text *text, int64_t step, int number) {
+    printf("--- sample %d after step %lld%s\n", number + 1, (long long)step, text->ended ? " (ended)" : "");
+    for (int32_t i = 0; i < text->length; i++) {
+        size_t n = 0;
+        const unsigned char *bytes = run.has_tokenizer ? tokenizer_bytes(&run.tokenizer, text->tokens[i], &n) : NULL;
+        if (!bytes) { printf(" %d", text->tokens[i]); continue; }
+        if (run.tokenizer.special[text->tokens[i]]) continue;
+        for (size_t k = 0; k < n; k++)
+            if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f)) putchar(bytes[k]);
+    }
+    printf("\n");
+}
+
+// One token for every text that has not ended: a forward pass over all of them, packed.
+static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits, Candidate *scratch) {
+    DocView docs[64];
+    int32_t rows[64], last = 0;
+    for (int i = 0; i < o.num_samples; i++) {
+        DocView doc = {texts[i].tokens, texts[i].length, -1};
+        docs[i] = doc;
+        last += texts[i].length;
+        rows[i] = last - 1;
+    }
+    batch_pack(&run.sample_batch, docs, o.num_samples);
+    llama_set_batch(m, &run.sample_batch);
+    llama_forward(m);
+    llama_logits(m, logits, rows, o.num_samples);
+    const int V = m->config.vocab_size;
+    for (int i = 0; i < o.num_samples; i++) {
+        if (texts[i].ended) continue;
+        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V, sample_uniform(step, i, texts[i].length), scratch);
+        texts[i].tokens[texts[i].length++] = id;
+        texts[i].ended = id == m->config.eos_token_id;
+    }
+}
+
+static void print_samples(LlamaModel *m, int64_t step) {
+    Error err = {0, "", ""};
+    if (o.num_samples == 0) return;
+    int32_t room = m->sizes.capacity / o.num_samples;
+    if (room > o.max_seqlen) room = o.max_seqlen;
+    if (room < 2 || o.num_samples > m->head_chunk) return;
+    Text *texts = (Text *)host_calloc((size_t)o.num_samples, sizeof(Text), "samples");
+    int32_t *tokens = (int32_t *)host_calloc((size_t)o.num_samples * (size_t)room, sizeof(int32_t), "samples");
+    const size_t V = (size_t)m->config.vocab_size;
+    float *logits = (float *)host_calloc((size_t)o.num_samples * V, sizeof(float), "samples");
+    Candidate *scratch = (Candidate *)host_calloc(V, sizeof(Candidate), "samples");
+    if (!run.sample_batch.tokens) batch_init(&run.sample_batch, m->sizes.capacity, m->sizes.capacity);
+    bool ok = true;
+    for (int i = 0; ok && i < o.num_samples; i++) {
+        texts[i].tokens = tokens + (size_t)i * (size_t)room;
+        ok = begin_text(&texts[i], i, room, &err);
+    }
+    for (int32_t k = 0; ok && k < o.sample_tokens && texts[0].prompt_length + k < room; k++)
+        grow_texts(m, texts, step, logits, scratch);
+    for (int i = 0; ok && i < o.num_samples; i++) print_text(&texts[i], step, i);
+    if (!ok) error_print(&err);
+    free(texts);
+    free(tokens);
+    free(logits);
+    free(scratch);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Log: one JSON object a line; a line is written whole or not at all
+
+static void log_line(const JsonWriter *w) {
+    if (!run.log || w->overflow) return;
+    if (fprintf(run.log, "%s\n", w->text) < 0 || fflush(run.log) != 0)
+        fprintf(stderr, "warning: %s/log.jsonl: a line could not be written: %s\n", o.out, strerror(errno));
+}
+
+static void log_start(const char *event, int64_t step) {
+    char text[16384];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", event);
+    json_string(&w, "version", UNPAD_VERSION);
+    json_string(&w, "device", device_describe());
+    json_int(&w, "step", step);
+    json_int(&w, "parameters", (int64_t)llama_config_num_params(&run.config));
+    json_begin(&w, "options", '{');
+    options_write_json(option_table, &w);
+    json_end(&w, '}');
+    json_end(&w, '}');
+    log_line(&w);
+}
+
+static void print_eta(double seconds) {
+    int64_t s = (int64_t)seconds;
+    if (s >= 3600) printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60), (long long)(s % 60));
+    else printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+}
+
+typedef struct { double loss, ms, tokens_per_s, mean_ms; StepScalars scalars; float lr; } StepReport;
+
+static void report_step(int64_t step, const StepData *d, const StepReport *r) {
+    const double fill = 100.0 * (double)d->real_tokens / (double)d->capacity_tokens;
+    const double pairs = 100.0 * (double)d->attention_pairs / (double)d->padded_pairs;
+    printf("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | %lld docs | "
+           "pairs %.1f %%", (long long)step + 1, (long long)o.steps, r->loss, (double)r->scalars.grad_norm,
+           (double)r->lr, r->ms, r->tokens_per_s, fill, (long long)d->num_chunks, pairs);
+    print_eta(r->mean_ms * 1e-3 * (double)(o.steps - step - 1));
+    printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
+    char text[2048];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_int(&w, "step", step + 1);
+    json_double(&w, "loss", r->loss);
+    json_double(&w, "grad_norm", (double)r->scalars.grad_norm);
+    json_double(&w, "lr", (double)r->lr);
+    json_double(&w, "ms", r->ms);
+    json_double(&w, "tokens_per_s", r->tokens_per_s);
+    json_int(&w, "real_tokens", d->real_tokens);
+    json_int(&w, "targets", d->num_targets);
+    json_double(&w, "fill", fill / 100);
+    json_int(&w, "docs", d->num_chunks);
+    json_int(&w, "longest_doc", d->longest_doc);
+    json_int(&w, "attention_pairs", d->attention_pairs);
+    json_int(&w, "padded_pairs", d->padded_pairs);
+    json_bool(&w, "skipped", r->scalars.scale == 0);
+    json_end(&w, '}');
+    log_line(&w);
+}
+
+static void report_validation(int64_t step, double loss) {
+    printf("val after step %lld | loss %.4f\n", (long long)step, loss);
+    char text[256];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", "val");
+    json_int(&w, "step", step);
+    json_double(&w, "loss", loss);
+    json_end(&w, '}');
+    log_line(&w);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Checkpoints: a Hugging Face directory, and beside it the optimizer and where we are
+
+// What must be the same for a resumed run to see the same documents in the same steps.
+typedef struct { const char *name; int64_t value; } StateField;
+enum { STATE_PLAN_FIELDS = 7, STATE_CURSOR_FIELDS = 4 };
+
+static void state_plan_fields(StateField *f) {
+    const PlanSettings *p = &run.loader_settings.plan;
+    StateField fields[STATE_PLAN_FIELDS] = {
+        {"data_fingerprint", (int64_t)(dataset_fingerprint(&run.train) >> 12)},      // 52 bits: exact in JSON
+        {"seed", (int64_t)p->seed}, {"max_seqlen", p->max_seqlen}, {"micro_batch_tokens", p->capacity},
+        {"num_micro_batches", p->num_micro}, {"fill_ppm", p->fill_ppm}, {"long_docs", (int64_t)p->long_docs},
+    };
+    memcpy(f, fields, sizeof fields);
+}
+
+static size_t state_text(char *text, size_t capacity, int64_t log_bytes) {
+    StateField plan[STATE_PLAN_FIELDS];
+    JsonWriter w;
+    state_plan_fields(plan);
+    json_writer_init(&w, text, capacity, 2);
+    json_begin(&w, NULL, '{');
+    json_int(&w, "format", 1);
+    json_string(&w, "version", UNPAD_VERSION);
+    json_int(&w, "step", run.cursor.step);
+    json_int(&w, "epoch", run.cursor.epoch);
+    json_int(&w, "doc_pos", run.cursor.doc_pos);
+    json_int(&w, "tok_off", run.cursor.tok_off);
+    json_int(&w, "log_bytes", log_bytes);
+    json_int(&w, "skips_in_a_row", run.skips_in_a_row);
+    for (int i = 0; i < STATE_PLAN_FIELDS; i++) json_int(&w, plan[i].name, plan[i].value);
+    json_begin(&w, "options", '{');
+    options_write_json(option_table, &w);
+    json_end(&w, '}');
+    json_end(&w, '}');
+    return w.overflow ? 0 : w.n;
+}
+
+// Tokenizer files travel with every model we write: from the model's directory, else from the data's.
+static bool copy_tokenizer(Checkpoint *ck, Error *err) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                        "vocab.json", "merges.txt", "tokenizer.model"};
+    const char *from = run.resume_dir[0] ? run.resume_dir : o.model;
+    char path[IO_PATH_MAX];
+    for (int source = 0; source < 2; source++, from = o.train)
+        for (size_t i = 0, copied = 0; i < sizeof names / sizeof *names; i++) {
+            if (!path_is_dir(from) || !path_join(path, sizeof path, from, names[i], err)) break;
+            if (!path_exists(path)) continue;
+            if (!checkpoint_copy_file(ck, path, names[i], err)) return false;
+            copied++;
+            if (i + 1 == sizeof names / sizeof *names && copied) return true;
+        }
+    return err->code == 0;
+}
+
+static bool save_generation_config(Checkpoint *ck, Error *err) {
+    char text[256];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 2);
+    json_begin(&w, NULL, '{');
+    if (run.config.bos_token_id >= 0) json_int(&w, "bos_token_id", run.config.bos_token_id);
+    if (run.config.eos_token_id >= 0) json_int(&w, "eos_token_id", run.config.eos_token_id);
+    json_end(&w, '}');
+    return checkpoint_write_file(ck, "generation_config.json", text, w.n, err);
+}
+
+// config.json, generation_config.json, tokenizer files, model.safetensors: what from_pretrained loads.
+static bool save_model(Checkpoint *ck, LlamaModel *m, Error *err) {
+    char text[8192], path[IO_PATH_MAX];
+    SafetensorsWriter w;
+    size_t n = llama_config_text(&m->config, "float32", text, sizeof text);
+    return checkpoint_write_file(ck, "config.json", text, n, err) && save_generation_config(ck, err) &&
+           copy_tokenizer(ck, err) && checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
+           llama_save_weights(m, path, &w, err) &&
+           checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
+}
+
+static bool save_training_state(Checkpoint *ck, LlamaModel *m, Error *err) {
+    char text[16384], path[IO_PATH_MAX];
+    SafetensorsWriter w;
+    size_t n = state_text(text, sizeof text, run.log ? (int64_t)ftell(run.log) : 0);
+    return checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err) &&
+           llama_save_optimizer(m, path, &w, err) &&
+           checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
+           checkpoint_write_file(ck, "trainer_state.json", text, n, err);
+}
+
+// name NULL: step-NNNNNNNN with the training state; "final": the model alone.
+static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
+    Checkpoint *ck = &run.checkpoint;
+    bool ok = checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
+              (name != NULL || save_training_state(ck, m, err)) && checkpoint_publish(ck, err);
+    checkpoint_abort(ck);
+    return ok;
+}
+
+// A failed save leaves the older checkpoints; training goes on and tries again, and gives up after three in a row.
+static void save_or_warn(LlamaModel *m) {
+    Error err = {0, "", ""};
+    double start = now_ms();
+    if (save_checkpoint(m, NULL, &err)) {
+        run.failed_saves = 0;
+        printf("saved %s/step-%08lld in %.1f s\n", o.out, (long long)run.cursor.step, (now_ms() - start) * 1e-3);
+        if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
+        return;
+    }
+    error_print(&err);
+    if (++run.failed_saves >= 3 || stop_signal) exit(err.code);
+}
+
+static void report_damaged(void *context, const char *dir, const Error *why) {
+    (void)context;
+    fprintf(stderr, "warning: %s passed over: %s\n", dir, why->what);
+}
+
+// Fills run.resume_dir, or leaves it empty when a bare --resume finds no checkpoint: a fresh start.
+static void find_resume_dir(void) {
+    Error err = {0, "", ""};
+    int64_t step = -1;
+    if (!o.resume) return;
+    if (strcmp(o.resume, "newest") != 0) {
+        must(checkpoint_verify(o.resume, &step, &err), &err);
+        must(path_printf(run.resume_dir, sizeof run.resume_dir, &err, "%s", o.resume), &err);
+        return;
+    }
+    if (!path_is_dir(o.out)) return;
+    must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step, report_damaged, NULL, &err), &err);
+    if (step < 0) run.resume_dir[0] = 0;
+}
+
+// Cursor and log length from trainer_state.json; every plan field must match.
+static int64_t read_training_state(void) {
+    Error err = {0, "", ""};
+    char path[IO_PATH_MAX], misfits[512] = "";
+    StateField plan[STATE_PLAN_FIELDS];
+    const int64_t max = (int64_t)1 << 52;
+    int64_t log_bytes = 0;
+    must(path_join(path, sizeof path, run.resume_dir, "trainer_state.json", &err), &err);
+    cJSON *state = json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", &err);
+    must(state != NULL, &err);
+    bool ok = json_get_int64(state, "step", 0, max, &run.cursor.step, true, &err) &&
+              json_get_int64(state, "epoch", 0, max, &run.cursor.epoch, true, &err) &&
+              json_get_int64(state, "doc_pos", 0, max, &run.cursor.doc_pos, true, &err) &&
+              json_get_int64(state, "tok_off", 0, max, &run.cursor.tok_off, true, &err) &&
+              json_get_int64(state, "log_bytes", 0, max, &log_bytes, true, &err) &&
+              json_get_int(state, "skips_in_a_row", 0, 1 << 30, &run.skips_in_a_row, true, &err);
+    must(ok, &err);
+    state_plan_fields(plan);
+    for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
+        int64_t was = 0;
+        must(json_get_int64(state, plan[i].name, 0, max, &was, true, &err), &err);
+        size_t used = strlen(misfits);
+        if (was != plan[i].value)
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name, (long long)was,
+                     (long long)plan[i].value);
+    }
+    cJSON_Delete(state);
+    if (misfits[0]) {
+        error_set(&err, EXIT_CHECKPOINT_MISFIT, "resume with the data and sizes of the interrupted run",
+                  "%s: expected the same documents in the same steps, found other values of%s", path, misfits);
+        error_exit(&err);
+    }
+    return log_bytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// --compare: every layout on the same documents
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void init_weights(LlamaModel *m, const char *dir);
+
+// One row of the table: its own model, sized for this layout's largest micro-batch, so that the memory is its own.
+static void compare_layout(Layout layout) {
+    Error err = {0, "", ""};
+    LoaderSettings settings = run.loader_settings;
+    StepData data;
+    PlanState start = {0, 0, 0, 0};
+    memset(&data, 0, sizeof data);
+    settings.layout = layout;
+    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
+    LlamaSizes sizes = {0, o.max_seqlen, layout == LAYOUT_REPAD, true};
+    for (int i = 0; i < data.num_micro; i++)
+        if (data.micro[i].total_tokens > sizes.capacity) sizes.capacity = data.micro[i].total_tokens;
+    static LlamaModel m;
+    llama_plan(&m, &run.config, sizes);
+    must(llama_allocate(&m, &err), &err);
+    init_weights(&m, run.resume_dir[0] ? run.resume_dir : o.model);
+    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};                   // a full step that moves nothing
+    double *ms = (double *)host_calloc((size_t)o.compare_steps, sizeof(double), "timings");
+    StepScalars scalars = train_step(&m, &data, frozen);                 // warm-up
+    for (int i = 0; i < o.compare_steps; i++) {
+        double t = now_ms();
+        scalars = train_step(&m, &data, frozen);
+        ms[i] = now_ms() - t;
+    }
+    qsort(ms, (size_t)o.compare_steps, sizeof(double), compare_doubles);
+    double median = ms[o.compare_steps / 2];
+    printf("%-7s %10.1f %12.0f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout), median,
+           (double)data.real_tokens / median * 1e3,
+           100.0 * (1.0 - (double)data.real_tokens / (double)data.local_tokens), (long long)data.attention_pairs,
+           (double)llama_memory_total(&m.memory) / 1048576.0, scalars.loss_sum / (double)data.num_targets);
+    fflush(stdout);
+    free(ms);
+    llama_free(&m);
+    step_data_free(&data);
+}
+
+static void compare_layouts(void) {
+    printf("\nlayout     step ms   real tok/s  padding %%  attention pairs   memory MiB        loss\n");
+    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++) compare_layout((Layout)layout);
+    printf("The same documents, weights and kernels in every row; the median of %d steps. rows differs in loss because\n"
+           "there attention crosses documents.\n", o.compare_steps);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// --check-packing: the documents of one micro-batch, packed and each alone
+
+typedef struct { double max_loss, max_logit, max_grad, grad_error2, grad_norm2; } PackingDelta;
+
+// Loss of every row and logits of every row into host buffers, for one batch.
+static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    llama_set_batch(m, b);
+    llama_forward(m);
+    int32_t *rows = (int32_t *)host_calloc((size_t)m->head_chunk, sizeof(int32_t), "rows");
+    for (int64_t t = 0; t < T; t += m->head_chunk) {
+        int32_t n = (int32_t)(T - t < m->head_chunk ? T - t : m->head_chunk);
+        for (int32_t i = 0; i < n; i++) rows[i] = (int32_t)t + i;
+        llama_logits(m, logits + t * V, rows, n);
+    }
+    free(rows);
+    llama_head_eval(m);
+    device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+}
+
+static void add_gradients(LlamaModel *m, const Batch *b, real loss_scale) {
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m, loss_scale);
+    llama_backward(m);
+}
+
+static double max_difference(const float *a, const float *b, int64_t n, double so_far) {
+    for (int64_t i = 0; i < n; i++) so_far = fmax(so_far, fabs((double)a[i] - (double)b[i]));
+    return so_far;
+}
+
+// Document d of the packed batch as a batch of its own.
+static void batch_alone(Batch *alone, const Batch *packed, int d) {
+    int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
+    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1};
+    batch_pack(alone, &doc, 1);
+}
+
+static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
+    const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size, n = m->num_elements;
+    const real scale = (real)1 / (real)packed->num_targets;
+    float *logits = (float *)host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
+    float *losses = (float *)host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
+    real *grads = (real *)host_calloc(2 * n, sizeof(real), "gradients"), *grads_alone = grads + n;
+    Batch alone;
+    PackingDelta delta = {0, 0, 0, 0, 0};
+    batch_init(&alone, packed->total_tokens, 1);
+    forward_to_host(m, packed, losses, logits);
+    llama_zero_grads(m);
+    add_gradients(m, packed, scale);
+    device_download(grads, m->grads, n * sizeof(real));
+    llama_zero_grads(m);
+    for (int d = 0; d < packed->num_docs; d++) {
+        int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
+        if (rows == 0) continue;
+        batch_alone(&alone, packed, d);
+        forward_to_host(m, &alone, losses_alone, logits_alone);
+        delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
+        delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone, rows * (int64_t)V, delta.max_logit);
+        add_gradients(m, &alone, scale);
+    }
+    device_download(grads_alone, m->grads, n * sizeof(real));
+    for (size_t i = 0; i < n; i++) {
+        double difference = (double)grads[i] - (double)grads_alone[i];
+        delta.max_grad = fmax(delta.max_grad, fabs(difference));
+        delta.grad_error2 += difference * difference;
+        delta.grad_norm2 += (double)grads_alone[i] * (double)grads_alone[i];
+    }
+    batch_free(&alone);
+    free(logits);
+    free(losses);
+    free(grads);
+    return delta;
+}
+
+// Losses and logits must agree to fp32 rounding of one row's sums, gradients to that of a sum over T rows.
+static int check_packing(LlamaModel *m) {
+    Error err = {0, "", ""};
+    StepData data;
+    PlanState start = {0, 0, 0, 0};
+    memset(&data, 0, sizeof data);
+    LoaderSettings settings = run.loader_settings;
+    settings.layout = LAYOUT_PACKED;
+    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
+    const Batch *b = &data.micro[0];
+    PackingDelta d = packing_delta(m, b);
+    double grad = sqrt(d.grad_error2 / (d.grad_norm2 > 0 ? d.grad_norm2 : 1));
+    bool good = d.max_loss <= 1e-4 && d.max_logit <= 1e-4 && grad <= 1e-5;
+    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
+    printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss, d.max_loss == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a logit         %.3g%s\n", d.max_logit, d.max_logit == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad, grad);
+    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
+    step_data_free(&data);
+    return good ? EXIT_DONE : EXIT_DEVICE_ERROR;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Set-up
+
+static void check_options(void) {
+    if (o.micro_batch_tokens < o.max_seqlen)
+        usage_error("raise --micro-batch-tokens or lower --max-seqlen",
+                    "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+    if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
+    if (o.batch_tokens % o.micro_batch_tokens != 0)
+        usage_error("choose --batch-tokens as a multiple of --micro-batch-tokens",
+                    "--batch-tokens must be a multiple of --micro-batch-tokens");
+    if (o.from_scratch && o.resume) usage_error("leave out one of them", "--from-scratch and --resume exclude each other");
+}
+
+static bool model_is_builtin(void) {
+    LlamaConfig c;
+    return llama_config_builtin(&c, o.model);
+}
+
+static void load_config(void) {
+    Error err = {0, "", ""};
+    char near_name[64], hint[256];
+    if (llama_config_builtin(&run.config, o.model)) return;
+    if (!path_exists(o.model)) {
+        bool near = options_nearest(o.model, llama_config_builtin_names(), near_name, sizeof near_name);
+        snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s", near ? "did you mean " : "",
+                 near ? near_name : "", near ? "? Or " : "", llama_config_builtin_names());
+        error_set(&err, EXIT_BAD_INPUT, hint, "%s: expected a model directory or a built-in name, found neither", o.model);
+        error_exit(&err);
+    }
+    must(llama_config_read(&run.config, o.model, &err), &err);
+}
+
+static void check_config_of_checkpoint(void) {
+    Error err = {0, "", ""};
+    LlamaConfig saved;
+    if (!run.resume_dir[0]) return;
+    must(llama_config_read(&saved, run.resume_dir, &err), &err);
+    char a[8192], b[8192];
+    llama_config_text(&saved, "float32", a, sizeof a);
+    llama_config_text(&run.config, "float32", b, sizeof b);
+    if (strcmp(a, b) == 0) return;
+    error_set(&err, EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+              "%s: expected the model %s, found another config.json", run.resume_dir, o.model);
+    error_exit(&err);
+}
+
+static void open_data(void) {
+    Error err = {0, "", ""};
+    DatasetOptions options = dataset_options();
+    options.vocab_size = run.config.vocab_size;
+    options.boundary_token = o.boundary_token;
+    options.boundary_ends = o.boundary_ends;
+    if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train)) {
+        error_set(&err, EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
+                  "%s: no training data yet", o.train);
+        error_exit(&err);
+    }
+    must(dataset_open(&run.train, o.train, &options, &err), &err);
+    options.split = "val";
+    run.has_val = o.val ? true : path_is_dir(o.train);
+    if (!run.has_val) return;
+    if (o.val) must(dataset_open(&run.val, o.val, &options, &err), &err);
+    else run.has_val = dataset_open(&run.val, o.train, &options, &err);
+}
+
+static void open_tokenizer(void) {
+    Error err = {0, "", ""};
+    const char *dirs[] = {run.resume_dir, o.model, o.train};
+    char path[IO_PATH_MAX];
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !run.has_tokenizer; i++) {
+        if (!dirs[i][0] || !path_is_dir(dirs[i]) || !path_join(path, sizeof path, dirs[i], "tokenizer.json", &err)) continue;
+        if (!path_exists(path)) continue;
+        must(tokenizer_open(&run.tokenizer, path, &err), &err);
+        run.has_tokenizer = true;
+    }
+}
+
+static void make_loader_settings(void) {
+    Error err = {0, "", ""};
+    LoaderSettings *s = &run.loader_settings;
+    s->plan = plan_settings();
+    s->plan.seed = (uint64_t)o.seed;
+    s->plan.max_seqlen = o.max_seqlen;
+    s->plan.capacity = o.micro_batch_tokens;
+    s->plan.num_micro = (int32_t)(o.batch_tokens / o.micro_batch_tokens);
+    float fill = o.fill > 0 ? o.fill : s->plan.num_micro == 1 ? 1 : 0.97f;   // one bin needs no slack
+    s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
+    s->plan.long_docs = (LongDocs)o.long_docs;
+    s->layout = (Layout)o.layout;
+    s->rank = 0;
+    s->num_ranks = 1;
+    must(plan_settings_check(&s->plan, &err), &err);
+}
+
+// Validation: the first documents of a fixed order, the same for every run and seed.
+static void load_validation(void) {
+    Error err = {0, "", ""};
+    LoaderSettings s = run.loader_settings;
+    PlanState start = {0, 0, 0, 0};
+    if (!run.has_val) return;
+    int64_t available = dataset_num_tokens(&run.val), wanted = o.val_tokens < available ? o.val_tokens : available;
+    s.layout = LAYOUT_PACKED;
+    s.plan.seed = 0;
+    s.plan.num_micro = (int32_t)((wanted + s.plan.capacity - 1) / s.plan.capacity);
+    double fill = 1e6 * (double)wanted / ((double)s.plan.num_micro * s.plan.capacity);
+    s.plan.fill_ppm = fill < 970000 ? (int32_t)fill : 970000;
+    must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
+}
+
+static void init_weights(LlamaModel *m, const char *dir) {
+    Error err = {0, "", ""};
+    bool scratch = !run.resume_dir[0] && (o.from_scratch || model_is_builtin());
+    if (scratch) llama_init(m, (uint64_t)o.seed);
+    else must(llama_load(m, dir, &err), &err);
+}
+
+static void print_bytes(const char *name, size_t bytes) { printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0); }
+
+static void print_plan(const LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const PlanSettings *p = &run.loader_settings.plan;
+    char text[512];
+    printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
+    printf("model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab %d%s\n", o.model,
+           (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size, c->intermediate_size,
+           c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size, c->tie_word_embeddings ? ", tied head" : "");
+    printf("start   %s\n", run.resume_dir[0] ? run.resume_dir
+                           : o.from_scratch || model_is_builtin() ? "random weights" : "weights of --model");
+    dataset_describe(&run.train, text, sizeof text);
+    printf("train   %s\n", text);
+    if (run.has_val) dataset_describe(&run.val, text, sizeof text);
+    printf("val     %s\n", run.has_val ? text : "none");
+    printf("plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens (%s)\n",
+           layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity, p->fill_ppm * 1e-4,
+           p->max_seqlen, o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
+    printf("memory\n");
+    print_bytes("weights", m->memory.weights);
+    print_bytes("gradients", m->memory.grads);
+    print_bytes("optimizer", m->memory.optimizer);
+    print_bytes("activations", m->memory.activations);
+    print_bytes("workspace", m->memory.workspace);
+    print_bytes("total", llama_memory_total(&m->memory));
+}
+
+// The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
+static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
+    int32_t low = 0, high = sizes.capacity / 128;
+    while (low < high) {
+        static LlamaModel trial;
+        int32_t middle = low + (high - low + 1) / 2;
+        sizes.capacity = middle * 128;
+        llama_plan(&trial, &run.config, sizes);
+        if (llama_memory_total(&trial.memory) <= free_bytes) low = middle;
+        else high = middle - 1;
+        llama_free(&trial);
+    }
+    return low * 128;
+}
+
+static void check_memory(const LlamaModel *m) {
+    Error err = {0, "", ""};
+    size_t free_bytes = device_memory_free(), total = llama_memory_total(&m->memory);
+    if (free_bytes == 0 || total <= free_bytes) return;
+    char hint[160];
+    int32_t fits = largest_capacity(free_bytes, m->sizes);
+    if (fits >= o.max_seqlen) snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
+    else snprintf(hint, sizeof hint, "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
+                  o.max_seqlen);
+    error_set(&err, EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
+              (double)total / 1048576.0, (double)free_bytes / 1048576.0);
+    error_exit(&err);
+}
+
+// The log of a fresh run starts empty; that of a resumed one is cut to where the checkpoint was made.
+static void open_log(int64_t log_bytes) {
+    Error err = {0, "", ""};
+    char path[IO_PATH_MAX];
+    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
+    bool fresh = !run.resume_dir[0];
+    run.log = fopen(path, fresh ? "we" : "r+e");
+    if (!run.log && !fresh) run.log = fopen(path, "we");
+    if (run.log && !fresh) {
+        fseek(run.log, 0, SEEK_END);
+        if (ftell(run.log) < log_bytes) log_bytes = ftell(run.log);
+        if (ftruncate(fileno(run.log), (off_t)log_bytes) == 0) fseek(run.log, (long)log_bytes, SEEK_SET);
+    }
+    if (run.log) return;
+    error_set(&err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s", path, strerror(errno));
+    error_exit(&err);
+}
+
+static void open_out_dir(void) {
+    Error err = {0, "", ""};
+    char path[IO_PATH_MAX];
+    must(dir_create_all(o.out, &err), &err);
+    must(dir_lock(&run.lock, o.out, &err), &err);
+    must(checkpoint_recover(o.out, &err), &err);
+    must(dir_probe(o.out, &err), &err);
+    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
+    if (o.resume || o.overwrite || !path_exists(path)) return;
+    error_set(&err, EXIT_USAGE, "--resume goes on, --out DIR starts elsewhere, --overwrite starts anew here",
+              "%s: expected an empty directory, found a run", o.out);
+    error_exit(&err);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// The loop
+
+static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+static void leave_if_diverged(const StepScalars *s) {
+    Error err = {0, "", ""};
+    run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
+    if (run.skips_in_a_row <= o.max_skips) return;
+    error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+              "training diverged: %d steps in a row had a non-finite loss or gradient norm; no weight was touched by them",
+              run.skips_in_a_row);
+    error_exit(&err);
+}
+
+static void train(LlamaModel *m) {
+    Error err = {0, "", ""};
+    double mean_ms = 0;
+    int64_t last_saved = -1;
+    uint64_t allocations = 0;
+    must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
+    for (int64_t step = run.cursor.step, first = step; step < o.steps && !stop_signal; step++) {
+        double start_ms = now_ms();
+        const StepData *data = loader_next(&run.loader, &err);
+        must(data != NULL, &err);
+        AdamW hyper = adamw_of_step(step);
+        StepScalars scalars = train_step(m, data, hyper);
+        double ms = now_ms() - start_ms;
+        mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
+        StepReport report = {scalars.loss_sum / (double)data->num_targets, ms,
+                             (double)data->real_tokens / ms * 1e3, mean_ms, scalars, hyper.lr};
+        report_step(step, data, &report);
+        run.cursor = data->cursor_after;
+        leave_if_diverged(&scalars);
+        if (step == first) allocations = device_memory().count;
+        assert(device_memory().count == allocations);                    // nothing is allocated after the first step
+        if (every(step + 1, o.save_every) && step + 1 < o.steps) {
+            save_or_warn(m);
+            last_saved = step + 1;
+        }
+        if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
+            report_validation(step + 1, validation_loss(m, &run.val_step));
+        if (every(step + 1, o.sample_every) && step + 1 < o.steps) print_samples(m, step + 1);
+    }
+    loader_stop(&run.loader);
+    if (last_saved != run.cursor.step) save_or_warn(m);
+}
+
+static void finish(LlamaModel *m) {
+    Error err = {0, "", ""};
+    if (stop_signal) {
+        printf("stopped by signal %d; --resume goes on from step %lld\n", (int)stop_signal, (long long)run.cursor.step);
+        exit(EXIT_RESUMABLE);
+    }
+    must(save_checkpoint(m, "final", &err), &err);
+    print_samples(m, run.cursor.step);
+    printf("done: %s/final is a Hugging Face model; peak device memory %.1f MiB (planned %.1f MiB)\n", o.out,
+           (double)device_memory().bytes_peak / 1048576.0, (double)llama_memory_total(&m->memory) / 1048576.0);
+}
+
+int main(int argc, char **argv) {
+    Error err = {0, "", ""};
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    if (o.version) { printf("unpad.c %s\n", UNPAD_VERSION); return EXIT_DONE; }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    catch_signals();
+    check_options();
+
+    // inputs are proven good before anything is written
+    DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
+    const char *missing = device_init(&device);
+    if (missing) usage_error("see --matmul and --bf16-matmul", missing);
+    find_resume_dir();
+    load_config();
+    check_config_of_checkpoint();
+    open_data();
+    open_tokenizer();
+    make_loader_settings();
+    load_validation();
+    int64_t log_bytes = run.resume_dir[0] && !o.compare && !o.check_packing ? read_training_state() : 0;
+
+    LlamaModel *m = &run.model;
+    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
+    llama_plan(m, &run.config, sizes);
+    print_plan(m);
+    check_memory(m);
+    if (o.dry_run) return EXIT_DONE;
+    if (o.compare) return compare_layouts(), EXIT_DONE;
+    must(llama_allocate(m, &err), &err);
+    init_weights(m, run.resume_dir[0] ? run.resume_dir : o.model);
+    if (o.check_packing) return check_packing(m);
+
+    open_out_dir();
+    if (run.resume_dir[0]) {
+        char path[IO_PATH_MAX];
+        must(path_join(path, sizeof path, run.resume_dir, "optimizer.safetensors", &err), &err);
+        must(llama_load_optimizer(m, path, &err), &err);
+    }
+    open_log(log_bytes);
+    log_start(run.resume_dir[0] ? "resume" : "start", run.cursor.step);
+    train(m);
+    finish(m);
+    return EXIT_DONE;
+}
