@@ -118,6 +118,7 @@ typedef struct {
     Dataset train, val;
     bool has_val, has_tokenizer;
     Tokenizer tokenizer;
+    const char *tokenizer_dir;
     LoaderSettings loader_settings;
     Loader loader;
     PlanState cursor;          // of the next step to train
@@ -272,16 +273,22 @@ static bool begin_text(Text *text, int number, int32_t capacity, Error *err) {
     return text->length > 0;
 }
 
+// Special tokens are left out, control characters too; without a tokenizer, the ids.
+static void print_token(int32_t id) {
+    size_t n = 0;
+    bool known = run.has_tokenizer && id < run.tokenizer.vocab_size;
+    const unsigned char *bytes = known ? tokenizer_bytes(&run.tokenizer, id, &n) : NULL;
+    if (!bytes) {
+        printf("<%d>", id);
+        return;
+    }
+    for (size_t k = 0; k < n && !run.tokenizer.special[id]; k++)
+        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f)) putchar(bytes[k]);
+}
+
 static void print_text(const Text *text, int64_t step, int number) {
     printf("--- sample %d after step %lld%s\n", number + 1, (long long)step, text->ended ? " (ended)" : "");
-    for (int32_t i = 0; i < text->length; i++) {
-        size_t n = 0;
-        const unsigned char *bytes = run.has_tokenizer ? tokenizer_bytes(&run.tokenizer, text->tokens[i], &n) : NULL;
-        if (!bytes) { printf(" %d", text->tokens[i]); continue; }
-        if (run.tokenizer.special[text->tokens[i]]) continue;
-        for (size_t k = 0; k < n; k++)
-            if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f)) putchar(bytes[k]);
-    }
+    for (int32_t i = 0; i < text->length; i++) print_token(text->tokens[i]);
     printf("\n");
 }
 
@@ -451,21 +458,16 @@ static size_t state_text(char *text, size_t capacity, int64_t log_bytes) {
     return w.overflow ? 0 : w.n;
 }
 
-// Tokenizer files travel with every model we write: from the model's directory, else from the data's.
+// Tokenizer files travel with every model we write: from where this run's tokenizer came.
 static bool copy_tokenizer(Checkpoint *ck, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                                         "vocab.json", "merges.txt", "tokenizer.model"};
-    const char *from = run.resume_dir[0] ? run.resume_dir : o.model;
     char path[IO_PATH_MAX];
-    for (int source = 0; source < 2; source++, from = o.train)
-        for (size_t i = 0, copied = 0; i < sizeof names / sizeof *names; i++) {
-            if (!path_is_dir(from) || !path_join(path, sizeof path, from, names[i], err)) break;
-            if (!path_exists(path)) continue;
-            if (!checkpoint_copy_file(ck, path, names[i], err)) return false;
-            copied++;
-            if (i + 1 == sizeof names / sizeof *names && copied) return true;
-        }
-    return err->code == 0;
+    for (size_t i = 0; run.has_tokenizer && i < sizeof names / sizeof *names; i++) {
+        if (!path_join(path, sizeof path, run.tokenizer_dir, names[i], err)) return false;
+        if (path_exists(path) && !checkpoint_copy_file(ck, path, names[i], err)) return false;
+    }
+    return true;
 }
 
 static bool save_generation_config(Checkpoint *ck, Error *err) {
@@ -510,7 +512,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
 }
 
 // A failed save leaves the older checkpoints; training goes on and tries again, and gives up after three in a row.
-static void save_or_warn(LlamaModel *m) {
+static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0, "", ""};
     double start = now_ms();
     if (save_checkpoint(m, NULL, &err)) {
@@ -520,7 +522,7 @@ static void save_or_warn(LlamaModel *m) {
         return;
     }
     error_print(&err);
-    if (++run.failed_saves >= 3 || stop_signal) exit(err.code);
+    if (++run.failed_saves >= 3 || last) exit(err.code);
 }
 
 static void report_damaged(void *context, const char *dir, const Error *why) {
@@ -741,7 +743,6 @@ static void check_options(void) {
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         usage_error("choose --batch-tokens as a multiple of --micro-batch-tokens",
                     "--batch-tokens must be a multiple of --micro-batch-tokens");
-    if (o.from_scratch && o.resume) usage_error("leave out one of them", "--from-scratch and --resume exclude each other");
 }
 
 static bool model_is_builtin(void) {
@@ -805,6 +806,7 @@ static void open_tokenizer(void) {
         if (!path_exists(path)) continue;
         must(tokenizer_open(&run.tokenizer, path, &err), &err);
         run.has_tokenizer = true;
+        run.tokenizer_dir = dirs[i];
     }
 }
 
@@ -973,7 +975,7 @@ static void train(LlamaModel *m) {
         if (step == first) allocations = device_memory().count;
         assert(device_memory().count == allocations);                    // nothing is allocated after the first step
         if (every(step + 1, o.save_every) && step + 1 < o.steps) {
-            save_or_warn(m);
+            save_or_warn(m, false);
             last_saved = step + 1;
         }
         if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
@@ -981,7 +983,7 @@ static void train(LlamaModel *m) {
         if (every(step + 1, o.sample_every) && step + 1 < o.steps) print_samples(m, step + 1);
     }
     loader_stop(&run.loader);
-    if (last_saved != run.cursor.step) save_or_warn(m);
+    if (last_saved != run.cursor.step) save_or_warn(m, true);
 }
 
 static void finish(LlamaModel *m) {

@@ -108,10 +108,19 @@ static inline bool error_set(Error *err, int code, const char *hint, const char 
     return false;
 }
 
+// Every error has a hint: where a parser knows no better one, the exit code does.
+static inline const char *error_hint(const Error *err) {
+    if (err->hint[0]) return err->hint;
+    if (err->code == EXIT_USAGE) return "see --help";
+    if (err->code == EXIT_BAD_INPUT) return "make or copy that file again, or give another one";
+    if (err->code == EXIT_DISK) return "check the disk, its space and the permissions";
+    return "please report this with the command that led to it";
+}
+
 static inline void error_print(const Error *err) {
     fflush(stdout);
     fprintf(stderr, "error: %s\n", err->what);
-    if (err->hint[0]) fprintf(stderr, "hint: %s\n", err->hint);
+    fprintf(stderr, "hint: %s\n", error_hint(err));
 }
 
 __attribute__((noreturn))

@@ -153,6 +153,12 @@ static inline int64_t plan_work(const PlanSettings *s, int64_t length) {
     return length * s->work_token + tiles * (tiles + 1) / 2 * s->work_tile;
 }
 
+// The most tokens a step takes: floor(f * M * C).
+static inline int64_t plan_goal(const PlanSettings *s) {
+    const int64_t tokens = (int64_t)s->num_micro * s->capacity;  // < 2^50
+    return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
+}
+
 // Documents longer than max_seqlen, and their tokens beyond it: for the summary at the start.
 static inline void plan_count_long(const DocIndex *index, int32_t max_seqlen, int64_t *docs,
                                    int64_t *tokens_beyond) {
@@ -433,22 +439,40 @@ static inline void plan_group_bins(StepPlan *p, const PlanSettings *s) {
         p->chunks[cursor[p->bin[i]]++] = *plan_sorted_chunk(p, i);
 }
 
-// The step of at most `goal` tokens, packed. A prefix that cannot be packed loses its last chunk to
-// the next step; one chunk always fits, so this ends.
-static inline bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
-                               const PlanState *state, int64_t goal, Error *err) {
-    int64_t max_chunks = INT32_MAX;
-    p->used_fallback = false;
-    for (;;) {
-        if (!plan_take_prefix(p, index, s, state, goal, max_chunks, err)) return false;
-        plan_sort(p);
-        if (plan_pack_lpt(p, s)) break;
-        p->used_fallback = true;
-        if (plan_pack_best_fit(p, s)) break;
-        max_chunks = p->num_stream - 1;
-    }
-    plan_group_bins(p, s);
+// Takes at most max_chunks chunks and packs them into *fits; false is an error.
+static inline bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
+                            const PlanState *state, int64_t max_chunks, bool *fits, Error *err) {
+    if (!plan_take_prefix(p, index, s, state, plan_goal(s), max_chunks, err)) return false;
+    plan_sort(p);
+    *fits = plan_pack_lpt(p, s);
+    if (*fits) return true;
+    p->used_fallback = true;
+    *fits = plan_pack_best_fit(p, s);
     return true;
+}
+
+// The step, packed. When its prefix does not fit, its last chunks are left to the next step: 1,
+// then 2, 4, ... more until the rest fits (one chunk always does); bisection then takes back what
+// it can.
+static inline bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
+                               const PlanState *state, Error *err) {
+    bool fits = false;
+    p->used_fallback = false;
+    if (!plan_try(p, index, s, state, INT32_MAX, &fits, err)) return false;
+    if (fits) return true;
+    int64_t too_many = p->num_stream, good = 0;
+    for (int64_t fewer = 1; !fits; fewer *= 2) {
+        good = p->num_stream > fewer ? p->num_stream - fewer : 1;
+        if (!plan_try(p, index, s, state, good, &fits, err)) return false;
+        if (!fits) too_many = good;
+    }
+    while (too_many - good > 1) {
+        const int64_t middle = good + (too_many - good) / 2;
+        if (!plan_try(p, index, s, state, middle, &fits, err)) return false;
+        if (fits) good = middle;
+        else too_many = middle;
+    }
+    return plan_try(p, index, s, state, good, &fits, err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -534,11 +558,6 @@ static inline void plan_next_fit(StepPlan *p, const PlanSettings *s) {
 // -------------------------------------------------------------------------------------------------
 // The whole
 
-static inline int64_t plan_goal(const PlanSettings *s) {
-    const int64_t tokens = (int64_t)s->num_micro * s->capacity;  // < 2^50
-    return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
-}
-
 // Plans the step at *state. `plan` is {0} at first and may be used again; plan_free at the end.
 static inline bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s,
                              Layout layout, const PlanState *state, Error *err) {
@@ -548,7 +567,8 @@ static inline bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSe
     if (!plan_state_check(index, s, state, err)) return false;
     plan->layout = layout;
     plan_reserve_micros(plan, (size_t)s->num_micro);
-    if (!plan_packed(plan, index, s, state, plan_goal(s), err)) return false;
+    if (!plan_packed(plan, index, s, state, err)) return false;
+    plan_group_bins(plan, s);
     if (plan->num_targets == 0)
         return error_set(err, EXIT_BAD_INPUT, "documents of one token teach nothing",
                          "data: a step of %lld documents has no token to predict",

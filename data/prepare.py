@@ -7,7 +7,9 @@ val_00000.bin and .idx, the tokenizer's files and dataset.json; formats: data/RE
 
 Standard library only; a tokenizer.json other than the built-in byte tokenizer needs `tokenizers`.
 The output depends on the input and the options only, never on --jobs or the time. Everything is
-written under temporary names and renamed at the end. Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
+written under temporary names and renamed at the end.
+
+Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
 import collections

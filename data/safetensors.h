@@ -384,7 +384,11 @@ static inline bool safetensors_open_path(SafetensorsSet *s, const char *path, Er
         path = inside;
     }
     size_t n = strlen(path);
-    if (n > 5 && strcmp(path + n - 5, ".json") == 0) return safetensors_open_index(s, path, err);
+    bool index = n > 5 && strcmp(path + n - 5, ".json") == 0;
+    size_t max_files = index ? SAFETENSORS_MAX_FILES : 1;  // never moved: File.path points into it
+    s->files = (SafetensorsFile *)calloc(max_files, sizeof *s->files);
+    if (!s->files) return error_memory(err, path, max_files * sizeof *s->files);
+    if (index) return safetensors_open_index(s, path, err);
     return safetensors_open_file(s, path, err) && safetensors_sort(s, err);
 }
 
@@ -397,8 +401,6 @@ static inline void safetensors_close(SafetensorsSet *s) {
 
 static inline bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err) {
     memset(s, 0, sizeof *s);
-    s->files = (SafetensorsFile *)calloc(SAFETENSORS_MAX_FILES, sizeof *s->files);
-    if (!s->files) return error_memory(err, dir_or_file, SAFETENSORS_MAX_FILES * sizeof *s->files);
     if (safetensors_open_path(s, dir_or_file, err)) return true;
     safetensors_close(s);
     return false;

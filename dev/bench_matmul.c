@@ -1,9 +1,11 @@
-// GFLOP/s of the three products of a linear layer: our instruction sets beside OpenBLAS and oneDNN, if they are
-// installed. All candidates run in turn on the same matrices, then again; the table holds medians. On a busy machine
-// read the ratios of a row only, or count processor time with one thread: OMP_NUM_THREADS=1 bench_matmul -p.
+// GFLOP/s of the three products of a linear layer: our instruction sets beside OpenBLAS and oneDNN
+// where they are installed. All candidates run in turn on the same matrices, round after round; the
+// table holds medians. On a busy machine read ratios within a row only, or count processor time
+// with one thread: OMP_NUM_THREADS=1 bench_matmul -p.
 //
 // usage: bench_matmul [-t T]... [-s KxN]... [-r rounds] [-c candidate]... [-p]
-//        default: T 1395 and 4096, the layers of SmolLM2-135M and of the demo model, 7 rounds, all candidates
+//        default: T 1395 and 4096, the layers of SmolLM2-135M and of the demo model, 7 rounds, all
+//        candidates, wall-clock time
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // clock_gettime, getopt
 #endif
@@ -18,7 +20,7 @@
 typedef struct { const char *title, *name; int bf16; } Candidate;
 static const Candidate all_candidates[] = {
     {"avx512", "own-avx512", 0}, {"avx2", "own-avx2", 0}, {"portable", "own-portable", 0},
-    {"openblas", "openblas", 0}, {"onednn", "onednn", 0}, {"own bf16", "own", 1},
+    {"openblas", "openblas", 0}, {"onednn", "onednn", 0}, {"bf16", "own", 1},
 };
 typedef struct { int64_t K, N; } Layer;
 enum { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_PRODUCTS, MAX_LIST = 32, MAX_ROUNDS = 101 };
@@ -46,7 +48,10 @@ static real *uniform_new(int64_t n)
     real *x = malloc((size_t)n * sizeof(real));
     if (!x) exit(5);
     uint32_t state = 1;
-    for (int64_t i = 0; i < n; i++) x[i] = (real)((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-23f - 1;
+    for (int64_t i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        x[i] = (real)(state >> 8) * 0x1p-23f - 1;
+    }
     return x;
 }
 
@@ -103,19 +108,21 @@ int main(int argc, char **argv)
                               {192, 320}, {192, 1024}, {512, 192}};
     int num_tokens = 2, num_layers = 8, given_tokens = 0, given_layers = 0;
     for (int option; (option = getopt(argc, argv, "t:s:r:c:p")) != -1;) {
-        long long a, b;
-        if (option == 't' && sscanf(optarg, "%lld", &a) == 1 && given_tokens < MAX_LIST) {
+        long long a = 0, b = 0;
+        if (option == 't' && given_tokens < MAX_LIST && sscanf(optarg, "%lld", &a) == 1) {
             tokens[given_tokens++] = a, num_tokens = given_tokens;
-        } else if (option == 's' && sscanf(optarg, "%lldx%lld", &a, &b) == 2 && given_layers < MAX_LIST) {
+        } else if (option == 's' && given_layers < MAX_LIST &&
+                   sscanf(optarg, "%lldx%lld", &a, &b) == 2) {
             layers[given_layers++] = (Layer){a, b}, num_layers = given_layers;
-        } else if (option == 'r' && sscanf(optarg, "%d", &rounds) == 1 && rounds >= 1 && rounds <= MAX_ROUNDS) {
-            continue;
+        } else if (option == 'r' && atoi(optarg) >= 1 && atoi(optarg) <= MAX_ROUNDS) {
+            rounds = atoi(optarg);
         } else if (option == 'c' && num_candidates < MAX_LIST) {
             add_candidates(optarg);
         } else if (option == 'p') {
             bench_clock = CLOCK_PROCESS_CPUTIME_ID;
         } else {
-            fprintf(stderr, "usage: %s [-t T]... [-s KxN]... [-r rounds] [-c candidate]... [-p]\n", argv[0]);
+            fprintf(stderr, "usage: bench_matmul [-t T]... [-s KxN]... [-r rounds] "
+                            "[-c candidate]... [-p]\n");
             return 2;
         }
     }

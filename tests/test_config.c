@@ -132,7 +132,7 @@ static const BadConfig bad_configs[] = {
     {"vocab_size", "\"264\"", "found a string"},
     {"vocab_size", "[264]", "found an array"},
     {"vocab_size", "true", "found a boolean"},
-    {"vocab_size", "256", "eos_token_id"},
+    {"vocab_size", "257", "eos_token_id"},
     {"hidden_size", NULL, "hidden_size: required"},
     {"hidden_size", "0", "hidden_size"},
     {"hidden_size", "2147483648", "hidden_size"},

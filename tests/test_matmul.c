@@ -1,9 +1,11 @@
-// The three products of a linear layer against a naive fp64 triple loop, for every instruction set of this CPU and
-// every library found, over sizes around the edges of tiles and blocks.
+// The three products of a linear layer against a naive fp64 triple loop, for every instruction set
+// of this CPU and every library found, over sizes around the edges of tiles and blocks. Also built
+// with -DGRADCHECK, where real is double.
 //
-// Bound: a sum of n products in any order, each rounded, differs from the exact one by at most
-// gamma(n) * sum |a||b| with gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability, section 3.1). Nothing tuned.
-// Every matrix ends at an inaccessible page and begins after NaN words that must stay as they are.
+// Bound: a sum of n products in any order, every operation rounded, differs from the exact one by
+// at most gamma(n) * sum |a||b| with gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of
+// Numerical Algorithms, section 3.1). Nothing is tuned. Every matrix ends at an inaccessible page
+// and begins after NaN words that must stay as they are.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // MAP_ANONYMOUS
 #endif
@@ -17,7 +19,7 @@
 #include <omp.h>
 #endif
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Matrices between NaN words and an inaccessible page
 
 typedef struct {
@@ -51,12 +53,13 @@ static Guarded guarded_uniform(int64_t n)
 static bool guarded_free(Guarded g)
 {
     bool intact = true;
-    for (unsigned char *c = (unsigned char *)g.pages; c < (unsigned char *)g.p; c++) intact &= *c == 0xff;
+    const unsigned char *first = (unsigned char *)g.pages, *end = (unsigned char *)g.p;
+    for (const unsigned char *c = first; c < end; c++) intact &= *c == 0xff;
     munmap(g.pages, g.mapped);
     return intact;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Reference
 
 static double as_bf16(double x)   // round to nearest, ties to even
@@ -72,10 +75,12 @@ static double as_bf16(double x)   // round to nearest, ties to even
 
 static double read_as(real x, int bf16) { return bf16 ? as_bf16(x) : x; }
 
-// c (m, n) against start + A B^T, A(i,k) = a[i*a_row + k*a_col], B(j,k) likewise. NULL start: 0. Returns the largest
-// error in units of the bound (NaN counts as infinite).
-static double worst_error(const real *c, const real *start, const real *a, int64_t a_row, int64_t a_col,
-                          const real *b, int64_t b_row, int64_t b_col, int64_t m, int64_t n, int64_t depth, int bf16)
+typedef struct { const real *p; int64_t row, col; } Strided;   // (i, k) is p[i * row + k * col]
+
+// c (m, n) against start + A B^T, start NULL: 0. Returns the largest error in units of the bound if
+// that is over 1, else 0; a NaN counts as infinite.
+static double worst_error(const real *c, const real *start, Strided a, Strided b, int64_t m,
+                          int64_t n, int64_t depth, int bf16)
 {
     double u = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24, worst = 0;
     double gamma = (double)(depth + 1) * u / (1 - (double)(depth + 1) * u);
@@ -84,12 +89,14 @@ static double worst_error(const real *c, const real *start, const real *a, int64
         for (int64_t j = 0; j < n; j++) {
             double sum = start ? start[i * n + j] : 0, size = fabs(sum);
             for (int64_t k = 0; k < depth; k++) {
-                double x = read_as(a[i * a_row + k * a_col], bf16) * read_as(b[j * b_row + k * b_col], bf16);
+                double x = read_as(a.p[i * a.row + k * a.col], bf16) *
+                           read_as(b.p[j * b.row + k * b.col], bf16);
                 sum += x;
                 size += fabs(x);
             }
             double error = fabs((double)c[i * n + j] - sum);
-            if (!(error <= gamma * size)) worst = fmax(worst, isfinite(error) ? error / (gamma * size) : INFINITY);
+            if (error <= gamma * size) continue;
+            worst = fmax(worst, isfinite(error) ? error / (gamma * size) : INFINITY);
         }
     }
     return worst;
@@ -98,54 +105,65 @@ static double worst_error(const real *c, const real *start, const real *a, int64
 // All three products at one size.
 static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
 {
-    Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K), dout = guarded_uniform(T * N);
-    Guarded out = guarded_new(T * N), dinp = guarded_new(T * K), dweight = guarded_uniform(N * K);
-    real *before = malloc((size_t)(N * K) * sizeof(real) + 1);
-    memcpy(before, dweight.p, (size_t)(N * K) * sizeof(real));
+    Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
+    Guarded dout = guarded_uniform(T * N), dweight = guarded_uniform(N * K);
+    Guarded out = guarded_new(T * N), dinp = guarded_new(T * K);
+    Guarded before = guarded_new(N * K);
+    memcpy(before.p, dweight.p, (size_t)(N * K) * sizeof(real));
 
     matmul_forward(out.p, inp.p, weight.p, T, K, N);
     matmul_backward_input(dinp.p, dout.p, weight.p, T, K, N);
     matmul_backward_weight(dweight.p, dout.p, inp.p, T, K, N);
 
-    double forward = worst_error(out.p, NULL, inp.p, K, 1, weight.p, K, 1, T, N, K, bf16);
-    double backward_input = worst_error(dinp.p, NULL, dout.p, N, 1, weight.p, 1, K, T, K, N, bf16);
-    double backward_weight = worst_error(dweight.p, before, dout.p, 1, N, inp.p, 1, K, N, K, T, bf16);
-    free(before);
-    bool intact = guarded_free(inp) & guarded_free(weight) & guarded_free(dout) & guarded_free(out) &
-                  guarded_free(dinp) & guarded_free(dweight);
+    double forward = worst_error(out.p, NULL, (Strided){inp.p, K, 1}, (Strided){weight.p, K, 1},
+                                 T, N, K, bf16);
+    double backward_input = worst_error(dinp.p, NULL, (Strided){dout.p, N, 1},
+                                        (Strided){weight.p, 1, K}, T, K, N, bf16);
+    double backward_weight = worst_error(dweight.p, before.p, (Strided){dout.p, 1, N},
+                                         (Strided){inp.p, 1, K}, N, K, T, bf16);
+    bool intact = guarded_free(inp) & guarded_free(weight) & guarded_free(dout) &
+                  guarded_free(out) & guarded_free(dinp) & guarded_free(dweight);
+    guarded_free(before);
     CHECK_MSG(forward == 0 && backward_input == 0 && backward_weight == 0,
-              "%s, T %d K %d N %d: forward %.3g, backward_input %.3g, backward_weight %.3g times the bound",
+              "%s, T %d K %d N %d: forward %.3g, dinp %.3g, dweight %.3g times the bound",
               matmul_describe(), (int)T, (int)K, (int)N, forward, backward_input, backward_weight);
-    CHECK_MSG(intact, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(), (int)T, (int)K, (int)N);
+    CHECK_MSG(intact, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
+              (int)T, (int)K, (int)N);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Accuracy
 
-// Sizes around the edges of the register tile mr x nr, then around the blocks of matmul.c, then anything.
+// Sizes around the edges of the register tile mr x nr, around the blocks of matmul.c, then any.
 static void check_sizes(const char *name, int bf16)
 {
-    if (matmul_select(name, bf16) != 0) SKIP("%s%s is not available here", name, bf16 ? " bf16" : "");
+    if (matmul_select(name, bf16) != 0)
+        SKIP("%s%s is not available here", name, bf16 ? " bf16" : "");
     int mr = 8, nr = 16;                                 // libraries do not tell theirs
     sscanf(matmul_describe(), "own %*s %dx%d", &mr, &nr);
-    int edges[] = {0, 1, 2, 3, mr - 1, mr, mr + 1, 2 * mr + 1, nr - 1, nr, nr + 1, 2 * nr, 2 * nr + 1};
-    int num_edges = sizeof(edges) / sizeof(edges[0]);
-    for (int i = 0; i < num_edges; i++)
-        for (int j = 0; j < num_edges; j++)
-            for (int k = 0; k < num_edges; k++) check_products(edges[i], edges[j], edges[k], bf16);
+    int edges[] = {0, 1, 2, 3, mr - 1, mr, mr + 1, 2 * mr + 1, nr - 1, nr, nr + 1, 2 * nr + 1};
+    uint32_t num_edges = sizeof(edges) / sizeof(edges[0]);
+    for (uint32_t i = 0; i < num_edges; i++) {
+        for (uint32_t j = 0; j < num_edges; j++) {
+            int any = edges[test_rng_below(num_edges)];
+            check_products(edges[i], edges[j], any, bf16);
+            check_products(edges[i], any, edges[j], bf16);
+            check_products(any, edges[i], edges[j], bf16);
+        }
+    }
     for (int size = 0; size <= 2 * nr + 1; size++) {
         check_products(size, 5, 7, bf16);
         check_products(6, size, 3, bf16);
         check_products(5, 9, size, bf16);
     }
-    int blocks[] = {639, 640, 641, 1281, 2047, 2049, 4100};
+    int blocks[] = {511, 512, 513, 1025, 2047, 2049, 4101};
     for (int i = 0; i < 7; i++) {
         check_products(blocks[i], 5, 17, bf16);
         check_products(9, blocks[i], 6, bf16);
         check_products(3, 10, blocks[i], bf16);
     }
-    for (int i = 0; i < 30; i++)
-        check_products(test_rng_below(150), test_rng_below(150), test_rng_below(150), bf16);
+    for (int i = 0; i < 20; i++)
+        check_products(test_rng_below(130), test_rng_below(130), test_rng_below(130), bf16);
 }
 
 TEST(own_portable) { check_sizes("own-portable", 0); }
@@ -155,27 +173,33 @@ TEST(own_bf16) { check_sizes("own", 1); }
 TEST(openblas) { check_sizes("openblas", 0); }
 TEST(onednn) { check_sizes("onednn", 0); }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Bits
 
 typedef struct { const char *name; int bf16; } Choice;
-static const Choice own_choices[] = {{"own-portable", 0}, {"own-avx2", 0}, {"own-avx512", 0}, {"own", 1}};
+static const Choice own_choices[] = {
+    {"own-portable", 0}, {"own-avx2", 0}, {"own-avx512", 0}, {"own", 1},
+};
 enum { NUM_OWN = sizeof(own_choices) / sizeof(own_choices[0]) };
 
-static bool same_bits(const real *a, const real *b, int64_t n) { return memcmp(a, b, (size_t)n * sizeof(real)) == 0; }
+static bool same_bits(const real *a, const real *b, int64_t n)
+{
+    return memcmp(a, b, (size_t)n * sizeof(real)) == 0;
+}
 
 TEST(a_row_does_not_depend_on_its_company)
 {
     enum { T = 67, K = 1301, N = 131 };
-    static const int ranges[][2] = {{0, 1}, {66, 67}, {13, 14}, {13, 28}, {1, 67}, {0, 66}, {5, 40}, {14, 28}};
+    static const int ranges[][2] = {{0, 1}, {66, 67}, {7, 8}, {5, 40}, {1, 67}, {0, 66}, {8, 16}};
     for (int c = 0; c < NUM_OWN; c++) {
         if (matmul_select(own_choices[c].name, own_choices[c].bf16) != 0) continue;
-        Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K), dout = guarded_uniform(T * N);
-        Guarded out = guarded_new(T * N), dinp = guarded_new(T * K), part = guarded_new(T * K);
+        Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
+        Guarded dout = guarded_uniform(T * N), out = guarded_new(T * N);
+        Guarded dinp = guarded_new(T * K), part = guarded_new(T * K);
         matmul_forward(out.p, inp.p, weight.p, T, K, N);
         matmul_backward_input(dinp.p, dout.p, weight.p, T, K, N);
         bool same = true;
-        for (int r = 0; r < (int)(sizeof(ranges) / sizeof(ranges[0])); r++) {
+        for (size_t r = 0; r < sizeof(ranges) / sizeof(ranges[0]); r++) {
             int a = ranges[r][0], rows = ranges[r][1] - a;
             matmul_forward(part.p, inp.p + a * K, weight.p, rows, K, N);
             same &= same_bits(part.p, out.p + a * N, rows * N);
@@ -188,46 +212,59 @@ TEST(a_row_does_not_depend_on_its_company)
     }
 }
 
+#ifdef _OPENMP
+typedef struct { Guarded out, dinp, dweight; } Products;
+enum { T_BITS = 301, K_BITS = 203, N_BITS = 700 };
+
+static Products products_with(int threads, Guarded inp, Guarded weight, Guarded dout)
+{
+    int64_t T = T_BITS, K = K_BITS, N = N_BITS;
+    Products p = {guarded_new(T * N), guarded_new(T * K), guarded_new(N * K)};
+    memset(p.dweight.p, 0, (size_t)(N * K) * sizeof(real));
+    int usual = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    matmul_forward(p.out.p, inp.p, weight.p, T, K, N);
+    matmul_backward_input(p.dinp.p, dout.p, weight.p, T, K, N);
+    matmul_backward_weight(p.dweight.p, dout.p, inp.p, T, K, N);
+    omp_set_num_threads(usual);
+    return p;
+}
+
+static void products_free(Products p)
+{
+    guarded_free(p.out), guarded_free(p.dinp), guarded_free(p.dweight);
+}
+
 TEST(bits_do_not_depend_on_the_number_of_threads)
 {
-#ifdef _OPENMP
-    enum { T = 301, K = 203, N = 700 };
-    static const int threads[] = {1, 2, 3, 7};
-    int usual = omp_get_max_threads();
+    int64_t T = T_BITS, K = K_BITS, N = N_BITS;
     for (int c = 0; c < NUM_OWN; c++) {
         if (matmul_select(own_choices[c].name, own_choices[c].bf16) != 0) continue;
-        Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K), dout = guarded_uniform(T * N);
-        Guarded out[2], dinp[2], dweight[2];
+        Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
+        Guarded dout = guarded_uniform(T * N);
+        Products one = products_with(1, inp, weight, dout);
         bool same = true;
-        for (int t = 0; t < 4; t++) {
-            int now = t > 0;
-            omp_set_num_threads(threads[t]);
-            out[now] = guarded_new(T * N), dinp[now] = guarded_new(T * K), dweight[now] = guarded_new(N * K);
-            memset(dweight[now].p, 0, N * K * sizeof(real));
-            matmul_forward(out[now].p, inp.p, weight.p, T, K, N);
-            matmul_backward_input(dinp[now].p, dout.p, weight.p, T, K, N);
-            matmul_backward_weight(dweight[now].p, dout.p, inp.p, T, K, N);
-            same &= same_bits(out[0].p, out[now].p, T * N) && same_bits(dinp[0].p, dinp[now].p, T * K) &&
-                    same_bits(dweight[0].p, dweight[now].p, N * K);
-            if (now) guarded_free(out[1]), guarded_free(dinp[1]), guarded_free(dweight[1]);
+        for (int threads = 2; threads <= 7; threads++) {
+            Products many = products_with(threads, inp, weight, dout);
+            same &= same_bits(one.out.p, many.out.p, T * N);
+            same &= same_bits(one.dinp.p, many.dinp.p, T * K);
+            same &= same_bits(one.dweight.p, many.dweight.p, N * K);
+            products_free(many);
         }
-        omp_set_num_threads(usual);
-        guarded_free(out[0]), guarded_free(dinp[0]), guarded_free(dweight[0]);
+        products_free(one);
         guarded_free(inp), guarded_free(weight), guarded_free(dout);
         CHECK_MSG(same, "%s", matmul_describe());
     }
-#else
-    SKIP("built without OpenMP");
-#endif
 }
+#endif
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Values that are not finite
 
 TEST(nan_and_inf_stay_in_their_row)
 {
     enum { T = 33, K = 41, N = 37 };
-    uint32_t nan_bits = 0x7f800001u;                     // a NaN whose mantissa is all in the bits bf16 drops
+    uint32_t nan_bits = 0x7f800001u;                     // a NaN only by bits that bf16 drops
     float low_nan;
     memcpy(&low_nan, &nan_bits, 4);
     for (int c = 0; c < NUM_OWN; c++) {
@@ -242,14 +279,16 @@ TEST(nan_and_inf_stay_in_their_row)
         for (int t = 0; t < T; t++) {
             for (int n = 0; n < N; n++) {
                 real x = out[t * N + n];
-                bool right = t == 7 || (t == 20 && n == 5) ? isnan(x) : t == 20 ? isinf(x) : x == K - (n == 5);
+                bool right = x == K - (n == 5);
+                if (t == 20) right = n == 5 ? isnan(x) : isinf(x) && x > 0;   // inf * 0 is NaN
+                if (t == 7) right = isnan(x);
                 CHECK_MSG(right, "%s: out[%d][%d] is %g", matmul_describe(), t, n, (double)x);
             }
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The choice
 
 TEST(select)
@@ -261,8 +300,8 @@ TEST(select)
     CHECK(matmul_select("own-no-such", 0) == -1);
     CHECK(matmul_select("openblas", 1) == -1);
     CHECK(matmul_select("own-portable", 1) == -1);
-    CHECK_MSG(strncmp(matmul_describe(), "own portable", 12) == 0, "a refused choice must leave the old one, not %s",
-              matmul_describe());
+    CHECK_MSG(strncmp(matmul_describe(), "own portable", 12) == 0,
+              "a refused choice must leave the old one, not %s", matmul_describe());
 }
 
 TEST_MAIN()

@@ -12,6 +12,7 @@ One step is forward, backward, clipping and AdamW. Every mode's loss must agree 
 shown. The modes take turns, step by step, so that all share a busy moment of the machine.
 """
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -43,8 +44,10 @@ add("--threads", type=int, default=2)
 add("--compile", action="store_true", help="torch.compile each layer")
 add("--json", type=pathlib.Path, help="write the results here too")
 options = parser.parse_args()
+if {"padded", "hf"} & set(options.modes) and min(options.row_len) < max(options.lengths):
+    parser.error("--row-len is less than the longest document")
 
-os.environ["OMP_NUM_THREADS"] = str(options.threads)
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
 if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():     # give the peer its best kernels:
     os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")     # OpenBLAS <= 0.3.21 takes AVX2 for
     os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx512")     # cores it does not know, ATen too
@@ -112,10 +115,9 @@ class Llama(nn.Module):
     def __init__(self, d):
         super().__init__()
         vocab, hidden, hd = d["vocab_size"], d["hidden_size"], d["head_dim"]
-        self.model = nn.ModuleDict({
-            "embed_tokens": nn.Embedding(vocab, hidden),
-            "layers": nn.ModuleList([Layer(d) for _ in range(d["num_hidden_layers"])]),
-            "norm": RMSNorm(hidden, d["rms_norm_eps"])})
+        layers = nn.ModuleList([Layer(d) for _ in range(d["num_hidden_layers"])])
+        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(vocab, hidden), "layers": layers,
+                                    "norm": RMSNorm(hidden, d["rms_norm_eps"])})
         self.lm_head = nn.Linear(hidden, vocab, bias=False)
         for w in self.parameters():
             if w.ndim == 2:
@@ -206,23 +208,19 @@ class Mode:
 
 
 def main():
-    torch.set_num_threads(options.threads)
     models, d = make_models()
     torch.manual_seed(1)
     docs = [torch.randint(d["vocab_size"], (n,)) for n in options.lengths]
     real = sum(options.lengths)
-    assert min(options.row_len) >= max(options.lengths), "--row-len is less than a document"
     modes = []
-    for dtype in options.dtype:
-        for kind in options.modes:
-            for row in options.row_len if kind in ("padded", "hf") else [None]:
-                name = f"{kind} {len(docs)} x {row}" if row else kind
-                modes.append(Mode(name, *models["hf" if kind == "hf" else "own"], docs, row, dtype))
+    for dtype, kind in itertools.product(options.dtype, options.modes):
+        for row in options.row_len if kind in ("padded", "hf") else [None]:
+            name = f"{kind} {len(docs)} x {row}" if row else kind
+            modes.append(Mode(name, *models["hf" if kind == "hf" else "own"], docs, row, dtype))
     kernels = re.search(r"CPU capability usage: *(\S+)|$", torch.__config__.show())[1]
     count = sum(p.numel() for p in models["own"][0].parameters())
-    head = (f"torch {torch.__version__}, {kernels} kernels, {count:,} "
-            f"parameters, {len(docs)} documents of {real} tokens, {options.threads} threads, "
-            f"{options.steps} steps{', compiled layers' if options.compile else ''}")
+    head = (f"torch {torch.__version__}{' compiled' * options.compile}, {kernels} kernels, "
+            f"{options.threads} threads, {count:,} parameters, documents {options.lengths}")
     print(head, flush=True)
 
     for m in modes:
@@ -238,15 +236,13 @@ def main():
     print("dtype mode             real tokens/s  [min-max]              step  loss")
     for m in modes:
         timed = m.speeds[1:]        # the first step allocates
-        spread = f"[{min(timed):,.0f}-{max(timed):,.0f}]"
-        speed = statistics.median(timed)
-        print(f"{m.dtype:5s} {m.name:16s} {speed:13,.0f}  {spread:18s} {1e3 * real / speed:6.0f}ms  "
-              f"{m.first_loss:.6f}")
+        speed, spread = statistics.median(timed), f"[{min(timed):,.0f}-{max(timed):,.0f}]"
+        print(f"{m.dtype:5s} {m.name:16s} {speed:13,.0f}  {spread:18s} "
+              f"{1e3 * real / speed:6.0f}ms  {m.first_loss:.6f}")
     if options.json:
         rows = [dict(dtype=m.dtype, mode=m.name, loss=m.first_loss, tokens_per_s=m.speeds[1:])
                 for m in modes]
-        result = dict(what=head, dimensions=d, lengths=options.lengths, modes=rows)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(dict(what=head, dimensions=d, modes=rows)) + "\n")
 
 
 if __name__ == "__main__":

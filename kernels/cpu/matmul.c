@@ -1,15 +1,32 @@
-// Matrix multiplication. The three products of a linear layer are one loop nest over C(i,j) += A(i,k) B(j,k), in
-// which A and B are read through two strides, so that no transpose is a special case. Blocks of A and B are copied
-// ("packed") into the exact order in which the register tile reads them; the tile keeps MR x NR sums of C in
-// registers. This is Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), with the
-// packed layout and the naming of BLIS (Van Zee & van de Geijn, TOMS 2015).
+// Matrix multiplication. The three products of a linear layer are one loop nest over
+// C(i,j) += A(i,k) B(j,k), in which A and B are read through two strides, so that no transpose is
+// a special case. Blocks of A and B are copied ("packed") into the very order in which the register
+// tile (matmul_tile.h) reads them; the tile keeps MR x NR sums of C in registers. This is Goto &
+// van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), with the packed
+// layout and the letters of BLIS (Van Zee & van de Geijn, TOMS 2015).
 //
-// Bits. Every C(i,j) is the same chain of multiply-adds whatever else is computed: k in blocks that depend on the
-// depth alone, each block one chain from zero in order of k, blocks added in order. Tiles at an edge run the same
-// code on zero-filled panels and write to a spare tile first. So a row's bits depend neither on T, nor on where the
-// row is, nor on the number of threads; they do depend on the instruction set.
+// Bits. Every C(i,j) is the same chain of multiply-adds whatever else is computed: k in blocks that
+// depend on the depth alone, each block one chain from zero in order of k, blocks added in order.
+// Tiles at an edge run the same code on zero-filled panels and are copied from a spare tile. So a
+// row's bits depend neither on T, nor on the row's place, nor on the number of threads. They do
+// depend on the instruction set.
 //
-// Blocking, in floats (KC, MC, NC below): see dev/SPEED.md for what was tried.
+// bf16 rounds while packing: a word of a panel is then a pair of bf16, neighbours in k, and the
+// tile is the same text with a dot product of pairs for its multiply-add, half as deep.
+//
+// Blocking. A panel of B (NR x KC) is used from L2 by every tile below it while panels of A
+// (MR x KC, 16 kB) stream past; packed blocks (MC x KC and NC x KC, 4 MB each) stay in L3. KC is
+// also how many terms are summed before C is read and written: memory traffic wants it deep, the
+// error of a long chain and the size of a panel want it short.
+//
+// Tried and lost (Zen 4, one thread, processor time, share of the fp32 peak, which is now 0.90):
+// - tiles 14x32 (0.86) and 12x32 (0.88) against 8x48, which loads least for a multiply-add; 6x16
+//   against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
+// - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, to 5 % slower on small layers)
+// - packing several panels at once in chunks of 16 or 32 of the depth (2 to 8 % slower than panel
+//   by panel); prefetch in the strided copy (no difference)
+// - one buffer with barriers after packing B, after packing A and after the tiles: the same alone,
+//   slower beside other programs
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // setenv, dlopen
 #endif
@@ -34,17 +51,22 @@
 #endif
 
 enum {
-    KC = 640,         // depth of a block
-    MC = 2048,        // rows of A packed at once
-    NC = 2048,        // columns of B (rows of B as we hold it) packed at once
-    MAX_TILE = 1024,  // floats in the largest register tile
+    KC = 512,             // depth of a block, even
+    MC = 2048,            // rows of A packed at a time
+    NC = 2048,            // rows of B packed at a time
+    MAX_TILE = 8 * 48,    // elements of the largest register tile
 };
 
-// Element (i, k) of a dense matrix or of its transpose: p[i * row + k * col], where row or col is 1.
+// A dense matrix or its transpose: element (i, k) is p[i * row + k * col]; row or col is 1.
 typedef struct {
     const real *p;
     int64_t row, col;
 } Matrix;
+
+static Matrix at(Matrix x, int64_t i, int64_t k)
+{
+    return (Matrix){x.p + i * x.row + k * x.col, x.row, x.col};
+}
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -58,17 +80,17 @@ static int max_threads(void)
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Register tiles, one per instruction set
 
-typedef void TileFunction(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a, const real *RESTRICT b,
-                          int64_t depth, int accumulate);
+typedef void Tile(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
+                  const real *RESTRICT b, int64_t depth, int accumulate);
 
 typedef struct {
     const char *name;
-    TileFunction *tile;
+    Tile *tile;
     int mr, nr;
-    // bf16 sets: panel[k][i] = the pair panel[2k][i], panel[2k+1][i] in one word; NULL in the fp32 sets
+    // panel[k][i] = panel[2k][i] and panel[2k+1][i] as bf16 in one word; NULL: an fp32 set
     void (*round_pairs)(real *panel, int64_t pairs, int width);
 } InstructionSet;
 
@@ -99,25 +121,29 @@ enum { PORTABLE_MR = MR, PORTABLE_NR = NV * LANES };
 #define TILE tile_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define LANES 8
-#define MR 6
-#define NV 2
+#define MR 4
+#define NV 3
 #define FMA(a, b, c) _mm256_fmadd_ps(_mm256_set1_ps(a), b, c)
+enum { AVX2_MR = MR, AVX2_NR = NV * LANES };
 #include "matmul_tile.h"
 
 #define TILE tile_avx512
 #define TARGET __attribute__((target("avx512f")))
 #define LANES 16
-#define MR 14
-#define NV 2
+#define MR 8
+#define NV 3
 #define FMA(a, b, c) _mm512_fmadd_ps(_mm512_set1_ps(a), b, c)
+enum { AVX512_MR = MR, AVX512_NR = NV * LANES };
 #include "matmul_tile.h"
 
 #define TILE tile_avx512_bf16
 #define TARGET __attribute__((target("avx512f,avx512bf16")))
 #define LANES 16
-#define MR 14
-#define NV 2
-#define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
+#define MR 8
+#define NV 3
+#define FMA(a, b, c) \
+    _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
+enum { AVX512_BF16_MR = MR, AVX512_BF16_NR = NV * LANES };
 #include "matmul_tile.h"
 
 __attribute__((target("avx512f,avx512bf16")))
@@ -129,8 +155,8 @@ static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width)
             const real *even = panel + 2 * k * width + i, *odd = even + width;
             __m256i low = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, even));
             __m256i high = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, odd));
-            __m512i pair = _mm512_or_si512(_mm512_cvtepu16_epi32(low),
-                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+            __m512i upper = _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
+            __m512i pair = _mm512_or_si512(_mm512_cvtepu16_epi32(low), upper);
             _mm512_mask_storeu_epi32(panel + k * width + i, mask, pair);
         }
     }
@@ -139,9 +165,10 @@ static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width)
 
 static const InstructionSet instruction_sets[] = {   // best first
 #ifdef X86
-    {"avx512_bf16", tile_avx512_bf16, 14, 32, round_pairs_avx512_bf16},
-    {"avx512", tile_avx512, 14, 32, NULL},
-    {"avx2", tile_avx2, 6, 16, NULL},
+    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR,
+     round_pairs_avx512_bf16},
+    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, NULL},
+    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, NULL},
 #endif
     {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, NULL},
 };
@@ -153,29 +180,33 @@ static bool cpu_has(const char *set)
     if (strcmp(set, "avx512_bf16") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
     if (strcmp(set, "avx512") == 0) return __builtin_cpu_supports("avx512f");
-    if (strcmp(set, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(set, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     return strcmp(set, "portable") == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Packing
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
-#elif defined(GRADCHECK)
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (int64_t __attribute__((vector_size(32)))){a, b, c, d})
 #else
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (int32_t __attribute__((vector_size(16)))){a, b, c, d})
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (index4){a, b, c, d})
+#ifdef GRADCHECK
+typedef int64_t index4 __attribute__((vector_size(32)));
+#else
+typedef int32_t index4 __attribute__((vector_size(16)));
+#endif
 #endif
 
 typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 // to[k][i] = from[i][k] for i, k < 4
-static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t from_stride)
+static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t stride)
 {
-    vec4 r0 = *(const vec4 *)from, r1 = *(const vec4 *)(from + from_stride);
-    vec4 r2 = *(const vec4 *)(from + 2 * from_stride), r3 = *(const vec4 *)(from + 3 * from_stride);
+    vec4 r0 = *(const vec4 *)from, r1 = *(const vec4 *)(from + stride);
+    vec4 r2 = *(const vec4 *)(from + 2 * stride), r3 = *(const vec4 *)(from + 3 * stride);
     vec4 low01 = SHUFFLE(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
     vec4 low23 = SHUFFLE(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
     *(vec4 *)to = SHUFFLE(low01, low23, 0, 1, 4, 5);
@@ -196,9 +227,12 @@ static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth
             for (int64_t k = whole_k; k < depth; k++)
                 for (int r = i; r < i + 4; r++) panel[k * width + r] = x.p[r * x.row + k];
         }
-    } else if (x.row == 1) {                             // x(., k) is contiguous: copy
-        for (int64_t k = 0; k < depth; k++)
-            for (i = 0; i < whole_i; i += 4) *(vec4 *)(panel + k * width + i) = *(const vec4 *)(x.p + k * x.col + i);
+    } else {                                             // x(., k) is contiguous: copy
+        for (int64_t k = 0; k < depth; k++) {
+            const real *from = x.p + k * x.col;
+            real *to = panel + k * width;
+            for (i = 0; i < whole_i; i += 4) *(vec4 *)(to + i) = *(const vec4 *)(from + i);
+        }
     }
     for (; i < rows; i++)
         for (int64_t k = 0; k < depth; k++) panel[k * width + i] = x.p[i * x.row + k * x.col];
@@ -206,35 +240,32 @@ static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth
         for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;
 }
 
-// One panel of a block, rounded to pairs of bf16 where the instruction set wants that. Returns nothing of an odd
-// depth unset: the last pair is then filled with zero.
-static void pack(const InstructionSet *isa, real *panel, Matrix x, int64_t rows, int width, int64_t depth)
-{
-    pack_panel(panel, x, (int)min64(rows, width), width, depth);
-    if (!isa->round_pairs) return;
-    if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
-    isa->round_pairs(panel, ceil_div(depth, 2), width);
-}
-
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The loop nest
 
-static const InstructionSet *own;                        // the chosen one
-static _Alignas(64) real packed_a[(size_t)MC * KC], packed_b[(size_t)NC * KC];
+static const InstructionSet *own;    // the chosen one
+
+// Packed blocks. Two of each: while some threads still read one, others already pack the next,
+// which leaves one barrier a block. Memory of the program, not of the heap: there is no allocation
+// to fail, and pages that no product touches cost nothing.
+static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
 // C (m, n) = or += A (m, depth) B (n, depth)^T, of one block that is packed already.
 typedef struct {
     real *c;
-    int64_t c_stride, m, n, depth, a_panel, b_panel;     // a_panel, b_panel: floats from one panel to the next
+    const real *a, *b;
+    int64_t c_stride, m, n;
+    int64_t depth, a_panel, b_panel;    // of the tile; words from one panel to the next
     int accumulate;
 } Block;
 
-// The tile at panel row i and panel column j.
+// The tile of panel i of A and panel j of B.
 static void compute_tile(const Block *block, int64_t i, int64_t j)
 {
-    const real *a = packed_a + i * block->a_panel, *b = packed_b + j * block->b_panel;
-    int64_t rows = min64(own->mr, block->m - i * own->mr), cols = min64(own->nr, block->n - j * own->nr);
+    const real *a = block->a + i * block->a_panel, *b = block->b + j * block->b_panel;
     real *c = block->c + i * own->mr * block->c_stride + j * own->nr;
+    int64_t rows = min64(own->mr, block->m - i * own->mr);
+    int64_t cols = min64(own->nr, block->n - j * own->nr);
     if (rows == own->mr && cols == own->nr) {
         own->tile(c, block->c_stride, a, b, block->depth, block->accumulate);
         return;
@@ -242,27 +273,30 @@ static void compute_tile(const Block *block, int64_t i, int64_t j)
     real spare[MAX_TILE];
     own->tile(spare, own->nr, a, b, block->depth, 0);
     for (int64_t r = 0; r < rows; r++) {
-        real *to = c + r * block->c_stride, *from = spare + r * own->nr;
+        real *to = c + r * block->c_stride;
+        const real *from = spare + r * own->nr;
         for (int64_t s = 0; s < cols; s++) to[s] = block->accumulate ? to[s] + from[s] : from[s];
     }
 }
 
-// How many tiles (rows, columns) a thread takes at a time: square-ish pieces that reuse panels from L2, but
-// small enough that every thread gets several.
+// How many tiles, by rows and columns, a thread takes at a time: enough to find its panels in L2
+// again, few enough that every thread gets several pieces.
 static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols)
 {
-    *rows = 8, *cols = 8;
-    while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < 4 * max_threads())
+    int64_t enough = 4 * max_threads();
+    *rows = *cols = 8;
+    while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < enough)
         *(*rows > *cols ? rows : cols) /= 2;
 }
 
 // Called by all threads of a team: the tiles of a packed block, piece by piece, whoever is free.
 static void compute_block(const Block *block)
 {
-    int64_t tiles_m = ceil_div(block->m, own->mr), tiles_n = ceil_div(block->n, own->nr), rows, cols;
+    int64_t tiles_m = ceil_div(block->m, own->mr), tiles_n = ceil_div(block->n, own->nr);
+    int64_t rows, cols;
     piece_size(tiles_m, tiles_n, &rows, &cols);
     int64_t pieces_m = ceil_div(tiles_m, rows), pieces_n = ceil_div(tiles_n, cols);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t piece = 0; piece < pieces_m * pieces_n; piece++) {
         int64_t i0 = piece % pieces_m * rows, j0 = piece / pieces_m * cols;
         for (int64_t j = j0; j < min64(j0 + cols, tiles_n); j++)
@@ -271,58 +305,77 @@ static void compute_block(const Block *block)
 }
 
 // Called by all threads of a team: x(i, k) for i < rows, k < depth into panels of `width` rows.
-static void pack_block(real *packed, Matrix x, int64_t rows, int width, int64_t depth, int64_t panel_stride)
+static void pack_block(real *packed, int64_t panel_stride, Matrix x, int64_t rows, int width,
+                       int64_t depth)
 {
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < ceil_div(rows, width); i++) {
-        Matrix part = {x.p + i * width * x.row, x.row, x.col};
-        pack(own, packed + i * panel_stride, part, rows - i * width, width, depth);
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t p = 0; p < ceil_div(rows, width); p++) {
+        real *panel = packed + p * panel_stride;
+        Matrix part = at(x, p * width, 0);
+        pack_panel(panel, part, (int)min64(rows - p * width, width), width, depth);
+        if (!own->round_pairs) continue;
+        if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
+        own->round_pairs(panel, ceil_div(depth, 2), width);
     }
 }
 
 // C (m, n) = or += A (m, depth) B (n, depth)^T
-static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+                     int accumulate)
 {
-    int64_t kc = ceil_div(depth, ceil_div(depth, KC)), mc = MC / own->mr * own->mr, nc = NC / own->nr * own->nr;
+    int64_t mc = MC / own->mr * own->mr, nc = NC / own->nr * own->nr;
+    int64_t kc = ceil_div(depth, ceil_div(depth, KC));   // equal blocks; the same for every row
     kc += kc % 2;                                        // whole pairs
+    assert(own->mr * own->nr <= MAX_TILE);
 #pragma omp parallel
-    for (int64_t j = 0; j < n; j += nc) {
-        for (int64_t k = 0; k < depth; k += kc) {
-            int64_t kb = min64(kc, depth - k), nb = min64(nc, n - j);
-            Block block = {.c_stride = n, .n = nb, .accumulate = accumulate || k > 0};
-            block.depth = own->round_pairs ? ceil_div(kb, 2) : kb;
-            block.a_panel = kc * own->mr, block.b_panel = kc * own->nr;
-            Matrix bk = {b.p + j * b.row + k * b.col, b.row, b.col};
-            pack_block(packed_b, bk, nb, own->nr, kb, block.b_panel);
-            for (int64_t i = 0; i < m; i += mc) {
-                block.m = min64(mc, m - i), block.c = c + i * n + j;
-                Matrix ak = {a.p + i * a.row + k * a.col, a.row, a.col};
-                pack_block(packed_a, ak, block.m, own->mr, kb, block.a_panel);
-                compute_block(&block);
+    {
+        Block block = {.c_stride = n, .a_panel = kc * own->mr, .b_panel = kc * own->nr};
+        int turn_a = 0, turn_b = 0;
+        for (int64_t j = 0; j < n; j += nc) {
+            for (int64_t k = 0; k < depth; k += kc, turn_b ^= 1) {
+                int64_t kb = min64(kc, depth - k);
+                block.n = min64(nc, n - j);
+                block.b = packed_b[turn_b];
+                block.depth = own->round_pairs ? ceil_div(kb, 2) : kb;
+                block.accumulate = accumulate || k > 0;
+                pack_block(packed_b[turn_b], block.b_panel, at(b, j, k), block.n, own->nr, kb);
+                for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
+                    block.m = min64(mc, m - i);
+                    block.a = packed_a[turn_a];
+                    block.c = c + i * n + j;
+                    pack_block(packed_a[turn_a], block.a_panel, at(a, i, k), block.m, own->mr, kb);
+#pragma omp barrier   // all is packed, and nobody still reads the buffers that are packed next
+                    compute_block(&block);
+                }
             }
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Libraries, loaded when asked for: the build needs neither
 
-typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate);
+typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+                  int accumulate);
 
 #ifndef GRADCHECK
 // cblas.h's enums are passed as int
-typedef void CblasSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
-                        int lda, const float *b, int ldb, float beta, float *c, int ldc);
-typedef int DnnlSgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                      int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+typedef void CblasSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                        const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                        int ldc);
+typedef int DnnlSgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+                      const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
+                      float *c, int64_t ldc);
 static CblasSgemm *cblas_sgemm_loaded;
 static DnnlSgemm *dnnl_sgemm_loaded;
 
-// Libraries know the stored matrix and a transpose flag. Stored rows of x(i, .) are `depth` long, else it is the
-// transpose that is stored. (With a size of 1 both strides may be 1: then only one reading has a legal stride.)
+// Libraries want the stored matrix and a transpose flag. Either the rows x(i, .) are stored, which
+// are `depth` long, or the transpose is. (With a size of 1 both strides may be 1: then only one of
+// the two readings has a legal stride.)
 static bool stored_by_row(Matrix x, int64_t depth) { return x.col == 1 && x.row >= depth; }
 
-static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+                          int accumulate)
 {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
     if (m > INT_MAX || n > INT_MAX || depth > INT_MAX) {
@@ -330,20 +383,22 @@ static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int
         return;
     }
     bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
-    cblas_sgemm_loaded(ROW_MAJOR, a_rows ? NO_TRANS : TRANS, b_rows ? TRANS : NO_TRANS, (int)m, (int)n, (int)depth,
-                       1, a.p, (int)(a_rows ? a.row : a.col), b.p, (int)(b_rows ? b.row : b.col),
-                       accumulate ? 1 : 0, c, (int)n);
+    cblas_sgemm_loaded(ROW_MAJOR, a_rows ? NO_TRANS : TRANS, b_rows ? TRANS : NO_TRANS, (int)m,
+                       (int)n, (int)depth, 1, a.p, (int)(a_rows ? a.row : a.col), b.p,
+                       (int)(b_rows ? b.row : b.col), accumulate ? 1 : 0, c, (int)n);
 }
 
-static void gemm_onednn(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+static void gemm_onednn(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+                        int accumulate)
 {
     bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
     int status = dnnl_sgemm_loaded(a_rows ? 'N' : 'T', b_rows ? 'T' : 'N', m, n, depth, 1, a.p,
-                                   a_rows ? a.row : a.col, b.p, b_rows ? b.row : b.col, accumulate ? 1 : 0, c, n);
-    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);   // out of memory inside the library
+                                   a_rows ? a.row : a.col, b.p, b_rows ? b.row : b.col,
+                                   accumulate ? 1 : 0, c, n);
+    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);   // it refuses before it computes
 }
 
-// The address of `symbol` in the first of up to three libraries that loads, or NULL. The library stays loaded.
+// The address of `symbol` in the first of the libraries that loads, or NULL. It stays loaded.
 static void *load_symbol(const char *symbol, const char *const libraries[3], void **library)
 {
     for (int i = 0; i < 3 && libraries[i]; i++) {
@@ -353,8 +408,8 @@ static void *load_symbol(const char *symbol, const char *const libraries[3], voi
     return NULL;
 }
 
-// OpenBLAS up to 0.3.21 does not know later AVX-512 CPUs and takes AVX2 kernels there, half the speed, unless told.
-// It reads the environment while it loads.
+// OpenBLAS reads OPENBLAS_CORETYPE while it loads. Without it, versions up to 0.3.21 take AVX2
+// kernels on AVX-512 CPUs younger than themselves: half the speed on many.
 static bool load_openblas(char *description, size_t size)
 {
     void *library = NULL, *symbol;
@@ -368,8 +423,10 @@ static bool load_openblas(char *description, size_t size)
     memcpy(&cblas_sgemm_loaded, &symbol, sizeof(symbol));
     char *(*core_name)(void) = NULL;
     void (*set_threads)(int) = NULL;
-    if ((symbol = dlsym(library, "openblas_get_corename"))) memcpy(&core_name, &symbol, sizeof(symbol));
-    if ((symbol = dlsym(library, "openblas_set_num_threads"))) memcpy(&set_threads, &symbol, sizeof(symbol));
+    symbol = dlsym(library, "openblas_get_corename");
+    memcpy(&core_name, &symbol, sizeof(symbol));
+    symbol = dlsym(library, "openblas_set_num_threads");
+    memcpy(&set_threads, &symbol, sizeof(symbol));
     if (set_threads) set_threads(max_threads());
     snprintf(description, size, "openblas %s", core_name ? core_name() : "");
     return true;
@@ -386,7 +443,7 @@ static bool load_onednn(char *description, size_t size)
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The choice, and the three products
 
 static Gemm *chosen_gemm;                                // NULL until the choice is made
@@ -403,7 +460,8 @@ static const InstructionSet *find_set(const char *name, bool bf16)
     return NULL;
 }
 
-// Besides the names of kernels.h: "own-avx512", "own-avx2", "own-portable" force an instruction set (tests, bench).
+// Besides the names of kernels.h, "own-avx512", "own-avx2" and "own-portable" force an instruction
+// set (tests, bench). "auto" is our own: no library was faster by more than a few percent.
 int matmul_select(const char *name, int bf16)
 {
     const InstructionSet *set = NULL;
@@ -412,13 +470,16 @@ int matmul_select(const char *name, int bf16)
     if (set) {
         own = set;
         chosen_gemm = gemm_own;
-        snprintf(chosen_description, sizeof(chosen_description), "own %s %dx%d", set->name, set->mr, set->nr);
+        snprintf(chosen_description, sizeof(chosen_description), "own %s %dx%d", set->name, set->mr,
+                 set->nr);
         return 0;
     }
 #ifndef GRADCHECK
     bool openblas = strcmp(name, "openblas") == 0, onednn = strcmp(name, "onednn") == 0;
     if (bf16 || !(openblas || onednn)) return -1;
-    if (!(openblas ? load_openblas : load_onednn)(chosen_description, sizeof(chosen_description))) return -1;
+    if (openblas ? !load_openblas(chosen_description, sizeof(chosen_description))
+                 : !load_onednn(chosen_description, sizeof(chosen_description)))
+        return -1;
     own = find_set(NULL, false);
     chosen_gemm = openblas ? gemm_openblas : gemm_onednn;
     return 0;
@@ -433,7 +494,8 @@ const char *matmul_describe(void)
     return chosen_description;
 }
 
-static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate)
+static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+                 int accumulate)
 {
     if (m == 0 || n == 0) return;
     if (depth == 0) {
@@ -444,17 +506,20 @@ static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t dept
     chosen_gemm(c, a, b, m, n, depth, accumulate);
 }
 
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K, int64_t N)
+void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T,
+                    int64_t K, int64_t N)
 {
     gemm(out, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K, 0);
 }
 
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N)
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
+                           int64_t K, int64_t N)
 {
     gemm(dinp, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N, 0);
 }
 
-void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T, int64_t K, int64_t N)
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
+                            int64_t K, int64_t N)
 {
     gemm(dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T, 1);
 }

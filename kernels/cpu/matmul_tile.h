@@ -1,16 +1,17 @@
 // The register tile of matmul.c for one instruction set, included once per set with these defined:
 //   TILE            name of the function          TARGET   attribute that allows the instructions
 //   LANES, MR, NV   the tile is MR rows by NV vectors of LANES columns of C
-//   FMA(a, b, c)    a * b + c with a scalar a, vectors b and c, one rounding where the machine can
+//   FMA(a, b, c)    a * b + c, a scalar a, vectors b and c, one rounding where the machine can
 //
-// c (MR, NV * LANES) = or += the sum over k of a[k][i] * b[k][j]. a and b are packed panels (see matmul.c), b
-// aligned to the vector. All MR * NV sums stay in registers, so each step of k loads MR + NV values for MR * NV
-// multiply-adds. Loops have constant bounds and are unrolled whole: the compiler then keeps sum[][] in registers.
-TARGET static void TILE(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a, const real *RESTRICT b,
-                        int64_t depth, int accumulate)
+// c (MR, NV * LANES) = or += the sum over k of a[k][i] * b[k][j], a and b packed panels, b aligned
+// to the vector. All MR * NV sums stay in registers: a step of k loads MR + NV values for MR * NV
+// multiply-adds. The bounds of the inner loops are constants and they are unrolled whole, which is
+// what lets the compiler keep sum[][] in registers.
+TARGET static void TILE(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
+                        const real *RESTRICT b, int64_t depth, int accumulate)
 {
     typedef real vec __attribute__((vector_size(LANES * sizeof(real)), may_alias));
-    typedef real vec_anywhere __attribute__((vector_size(LANES * sizeof(real)), aligned(sizeof(real)), may_alias));
+    typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {

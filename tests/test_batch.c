@@ -1,0 +1,310 @@
+// Batch: the four layouts against a slow model of each, and batch_check against planted
+// corruptions.
+#include "../data/batch.h"
+#include "test.h"
+
+enum { VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
+
+typedef struct {
+    int32_t text[MAX_DOCS][MAX_LENGTH];
+    DocView docs[MAX_DOCS];
+    int n;
+    int32_t row_len, longest, real_tokens, num_targets;
+} Case;
+
+// Documents with lengths from 0, chunks that go on among them, rows from just fitting to too long.
+static void make_case(Case *c) {
+    c->n = (int)test_rng_below(MAX_DOCS + 1);
+    c->longest = c->real_tokens = c->num_targets = 0;
+    const uint32_t most = 1 + test_rng_below(MAX_LENGTH);
+    for (int i = 0; i < c->n; i++) {
+        const int32_t n = (int32_t)test_rng_below(most + 1);
+        const bool goes_on = n > 0 && test_rng_below(3) == 0;
+        for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(VOCAB);
+        const DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(VOCAB) : -1};
+        c->docs[i] = doc;
+        c->real_tokens += n;
+        c->num_targets += n > 0 ? n - 1 + goes_on : 0;
+        if (n > c->longest) c->longest = n;
+    }
+    c->row_len = (c->longest ? c->longest : 1) + (int32_t)test_rng_below(8);
+}
+
+// In the rows layout a row may be shorter than a document.
+static int32_t row_len_of(const Case *c, Layout layout) {
+    return layout == LAYOUT_ROWS ? 1 + (int32_t)test_rng_below(MAX_LENGTH) : c->row_len;
+}
+
+static int32_t target_of(const DocView *doc, int32_t k) {
+    return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
+}
+
+// Every real token where the layout puts it; nothing else has a target.
+static void check_places(const Batch *b, const Case *c) {
+    int32_t at = 0, seen = 0;
+    for (int i = 0; i < c->n; i++) {
+        if (b->layout == LAYOUT_PADDED || b->layout == LAYOUT_REPAD) at = i * c->row_len;
+        for (int32_t k = 0; k < c->docs[i].length; k++, at++, seen++) {
+            CHECK(b->tokens[at] == c->docs[i].tokens[k]);
+            CHECK(b->targets[at] == target_of(&c->docs[i], k));
+            if (b->layout != LAYOUT_ROWS) CHECK(b->position_ids[at] == k);
+            if (b->layout == LAYOUT_REPAD) CHECK(b->real_rows[seen] == at);
+        }
+    }
+    CHECK(seen == c->real_tokens && b->real_tokens == seen);
+}
+
+static int64_t slow_pairs(const int32_t *cu, int32_t n) {
+    int64_t pairs = 0;
+    for (int32_t s = 0; s < n; s++)
+        for (int32_t i = cu[s]; i < cu[s + 1]; i++) pairs += i - cu[s] + 1;
+    return pairs;
+}
+
+TEST(layouts_hold_every_token_at_its_place) {
+    Case c;
+    Batch b;
+    batch_init(&b, CAPACITY, CAPACITY);
+    for (int round = 0; round < 3000; round++) {
+        make_case(&c);
+        for (int layout = 0; layout < 4; layout++) {
+            Error err = {0};
+            const int32_t row_len = row_len_of(&c, (Layout)layout);
+            batch_fill(&b, (Layout)layout, c.docs, c.n, row_len);
+            CHECK_MSG(batch_check(&b, VOCAB, &err), "%s: %s", layout_name((Layout)layout),
+                      err.what);
+            check_places(&b, &c);
+            CHECK(b.num_real_docs == c.n);
+            CHECK_MSG(b.num_targets == c.num_targets, "%s", layout_name((Layout)layout));
+            if (layout == LAYOUT_PACKED) CHECK(b.total_tokens == c.real_tokens);
+            if (layout == LAYOUT_ROWS) {
+                CHECK(b.total_tokens >= c.real_tokens && b.total_tokens - c.real_tokens < row_len);
+                for (int32_t i = 0; i < b.total_tokens; i++)
+                    CHECK(b.position_ids[i] == i % row_len);
+            }
+            if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD)
+                CHECK(b.total_tokens == c.n * row_len && b.num_docs == c.n);
+            const bool real = layout == LAYOUT_REPAD;
+            CHECK(b.attention_pairs == slow_pairs(real ? b.real_cu_seqlens : b.cu_seqlens,
+                                                  real ? b.num_real_segments : b.num_docs));
+        }
+    }
+    batch_free(&b);
+}
+
+TEST(packed_and_repad_attend_to_the_same_segments) {
+    Case c;
+    Batch packed, repad;
+    batch_init(&packed, CAPACITY, CAPACITY);
+    batch_init(&repad, CAPACITY, CAPACITY);
+    for (int round = 0; round < 1000; round++) {
+        make_case(&c);
+        batch_pack(&packed, c.docs, c.n);
+        batch_repad(&repad, c.docs, c.n, c.row_len);
+        CHECK(packed.attention_pairs == repad.attention_pairs);
+        CHECK(packed.max_seqlen == repad.real_max_seqlen);
+        CHECK(packed.num_docs == repad.num_real_segments);
+        for (int32_t s = 0; s <= packed.num_docs; s++)
+            CHECK(packed.cu_seqlens[s] == repad.real_cu_seqlens[s]);
+        for (int32_t i = 0; i < packed.total_tokens; i++) {
+            CHECK(packed.tokens[i] == repad.tokens[repad.real_rows[i]]);
+            CHECK(packed.targets[i] == repad.targets[repad.real_rows[i]]);
+        }
+    }
+    batch_free(&packed);
+    batch_free(&repad);
+}
+
+// Ids of one, two and three radix digits.
+TEST(token_order_is_sorted_by_token_then_position) {
+    enum { N = 700 };
+    static const uint32_t sizes[] = {1, 2, 2048, 2049, 49152, 128256, 1u << 22, (1u << 31) - 1};
+    int32_t text[N];
+    Batch b;
+    batch_init(&b, N, 4);
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        for (int i = 0; i < N; i++) {
+            text[i] = (int32_t)test_rng_below(sizes[s]);
+            if (i > 0 && test_rng_below(4) == 0) text[i] = text[test_rng_below((uint32_t)i)];
+        }
+        const DocView doc = {text, N, -1};
+        batch_pack(&b, &doc, 1);
+        for (int i = 1; i < N; i++) {
+            const int32_t p = b.token_order[i - 1], q = b.token_order[i];
+            CHECK(text[p] < text[q] || (text[p] == text[q] && p < q));
+        }
+    }
+    batch_free(&b);
+}
+
+TEST(empty_batches_and_empty_documents) {
+    const DocView empty[] = {{NULL, 0, -1}, {NULL, 0, -1}};
+    Batch b;
+    batch_init(&b, 16, 16);
+    for (int n = 0; n <= 2; n++)
+        for (int layout = 0; layout < 4; layout++) {
+            Error err = {0};
+            batch_fill(&b, (Layout)layout, empty, n, 4);
+            CHECK_MSG(batch_check(&b, 1, &err), "%s, %d: %s", layout_name((Layout)layout), n,
+                      err.what);
+            CHECK(b.num_targets == 0 && b.real_tokens == 0);
+            CHECK(b.total_tokens ==
+                  (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD ? 4 * n : 0));
+        }
+    batch_free(&b);
+}
+
+// A big batch, then a small one: nothing of the first may show.
+TEST(a_batch_can_be_filled_again) {
+    Case c;
+    Batch used, fresh;
+    batch_init(&used, CAPACITY, CAPACITY);
+    for (int round = 0; round < 500; round++) {
+        make_case(&c);
+        const Layout layout = (Layout)test_rng_below(4);
+        batch_fill(&used, layout, c.docs, c.n, c.row_len);
+        batch_init(&fresh, CAPACITY, CAPACITY);
+        batch_fill(&fresh, layout, c.docs, c.n, c.row_len);
+        const size_t rows = (size_t)fresh.total_tokens * sizeof(int32_t);
+        CHECK(fresh.total_tokens == used.total_tokens && fresh.max_seqlen == used.max_seqlen);
+        CHECK(fresh.attention_pairs == used.attention_pairs && fresh.num_docs == used.num_docs);
+        CHECK(memcmp(fresh.tokens, used.tokens, rows) == 0);
+        CHECK(memcmp(fresh.targets, used.targets, rows) == 0);
+        CHECK(memcmp(fresh.position_ids, used.position_ids, rows) == 0);
+        CHECK(memcmp(fresh.token_order, used.token_order, rows) == 0);
+        batch_free(&fresh);
+    }
+    batch_free(&used);
+}
+
+// -------------------------------------------------------------------------------------------------
+// batch_check
+
+// Two documents of 5 and 3 tokens, the first of which goes on.
+static void make_small(Batch *b, Layout layout) {
+    static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {20, 21, 22};
+    const DocView docs[] = {{first, 5, 15}, {second, 3, -1}};
+    batch_init(b, 32, 32);
+    batch_fill(b, layout, docs, 2, 6);
+}
+
+// One change that batch_check must refuse in `layouts` (bit per layout).
+#define PACKED (1 << LAYOUT_PACKED)
+#define PADDED (1 << LAYOUT_PADDED)
+#define ROWS (1 << LAYOUT_ROWS)
+#define REPAD (1 << LAYOUT_REPAD)
+#define ALL (PACKED | PADDED | ROWS | REPAD)
+#define CORRUPTIONS(X)                                                                       \
+    X(ALL, b->total_tokens++)                                                                \
+    X(ALL, b->total_tokens--)                                                                \
+    X(ALL, b->total_tokens = -1)                                                             \
+    X(ALL, b->total_tokens = b->capacity + 1)                                                \
+    X(ALL, b->num_docs++)                                                                    \
+    X(ALL, b->num_docs--)                                                                    \
+    X(ALL, b->num_docs = -1)                                                                 \
+    X(ALL, b->num_docs = b->max_docs + 1)                                                    \
+    X(ALL, b->max_seqlen++)                                                                  \
+    X(ALL, b->max_seqlen--)                                                                  \
+    X(ALL, b->num_targets++)                                                                 \
+    X(ALL, b->num_targets--)                                                                 \
+    X(ALL, b->real_tokens = b->total_tokens + 1)                                             \
+    X(PACKED | ROWS | REPAD, b->real_tokens--)                                               \
+    X(PADDED, b->real_tokens -= 2)                                                           \
+    X(PADDED, b->real_tokens += 3)                                                           \
+    X(PACKED | PADDED | REPAD, b->num_real_docs--)                                           \
+    X(PACKED | PADDED | REPAD, b->num_real_docs++)                                           \
+    X(ROWS, b->num_real_docs = 1)                                                            \
+    X(ALL, b->num_real_docs = -1)                                                            \
+    X(ALL, b->attention_pairs++)                                                             \
+    X(ALL, b->attention_pairs = -b->attention_pairs)                                         \
+    X(ALL, b->cu_seqlens[0] = 1)                                                             \
+    X(ALL, b->cu_seqlens[1]++)                                                               \
+    X(ALL, b->cu_seqlens[1] = -3)                                                            \
+    X(ALL, b->cu_seqlens[1] = 1 << 30)                                                       \
+    X(ALL, b->cu_seqlens[2]--)                                                               \
+    X(ALL, b->tokens[1] = -1)                                                                \
+    X(ALL, b->tokens[1] = VOCAB)                                                             \
+    X(PACKED | PADDED | REPAD, b->tokens[1] = 9)                                             \
+    X(PADDED | REPAD, b->tokens[5] = 3)                                                      \
+    X(PADDED | REPAD, b->tokens[5] = VOCAB)                                                  \
+    X(ROWS, b->tokens[11] = 3)                                                               \
+    X(ALL, b->targets[2] = -2)                                                               \
+    X(ALL, b->targets[2] = VOCAB)                                                            \
+    X(PACKED | PADDED | REPAD, b->targets[2] = 9)                                            \
+    X(ALL, b->targets[2] = -1)                                                               \
+    X(PADDED | REPAD, b->targets[5] = 3)                                                     \
+    X(ALL, b->position_ids[0] = 1)                                                           \
+    X(ALL, b->position_ids[b->cu_seqlens[1]] = b->cu_seqlens[1])                             \
+    X(ALL, b->position_ids[4] = -1)                                                          \
+    X(ALL, b->token_order[0] = b->token_order[1])                                            \
+    X(ALL, b->token_order[0] = -1)                                                           \
+    X(ALL, b->token_order[3] = b->total_tokens)                                              \
+    X(ALL, swap(&b->token_order[b->total_tokens - 1], &b->token_order[b->total_tokens - 2])) \
+    X(PADDED | REPAD, swap(&b->token_order[0], &b->token_order[1]))                          \
+    X(ALL, b->num_real_rows++)                                                               \
+    X(REPAD, b->num_real_rows--)                                                             \
+    X(ALL, b->num_real_rows = -1)                                                            \
+    X(ALL, b->num_real_segments++)                                                           \
+    X(ALL, b->num_real_segments = b->max_docs + 1)                                           \
+    X(REPAD, b->num_real_segments--)                                                         \
+    X(ALL, b->real_max_seqlen++)                                                             \
+    X(ALL, b->real_cu_seqlens[0] = 1)                                                        \
+    X(REPAD, b->real_cu_seqlens[1]--)                                                        \
+    X(REPAD, b->real_cu_seqlens[1] = 99)                                                     \
+    X(REPAD, b->real_rows[0] = 1)                                                            \
+    X(REPAD, b->real_rows[4] = 5)                                                            \
+    X(REPAD, b->real_rows[7] = -1)                                                           \
+    X(ALL, b->layout = (Layout)7)                                                            \
+    X(PADDED, b->layout = LAYOUT_PACKED)                                                     \
+    X(PADDED, b->layout = LAYOUT_REPAD)                                                      \
+    X(REPAD, b->layout = LAYOUT_PADDED)                                                      \
+    X(PACKED, b->layout = LAYOUT_PADDED)                                                     \
+    X(ALL, b->capacity = b->total_tokens - 1)
+
+static void swap(int32_t *a, int32_t *b) {
+    const int32_t t = *a;
+    *a = *b;
+    *b = t;
+}
+
+#define CORRUPT(layouts_, change_)                                                  \
+    for (int layout = 0; layout < 4; layout++) {                                    \
+        if (!((layouts_) >> layout & 1)) continue;                                  \
+        Batch batch, *b = &batch;                                                   \
+        Error err = {0};                                                            \
+        make_small(b, (Layout)layout);                                              \
+        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);                     \
+        change_;                                                                    \
+        CHECK_MSG(!batch_check(b, VOCAB, &err), "%s", layout_name((Layout)layout)); \
+        CHECK(err.code == EXIT_BAD_INPUT && strncmp(err.what, "batch: ", 7) == 0);  \
+        batch_free(b);                                                              \
+    }
+
+TEST(check_refuses_every_planted_corruption) { CORRUPTIONS(CORRUPT) }
+
+static uint32_t *field_at(Batch *b, uint32_t i) {
+    uint32_t *const arrays[] = {(uint32_t *)b->tokens,       (uint32_t *)b->targets,
+                                (uint32_t *)b->position_ids, (uint32_t *)b->token_order,
+                                (uint32_t *)b->cu_seqlens,   (uint32_t *)b->real_cu_seqlens,
+                                (uint32_t *)b->real_rows};
+    return &arrays[i % 7][test_rng_below(4)];
+}
+
+// Whatever is in it, batch_check neither crashes nor reads outside (the sanitizers say so); a bit
+// that matters is noticed.
+TEST(check_survives_random_bits) {
+    int refused = 0;
+    for (int round = 0; round < 20000; round++) {
+        Batch b;
+        Error err = {0};
+        make_small(&b, (Layout)(round & 3));
+        *field_at(&b, test_rng_u32()) ^= 1u << test_rng_below(32);
+        if (test_rng_below(2)) b.num_docs = (int32_t)test_rng_u32() >> test_rng_below(31);
+        if (test_rng_below(4) == 0) b.total_tokens = (int32_t)test_rng_u32() >> test_rng_below(31);
+        refused += !batch_check(&b, VOCAB, &err);
+        batch_free(&b);
+    }
+    CHECK_MSG(refused > 15000, "%d", refused);
+}
+
+TEST_MAIN()

@@ -1,0 +1,573 @@
+// data/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process killed at
+// every call, and the order of writes, fsyncs and renames that a power cut asks for.
+#include "../data/checkpoint.h"
+
+#include <sys/wait.h>
+
+#include "../data/config.h"
+#include "../data/options.h"
+#include "../data/safetensors.h"
+#include "fault.c"
+#include "scratch.h"
+#include "test.h"
+
+static const char *out_dir(void) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s", scratch("out"));
+    return path;
+}
+
+static void fresh_out_dir(void) {
+    Error err = {0, "", ""};
+    CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
+    CHECK(file_write_all(scratch("tokenizer.json"), "{\"version\": \"1.0\"}", 18, &err));
+}
+
+// A checkpoint with all that real ones have: a stream, a small file, a copy. Contents follow from the step.
+static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
+    static SafetensorsWriter w;
+    static float data[20000];
+    char path[IO_PATH_MAX], state[64];
+    TensorInfo t = tensor_info("model.weight", "F32", 2, 100, 200);
+    for (int i = 0; i < 20000; i++) data[i] = (float)(step * 1000 + i);
+    if (!checkpoint_path(ck, "model.safetensors", path, sizeof path, err) ||
+        !safetensors_create(&w, path, &t, 1, err) || !safetensors_write(&w, data, 30000, err) ||
+        !safetensors_write(&w, (char *)data + 30000, sizeof data - 30000, err) ||
+        !safetensors_finish(&w, err) ||
+        !checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err))
+        return false;
+    int n = snprintf(state, sizeof state, "{\"step\": %lld}\n", (long long)step);
+    return checkpoint_write_file(ck, "state.json", state, (size_t)n, err) &&
+           checkpoint_copy_file(ck, scratch("tokenizer.json"), "tokenizer.json", err);
+}
+
+static bool save(int64_t step, const char *name, Error *err) {
+    static Checkpoint ck;
+    bool ok = checkpoint_begin(&ck, out_dir(), step, name, err) && save_model(&ck, step, err) &&
+              checkpoint_publish(&ck, err);
+    checkpoint_abort(&ck);
+    return ok;
+}
+
+static void must_save(int64_t step, const char *name) {
+    Error err = {0, "", ""};
+    CHECK_MSG(save(step, name, &err), "%s", err.what);
+}
+
+static int damaged_seen;
+static void count_damaged(void *context, const char *dir, const Error *why) {
+    (void)context;
+    damaged_seen++;
+    CHECK(why->code && why->what[0] && dir[0]);
+}
+
+// The step of the newest good checkpoint, -1 = none at all, -2 = none good.
+static int64_t newest(void) {
+    char path[IO_PATH_MAX];
+    int64_t step = -7;
+    Error err = {0, "", ""};
+    damaged_seen = 0;
+    if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, NULL, &err)) return -2;
+    return step;
+}
+
+static int count_names(const char *part) {
+    int n = 0;
+    DIR *dir = opendir(out_dir());
+    for (struct dirent *e; dir && (e = readdir(dir));) n += strstr(e->d_name, part) != NULL;
+    if (dir) closedir(dir);
+    return n;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The ordinary life of a checkpoint
+
+TEST(save_verify_find) {
+    int64_t step = -1;
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    CHECK(newest() == -1);
+    must_save(7, NULL);
+    must_save(100, NULL);
+    must_save(20, NULL);
+    CHECK(newest() == 100 && damaged_seen == 0);
+    CHECK(checkpoint_verify(scratch("out/step-00000020"), &step, &err) && step == 20);
+    CHECK(checkpoint_verify(scratch("out/step-00000007"), NULL, &err));
+    CHECK(count_names("tmp") == 0 && count_names("step-") == 3);
+}
+
+TEST(manifest_is_json_with_its_own_checksum) {
+    Error err = {0, "", ""};
+    uint64_t n = 0;
+    char tail[64];
+    checkpoint_tail(tail, sizeof tail, 0);
+    CHECK(strlen(tail) == CHECKPOINT_TAIL);
+    fresh_out_dir();
+    must_save(3, NULL);
+    char *text = file_read_all(scratch("out/step-00000003/manifest.json"), 4096, &n, "", &err);
+    cJSON *root = text ? json_parse(text, n, "m", &err) : NULL;
+    bool ok = root && cJSON_GetArraySize(json_member(root, "files")) == 3 && json_member(root, "step");
+    free(text);
+    cJSON_Delete(root);
+    CHECK_MSG(ok, "%s", err.what);
+}
+
+TEST(names_that_are_not_ours_are_left_alone) {
+    static const char *const others[] = {"step-7", "step-0000000x", "step-00000100.bak", "step-00000100.tmp-",
+                                         "step-00000100.tmp-1x", "x.tmp-1", "final.tmp", "step-000000001",
+                                         "step-99999999999999999999", "notes.old-1"};
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    must_save(1, NULL);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char path[IO_PATH_MAX];
+        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err) && dir_create(path, &err));
+    }
+    CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s", err.what);
+    CHECK(newest() == 1 && damaged_seen == 0);
+    CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
+}
+
+TEST(prune_keeps_the_newest) {
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
+    CHECK(checkpoint_prune(out_dir(), 60, 0, &err) && count_names("step-") == 6);
+    CHECK(checkpoint_prune(out_dir(), 60, 3, &err) && count_names("step-") == 3 && newest() == 60);
+    CHECK(unlink(scratch("out/step-00000050/manifest.json")) == 0);  // a removal that was cut short
+    CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
+    CHECK(checkpoint_prune(out_dir(), 60, 2, &err) && newest() == 60 && damaged_seen == 0);
+    CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
+    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) && newest() == 60);  // later ones are not its business
+}
+
+TEST(a_step_saved_again_is_replaced) {
+    fresh_out_dir();
+    must_save(5, NULL);
+    FILE *f = fopen(scratch("out/step-00000005/state.json"), "w");
+    CHECK(f && fclose(f) == 0 && newest() == -2 && damaged_seen == 1);
+    must_save(5, NULL);
+    CHECK(newest() == 5 && damaged_seen == 0 && count_names(".old-") == 0);
+}
+
+TEST(final_is_replaced_too) {
+    int64_t step = 0;
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    must_save(5, "final");
+    must_save(9, "final");
+    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 9);
+    CHECK(newest() == -1 && count_names("final") == 1);
+}
+
+TEST(recover_puts_back_what_was_being_replaced) {
+    Error err = {0, "", ""};
+    int64_t step = 0;
+    fresh_out_dir();
+    must_save(5, "final");
+    CHECK(rename(scratch("out/final"), scratch("out/final.old-123")) == 0);
+    CHECK(dir_create_all(scratch("out/final.tmp-123"), &err));
+    CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
+    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
+    CHECK(dir_create_all(scratch("out/final.old-123"), &err));
+    CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
+    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
+}
+
+TEST(bad_names_and_steps_are_refused) {
+    static Checkpoint ck;
+    static const char *const bad[] = {"", ".", "..", "a/b", ".hidden", "manifest.json", "a\nb", "twice"};
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    CHECK(!checkpoint_begin(&ck, out_dir(), -1, NULL, &err));
+    memset(&err, 0, sizeof err);
+    CHECK(!checkpoint_begin(&ck, out_dir(), 1, "other", &err));
+    memset(&err, 0, sizeof err);
+    CHECK(checkpoint_begin(&ck, out_dir(), 1, NULL, &err) && checkpoint_register(&ck, "twice", 0, 0, &err));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Error e = {0, "", ""};
+        CHECK_MSG(!checkpoint_register(&ck, bad[i], 0, 0, &e), "%s", bad[i]);
+    }
+    checkpoint_abort(&ck);
+    checkpoint_abort(&ck);
+    CHECK(count_names("step-") == 0);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Damage
+
+static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json", "tokenizer.json"};
+
+static void part_path(char *path, const char *part) {
+    Error err = {0, "", ""};
+    CHECK(path_printf(path, IO_PATH_MAX, &err, "%s/step-00000002/%s", out_dir(), part));
+}
+
+TEST(every_flipped_byte_is_found) {
+    char path[IO_PATH_MAX];
+    fresh_out_dir();
+    must_save(1, NULL);
+    must_save(2, NULL);
+    for (int p = 0; p < 4; p++) {
+        uint64_t n = 0;
+        Error err = {0, "", ""};
+        part_path(path, parts[p]);
+        char *text = file_read_all(path, 1 << 20, &n, "", &err);
+        int fd = open(path, O_RDWR);
+        CHECK(text && fd >= 0);
+        size_t stride = n > 2000 ? 97 : 1;  // CRC32C does not depend on where
+        for (size_t i = 0; i < n; i += stride) {
+            char bad = text[i] ^ (char)(1 << test_rng_below(8));
+            CHECK(pwrite(fd, &bad, 1, (off_t)i) == 1);
+            CHECK_MSG(newest() == 1 && damaged_seen == 1, "%s byte %zu", parts[p], i);
+            CHECK(pwrite(fd, &text[i], 1, (off_t)i) == 1);
+        }
+        free(text);
+        close(fd);
+    }
+    CHECK(newest() == 2 && damaged_seen == 0);
+}
+
+TEST(every_bit_of_the_manifest_counts) {
+    char path[IO_PATH_MAX];
+    uint64_t n = 0;
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    must_save(2, NULL);
+    part_path(path, "manifest.json");
+    char *text = file_read_all(path, 1 << 20, &n, "", &err);
+    CHECK(text);
+    for (size_t i = 0; i < n; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            Error why = {0, "", ""};
+            text[i] ^= (char)(1 << bit);
+            cJSON *root = checkpoint_parse_manifest(text, n, "m", &why);
+            text[i] ^= (char)(1 << bit);
+            CHECK_MSG(!root && why.code == EXIT_BAD_INPUT, "byte %zu bit %d", i, bit);
+        }
+    free(text);
+}
+
+TEST(every_missing_short_or_longer_file_is_found) {
+    char path[IO_PATH_MAX];
+    Error err = {0, "", ""};
+    for (int p = 0; p < 4; p++)
+        for (int how = 0; how < 4; how++) {
+            fresh_out_dir();
+            must_save(1, NULL);
+            must_save(2, NULL);
+            part_path(path, parts[p]);
+            struct stat st;
+            CHECK(stat(path, &st) == 0);
+            if (how == 0) CHECK(unlink(path) == 0);
+            if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
+            if (how == 2) CHECK(truncate(path, st.st_size + 1) == 0);
+            if (how == 3) CHECK(unlink(path) == 0 && dir_create(path, &err));
+            CHECK_MSG(newest() == 1 && damaged_seen == 1, "%s %d", parts[p], how);
+        }
+    CHECK(unlink(scratch("out/step-00000001/state.json")) == 0);
+    CHECK(newest() == -2 && damaged_seen == 2);
+}
+
+TEST(a_renamed_checkpoint_is_not_believed) {
+    fresh_out_dir();
+    must_save(1, NULL);
+    must_save(2, NULL);
+    CHECK(rename(scratch("out/step-00000002"), scratch("out/step-00000003")) == 0);
+    CHECK(newest() == 1 && damaged_seen == 1);
+}
+
+// Any manifest, its checksum made to fit: never more than a refusal.
+TEST(fuzz_manifest) {
+    static const char seed[] =
+        "{\n  \"format\": \"unpad checkpoint 1\",\n  \"step\": 2,\n  \"files\": [\n    {\"name\": \"state.json\", "
+        "\"size_bytes\": 12, \"crc32c\": \"00000000\"}\n  ]";
+    static const char *const words[] = {"\"", "[", "]", "{", "}", ",", "../", "-1", "1e99", "null", "\\u0000", "0"};
+    char text[1024], path[IO_PATH_MAX];
+    fresh_out_dir();
+    must_save(2, NULL);
+    part_path(path, "");
+    for (int i = 0; i < 20000; i++) {
+        size_t n = strlen(seed);
+        memcpy(text, seed, n);
+        for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) {
+            const char *word = words[test_rng_below(12)];
+            size_t at = test_rng_below((uint32_t)n), length = strlen(word), over = test_rng_below(6);
+            if (over > n - at) over = n - at;
+            memmove(text + at + length, text + at + over, n - at - over);
+            memcpy(text + at, word, length);
+            n += length - over;
+        }
+        checkpoint_tail(text + n, sizeof text - n, crc32c(0, text, n));
+        Error err = {0, "", ""};
+        int64_t step;
+        cJSON *root = checkpoint_parse_manifest(text, strlen(text), "m", &err);
+        bool ok = root && checkpoint_verify_manifest(path, root, &step, &err);
+        cJSON_Delete(root);
+        CHECK(ok == (err.code == 0) && (ok || err.what[0]));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Order: what a power cut at any moment asks of the calls
+
+// Is `line` in the trace after position `from`? Its position, or NULL.
+static const char *trace_find(const char *from, const char *verb, const char *path) {
+    char line[1200];
+    snprintf(line, sizeof line, "%s %s\n", verb, path);
+    return strstr(from, line);
+}
+
+// Every file was fsynced after its last write, the directory after that, then the rename, then the parent.
+static const char *order_error(const char *trace, const char *temp, const char *final_dir) {
+    char path[IO_PATH_MAX], renamed[2200];
+    snprintf(renamed, sizeof renamed, "%s %s", temp, final_dir);
+    const char *rename_at = trace_find(trace, "rename", renamed), *dir_synced = trace_find(trace, "fsync", temp);
+    if (!rename_at || !dir_synced || dir_synced > rename_at) return "directory not fsynced before the rename";
+    if (!trace_find(rename_at, "fsync", out_dir())) return "parent not fsynced after the rename";
+    for (int p = 0; p < 4; p++) {
+        snprintf(path, sizeof path, "%s/%s", temp, parts[p]);
+        const char *at = trace_find(trace, "create", path), *synced = at ? trace_find(at, "fsync", path) : NULL;
+        if (!synced || synced > dir_synced) return "file not fsynced before its directory";
+        if (trace_find(synced, "write", path)) return "file written after its fsync";
+    }
+    const char *manifest = trace_find(trace, "create", path);
+    snprintf(path, sizeof path, "%s/manifest.json", temp);
+    if (trace_find(trace, "create", path) < manifest) return "manifest not last";
+    const char *removed = strstr(rename_at, "unlink ");
+    if (removed && removed < trace_find(rename_at, "fsync", out_dir())) return "removed before the parent's fsync";
+    return NULL;
+}
+
+// The trace with its nth fsync line cut out.
+static bool without_fsync(char *out, const char *trace, int nth) {
+    const char *at = trace;
+    for (int i = 0; at && i <= nth; i++) at = strstr(i ? at + 1 : at, "fsync ");
+    if (!at) return false;
+    memcpy(out, trace, (size_t)(at - trace));
+    strcpy(out + (at - trace), strchr(at, '\n') + 1);
+    return true;
+}
+
+TEST(writes_fsyncs_and_renames_are_in_order) {
+    static char temp[IO_PATH_MAX], final_dir[IO_PATH_MAX], cut[FAULT_TRACE];
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    must_save(1, NULL);
+    snprintf(final_dir, sizeof final_dir, "%s/step-00000001", out_dir());
+    snprintf(temp, sizeof temp, "%s.tmp-%d", final_dir, (int)getpid());
+    fault_arm(FAULT_IO, 0, 0, false);
+    bool ok = save(1, NULL, &err);
+    if (fault_disarm() == 0) SKIP("built without -Wl,--wrap");
+    CHECK_MSG(ok && !order_error(fault_trace(), temp, final_dir), "%s", order_error(fault_trace(), temp, final_dir));
+    int n = 0;
+    for (; without_fsync(cut, fault_trace(), n); n++)
+        CHECK_MSG(order_error(cut, temp, final_dir), "fsync %d is not needed?", n);
+    CHECK_MSG(n == 6, "4 files, 2 directories, but %d fsyncs", n);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Every I/O call fails
+
+static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
+
+// After a save of step 2 over a good step 1 went wrong or did not.
+static void check_state(bool saved, const Error *err, const char *where) {
+    Error again = {0, "", ""};
+    CHECK_MSG(saved == (err->code == 0), "%s: %s", where, err->what);
+    CHECK_MSG(saved || ((err->code == EXIT_DISK || err->code == EXIT_BAD_INPUT) && err->what[0]), "%s: code %d",
+              where, err->code);
+    CHECK_MSG(checkpoint_recover(out_dir(), &again), "%s: %s", where, again.what);
+    int64_t step = newest();
+    CHECK_MSG(damaged_seen == 0, "%s: half a checkpoint under its final name", where);
+    CHECK_MSG(saved ? step == 2 : step == 1 || step == 2, "%s: newest %lld", where, (long long)step);
+    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where, again.what);
+    CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", where);
+}
+
+static void sweep_one(long nth, int error, bool persistent, long *calls) {
+    char where[128];
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    must_save(1, NULL);
+    if (nth % 2) must_save(2, NULL);  // half of the time there is one to replace
+    int fds = fault_open_fds();
+    fault_arm(FAULT_IO, nth, error, persistent);
+    bool saved = save(2, NULL, &err);
+    *calls = fault_disarm();
+    snprintf(where, sizeof where, "%s, I/O call %ld of %ld, error %d%s", fault_victim(), nth, *calls, error,
+             persistent ? " from then on" : "");
+    CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", where);
+    CHECK_MSG(saved || error != FAULT_SHORT, "%s: %s", where, err.what);  // short is not a failure
+    check_state(saved, &err, where);
+}
+
+TEST(every_io_call_of_a_save_fails_in_turn) {
+    long calls = 0, failures = 0;
+    sweep_one(0, 0, false, &calls);
+    if (calls == 0) SKIP("built without -Wl,--wrap");
+    CHECK_MSG(calls >= 40, "%ld calls", calls);
+    for (size_t e = 0; e < sizeof errors / sizeof *errors; e++)
+        for (int persistent = 0; persistent < 2; persistent++)
+            for (long nth = 1, n = calls + 20; nth <= n; nth++, failures++) {
+                sweep_one(nth, errors[e], persistent, &n);
+                if (n < nth) break;  // it was not reached
+            }
+    printf("    %ld I/O calls in a save, %ld failures injected\n", calls, failures);
+}
+
+TEST(one_interruption_never_fails_a_save) {
+    long calls = 0;
+    sweep_one(0, 0, false, &calls);
+    if (calls == 0) SKIP("built without -Wl,--wrap");
+    for (long nth = 1; nth <= calls; nth++) {
+        Error err = {0, "", ""};
+        fresh_out_dir();
+        fault_arm(FAULT_IO, nth, EINTR, false);
+        bool saved = save(2, NULL, &err);
+        fault_disarm();
+        const char *who = fault_victim();
+        bool may_wait = strcmp(who, "open") == 0 || strcmp(who, "write") == 0 || strcmp(who, "pread") == 0 ||
+                        strcmp(who, "fsync") == 0 || strcmp(who, "close") == 0;  // POSIX: these return EINTR
+        CHECK_MSG(saved || !may_wait, "%s: %s", who, err.what);
+    }
+}
+
+// Calls of prune, recover, final, reading: an error or a right answer, never a wrong one.
+TEST(every_io_call_around_a_save_fails_in_turn) {
+    char path[IO_PATH_MAX];
+    long calls = 1;
+    for (int what = 0; what < 4; what++)
+        for (long nth = 1; nth <= calls; nth++) {
+            Error err = {0, "", ""};
+            int64_t step = -7;
+            fresh_out_dir();
+            for (int i = 1; i <= 4; i++) must_save(i, NULL);
+            must_save(3, "final");
+            CHECK(dir_create_all(scratch("out/step-00000009.tmp-1"), &err));
+            int fds = fault_open_fds();
+            fault_arm(FAULT_IO, nth, EIO, nth % 2);
+            bool ok = what == 0   ? checkpoint_prune(out_dir(), 4, 2, &err)
+                      : what == 1 ? checkpoint_recover(out_dir(), &err)
+                      : what == 2 ? save(4, "final", &err)
+                                  : checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, &err);
+            calls = fault_disarm();
+            if (calls == 0) SKIP("built without -Wl,--wrap");
+            CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what, fault_victim(), nth);
+            if (what == 3) CHECK_MSG(!ok || (step >= -1 && step <= 4), "%lld", (long long)step);
+            Error again = {0, "", ""};
+            CHECK(checkpoint_recover(out_dir(), &again) && newest() == 4);
+            CHECK(checkpoint_verify(scratch("out/final"), &step, &again) && (step == 3 || step == 4));
+        }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Every allocation fails
+
+static bool use_memory(int what, Error *err) {
+    char path[IO_PATH_MAX];
+    int64_t step;
+    LlamaConfig c;
+    SafetensorsSet s;
+    if (what == 0) return save(5, NULL, err);
+    if (what == 1) return checkpoint_verify(scratch("out/step-00000001"), NULL, err);
+    if (what == 2) return checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, err);
+    if (what == 3) return checkpoint_prune(out_dir(), 2, 2, err);
+    if (what == 4) return llama_config_read(&c, scratch("config.json"), err);
+    if (!safetensors_open(&s, scratch("out/step-00000001/model.safetensors"), err)) return false;
+    safetensors_close(&s);
+    return true;
+}
+
+TEST(every_allocation_fails_in_turn) {
+    long sites = 0;
+    LlamaConfig c;
+    Error setup = {0, "", ""};
+    llama_config_builtin(&c, "llama-3.2-1b");
+    CHECK(llama_config_write(&c, "float32", scratch("config.json"), &setup));
+    for (int what = 0; what < 6; what++) {
+        fresh_out_dir();
+        must_save(1, NULL);
+        must_save(2, NULL);
+        long calls = 1, nth = 1;
+        for (; nth <= calls; nth++, sites++) {
+            Error err = {0, "", ""};
+            int fds = fault_open_fds();
+            fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
+            bool ok = use_memory(what, &err);
+            calls = fault_disarm();
+            if (calls == 0) break;  // a save allocates nothing
+            CHECK_MSG(!ok && err.code == EXIT_HOST_MEMORY, "%d, allocation %ld: code %d", what, nth, err.code);
+            CHECK(fault_open_fds() == fds);
+            CHECK(newest() == 2 && damaged_seen == 0);
+        }
+    }
+    if (sites == 0) SKIP("built without -Wl,--wrap");
+    printf("    %ld failures injected\n", sites);
+    CHECK(sites >= 50);
+}
+
+TEST(host_memory_exits_5) {
+    for (int what = 0; what < 2; what++) {
+        pid_t child = fork();
+        if (child == 0) {
+            size_t capacity = 0;
+            close(2);
+            fault_arm(FAULT_ALLOC, 1, ENOMEM, true);
+            if (what) host_grow(NULL, &capacity, 10, 10, "a test");
+            else host_calloc(1, 1, "a test");
+            _exit(fault_disarm() ? 1 : 99);
+        }
+        int status = 0;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        if (WEXITSTATUS(status) == 99) SKIP("built without -Wl,--wrap");
+        CHECK_MSG(WEXITSTATUS(status) == EXIT_HOST_MEMORY, "exit %d", WEXITSTATUS(status));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// kill -9 at every call
+
+// Steps 1..2 are there; the child saves 3, prunes to 2, publishes final, and is gone at call nth.
+static void doomed(long nth, int how) {
+    Error err = {0, "", ""};
+    fault_arm(FAULT_IO, nth, how, false);
+    bool ok = save(3, NULL, &err) && checkpoint_prune(out_dir(), 3, 2, &err) && save(3, "final", &err);
+    _exit(ok ? 0 : 1);
+}
+
+static void check_after_kill(long nth, int how) {
+    Error err = {0, "", ""};
+    int64_t step = 0;
+    CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
+    int64_t found = newest();
+    CHECK_MSG(found == 2 || found == 3, "killed at %ld (%d): newest %lld", nth, how, (long long)found);
+    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth, err.what);
+    CHECK(step == 1 || step == 3);
+    must_save(3, NULL);  // and the run goes on
+    CHECK(checkpoint_prune(out_dir(), 3, 2, &err) && newest() == 3 && damaged_seen == 0);
+    CHECK(count_names("step-") == 2 && count_names("final") == 1);
+}
+
+TEST(killed_at_every_io_call) {
+    for (int how = FAULT_KILL; how >= FAULT_KILL_HALF; how--) {
+        long nth = 1;
+        for (int status = -1; status != 0; nth++) {
+            fresh_out_dir();
+            must_save(1, NULL);
+            must_save(2, NULL);
+            must_save(1, "final");
+            fflush(stdout);
+            pid_t child = fork();
+            if (child == 0) doomed(nth, how);
+            CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+            CHECK_MSG(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 137, "exit %d", WEXITSTATUS(status));
+            check_after_kill(nth, how);
+            if (how == FAULT_KILL_HALF && nth > 200) break;  // where it is not a write, nothing happens
+        }
+        if (nth == 2) SKIP("built without -Wl,--wrap");
+        if (how == FAULT_KILL) printf("    %ld calls\n", nth - 2);
+    }
+}
+
+TEST_MAIN()

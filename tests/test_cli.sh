@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# The program as a user meets it: training, resume bit for bit, every kind of bad input and its exit code, signals, locks.
+# Runs the sanitizer build; set TRAIN to test another one.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cli XXXXXX")      # a space in every path
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && grep -avE "^ +(0x|=>|Stack|Global|Poison|Array|Intra|ASan|Left|Right|Shadow|Heap|Freed|Address|Container)" "$work/out.txt" | tail -n 8; }
+# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and the pattern on an error: or any other line
+expect() {
+    local name=$1 code=$2 pattern=$3 status
+    shift 3
+    timeout 60 "$@" > "$work/out.txt" 2>&1
+    status=$?
+    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
+    elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
+    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] && [ "$(grep -c '^error: ' "$work/out.txt")" -ne 1 ]; then
+        bad "$name" "expected exactly one error: line"
+    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] && [ "$(grep -c '^hint: ' "$work/out.txt")" -ne 1 ]; then
+        bad "$name" "expected exactly one hint: line"
+    else ok "$name"; fi
+}
+same() {        # same NAME FILE FILE
+    if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
+}
+
+# ---- a tiny model and corpus ------------------------------------------------------------------------------
+mkdir tiny text
+cat > tiny/config.json <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 264, "hidden_size": 24,
+ "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": true,
+ "initializer_range": 0.05, "bos_token_id": 256, "eos_token_id": 257}
+JSON
+for i in $(seq 1 60); do
+    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of document $((i * i)) says nothing"; done > "text/doc $i.txt"
+done
+python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare "exit code $?"
+common=(--model tiny --from-scratch --train corpus --max-seqlen 128 --micro-batch-tokens 512 --batch-tokens 1024
+        --val-tokens 1024 --val-every 4 --num-samples 2 --sample-tokens 4 --lr 1e-3)
+run=("$train" "${common[@]}")
+
+# ---- training, and going on -------------------------------------------------------------------------------
+expect train_8_steps 0 'done: a/final is a Hugging Face model' "${run[@]}" --out a --steps 8 --save-every 3 --keep 0
+python3 - <<'PY' > out.txt 2>&1 && ok log_is_valid_json_with_every_step_once || bad log_is_valid_json_with_every_step_once ''
+import json
+lines = [json.loads(l) for l in open("a/log.jsonl")]
+assert lines[0]["event"] == "start" and lines[0]["options"]["max-seqlen"] == 128
+steps = [l for l in lines if "event" not in l]
+assert [s["step"] for s in steps] == list(range(1, 9))
+assert [l["step"] for l in lines if l.get("event") == "val"] == [4, 8]
+assert steps[-1]["loss"] < steps[0]["loss"]
+PY
+expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
+rm -r b/step-00000008 b/step-00000006 b/final
+resume=("${run[@]}" --resume)
+expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --steps 8 --save-every 3 --keep 0
+for f in model.safetensors optimizer.safetensors; do same "resumed_run_has_the_same_bits_$f" a/step-00000008/$f b/step-00000008/$f; done
+same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
+python3 - <<'PY' > out.txt 2>&1 && ok resumed_log_has_every_step_once || bad resumed_log_has_every_step_once ''
+import json
+def steps(path):
+    return [(l["step"], l["loss"], l["grad_norm"]) for l in map(json.loads, open(path)) if "event" not in l]
+assert steps("a/log.jsonl") == steps("b/log.jsonl"), (steps("a/log.jsonl"), steps("b/log.jsonl"))
+PY
+"$train" "${common[@]}" --out t --steps 3 --threads 1 > out.txt 2>&1
+same one_thread_has_the_same_bits t/step-00000003/model.safetensors a/step-00000003/model.safetensors
+for layout in padded repad rows; do
+    expect "layout_$layout" 0 'done' "${run[@]}" --out "l $layout" --steps 2 --layout $layout
+done
+expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final --train corpus --out c --steps 1 \
+    --max-seqlen 128 --micro-batch-tokens 512 --val-every 0 --num-samples 0
+same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
+expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
+[ "$(ls -d k/step-* | wc -l)" -eq 2 ] && ok keep_leaves_two || bad keep_leaves_two "$(ls k)"
+expect compare 0 '^repad ' "${run[@]}" --compare --compare-steps 1
+expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
+grep -q 'max .delta. of a logit .*bit for bit' out.txt && ok check_packing_is_bit_for_bit || bad check_packing_is_bit_for_bit ''
+expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
+[ ! -e nothing ] && ok dry_run_writes_nothing || bad dry_run_writes_nothing "$(ls nothing)"
+expect help 0 '^  --micro-batch-tokens' "$train" --help
+expect version 0 '^unpad.c [0-9]' "$train" --version
+
+# ---- damaged and foreign checkpoints ----------------------------------------------------------------------
+cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
+expect damaged_newest_falls_back 0 'warning: d/step-00000008 passed over' "${resume[@]}" --out d --steps 7
+expect resume_of_nothing_starts_anew 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
+expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
+expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
+sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
+expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
+expect resume_from_a_file_that_is_none 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
+
+# ---- usage ------------------------------------------------------------------------------------------------
+expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
+expect bad_number 2 'expected a number' "$train" --lr fast
+expect nan_is_no_number 2 'error: --lr' "$train" --lr nan
+expect int_overflow 2 'error: --steps' "$train" --steps 99999999999999999999
+expect fraction_for_an_int 2 'error: --steps' "$train" --steps 1.5
+expect stray_argument 2 'error: ' "$train" corpus
+expect document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
+expect batch_no_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
+expect run_in_the_way 2 'found a run' "${run[@]}" --out a
+expect unknown_matmul 2 'matmul' "${run[@]}" --matmul fastest
+expect too_big_for_the_machine 6 'largest that fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
+[ ! -e big ] && ok nothing_written_when_too_big || bad nothing_written_when_too_big ''
+
+# ---- bad input files --------------------------------------------------------------------------------------
+expect no_such_model 3 'did you mean smollm2-135m' "$train" --model smolm2-135m
+expect no_such_data 3 'error: ' "${run[@]/corpus/nowhere}" --out n
+expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
+mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut
+expect truncated_shard 3 'cut/train_00000.bin' "${run[@]/corpus/cut}" --out n
+expect empty_directory 3 'empty' "${run[@]/corpus/empty}" --out n
+cp corpus/train_00000.* vocab && printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
+expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
+sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
+expect config_that_is_no_llama 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n
+echo '{' > tiny2/config.json
+expect config_that_is_no_json 3 'config.json' "${run[@]/tiny/tiny2}" --out n
+expect model_without_weights 3 'error: ' "$train" --model tiny --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n2
+cp -r a/final broken && head -c 20000 a/final/model.safetensors > broken/model.safetensors
+expect truncated_weights 3 'model.safetensors' "$train" --model broken --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n3
+
+# ---- the output directory ---------------------------------------------------------------------------------
+touch file
+expect out_is_a_file 4 'file' "${run[@]}" --out file --steps 1
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir -m 555 readonly
+    expect out_is_read_only 4 'readonly' "${run[@]}" --out readonly/x --steps 1
+fi
+(ulimit -f 100; trap '' XFSZ; exec "${run[@]}" --out full --steps 2 --save-every 1) > out.txt 2>&1
+status=$?
+if [ $status -eq 4 ] && [ -z "$(ls -d full/step-* 2> /dev/null)" ]; then ok disk_full_leaves_no_half_checkpoint
+else bad disk_full_leaves_no_half_checkpoint "exit code $status, $(ls full)"; fi
+"${run[@]}" --out lock --steps 100000 > long.txt 2>&1 &
+owner=$!
+for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done
+expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
+kill -TERM $owner
+wait $owner
+status=$?
+cp long.txt out.txt
+if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
+expect diverged 7 'training diverged' "${run[@]}" --out nan --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 50 --max-skips 2
+python3 - <<'PY' > out.txt 2>&1 && ok diverged_log_is_valid_json || bad diverged_log_is_valid_json ''
+import json
+lines = [json.loads(l, parse_constant=lambda c: 1 / 0) for l in open("nan/log.jsonl")]
+assert [l["skipped"] for l in lines if "event" not in l][-3:] == [True] * 3
+PY
+# kill -9 at random moments, resume until done: the same bits as never interrupted
+tries=0
+until [ -e killed/final ] || [ $tries -ge 40 ]; do
+    "${resume[@]}" --out killed --steps 8 --save-every 1 --keep 0 > out.txt 2>&1 &
+    child=$!
+    if [ $tries -lt 12 ]; then sleep "0.$((RANDOM % 4))$((RANDOM % 10))"; kill -9 $child 2> /dev/null; fi
+    wait $child 2> /dev/null
+    tries=$((tries + 1))
+done
+same "killed_$((tries - 1))_times_and_resumed_has_the_same_bits" killed/final/model.safetensors a/final/model.safetensors
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,528 @@
+// data/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the hostile
+// ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
+#include "../data/safetensors.h"
+
+#include <math.h>
+
+#include "scratch.h"
+#include "test.h"
+
+// ------------------------------------------------------------------------------------------------
+// Files made by hand
+
+static void put_file(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
+}
+
+// uint64 length, header, data_bytes bytes 0, 1, 2, ...
+static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
+    uint64_t n = header_bytes;
+    memcpy(out, &n, 8);
+    memcpy(out + 8, header, header_bytes);
+    for (size_t i = 0; i < data_bytes; i++) out[8 + header_bytes + i] = (char)i;
+    return 8 + header_bytes + data_bytes;
+}
+
+static bool opens(const char *path, Error *err) {
+    SafetensorsSet s;
+    memset(err, 0, sizeof *err);
+    bool ok = safetensors_open(&s, path, err);
+    CHECK(ok == (err->code == 0));
+    CHECK_MSG(ok || (err->code == EXIT_BAD_INPUT && strstr(err->what, path)), "%s", err->what);
+    if (ok) safetensors_close(&s);
+    return ok;
+}
+
+static bool opens_built(const char *header, size_t data_bytes, Error *err) {
+    char bytes[4096];
+    size_t n = build(bytes, header, strlen(header), data_bytes);
+    put_file(scratch("built.safetensors"), bytes, n);
+    return opens(scratch("built.safetensors"), err);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Writing and reading back
+
+static void write_set(const char *path, const TensorInfo *tensors, int count, uint64_t seed_bytes) {
+    static SafetensorsWriter w;
+    Error err = {0, "", ""};
+    unlink(path);
+    CHECK_MSG(safetensors_create(&w, path, tensors, count, &err), "%s", err.what);
+    for (uint64_t i = 0; i < w.data_bytes; i++) {
+        unsigned char byte = (unsigned char)(seed_bytes + i);
+        CHECK(safetensors_write(&w, &byte, 1, &err));
+    }
+    CHECK_MSG(safetensors_finish(&w, &err), "%s", err.what);
+}
+
+TEST(bytes_of_a_small_file) {
+    TensorInfo t[2] = {tensor_info("b", "F32", 2, 1, 2), tensor_info("a", "U8", 1, 3, 0)};
+    Error err = {0, "", ""};
+    uint64_t n = 0, header = 0;
+    write_set(scratch("small"), t, 2, 0);
+    char *bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
+    CHECK(bytes);
+    const char *expected =
+        "{\"__metadata__\": {\"format\": \"pt\"}, "
+        "\"b\": {\"dtype\": \"F32\", \"shape\": [1, 2], \"data_offsets\": [0, 8]}, "
+        "\"a\": {\"dtype\": \"U8\", \"shape\": [3], \"data_offsets\": [8, 11]}}";
+    memcpy(&header, bytes, 8);
+    bool aligned = header % 8 == 0 && n == 8 + header + 11;
+    bool same = strncmp(bytes + 8, expected, strlen(expected)) == 0;
+    bool padded = strspn(bytes + 8 + strlen(expected), " ") == header - strlen(expected);
+    bool data = memcmp(bytes + 8 + header, "\0\1\2\3\4\5\6\7\10\11\12", 11) == 0;
+    free(bytes);
+    CHECK(aligned && same && padded && data);
+}
+
+TEST(what_is_written_is_found) {
+    TensorInfo t[4] = {tensor_info("model.z", "F32", 2, 5, 7), tensor_info("model.a \"\\\n\xc3\xa9", "F32", 1, 3, 0),
+                       tensor_info("empty", "F32", 2, 0, 9), tensor_info("scalar", "F32", 0, 0, 0)};
+    SafetensorsSet s;
+    Error err = {0, "", ""};
+    unsigned char raw[140];
+    write_set(scratch("set"), t, 4, 3);
+    CHECK_MSG(safetensors_open(&s, scratch("set"), &err), "%s", err.what);
+    CHECK(s.num_tensors == 4 && s.num_files == 1 && !safetensors_find(&s, "none"));
+    for (int i = 0; i < 4; i++) {
+        const TensorInfo *f = safetensors_find(&s, t[i].name);
+        CHECK_MSG(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0, "%d", i);
+        CHECK(f->end - f->begin == 4 * tensor_num_elements(f));
+    }
+    const TensorInfo *z = safetensors_find(&s, "model.z");
+    CHECK(safetensors_read_raw(&s, z, raw, 0, 140, &err) && raw[0] == 3 && raw[139] == 142);
+    CHECK(safetensors_read_raw(&s, z, raw, 139, 1, &err) && raw[0] == 142);
+    CHECK(!safetensors_read_raw(&s, z, raw, 140, 1, &err) && err.code == EXIT_BAD_INPUT);
+    safetensors_close(&s);
+    safetensors_close(&s);
+}
+
+TEST(writer_knows_its_crc) {
+    static SafetensorsWriter w;
+    TensorInfo t = tensor_info("x", "F32", 1, 100000, 0);
+    static float data[100000];
+    Error err = {0, "", ""};
+    uint64_t n = 0;
+    for (int i = 0; i < 100000; i++) data[i] = (float)test_rng_normal();
+    CHECK(safetensors_create(&w, scratch("crc"), &t, 1, &err) && safetensors_write(&w, data, sizeof data, &err));
+    CHECK(safetensors_finish(&w, &err));
+    char *bytes = file_read_all(scratch("crc"), 1 << 20, &n, "", &err);
+    uint32_t crc = bytes ? crc32c(0, bytes, n) : 0;
+    free(bytes);
+    CHECK(n == w.file.size_bytes && crc == w.file.crc);
+}
+
+TEST(writer_refuses_the_wrong_number_of_bytes) {
+    static SafetensorsWriter w;
+    static const char data[12] = {0};
+    TensorInfo t = tensor_info("x", "F32", 1, 2, 0);
+    for (uint64_t given = 0; given <= 12; given++) {
+        Error err = {0, "", ""};
+        CHECK(safetensors_create(&w, scratch("short"), &t, 1, &err) && safetensors_write(&w, data, given, &err));
+        CHECK(safetensors_finish(&w, &err) == (given == 8));
+        CHECK(path_exists(scratch("short")) == (given == 8));
+        unlink(scratch("short"));
+    }
+}
+
+TEST(writer_refuses_what_it_cannot_describe) {
+    static SafetensorsWriter w;
+    TensorInfo bad[3] = {tensor_info("x", "F33", 1, 2, 0), tensor_info("x", "F32", 2, 1ull << 62, 8),
+                         tensor_info("x", "", 1, 2, 0)};
+    for (int i = 0; i < 3; i++) {
+        Error err = {0, "", ""};
+        CHECK(!safetensors_create(&w, scratch("undescribed"), &bad[i], 1, &err));
+        CHECK(!path_exists(scratch("undescribed")));
+    }
+    Error err = {0, "", ""};
+    TensorInfo t = tensor_info("x", "F32", 1, 1, 0);
+    CHECK(safetensors_create(&w, scratch("aborted"), &t, 1, &err));
+    safetensors_abort(&w);
+    CHECK(!path_exists(scratch("aborted")));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Conversion
+
+static void write_one(const char *dtype, const void *data, uint64_t count, uint64_t size) {
+    static SafetensorsWriter w;
+    TensorInfo t = tensor_info("x", dtype, 1, count, 0);
+    Error err = {0, "", ""};
+    unlink(scratch("one"));
+    CHECK(safetensors_create(&w, scratch("one"), &t, 1, &err));
+    CHECK(safetensors_write(&w, data, count * size, &err) && safetensors_finish(&w, &err));
+}
+
+// Reads "x" back in three uneven pieces.
+static uint64_t read_one(float *out, uint64_t count) {
+    SafetensorsSet s;
+    Error err = {0, "", ""};
+    uint64_t cut1 = count / 3, cut2 = count / 3 + 1;
+    CHECK_MSG(safetensors_open(&s, scratch("one"), &err), "%s", err.what);
+    const TensorInfo *t = safetensors_find(&s, "x");
+    bool ok = safetensors_read_f32(&s, t, out, 0, cut1, &err) &&
+              safetensors_read_f32(&s, t, out + cut1, cut1, cut2 - cut1, &err) &&
+              safetensors_read_f32(&s, t, out + cut2, cut2, count - cut2, &err);
+    Error past = {0, "", ""}, wrap = {0, "", ""};
+    bool refused = !safetensors_read_f32(&s, t, out, count, 1, &past) &&
+                   !safetensors_read_f32(&s, t, out, 1, UINT64_MAX, &wrap);
+    uint64_t nonfinite = s.num_nonfinite;
+    safetensors_close(&s);
+    CHECK_MSG(ok && refused, "%s", err.what);
+    return nonfinite;
+}
+
+static bool same_float(float a, float b) { return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b)); }
+
+TEST(every_f16) {
+    static uint16_t bits[65536];
+    static float out[65536];
+    for (int i = 0; i < 65536; i++) bits[i] = (uint16_t)i;
+    write_one("F16", bits, 65536, 2);
+    CHECK(read_one(out, 65536) == 2 * 1024);
+    for (int i = 0; i < 65536; i++) {
+        int exponent = (i >> 10) & 31, mantissa = i & 1023;
+        double value = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
+        if (exponent == 31) value = mantissa ? NAN : INFINITY;
+        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i, out[i]);
+    }
+}
+
+TEST(every_bf16) {
+    static uint16_t bits[65536];
+    static float out[65536];
+    for (int i = 0; i < 65536; i++) bits[i] = (uint16_t)i;
+    write_one("BF16", bits, 65536, 2);
+    CHECK(read_one(out, 65536) == 2 * 128);
+    for (int i = 0; i < 65536; i++) {
+        int exponent = (i >> 7) & 255, mantissa = i & 127;
+        double value = exponent ? ldexp(128 + mantissa, exponent - 134) : ldexp(mantissa, -133);
+        if (exponent == 255) value = mantissa ? NAN : INFINITY;
+        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i, out[i]);
+    }
+}
+
+TEST(f32_and_f64) {
+    static double wide[10007];
+    static float narrow[10007], out[10007];
+    for (int i = 0; i < 10007; i++) wide[i] = narrow[i] = (float)(test_rng_normal() * 1e10);
+    wide[5] = narrow[5] = NAN;
+    wide[10006] = narrow[10006] = -INFINITY;
+    write_one("F64", wide, 10007, 8);
+    CHECK(read_one(out, 10007) == 2);
+    for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
+    write_one("F32", narrow, 10007, 4);
+    CHECK(read_one(out, 10007) == 2);
+    for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
+}
+
+TEST(integers_are_not_read_as_floats) {
+    static const int32_t data[4] = {1, 2, 3, 4};
+    int32_t raw[2];
+    float out[4];
+    SafetensorsSet s;
+    Error err = {0, "", ""};
+    write_one("I32", data, 4, 4);
+    CHECK(safetensors_open(&s, scratch("one"), &err));
+    bool refused = !safetensors_read_f32(&s, safetensors_find(&s, "x"), out, 0, 4, &err);
+    Error err2 = {0, "", ""};
+    bool raw_ok = safetensors_read_raw(&s, safetensors_find(&s, "x"), raw, 4, 8, &err2);
+    safetensors_close(&s);
+    CHECK(refused && strstr(err.what, "found I32") && raw_ok && raw[0] == 2 && raw[1] == 3);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Hostile headers
+
+#define F32_AT(name_, shape_, begin_, end_) \
+    "\"" name_ "\":{\"dtype\":\"F32\",\"shape\":" shape_ ",\"data_offsets\":[" #begin_ "," #end_ "]}"
+
+typedef struct {
+    const char *header;
+    size_t data_bytes;
+    const char *expected;  // NULL: a good file
+} Header;
+
+static const Header headers[] = {
+    {"{}", 0, NULL},
+    {"{}      ", 0, NULL},
+    {"{\"__metadata__\":{}}", 0, NULL},
+    {"{\"__metadata__\":{\"a\":\"b\"}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
+    {"{" F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
+    {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},
+    {"{" F32_AT("x", "[0]", 0, 0) "}", 0, NULL},
+    {"{" F32_AT("y", "[1]", 4, 8) "," F32_AT("x", "[1]", 0, 4) "}", 8, NULL},
+    {"{" F32_AT("e", "[0]", 4, 4) "," F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 4, 8) "}", 8, NULL},
+    {"{" F32_AT("x", "[1,1,1,1,1,1,1,1]", 0, 4) "}", 4, NULL},
+    {"{\"x\":{\"data_offsets\":[0,2],\"shape\":[2],\"dtype\":\"F8_E4M3\"}}", 2, NULL},
+    {"", 0, "header: expected 2"},
+    {"{", 0, "header: expected 2"},
+    {"[]", 0, "expected {"},
+    {" {}", 0, "expected {"},
+    {"{}x", 0, "expected JSON"},
+    {"{]", 0, "expected JSON"},
+    {"null", 0, "expected {"},
+    {"{\"x\":null}", 0, "x: expected {dtype"},
+    {"{\"x\":[]}", 0, "x: expected {dtype"},
+    {"{\"x\":{}}", 0, "x: expected {dtype"},
+    {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "x: expected {dtype"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]}}", 4, "data_offsets"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"a\":1}}", 4, "x: expected {dtype"},
+    {"{\"x\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
+    {"{\"x\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
+    {"{\"x\":{\"dtype\":\"F32F32F32F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
+    {"{\"x\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected a string"},
+    {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
+    {"{" F32_AT("x", "[\"1\"]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[1.5]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[-1]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[1e400]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[18446744073709551616]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[9007199254740992]", 0, 4) "}", 4, "shape: expected an integer"},
+    {"{" F32_AT("x", "[4294967296,4294967296]", 0, 0) "}", 0, "2^64"},
+    {"{" F32_AT("x", "[4294967296,1073741824]", 0, 0) "}", 0, "2^64"},  // x 4 bytes wraps to 0
+    {"{" F32_AT("x", "[2147483648,2147483649]", 0, 4) "}", 4, "2^64"},
+    {"{" F32_AT("x", "[1,1,1,1,1,1,1,1,1]", 0, 4) "}", 4, "8 dimensions"},
+    {"{" F32_AT("x", "[2]", 0, 4) "}", 4, "expected 8 bytes for its shape"},
+    {"{" F32_AT("x", "[1]", 0, 8) "}", 8, "expected 4 bytes for its shape"},
+    {"{" F32_AT("x", "[1]", 4, 0) "}", 4, "data_offsets: expected an integer from 4"},
+    {"{" F32_AT("x", "[1]", -4, 0) "}", 4, "data_offsets: expected an integer"},
+    {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
+    {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "data_offsets: expected [begin"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8, "data_offsets: expected [begin"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{}}}", 4, "data_offsets: expected [begin"},
+    {"{" F32_AT("x", "[1]", 0, 4) "}", 3, "expected 4 bytes of tensors, found 3"},
+    {"{" F32_AT("x", "[1]", 0, 4) "}", 5, "expected 4 bytes of tensors, found 5"},
+    {"{}", 1, "expected 0 bytes of tensors, found 1"},
+    {"{" F32_AT("x", "[1]", 4, 8) "}", 8, "hole or overlap"},
+    {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 8, 12) "}", 12, "hole or overlap"},
+    {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 0, 4) "}", 4, "hole or overlap"},
+    {"{" F32_AT("x", "[2]", 0, 8) "," F32_AT("y", "[2]", 4, 12) "}", 12, "hole or overlap"},
+    {"{" F32_AT("x", "[3]", 0, 12) "," F32_AT("y", "[1]", 4, 8) "}", 12, "hole or overlap"},
+    {"{" F32_AT("e", "[0]", 2, 2) "," F32_AT("x", "[1]", 0, 4) "}", 4, "hole or overlap"},
+    {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("x", "[1]", 4, 8) "}", 8, "found \"x\" twice"},
+    {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("\\u0078", "[1]", 4, 8) "}", 8, "found \"x\" twice"},
+    {"{\"__metadata__\":[]}", 0, "__metadata__: expected an object"},
+    {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__: expected strings"},
+    {"{\"__metadata__\":{\"a\":null}}", 0, "__metadata__: expected strings"},
+    {"{" F32_AT("\\u0000", "[1]", 0, 4) "}", 4, "expected JSON"},
+    {"{" F32_AT("\xff", "[1]", 0, 4) "}", 4, "expected JSON"},
+};
+
+TEST(hostile_headers) {
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+        Error err;
+        bool ok = opens_built(headers[i].header, headers[i].data_bytes, &err);
+        CHECK_MSG(ok == !headers[i].expected, "case %zu %s: %s", i, headers[i].header, err.what);
+        CHECK_MSG(ok || strstr(err.what, headers[i].expected), "case %zu: %s", i, err.what);
+    }
+}
+
+TEST(header_lengths_are_bounded_before_reading) {
+    char bytes[64] = "";
+    static const uint64_t lengths[] = {0, 1, 33, 57, 64, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX,
+                                       UINT64_MAX - 7};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        Error err;
+        memset(bytes, ' ', sizeof bytes);
+        memcpy(bytes, &lengths[i], 8);
+        memcpy(bytes + 8, "{}", 2);
+        put_file(scratch("length"), bytes, 40);
+        CHECK(!opens(scratch("length"), &err));
+    }
+    Error err;
+    put_file(scratch("length"), bytes, 7);
+    CHECK(!opens(scratch("length"), &err));
+    put_file(scratch("length"), bytes, 0);
+    CHECK(!opens(scratch("length"), &err));
+}
+
+TEST(names_of_any_length) {
+    char header[600], name[300];
+    for (size_t n = 150; n < 250; n++) {
+        Error err;
+        memset(name, 'n', n);
+        name[n] = 0;
+        snprintf(header, sizeof header, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
+        CHECK(opens_built(header, 0, &err) == (n < sizeof ((TensorInfo *)0)->name));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Damage
+
+static const char victim[] = "{\"__metadata__\":{\"format\":\"pt\"}," F32_AT("ab", "[2,3]", 0, 24) ","
+                             "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}  ";
+
+TEST(every_prefix_and_suffix_is_refused) {
+    char bytes[1024];
+    Error err;
+    size_t n = build(bytes, victim, strlen(victim), 32);
+    memset(bytes + n, 0, 64);
+    for (size_t i = 0; i <= n + 64; i++) {
+        put_file(scratch("prefix"), bytes, i);
+        CHECK_MSG(opens(scratch("prefix"), &err) == (i == n), "%zu of %zu bytes", i, n);
+    }
+}
+
+// Shapes, dtypes and bytes as in `victim`; a flip may at most change the letter of a name.
+static bool means_the_same(const char *path) {
+    SafetensorsSet s;
+    Error err = {0, "", ""};
+    if (!safetensors_open(&s, path, &err)) return true;
+    bool same = s.num_tensors == 2;
+    for (int i = 0; same && i < 2; i++) {
+        const TensorInfo *t = &s.tensors[i];
+        bool first = strcmp(t->dtype, "F32") == 0;
+        same = first ? t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->end - t->begin == 24
+                     : t->ndim == 1 && t->shape[0] == 4 && strcmp(t->dtype, "BF16") == 0;
+        same = same && t->begin == 8 + strlen(victim) + (first ? 0 : 24);
+        same = same && strlen(t->name) == (first ? 2 : 1);
+    }
+    safetensors_close(&s);
+    return same;
+}
+
+TEST(every_flipped_bit_is_refused_or_harmless) {
+    char bytes[1024];
+    size_t n = build(bytes, victim, strlen(victim), 32);
+    for (size_t i = 0; i < n - 32; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            bytes[i] ^= (char)(1 << bit);
+            put_file(scratch("flipped"), bytes, n);
+            CHECK_MSG(means_the_same(scratch("flipped")), "byte %zu bit %d", i, bit);
+            bytes[i] ^= (char)(1 << bit);
+        }
+}
+
+static size_t mutate(char *text, size_t n, size_t capacity) {
+    static const char *const words[] = {"0", "[", "]", "{", "}", ",", ":", "\"", "-1", "9007199254740993", "1e99",
+                                        "18446744073709551615", "BF16", "null", "\\u0000", "24", "[0,0]"};
+    const char *word = words[test_rng_below(sizeof words / sizeof *words)];
+    uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(3);
+    size_t length = kind ? strlen(word) : 0, over = test_rng_below(kind == 1 ? 1 : 12);
+    if (kind == 2 && over == 0) text[at] = (char)test_rng_u32();
+    if (over > n - at) over = n - at;
+    if (n + length - over > capacity) return n;
+    memmove(text + at + length, text + at + over, n - at - over);
+    memcpy(text + at, word, length);
+    return n + length > over ? n + length - over : 1;
+}
+
+// What a caller may rely on, whatever was accepted: every byte of every tensor is in the file.
+static void check_set(SafetensorsSet *s) {
+    for (int i = 0; i < s->num_tensors; i++) {
+        TensorInfo *t = &s->tensors[i];
+        unsigned char raw[512];
+        Error err = {0, "", ""};
+        CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
+        CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
+        CHECK(safetensors_find(s, t->name) == t);
+        if (t->end - t->begin <= sizeof raw) CHECK(safetensors_read_raw(s, t, raw, 0, t->end - t->begin, &err));
+    }
+}
+
+TEST(fuzz) {
+    char text[1024], bytes[2048];
+    int accepted = 0;
+    for (int i = 0; i < 20000; i++) {
+        SafetensorsSet s;
+        Error err = {0, "", ""};
+        size_t n = strlen(victim);
+        memcpy(text, victim, n);
+        for (uint32_t k = 1 + test_rng_below(2); k > 0; k--) n = mutate(text, n, sizeof text);
+        put_file(scratch("fuzz"), bytes, build(bytes, text, n, 32));
+        bool ok = safetensors_open(&s, scratch("fuzz"), &err);
+        CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));
+        if (ok) check_set(&s);
+        if (ok) safetensors_close(&s);
+        accepted += ok;
+    }
+    CHECK_MSG(accepted > 20 && accepted < 15000, "%d", accepted);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sharded directories
+
+static void make_shards(void) {
+    TensorInfo a[2] = {tensor_info("a", "F32", 1, 2, 0), tensor_info("b", "F32", 1, 1, 0)};
+    TensorInfo c = tensor_info("c", "F32", 1, 3, 0);
+    Error err = {0, "", ""};
+    CHECK(dir_remove_tree(scratch("dir"), &err) && dir_create_all(scratch("dir"), &err));
+    write_set(scratch("dir/s1.safetensors"), a, 2, 0);
+    write_set(scratch("dir/s2.safetensors"), &c, 1, 100);
+}
+
+static bool opens_index(const char *index, Error *err) {
+    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    return opens(scratch("dir"), err);
+}
+
+TEST(shards_are_read_as_one) {
+    SafetensorsSet s;
+    Error err = {0, "", ""};
+    unsigned char first = 0;
+    const char *index = "{\"metadata\":{\"total_size\":24},\"weight_map\":{\"a\":\"s1.safetensors\","
+                        "\"c\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}";
+    make_shards();
+    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
+    CHECK(s.num_files == 2 && s.num_tensors == 3);
+    CHECK(safetensors_read_raw(&s, safetensors_find(&s, "c"), &first, 0, 1, &err) && first == 100);
+    CHECK(safetensors_read_raw(&s, safetensors_find(&s, "b"), &first, 0, 1, &err) && first == 8);
+    safetensors_close(&s);
+    CHECK(opens(scratch("dir/model.safetensors.index.json"), &err));
+}
+
+TEST(inconsistent_indexes) {
+    static const char *const bad[][2] = {
+        {"[]", "weight_map"},
+        {"{}", "weight_map"},
+        {"{\"weight_map\":{}}", "weight_map"},
+        {"{\"weight_map\":{\"a\":1}}", "weight_map: expected file names"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\"}}", "expected all 2 tensors"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s3.safetensors\"}}",
+         "cannot open"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2.safetensors\"}}",
+         "b: expected in s2"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2.safetensors\","
+         "\"d\":\"s2.safetensors\"}}",
+         "d: expected in s2"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}", "expected all 3 tensors"},
+        {"{\"weight_map\":{\"a\":\"../dir/s1.safetensors\"}}", "plain file name"},
+        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "plain file name"},
+        {"{\"weight_map\":{\"a\":\"..\"}}", "plain file name"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "plain file name"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", "twice"},
+        {"{\"weight_map\":{\"a\":\"model.safetensors.index.json\"}}", "header"},
+    };
+    make_shards();
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Error err;
+        CHECK_MSG(!opens_index(bad[i][0], &err), "case %zu", i);
+        CHECK_MSG(strstr(err.what, bad[i][1]), "case %zu: %s", i, err.what);
+    }
+}
+
+TEST(one_tensor_in_two_files) {
+    TensorInfo c[2] = {tensor_info("c", "F32", 1, 3, 0), tensor_info("a", "F32", 1, 2, 0)};
+    Error err;
+    make_shards();
+    write_set(scratch("dir/s2.safetensors"), c, 2, 0);
+    CHECK(!opens_index("{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\","
+                       "\"c\":\"s2.safetensors\"}}",
+                       &err));
+    CHECK_MSG(strstr(err.what, "found in two"), "%s", err.what);
+}
+
+TEST(directories_without_a_model) {
+    Error err;
+    make_shards();
+    CHECK(!opens(scratch("dir"), &err) && strstr(err.hint, "index.json"));
+    CHECK(!opens(scratch("not there"), &err) && err.hint[0]);
+}
+
+TEST_MAIN()
