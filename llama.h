@@ -1,13 +1,16 @@
-// The model: configuration -> arenas -> forward, backward, update. It reads as the architecture; every device
-// operation is a call into kernels/kernels.h, and no line here knows which backend that is.
+// The model: configuration -> arenas -> forward, backward, update. It reads as the architecture;
+// every device operation is a call into kernels/kernels.h, and no line here knows which backend
+// that is.
 //
-//   LlamaTensor   one parameter of the checkpoint: the table that drives allocation, load, save, decay and names
-//   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
-//   LlamaActs     a layer's activations that backward needs
-//   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
+//   LlamaTensor   one parameter of the checkpoint: the table that drives allocation, load, save,
+//   decay and names LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views
+//   into the arenas LlamaActs     a layer's activations that backward needs LlamaInputs   the
+//   micro-batch on the device: tokens, targets, positions, documents
 //
-// A step:  llama_zero_grads;  for each micro-batch { llama_set_batch; llama_forward; llama_head_train; llama_backward };
-//          llama_update.  Gradients are sums, scaled by 1 / (targets of the whole step) at the loss; see kernels.h
+// A step:  llama_zero_grads;  for each micro-batch { llama_set_batch; llama_forward;
+// llama_head_train; llama_backward };
+//          llama_update.  Gradients are sums, scaled by 1 / (targets of the whole step) at the
+//          loss; see kernels.h
 // for the letters in shape comments.
 #ifndef UNPAD_LLAMA_H
 #define UNPAD_LLAMA_H
@@ -20,20 +23,20 @@
 #include "data/safetensors.h"  // defines: SafetensorsSet
 #include "kernels/kernels.h"   // defines: every operation on the device
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Types
 
 typedef struct {
-    char name[96];                 // as in a Hugging Face checkpoint
-    int64_t rows, cols;            // cols = 0: a vector of `rows`
-    size_t offset;                 // elements from the start of every parameter arena
-    size_t count;                  // elements
-    bool decay;                    // matrices decay, norm weights do not
-    float init_std;                // 0: filled with ones
+    char name[96];       // as in a Hugging Face checkpoint
+    int64_t rows, cols;  // cols = 0: a vector of `rows`
+    size_t offset;       // elements from the start of every parameter arena
+    size_t count;        // elements
+    bool decay;          // matrices decay, norm weights do not
+    float init_std;      // 0: filled with ones
 } LlamaTensor;
 
-// Weights of one layer. q, k and v lie one after another in the arena, so q's pointer is the fused qkv_proj; the
-// same holds for gate and up.
+// Weights of one layer. q, k and v lie one after another in the arena, so q's pointer is the fused
+// qkv_proj; the same holds for gate and up.
 typedef struct {
     floatX *input_layernorm;           // (C)
     floatX *qkv_proj;                  // (QKV, C)
@@ -47,16 +50,17 @@ typedef struct {
     real *input_layernorm, *qkv_proj, *o_proj, *post_attention_layernorm, *gate_up_proj, *down_proj;
 } LlamaLayerGrads;
 
-// What backward needs of one layer. Norm outputs and SwiGLU are recomputed there: cheap, and 40 % of the memory.
+// What backward needs of one layer. Norm outputs and SwiGLU are recomputed there: cheap, and 40 %
+// of the memory.
 typedef struct {
-    floatX *resid_attn;   // (T, C)    residual stream entering attention
-    real *rstd_attn;      // (T)
-    floatX *qkv;          // (T, QKV)  rope applied
-    floatX *attn;         // (T, H*D)
-    real *lse;            // (H, T)
-    floatX *resid_mlp;    // (T, C)    residual stream entering the MLP
-    real *rstd_mlp;       // (T)
-    floatX *gate_up;      // (T, 2F)
+    floatX *resid_attn;  // (T, C)    residual stream entering attention
+    real *rstd_attn;     // (T)
+    floatX *qkv;         // (T, QKV)  rope applied
+    floatX *attn;        // (T, H*D)
+    real *lse;           // (H, T)
+    floatX *resid_mlp;   // (T, C)    residual stream entering the MLP
+    real *rstd_mlp;      // (T)
+    floatX *gate_up;     // (T, 2F)
 } LlamaActs;
 
 // Buffers that all layers share
@@ -76,49 +80,51 @@ typedef struct {
     real *attn_delta;     // (H, T)
     floatX *logits;       // (head_chunk, V), becomes dlogits in place
     floatX *head_rows;    // (head_chunk, C)   rows gathered for sampling
-    floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;   // repad layout only: gathered rows
+    floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
 } LlamaScratch;
 
 typedef struct {
-    int32_t *tokens, *targets, *position_ids, *order;        // (T)
+    int32_t *tokens, *targets, *position_ids, *order;  // (T)
     Documents docs;
     int32_t num_targets;
-    int32_t num_real_rows;                                   // repad layout only, else 0
+    int32_t num_real_rows;  // repad layout only, else 0
     int32_t *real_rows;
     Documents real_docs;
 } LlamaInputs;
 
-typedef struct { size_t weights, grads, optimizer, activations, workspace; } LlamaMemory;   // bytes
+typedef struct {
+    size_t weights, grads, optimizer, activations, workspace;
+} LlamaMemory;  // bytes
 
 typedef struct {
-    int32_t capacity;     // tokens of the largest micro-batch
-    int32_t max_seqlen;   // longest segment: positions in the rope table
-    bool repad;           // room for the repad layout
-    bool train;           // gradients and optimizer state
+    int32_t capacity;    // tokens of the largest micro-batch
+    int32_t max_seqlen;  // longest segment: positions in the rope table
+    bool repad;          // room for the repad layout
+    bool train;          // gradients and optimizer state
 } LlamaSizes;
 
 typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSizes sizes;
-    int32_t head_chunk;            // tokens whose logits exist at one time
+    int32_t head_chunk;  // tokens whose logits exist at one time
     LlamaTensor *tensors;
     int num_tensors;
-    size_t num_elements;           // of a parameter arena, gaps included
-    size_t num_decayed;            // the matrices come first in the arena
+    size_t num_elements;  // of a parameter arena, gaps included
+    size_t num_decayed;   // the matrices come first in the arena
     // parameter arenas: same offsets in each
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
     // views
-    floatX *embed_tokens, *norm, *lm_head;                   // (V,C), (C), (V,C)
+    floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
     real *dembed_tokens, *dnorm, *dlm_head;
     LlamaLayer *layers;
     LlamaLayerGrads *dlayers;
     LlamaActs *acts;
     LlamaScratch scratch;
-    real *rope_table;              // (max_seqlen, D/2, 2)
-    StepScalars *step;             // device: loss sum, gradient norm, clip factor
+    real *rope_table;   // (max_seqlen, D/2, 2)
+    StepScalars *step;  // device: loss sum, gradient norm, clip factor
     void *activations_arena, *workspace_arena;
     // the current micro-batch
     LlamaInputs in;
@@ -127,15 +133,17 @@ typedef struct {
     LlamaMemory memory;
 } LlamaModel;
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Parameters: one table
 
-static inline int llama_qkv_dim(const LlamaConfig *c) { return (c->num_heads + 2 * c->num_kv_heads) * c->head_dim; }
+static inline int llama_qkv_dim(const LlamaConfig *c) {
+    return (c->num_heads + 2 * c->num_kv_heads) * c->head_dim;
+}
 
-__attribute__((format(printf, 6, 7)))
-static inline void llama_add_tensor(LlamaModel *m, int64_t rows, int64_t cols, float init_std, bool new_group,
-                                    const char *name, ...) {
-    enum { ALIGN = 64 };           // elements; a group starts on a boundary that every matmul library likes
+__attribute__((format(printf, 6, 7))) static inline void llama_add_tensor(
+    LlamaModel *m, int64_t rows, int64_t cols, float init_std, bool new_group, const char *name,
+    ...) {
+    enum { ALIGN = 64 };  // elements; a group starts on a boundary that every matmul library likes
     LlamaTensor *t = &m->tensors[m->num_tensors++];
     va_list args;
     va_start(args, name);
@@ -151,14 +159,16 @@ static inline void llama_add_tensor(LlamaModel *m, int64_t rows, int64_t cols, f
     m->num_elements += t->count;
 }
 
-// The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one range.
-// Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth.
+// The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one
+// range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
+// does not grow with depth.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const int64_t C = c->hidden_size, F = c->intermediate_size, D = c->head_dim;
     const int64_t q_dim = c->num_heads * D, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
-    m->tensors = (LlamaTensor *)host_calloc((size_t)(9 * c->num_layers + 3), sizeof(LlamaTensor), "tensor table");
+    m->tensors = (LlamaTensor *)host_calloc((size_t)(9 * c->num_layers + 3), sizeof(LlamaTensor),
+                                            "tensor table");
     m->num_tensors = 0;
     m->num_elements = 0;
     llama_add_tensor(m, c->vocab_size, C, std, true, "model.embed_tokens.weight");
@@ -166,7 +176,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
         llama_add_tensor(m, q_dim, C, std, true, "model.layers.%d.self_attn.q_proj.weight", l);
         llama_add_tensor(m, kv_dim, C, std, false, "model.layers.%d.self_attn.k_proj.weight", l);
         llama_add_tensor(m, kv_dim, C, std, false, "model.layers.%d.self_attn.v_proj.weight", l);
-        llama_add_tensor(m, C, q_dim, resid_std, true, "model.layers.%d.self_attn.o_proj.weight", l);
+        llama_add_tensor(m, C, q_dim, resid_std, true, "model.layers.%d.self_attn.o_proj.weight",
+                         l);
         llama_add_tensor(m, F, C, std, true, "model.layers.%d.mlp.gate_proj.weight", l);
         llama_add_tensor(m, F, C, std, false, "model.layers.%d.mlp.up_proj.weight", l);
         llama_add_tensor(m, C, F, resid_std, true, "model.layers.%d.mlp.down_proj.weight", l);
@@ -188,8 +199,8 @@ static inline const LlamaTensor *llama_tensor(const LlamaModel *m, const char *n
     return NULL;
 }
 
-__attribute__((format(printf, 2, 3)))
-static inline size_t llama_offset(const LlamaModel *m, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static inline size_t llama_offset(const LlamaModel *m,
+                                                                        const char *format, ...) {
     char name[96];
     va_list args;
     va_start(args, format);
@@ -212,10 +223,12 @@ static inline void llama_set_views(LlamaModel *m) {
         LlamaLayer layer = {w + input_norm, w + qkv, w + o, w + post_norm, w + gate_up, w + down};
         m->layers[l] = layer;
         if (!g) continue;
-        LlamaLayerGrads grads = {g + input_norm, g + qkv, g + o, g + post_norm, g + gate_up, g + down};
+        LlamaLayerGrads grads = {g + input_norm, g + qkv,     g + o,
+                                 g + post_norm,  g + gate_up, g + down};
         m->dlayers[l] = grads;
     }
-    size_t embed = llama_offset(m, "model.embed_tokens.weight"), norm = llama_offset(m, "model.norm.weight");
+    size_t embed = llama_offset(m, "model.embed_tokens.weight"),
+           norm = llama_offset(m, "model.norm.weight");
     size_t head = c->tie_word_embeddings ? embed : llama_offset(m, "lm_head.weight");
     m->embed_tokens = m->weights + embed;
     m->norm = m->weights + norm;
@@ -223,13 +236,16 @@ static inline void llama_set_views(LlamaModel *m) {
     if (!m->grads) return;
     m->dembed_tokens = m->grads + embed;
     m->dnorm = m->grads + norm;
-    m->dlm_head = m->grads + head;      // tied: the same buffer, both gradients are summed into it
+    m->dlm_head = m->grads + head;  // tied: the same buffer, both gradients are summed into it
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Memory: each arena is measured and then carved by the same function
 
-typedef struct { char *base; size_t used; } Arena;
+typedef struct {
+    char *base;
+    size_t used;
+} Arena;
 
 // `count` elements of `size` bytes, 256-byte aligned; NULL while only measuring.
 static inline void *arena_take(Arena *a, size_t count, size_t size) {
@@ -240,11 +256,16 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
 
 static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
     const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
-    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim, qkv_dim = (size_t)llama_qkv_dim(c);
+    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size,
+                 F = (size_t)c->intermediate_size;
+    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
+                 qkv_dim = (size_t)llama_qkv_dim(c);
     for (int l = 0; l < c->num_layers; l++) {
         LlamaActs *x = &m->acts[l];
-        if (!m->sizes.train && l > 0) { *x = m->acts[0]; continue; }     // inference: layers share one set
+        if (!m->sizes.train && l > 0) {
+            *x = m->acts[0];
+            continue;
+        }  // inference: layers share one set
         x->resid_attn = (floatX *)arena_take(a, T * C, sizeof(floatX));
         x->rstd_attn = (real *)arena_take(a, T, sizeof(real));
         x->qkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
@@ -266,13 +287,17 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
 // Positions, batch and everything that lives only inside a step
 static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
     const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size, F = (size_t)c->intermediate_size;
-    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim, qkv_dim = (size_t)llama_qkv_dim(c);
+    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size,
+                 F = (size_t)c->intermediate_size;
+    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
+                 qkv_dim = (size_t)llama_qkv_dim(c);
     LlamaScratch *s = &m->scratch;
     m->step = (StepScalars *)arena_take(a, 1, sizeof(StepScalars));
     m->staging = (int32_t *)arena_take(a, m->staging_ints, sizeof(int32_t));
-    m->rope_table = (real *)arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
-    s->logits = (floatX *)arena_take(a, (size_t)m->head_chunk * (size_t)c->vocab_size, sizeof(floatX));
+    m->rope_table =
+        (real *)arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
+    s->logits =
+        (floatX *)arena_take(a, (size_t)m->head_chunk * (size_t)c->vocab_size, sizeof(floatX));
     s->head_rows = (floatX *)arena_take(a, (size_t)m->head_chunk * C, sizeof(floatX));
     if (m->sizes.train) {
         s->dresid = (floatX *)arena_take(a, T * C, sizeof(floatX));
@@ -306,9 +331,10 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     HeadShape heads = {config->num_heads, config->num_kv_heads, config->head_dim};
     m->heads = heads;
     m->head_chunk = llama_head_chunk(config, sizes.capacity);
-    size_t T = (size_t)sizes.capacity, plan_ints = attention_plan_size(sizes.capacity, sizes.capacity);
+    size_t T = (size_t)sizes.capacity,
+           plan_ints = attention_plan_size(sizes.capacity, sizes.capacity);
     m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 2 * T + 1 + plan_ints : 0);
-    m->staging_ints += T;                                                // the rows of llama_logits, at the end
+    m->staging_ints += T;  // the rows of llama_logits, at the end
     llama_build_tensors(m);
     size_t layers = (size_t)config->num_layers;
     m->layers = (LlamaLayer *)host_calloc(layers, sizeof(LlamaLayer), "layers");
@@ -337,7 +363,8 @@ static inline void *llama_alloc(size_t bytes, const char *arena, Error *err) {
 }
 
 static inline void llama_free(LlamaModel *m) {
-    void *arenas[] = {m->weights, m->master_lo, m->grads, m->m, m->v, m->activations_arena, m->workspace_arena};
+    void *arenas[] = {m->weights, m->master_lo,         m->grads,          m->m,
+                      m->v,       m->activations_arena, m->workspace_arena};
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) device_free(arenas[i]);
     free(m->tensors);
     free(m->layers);
@@ -353,7 +380,8 @@ static inline void llama_fill_rope_table(LlamaModel *m);
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
     size_t n = m->num_elements;
     m->weights = (floatX *)llama_alloc(n * sizeof(floatX), "weights", err);
-    if (master_lo_bytes()) m->master_lo = (uint16_t *)llama_alloc(n * master_lo_bytes(), "weights", err);
+    if (master_lo_bytes())
+        m->master_lo = (uint16_t *)llama_alloc(n * master_lo_bytes(), "weights", err);
     if (m->sizes.train) {
         m->grads = (real *)llama_alloc(n * sizeof(real), "gradients", err);
         m->m = (real *)llama_alloc(n * sizeof(real), "optimizer", err);
@@ -369,7 +397,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         device_zero(m->m, n * sizeof(real));
         device_zero(m->v, n * sizeof(real));
     }
-    Arena activations = {(char *)m->activations_arena, 0}, workspace = {(char *)m->workspace_arena, 0};
+    Arena activations = {(char *)m->activations_arena, 0},
+          workspace = {(char *)m->workspace_arena, 0};
     llama_carve_activations(m, &activations);
     llama_carve_workspace(m, &workspace);
     llama_set_views(m);
@@ -379,7 +408,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Rope table, as Hugging Face computes it: frequencies and angles in fp32
 
 static inline float llama_rope_frequency(const LlamaConfig *c, int i) {
@@ -411,18 +440,20 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
     free(table);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The micro-batch: everything the kernels need to know of it goes over in one copy
 
-static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host, int32_t n) {
+static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
+                                   int32_t n) {
     int32_t *device = m->staging + *used;
     if (n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
     *used += (size_t)n;
     return device;
 }
 
-static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs, const int32_t *cu_seqlens,
-                                         int32_t num_docs, int32_t max_seqlen) {
+static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
+                                         const int32_t *cu_seqlens, int32_t num_docs,
+                                         int32_t max_seqlen) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
     docs->work = m->staging + *used;
     docs->num_docs = num_docs;
@@ -450,17 +481,22 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded buffer around
-// attention in every layer and scatters them back, as a Hugging Face model given an attention mask does. It exists to
-// be compared with. Every other layout has num_real_rows = 0 and takes the first line.
+// ------------------------------------------------------------------------------------------------
+// Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
+// buffer around attention in every layer and scatters them back, as a Hugging Face model given an
+// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0 and
+// takes the first line.
 
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config), q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
-    if (n == 0) { attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads); return; }
+    const int64_t qkv_dim = llama_qkv_dim(&m->config),
+                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    if (n == 0) {
+        attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
+        return;
+    }
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
     scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
@@ -470,20 +506,22 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config), q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    const int64_t qkv_dim = llama_qkv_dim(&m->config),
+                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
     if (n == 0) {
-        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse, &in->docs, m->heads);
+        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse, &in->docs,
+                           m->heads);
         return;
     }
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
     gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
-    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn, a->lse,
-                       &in->real_docs, m->heads);
+    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
+                       a->lse, &in->real_docs, m->heads);
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Forward and backward
 
 // Leaves the final norm's output in scratch.norm.
@@ -496,23 +534,24 @@ static inline void llama_forward(LlamaModel *m) {
     const int C = c->hidden_size;
     const float eps = c->rms_norm_eps;
 
-    embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);                // (T, C)
+    embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
     const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
     for (int l = 0; l < c->num_layers; l++) {
         const LlamaLayer *w = &m->layers[l];
         LlamaActs *a = &m->acts[l];
-        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm, eps, T, C);
-        matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);                            // (T, QKV)
+        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
+                            eps, T, C);
+        matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
         rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
-        llama_attention_forward(m, a);                                                          // (T, H*D)
-        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);                              // (T, C)
+        llama_attention_forward(m, a);                              // (T, H*D)
+        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
         add_rmsnorm_forward(a->resid_mlp, s->norm, a->rstd_mlp, a->resid_attn, s->delta,
                             w->post_attention_layernorm, eps, T, C);
-        matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);                      // (T, 2F)
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                                            // (T, F)
-        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);                             // (T, C)
+        matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
+        swiglu_forward(s->swiglu, a->gate_up, T, F);                        // (T, F)
+        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);         // (T, C)
         resid = a->resid_mlp;
-        delta = s->delta;                                            // added by the next norm
+        delta = s->delta;  // added by the next norm
     }
     add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
 }
@@ -524,7 +563,7 @@ static inline void llama_head_eval(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);                        // (n, V)
+        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
         cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
     }
     losses_sum(&m->step->loss_sum, s->losses, T);
@@ -537,10 +576,10 @@ static inline void llama_head_train(LlamaModel *m, real loss_scale) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);                        // =  (n, V)
+        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
         cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, loss_scale, n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);               // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);                // =
+        matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
     }
     losses_sum(&m->step->loss_sum, s->losses, T);
 }
@@ -555,34 +594,36 @@ static inline void llama_backward(LlamaModel *m) {
     const int C = c->hidden_size;
 
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
-    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T, C);        // +=
+    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
+                     C);  // +=
     for (int l = c->num_layers - 1; l >= 0; l--) {
         const LlamaLayer *w = &m->layers[l];
         const LlamaLayerGrads *g = &m->dlayers[l];
         LlamaActs *a = &m->acts[l];
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                                             // recompute
-        matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);                              // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);                              // =
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                                       // =
-        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T, C);    // recompute
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);                       // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);                       // =
+        swiglu_forward(s->swiglu, a->gate_up, T, F);                          // recompute
+        matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);  // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);  // =
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);           // =
+        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T,
+                      C);                                                            // recompute
+        matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);  // +=
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);  // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);                                 // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);                               // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);                               // =
-        llama_attention_backward(m, a);                                                                   // =
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);    // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
+        llama_attention_backward(m, a);                                      // =
         rope_backward(s->dqkv, in->position_ids, m->rope_table, T, m->heads);
-        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);           // recompute
-        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);                             // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);                             // =
+        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
+        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
-                         a->rstd_attn, T, C);                                                             // +=
+                         a->rstd_attn, T, C);  // +=
     }
-    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);                         // +=
+    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The step around them
 
 static inline void llama_zero_grads(LlamaModel *m) {
@@ -590,7 +631,8 @@ static inline void llama_zero_grads(LlamaModel *m) {
     device_zero(m->step, sizeof(StepScalars));
 }
 
-// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes nothing.
+// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
+// nothing.
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     size_t matrices = m->num_decayed, vectors = m->num_elements - m->num_decayed;
     uint16_t *lo = m->master_lo;
@@ -610,43 +652,47 @@ static inline StepScalars llama_read_step(LlamaModel *m) {
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
-static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host, int32_t n) {
+static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
+                                int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    int32_t *rows = m->staging + m->staging_ints - m->sizes.capacity;      // behind the batch, see llama_plan
+    int32_t *rows =
+        m->staging + m->staging_ints - m->sizes.capacity;  // behind the batch, see llama_plan
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, s->norm, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// Initial weights: normal numbers from a counter, so that a weight depends on (seed, tensor, element) and on nothing
-// else: not on the order of the table, the number of ranks or the library.
+// ------------------------------------------------------------------------------------------------
+// Initial weights: normal numbers from a counter, so that a weight depends on (seed, tensor,
+// element) and on nothing else: not on the order of the table, the number of ranks or the library.
 
-static inline uint64_t llama_hash(uint64_t x) {                          // splitmix64's finaliser
+static inline uint64_t llama_hash(uint64_t x) {  // splitmix64's finaliser
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
 }
 
-static inline float llama_normal(uint64_t key, uint64_t element) {       // Box-Muller
+static inline float llama_normal(uint64_t key, uint64_t element) {  // Box-Muller
     uint64_t bits = llama_hash(key + 0x9e3779b97f4a7c15ull * (element + 1));
     double u = ((double)(bits >> 32) + 0.5) * 0x1p-32, v = (double)(bits & 0xffffffffu) * 0x1p-32;
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
 
-static const size_t LLAMA_IO_CHUNK = 1 << 20;       // elements that pass the host at a time
+static const size_t LLAMA_IO_CHUNK = 1 << 20;  // elements that pass the host at a time
 
 static inline size_t llama_chunk(const LlamaTensor *t, size_t first) {
     return t->count - first < LLAMA_IO_CHUNK ? t->count - first : LLAMA_IO_CHUNK;
 }
 
-static inline void llama_init_tensor(LlamaModel *m, const LlamaTensor *t, uint64_t seed, float *chunk) {
+static inline void llama_init_tensor(LlamaModel *m, const LlamaTensor *t, uint64_t seed,
+                                     float *chunk) {
     uint64_t key = llama_hash(seed ^ crc32c(0, t->name, strlen(t->name)));
     for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
         size_t n = llama_chunk(t, first), at = t->offset + first;
-        for (size_t i = 0; i < n; i++) chunk[i] = t->init_std > 0 ? t->init_std * llama_normal(key, first + i) : 1;
+        for (size_t i = 0; i < n; i++)
+            chunk[i] = t->init_std > 0 ? t->init_std * llama_normal(key, first + i) : 1;
         weights_from_host(m->weights + at, m->master_lo ? m->master_lo + at : NULL, chunk, n);
     }
 }
@@ -657,7 +703,7 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
     free(chunk);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Weights from and to Hugging Face directories
 
 static inline bool llama_same_shape(const LlamaTensor *t, const TensorInfo *info) {
@@ -671,27 +717,34 @@ static inline void llama_list(char *list, size_t capacity, const char *name) {
     snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", name);
 }
 
-// Every tensor of the table, with its shape, and no other (a tied head may be stored twice): all faults at once.
-static inline bool llama_check_tensors(const LlamaModel *m, const SafetensorsSet *s, const char *dir, Error *err) {
+// Every tensor of the table, with its shape, and no other (a tied head may be stored twice): all
+// faults at once.
+static inline bool llama_check_tensors(const LlamaModel *m, const SafetensorsSet *s,
+                                       const char *dir, Error *err) {
     char missing[300] = "", misfit[300] = "", extra[300] = "";
     for (int i = 0; i < m->num_tensors; i++) {
         const TensorInfo *info = safetensors_find(s, m->tensors[i].name);
-        if (!info) llama_list(missing, sizeof missing, m->tensors[i].name);
-        else if (!llama_same_shape(&m->tensors[i], info)) llama_list(misfit, sizeof misfit, m->tensors[i].name);
+        if (!info)
+            llama_list(missing, sizeof missing, m->tensors[i].name);
+        else if (!llama_same_shape(&m->tensors[i], info))
+            llama_list(misfit, sizeof misfit, m->tensors[i].name);
     }
     for (int i = 0; i < s->num_tensors; i++) {
         const char *name = s->tensors[i].name;
         bool tied_head = m->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0;
-        bool buffer = strstr(name, "rotary_emb.inv_freq") != NULL;       // stored by old versions, derived here
+        bool buffer =
+            strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions, derived here
         if (!tied_head && !buffer && !llama_tensor(m, name)) llama_list(extra, sizeof extra, name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
     return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
-                     "%s: weights do not fit config.json;%s%s%s%s%s%s", dir, missing[0] ? " missing: " : "", missing,
-                     misfit[0] ? " wrong shape: " : "", misfit, extra[0] ? " unknown: " : "", extra);
+                     "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
+                     missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
+                     misfit, extra[0] ? " unknown: " : "", extra);
 }
 
-static inline bool llama_load_tensor(LlamaModel *m, const LlamaTensor *t, SafetensorsSet *s, float *chunk, Error *err) {
+static inline bool llama_load_tensor(LlamaModel *m, const LlamaTensor *t, SafetensorsSet *s,
+                                     float *chunk, Error *err) {
     const TensorInfo *info = safetensors_find(s, t->name);
     for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
         size_t n = llama_chunk(t, first), at = t->offset + first;
@@ -707,9 +760,11 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     if (!safetensors_open(&s, dir, err)) return false;
     float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
     bool ok = llama_check_tensors(m, &s, dir, err);
-    for (int i = 0; ok && i < m->num_tensors; i++) ok = llama_load_tensor(m, &m->tensors[i], &s, chunk, err);
+    for (int i = 0; ok && i < m->num_tensors; i++)
+        ok = llama_load_tensor(m, &m->tensors[i], &s, chunk, err);
     if (ok && s.num_nonfinite)
-        ok = error_set(err, EXIT_DIVERGED, "this checkpoint was saved after training diverged: take an earlier one",
+        ok = error_set(err, EXIT_DIVERGED,
+                       "this checkpoint was saved after training diverged: take an earlier one",
                        "%s: expected finite weights, found %llu that are NaN or Inf", dir,
                        (unsigned long long)s.num_nonfinite);
     free(chunk);
@@ -718,7 +773,8 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
 }
 
 // The table as safetensors wants it, each name behind `prefix`.
-static inline TensorInfo *llama_tensor_infos(const LlamaModel *m, const char *prefix, TensorInfo *out) {
+static inline TensorInfo *llama_tensor_infos(const LlamaModel *m, const char *prefix,
+                                             TensorInfo *out) {
     for (int i = 0; i < m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i];
         char name[128];
@@ -729,8 +785,10 @@ static inline TensorInfo *llama_tensor_infos(const LlamaModel *m, const char *pr
 }
 
 // Weights as fp32, the exact master, into `path`; *w then holds size and checksum.
-static inline bool llama_save_weights(const LlamaModel *m, const char *path, SafetensorsWriter *w, Error *err) {
-    TensorInfo *infos = (TensorInfo *)host_calloc((size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
+static inline bool llama_save_weights(const LlamaModel *m, const char *path, SafetensorsWriter *w,
+                                      Error *err) {
+    TensorInfo *infos =
+        (TensorInfo *)host_calloc((size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
     float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
     llama_tensor_infos(m, "", infos);
     bool ok = safetensors_create(w, path, infos, m->num_tensors, err);
@@ -748,8 +806,10 @@ static inline bool llama_save_weights(const LlamaModel *m, const char *path, Saf
 }
 
 // The two moments of AdamW as "m.<name>" and "v.<name>".
-static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, SafetensorsWriter *w, Error *err) {
-    TensorInfo *infos = (TensorInfo *)host_calloc(2 * (size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
+static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, SafetensorsWriter *w,
+                                        Error *err) {
+    TensorInfo *infos =
+        (TensorInfo *)host_calloc(2 * (size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
     real *chunk = (real *)host_calloc(LLAMA_IO_CHUNK, sizeof(real), "optimizer");
     llama_tensor_infos(m, "v.", llama_tensor_infos(m, "m.", infos));
     bool ok = safetensors_create(w, path, infos, 2 * m->num_tensors, err);
@@ -780,7 +840,8 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
         snprintf(name, sizeof name, "%s%s", i < m->num_tensors ? "m." : "v.", t->name);
         const TensorInfo *info = safetensors_find(&s, name);
         if (!info || !llama_same_shape(t, info))
-            ok = error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the model that was being trained",
+            ok = error_set(err, EXIT_CHECKPOINT_MISFIT,
+                           "resume with the model that was being trained",
                            "%s: expected tensor %s of this model's shape, found %s", path, name,
                            info ? "another shape" : "none");
         for (size_t first = 0; ok && first < t->count; first += LLAMA_IO_CHUNK) {

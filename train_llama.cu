@@ -11,105 +11,147 @@
 #include <signal.h>
 #include <time.h>
 
-#include "data/checkpoint.h"   // defines: Checkpoint and its protocol
-#include "data/config.h"       // defines: LlamaConfig
-#include "data/documents.h"    // defines: Dataset
-#include "data/io.h"           // defines: Error, exit codes, checked reads and writes, DirLock
-#include "data/loader.h"       // defines: Loader, StepData; with them Batch and StepPlan
-#include "data/options.h"      // defines: Option and its table
-#include "data/tokenizer.h"    // defines: Tokenizer
-#include "kernels/kernels.h"   // defines: the device
-#include "llama.h"             // defines: LlamaModel, forward, backward, update
+#include "data/checkpoint.h"  // defines: Checkpoint and its protocol
+#include "data/config.h"      // defines: LlamaConfig
+#include "data/documents.h"   // defines: Dataset
+#include "data/io.h"          // defines: Error, exit codes, checked reads and writes, DirLock
+#include "data/loader.h"      // defines: Loader, StepData; with them Batch and StepPlan
+#include "data/options.h"     // defines: Option and its table
+#include "data/tokenizer.h"   // defines: Tokenizer
+#include "kernels/kernels.h"  // defines: the device
+#include "llama.h"            // defines: LlamaModel, forward, backward, update
 
 #define UNPAD_VERSION "0.1.0"
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Options: one table parses, documents and logs them
 
-typedef enum { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_WSD_SQRT } Schedule;
+typedef enum {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_WSD,
+    SCHEDULE_WSD_SQRT
+} Schedule;
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul;
-    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, dry_run, version,
-        boundary_ends;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, dry_run,
+        version, boundary_ends;
     int layout, schedule, long_docs;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
-    int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every, seed;
+    int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
+        seed;
     int sample_tokens, num_samples, top_k, compare_steps;
-    float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip, temperature, top_p;
+    float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
+        temperature, top_p;
 } Options;
 
 static Options o;
 
 static const Option option_table[] = {
     OPTION_GROUP("model"),
-    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0, "Hugging Face directory, or a built-in name: demo, "
+    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0,
+     "Hugging Face directory, or a built-in name: demo, "
      "smollm2-135m, smollm2-360m, smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"},
-    {"from-scratch", OPTION_FLAG, &o.from_scratch, NULL, NULL, 0, 0, "random weights (always so for a built-in name)"},
+    {"from-scratch", OPTION_FLAG, &o.from_scratch, NULL, NULL, 0, 0,
+     "random weights (always so for a built-in name)"},
     OPTION_GROUP("data"),
-    {"train", OPTION_STRING, &o.train, "data/demo", NULL, 0, 0, "training shards: a directory, file or glob"},
-    {"val", OPTION_STRING, &o.val, NULL, NULL, 0, 0, "validation shards; default: the val shards of --train"},
-    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0, "how documents fill a batch"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 1, 1 << 24, "longest chunk; the row of other layouts"},
+    {"train", OPTION_STRING, &o.train, "data/demo", NULL, 0, 0,
+     "training shards: a directory, file or glob"},
+    {"val", OPTION_STRING, &o.val, NULL, NULL, 0, 0,
+     "validation shards; default: the val shards of --train"},
+    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
+     "how documents fill a batch"},
+    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 1, 1 << 24,
+     "longest chunk; the row of other layouts"},
     {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "8192", NULL, 1, 1 << 29,
      "capacity of the 1D token buffer"},
     {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
      "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"},
-    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1, "share of the capacity that a step takes documents for; 0: 1 for "
+    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1,
+     "share of the capacity that a step takes documents for; 0: 1 for "
      "one micro-batch a step, else 0.97"},
     {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
      "documents longer than --max-seqlen"},
-    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30, "shards without an index: the token "
+    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30,
+     "shards without an index: the token "
      "that begins each document; -1: by format"},
-    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0, "that token ends documents instead"},
+    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0,
+     "that token ends documents instead"},
     OPTION_GROUP("run"),
-    {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0, "directory of log.jsonl, checkpoints and final/"},
-    {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0, "go on from a checkpoint; without DIR the newest valid "
+    {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
+     "directory of log.jsonl, checkpoints and final/"},
+    {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
+     "go on from a checkpoint; without DIR the newest valid "
      "one in --out"},
-    {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0, "start anew in an --out that holds a run"},
+    {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0,
+     "start anew in an --out that holds a run"},
     {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12, "optimizer steps"},
-    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15, "of initial weights, document order and samples"},
-    {"save-every", OPTION_INT64, &o.save_every, "0", NULL, 0, 1e12, "steps between checkpoints; 0: only at the end"},
+    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15,
+     "of initial weights, document order and samples"},
+    {"save-every", OPTION_INT64, &o.save_every, "0", NULL, 0, 1e12,
+     "steps between checkpoints; 0: only at the end"},
     {"keep", OPTION_INT, &o.keep, "2", NULL, 0, 1e6, "newest checkpoints kept; 0: all"},
-    {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12, "steps between validations; 0: never"},
-    {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12, "tokens of the fixed validation set"},
-    {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6, "steps in a row with a non-finite loss or gradient "
+    {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12,
+     "steps between validations; 0: never"},
+    {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12,
+     "tokens of the fixed validation set"},
+    {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6,
+     "steps in a row with a non-finite loss or gradient "
      "before the run ends with exit code 7"},
     OPTION_GROUP("optimizer"),
     {"lr", OPTION_FLOAT, &o.lr, "3e-3", NULL, 0, 1e30, "peak learning rate"},
     {"schedule", OPTION_CHOICE, &o.schedule, "wsd", "constant|linear|cosine|wsd|wsd-sqrt", 0, 0,
      "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"},
     {"warmup-steps", OPTION_INT64, &o.warmup_steps, "20", NULL, 0, 1e12, "linear from 0"},
-    {"decay-frac", OPTION_FLOAT, &o.decay_frac, "0.2", NULL, 0, 1, "share of the steps that wsd decays over"},
+    {"decay-frac", OPTION_FLOAT, &o.decay_frac, "0.2", NULL, 0, 1,
+     "share of the steps that wsd decays over"},
     {"min-lr-frac", OPTION_FLOAT, &o.min_lr_frac, "0", NULL, 0, 1, "last learning rate / --lr"},
-    {"weight-decay", OPTION_FLOAT, &o.weight_decay, "0.1", NULL, 0, 1e6, "on matrices, not on norm weights"},
+    {"weight-decay", OPTION_FLOAT, &o.weight_decay, "0.1", NULL, 0, 1e6,
+     "on matrices, not on norm weights"},
     {"beta1", OPTION_FLOAT, &o.beta1, "0.9", NULL, 0, 0.999999, "AdamW"},
     {"beta2", OPTION_FLOAT, &o.beta2, "0.95", NULL, 0, 0.999999, "AdamW"},
     {"eps", OPTION_FLOAT, &o.eps, "1e-8", NULL, 0, 1, "AdamW"},
-    {"grad-clip", OPTION_FLOAT, &o.grad_clip, "1", NULL, 0, 1e30, "largest gradient norm; 0: no clipping"},
+    {"grad-clip", OPTION_FLOAT, &o.grad_clip, "1", NULL, 0, 1e30,
+     "largest gradient norm; 0: no clipping"},
     OPTION_GROUP("samples"),
-    {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12, "steps between samples; 0: only at the end"},
-    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, 64, "texts a round, all in one packed batch; 0: none"},
-    {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20, "tokens written per text"},
-    {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0, "how each text begins; default: as validation documents do"},
-    {"temperature", OPTION_FLOAT, &o.temperature, "0.8", NULL, 0, 100, "0: always the likeliest token"},
-    {"top-k", OPTION_INT, &o.top_k, "0", NULL, 0, 1 << 24, "sample from the k likeliest; 0: from all"},
-    {"top-p", OPTION_FLOAT, &o.top_p, "0.95", NULL, 0, 1, "sample from the likeliest that sum to p"},
+    {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12,
+     "steps between samples; 0: only at the end"},
+    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, 64,
+     "texts a round, all in one packed batch; 0: none"},
+    {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20,
+     "tokens written per text"},
+    {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0,
+     "how each text begins; default: as validation documents do"},
+    {"temperature", OPTION_FLOAT, &o.temperature, "0.8", NULL, 0, 100,
+     "0: always the likeliest token"},
+    {"top-k", OPTION_INT, &o.top_k, "0", NULL, 0, 1 << 24,
+     "sample from the k likeliest; 0: from all"},
+    {"top-p", OPTION_FLOAT, &o.top_p, "0.95", NULL, 0, 1,
+     "sample from the likeliest that sum to p"},
     OPTION_GROUP("machine"),
     {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads; 0: all cores"},
-    {"matmul", OPTION_STRING, &o.matmul, "auto", NULL, 0, 0, "CPU matmul: auto, own, openblas or onednn"},
-    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0, "CPU: matmul inputs in bf16, sums in fp32"},
-    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "same bits in every run (the CPU always does)"},
+    {"matmul", OPTION_STRING, &o.matmul, "auto", NULL, 0, 0,
+     "CPU matmul: auto, own, openblas or onednn"},
+    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
+     "CPU: matmul inputs in bf16, sums in fp32"},
+    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
+     "same bits in every run (the CPU always does)"},
     OPTION_GROUP("instead of training"),
-    {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0, "time all layouts on the same documents"},
-    {"compare-steps", OPTION_INT, &o.compare_steps, "3", NULL, 1, 1000, "timed steps of each layout"},
-    {"check-packing", OPTION_FLAG, &o.check_packing, NULL, NULL, 0, 0, "packed against each document alone"},
-    {"dry-run", OPTION_FLAG, &o.dry_run, NULL, NULL, 0, 0, "print the plan and the memory, and stop"},
+    {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
+     "time all layouts on the same documents"},
+    {"compare-steps", OPTION_INT, &o.compare_steps, "3", NULL, 1, 1000,
+     "timed steps of each layout"},
+    {"check-packing", OPTION_FLAG, &o.check_packing, NULL, NULL, 0, 0,
+     "packed against each document alone"},
+    {"dry-run", OPTION_FLAG, &o.dry_run, NULL, NULL, 0, 0,
+     "print the plan and the memory, and stop"},
     {"version", OPTION_FLAG, &o.version, NULL, NULL, 0, 0, "print the version"},
     OPTION_END,
 };
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
 
 typedef struct {
@@ -121,8 +163,8 @@ typedef struct {
     const char *tokenizer_dir;
     LoaderSettings loader_settings;
     Loader loader;
-    PlanState cursor;          // of the next step to train
-    StepData val_step;         // the fixed validation set
+    PlanState cursor;   // of the next step to train
+    StepData val_step;  // the fixed validation set
     char resume_dir[IO_PATH_MAX];
     DirLock lock;
     FILE *log;
@@ -150,8 +192,8 @@ static void usage_error(const char *hint, const char *what) {
     error_exit(&err);
 }
 
-// The first signal ends the run after the current step, with a checkpoint; the second ends it at once (nothing is
-// ever half-written under its final name).
+// The first signal ends the run after the current step, with a checkpoint; the second ends it at
+// once (nothing is ever half-written under its final name).
 static void on_signal(int sig) {
     if (stop_signal) _exit(EXIT_RESUMABLE);
     stop_signal = sig;
@@ -162,29 +204,33 @@ static void catch_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) sigaction(signals[i], &action, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Learning rate of a step (0-based)
 
 static float learning_rate(int64_t step) {
     const double low = (double)o.lr * o.min_lr_frac;
-    if (step < o.warmup_steps) return (float)((double)o.lr * (double)(step + 1) / (double)o.warmup_steps);
+    if (step < o.warmup_steps)
+        return (float)((double)o.lr * (double)(step + 1) / (double)o.warmup_steps);
     const double span = o.steps > o.warmup_steps ? (double)(o.steps - o.warmup_steps) : 1;
-    double done = (double)(step - o.warmup_steps) / span, left = 1;        // left: 1 at the peak, 0 at the end
+    double done = (double)(step - o.warmup_steps) / span,
+           left = 1;  // left: 1 at the peak, 0 at the end
     if (o.schedule == SCHEDULE_LINEAR) left = 1 - done;
     if (o.schedule == SCHEDULE_COSINE) left = 0.5 + 0.5 * cos(3.14159265358979323846 * done);
     if (o.schedule == SCHEDULE_WSD || o.schedule == SCHEDULE_WSD_SQRT) {
         const double start = (double)o.steps * (1 - (double)o.decay_frac);
         double decayed = ((double)step - start) / ((double)o.steps - start);
-        if ((double)step >= start) left = o.schedule == SCHEDULE_WSD ? 1 - decayed : 1 - sqrt(decayed);
+        if ((double)step >= start)
+            left = o.schedule == SCHEDULE_WSD ? 1 - decayed : 1 - sqrt(decayed);
     }
     return (float)(low + ((double)o.lr - low) * left);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The step
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
@@ -219,7 +265,7 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
     return llama_read_step(m).loss_sum / (double)data->num_targets;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Samples: all texts of a round grow together in one packed batch
 
 static float sample_uniform(int64_t step, int text, int position) {
@@ -227,7 +273,10 @@ static float sample_uniform(int64_t step, int text, int position) {
     return (float)(llama_hash(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
-typedef struct { float p; int32_t id; } Candidate;
+typedef struct {
+    float p;
+    int32_t id;
+} Candidate;
 
 static int candidate_descending(const void *a, const void *b) {
     const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
@@ -254,14 +303,19 @@ static int32_t sample_token(const float *logits, int V, float uniform, Candidate
     return scratch[n - 1].id;
 }
 
-typedef struct { int32_t *tokens; int32_t length, prompt_length; bool ended; } Text;
+typedef struct {
+    int32_t *tokens;
+    int32_t length, prompt_length;
+    bool ended;
+} Text;
 
 // The prompt, or the first tokens of a validation (or training) document.
 static bool begin_text(Text *text, int number, int32_t capacity, Error *err) {
     const int32_t borrowed = 16;
     Dataset *ds = run.has_val ? &run.val : &run.train;
     if (o.prompt && run.has_tokenizer) {
-        int64_t n = tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), text->tokens, capacity / 2, err);
+        int64_t n = tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), text->tokens,
+                                     capacity / 2, err);
         if (n < 0) return false;
         text->length = (int32_t)n;
     } else {
@@ -283,17 +337,20 @@ static void print_token(int32_t id) {
         return;
     }
     for (size_t k = 0; k < n && !run.tokenizer.special[id]; k++)
-        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f)) putchar(bytes[k]);
+        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f))
+            putchar(bytes[k]);
 }
 
 static void print_text(const Text *text, int64_t step, int number) {
-    printf("--- sample %d after step %lld%s\n", number + 1, (long long)step, text->ended ? " (ended)" : "");
+    printf("--- sample %d after step %lld%s\n", number + 1, (long long)step,
+           text->ended ? " (ended)" : "");
     for (int32_t i = 0; i < text->length; i++) print_token(text->tokens[i]);
     printf("\n");
 }
 
 // One token for every text that has not ended: a forward pass over all of them, packed.
-static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits, Candidate *scratch) {
+static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits,
+                       Candidate *scratch) {
     DocView docs[64];
     int32_t rows[64], last = 0;
     for (int i = 0; i < o.num_samples; i++) {
@@ -309,7 +366,8 @@ static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits, 
     const int V = m->config.vocab_size;
     for (int i = 0; i < o.num_samples; i++) {
         if (texts[i].ended) continue;
-        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V, sample_uniform(step, i, texts[i].length), scratch);
+        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V,
+                                  sample_uniform(step, i, texts[i].length), scratch);
         texts[i].tokens[texts[i].length++] = id;
         texts[i].ended = id == m->config.eos_token_id;
     }
@@ -322,11 +380,13 @@ static void print_samples(LlamaModel *m, int64_t step) {
     if (room > o.max_seqlen) room = o.max_seqlen;
     if (room < 2 || o.num_samples > m->head_chunk) return;
     Text *texts = (Text *)host_calloc((size_t)o.num_samples, sizeof(Text), "samples");
-    int32_t *tokens = (int32_t *)host_calloc((size_t)o.num_samples * (size_t)room, sizeof(int32_t), "samples");
+    int32_t *tokens =
+        (int32_t *)host_calloc((size_t)o.num_samples * (size_t)room, sizeof(int32_t), "samples");
     const size_t V = (size_t)m->config.vocab_size;
     float *logits = (float *)host_calloc((size_t)o.num_samples * V, sizeof(float), "samples");
     Candidate *scratch = (Candidate *)host_calloc(V, sizeof(Candidate), "samples");
-    if (!run.sample_batch.tokens) batch_init(&run.sample_batch, m->sizes.capacity, m->sizes.capacity);
+    if (!run.sample_batch.tokens)
+        batch_init(&run.sample_batch, m->sizes.capacity, m->sizes.capacity);
     bool ok = true;
     for (int i = 0; ok && i < o.num_samples; i++) {
         texts[i].tokens = tokens + (size_t)i * (size_t)room;
@@ -342,13 +402,14 @@ static void print_samples(LlamaModel *m, int64_t step) {
     free(scratch);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Log: one JSON object a line; a line is written whole or not at all
 
 static void log_line(const JsonWriter *w) {
     if (!run.log || w->overflow) return;
     if (fprintf(run.log, "%s\n", w->text) < 0 || fflush(run.log) != 0)
-        fprintf(stderr, "warning: %s/log.jsonl: a line could not be written: %s\n", o.out, strerror(errno));
+        fprintf(stderr, "warning: %s/log.jsonl: a line could not be written: %s\n", o.out,
+                strerror(errno));
 }
 
 static void log_start(const char *event, int64_t step) {
@@ -370,18 +431,28 @@ static void log_start(const char *event, int64_t step) {
 
 static void print_eta(double seconds) {
     int64_t s = (int64_t)seconds;
-    if (s >= 3600) printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60), (long long)(s % 60));
-    else printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+    if (s >= 3600)
+        printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
+               (long long)(s % 60));
+    else
+        printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
 }
 
-typedef struct { double loss, ms, tokens_per_s, mean_ms; StepScalars scalars; float lr; } StepReport;
+typedef struct {
+    double loss, ms, tokens_per_s, mean_ms;
+    StepScalars scalars;
+    float lr;
+} StepReport;
 
 static void report_step(int64_t step, const StepData *d, const StepReport *r) {
     const double fill = 100.0 * (double)d->real_tokens / (double)d->capacity_tokens;
     const double pairs = 100.0 * (double)d->attention_pairs / (double)d->padded_pairs;
-    printf("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | %lld docs | "
-           "pairs %.1f %%", (long long)step + 1, (long long)o.steps, r->loss, (double)r->scalars.grad_norm,
-           (double)r->lr, r->ms, r->tokens_per_s, fill, (long long)d->num_chunks, pairs);
+    printf(
+        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "%lld docs | "
+        "pairs %.1f %%",
+        (long long)step + 1, (long long)o.steps, r->loss, (double)r->scalars.grad_norm,
+        (double)r->lr, r->ms, r->tokens_per_s, fill, (long long)d->num_chunks, pairs);
     print_eta(r->mean_ms * 1e-3 * (double)(o.steps - step - 1));
     printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
     char text[2048];
@@ -419,19 +490,27 @@ static void report_validation(int64_t step, double loss) {
     log_line(&w);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Checkpoints: a Hugging Face directory, and beside it the optimizer and where we are
 
 // What must be the same for a resumed run to see the same documents in the same steps.
-typedef struct { const char *name; int64_t value; } StateField;
+typedef struct {
+    const char *name;
+    int64_t value;
+} StateField;
 enum { STATE_PLAN_FIELDS = 7, STATE_CURSOR_FIELDS = 4 };
 
 static void state_plan_fields(StateField *f) {
     const PlanSettings *p = &run.loader_settings.plan;
     StateField fields[STATE_PLAN_FIELDS] = {
-        {"data_fingerprint", (int64_t)(dataset_fingerprint(&run.train) >> 12)},      // 52 bits: exact in JSON
-        {"seed", (int64_t)p->seed}, {"max_seqlen", p->max_seqlen}, {"micro_batch_tokens", p->capacity},
-        {"num_micro_batches", p->num_micro}, {"fill_ppm", p->fill_ppm}, {"long_docs", (int64_t)p->long_docs},
+        {"data_fingerprint",
+         (int64_t)(dataset_fingerprint(&run.train) >> 12)},  // 52 bits: exact in JSON
+        {"seed", (int64_t)p->seed},
+        {"max_seqlen", p->max_seqlen},
+        {"micro_batch_tokens", p->capacity},
+        {"num_micro_batches", p->num_micro},
+        {"fill_ppm", p->fill_ppm},
+        {"long_docs", (int64_t)p->long_docs},
     };
     memcpy(f, fields, sizeof fields);
 }
@@ -460,8 +539,9 @@ static size_t state_text(char *text, size_t capacity, int64_t log_bytes) {
 
 // Tokenizer files travel with every model we write: from where this run's tokenizer came.
 static bool copy_tokenizer(Checkpoint *ck, Error *err) {
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                                        "vocab.json", "merges.txt", "tokenizer.model"};
+    static const char *const names[] = {
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+        "merges.txt",     "tokenizer.model"};
     char path[IO_PATH_MAX];
     for (size_t i = 0; run.has_tokenizer && i < sizeof names / sizeof *names; i++) {
         if (!path_join(path, sizeof path, run.tokenizer_dir, names[i], err)) return false;
@@ -481,13 +561,15 @@ static bool save_generation_config(Checkpoint *ck, Error *err) {
     return checkpoint_write_file(ck, "generation_config.json", text, w.n, err);
 }
 
-// config.json, generation_config.json, tokenizer files, model.safetensors: what from_pretrained loads.
+// config.json, generation_config.json, tokenizer files, model.safetensors: what from_pretrained
+// loads.
 static bool save_model(Checkpoint *ck, LlamaModel *m, Error *err) {
     char text[8192], path[IO_PATH_MAX];
     SafetensorsWriter w;
     size_t n = llama_config_text(&m->config, "float32", text, sizeof text);
-    return checkpoint_write_file(ck, "config.json", text, n, err) && save_generation_config(ck, err) &&
-           copy_tokenizer(ck, err) && checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
+    return checkpoint_write_file(ck, "config.json", text, n, err) &&
+           save_generation_config(ck, err) && copy_tokenizer(ck, err) &&
+           checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
            llama_save_weights(m, path, &w, err) &&
            checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
 }
@@ -511,13 +593,15 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     return ok;
 }
 
-// A failed save leaves the older checkpoints; training goes on and tries again, and gives up after three in a row.
+// A failed save leaves the older checkpoints; training goes on and tries again, and gives up after
+// three in a row.
 static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0, "", ""};
     double start = now_ms();
     if (save_checkpoint(m, NULL, &err)) {
         run.failed_saves = 0;
-        printf("saved %s/step-%08lld in %.1f s\n", o.out, (long long)run.cursor.step, (now_ms() - start) * 1e-3);
+        printf("saved %s/step-%08lld in %.1f s\n", o.out, (long long)run.cursor.step,
+               (now_ms() - start) * 1e-3);
         if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
         return;
     }
@@ -541,7 +625,9 @@ static void find_resume_dir(void) {
         return;
     }
     if (!path_is_dir(o.out)) return;
-    must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step, report_damaged, NULL, &err), &err);
+    must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step, report_damaged,
+                                NULL, &err),
+         &err);
     if (step < 0) run.resume_dir[0] = 0;
 }
 
@@ -568,19 +654,21 @@ static int64_t read_training_state(void) {
         must(json_get_int64(state, plan[i].name, 0, max, &was, true, &err), &err);
         size_t used = strlen(misfits);
         if (was != plan[i].value)
-            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name, (long long)was,
-                     (long long)plan[i].value);
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
+                     (long long)was, (long long)plan[i].value);
     }
     cJSON_Delete(state);
     if (misfits[0]) {
-        error_set(&err, EXIT_CHECKPOINT_MISFIT, "resume with the data and sizes of the interrupted run",
-                  "%s: expected the same documents in the same steps, found other values of%s", path, misfits);
+        error_set(&err, EXIT_CHECKPOINT_MISFIT,
+                  "resume with the data and sizes of the interrupted run",
+                  "%s: expected the same documents in the same steps, found other values of%s",
+                  path, misfits);
         error_exit(&err);
     }
     return log_bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // --compare: every layout on the same documents
 
 static int compare_doubles(const void *a, const void *b) {
@@ -590,7 +678,8 @@ static int compare_doubles(const void *a, const void *b) {
 
 static void init_weights(LlamaModel *m, const char *dir);
 
-// One row of the table: its own model, sized for this layout's largest micro-batch, so that the memory is its own.
+// One row of the table: its own model, sized for this layout's largest micro-batch, so that the
+// memory is its own.
 static void compare_layout(Layout layout) {
     Error err = {0, "", ""};
     LoaderSettings settings = run.loader_settings;
@@ -601,14 +690,15 @@ static void compare_layout(Layout layout) {
     must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
     LlamaSizes sizes = {0, o.max_seqlen, layout == LAYOUT_REPAD, true};
     for (int i = 0; i < data.num_micro; i++)
-        if (data.micro[i].total_tokens > sizes.capacity) sizes.capacity = data.micro[i].total_tokens;
+        if (data.micro[i].total_tokens > sizes.capacity)
+            sizes.capacity = data.micro[i].total_tokens;
     static LlamaModel m;
     llama_plan(&m, &run.config, sizes);
     must(llama_allocate(&m, &err), &err);
     init_weights(&m, run.resume_dir[0] ? run.resume_dir : o.model);
-    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};                   // a full step that moves nothing
+    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};  // a full step that moves nothing
     double *ms = (double *)host_calloc((size_t)o.compare_steps, sizeof(double), "timings");
-    StepScalars scalars = train_step(&m, &data, frozen);                 // warm-up
+    StepScalars scalars = train_step(&m, &data, frozen);  // warm-up
     for (int i = 0; i < o.compare_steps; i++) {
         double t = now_ms();
         scalars = train_step(&m, &data, frozen);
@@ -618,8 +708,9 @@ static void compare_layout(Layout layout) {
     double median = ms[o.compare_steps / 2];
     printf("%-7s %10.1f %12.0f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout), median,
            (double)data.real_tokens / median * 1e3,
-           100.0 * (1.0 - (double)data.real_tokens / (double)data.local_tokens), (long long)data.attention_pairs,
-           (double)llama_memory_total(&m.memory) / 1048576.0, scalars.loss_sum / (double)data.num_targets);
+           100.0 * (1.0 - (double)data.real_tokens / (double)data.local_tokens),
+           (long long)data.attention_pairs, (double)llama_memory_total(&m.memory) / 1048576.0,
+           scalars.loss_sum / (double)data.num_targets);
     fflush(stdout);
     free(ms);
     llama_free(&m);
@@ -627,16 +718,24 @@ static void compare_layout(Layout layout) {
 }
 
 static void compare_layouts(void) {
-    printf("\nlayout     step ms   real tok/s  padding %%  attention pairs   memory MiB        loss\n");
-    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++) compare_layout((Layout)layout);
-    printf("The same documents, weights and kernels in every row; the median of %d steps. rows differs in loss because\n"
-           "there attention crosses documents.\n", o.compare_steps);
+    printf(
+        "\nlayout     step ms   real tok/s  padding %%  attention pairs   memory MiB        "
+        "loss\n");
+    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
+        compare_layout((Layout)layout);
+    printf(
+        "The same documents, weights and kernels in every row; the median of %d steps. rows "
+        "differs in loss because\n"
+        "there attention crosses documents.\n",
+        o.compare_steps);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // --check-packing: the documents of one micro-batch, packed and each alone
 
-typedef struct { double max_loss, max_logit, max_grad, grad_error2, grad_norm2; } PackingDelta;
+typedef struct {
+    double max_loss, max_logit, max_grad, grad_error2, grad_norm2;
+} PackingDelta;
 
 // Loss of every row and logits of every row into host buffers, for one batch.
 static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
@@ -674,10 +773,13 @@ static void batch_alone(Batch *alone, const Batch *packed, int d) {
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
-    const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size, n = m->num_elements;
+    const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size,
+                 n = m->num_elements;
     const real scale = (real)1 / (real)packed->num_targets;
-    float *logits = (float *)host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
-    float *losses = (float *)host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
+    float *logits = (float *)host_calloc(2 * T * V, sizeof(float), "logits"),
+          *logits_alone = logits + T * V;
+    float *losses = (float *)host_calloc(2 * T, sizeof(float), "losses"),
+          *losses_alone = losses + T;
     real *grads = (real *)host_calloc(2 * n, sizeof(real), "gradients"), *grads_alone = grads + n;
     Batch alone;
     PackingDelta delta = {0, 0, 0, 0, 0};
@@ -693,7 +795,8 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
         batch_alone(&alone, packed, d);
         forward_to_host(m, &alone, losses_alone, logits_alone);
         delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
-        delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone, rows * (int64_t)V, delta.max_logit);
+        delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone,
+                                         rows * (int64_t)V, delta.max_logit);
         add_gradients(m, &alone, scale);
     }
     device_download(grads_alone, m->grads, n * sizeof(real));
@@ -710,7 +813,8 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     return delta;
 }
 
-// Losses and logits must agree to fp32 rounding of one row's sums, gradients to that of a sum over T rows.
+// Losses and logits must agree to fp32 rounding of one row's sums, gradients to that of a sum over
+// T rows.
 static int check_packing(LlamaModel *m) {
     Error err = {0, "", ""};
     StepData data;
@@ -724,15 +828,17 @@ static int check_packing(LlamaModel *m) {
     double grad = sqrt(d.grad_error2 / (d.grad_norm2 > 0 ? d.grad_norm2 : 1));
     bool good = d.max_loss <= 1e-4 && d.max_logit <= 1e-4 && grad <= 1e-5;
     printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
-    printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss, d.max_loss == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a logit         %.3g%s\n", d.max_logit, d.max_logit == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss,
+           d.max_loss == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a logit         %.3g%s\n", d.max_logit,
+           d.max_logit == 0 ? "  (bit for bit)" : "");
     printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad, grad);
     printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
     step_data_free(&data);
     return good ? EXIT_DONE : EXIT_DEVICE_ERROR;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Set-up
 
 static void check_options(void) {
@@ -755,10 +861,13 @@ static void load_config(void) {
     char near_name[64], hint[256];
     if (llama_config_builtin(&run.config, o.model)) return;
     if (!path_exists(o.model)) {
-        bool near = options_nearest(o.model, llama_config_builtin_names(), near_name, sizeof near_name);
-        snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s", near ? "did you mean " : "",
-                 near ? near_name : "", near ? "? Or " : "", llama_config_builtin_names());
-        error_set(&err, EXIT_BAD_INPUT, hint, "%s: expected a model directory or a built-in name, found neither", o.model);
+        bool near =
+            options_nearest(o.model, llama_config_builtin_names(), near_name, sizeof near_name);
+        snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
+                 near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
+                 llama_config_builtin_names());
+        error_set(&err, EXIT_BAD_INPUT, hint,
+                  "%s: expected a model directory or a built-in name, found neither", o.model);
         error_exit(&err);
     }
     must(llama_config_read(&run.config, o.model, &err), &err);
@@ -785,7 +894,8 @@ static void open_data(void) {
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
     if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train)) {
-        error_set(&err, EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
+        error_set(&err, EXIT_BAD_INPUT,
+                  "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o.train);
         error_exit(&err);
     }
@@ -793,8 +903,10 @@ static void open_data(void) {
     options.split = "val";
     run.has_val = o.val ? true : path_is_dir(o.train);
     if (!run.has_val) return;
-    if (o.val) must(dataset_open(&run.val, o.val, &options, &err), &err);
-    else run.has_val = dataset_open(&run.val, o.train, &options, &err);
+    if (o.val)
+        must(dataset_open(&run.val, o.val, &options, &err), &err);
+    else
+        run.has_val = dataset_open(&run.val, o.train, &options, &err);
 }
 
 static void open_tokenizer(void) {
@@ -802,7 +914,9 @@ static void open_tokenizer(void) {
     const char *dirs[] = {run.resume_dir, o.model, o.train};
     char path[IO_PATH_MAX];
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !run.has_tokenizer; i++) {
-        if (!dirs[i][0] || !path_is_dir(dirs[i]) || !path_join(path, sizeof path, dirs[i], "tokenizer.json", &err)) continue;
+        if (!dirs[i][0] || !path_is_dir(dirs[i]) ||
+            !path_join(path, sizeof path, dirs[i], "tokenizer.json", &err))
+            continue;
         if (!path_exists(path)) continue;
         must(tokenizer_open(&run.tokenizer, path, &err), &err);
         run.has_tokenizer = true;
@@ -818,7 +932,9 @@ static void make_loader_settings(void) {
     s->plan.max_seqlen = o.max_seqlen;
     s->plan.capacity = o.micro_batch_tokens;
     s->plan.num_micro = (int32_t)(o.batch_tokens / o.micro_batch_tokens);
-    float fill = o.fill > 0 ? o.fill : s->plan.num_micro == 1 ? 1 : 0.97f;   // one bin needs no slack
+    float fill = o.fill > 0               ? o.fill
+                 : s->plan.num_micro == 1 ? 1
+                                          : 0.97f;  // one bin needs no slack
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
     s->layout = (Layout)o.layout;
@@ -833,7 +949,8 @@ static void load_validation(void) {
     LoaderSettings s = run.loader_settings;
     PlanState start = {0, 0, 0, 0};
     if (!run.has_val) return;
-    int64_t available = dataset_num_tokens(&run.val), wanted = o.val_tokens < available ? o.val_tokens : available;
+    int64_t available = dataset_num_tokens(&run.val),
+            wanted = o.val_tokens < available ? o.val_tokens : available;
     s.layout = LAYOUT_PACKED;
     s.plan.seed = 0;
     s.plan.num_micro = (int32_t)((wanted + s.plan.capacity - 1) / s.plan.capacity);
@@ -845,29 +962,40 @@ static void load_validation(void) {
 static void init_weights(LlamaModel *m, const char *dir) {
     Error err = {0, "", ""};
     bool scratch = !run.resume_dir[0] && (o.from_scratch || model_is_builtin());
-    if (scratch) llama_init(m, (uint64_t)o.seed);
-    else must(llama_load(m, dir, &err), &err);
+    if (scratch)
+        llama_init(m, (uint64_t)o.seed);
+    else
+        must(llama_load(m, dir, &err), &err);
 }
 
-static void print_bytes(const char *name, size_t bytes) { printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0); }
+static void print_bytes(const char *name, size_t bytes) {
+    printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
+}
 
 static void print_plan(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const PlanSettings *p = &run.loader_settings.plan;
     char text[512];
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
-    printf("model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab %d%s\n", o.model,
-           (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size, c->intermediate_size,
-           c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size, c->tie_word_embeddings ? ", tied head" : "");
-    printf("start   %s\n", run.resume_dir[0] ? run.resume_dir
-                           : o.from_scratch || model_is_builtin() ? "random weights" : "weights of --model");
+    printf(
+        "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
+        "%d%s\n",
+        o.model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
+        c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
+        c->tie_word_embeddings ? ", tied head" : "");
+    printf("start   %s\n", run.resume_dir[0]                      ? run.resume_dir
+                           : o.from_scratch || model_is_builtin() ? "random weights"
+                                                                  : "weights of --model");
     dataset_describe(&run.train, text, sizeof text);
     printf("train   %s\n", text);
     if (run.has_val) dataset_describe(&run.val, text, sizeof text);
     printf("val     %s\n", run.has_val ? text : "none");
-    printf("plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens (%s)\n",
-           layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity, p->fill_ppm * 1e-4,
-           p->max_seqlen, o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
+    printf(
+        "plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens "
+        "(%s)\n",
+        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
+        p->fill_ppm * 1e-4, p->max_seqlen,
+        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
     printf("memory\n");
     print_bytes("weights", m->memory.weights);
     print_bytes("gradients", m->memory.grads);
@@ -885,8 +1013,10 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         int32_t middle = low + (high - low + 1) / 2;
         sizes.capacity = middle * 128;
         llama_plan(&trial, &run.config, sizes);
-        if (llama_memory_total(&trial.memory) <= free_bytes) low = middle;
-        else high = middle - 1;
+        if (llama_memory_total(&trial.memory) <= free_bytes)
+            low = middle;
+        else
+            high = middle - 1;
         llama_free(&trial);
     }
     return low * 128;
@@ -898,15 +1028,21 @@ static void check_memory(const LlamaModel *m) {
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
     int32_t fits = largest_capacity(free_bytes, m->sizes);
-    if (fits >= o.max_seqlen) snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
-    else snprintf(hint, sizeof hint, "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
-                  o.max_seqlen);
-    error_set(&err, EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
-              (double)total / 1048576.0, (double)free_bytes / 1048576.0);
+    if (fits >= o.max_seqlen)
+        snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
+    else
+        snprintf(
+            hint, sizeof hint,
+            "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
+            o.max_seqlen);
+    error_set(&err, EXIT_DEVICE_MEMORY, hint,
+              "device memory: expected %.1f MiB free, found %.1f MiB", (double)total / 1048576.0,
+              (double)free_bytes / 1048576.0);
     error_exit(&err);
 }
 
-// The log of a fresh run starts empty; that of a resumed one is cut to where the checkpoint was made.
+// The log of a fresh run starts empty; that of a resumed one is cut to where the checkpoint was
+// made.
 static void open_log(int64_t log_bytes) {
     Error err = {0, "", ""};
     char path[IO_PATH_MAX];
@@ -917,10 +1053,12 @@ static void open_log(int64_t log_bytes) {
     if (run.log && !fresh) {
         fseek(run.log, 0, SEEK_END);
         if (ftell(run.log) < log_bytes) log_bytes = ftell(run.log);
-        if (ftruncate(fileno(run.log), (off_t)log_bytes) == 0) fseek(run.log, (long)log_bytes, SEEK_SET);
+        if (ftruncate(fileno(run.log), (off_t)log_bytes) == 0)
+            fseek(run.log, (long)log_bytes, SEEK_SET);
     }
     if (run.log) return;
-    error_set(&err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s", path, strerror(errno));
+    error_set(&err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s", path,
+              strerror(errno));
     error_exit(&err);
 }
 
@@ -933,12 +1071,13 @@ static void open_out_dir(void) {
     must(dir_probe(o.out, &err), &err);
     must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
     if (o.resume || o.overwrite || !path_exists(path)) return;
-    error_set(&err, EXIT_USAGE, "--resume goes on, --out DIR starts elsewhere, --overwrite starts anew here",
+    error_set(&err, EXIT_USAGE,
+              "--resume goes on, --out DIR starts elsewhere, --overwrite starts anew here",
               "%s: expected an empty directory, found a run", o.out);
     error_exit(&err);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The loop
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
@@ -948,7 +1087,8 @@ static void leave_if_diverged(const StepScalars *s) {
     run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
     if (run.skips_in_a_row <= o.max_skips) return;
     error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
-              "training diverged: %d steps in a row had a non-finite loss or gradient norm; no weight was touched by them",
+              "training diverged: %d steps in a row had a non-finite loss or gradient norm; no "
+              "weight was touched by them",
               run.skips_in_a_row);
     error_exit(&err);
 }
@@ -967,13 +1107,17 @@ static void train(LlamaModel *m) {
         StepScalars scalars = train_step(m, data, hyper);
         double ms = now_ms() - start_ms;
         mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
-        StepReport report = {scalars.loss_sum / (double)data->num_targets, ms,
-                             (double)data->real_tokens / ms * 1e3, mean_ms, scalars, hyper.lr};
+        StepReport report = {scalars.loss_sum / (double)data->num_targets,
+                             ms,
+                             (double)data->real_tokens / ms * 1e3,
+                             mean_ms,
+                             scalars,
+                             hyper.lr};
         report_step(step, data, &report);
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
         if (step == first) allocations = device_memory().count;
-        assert(device_memory().count == allocations);                    // nothing is allocated after the first step
+        assert(device_memory().count == allocations);  // nothing is allocated after the first step
         if (every(step + 1, o.save_every) && step + 1 < o.steps) {
             save_or_warn(m, false);
             last_saved = step + 1;
@@ -989,19 +1133,25 @@ static void train(LlamaModel *m) {
 static void finish(LlamaModel *m) {
     Error err = {0, "", ""};
     if (stop_signal) {
-        printf("stopped by signal %d; --resume goes on from step %lld\n", (int)stop_signal, (long long)run.cursor.step);
+        printf("stopped by signal %d; --resume goes on from step %lld\n", (int)stop_signal,
+               (long long)run.cursor.step);
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
     print_samples(m, run.cursor.step);
-    printf("done: %s/final is a Hugging Face model; peak device memory %.1f MiB (planned %.1f MiB)\n", o.out,
-           (double)device_memory().bytes_peak / 1048576.0, (double)llama_memory_total(&m->memory) / 1048576.0);
+    printf(
+        "done: %s/final is a Hugging Face model; peak device memory %.1f MiB (planned %.1f MiB)\n",
+        o.out, (double)device_memory().bytes_peak / 1048576.0,
+        (double)llama_memory_total(&m->memory) / 1048576.0);
 }
 
 int main(int argc, char **argv) {
     Error err = {0, "", ""};
     options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
-    if (o.version) { printf("unpad.c %s\n", UNPAD_VERSION); return EXIT_DONE; }
+    if (o.version) {
+        printf("unpad.c %s\n", UNPAD_VERSION);
+        return EXIT_DONE;
+    }
     setvbuf(stdout, NULL, _IOLBF, 0);
     catch_signals();
     check_options();
@@ -1017,7 +1167,8 @@ int main(int argc, char **argv) {
     open_tokenizer();
     make_loader_settings();
     load_validation();
-    int64_t log_bytes = run.resume_dir[0] && !o.compare && !o.check_packing ? read_training_state() : 0;
+    int64_t log_bytes =
+        run.resume_dir[0] && !o.compare && !o.check_packing ? read_training_state() : 0;
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};

@@ -1,16 +1,18 @@
-// THE contract: every device operation of unpad.c, once. kernels/cpu implements it in C with OpenMP (the readable
-// reference), kernels/cuda in CUDA; train_llama.cu and llama.h know only this file.
+// THE contract: every device operation of unpad.c, once. kernels/cpu implements it in C with OpenMP
+// (the readable reference), kernels/cuda in CUDA; train_llama.cu and llama.h know only this file.
 //
-// No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with cu_seqlens, so padding
-// between layers cannot be written.
+// No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
+// cu_seqlens, so padding between layers cannot be written.
 //
 // Letters in shape comments:
-//   T total_tokens, the packed length of this micro-batch     C hidden_size      F intermediate_size
-//   H num_heads    Hkv num_kv_heads    D head_dim             V vocab_size       QKV (H + 2*Hkv) * D
-// All tensors are dense and row-major. Argument order: outputs, inputs, scalars, sizes. A `d` prefix means
-// gradient, nothing else. Every pointer is device memory unless its name ends in _host. "=" overwrites, "+="
-// accumulates. Operations are asynchronous on the backend's one stream and in order; T = 0 is legal and does
-// nothing. Shapes that an operation does not support end the program with exit code 11 and the values.
+//   T  total_tokens, the packed length of this micro-batch
+//   C  hidden_size    F  intermediate_size    V  vocab_size
+//   H  num_heads      Hkv  num_kv_heads       D  head_dim     QKV  (H + 2*Hkv) * D
+// All tensors are dense and row-major. Argument order: outputs, inputs, scalars, sizes. A `d`
+// prefix means gradient, nothing else. Every pointer is device memory unless its name ends in
+// _host. "=" overwrites, "+=" accumulates. Operations are asynchronous on the backend's one stream
+// and in order; T = 0 is legal and does nothing. Shapes that an operation does not support end the
+// program with exit code 11 and the values.
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
@@ -21,8 +23,9 @@
 extern "C" {
 #endif
 
-// floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd, gradients of
-// weights, optimizer state); fp32 in every build that ships, double in the gradient-check build.
+// floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd,
+// gradients of weights, optimizer state); fp32 in every build that ships, double in the
+// gradient-check build.
 #if defined(GRADCHECK)
 typedef double floatX;
 typedef double real;
@@ -37,149 +40,172 @@ typedef float real;
 #define RESTRICT restrict
 #endif
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Device
 
 typedef struct {
-    int threads;             // CPU threads; 0 = all cores this process may use
-    const char *matmul;      // CPU matmul: "auto", "own", "openblas", "onednn"
-    int bf16_matmul;         // CPU: 1 = round matmul inputs to bf16, accumulate in fp32
-    int deterministic;       // CUDA: 1 = dQ without atomics; the CPU backend always is
+    int threads;         // CPU threads; 0 = all cores this process may use
+    const char *matmul;  // CPU matmul: "auto", "own", "openblas", "onednn"
+    int bf16_matmul;     // CPU: 1 = round matmul inputs to bf16, accumulate in fp32
+    int deterministic;   // CUDA: 1 = dQ without atomics; the CPU backend always is
 } DeviceOptions;
 
-// Chooses the device and its fastest code paths. Returns NULL, or one line that says what is missing.
+// Chooses the device and its fastest code paths. NULL, or one line that says what is missing.
 const char *device_init(const DeviceOptions *options);
 // One line for people: "cpu, 2 threads, matmul own avx512"
 const char *device_describe(void);
-// `bytes` of device memory, 64-byte aligned; NULL when refused. Poison builds fill it with NaN (0xff).
+// `bytes` of device memory, 64-byte aligned; NULL when refused. Poison builds fill it with NaN.
 void *device_malloc(size_t bytes);
 void device_free(void *p);
 void device_zero(void *p, size_t bytes);
 void device_upload(void *dst, const void *src_host, size_t bytes);
-void device_download(void *dst_host, const void *src, size_t bytes);   // waits for all work before it
+void device_download(void *dst_host, const void *src,
+                     size_t bytes);  // waits for all work before it
 void device_synchronize(void);
 // Allocations made so far (a step after the first makes none), bytes held now and at the peak.
-typedef struct { uint64_t count, bytes_now, bytes_peak; } DeviceMemory;
+typedef struct {
+    uint64_t count, bytes_now, bytes_peak;
+} DeviceMemory;
 DeviceMemory device_memory(void);
 // Bytes that can still be allocated; 0 when the device does not say.
 size_t device_memory_free(void);
 
-// Weights cross the host border as fp32. On CUDA a weight is bf16 plus 16 low bits (together the exact fp32
-// master); on the CPU it is the fp32 itself and master_lo is NULL.
-size_t master_lo_bytes(void);                                            // per weight: 0 or 2
+// Weights cross the host border as fp32. On CUDA a weight is bf16 plus 16 low bits (together the
+// exact fp32 master); on the CPU it is the fp32 itself and master_lo is NULL.
+size_t master_lo_bytes(void);  // per weight: 0 or 2
 void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
 void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // The documents of one micro-batch, as the kernels see them
 
 typedef struct {
-    const int32_t *cu_seqlens;   // (num_docs + 1) device; [0] = 0, non-decreasing, [num_docs] = total_tokens
-    const int32_t *work;         // attention_plan's list, device; reused by every layer and both passes
-    int32_t total_tokens;        // T
-    int32_t num_docs;            // segments, zero-length ones included
-    int32_t max_seqlen;          // of the longest segment
+    const int32_t
+        *cu_seqlens;  // (num_docs + 1) device; [0] = 0, non-decreasing, [num_docs] = total_tokens
+    const int32_t *work;   // attention_plan's list, device; reused by every layer and both passes
+    int32_t total_tokens;  // T
+    int32_t num_docs;      // segments, zero-length ones included
+    int32_t max_seqlen;    // of the longest segment
 } Documents;
 
 typedef struct {
-    int num_heads, num_kv_heads, head_dim;   // num_heads % num_kv_heads == 0; head_dim even
+    int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
 } HeadShape;
 
-// Number of int32 that a work list can need for any batch of max_tokens tokens in max_docs documents.
+// Number of int32 that a work list can need for any max_tokens tokens in max_docs documents.
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs);
-// Fills the work list of one batch on the host, longest items first; returns the number of int32 used.
-// Each (document, tile, head group) occurs exactly once; the layout is the backend's own.
-size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs, HeadShape heads);
+// Fills the work list of one batch on the host, longest items first; returns the number of int32
+// used. Each (document, tile, head group) occurs exactly once; the layout is the backend's own.
+size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+                      HeadShape heads);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Embedding
 
 // out (T,C) =  weight[tokens]        tokens (T) int32 in [0,V)      weight (V,C)
 void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight, int64_t T, int C);
-// dweight (V,C) +=  rows of dout (T,C), for each token id in order of position: no atomics, deterministic.
-// order (T) int32: positions sorted by (token, position); a run of equal tokens is one row of dweight.
-void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens, const int32_t *order,
-                        int64_t T, int C);
+// dweight (V,C) +=  rows of dout (T,C), for each token id in order of position: no atomics,
+// deterministic. order (T) int32: positions sorted by (token, position); a run of equal tokens is
+// one row of dweight.
+void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
+                        const int32_t *order, int64_t T, int C);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // RMSNorm, fused with the residual add before it (arXiv 1910.07467)
 
 // resid (T,C) =  inp + delta         delta may be NULL (no add); resid may be inp
 // normed (T,C) =  resid * rstd * weight          rstd (T) real =  1/sqrt(mean(resid^2) + eps)
-void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp, const floatX *delta,
-                         const floatX *weight, float eps, int64_t T, int C);
+void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
+                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C);
 // dresid (T,C) +=  gradient through the norm     dweight (C) +=
-// The add passes its gradient on unchanged: after this call dresid is the gradient of inp and of delta alike.
+// The add passes its gradient on unchanged: after this call dresid is the gradient of inp and of
+// delta alike.
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
-// normed (T,C) =  resid * rstd * weight from a saved rstd: the recompute of a norm in the backward pass.
-void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd, int64_t T, int C);
+// normed (T,C) =  resid * rstd * weight from a saved rstd: how backward recomputes a norm.
+void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
+                   int64_t T, int C);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
 
 // In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); values are left alone.
-// rope_table (max_position, D/2, 2) real: cos, sin       position_ids (T) int32, restart at 0 in each document
-void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T, HeadShape heads);
+// rope_table (max_position, D/2, 2) real: cos, sin
+// position_ids (T) int32, restart at 0 in each document
+void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                  HeadShape heads);
 // The inverse rotation, in place on dqkv.
-void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T, HeadShape heads);
+void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                   HeadShape heads);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
-// softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A document's results
-// do not depend on its neighbours or on its place in the buffer, bit for bit (dqkv too on the CPU and in
-// deterministic mode). Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
+// softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
+// document's results do not depend on its neighbours or on its place in the buffer, bit for bit
+// (dqkv too on the CPU and in deterministic mode). Source: FlashAttention-2 (arXiv 2307.08691),
+// algorithms 1 and 2.
 
-// out (T,H,D) =      lse (H,T) real =  natural log of the sum of exp of scaled scores      qkv (T, H+2*Hkv, D)
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs, HeadShape heads);
-// dqkv (T, H+2*Hkv, D) =      dout, out (T,H,D)      delta (H,T) real: scratch, =  rowsum(dout * out)
-void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv, const floatX *out,
-                        const real *lse, const Documents *docs, HeadShape heads);
+//   out (T,H,D)         =
+//   lse (H,T) real      =  natural log of the sum of exp of the scaled scores; kept for backward
+//   qkv (T,H+2*Hkv,D)      rope already applied
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+                       HeadShape heads);
+//   dqkv (T,H+2*Hkv,D)  =  gradient of qkv
+//   delta (H,T) real    =  rowsum(dout * out); scratch
+//   dout, out (T,H,D), lse (H,T), qkv (T,H+2*Hkv,D) of the forward pass
+void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
+                        const floatX *out, const real *lse, const Documents *docs, HeadShape heads);
 
-// ---------------------------------------------------------------------------------------------------------
-// Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's bits do not
-// depend on T or on the row's place (CPU "own" matmul).
+// ------------------------------------------------------------------------------------------------
+// Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's
+// bits do not depend on T or on the row's place (CPU "own" matmul).
 
 // out (T,N) =  inp (T,K) weight (N,K)^T
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K, int64_t N);
+void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
+                    int64_t N);
 // dinp (T,K) =  dout (T,N) weight (N,K)
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N);
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
+                           int64_t K, int64_t N);
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
-void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T, int64_t K, int64_t N);
-// CPU backend only. name: "auto", "own", "openblas", "onednn"; 0, or -1 when not available on this machine.
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
+                            int64_t K, int64_t N);
+// CPU backend only. name: "auto", "own", "openblas", "onednn"; -1 when not available here.
 int matmul_select(const char *name, int bf16);
 const char *matmul_describe(void);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)
 
 // out (T,F) =  silu(gate) * up       gate_up (T, 2F): the first F columns are the gate
 void swiglu_forward(floatX *out, const floatX *gate_up, int64_t T, int64_t F);
 // dgate_up (T,2F) =      dout (T,F)
-void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t T, int64_t F);
+void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t T,
+                     int64_t F);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Cross-entropy on a chunk of tokens; targets (T) int32, -1 = no target (loss 0, gradient 0)
 
 // losses (T) real =  -log softmax(logits)[target]        logits (T,V), left as they are
-void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T, int64_t V);
+void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
+                           int64_t V);
 // The same, and logits become dlogits = (softmax - onehot) * loss_scale in place.
-// loss_scale = 1 / (targets of the whole optimizer step): gradients are then summed, never averaged.
-void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets, real loss_scale,
-                                    int64_t T, int64_t V);
+// loss_scale = 1 / (targets of the whole optimizer step): gradients are summed, never averaged.
+void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
+                                    real loss_scale, int64_t T, int64_t V);
 // sum (1) double +=  losses (T), in a fixed order
 void losses_sum(double *sum, const real *losses, int64_t T);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Rows by index: the two extra operations of the repad layout; gather_rows also serves sampling
 
 // out (n,C) =  inp[rows]             rows (n) int32, ascending, in [0,T)
 void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t C);
 // out (T,C) =  0, then out[rows] = inp (n,C)
-void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T, int64_t C);
+void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T,
+                  int64_t C);
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Optimizer
 
 // sum (1) double +=  sum of squares of x (n), in a fixed order
@@ -187,15 +213,18 @@ void global_norm_squared(double *sum, const real *x, size_t n);
 // What the update needs to know, made on the device so that no step reads back:
 //   grad_norm = sqrt(norm_squared)     scale = min(1, max_norm / grad_norm), max_norm <= 0: 1
 //   scale is 0 when loss_sum or norm_squared is not finite: adamw_update then changes nothing.
-typedef struct { double loss_sum, norm_squared; float grad_norm, scale; } StepScalars;
+typedef struct {
+    double loss_sum, norm_squared;
+    float grad_norm, scale;
+} StepScalars;
 void clip_scale(StepScalars *step, float max_norm);
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    int64_t t;                       // 1 at the first update
+    int64_t t;  // 1 at the first update
 } AdamW;
 // AdamW (arXiv 1711.05101) as torch.optim.AdamW:  w -= lr * (wd * w + m_hat / (sqrt(v_hat) + eps))
-// weights, master_lo, m, v (n) updated; grads (n) are read times step->scale. scale 0: nothing changes.
+// weights, master_lo, m, v (n) updated; grads (n) read times step->scale; scale 0 changes nothing.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 

@@ -1,4 +1,5 @@
-// The test harness: named cases, a filter, a seed; a skip is not a pass; the last line counts all three.
+// The test harness: named cases, a filter, a seed; a skip is not a pass; the last line counts all
+// three.
 //
 //   #include "test.h"
 //   TEST(attention_of_one_token) { CHECK(x == 1); CHECK_MSG(err < tol, "err %g", err); }
@@ -6,8 +7,8 @@
 //   TEST_MAIN()
 //
 // usage: a_test [--filter SUBSTRING] [--seed N] [--list]. Exit status 0 only when nothing failed.
-// A failed CHECK prints file:line and leaves the case; the others still run. Each case starts with its own
-// random stream from (seed, name), so that a filter does not change what a case sees.
+// A failed CHECK prints file:line and leaves the case; the others still run. Each case starts with
+// its own random stream from (seed, name), so that a filter does not change what a case sees.
 #ifndef UNPAD_TEST_H
 #define UNPAD_TEST_H
 
@@ -30,28 +31,30 @@ static jmp_buf test_leave;
 static uint64_t test_seed = 1, test_rng_state;
 enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };
 
-#define TEST(name_)                                                              \
-    static void test_##name_(void);                                              \
-    static TestCase test_case_##name_ = {#name_, test_##name_, NULL};            \
-    __attribute__((constructor)) static void test_register_##name_(void) {       \
-        *test_last = &test_case_##name_;                                         \
-        test_last = &test_case_##name_.next;                                     \
-    }                                                                            \
+#define TEST(name_)                                                        \
+    static void test_##name_(void);                                        \
+    static TestCase test_case_##name_ = {#name_, test_##name_, NULL};      \
+    __attribute__((constructor)) static void test_register_##name_(void) { \
+        *test_last = &test_case_##name_;                                   \
+        test_last = &test_case_##name_.next;                               \
+    }                                                                      \
     static void test_##name_(void)
 
 #define CHECK(cond_) CHECK_MSG(cond_, "expected to hold")
-#define CHECK_MSG(cond_, ...)                                                    \
-    do {                                                                         \
+#define CHECK_MSG(cond_, ...)                                                         \
+    do {                                                                              \
         if (!(cond_)) test_end(TEST_FAILED, __FILE__, __LINE__, #cond_, __VA_ARGS__); \
     } while (0)
 #define SKIP(...) test_end(TEST_SKIPPED, __FILE__, __LINE__, NULL, __VA_ARGS__)
 
-__attribute__((noreturn, format(printf, 5, 6), unused))
-static void test_end(int how, const char *file, int line, const char *cond, const char *format, ...) {
+__attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
+    int how, const char *file, int line, const char *cond, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    if (how == TEST_FAILED) printf("    %s:%d: %s: ", file, line, cond);
-    else printf("    skipped: ");
+    if (how == TEST_FAILED)
+        printf("    %s:%d: %s: ", file, line, cond);
+    else
+        printf("    skipped: ");
     vprintf(format, args);
     printf("\n");
     va_end(args);
@@ -65,9 +68,15 @@ __attribute__((unused)) static uint64_t test_rng_u64(void) {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
 }
-__attribute__((unused)) static uint32_t test_rng_u32(void) { return (uint32_t)(test_rng_u64() >> 32); }
-__attribute__((unused)) static uint32_t test_rng_below(uint32_t n) { return (uint32_t)(test_rng_u64() % n); }
-__attribute__((unused)) static double test_rng_uniform(void) { return (double)(test_rng_u64() >> 11) * 0x1p-53; }
+__attribute__((unused)) static uint32_t test_rng_u32(void) {
+    return (uint32_t)(test_rng_u64() >> 32);
+}
+__attribute__((unused)) static uint32_t test_rng_below(uint32_t n) {
+    return (uint32_t)(test_rng_u64() % n);
+}
+__attribute__((unused)) static double test_rng_uniform(void) {
+    return (double)(test_rng_u64() >> 11) * 0x1p-53;
+}
 // Mean 0, variance 1 (sum of 12 uniforms): enough for inputs, needs no libm
 __attribute__((unused)) static double test_rng_normal(void) {
     double s = -6.0;
@@ -93,20 +102,35 @@ __attribute__((unused)) static int test_main(int argc, char **argv) {
     bool list = false;
     int passed = 0, failed = 0, skipped = 0;
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--list") == 0) list = true;
-        else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) filter = argv[++i];
-        else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) test_seed = strtoull(argv[++i], NULL, 10);
-        else return fprintf(stderr, "usage: %s [--filter SUBSTRING] [--seed N] [--list]\n", argv[0]), 2;
+        if (strcmp(argv[i], "--list") == 0)
+            list = true;
+        else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc)
+            filter = argv[++i];
+        else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+            test_seed = strtoull(argv[++i], NULL, 10);
+        else
+            return fprintf(stderr, "usage: %s [--filter SUBSTRING] [--seed N] [--list]\n", argv[0]),
+                   2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (const TestCase *t = test_first; t; t = t->next) {
         if (!strstr(t->name, filter)) continue;
-        if (list) { printf("%s\n", t->name); continue; }
+        if (list) {
+            printf("%s\n", t->name);
+            continue;
+        }
         int how = test_run_one(t);
-        printf("%s %s\n", how == 0 ? "ok     " : how == TEST_SKIPPED ? "skipped" : "FAILED ", t->name);
-        if (how == 0) passed++;
-        else if (how == TEST_SKIPPED) skipped++;
-        else failed++;
+        printf("%s %s\n",
+               how == 0              ? "ok     "
+               : how == TEST_SKIPPED ? "skipped"
+                                     : "FAILED ",
+               t->name);
+        if (how == 0)
+            passed++;
+        else if (how == TEST_SKIPPED)
+            skipped++;
+        else
+            failed++;
     }
     if (!list) printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed != 0;

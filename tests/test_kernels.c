@@ -1,5 +1,5 @@
-// The small operations of kernels.h against plain fp64 formulas; with -DGRADCHECK the same operations in double against
-// central differences. Attention and matmul have suites of their own.
+// The small operations of kernels.h against plain fp64 formulas; with -DGRADCHECK the same
+// operations in double against central differences. Attention and matmul have suites of their own.
 #include "../kernels/kernels.h"
 
 #include <math.h>
@@ -19,13 +19,15 @@ static real *zeros(size_t n) {
     return x;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 #ifndef GRADCHECK
 
-static const double UNIT = 0x1p-24;      // half an ulp of 1
+static const double UNIT = 0x1p-24;  // half an ulp of 1
 
-static bool near(double got, double expected, double bound) { return fabs(got - expected) <= bound; }
+static bool near(double got, double expected, double bound) {
+    return fabs(got - expected) <= bound;
+}
 
 enum { SIZES = 5 };
 static const int sizes_T[SIZES] = {0, 1, 3, 17, 64}, sizes_C[SIZES] = {8, 1, 16, 33, 576};
@@ -33,8 +35,10 @@ static const int sizes_T[SIZES] = {0, 1, 3, 17, 64}, sizes_C[SIZES] = {8, 1, 16,
 static void check_rmsnorm(int T, int C) {
     const float eps = 1e-5f;
     size_t n = (size_t)T * (size_t)C;
-    floatX *inp = random_floats(n, 1, 0.5), *delta = random_floats(n, 1, 0), *w = random_floats((size_t)C, 0.3, 1);
-    floatX *resid = random_floats(n, 1, 0), *normed = random_floats(n, 1, 0), *again = random_floats(n, 1, 0);
+    floatX *inp = random_floats(n, 1, 0.5), *delta = random_floats(n, 1, 0),
+           *w = random_floats((size_t)C, 0.3, 1);
+    floatX *resid = random_floats(n, 1, 0), *normed = random_floats(n, 1, 0),
+           *again = random_floats(n, 1, 0);
     real *rstd = zeros((size_t)T + 1);
     add_rmsnorm_forward(resid, normed, rstd, inp, delta, w, eps, T, C);
     rmsnorm_apply(again, resid, w, rstd, T, C);
@@ -42,11 +46,13 @@ static void check_rmsnorm(int T, int C) {
         double sum = 0;
         for (int c = 0; c < C; c++) sum += pow((double)(inp[t * C + c] + delta[t * C + c]), 2);
         double s = 1 / sqrt(sum / C + (double)eps);
-        CHECK_MSG(near((double)rstd[t], s, 8 * UNIT * s), "rstd %g %g", (double)rstd[t], s);   // sum of positives
+        CHECK_MSG(near((double)rstd[t], s, 8 * UNIT * s), "rstd %g %g", (double)rstd[t],
+                  s);  // sum of positives
         for (int c = 0; c < C; c++) {
             double x = (double)(inp[t * C + c] + delta[t * C + c]), y = x * s * (double)w[c];
             CHECK((double)resid[t * C + c] == x);
-            CHECK_MSG(near((double)normed[t * C + c], y, 12 * UNIT * fabs(y)), "%g %g", (double)normed[t * C + c], y);
+            CHECK_MSG(near((double)normed[t * C + c], y, 12 * UNIT * fabs(y)), "%g %g",
+                      (double)normed[t * C + c], y);
             CHECK(again[t * C + c] == normed[t * C + c]);
         }
     }
@@ -60,7 +66,8 @@ TEST(rmsnorm_forward_matches_formula) {
 }
 
 TEST(rmsnorm_without_delta_and_in_place) {
-    floatX *x = random_floats(5 * 16, 1, 0), *w = random_floats(16, 0.3, 1), *normed = random_floats(5 * 16, 1, 0);
+    floatX *x = random_floats(5 * 16, 1, 0), *w = random_floats(16, 0.3, 1),
+           *normed = random_floats(5 * 16, 1, 0);
     floatX *copy = random_floats(5 * 16, 1, 0), *normed2 = random_floats(5 * 16, 1, 0);
     real *rstd = zeros(5);
     add_rmsnorm_forward(copy, normed2, rstd, x, NULL, w, 1e-5f, 5, 16);
@@ -78,9 +85,10 @@ TEST(swiglu_forward_matches_formula) {
     swiglu_forward(out, gu, T, F);
     for (int t = 0; t < T; t++)
         for (int f = 0; f < F; f++) {
-            double g = (double)gu[2 * t * F + f], u = (double)gu[(2 * t + 1) * F + f], y = g / (1 + exp(-g)) * u;
-            CHECK_MSG(near((double)out[t * F + f], y, 16 * UNIT * fabs(y) + 1e-35), "gate %g: %g, expected %g", g,
-                      (double)out[t * F + f], y);
+            double g = (double)gu[2 * t * F + f], u = (double)gu[(2 * t + 1) * F + f],
+                   y = g / (1 + exp(-g)) * u;
+            CHECK_MSG(near((double)out[t * F + f], y, 16 * UNIT * fabs(y) + 1e-35),
+                      "gate %g: %g, expected %g", g, (double)out[t * F + f], y);
         }
     device_free(gu);
     device_free(out);
@@ -114,16 +122,18 @@ static void check_cross_entropy(int V, double scale) {
     cross_entropy_forward_backward(losses2, x, targets, 0.25f, T, V);
     CHECK(memcmp(losses, losses2, (size_t)T * sizeof *losses) == 0);
     for (int t = 0; t < T; t++) {
-        double loss = targets[t] < 0 ? 0 : reference_loss(before + t * V, targets[t], V), largest = 0;
+        double loss = targets[t] < 0 ? 0 : reference_loss(before + t * V, targets[t], V),
+               largest = 0;
         for (int v = 0; v < V; v++) largest = fmax(largest, fabs((double)before[t * V + v]));
         // rounding of the logits' difference and of a sum of V positive terms in 16 lanes
         double bound = UNIT * (4 * largest + V / 16.0 + 16);
-        CHECK_MSG(near((double)losses[t], loss, bound), "loss %g, expected %g", (double)losses[t], loss);
+        CHECK_MSG(near((double)losses[t], loss, bound), "loss %g, expected %g", (double)losses[t],
+                  loss);
         for (int v = 0; v < V; v++) {
             double p = targets[t] < 0 ? 0 : exp(-reference_loss(before + t * V, v, V));
             double d = targets[t] < 0 ? 0 : 0.25 * (p - (v == targets[t]));
-            CHECK_MSG(near((double)x[t * V + v], d, 0.25 * bound * p + UNIT), "dlogit %g, expected %g",
-                      (double)x[t * V + v], d);
+            CHECK_MSG(near((double)x[t * V + v], d, 0.25 * bound * p + UNIT),
+                      "dlogit %g, expected %g", (double)x[t * V + v], d);
         }
     }
     device_free(x);
@@ -151,30 +161,34 @@ TEST(cross_entropy_of_nan_is_nan) {
 
 TEST(embedding_and_its_backward) {
     enum { T = 200, V = 13, C = 24 };
-    floatX *w = random_floats(V * C, 1, 0), *out = random_floats(T * C, 1, 0), *dout = random_floats(T * C, 1, 0);
+    floatX *w = random_floats(V * C, 1, 0), *out = random_floats(T * C, 1, 0),
+           *dout = random_floats(T * C, 1, 0);
     real *dw = zeros(V * C);
     double expected[V * C] = {0}, magnitude[V * C] = {0};
     int32_t tokens[T], order[T], n = 0;
     for (int t = 0; t < T; t++) tokens[t] = (int32_t)test_rng_below(V);
     for (int v = 0; v < V; v++)
-        for (int t = 0; t < T; t++) if (tokens[t] == v) order[n++] = t;
+        for (int t = 0; t < T; t++)
+            if (tokens[t] == v) order[n++] = t;
     embedding_forward(out, tokens, w, T, C);
     embedding_backward(dw, dout, tokens, order, T, C);
-    embedding_backward(dw, dout, tokens, order, T, C);                       // += : twice is double
+    embedding_backward(dw, dout, tokens, order, T, C);  // += : twice is double
     for (int t = 0; t < T; t++)
         for (int c = 0; c < C; c++) {
             CHECK(out[t * C + c] == w[tokens[t] * C + c]);
             expected[tokens[t] * C + c] += 2 * (double)dout[t * C + c];
             magnitude[tokens[t] * C + c] += 2 * fabs((double)dout[t * C + c]);
         }
-    for (int i = 0; i < V * C; i++) CHECK(near((double)dw[i], expected[i], 2 * T * UNIT * magnitude[i]));
+    for (int i = 0; i < V * C; i++)
+        CHECK(near((double)dw[i], expected[i], 2 * T * UNIT * magnitude[i]));
     device_free(w), device_free(out), device_free(dout), device_free(dw);
 }
 
 TEST(gather_then_scatter) {
     enum { T = 9, C = 5, N = 4 };
     const int32_t rows[N] = {0, 3, 4, 8};
-    floatX *x = random_floats(T * C, 1, 0), *g = random_floats(N * C, 1, 0), *s = random_floats(T * C, 1, 0);
+    floatX *x = random_floats(T * C, 1, 0), *g = random_floats(N * C, 1, 0),
+           *s = random_floats(T * C, 1, 0);
     gather_rows(g, x, rows, N, C);
     scatter_rows(s, g, rows, N, T, C);
     for (int t = 0, i = 0; t < T; t++) {
@@ -189,7 +203,8 @@ TEST(global_norm_and_clip_scale) {
     const size_t n = 100003;
     real *x = zeros(n);
     double sum = 0, got = 1.5;
-    for (size_t i = 0; i < n; i++) x[i] = (real)test_rng_normal(), sum += (double)x[i] * (double)x[i];
+    for (size_t i = 0; i < n; i++)
+        x[i] = (real)test_rng_normal(), sum += (double)x[i] * (double)x[i];
     global_norm_squared(&got, x, n);
     CHECK(near(got, sum + 1.5, 1e-9 * sum));
     StepScalars s = {1, 16, 0, 0};
@@ -221,13 +236,17 @@ TEST(adamw_matches_formula_and_skips_nonfinite_steps) {
             double gi = 0.5 * (double)g[i];
             rm[i] = (double)h.beta1 * rm[i] + (1 - (double)h.beta1) * gi;
             rv[i] = (double)h.beta2 * rv[i] + (1 - (double)h.beta2) * gi * gi;
-            double mh = rm[i] / (1 - pow((double)h.beta1, step)), vh = rv[i] / (1 - pow((double)h.beta2, step));
-            rw[i] -= (double)h.lr * ((double)h.weight_decay * rw[i] + mh / (sqrt(vh) + (double)h.eps));
+            double mh = rm[i] / (1 - pow((double)h.beta1, step)),
+                   vh = rv[i] / (1 - pow((double)h.beta2, step));
+            rw[i] -=
+                (double)h.lr * ((double)h.weight_decay * rw[i] + mh / (sqrt(vh) + (double)h.eps));
         }
         adamw_update(w, NULL, m, v, g, &s, h, N);
     }
     // five updates of at most lr / (1 - beta1) each, a few roundings apiece
-    for (int i = 0; i < N; i++) CHECK_MSG(near((double)w[i], rw[i], 5 * 8 * UNIT * (fabs(rw[i]) + 1)), "%d: %.9g %.9g", i, (double)w[i], rw[i]);
+    for (int i = 0; i < N; i++)
+        CHECK_MSG(near((double)w[i], rw[i], 5 * 8 * UNIT * (fabs(rw[i]) + 1)), "%d: %.9g %.9g", i,
+                  (double)w[i], rw[i]);
     floatX first = w[0];
     StepScalars skip = {NAN, 1, 1, 0};
     g[0] = NAN;
@@ -239,7 +258,8 @@ TEST(adamw_matches_formula_and_skips_nonfinite_steps) {
 
 TEST(results_do_not_depend_on_the_number_of_threads) {
     enum { T = 77, C = 200, N = 50001 };
-    floatX *x = random_floats(T * C, 1, 0), *dy = random_floats(T * C, 1, 0), *w = random_floats(C, 1, 1);
+    floatX *x = random_floats(T * C, 1, 0), *dy = random_floats(T * C, 1, 0),
+           *w = random_floats(C, 1, 1);
     floatX *dx[2] = {random_floats(T * C, 1, 0), random_floats(T * C, 1, 0)};
     real *rstd = zeros(T), *dw[2] = {zeros(C), zeros(C)}, *g = random_floats(N, 1, 0);
     double norm[2] = {0, 0};
@@ -257,7 +277,8 @@ TEST(results_do_not_depend_on_the_number_of_threads) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_free(all[i]);
 }
 
-#else  // GRADCHECK ----------------------------------------------------------------------------------------
+#else  // GRADCHECK
+       // ----------------------------------------------------------------------------------------
 
 // d(loss)/d(x[i]) by central differences of fourth order, against `analytic`; relative L2 error.
 static double difference_error(double (*loss)(void), floatX *x, size_t n, const floatX *analytic) {
@@ -297,14 +318,17 @@ TEST(rmsnorm_gradient) {
     for (int round = 0; round < 20; round++) {
         gT = 1 + (int)test_rng_below(5), gC = 1 + (int)test_rng_below(40);
         size_t n = (size_t)gT * (size_t)gC;
-        gx = random_floats(n, 1, 0.3), gw = random_floats((size_t)gC, 0.5, 1), gdy = random_floats(n, 1, 0);
+        gx = random_floats(n, 1, 0.3), gw = random_floats((size_t)gC, 0.5, 1),
+        gdy = random_floats(n, 1, 0);
         gy = random_floats(n, 1, 0), gaux = random_floats(n, 1, 0), grstd = zeros((size_t)gT);
         real *dx = zeros(n), *dw = zeros((size_t)gC);
         rmsnorm_loss();
         rmsnorm_backward(dx, dw, gdy, gx, gw, grstd, gT, gC);
-        double ew = difference_error(rmsnorm_loss, gw, (size_t)gC, dw), ex = difference_error(rmsnorm_loss, gx, n, dx);
+        double ew = difference_error(rmsnorm_loss, gw, (size_t)gC, dw),
+               ex = difference_error(rmsnorm_loss, gx, n, dx);
         CHECK_MSG(ew <= 1e-8, "dweight %g", ew);
-        CHECK_MSG(ex <= 1e-8 || gC == 1, "dx %g", ex);      // C = 1: the gradient is only eps's, nothing to compare
+        CHECK_MSG(ex <= 1e-8 || gC == 1, "dx %g",
+                  ex);  // C = 1: the gradient is only eps's, nothing to compare
         void *all[] = {gx, gw, gdy, gy, gaux, grstd, dx, dw};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_free(all[i]);
     }

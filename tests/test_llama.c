@@ -1,5 +1,5 @@
-// The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient against central
-// differences in fp64.
+// The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient
+// against central differences in fp64.
 #include "../llama.h"
 
 #include <dirent.h>
@@ -12,11 +12,13 @@ static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied)
     c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
     c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
     c.max_position_embeddings = 256, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
-    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos_token_id = 1, c.eos_token_id = 2;
+    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos_token_id = 1,
+    c.eos_token_id = 2;
     return c;
 }
 
-static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen, bool repad) {
+static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
+                       bool repad) {
     Error err = {0};
     LlamaSizes sizes = {capacity, max_seqlen, repad, true};
     llama_plan(m, c, sizes);
@@ -32,10 +34,12 @@ static DocView docs[MAX_DOCS];
 static void make_docs(const int *lengths, int n, int vocab) {
     int used = 0;
     for (int i = 0; i < n; i++) {
-        for (int k = 0; k < lengths[i]; k++) pool[used + k] = (int32_t)test_rng_below((uint32_t)vocab);
+        for (int k = 0; k < lengths[i]; k++)
+            pool[used + k] = (int32_t)test_rng_below((uint32_t)vocab);
         docs[i].tokens = pool + used;
         docs[i].length = lengths[i];
-        docs[i].next_token = i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
+        docs[i].next_token =
+            i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
         used += lengths[i];
     }
 }
@@ -62,7 +66,7 @@ static double relative_l2(const float *a, const float *b, size_t n) {
     return norm > 0 ? sqrt(error / norm) : sqrt(error);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Goldens made by dev/reference/make_golden.py with transformers.LlamaForCausalLM
 
 typedef struct {
@@ -70,7 +74,7 @@ typedef struct {
     LlamaModel model;
     Batch batch;
     char dir[512];
-    void *arrays[128];               // read from expected.safetensors, freed at the end
+    void *arrays[128];  // read from expected.safetensors, freed at the end
     int num_arrays;
 } Golden;
 
@@ -106,7 +110,8 @@ static void golden_open(Golden *g, const char *name) {
     snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
     CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
     CHECK_MSG(llama_config_read(&config, g->dir, &err), "%s", err.what);
-    const int32_t *tokens = golden_ints(g, "tokens", &num_tokens), *cu = golden_ints(g, "cu_seqlens", &num_cu);
+    const int32_t *tokens = golden_ints(g, "tokens", &num_tokens),
+                  *cu = golden_ints(g, "cu_seqlens", &num_cu);
     int longest = 1;
     for (int d = 0; d + 1 < num_cu; d++) {
         DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1};
@@ -115,7 +120,8 @@ static void golden_open(Golden *g, const char *name) {
     }
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
-    LlamaSizes sizes = {num_tokens + 5, longest, false, true};       // slack rows are NaN in a poison build
+    LlamaSizes sizes = {num_tokens + 5, longest, false,
+                        true};  // slack rows are NaN in a poison build
     llama_plan(&g->model, &config, sizes);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
@@ -145,7 +151,7 @@ static void golden_logits(Golden *g) {
     size_t n = 0, V = (size_t)g->model.config.vocab_size;
     const float *expected = golden_floats(g, "logits", &n);
     const int T = g->batch.total_tokens;
-    llama_forward(&g->model);                                        // backward has used the norm buffer since
+    llama_forward(&g->model);  // backward has used the norm buffer since
     float *logits = (float *)host_calloc((size_t)T * V, sizeof *logits, "logits");
     for (int32_t t = 0; t < T; t++) llama_logits(&g->model, logits + (size_t)t * V, &t, 1);
     CHECK(n == (size_t)T * V);
@@ -157,17 +163,18 @@ static void golden_logits(Golden *g) {
 // Ten updates as torch.optim.AdamW with clip_grad_norm_(1.0) makes them
 static void golden_training(Golden *g) {
     size_t n = 0, k = 0;
-    const float *losses = golden_floats(g, "train_losses", &n), *norms = golden_floats(g, "grad_norms", &k);
+    const float *losses = golden_floats(g, "train_losses", &n),
+                *norms = golden_floats(g, "grad_norms", &k);
     CHECK(losses && norms && n == 10 && k == 10);
     for (int step = 0; step < 10; step++) {
-        AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};       // make_golden.py's
+        AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};  // make_golden.py's
         double loss = forward_backward(&g->model, &g->batch);
         llama_update(&g->model, h, 1.0f);
         double norm = (double)llama_read_step(&g->model).grad_norm;
-        CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step], "%s step %d: loss %.8g, expected %.8g",
-                  g->dir, step, loss, (double)losses[step]);
-        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step], "%s step %d: norm %.8g, expected %.8g",
-                  g->dir, step, norm, (double)norms[step]);
+        CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
+                  "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
+        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step],
+                  "%s step %d: norm %.8g, expected %.8g", g->dir, step, norm, (double)norms[step]);
     }
 }
 
@@ -178,8 +185,8 @@ static void check_golden(const char *name) {
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
     CHECK(expected && n == 1);
-    CHECK_MSG(fabs(loss - (double)expected[0]) <= 1e-6 * (double)expected[0], "%s: loss %.9g, expected %.9g", name, loss,
-              (double)expected[0]);
+    CHECK_MSG(fabs(loss - (double)expected[0]) <= 1e-6 * (double)expected[0],
+              "%s: loss %.9g, expected %.9g", name, loss, (double)expected[0]);
     golden_gradients(&g);
     golden_logits(&g);
     golden_training(&g);
@@ -200,7 +207,7 @@ TEST(goldens_of_transformers) {
     CHECK_MSG(checked >= 3, "%d goldens found", checked);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Layouts and isolation
 
 static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
@@ -223,19 +230,22 @@ static void check_layouts(const LlamaConfig *c) {
         CHECK(b.num_targets == targets);
         double other = forward_backward(&m, &b);
         double e = relative_l2(m.grads, grads, m.num_elements);
-        CHECK_MSG(fabs(other - loss) <= 1e-7 * loss, "%s: loss %.9g, packed %.9g", layout_name(layouts[k]), other, loss);
+        CHECK_MSG(fabs(other - loss) <= 1e-7 * loss, "%s: loss %.9g, packed %.9g",
+                  layout_name(layouts[k]), other, loss);
         CHECK_MSG(e <= 1e-6, "%s: gradients differ by %.3g", layout_name(layouts[k]), e);
     }
     batch_fill(&b, LAYOUT_ROWS, docs, NUM_DOCS, ROW);
     double bleed = forward_backward(&m, &b);
-    CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss, "rows: loss %.9g, packed %.9g", bleed, loss);
+    CHECK_MSG(b.num_targets == targets && isfinite(bleed) && bleed != loss,
+              "rows: loss %.9g, packed %.9g", bleed, loss);
     free(grads);
     batch_free(&b);
     llama_free(&m);
 }
 
 TEST(packed_padded_and_repad_have_the_same_loss_and_gradients) {
-    LlamaConfig a = tiny_config(3, 1, 4, true), b = tiny_config(2, 2, 6, false), c = tiny_config(4, 2, 8, true);
+    LlamaConfig a = tiny_config(3, 1, 4, true), b = tiny_config(2, 2, 6, false),
+                c = tiny_config(4, 2, 8, true);
     check_layouts(&a);
     check_layouts(&b);
     check_layouts(&c);
@@ -264,11 +274,12 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_beside_changed_neighbours) 
             batch_pack(&b, &docs[d], 1);
             row_losses(&m, &b, other);
             CHECK_MSG(memcmp(other, packed + first, bytes) == 0, "document %d alone", d);
-            for (int i = 0; i < 202; i++)               // every other document becomes another one
+            for (int i = 0; i < 202; i++)  // every other document becomes another one
                 if (i < first || i >= first + lengths[d]) pool[i] = (int32_t)test_rng_below(23);
             batch_pack(&b, docs, NUM_DOCS);
             row_losses(&m, &b, other);
-            CHECK_MSG(memcmp(other + first, packed + first, bytes) == 0, "document %d beside others", d);
+            CHECK_MSG(memcmp(other + first, packed + first, bytes) == 0,
+                      "document %d beside others", d);
             row_losses(&m, &b, packed);
         }
         DocView reversed[NUM_DOCS];
@@ -306,7 +317,8 @@ TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     }
     sum = llama_read_step(&m).loss_sum / targets;
     CHECK_MSG(fabs(sum - loss) <= 1e-7 * loss, "%.9g %.9g", sum, loss);
-    CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g", relative_l2(m.grads, grads, m.num_elements));
+    CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g",
+              relative_l2(m.grads, grads, m.num_elements));
     free(grads);
     batch_free(&b);
     llama_free(&m);
@@ -336,7 +348,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
     llama_free(&m);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Initial weights, saving
 
 TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
@@ -354,9 +366,12 @@ TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
             sum += w, squares += w * w;
         }
         double std = sqrt(squares / n - sum * sum / n / n), expected = (double)t->init_std;
-        if (expected == 0) CHECK(sum == n);
-        else CHECK_MSG(fabs(std - expected) < 5 * expected / sqrt(2 * n) && fabs(sum / n) < 5 * expected / sqrt(n),
-                       "%s: std %g, expected %g", t->name, std, expected);
+        if (expected == 0)
+            CHECK(sum == n);
+        else
+            CHECK_MSG(fabs(std - expected) < 5 * expected / sqrt(2 * n) &&
+                          fabs(sum / n) < 5 * expected / sqrt(n),
+                      "%s: std %g, expected %g", t->name, std, expected);
     }
     llama_init(&b, 8);
     CHECK(a.weights[5] != b.weights[5]);
@@ -378,11 +393,16 @@ TEST(saved_weights_and_moments_come_back_bit_for_bit) {
     llama_init(&b, 99);
     for (int i = 0; i < a.num_tensors; i++)
         for (size_t k = 0; k < a.tensors[i].count; k++)
-            a.m[a.tensors[i].offset + k] = (float)test_rng_normal(), a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(llama_save_weights(&a, path, &w, &err) && llama_save_optimizer(&a, optimizer, &w, &err), "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) && llama_load_optimizer(&b, optimizer, &err), "%s", err.what);
+            a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
+                                      a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
+    CHECK_MSG(
+        llama_save_weights(&a, path, &w, &err) && llama_save_optimizer(&a, optimizer, &w, &err),
+        "%s", err.what);
+    CHECK_MSG(llama_load(&b, dir, &err) && llama_load_optimizer(&b, optimizer, &err), "%s",
+              err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
-    CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 && memcmp(a.v, b.v, a.num_elements * sizeof(float)) == 0);
+    CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
+          memcmp(a.v, b.v, a.num_elements * sizeof(float)) == 0);
     c.num_layers = 1;
     llama_free(&b);
     make_model(&b, &c, 16, 16, false);
@@ -403,7 +423,8 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
-#else  // GRADCHECK ----------------------------------------------------------------------------------------
+#else  // GRADCHECK
+       // ----------------------------------------------------------------------------------------
 
 static double loss_of(LlamaModel *m, const Batch *b) {
     device_zero(m->step, sizeof(StepScalars));
@@ -416,7 +437,7 @@ static double loss_of(LlamaModel *m, const Batch *b) {
 static void check_model_gradient(const LlamaConfig *c, Layout layout) {
     static LlamaModel m;
     const int lengths[] = {5, 1, 0, 9, 2, 7};
-    const double h = 5e-4;      // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
+    const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
     Batch b;
     make_model(&m, c, 64, 10, true);
     make_docs(lengths, 6, c->vocab_size);
@@ -430,7 +451,8 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout) {
             double *w = &m.weights[t->offset + k], w0 = *w, f[4], steps[4] = {-2 * h, -h, h, 2 * h};
             for (int s = 0; s < 4; s++) *w = w0 + steps[s], f[s] = loss_of(&m, &b);
             *w = w0;
-            double d = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h), e = d - m.grads[t->offset + k];
+            double d = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h),
+                   e = d - m.grads[t->offset + k];
             error += e * e, norm += d * d;
         }
         CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));

@@ -121,13 +121,13 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
                                         (Strided){weight.p, 1, K}, T, K, N, bf16);
     double backward_weight = worst_error(dweight.p, before.p, (Strided){dout.p, 1, N},
                                          (Strided){inp.p, 1, K}, N, K, T, bf16);
-    bool intact = guarded_free(inp) & guarded_free(weight) & guarded_free(dout) &
-                  guarded_free(out) & guarded_free(dinp) & guarded_free(dweight);
+    int intact = guarded_free(inp) + guarded_free(weight) + guarded_free(dout) +
+                 guarded_free(out) + guarded_free(dinp) + guarded_free(dweight);
     guarded_free(before);
     CHECK_MSG(forward == 0 && backward_input == 0 && backward_weight == 0,
               "%s, T %d K %d N %d: forward %.3g, dinp %.3g, dweight %.3g times the bound",
               matmul_describe(), (int)T, (int)K, (int)N, forward, backward_input, backward_weight);
-    CHECK_MSG(intact, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
+    CHECK_MSG(intact == 6, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
               (int)T, (int)K, (int)N);
 }
 
@@ -171,7 +171,13 @@ TEST(own_avx2) { check_sizes("own-avx2", 0); }
 TEST(own_avx512) { check_sizes("own-avx512", 0); }
 TEST(own_bf16) { check_sizes("own", 1); }
 TEST(openblas) { check_sizes("openblas", 0); }
-TEST(onednn) { check_sizes("onednn", 0); }
+TEST(onednn)
+{
+#ifdef __SANITIZE_ADDRESS__
+    SKIP("at exit LeakSanitizer crashes in a process that has loaded oneDNN");
+#endif
+    check_sizes("onednn", 0);
+}
 
 // -------------------------------------------------------------------------------------------------
 // Bits

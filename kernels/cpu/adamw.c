@@ -2,10 +2,12 @@
 
 #include "common.h"
 
-typedef struct { real lr, beta1, beta2, eps, decay, correct1, correct2, grad_scale; } Coefficients;
+typedef struct {
+    real lr, beta1, beta2, eps, decay, correct1, correct2, grad_scale;
+} Coefficients;
 
-static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTRICT v, const real *RESTRICT grads,
-                               Coefficients k, size_t n) {
+static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTRICT v,
+                               const real *RESTRICT grads, Coefficients k, size_t n) {
     for (size_t i = 0; i < n; i++) {
         real g = grads[i] * k.grad_scale;
         m[i] = k.beta1 * m[i] + (1 - k.beta1) * g;
@@ -21,15 +23,20 @@ static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTR
 
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n) {
-    (void)master_lo;                                            // the weight is its own fp32 master here
-    if (step->scale == 0) return;                               // a non-finite step changes nothing
+    (void)master_lo;               // the weight is its own fp32 master here
+    if (step->scale == 0) return;  // a non-finite step changes nothing
     Coefficients k = {
-        hyper.lr, hyper.beta1, hyper.beta2, hyper.eps, 1 - (real)hyper.lr * hyper.weight_decay,
+        hyper.lr,
+        hyper.beta1,
+        hyper.beta2,
+        hyper.eps,
+        1 - (real)hyper.lr * hyper.weight_decay,
         (real)(1 / (1 - pow((double)hyper.beta1, (double)hyper.t))),
-        (real)(1 / (1 - pow((double)hyper.beta2, (double)hyper.t))), step->scale,
+        (real)(1 / (1 - pow((double)hyper.beta2, (double)hyper.t))),
+        step->scale,
     };
     const size_t span = 1 << 14;
-    #pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i += span)
         update_span(weights + i, m + i, v + i, grads + i, k, n - i < span ? n - i : span);
 }

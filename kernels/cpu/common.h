@@ -1,4 +1,5 @@
-// What the CPU kernels share: run-time dispatch of leaf loops, an exp that vectorises, the fatal error.
+// What the CPU kernels share: run-time dispatch of leaf loops, an exp that vectorises, the fatal
+// error.
 #ifndef UNPAD_CPU_COMMON_H
 #define UNPAD_CPU_COMMON_H
 
@@ -14,15 +15,17 @@
 #error "-ffast-math turns isfinite(NaN) into true; build without it"
 #endif
 
-// A leaf loop compiled for AVX-512, AVX2 and the baseline; the loader picks one when the program starts.
-// Leaves only: the body of an OpenMP region is outlined and would lose the target.
+// A leaf loop compiled for AVX-512, AVX2 and the baseline; the loader picks one when the program
+// starts. Leaves only: the body of an OpenMP region is outlined and would lose the target.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(NO_CLONES)
-#define CLONES __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONES \
+    __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CLONES __attribute__((noinline))
 #endif
 
-// Sums run in LANES independent partial sums: the compiler may vectorise them without reassociating.
+// Sums run in LANES independent partial sums: the compiler may vectorise them without
+// reassociating.
 enum { LANES = 16 };
 
 static inline real lanes_sum(const real *lanes) {
@@ -31,8 +34,8 @@ static inline real lanes_sum(const real *lanes) {
     return s;
 }
 
-__attribute__((noreturn, format(printf, 1, 2), unused))
-static void kernel_fatal(const char *format, ...) {
+__attribute__((noreturn, format(printf, 1, 2), unused)) static void kernel_fatal(const char *format,
+                                                                                 ...) {
     va_list args;
     va_start(args, format);
     fflush(stdout);
@@ -43,15 +46,16 @@ static void kernel_fatal(const char *format, ...) {
     exit(11);
 }
 
-// exp(x) to about 1 ulp without a call, so that loops over it vectorise. Cody-Waite reduction to [-ln2/2, ln2/2],
-// then a degree-6 polynomial (Cephes expf). NaN stays NaN, very negative x gives 0, very large x a huge finite value.
+// exp(x) to about 1 ulp without a call, so that loops over it vectorise. Cody-Waite reduction to
+// [-ln2/2, ln2/2], then a degree-6 polynomial (Cephes expf). NaN stays NaN, very negative x gives
+// 0, very large x a huge finite value.
 static inline floatX exp_fast(floatX x) {
 #ifdef GRADCHECK
     return exp(x);
 #else
     float c = x > 88.0f ? 88.0f : x;
     c = c < -87.0f ? -87.0f : c;
-    float t = c * 1.44269504f + 12582912.0f;   // 1.5 * 2^23: rounds to the nearest integer
+    float t = c * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
     float n = t - 12582912.0f;
     float r = c - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
@@ -62,9 +66,12 @@ static inline floatX exp_fast(floatX x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union { float f; uint32_t u; } bits, scale;
+    union {
+        float f;
+        uint32_t u;
+    } bits, scale;
     bits.f = t;
-    scale.u = (bits.u + 127u) << 23;           // the low bits of t hold n
+    scale.u = (bits.u + 127u) << 23;  // the low bits of t hold n
     return x < -87.0f ? 0.0f : p * scale.f;
 #endif
 }

@@ -1,5 +1,6 @@
-// Cross-entropy over a chunk of tokens; the logits become their own gradient in place, so that no second (T,V)
-// buffer exists. Rows without a target cost nothing: their loss and gradient are written as zeros.
+// Cross-entropy over a chunk of tokens; the logits become their own gradient in place, so that no
+// second (T,V) buffer exists. Rows without a target cost nothing: their loss and gradient are
+// written as zeros.
 
 #include "common.h"
 
@@ -35,8 +36,9 @@ static real row_loss(const floatX *x, int32_t target, int64_t V, floatX *max, re
     return (real)log((double)*sum) + (*max - x[target]);
 }
 
-void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T, int64_t V) {
-    #pragma omp parallel for schedule(static)
+void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
+                           int64_t V) {
+#pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
         floatX max;
         real sum;
@@ -44,11 +46,11 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
     }
 }
 
-void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets, real loss_scale,
-                                    int64_t T, int64_t V) {
-    #pragma omp parallel for schedule(static)
+void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
+                                    real loss_scale, int64_t T, int64_t V) {
+#pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
-        floatX *x = logits + t * V, max;                                                 // (V)
+        floatX *x = logits + t * V, max;  // (V)
         real sum;
         if (targets[t] < 0) {
             losses[t] = 0;

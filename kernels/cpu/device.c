@@ -1,4 +1,5 @@
-// The CPU as a device: memory with a count and a peak, copies that are memcpy, one "stream" that is the caller.
+// The CPU as a device: memory with a count and a peak, copies that are memcpy, one "stream" that is
+// the caller.
 
 #include <omp.h>
 #include <sys/mman.h>
@@ -6,7 +7,7 @@
 
 #include "common.h"
 
-enum { HEADER_BYTES = 64 };            // holds the size; keeps the payload aligned for AVX-512
+enum { HEADER_BYTES = 64 };  // holds the size; keeps the payload aligned for AVX-512
 
 static DeviceMemory memory;
 static int num_threads;
@@ -16,8 +17,9 @@ const char *device_init(const DeviceOptions *options) {
     num_threads = options->threads > 0 ? options->threads : omp_get_num_procs();
     omp_set_num_threads(num_threads);
     if (matmul_select(options->matmul, options->bf16_matmul) != 0)
-        return options->bf16_matmul ? "this CPU has no bf16 dot products (avx512_bf16) or the matmul chosen has none"
-                                    : "the matmul library chosen is not installed";
+        return options->bf16_matmul
+                   ? "this CPU has no bf16 dot products (avx512_bf16) or the matmul chosen has none"
+                   : "the matmul library chosen is not installed";
     snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s", num_threads,
              num_threads == 1 ? "" : "s", matmul_describe());
     return NULL;
@@ -32,7 +34,7 @@ void *device_malloc(size_t bytes) {
     if (!block) return NULL;
     *(size_t *)block = bytes;
 #ifdef MADV_HUGEPAGE
-    if (bytes >= (4u << 20)) {         // fewer TLB misses in the big arenas; advice only
+    if (bytes >= (4u << 20)) {  // fewer TLB misses in the big arenas; advice only
         size_t page = (size_t)sysconf(_SC_PAGESIZE);
         char *first = (char *)(((uintptr_t)block + page - 1) / page * page);
         madvise(first, (size_t)(block + total - first) / page * page, MADV_HUGEPAGE);
@@ -55,8 +57,12 @@ void device_free(void *p) {
 }
 
 void device_zero(void *p, size_t bytes) { memset(p, 0, bytes); }
-void device_upload(void *dst, const void *src_host, size_t bytes) { if (bytes) memcpy(dst, src_host, bytes); }
-void device_download(void *dst_host, const void *src, size_t bytes) { if (bytes) memcpy(dst_host, src, bytes); }
+void device_upload(void *dst, const void *src_host, size_t bytes) {
+    if (bytes) memcpy(dst, src_host, bytes);
+}
+void device_download(void *dst_host, const void *src, size_t bytes) {
+    if (bytes) memcpy(dst_host, src, bytes);
+}
 void device_synchronize(void) {}
 DeviceMemory device_memory(void) { return memory; }
 
@@ -83,4 +89,6 @@ void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *mas
     for (size_t i = 0; i < n; i++) dst_host[i] = (float)weights[i];
 }
 
-void activations_to_host(float *dst_host, const floatX *src, size_t n) { weights_to_host(dst_host, src, NULL, n); }
+void activations_to_host(float *dst_host, const floatX *src, size_t n) {
+    weights_to_host(dst_host, src, NULL, n);
+}

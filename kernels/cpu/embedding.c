@@ -1,10 +1,10 @@
-// Token embedding. The backward walks positions in (token, position) order, so that each row of dweight is owned by
-// one thread and summed in the same order on any number of threads.
+// Token embedding. The backward walks positions in (token, position) order, so that each row of
+// dweight is owned by one thread and summed in the same order on any number of threads.
 
 #include "common.h"
 
 void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight, int64_t T, int C) {
-    #pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++)
         memcpy(out + t * C, weight + (int64_t)tokens[t] * C, (size_t)C * sizeof(floatX));
 }
@@ -13,13 +13,15 @@ static CLONES void add_row(real *RESTRICT sum, const floatX *RESTRICT row, int C
     for (int c = 0; c < C; c++) sum[c] += row[c];
 }
 
-void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens, const int32_t *order,
-                        int64_t T, int C) {
-    #pragma omp parallel for schedule(dynamic, 64)
+void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
+                        const int32_t *order, int64_t T, int C) {
+#pragma omp parallel for schedule(dynamic, 64)
     for (int64_t i = 0; i < T; i++) {
         int32_t token = tokens[order[i]];
-        if (i > 0 && tokens[order[i - 1]] == token) continue;   // not the first of its run: another iteration's
+        if (i > 0 && tokens[order[i - 1]] == token)
+            continue;  // not the first of its run: another iteration's
         real *row = dweight + (int64_t)token * C;
-        for (int64_t j = i; j < T && tokens[order[j]] == token; j++) add_row(row, dout + (int64_t)order[j] * C, C);
+        for (int64_t j = i; j < T && tokens[order[j]] == token; j++)
+            add_row(row, dout + (int64_t)order[j] * C, C);
     }
 }

@@ -1,5 +1,5 @@
-// Sum of squares over all gradients, and the clip factor. Blocks are fixed by n alone, so that the sum does not depend
-// on the number of threads.
+// Sum of squares over all gradients, and the clip factor. Blocks are fixed by n alone, so that the
+// sum does not depend on the number of threads.
 
 #include "common.h"
 
@@ -17,7 +17,7 @@ void global_norm_squared(double *sum, const real *x, size_t n) {
     enum { BLOCKS = 256 };
     double partial[BLOCKS];
     size_t block = (n + BLOCKS - 1) / BLOCKS;
-    #pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static)
     for (int b = 0; b < BLOCKS; b++) {
         size_t first = b * block < n ? b * block : n;
         size_t last = first + block < n ? first + block : n;

@@ -55,6 +55,7 @@ enum {
     MC = 2048,            // rows of A packed at a time
     NC = 2048,            // rows of B packed at a time
     MAX_TILE = 8 * 48,    // elements of the largest register tile
+    WORTH_THREADS = 1 << 18,    // multiply-adds, about 5 us: below, waking threads takes longer
 };
 
 // A dense matrix or its transpose: element (i, k) is p[i * row + k * col]; row or col is 1.
@@ -327,7 +328,8 @@ static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
     int64_t kc = ceil_div(depth, ceil_div(depth, KC));   // equal blocks; the same for every row
     kc += kc % 2;                                        // whole pairs
     assert(own->mr * own->nr <= MAX_TILE);
-#pragma omp parallel
+    bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
+#pragma omp parallel if (worth_threads)
     {
         Block block = {.c_stride = n, .a_panel = kc * own->mr, .b_panel = kc * own->nr};
         int turn_a = 0, turn_b = 0;

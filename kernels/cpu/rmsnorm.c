@@ -1,5 +1,5 @@
-// RMSNorm fused with the residual add. Forward and dresid work on rows, dweight on columns: every element has one
-// owner, so that sums do not depend on the number of threads.
+// RMSNorm fused with the residual add. Forward and dresid work on rows, dweight on columns: every
+// element has one owner, so that sums do not depend on the number of threads.
 
 #include "common.h"
 
@@ -16,32 +16,35 @@ static CLONES void add_rows(floatX *out, const floatX *a, const floatX *b, int C
     for (int c = 0; c < C; c++) out[c] = a[c] + b[c];
 }
 
-static CLONES void scale_row(floatX *RESTRICT out, const floatX *RESTRICT x, const floatX *RESTRICT weight,
-                             real rstd, int C) {
+static CLONES void scale_row(floatX *RESTRICT out, const floatX *RESTRICT x,
+                             const floatX *RESTRICT weight, real rstd, int C) {
     for (int c = 0; c < C; c++) out[c] = x[c] * rstd * weight[c];
 }
 
-void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp, const floatX *delta,
-                         const floatX *weight, float eps, int64_t T, int C) {
-    #pragma omp parallel for schedule(static)
+void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
+                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C) {
+#pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
-        floatX *x = resid + t * C;                                                       // (C)
-        if (delta) add_rows(x, inp + t * C, delta + t * C, C);
-        else if (resid != inp) memcpy(x, inp + t * C, (size_t)C * sizeof(floatX));
+        floatX *x = resid + t * C;  // (C)
+        if (delta)
+            add_rows(x, inp + t * C, delta + t * C, C);
+        else if (resid != inp)
+            memcpy(x, inp + t * C, (size_t)C * sizeof(floatX));
         real s = (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
         rstd[t] = s;
         scale_row(normed + t * C, x, weight, s, C);
     }
 }
 
-void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd, int64_t T, int C) {
-    #pragma omp parallel for schedule(static)
+void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
+                   int64_t T, int C) {
+#pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) scale_row(normed + t * C, resid + t * C, weight, rstd[t], C);
 }
 
 // y = x s w, s = (mean(x^2) + eps)^-1/2, so dx = s (w dy - x s^2 mean(x w dy))
-static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy, const floatX *RESTRICT x,
-                                const floatX *RESTRICT w, real s, int C) {
+static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy,
+                                const floatX *RESTRICT x, const floatX *RESTRICT w, real s, int C) {
     real lanes[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
@@ -51,21 +54,23 @@ static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy, 
     for (c = 0; c < C; c++) dx[c] += s * (w[c] * dy[c] - x[c] * mean);
 }
 
-static CLONES void weight_columns(real *RESTRICT dw, const floatX *RESTRICT dy, const floatX *RESTRICT x,
-                                  const real *RESTRICT rstd, int64_t T, int C, int width) {
+static CLONES void weight_columns(real *RESTRICT dw, const floatX *RESTRICT dy,
+                                  const floatX *RESTRICT x, const real *RESTRICT rstd, int64_t T,
+                                  int C, int width) {
     for (int64_t t = 0; t < T; t++)
         for (int c = 0; c < width; c++) dw[c] += dy[t * C + c] * x[t * C + c] * rstd[t];
 }
 
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C) {
-    enum { STRIPE = 64 };                                       // columns of dweight that one thread owns
-    #pragma omp parallel
+    enum { STRIPE = 64 };  // columns of dweight that one thread owns
+#pragma omp parallel
     {
-        #pragma omp for schedule(static) nowait
+#pragma omp for schedule(static) nowait
         for (int c = 0; c < C; c += STRIPE)
-            weight_columns(dweight + c, dnormed + c, resid + c, rstd, T, C, C - c < STRIPE ? C - c : STRIPE);
-        #pragma omp for schedule(static)
+            weight_columns(dweight + c, dnormed + c, resid + c, rstd, T, C,
+                           C - c < STRIPE ? C - c : STRIPE);
+#pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++)
             backward_row(dresid + t * C, dnormed + t * C, resid + t * C, weight, rstd[t], C);
     }

@@ -1,0 +1,731 @@
+// Shards: what is read, and that every damaged one is refused before anything is used.
+#include "../data/documents.h"
+#include "test.h"
+
+// -------------------------------------------------------------------------------------------------
+// Making files
+
+static char dir[64];
+
+__attribute__((constructor)) static void make_dir(void) {
+    snprintf(dir, sizeof dir, "/tmp/test_documents.XXXXXX");
+    if (!mkdtemp(dir)) abort();
+}
+
+__attribute__((destructor)) static void remove_dir(void) {
+    Error err = {0};
+    dir_remove_tree(dir, &err);
+}
+
+// A path in the test's directory; four may be in use at a time.
+static const char *at(const char *name) {
+    static char paths[4][256];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
+    return path;
+}
+
+static void write_bytes(const char *path, const void *data, size_t n) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL);
+    CHECK(n == 0 || fwrite(data, 1, n, f) == n);
+    CHECK(fclose(f) == 0);
+}
+
+typedef struct {
+    unsigned char bin[4096], idx[1024];
+    size_t bin_size, idx_size;
+    int width;
+} Files;
+
+static const int32_t LENGTHS[] = {5, 1, 0, 7, 30, 0, 2};
+enum { NUM_ENDS = 7, NUM_DOCS = 5, NUM_TOKENS = 45, VOCAB = 100 };
+
+static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
+static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * word, &value, 4); }
+
+// Checksums of header and index made right again after a change.
+static void seal(Files *f) {
+    put(f->bin + 1020, crc32c(0, f->bin, 1020), 4);
+    put(f->idx + 12, crc32c(0, f->bin, 1024), 4);
+    put(f->idx + f->idx_size - 4, crc32c(0, f->idx, f->idx_size - 4), 4);
+}
+
+// Token i of the shard is i % VOCAB.
+static void make_files(Files *f, int width) {
+    memset(f, 0, sizeof *f);
+    f->width = width;
+    put_word(f, 0, width == 2 ? 20240520 : 20240801);
+    put_word(f, 1, width == 2 ? 1 : 7);
+    put_word(f, 2, NUM_TOKENS);
+    put_word(f, 8, 0x44415055);
+    put_word(f, 9, 1);
+    put_word(f, 10, VOCAB);
+    put_word(f, 11, 3);
+    put_word(f, 12, 98);
+    put_word(f, 13, 99);
+    put_word(f, 14, NUM_ENDS);
+    put_word(f, 16, 0x1234);
+    for (int i = 0; i < NUM_TOKENS; i++)
+        put(f->bin + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
+    f->bin_size = (size_t)(1024 + NUM_TOKENS * width);
+    memcpy(f->idx, "UNPADIDX", 8);
+    put(f->idx + 8, 1, 4);
+    put(f->idx + 16, NUM_ENDS, 8);
+    put(f->idx + 24, NUM_TOKENS, 8);
+    uint64_t end = 0;
+    for (int i = 0; i < NUM_ENDS; i++) put(f->idx + 32 + 8 * i, end += (uint64_t)LENGTHS[i], 8);
+    f->idx_size = 32 + 8 * NUM_ENDS + 4;
+    seal(f);
+}
+
+static void save(const Files *f, const char *stem) {
+    char name[128];
+    snprintf(name, sizeof name, "%s.bin", stem);
+    write_bytes(at(name), f->bin, f->bin_size);
+    snprintf(name, sizeof name, "%s.idx", stem);
+    write_bytes(at(name), f->idx, f->idx_size);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Opening them
+
+static bool opens(const char *path, Error *err) {
+    Dataset ds;
+    const DatasetOptions options = dataset_options();
+    memset(err, 0, sizeof *err);
+    if (!dataset_open(&ds, path, &options, err)) return false;
+    dataset_close(&ds);
+    return true;
+}
+
+static void check_opens(const char *path) {
+    Error err;
+    const bool ok = opens(path, &err);
+    CHECK_MSG(ok, "%s", err.what);
+}
+
+static void check_refused(const char *path, const char *because) {
+    Error err;
+    const bool ok = opens(path, &err);
+    CHECK_MSG(!ok, "%s: opened, expected '%s'", path, because);
+    CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, because), "%s", err.what);
+}
+
+static bool refused_by_size_or_sum(const char *path) {
+    Error err;
+    return !opens(path, &err) && err.code == EXIT_BAD_INPUT && strlen(err.what) > 10;
+}
+
+// The five documents of make_files, whole and in every part.
+static void check_documents(Dataset *ds, int64_t first_doc) {
+    int32_t out[64];
+    Error err = {0};
+    int64_t start = 0, doc = first_doc;
+    for (int i = 0; i < NUM_ENDS; i++) {
+        if (LENGTHS[i] == 0) continue;
+        CHECK(dataset_doc_length(ds, doc) == LENGTHS[i]);
+        for (int64_t from = 0; from <= LENGTHS[i]; from++)
+            for (int64_t n = 0; from + n <= LENGTHS[i]; n++) {
+                CHECK_MSG(dataset_read(ds, doc, from, n, out, &err), "%s", err.what);
+                for (int64_t k = 0; k < n; k++) CHECK(out[k] == start + from + k);
+            }
+        start += LENGTHS[i];
+        doc++;
+    }
+}
+
+TEST(own_shards_of_both_widths) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        char text[256];
+        make_files(&f, width);
+        save(&f, "own");
+        CHECK_MSG(dataset_open(&ds, at("own.bin"), &options, &err), "%s", err.what);
+        CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
+        CHECK(dataset_num_tokens(&ds) == NUM_TOKENS && dataset_vocab_size(&ds) == VOCAB);
+        CHECK(dataset_bos(&ds) == 98 && dataset_eos(&ds) == 99);
+        check_documents(&ds, 0);
+        dataset_describe(&ds, text, sizeof text);
+        CHECK_MSG(strstr(text, "5 documents, 45 tokens, 2 empty"), "%s", text);
+        dataset_close(&ds);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Damage
+
+TEST(every_prefix_and_every_tail_is_refused) {
+    for (int width = 2; width <= 4; width += 2)
+        for (int which = 0; which < 2; which++) {
+            Files f;
+            make_files(&f, width);
+            save(&f, "cut");
+            const char *path = at("cut.bin"), *victim = at(which ? "cut.idx" : "cut.bin");
+            const size_t size = which ? f.idx_size : f.bin_size;
+            check_opens(path);
+            for (size_t longer = 1; longer <= 64; longer++) {
+                CHECK(truncate(victim, (off_t)(size + longer)) == 0);
+                CHECK_MSG(refused_by_size_or_sum(path), "+%zu", longer);
+            }
+            for (size_t n = size; n-- > 0;) {
+                CHECK(truncate(victim, (off_t)n) == 0);
+                CHECK_MSG(refused_by_size_or_sum(path), "%zu of %zu", n, size);
+            }
+            CHECK(unlink(victim) == 0);
+            CHECK(refused_by_size_or_sum(path));
+        }
+}
+
+TEST(every_bit_of_header_and_index_counts) {
+    for (int which = 0; which < 2; which++) {
+        Files f;
+        make_files(&f, 2);
+        save(&f, "bits");
+        const char *path = at("bits.bin"), *victim = at(which ? "bits.idx" : "bits.bin");
+        const size_t size = which ? f.idx_size : 1024;
+        const int fd = open(victim, O_RDWR);
+        CHECK(fd >= 0);
+        for (size_t bit = 0; bit < 8 * size; bit++) {
+            const unsigned char good = which ? f.idx[bit / 8] : f.bin[bit / 8];
+            const unsigned char bad = good ^ (unsigned char)(1 << bit % 8);
+            CHECK(pwrite(fd, &bad, 1, (off_t)(bit / 8)) == 1);
+            CHECK_MSG(refused_by_size_or_sum(path), "file %d, byte %zu, bit %zu", which, bit / 8,
+                      bit % 8);
+            CHECK(pwrite(fd, &good, 1, (off_t)(bit / 8)) == 1);
+        }
+        CHECK(close(fd) == 0);
+        check_opens(path);
+    }
+}
+
+// Wrong values with right checksums: what a broken or hostile writer makes.
+#define FIELD(change_, because_)                  \
+    do {                                          \
+        Files f;                                  \
+        make_files(&f, 2);                        \
+        change_;                                  \
+        seal(&f);                                 \
+        save(&f, "field");                        \
+        check_refused(at("field.bin"), because_); \
+    } while (0)
+
+TEST(header_fields_are_proven) {
+    static const int32_t counts[] = {0, 1, NUM_TOKENS - 1, NUM_TOKENS + 1, 1 << 30, INT32_MAX};
+    static const uint64_t docs[] = {0,          NUM_ENDS - 1, NUM_ENDS + 1, 1ull << 31, 1ull << 40,
+                                    1ull << 60, 1ull << 61,   1ull << 63,   UINT64_MAX};
+    for (size_t i = 0; i < 6; i++) FIELD(put_word(&f, 2, counts[i]), "expected exactly");
+    for (size_t i = 0; i < 9; i++) FIELD(put(f.bin + 56, docs[i], 8), "expected exactly");
+    FIELD(put_word(&f, 2, -1), "-1 tokens");
+    FIELD(put_word(&f, 2, INT32_MIN), "tokens");
+    FIELD(put_word(&f, 1, 2), "version 1");
+    FIELD(put_word(&f, 1, 7), "version 1");
+    FIELD(put_word(&f, 0, 20240801), "version 7");
+    FIELD((put_word(&f, 0, 20240801), put_word(&f, 1, 7)), "expected exactly");
+    FIELD(put_word(&f, 9, 2), "shard version");
+    FIELD(put_word(&f, 10, 0), "vocabulary 0");
+    FIELD(put_word(&f, 10, -5), "vocabulary -5");
+    FIELD(put_word(&f, 10, 99), "EOS 99");
+    FIELD(put_word(&f, 12, VOCAB), "BOS 100");
+    FIELD(put_word(&f, 13, -2), "EOS -2");
+}
+
+TEST(index_fields_are_proven) {
+    FIELD(put(f.idx + 16, NUM_ENDS + 1, 8), "another shard");
+    FIELD(put(f.idx + 24, NUM_TOKENS + 1, 8), "another shard");
+    FIELD(put(f.idx + 8, 2, 4), "version 1");
+    FIELD(put(f.idx + 32, NUM_TOKENS + 1, 8), "document 0 ends");
+    FIELD(put(f.idx + 32, UINT64_MAX, 8), "document 0 ends");
+    FIELD(put(f.idx + 32 + 8 * 3, 5, 8), "document 3 ends");
+    FIELD(put(f.idx + 32 + 8 * 6, NUM_TOKENS - 1, 8), "documents end at token 44");
+    FIELD(put(f.idx + 32 + 8 * 6, NUM_TOKENS - 3, 8), "document 6 ends");
+}
+
+TEST(an_index_belongs_to_its_shard) {
+    Files f, g;
+    make_files(&f, 2);
+    make_files(&g, 2);
+    put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
+    seal(&g);
+    save(&f, "mine");
+    save(&g, "yours");
+    check_opens(at("mine.bin"));
+    CHECK(rename(at("yours.idx"), at("mine.idx")) == 0);
+    check_refused(at("mine.bin"), "another shard");
+}
+
+TEST(a_bad_token_is_named_wherever_it_is) {
+    for (int width = 2; width <= 4; width += 2)
+        for (int bad = 0; bad < NUM_TOKENS; bad++) {
+            Files f;
+            Dataset ds;
+            Error err = {0};
+            const DatasetOptions options = dataset_options();
+            int32_t out[64];
+            char expected[128];
+            make_files(&f, width);
+            const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
+            put(f.bin + 1024 + bad * width, id, (size_t)width);
+            save(&f, "bad");
+            CHECK_MSG(dataset_open(&ds, at("bad.bin"), &options, &err), "%s", err.what);
+            int64_t start = 0, failed = 0;
+            for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
+                const int64_t n = dataset_doc_length(&ds, doc);
+                if (!dataset_read(&ds, doc, 0, n, out, &err)) {
+                    failed++;
+                    snprintf(expected, sizeof expected,
+                             "bad.bin: document %d, token %d: expected an "
+                             "id below 100, found %llu",
+                             (int)doc, (int)(bad - start), (unsigned long long)id);
+                    CHECK_MSG(strstr(err.what, expected), "%s", err.what);
+                    CHECK(err.code == EXIT_BAD_INPUT && start <= bad && bad < start + n);
+                }
+                start += n;
+            }
+            CHECK(failed == 1);
+            dataset_close(&ds);
+        }
+}
+
+TEST(a_shard_that_shrinks_is_noticed) {
+    Files f;
+    Dataset ds;
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    int32_t out[64];
+    make_files(&f, 2);
+    save(&f, "shrink");
+    CHECK(dataset_open(&ds, at("shrink.bin"), &options, &err));
+    CHECK(truncate(at("shrink.bin"), 1030) == 0);
+    CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
+    CHECK(!dataset_read(&ds, 0, 0, 5, out, &err) && err.code == EXIT_BAD_INPUT);
+    file_close(&ds.shards[0].file);  // and when it has to be opened again
+    memset(&err, 0, sizeof err);
+    CHECK(!dataset_read(&ds, 0, 0, 3, out, &err) && strstr(err.what, "as before"));
+    dataset_close(&ds);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Formats of others
+
+// llm.c: no words of ours, no index, documents begin with token 3 (or end with it).
+static void make_llmc(Files *f, int width, int32_t token, bool ends) {
+    make_files(f, width);
+    memset(f->bin + 12, 0, 1012);
+    int i = 0;
+    for (int d = 0; d < NUM_ENDS; d++)
+        for (int k = 0; k < LENGTHS[d]; k++, i++) {
+            const bool border = ends ? k + 1 == LENGTHS[d] : k == 0;
+            put(f->bin + 1024 + i * width, border ? (uint64_t)token : 200 + (uint64_t)i,
+                (size_t)width);
+        }
+}
+
+static void check_scanned(const char *path, const DatasetOptions *options, int token) {
+    Dataset ds;
+    Error err = {0};
+    char text[256], expected[64];
+    int64_t doc = 0;
+    CHECK_MSG(dataset_open(&ds, path, options, &err), "%s", err.what);
+    CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_tokens(&ds) == NUM_TOKENS);
+    for (int i = 0; i < NUM_ENDS; i++)
+        if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
+    dataset_describe(&ds, text, sizeof text);
+    snprintf(expected, sizeof expected, "scanning for token %d", token);
+    CHECK_MSG(strstr(text, expected), "%s", text);
+    CHECK((options->boundary_ends ? dataset_eos(&ds) : dataset_bos(&ds)) == token);
+    dataset_close(&ds);
+}
+
+TEST(llmc_shards_are_scanned) {
+    Files f;
+    DatasetOptions options = dataset_options();
+    make_llmc(&f, 2, 50256, false);
+    write_bytes(at("v1.bin"), f.bin, f.bin_size);
+    check_scanned(at("v1.bin"), &options, 50256);
+    make_llmc(&f, 4, 128000, false);
+    write_bytes(at("v7.bin"), f.bin, f.bin_size);
+    check_scanned(at("v7.bin"), &options, 128000);
+    for (int ends = 0; ends < 2; ends++) {
+        make_llmc(&f, 2, 7, ends);
+        write_bytes(at("own_token.bin"), f.bin, f.bin_size);
+        options.boundary_token = 7;
+        options.boundary_ends = ends;
+        check_scanned(at("own_token.bin"), &options, 7);
+    }
+    check_refused(at("own_token.bin"), "token 50256 is nowhere");
+}
+
+// The scan goes over its blocks: a border at every place around the first end of one.
+TEST(scanning_crosses_blocks) {
+    enum { BLOCK = 1 << 18, TOKENS = BLOCK + 100 };
+    static unsigned char big[1024 + 2 * TOKENS];
+    DatasetOptions options = dataset_options();
+    options.boundary_token = 9;
+    memset(big, 0, sizeof big);
+    put(big, 20240520, 4);
+    put(big + 4, 1, 4);
+    put(big + 8, TOKENS, 4);
+    for (int64_t border = BLOCK - 2; border <= BLOCK + 2; border++) {
+        Dataset ds;
+        Error err = {0};
+        put(big + 1024 + 2 * border, 9, 2);
+        write_bytes(at("big.bin"), big, sizeof big);
+        put(big + 1024 + 2 * border, 0, 2);
+        CHECK_MSG(dataset_open(&ds, at("big.bin"), &options, &err), "%s", err.what);
+        CHECK(dataset_num_docs(&ds) == 2 && dataset_doc_length(&ds, 0) == border);
+        dataset_close(&ds);
+    }
+}
+
+TEST(llmc_shards_of_wrong_size_are_refused) {
+    Files f;
+    make_llmc(&f, 2, 50256, false);
+    write_bytes(at("v1.bin"), f.bin, f.bin_size);
+    for (size_t n = f.bin_size; n-- > 0;) {
+        CHECK(truncate(at("v1.bin"), (off_t)n) == 0);
+        CHECK_MSG(refused_by_size_or_sum(at("v1.bin")), "%zu", n);
+    }
+    make_llmc(&f, 2, 50256, false);
+    put_word(&f, 77, 1);
+    write_bytes(at("v1.bin"), f.bin, f.bin_size);
+    check_refused(at("v1.bin"), "header word 77");
+}
+
+TEST(datatrove_sets) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        make_files(&f, width);
+        write_bytes(at("a.ds"), f.bin + 1024, f.bin_size - 1024);
+        write_bytes(at("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        CHECK_MSG(dataset_open(&ds, at("a.ds"), &options, &err), "%s", err.what);
+        CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
+        check_documents(&ds, 0);
+        dataset_close(&ds);
+        for (size_t n = 8 * NUM_ENDS; n-- > 0;) {
+            write_bytes(at("a.ds.index"), f.idx + 32, n);
+            // one document fewer, and that document empty, is nothing that can be seen
+            if (n != 8 * (NUM_ENDS - 1)) CHECK_MSG(refused_by_size_or_sum(at("a.ds")), "%zu", n);
+        }
+        write_bytes(at("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        for (size_t n = f.bin_size - 1024; n-- > 0;) {
+            CHECK(truncate(at("a.ds"), (off_t)n) == 0);
+            if (n != 2 * NUM_TOKENS) CHECK_MSG(refused_by_size_or_sum(at("a.ds")), "%zu", n);
+        }
+    }
+}
+
+static size_t make_megatron(unsigned char *idx, int width) {
+    memset(idx, 0, 1024);
+    memcpy(idx, "MMIDIDX", 7);
+    put(idx + 9, 1, 8);
+    idx[17] = width == 2 ? 8 : 4;
+    put(idx + 18, NUM_ENDS, 8);
+    put(idx + 26, NUM_ENDS + 1, 8);
+    uint64_t start = 0;
+    for (int i = 0; i < NUM_ENDS; i++) {
+        put(idx + 34 + 4 * i, (uint64_t)LENGTHS[i], 4);
+        put(idx + 34 + 4 * NUM_ENDS + 8 * i, start * (uint64_t)width, 8);
+        put(idx + 34 + 12 * NUM_ENDS + 8 * (i + 1), (uint64_t)i + 1, 8);
+        start += (uint64_t)LENGTHS[i];
+    }
+    return 34 + 12 * NUM_ENDS + 8 * (NUM_ENDS + 1);
+}
+
+TEST(megatron_sets) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f;
+        unsigned char idx[1024];
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        make_files(&f, width);
+        const size_t size = make_megatron(idx, width);
+        write_bytes(at("m.bin"), f.bin + 1024, f.bin_size - 1024);
+        write_bytes(at("m.idx"), idx, size);
+        CHECK_MSG(dataset_open(&ds, at("m.bin"), &options, &err), "%s", err.what);
+        CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
+        check_documents(&ds, 0);
+        dataset_close(&ds);
+        for (size_t n = size; n-- > 0;) {
+            CHECK(truncate(at("m.idx"), (off_t)n) == 0);
+            CHECK_MSG(refused_by_size_or_sum(at("m.bin")), "%zu", n);
+        }
+        // every byte of the index changed: never accepted with other documents than before
+        for (size_t i = 0; i < size; i++) {
+            idx[i] ^= 0x40;
+            write_bytes(at("m.idx"), idx, size);
+            idx[i] ^= 0x40;
+            CHECK_MSG(refused_by_size_or_sum(at("m.bin")), "byte %zu", i);
+        }
+    }
+}
+
+TEST(llmq_files) {
+    Files f;
+    Dataset ds;
+    Error err = {0};
+    DatasetOptions options = dataset_options();
+    make_files(&f, 4);
+    memset(f.bin, 0, 1024);
+    memcpy(f.bin, "BIN.TOK\n", 8);
+    put_word(&f, 2, 2);
+    put_word(&f, 3, 4);
+    put_word(&f, 4, NUM_TOKENS);
+    put_word(&f, 5, VOCAB);
+    write_bytes(at("q.bin"), f.bin, f.bin_size);
+    CHECK(!dataset_open(&ds, at("q.bin"), &options, &err) && err.code == EXIT_USAGE);
+    memset(&err, 0, sizeof err);
+    options.boundary_token = 12;
+    options.boundary_ends = true;
+    CHECK_MSG(dataset_open(&ds, at("q.bin"), &options, &err), "%s", err.what);
+    CHECK(dataset_num_docs(&ds) == 2 && dataset_doc_length(&ds, 0) == 13);
+    CHECK(dataset_vocab_size(&ds) == VOCAB && dataset_eos(&ds) == 12);
+    dataset_close(&ds);
+    put_word(&f, 6, 1);
+    write_bytes(at("q.bin"), f.bin, f.bin_size);
+    CHECK(!dataset_open(&ds, at("q.bin"), &options, &err) && strstr(err.what, "mask"));
+}
+
+TEST(other_files_are_recognized) {
+    Files f;
+    make_files(&f, 2);
+    char text[2000];
+    memset(text, 'x', sizeof text);
+    write_bytes(at("text.bin"), text, sizeof text);
+    check_refused(at("text.bin"), "found text");
+    write_bytes(at("npy.bin"), "\x93NUMPY\1\0rest", 12);
+    check_refused(at("npy.bin"), "numpy");
+    write_bytes(at("gz.bin"), "\x1f\x8b\x08\0rest", 8);
+    check_refused(at("gz.bin"), "gzip");
+    put_word(&f, 0, 20240522);
+    write_bytes(at("eval.bin"), f.bin, f.bin_size);
+    check_refused(at("eval.bin"), "evaluation");
+    put_word(&f, 0, (int32_t)__builtin_bswap32(20240520));
+    write_bytes(at("big_endian.bin"), f.bin, f.bin_size);
+    check_refused(at("big_endian.bin"), "big-endian");
+    write_bytes(at("nothing.bin"), "", 0);
+    check_refused(at("nothing.bin"), "unknown");
+    make_files(&f, 2);
+    save(&f, "its");
+    check_refused(at("its.idx"), "an index");
+    check_refused(dir, "found none");
+    check_refused(at("absent.bin"), "found none");
+    check_refused(at("absent*.bin"), "found none");
+}
+
+// -------------------------------------------------------------------------------------------------
+// Many files
+
+TEST(directories_globs_and_lists) {
+    Files f;
+    Dataset ds;
+    Error err = {0};
+    DatasetOptions options = dataset_options();
+    make_files(&f, 2);
+    CHECK(mkdir(at("set, [a] of"), 0777) == 0);
+    static const char *const names[] = {"train_00001", "train_00000", "val_00000", "other"};
+    for (int i = 0; i < 4; i++) {
+        char stem[64];
+        snprintf(stem, sizeof stem, "set, [a] of/%s", names[i]);
+        save(&f, stem);
+    }
+    CHECK_MSG(dataset_open(&ds, at("set, [a] of"), &options, &err), "%s", err.what);
+    CHECK(ds.num_shards == 2 && dataset_num_docs(&ds) == 2 * NUM_DOCS);
+    CHECK(strstr(ds.shards[0].path, "train_00000.bin") &&
+          strstr(ds.shards[1].path, "train_00001.bin"));
+    check_documents(&ds, 0);
+    check_documents(&ds, NUM_DOCS);
+    dataset_close(&ds);
+    options.split = "val";
+    CHECK_MSG(dataset_open(&ds, at("set, [a] of"), &options, &err), "%s", err.what);
+    CHECK(ds.num_shards == 1 && strstr(ds.shards[0].path, "val_00000.bin"));
+    dataset_close(&ds);
+    save(&f, "g1");
+    save(&f, "g2");
+    CHECK_MSG(dataset_open(&ds, at("g?.bin"), &options, &err), "%s", err.what);
+    CHECK(ds.num_shards == 2);
+    dataset_close(&ds);
+    char list[600];
+    snprintf(list, sizeof list, "%s,%s", at("g2.bin"), at("g1.bin"));
+    CHECK_MSG(dataset_open(&ds, list, &options, &err), "%s", err.what);
+    CHECK(ds.num_shards == 2 && strstr(ds.shards[0].path, "g2.bin"));  // as listed
+    dataset_close(&ds);
+    snprintf(list, sizeof list, "%s,%s", at("g2.bin"), at("g3.bin"));
+    check_refused(list, "g3.bin");
+    check_refused(",", "expected a path");
+}
+
+TEST(modded_nanogpt_names) {
+    Files f;
+    CHECK(mkdir(at("fineweb"), 0777) == 0);
+    make_llmc(&f, 2, 50256, false);
+    write_bytes(at("fineweb/fineweb_train_000001.bin"), f.bin, f.bin_size);
+    check_opens(at("fineweb"));
+}
+
+// The first bad shard ends it, whatever was good before.
+TEST(all_shards_are_proven_first) {
+    Files f;
+    make_files(&f, 2);
+    CHECK(mkdir(at("last_bad"), 0777) == 0);
+    save(&f, "last_bad/train_00000");
+    save(&f, "last_bad/train_00001");
+    CHECK(truncate(at("last_bad/train_00001.bin"), (off_t)f.bin_size - 2) == 0);
+    check_refused(at("last_bad"), "train_00001.bin: expected exactly 1114 bytes");
+}
+
+TEST(more_shards_than_descriptors) {
+    enum { SHARDS = DATASET_MAX_OPEN + 50 };
+    Files f;
+    Dataset ds;
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    int32_t out[8];
+    make_files(&f, 2);
+    CHECK(mkdir(at("many"), 0777) == 0);
+    for (int i = 0; i < SHARDS; i++) {
+        char stem[64];
+        snprintf(stem, sizeof stem, "many/train_%05d", i);
+        save(&f, stem);
+    }
+    CHECK_MSG(dataset_open(&ds, at("many"), &options, &err), "%s", err.what);
+    CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
+    for (int i = 0; i < 3000; i++) {
+        const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
+        CHECK_MSG(dataset_read(&ds, doc, 0, 7, out, &err), "%s", err.what);
+        CHECK(out[0] == 6 && out[6] == 12 && ds.num_open <= DATASET_MAX_OPEN);
+    }
+    int open_now = 0;
+    for (size_t i = 0; i < ds.num_shards; i++) open_now += ds.shards[i].file.fd >= 0;
+    CHECK(open_now == ds.num_open);
+    dataset_close(&ds);
+}
+
+static uint64_t fingerprint_of(const char *path) {
+    Dataset ds;
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    CHECK_MSG(dataset_open(&ds, path, &options, &err), "%s", err.what);
+    const uint64_t fingerprint = dataset_fingerprint(&ds);
+    dataset_close(&ds);
+    return fingerprint;
+}
+
+TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
+    Files f;
+    make_files(&f, 2);
+    CHECK(mkdir(at("moved"), 0777) == 0);
+    save(&f, "print");
+    save(&f, "moved/print");
+    const uint64_t one = fingerprint_of(at("print.bin"));
+    CHECK(fingerprint_of(at("moved/print.bin")) == one);
+    save(&f, "other_name");
+    CHECK(fingerprint_of(at("other_name.bin")) != one);
+    put(f.idx + 32, 4, 8);  // the first document one token shorter
+    seal(&f);
+    save(&f, "print");
+    CHECK(fingerprint_of(at("print.bin")) != one);
+    make_files(&f, 2);
+    put_word(&f, 10, VOCAB + 1);
+    seal(&f);
+    save(&f, "print");
+    CHECK(fingerprint_of(at("print.bin")) != one);
+    char list[600];
+    snprintf(list, sizeof list, "%s,%s", at("moved/print.bin"), at("moved/print.bin"));
+    CHECK(fingerprint_of(list) != one);
+}
+
+TEST(tokenizers_must_agree) {
+    Files f;
+    Dataset ds;
+    Error err = {0};
+    DatasetOptions options = dataset_options();
+    char list[600];
+    make_files(&f, 2);
+    save(&f, "tok_a");
+    put_word(&f, 16, 0x5678);
+    seal(&f);
+    save(&f, "tok_b");
+    snprintf(list, sizeof list, "%s,%s", at("tok_a.bin"), at("tok_b.bin"));
+    check_refused(list, "another tokenizer");
+    put_word(&f, 16, 0);  // does not say
+    seal(&f);
+    save(&f, "tok_b");
+    check_opens(list);
+    put_word(&f, 10, VOCAB + 1);
+    seal(&f);
+    save(&f, "tok_b");
+    check_refused(list, "another tokenizer");
+    options.vocab_size = VOCAB - 1;
+    CHECK(!dataset_open(&ds, at("tok_a.bin"), &options, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "vocabulary of 100, the model has 99"), "%s", err.what);
+    memset(&err, 0, sizeof err);
+    options.vocab_size = 1000;
+    CHECK(dataset_open(&ds, at("tok_a.bin"), &options, &err) && dataset_vocab_size(&ds) == VOCAB);
+    dataset_close(&ds);
+}
+
+TEST(empty_shards) {
+    Files f;
+    make_files(&f, 2);
+    put_word(&f, 2, 0);
+    f.bin_size = 1024;
+    memset(f.idx + 24, 0, 8 + 8 * NUM_ENDS);
+    seal(&f);
+    save(&f, "empty");
+    check_refused(at("empty.bin"), "expected documents, found none");
+    put_word(&f, 14, 0);
+    put(f.idx + 16, 0, 8);
+    f.idx_size = 36;
+    seal(&f);
+    save(&f, "empty");
+    check_refused(at("empty.bin"), "expected documents, found none");
+    make_files(&f, 2);
+    save(&f, "full");
+    char list[600];
+    snprintf(list, sizeof list, "%s,%s,%s", at("empty.bin"), at("full.bin"), at("empty.bin"));
+    check_opens(list);
+}
+
+// Random damage with right and wrong checksums: refused or read, never a crash or a bad id.
+TEST(random_damage_is_survived) {
+    int opened = 0;
+    for (int round = 0; round < 3000; round++) {
+        Files f;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        make_files(&f, round % 2 ? 2 : 4);
+        for (uint32_t n = 1 + test_rng_below(3); n > 0; n--) {
+            if (test_rng_below(2))
+                f.bin[test_rng_below((uint32_t)f.bin_size)] = (uint8_t)test_rng_u32();
+            else f.idx[test_rng_below((uint32_t)f.idx_size)] = (uint8_t)test_rng_u32();
+        }
+        if (test_rng_below(4)) seal(&f);
+        save(&f, "fuzz");
+        if (!dataset_open(&ds, at("fuzz.bin"), &options, &err)) {
+            CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
+            continue;
+        }
+        opened++;
+        for (int64_t doc = 0; doc < dataset_num_docs(&ds); doc++) {
+            int32_t out[64];
+            const int64_t n = dataset_doc_length(&ds, doc);
+            CHECK(n >= 1 && n <= NUM_TOKENS);
+            if (!dataset_read(&ds, doc, 0, n, out, &err)) break;
+            for (int64_t i = 0; i < n; i++) CHECK(out[i] >= 0 && out[i] < dataset_vocab_size(&ds));
+        }
+        dataset_close(&ds);
+    }
+    CHECK_MSG(opened > 100, "%d", opened);
+}
+
+TEST_MAIN()
