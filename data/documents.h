@@ -290,7 +290,7 @@ static inline bool shard_scan_block(const Shard *s, EndList *ends, const unsigne
 }
 
 static inline bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *err) {
-    enum { BLOCK_TOKENS = 1 << 18 };
+    static const int64_t BLOCK_TOKENS = 1 << 18;
     EndList ends;
     memset(&ends, 0, sizeof ends);
     unsigned char *block = (unsigned char *)host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
@@ -357,7 +357,8 @@ static inline bool shard_read_index(Shard *s, uint64_t count, Error *err) {
     if (ok) {
         uint64_t *ends = (uint64_t *)host_calloc((size_t)count, 8, "document ends");
         memcpy(ends, text + INDEX_HEADER_BYTES, (size_t)count * 8);
-        s->checksum = crc32c(s->checksum, text, (size_t)size);
+        // without the file's own checksum at the end: over both together it would be a constant
+        s->checksum = crc32c(s->checksum, text, (size_t)size - 4);
         ok = shard_set_ends(s, ends, count, path, err);
     }
     free(text);
@@ -378,6 +379,7 @@ static inline bool shard_open_own(Shard *s, const unsigned char *head, Error *er
         return error_set(err, EXIT_BAD_INPUT, "use a newer unpad.c",
                          "%s: expected shard version %d, found %d", s->path, SHARD_OWN_VERSION,
                          w[9]);
+    s->checksum = crc;
     s->vocab_size = w[10];
     s->bos = (w[11] & SHARD_FLAG_BOS_FIRST) != 0 ? w[12] : -1;
     s->eos = (w[11] & SHARD_FLAG_EOS_LAST) != 0 ? w[13] : -1;

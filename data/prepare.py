@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import struct
 import sys
 import tempfile
@@ -284,6 +285,12 @@ def worker_start(options):
     worker_state["tokenizer"] = make_tokenizer(options)
 
 
+def pool_worker_start(options):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the pool
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    worker_start(options)
+
+
 def text_of_file(path, size, named):
     """The bytes of one document, or None for a binary file found in a tree."""
     if size > MAX_FILE_BYTES:
@@ -338,8 +345,8 @@ def encode_all(files, options, jobs):
             yield done, worker_encode(unit)
         return
     waiting = collections.deque()
-    with concurrent.futures.ProcessPoolExecutor(jobs, initializer=worker_start,
-                                                initargs=(options,)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+            jobs, initializer=pool_worker_start, initargs=(options,)) as pool:
         try:
             for done, unit in units(files):
                 waiting.append((done, pool.submit(worker_encode, unit)))
@@ -430,7 +437,7 @@ class ShardWriter:
         self.file = None
         if sys.byteorder != "little":
             self.ends.byteswap()
-        body = b"UNPADIDX" + struct.pack("<IIQ", 1, crc32c(head), len(self.ends)) \
+        body = b"UNPADIDX" + struct.pack("<I4sQ", 1, head[1020:], len(self.ends)) \
             + struct.pack("<Q", struct.unpack_from("<i", head, 8)[0]) + self.ends.tobytes()
         write_file(os.path.join(self.directory, self.stem + ".idx"),
                    body + struct.pack("<I", crc32c(body)))
@@ -657,6 +664,8 @@ def parse_args(argv):
 
 
 def main(argv):
+    # a stop by a batch system cleans up like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         prepare(parse_args(argv))
     except PrepareError as e:

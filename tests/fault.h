@@ -1,11 +1,12 @@
-// Fault injection: counts the calls a program makes into libc and lets one of them, or all from one on,
-// fail, fall short, or be the last thing the process does.
+// Fault injection: counts the calls a program makes into libc and lets one of them, or all from one
+// on, fail, fall short, or be the last thing the process does.
 //
 // Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
 //   io     open close write pread fsync rename unlink rmdir mkdir opendir lstat fstat stat
 //   alloc  malloc calloc realloc
-// Only calls from our own objects are seen; libc, cJSON and the sanitizers call each other unharmed.
-// A test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
+// Only calls from our own objects are seen; libc, cJSON and the sanitizers call each other
+// unharmed. A test includes fault.c, so that it stays one object; without the --wrap flags nothing
+// is counted.
 #ifndef UNPAD_FAULT_H
 #define UNPAD_FAULT_H
 
@@ -30,8 +31,9 @@ long fault_disarm(void);
 // The name of the first call that was made to fail; "" if none was.
 const char *fault_victim(void);
 
-// What the calls since fault_arm did, in order, a line each: "open PATH", "write PATH", "fsync PATH",
-// "rename FROM TO", "unlink PATH", ... File descriptors are shown as the path they were opened with.
+// What the calls since fault_arm did, in order, a line each: "open PATH", "write PATH", "fsync
+// PATH", "rename FROM TO", "unlink PATH", ... File descriptors are shown as the path they were
+// opened with.
 const char *fault_trace(void);
 
 int fault_open_fds(void);

@@ -1,6 +1,8 @@
-// kernels/cpu/attention.c and rope.c against a naive fp64 reference, against themselves (packed = alone = permuted,
-// bit for bit), against published figures and, with -DGRADCHECK, against central differences.
-//   cc -std=c11 -O2 -fopenmp -Ikernels -Itests tests/test_attention.c kernels/cpu/attention.c kernels/cpu/rope.c -lm
+// kernels/cpu/attention.c and rope.c against a naive fp64 reference, against themselves (packed =
+// alone = permuted, bit for bit), against published figures and, with -DGRADCHECK, against central
+// differences.
+//   cc -std=c11 -O2 -fopenmp -Ikernels -Itests tests/test_attention.c kernels/cpu/attention.c
+//   kernels/cpu/rope.c -lm
 // Every run here has NaN in the rows past total_tokens and canaries behind every buffer.
 #define _POSIX_C_SOURCE 200809L
 #include <float.h>
@@ -12,7 +14,7 @@
 #include "notebook.h"
 #include "test.h"
 
-int attention_select(const char *name);          // kernels/cpu/attention.c
+int attention_select(const char *name);  // kernels/cpu/attention.c
 
 #ifdef GRADCHECK
 #define ROUNDING (DBL_EPSILON / 2)
@@ -27,7 +29,7 @@ enum { SLACK_ROWS = 3, MAX_DOCS = 600, TILE = 64 };
 
 static int at_most(int a, int b) { return a < b ? a : b; }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // A batch: documents, inputs, results
 
 typedef struct {
@@ -38,7 +40,9 @@ typedef struct {
     real *lse, *delta;
 } Batch;
 
-static int64_t qkv_row(HeadShape h) { return (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim; }
+static int64_t qkv_row(HeadShape h) {
+    return (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
+}
 static int64_t out_row(HeadShape h) { return (int64_t)h.num_heads * h.head_dim; }
 
 // n values and the slack behind them, all bits set: a NaN, and a canary that memcmp can check
@@ -113,38 +117,46 @@ static void copy_doc(Batch *a, int i, const Batch *b, int j) {
     memcpy(a->dout + to * orow, b->dout + from * orow, (size_t)(n * orow) * sizeof(floatX));
 }
 
-static int same_bits(const real *a, const real *b, int64_t n) { return memcmp(a, b, (size_t)n * sizeof(real)) == 0; }
+static int same_bits(const real *a, const real *b, int64_t n) {
+    return memcmp(a, b, (size_t)n * sizeof(real)) == 0;
+}
 
 // Rows [0, n) of document i of a and j of b: out and lse; and dqkv if asked
-static void check_same_rows(const char *what, const Batch *a, int i, const Batch *b, int j, int n, int gradients) {
-    int64_t at = a->cu_seqlens[i], bt = b->cu_seqlens[j], row = qkv_row(a->heads), orow = out_row(a->heads);
-    CHECK_MSG(same_bits(a->out + at * orow, b->out + bt * orow, n * orow), "%s: out of document %d differs", what, i);
+static void check_same_rows(const char *what, const Batch *a, int i, const Batch *b, int j, int n,
+                            int gradients) {
+    int64_t at = a->cu_seqlens[i], bt = b->cu_seqlens[j], row = qkv_row(a->heads),
+            orow = out_row(a->heads);
+    CHECK_MSG(same_bits(a->out + at * orow, b->out + bt * orow, n * orow),
+              "%s: out of document %d differs", what, i);
     for (int h = 0; h < a->heads.num_heads; h++)
         CHECK_MSG(same_bits(a->lse + (int64_t)h * a->T + at, b->lse + (int64_t)h * b->T + bt, n),
                   "%s: lse of document %d, head %d differs", what, i, h);
     if (gradients)
-        CHECK_MSG(same_bits(a->dqkv + at * row, b->dqkv + bt * row, n * row), "%s: dqkv of document %d differs", what, i);
+        CHECK_MSG(same_bits(a->dqkv + at * row, b->dqkv + bt * row, n * row),
+                  "%s: dqkv of document %d differs", what, i);
 }
 
 static void check_same_doc(const char *what, const Batch *a, int i, const Batch *b, int j) {
     check_same_rows(what, a, i, b, j, a->cu_seqlens[i + 1] - a->cu_seqlens[i], 1);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What the random tests draw from
 
 static const HeadShape all_heads[] = {
-    {1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {32, 8, 8}, {3, 1, 24},
-    {3, 1, 64}, {1, 1, 128}, {4, 2, 64}, {2, 1, 128}, {9, 3, 64},
+    {1, 1, 8},  {2, 2, 16}, {4, 1, 8},   {9, 3, 8},  {5, 5, 6},   {15, 5, 8}, {32, 8, 8},
+    {3, 1, 24}, {3, 1, 64}, {1, 1, 128}, {4, 2, 64}, {2, 1, 128}, {9, 3, 64},
 };
 
 // Mostly the first, small ones
 static HeadShape random_heads(void) {
-    return all_heads[test_rng_below(test_rng_below(8) ? 5 : sizeof(all_heads) / sizeof(all_heads[0]))];
+    return all_heads[test_rng_below(test_rng_below(8) ? 5
+                                                      : sizeof(all_heads) / sizeof(all_heads[0]))];
 }
 
 static int random_length(void) {
-    static const int edges[] = {0, 1, 2, 3, 5, 6, 7, 8, 15, 16, 17, 31, 33, 62, 63, 64, 65, 66, 127, 128, 129, 193};
+    static const int edges[] = {0,  1,  2,  3,  5,  6,  7,  8,   15,  16,  17,
+                                31, 33, 62, 63, 64, 65, 66, 127, 128, 129, 193};
     if (test_rng_below(4) == 0) return (int)test_rng_below(90);
     return edges[test_rng_below(sizeof(edges) / sizeof(edges[0]))];
 }
@@ -157,24 +169,29 @@ static int random_lengths(int *lengths) {
     return n;
 }
 
-// Another instruction set and another number of threads for each layout: results may depend on the first only
+// Another instruction set and another number of threads for each layout: results may depend on the
+// first only
 static const char *const isas[] = {"portable", "avx2", "avx512"};
 static void random_isa(void) {
-    while (attention_select(isas[test_rng_below(3)]) != 0) {}
+    while (attention_select(isas[test_rng_below(3)]) != 0) {
+    }
 }
 static void random_threads(void) { omp_set_num_threads(1 + (int)test_rng_below(3)); }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The reference: fp64, one document and one head at a time, with the whole matrix of probabilities
 
-typedef struct { double *out, *lse, *dqkv; double *tol_out, *tol_lse, *tol_dqkv; } Reference;
+typedef struct {
+    double *out, *lse, *dqkv;
+    double *tol_out, *tol_lse, *tol_dqkv;
+} Reference;
 
-// Rounding error of a sum of n terms, relative to the sum of their magnitudes: lambda sqrt(n) u with lambda = 8
-// (probabilistic bound, Higham and Mary 2019); the worst case is n u.
+// Rounding error of a sum of n terms, relative to the sum of their magnitudes: lambda sqrt(n) u
+// with lambda = 8 (probabilistic bound, Higham and Mary 2019); the worst case is n u.
 static double sum_error(double n) { return 8 * sqrt(n) * ROUNDING; }
 
 typedef struct {
-    const floatX *q, *k, *v, *dout;      // of the document's first token
+    const floatX *q, *k, *v, *dout;  // of the document's first token
     int64_t row, orow;
     int len, D;
 } Head;
@@ -185,9 +202,11 @@ static double dot(const floatX *a, const floatX *b, int n, int magnitude) {
     return s;
 }
 
-// One row of queries. p (len) is scratch. The tolerances follow each formula with magnitudes for values.
-static void reference_row(const Head *h, int i, double *p, double *out, double *lse, double *tol_out, double *tol_lse,
-                          double *dq, double *dk, double *dv, double *tol_dq, double *tol_dk, double *tol_dv) {
+// One row of queries. p (len) is scratch. The tolerances follow each formula with magnitudes for
+// values.
+static void reference_row(const Head *h, int i, double *p, double *out, double *lse,
+                          double *tol_out, double *tol_lse, double *dq, double *dk, double *dv,
+                          double *tol_dq, double *tol_dk, double *tol_dv) {
     const int D = h->D;
     const double scale = 1 / sqrt(D);
     const floatX *q = h->q + i * h->row, *dout = h->dout + i * h->orow;
@@ -201,7 +220,7 @@ static void reference_row(const Head *h, int i, double *p, double *out, double *
     for (int j = 0; j <= i; j++) p[j] /= sum;
     *lse = top + log(sum);
     *tol_lse = score_error + sum_error(i + 4) + 4 * ROUNDING * fabs(*lse);
-    const double p_error = score_error + *tol_lse + 8 * ROUNDING;       // relative, of a probability
+    const double p_error = score_error + *tol_lse + 8 * ROUNDING;  // relative, of a probability
     for (int x = 0; x < D; x++) {
         out[x] = 0;
         for (int j = 0; j <= i; j++) {
@@ -216,8 +235,9 @@ static void reference_row(const Head *h, int i, double *p, double *out, double *
     }
     for (int j = 0; j <= i; j++) {
         const floatX *k = h->k + j * h->row, *v = h->v + j * h->row;
-        double ds = p[j] * (dot(dout, v, D, 0) - delta), size = p[j] * (dot(dout, v, D, 1) + delta_size);
-        double lost = SMALLEST * (dot(dout, v, D, 1) + delta_size + 1);       // a p that underflows
+        double ds = p[j] * (dot(dout, v, D, 0) - delta),
+               size = p[j] * (dot(dout, v, D, 1) + delta_size);
+        double lost = SMALLEST * (dot(dout, v, D, 1) + delta_size + 1);  // a p that underflows
         double error = p_error + sum_error(D) + sum_error(h->len) + 8 * ROUNDING;
         for (int x = 0; x < D; x++) {
             dv[j * D + x] += p[j] * dout[x];
@@ -230,12 +250,12 @@ static void reference_row(const Head *h, int i, double *p, double *out, double *
     }
 }
 
-static void check_close(const char *what, const real *got, const double *want, const double *tolerance, int64_t n,
-                        double *worst) {
+static void check_close(const char *what, const real *got, const double *want,
+                        const double *tolerance, int64_t n, double *worst) {
     for (int64_t x = 0; x < n; x++) {
         double error = fabs(got[x] - want[x]);
-        CHECK_MSG(error <= tolerance[x], "%s[%lld]: got %.9g, expected %.9g within %.3g", what, (long long)x,
-                  (double)got[x], want[x], tolerance[x]);
+        CHECK_MSG(error <= tolerance[x], "%s[%lld]: got %.9g, expected %.9g within %.3g", what,
+                  (long long)x, (double)got[x], want[x], tolerance[x]);
         if (tolerance[x] > 0) *worst = fmax(*worst, error / tolerance[x]);
     }
 }
@@ -247,21 +267,26 @@ static void check_group(const Batch *b, int doc, int kv, double *worst) {
     const HeadShape hs = b->heads;
     const int group = hs.num_heads / hs.num_kv_heads, D = hs.head_dim;
     const int64_t row = qkv_row(hs), orow = out_row(hs), start = b->cu_seqlens[doc];
-    const int64_t k_at = (int64_t)(hs.num_heads + kv) * D, v_at = k_at + (int64_t)hs.num_kv_heads * D;
+    const int64_t k_at = (int64_t)(hs.num_heads + kv) * D,
+                  v_at = k_at + (int64_t)hs.num_kv_heads * D;
     const int len = b->cu_seqlens[doc + 1] - b->cu_seqlens[doc];
-    double *p = zeros(len), *dk = zeros(2 * len * D), *dv = dk + len * D, *tol_dk = zeros(2 * len * D);
+    double *p = zeros(len), *dk = zeros(2 * len * D), *dv = dk + len * D,
+           *tol_dk = zeros(2 * len * D);
     double *tol_dv = tol_dk + len * D, *values = zeros(4 * D);
     double *out = values, *tol_out = values + D, *dq = values + 2 * D, *tol_dq = values + 3 * D;
     for (int g = 0; g < group; g++) {
         const int64_t at = (int64_t)(kv * group + g) * D;
         const floatX *qkv = b->qkv + start * row;
-        Head h = {qkv + at, qkv + k_at, qkv + v_at, b->dout + start * orow + at, row, orow, group * len, D};
+        Head h = {qkv + at, qkv + k_at, qkv + v_at,  b->dout + start * orow + at,
+                  row,      orow,       group * len, D};
         for (int i = 0; i < len; i++) {
             double lse, tol_lse;
             memset(dq, 0, sizeof(double) * 2 * D);
-            reference_row(&h, i, p, out, &lse, tol_out, &tol_lse, dq, dk, dv, tol_dq, tol_dk, tol_dv);
+            reference_row(&h, i, p, out, &lse, tol_out, &tol_lse, dq, dk, dv, tol_dq, tol_dk,
+                          tol_dv);
             check_close("out", b->out + (start + i) * orow + at, out, tol_out, D, worst);
-            check_close("lse", b->lse + (int64_t)(kv * group + g) * b->T + start + i, &lse, &tol_lse, 1, worst);
+            check_close("lse", b->lse + (int64_t)(kv * group + g) * b->T + start + i, &lse,
+                        &tol_lse, 1, worst);
             check_close("dq", b->dqkv + (start + i) * row + at, dq, tol_dq, D, worst);
         }
     }
@@ -280,7 +305,8 @@ static double check_reference(Batch *b) {
     return worst;
 }
 
-static void against_reference(const char *isa, HeadShape heads, const int *lengths, int num_docs, double scale) {
+static void against_reference(const char *isa, HeadShape heads, const int *lengths, int num_docs,
+                              double scale) {
     if (attention_select(isa) != 0) return;
     random_threads();
     Batch b = random_batch(heads, lengths, num_docs, scale);
@@ -292,7 +318,8 @@ static void grid_against_reference(const char *isa) {
     static const int lengths[] = {1, 0, 2, 7, 64, 65, 33, 0, 0, 129, 16};
     if (attention_select(isa) != 0) SKIP("no %s on this machine", isa);
     for (size_t i = 0; i < sizeof(all_heads) / sizeof(all_heads[0]); i++) {
-        int many = (int)(all_heads[i].num_heads * all_heads[i].head_dim > 128);   // the reference is slow
+        int many =
+            (int)(all_heads[i].num_heads * all_heads[i].head_dim > 128);  // the reference is slow
         against_reference(isa, all_heads[i], lengths, many ? 6 : 11, 1);
         against_reference(isa, all_heads[i], (int[]){0, 66, 3}, 3, 0.1);
     }
@@ -305,7 +332,8 @@ TEST(reference_avx512) { grid_against_reference("avx512"); }
 #endif
 
 TEST(reference_huge_document) {
-    for (int i = 0; i < 3; i++) against_reference(isas[i], (HeadShape){1, 1, 8}, (int[]){3, 1100, 2}, 3, 1);
+    for (int i = 0; i < 3; i++)
+        against_reference(isas[i], (HeadShape){1, 1, 8}, (int[]){3, 1100, 2}, 3, 1);
     against_reference("auto", (HeadShape){1, 1, 8}, (int[]){2100}, 1, 1);
 }
 
@@ -326,7 +354,8 @@ TEST(reference_random_layouts) {
     }
 }
 
-// All keys equal: probabilities are uniform, the output is the running mean of v, lse = score + log(count)
+// All keys equal: probabilities are uniform, the output is the running mean of v, lse = score +
+// log(count)
 TEST(uniform_softmax) {
     for (int n = 0; n < 3; n++) {
         if (attention_select(isas[n]) != 0) continue;
@@ -342,14 +371,15 @@ TEST(uniform_softmax) {
                 sum += b.qkv[t * qkv_row(h) + 4 * 16];
                 double score = dot(b.qkv + t * qkv_row(h), b.qkv + 3 * 16, 16, 0) / 4;
                 CHECK(fabs(b.out[t * out_row(h)] - sum / count) <= 2 * sum_error(count + 4));
-                CHECK(fabs(b.lse[t] - score - log(count)) <= 20 * (sum_error(20) + sum_error(count)));
+                CHECK(fabs(b.lse[t] - score - log(count)) <=
+                      20 * (sum_error(20) + sum_error(count)));
             }
         }
         free_batch(b);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Properties, bit for bit
 
 static void check_alone(const Batch *packed) {
@@ -413,18 +443,24 @@ TEST(packed_is_alone_special_layouts) {
 // One document is replaced, by noise or by NaN; nothing else may change
 TEST(isolation) {
     for (int n = 0; n < LAYOUTS / 2; n++) {
-        int lengths[MAX_DOCS], num_docs = random_lengths(lengths), victim = (int)test_rng_below((uint32_t)num_docs);
+        int lengths[MAX_DOCS], num_docs = random_lengths(lengths),
+                               victim = (int)test_rng_below((uint32_t)num_docs);
         random_isa();
-        Batch a = random_batch(random_heads(), lengths, num_docs, 1), b = new_batch(a.heads, lengths, num_docs);
+        Batch a = random_batch(random_heads(), lengths, num_docs, 1),
+              b = new_batch(a.heads, lengths, num_docs);
         for (int i = 0; i < num_docs; i++) copy_doc(&b, i, &a, i);
         int64_t row = qkv_row(a.heads), orow = out_row(a.heads), start = a.cu_seqlens[victim];
-        random_values(b.qkv + start * row, lengths[victim] * row, n % 3 == 0 ? NAN : n % 3 == 1 ? INFINITY : 3);
+        random_values(b.qkv + start * row, lengths[victim] * row,
+                      n % 3 == 0   ? NAN
+                      : n % 3 == 1 ? INFINITY
+                                   : 3);
         random_values(b.dout + start * orow, lengths[victim] * orow, n % 3 == 0 ? NAN : 3);
         run(&a);
         run(&b);
         for (int i = 0; i < num_docs; i++)
             if (i != victim) check_same_doc("isolation", &a, i, &b, i);
-        if (lengths[victim] > 0) CHECK(!same_bits(a.out + start * orow, b.out + start * orow, orow));
+        if (lengths[victim] > 0)
+            CHECK(!same_bits(a.out + start * orow, b.out + start * orow, orow));
         free_batch(a), free_batch(b);
     }
 }
@@ -460,7 +496,8 @@ TEST(causality_backward) {
         run(&b);
         for (int64_t x = 0; x < len * row; x++) {
             int is_query = x % row < orow, may_differ = is_query ? x / row == t : x / row <= t;
-            CHECK_MSG(may_differ || b.dqkv[x] == 0, "row %d has a gradient from row %d", (int)(x / row), t);
+            CHECK_MSG(may_differ || b.dqkv[x] == 0, "row %d has a gradient from row %d",
+                      (int)(x / row), t);
         }
         free_batch(b);
     }
@@ -470,7 +507,8 @@ TEST(slack_and_old_results_do_not_matter) {
     for (int n = 0; n < LAYOUTS / 6; n++) {
         int lengths[MAX_DOCS], num_docs = random_lengths(lengths);
         random_isa();
-        Batch a = random_batch(random_heads(), lengths, num_docs, 1), b = new_batch(a.heads, lengths, num_docs);
+        Batch a = random_batch(random_heads(), lengths, num_docs, 1),
+              b = new_batch(a.heads, lengths, num_docs);
         for (int i = 0; i < num_docs; i++) copy_doc(&b, i, &a, i);
         random_values(b.qkv + b.T * qkv_row(b.heads), SLACK_ROWS * qkv_row(b.heads), 1);
         random_values(b.dqkv, b.T * qkv_row(b.heads), 1);
@@ -519,33 +557,41 @@ TEST(unsupported_heads_end_the_program) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
-// The work list. Its layout (head of attention.c): {num_forward, num_backward, max_key_span, reserved}, then items
-// {doc, first, end, pass, cost}; pass 0 forward, 1 dQ, 2 dK and dV, 3 both.
+// -------------------------------------------------------------------------------------------------
+// The work list. Its layout (head of attention.c): {num_forward, num_backward, max_key_span,
+// reserved}, then items {doc, first, end, pass, cost}; pass 0 forward, 1 dQ, 2 dK and dV, 3 both.
 
-typedef struct { int32_t doc, first, end, pass, cost; } Item;
+typedef struct {
+    int32_t doc, first, end, pass, cost;
+} Item;
 
 static double item_pairs(const int32_t *cu_seqlens, const Item *it) {
-    int len = cu_seqlens[it->doc + 1] - cu_seqlens[it->doc], begin = it->first * TILE, end = at_most(it->end * TILE, len);
+    int len = cu_seqlens[it->doc + 1] - cu_seqlens[it->doc], begin = it->first * TILE,
+        end = at_most(it->end * TILE, len);
     double pairs = 0;
-    for (int i = begin; i < end; i++) pairs += it->pass == 2 ? len - i : it->pass == 3 ? i - begin + 1 : i + 1;
+    for (int i = begin; i < end; i++)
+        pairs += it->pass == 2 ? len - i : it->pass == 3 ? i - begin + 1 : i + 1;
     return pairs * (double[]){2, 3, 4, 5}[it->pass];
 }
 
-static void check_items(const Item *items, int n, int forward, const int32_t *cu_seqlens, int num_docs) {
+static void check_items(const Item *items, int n, int forward, const int32_t *cu_seqlens,
+                        int num_docs) {
     int first_tile[MAX_DOCS + 1] = {0};
     for (int i = 0; i < num_docs; i++)
         first_tile[i + 1] = first_tile[i] + (cu_seqlens[i + 1] - cu_seqlens[i] + TILE - 1) / TILE;
     unsigned char *seen = calloc((size_t)first_tile[num_docs] + 1, 1);
     for (int i = 0; i < n; i++) {
         const Item *it = &items[i];
-        CHECK(it->doc >= 0 && it->doc < num_docs && (forward ? it->pass == 0 : it->pass > 0 && it->pass < 4));
+        CHECK(it->doc >= 0 && it->doc < num_docs &&
+              (forward ? it->pass == 0 : it->pass > 0 && it->pass < 4));
         int tiles = first_tile[it->doc + 1] - first_tile[it->doc];
         CHECK(0 <= it->first && it->first < it->end && it->end <= tiles);
         CHECK(fabs(it->cost - item_pairs(cu_seqlens, it) / 64) < 1);
-        CHECK_MSG(i == 0 || items[i - 1].cost >= it->cost, "item %d costs more than the one before", i);
+        CHECK_MSG(i == 0 || items[i - 1].cost >= it->cost, "item %d costs more than the one before",
+                  i);
         for (int t = it->first; t < it->end; t++) {
-            unsigned char *s = &seen[first_tile[it->doc] + t], passes = forward ? 3 : (unsigned char)it->pass;
+            unsigned char *s = &seen[first_tile[it->doc] + t],
+                          passes = forward ? 3 : (unsigned char)it->pass;
             CHECK_MSG((*s & passes) == 0, "document %d, tile %d occurs twice", it->doc, t);
             *s |= passes;
         }
@@ -556,7 +602,8 @@ static void check_items(const Item *items, int n, int forward, const int32_t *cu
 
 static void check_plan(const int *lengths, int num_docs, HeadShape heads) {
     Batch b = new_batch((HeadShape){1, 1, 2}, lengths, num_docs);
-    size_t size = attention_plan_size(b.T, num_docs), used = attention_plan(b.work, b.cu_seqlens, num_docs, heads);
+    size_t size = attention_plan_size(b.T, num_docs),
+           used = attention_plan(b.work, b.cu_seqlens, num_docs, heads);
     CHECK_MSG(used <= size, "%zu of %zu", used, size);
     CHECK(used == 4 + 5 * (size_t)(b.work[0] + b.work[1]));
     const Item *items = (const Item *)(b.work + 4);
@@ -571,7 +618,8 @@ TEST(work_list) {
     for (int n = 0; n < 3 * LAYOUTS; n++) {
         int lengths[MAX_DOCS], num_docs = 1 + (int)test_rng_below(n % 20 == 0 ? MAX_DOCS : 12);
         int limit = n % 3 == 0 ? 3 : n % 3 == 1 ? 200 : 1500;
-        for (int i = 0; i < num_docs; i++) lengths[i] = (int)test_rng_below((uint32_t)(num_docs > 12 ? 20 : limit));
+        for (int i = 0; i < num_docs; i++)
+            lengths[i] = (int)test_rng_below((uint32_t)(num_docs > 12 ? 20 : limit));
         omp_set_num_threads(1 + (int)test_rng_below(64));
         check_plan(lengths, num_docs, random_heads());
     }
@@ -579,7 +627,7 @@ TEST(work_list) {
     omp_set_num_threads(1);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The notebook
 
 static Batch notebook_batch(int first, int n, const int *lengths, int num_docs) {
@@ -587,11 +635,12 @@ static Batch notebook_batch(int first, int n, const int *lengths, int num_docs) 
     random_values(b.dout, n * NOTEBOOK_DIM, 1);
     for (int t = 0; t < n; t++)
         for (int x = 0; x < NOTEBOOK_DIM; x++) {
-            int at = first + t;                      // v of sequence 1 is not published: its outputs stand in
+            int at = first + t;  // v of sequence 1 is not published: its outputs stand in
             b.qkv[t * 24 + x] = notebook_q[at][x];
             b.qkv[t * 24 + 8 + x] = notebook_k[at][x];
-            b.qkv[t * 24 + 16 + x] = at < NOTEBOOK_FIRST ? notebook_out_first[at][x]
-                                                         : notebook_v_second[at - NOTEBOOK_FIRST][x];
+            b.qkv[t * 24 + 16 + x] = at < NOTEBOOK_FIRST
+                                         ? notebook_out_first[at][x]
+                                         : notebook_v_second[at - NOTEBOOK_FIRST][x];
         }
     run(&b);
     return b;
@@ -599,7 +648,7 @@ static Batch notebook_batch(int first, int n, const int *lengths, int num_docs) 
 
 static double to_bf16(double x) {
     int exponent;
-    double fraction = frexp(x, &exponent);                     // 8 significant bits, to nearest even
+    double fraction = frexp(x, &exponent);  // 8 significant bits, to nearest even
     return ldexp(nearbyint(ldexp(fraction, 8)), exponent - 8);
 }
 
@@ -608,20 +657,24 @@ TEST(notebook) {
         if (attention_select(isas[n]) != 0) continue;
         test_rng_state = 1;
         Batch packed = notebook_batch(0, 8, (int[]){5, 3}, 2);
-        Batch first = notebook_batch(0, 5, (int[]){5}, 1), second = notebook_batch(5, 3, (int[]){3}, 1);
+        Batch first = notebook_batch(0, 5, (int[]){5}, 1),
+              second = notebook_batch(5, 3, (int[]){3}, 1);
         check_same_rows("notebook", &packed, 0, &first, 0, 5, 0);
         check_same_rows("notebook", &packed, 1, &second, 0, 3, 0);
         for (int t = 0; t < 3; t++)
             for (int x = 0; x < NOTEBOOK_DIM; x++) {
-                double want = notebook_out_second[t][x], got = to_bf16(packed.out[(5 + t) * NOTEBOOK_DIM + x]);
-                double tolerance = 0.5e-4 + ldexp(1, ilogb(want) - 7);      // the print's, and one ulp of bf16
-                CHECK_MSG(fabs(got - want) <= tolerance, "token %d, %d: got %g, printed %g", t, x, got, want);
+                double want = notebook_out_second[t][x],
+                       got = to_bf16(packed.out[(5 + t) * NOTEBOOK_DIM + x]);
+                double tolerance =
+                    0.5e-4 + ldexp(1, ilogb(want) - 7);  // the print's, and one ulp of bf16
+                CHECK_MSG(fabs(got - want) <= tolerance, "token %d, %d: got %g, printed %g", t, x,
+                          got, want);
             }
         free_batch(packed), free_batch(first), free_batch(second);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Rotary embedding
 
 static real *rope_table(int positions, int D) {
@@ -638,9 +691,12 @@ static real *rope_table(int positions, int D) {
 TEST(rope_formula_and_inverse) {
     for (int n = 0; n < LAYOUTS / 6; n++) {
         HeadShape h = random_heads();
-        if (n % 5 == 0) h = (HeadShape){2, 1, 2 + 2 * (int)test_rng_below(140)};     // chunks of 64 pairs
-        const int T = (int)test_rng_below(20), D = h.head_dim, row = (int)qkv_row(h), positions = 50;
-        real *table = rope_table(positions, D), *x = new_values(T * row, row), *y = new_values(T * row, row);
+        if (n % 5 == 0)
+            h = (HeadShape){2, 1, 2 + 2 * (int)test_rng_below(140)};  // chunks of 64 pairs
+        const int T = (int)test_rng_below(20), D = h.head_dim, row = (int)qkv_row(h),
+                  positions = 50;
+        real *table = rope_table(positions, D), *x = new_values(T * row, row),
+             *y = new_values(T * row, row);
         int32_t position_ids[20];
         for (int t = 0; t < T; t++) position_ids[t] = (int32_t)test_rng_below((uint32_t)positions);
         random_values(x, T * row, 1);
@@ -651,9 +707,12 @@ TEST(rope_formula_and_inverse) {
             int64_t head = i % row / D, at = i % D, pair = at % (D / 2);
             const real *angle = table + position_ids[i / row] * D + 2 * pair;
             double low = x[i - at + pair], high = x[i - at + pair + D / 2];
-            double want = at < D / 2 ? low * angle[0] - high * angle[1] : high * angle[0] + low * angle[1];
-            if (head >= h.num_heads + h.num_kv_heads) CHECK(y[i] == x[i]);
-            else CHECK(fabs(y[i] - want) <= 8 * ROUNDING);
+            double want =
+                at < D / 2 ? low * angle[0] - high * angle[1] : high * angle[0] + low * angle[1];
+            if (head >= h.num_heads + h.num_kv_heads)
+                CHECK(y[i] == x[i]);
+            else
+                CHECK(fabs(y[i] - want) <= 8 * ROUNDING);
         }
         rope_backward(y, position_ids, table, T, h);
         for (int64_t i = 0; i < T * row; i++) CHECK(fabs(y[i] - x[i]) <= 24 * ROUNDING);
@@ -662,14 +721,20 @@ TEST(rope_formula_and_inverse) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Central differences through rope and attention, loss = sum(dout * out)
 
 #ifdef GRADCHECK
-typedef struct { Batch batch; floatX *x; real *table; int32_t *position_ids; } Model;
+typedef struct {
+    Batch batch;
+    floatX *x;
+    real *table;
+    int32_t *position_ids;
+} Model;
 
 static Model new_model(HeadShape heads, const int *lengths, int num_docs) {
-    Model m = {random_batch(heads, lengths, num_docs, 0.7), NULL, rope_table(400, heads.head_dim), NULL};
+    Model m = {random_batch(heads, lengths, num_docs, 0.7), NULL, rope_table(400, heads.head_dim),
+               NULL};
     const int64_t n = m.batch.T * qkv_row(heads);
     m.x = malloc((size_t)(n + 1) * sizeof(floatX));
     memcpy(m.x, m.batch.qkv, (size_t)n * sizeof(floatX));
@@ -711,11 +776,15 @@ static double difference(Model *m, const double *direction, int64_t i) {
     double sum = 0;
     for (int s = 0; s < 4; s++) {
         double before = m->x[i];
-        if (direction) for (int64_t j = 0; j < n; j++) m->x[j] += at[s] * h * direction[j];
-        else m->x[i] += at[s] * h;
+        if (direction)
+            for (int64_t j = 0; j < n; j++) m->x[j] += at[s] * h * direction[j];
+        else
+            m->x[i] += at[s] * h;
         sum += weight[s] * loss(m);
-        if (direction) for (int64_t j = 0; j < n; j++) m->x[j] -= at[s] * h * direction[j];
-        else m->x[i] = before;
+        if (direction)
+            for (int64_t j = 0; j < n; j++) m->x[j] -= at[s] * h * direction[j];
+        else
+            m->x[i] = before;
     }
     return sum / (12 * h);
 }
@@ -739,11 +808,13 @@ TEST(gradient_of_every_element) {
     }
 }
 
-// Documents of several tiles: along random directions. Relative to the gradient's size times the direction's.
+// Documents of several tiles: along random directions. Relative to the gradient's size times the
+// direction's.
 TEST(gradient_along_directions) {
     static const HeadShape heads[] = {{3, 1, 16}, {9, 3, 8}, {2, 1, 64}, {4, 4, 2}};
     for (int n = 0; n < 24; n++) {
-        int lengths[] = {(int)test_rng_below(30), 60 + (int)test_rng_below(80), 0, 1 + (int)test_rng_below(70)};
+        int lengths[] = {(int)test_rng_below(30), 60 + (int)test_rng_below(80), 0,
+                         1 + (int)test_rng_below(70)};
         random_threads();
         Model m = new_model(heads[n % 4], lengths, 4);
         const int64_t count = m.batch.T * qkv_row(heads[n % 4]);
@@ -767,9 +838,10 @@ TEST(gradient_along_directions) {
 }
 #endif
 
-// Thousands of small parallel regions on a machine that may be busy: threads that wait must sleep, not spin, and
-// OpenMP reads that from the environment before main.
+// Thousands of small parallel regions on a machine that may be busy: threads that wait must sleep,
+// not spin, and OpenMP reads that from the environment before main.
 int main(int argc, char **argv) {
-    if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+    if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+        execv("/proc/self/exe", argv);
     return test_main(argc, argv);
 }

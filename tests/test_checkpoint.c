@@ -1,5 +1,5 @@
-// data/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process killed at
-// every call, and the order of writes, fsyncs and renames that a power cut asks for.
+// data/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
+// killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
 #include "../data/checkpoint.h"
 
 #include <sys/wait.h>
@@ -23,7 +23,8 @@ static void fresh_out_dir(void) {
     CHECK(file_write_all(scratch("tokenizer.json"), "{\"version\": \"1.0\"}", 18, &err));
 }
 
-// A checkpoint with all that real ones have: a stream, a small file, a copy. Contents follow from the step.
+// A checkpoint with all that real ones have: a stream, a small file, a copy. Contents follow from
+// the step.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
     static SafetensorsWriter w;
     static float data[20000];
@@ -67,7 +68,8 @@ static int64_t newest(void) {
     int64_t step = -7;
     Error err = {0, "", ""};
     damaged_seen = 0;
-    if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, NULL, &err)) return -2;
+    if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, NULL, &err))
+        return -2;
     return step;
 }
 
@@ -106,16 +108,18 @@ TEST(manifest_is_json_with_its_own_checksum) {
     must_save(3, NULL);
     char *text = file_read_all(scratch("out/step-00000003/manifest.json"), 4096, &n, "", &err);
     cJSON *root = text ? json_parse(text, n, "m", &err) : NULL;
-    bool ok = root && cJSON_GetArraySize(json_member(root, "files")) == 3 && json_member(root, "step");
+    bool ok =
+        root && cJSON_GetArraySize(json_member(root, "files")) == 3 && json_member(root, "step");
     free(text);
     cJSON_Delete(root);
     CHECK_MSG(ok, "%s", err.what);
 }
 
 TEST(names_that_are_not_ours_are_left_alone) {
-    static const char *const others[] = {"step-7", "step-0000000x", "step-00000100.bak", "step-00000100.tmp-",
-                                         "step-00000100.tmp-1x", "x.tmp-1", "final.tmp", "step-000000001",
-                                         "step-99999999999999999999", "notes.old-1"};
+    static const char *const others[] = {
+        "step-7", "step-0000000x", "step-00000100.bak", "step-00000100.tmp-",
+        "step-00000100.tmp-1x", "x.tmp-1", "final.tmp", "step-000000001",
+        "step-99999999999999999999", "notes.old-1"};
     Error err = {0, "", ""};
     fresh_out_dir();
     must_save(1, NULL);
@@ -123,7 +127,8 @@ TEST(names_that_are_not_ours_are_left_alone) {
         char path[IO_PATH_MAX];
         CHECK(path_join(path, sizeof path, out_dir(), others[i], &err) && dir_create(path, &err));
     }
-    CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s", err.what);
+    CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
+              err.what);
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
@@ -138,7 +143,8 @@ TEST(prune_keeps_the_newest) {
     CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
     CHECK(checkpoint_prune(out_dir(), 60, 2, &err) && newest() == 60 && damaged_seen == 0);
     CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
-    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) && newest() == 60);  // later ones are not its business
+    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) &&
+          newest() == 60);  // later ones are not its business
 }
 
 TEST(a_step_saved_again_is_replaced) {
@@ -176,14 +182,16 @@ TEST(recover_puts_back_what_was_being_replaced) {
 
 TEST(bad_names_and_steps_are_refused) {
     static Checkpoint ck;
-    static const char *const bad[] = {"", ".", "..", "a/b", ".hidden", "manifest.json", "a\nb", "twice"};
+    static const char *const bad[] = {"",     ".",    "..", "a/b", ".hidden", "manifest.json",
+                                      "a\nb", "twice"};
     Error err = {0, "", ""};
     fresh_out_dir();
     CHECK(!checkpoint_begin(&ck, out_dir(), -1, NULL, &err));
     memset(&err, 0, sizeof err);
     CHECK(!checkpoint_begin(&ck, out_dir(), 1, "other", &err));
     memset(&err, 0, sizeof err);
-    CHECK(checkpoint_begin(&ck, out_dir(), 1, NULL, &err) && checkpoint_register(&ck, "twice", 0, 0, &err));
+    CHECK(checkpoint_begin(&ck, out_dir(), 1, NULL, &err) &&
+          checkpoint_register(&ck, "twice", 0, 0, &err));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Error e = {0, "", ""};
         CHECK_MSG(!checkpoint_register(&ck, bad[i], 0, 0, &e), "%s", bad[i]);
@@ -196,7 +204,8 @@ TEST(bad_names_and_steps_are_refused) {
 // ------------------------------------------------------------------------------------------------
 // Damage
 
-static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json", "tokenizer.json"};
+static const char *const parts[] = {"manifest.json", "model.safetensors", "state.json",
+                                    "tokenizer.json"};
 
 static void part_path(char *path, const char *part) {
     Error err = {0, "", ""};
@@ -280,9 +289,11 @@ TEST(a_renamed_checkpoint_is_not_believed) {
 // Any manifest, its checksum made to fit: never more than a refusal.
 TEST(fuzz_manifest) {
     static const char seed[] =
-        "{\n  \"format\": \"unpad checkpoint 1\",\n  \"step\": 2,\n  \"files\": [\n    {\"name\": \"state.json\", "
+        "{\n  \"format\": \"unpad checkpoint 1\",\n  \"step\": 2,\n  \"files\": [\n    {\"name\": "
+        "\"state.json\", "
         "\"size_bytes\": 12, \"crc32c\": \"00000000\"}\n  ]";
-    static const char *const words[] = {"\"", "[", "]", "{", "}", ",", "../", "-1", "1e99", "null", "\\u0000", "0"};
+    static const char *const words[] = {"\"",  "[",  "]",    "{",    "}",       ",",
+                                        "../", "-1", "1e99", "null", "\\u0000", "0"};
     char text[1024], path[IO_PATH_MAX];
     fresh_out_dir();
     must_save(2, NULL);
@@ -292,7 +303,8 @@ TEST(fuzz_manifest) {
         memcpy(text, seed, n);
         for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) {
             const char *word = words[test_rng_below(12)];
-            size_t at = test_rng_below((uint32_t)n), length = strlen(word), over = test_rng_below(6);
+            size_t at = test_rng_below((uint32_t)n), length = strlen(word),
+                   over = test_rng_below(6);
             if (over > n - at) over = n - at;
             memmove(text + at + length, text + at + over, n - at - over);
             memcpy(text + at, word, length);
@@ -318,16 +330,20 @@ static const char *trace_find(const char *from, const char *verb, const char *pa
     return strstr(from, line);
 }
 
-// Every file was fsynced after its last write, the directory after that, then the rename, then the parent.
+// Every file was fsynced after its last write, the directory after that, then the rename, then the
+// parent.
 static const char *order_error(const char *trace, const char *temp, const char *final_dir) {
     char path[IO_PATH_MAX], renamed[2200];
     snprintf(renamed, sizeof renamed, "%s %s", temp, final_dir);
-    const char *rename_at = trace_find(trace, "rename", renamed), *dir_synced = trace_find(trace, "fsync", temp);
-    if (!rename_at || !dir_synced || dir_synced > rename_at) return "directory not fsynced before the rename";
+    const char *rename_at = trace_find(trace, "rename", renamed),
+               *dir_synced = trace_find(trace, "fsync", temp);
+    if (!rename_at || !dir_synced || dir_synced > rename_at)
+        return "directory not fsynced before the rename";
     if (!trace_find(rename_at, "fsync", out_dir())) return "parent not fsynced after the rename";
     for (int p = 0; p < 4; p++) {
         snprintf(path, sizeof path, "%s/%s", temp, parts[p]);
-        const char *at = trace_find(trace, "create", path), *synced = at ? trace_find(at, "fsync", path) : NULL;
+        const char *at = trace_find(trace, "create", path),
+                   *synced = at ? trace_find(at, "fsync", path) : NULL;
         if (!synced || synced > dir_synced) return "file not fsynced before its directory";
         if (trace_find(synced, "write", path)) return "file written after its fsync";
     }
@@ -335,7 +351,8 @@ static const char *order_error(const char *trace, const char *temp, const char *
     snprintf(path, sizeof path, "%s/manifest.json", temp);
     if (trace_find(trace, "create", path) < manifest) return "manifest not last";
     const char *removed = strstr(rename_at, "unlink ");
-    if (removed && removed < trace_find(rename_at, "fsync", out_dir())) return "removed before the parent's fsync";
+    if (removed && removed < trace_find(rename_at, "fsync", out_dir()))
+        return "removed before the parent's fsync";
     return NULL;
 }
 
@@ -359,7 +376,8 @@ TEST(writes_fsyncs_and_renames_are_in_order) {
     fault_arm(FAULT_IO, 0, 0, false);
     bool ok = save(1, NULL, &err);
     if (fault_disarm() == 0) SKIP("built without -Wl,--wrap");
-    CHECK_MSG(ok && !order_error(fault_trace(), temp, final_dir), "%s", order_error(fault_trace(), temp, final_dir));
+    CHECK_MSG(ok && !order_error(fault_trace(), temp, final_dir), "%s",
+              order_error(fault_trace(), temp, final_dir));
     int n = 0;
     for (; without_fsync(cut, fault_trace(), n); n++)
         CHECK_MSG(order_error(cut, temp, final_dir), "fsync %d is not needed?", n);
@@ -375,13 +393,15 @@ static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
 static void check_state(bool saved, const Error *err, const char *where) {
     Error again = {0, "", ""};
     CHECK_MSG(saved == (err->code == 0), "%s: %s", where, err->what);
-    CHECK_MSG(saved || ((err->code == EXIT_DISK || err->code == EXIT_BAD_INPUT) && err->what[0]), "%s: code %d",
-              where, err->code);
+    CHECK_MSG(saved || ((err->code == EXIT_DISK || err->code == EXIT_BAD_INPUT) && err->what[0]),
+              "%s: code %d", where, err->code);
     CHECK_MSG(checkpoint_recover(out_dir(), &again), "%s: %s", where, again.what);
     int64_t step = newest();
     CHECK_MSG(damaged_seen == 0, "%s: half a checkpoint under its final name", where);
-    CHECK_MSG(saved ? step == 2 : step == 1 || step == 2, "%s: newest %lld", where, (long long)step);
-    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where, again.what);
+    CHECK_MSG(saved ? step == 2 : step == 1 || step == 2, "%s: newest %lld", where,
+              (long long)step);
+    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where,
+              again.what);
     CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", where);
 }
 
@@ -395,8 +415,8 @@ static void sweep_one(long nth, int error, bool persistent, long *calls) {
     fault_arm(FAULT_IO, nth, error, persistent);
     bool saved = save(2, NULL, &err);
     *calls = fault_disarm();
-    snprintf(where, sizeof where, "%s, I/O call %ld of %ld, error %d%s", fault_victim(), nth, *calls, error,
-             persistent ? " from then on" : "");
+    snprintf(where, sizeof where, "%s, I/O call %ld of %ld, error %d%s", fault_victim(), nth,
+             *calls, error, persistent ? " from then on" : "");
     CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", where);
     CHECK_MSG(saved || error != FAULT_SHORT, "%s: %s", where, err.what);  // short is not a failure
     check_state(saved, &err, where);
@@ -426,8 +446,9 @@ TEST(one_interruption_never_fails_a_save) {
         bool saved = save(2, NULL, &err);
         fault_disarm();
         const char *who = fault_victim();
-        bool may_wait = strcmp(who, "open") == 0 || strcmp(who, "write") == 0 || strcmp(who, "pread") == 0 ||
-                        strcmp(who, "fsync") == 0 || strcmp(who, "close") == 0;  // POSIX: these return EINTR
+        bool may_wait = strcmp(who, "open") == 0 || strcmp(who, "write") == 0 ||
+                        strcmp(who, "pread") == 0 || strcmp(who, "fsync") == 0 ||
+                        strcmp(who, "close") == 0;  // POSIX: these return EINTR
         CHECK_MSG(saved || !may_wait, "%s: %s", who, err.what);
     }
 }
@@ -449,16 +470,40 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
             bool ok = what == 0   ? checkpoint_prune(out_dir(), 4, 2, &err)
                       : what == 1 ? checkpoint_recover(out_dir(), &err)
                       : what == 2 ? save(4, "final", &err)
-                                  : checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, &err);
+                                  : checkpoint_find_newest(out_dir(), path, sizeof path, &step,
+                                                           NULL, NULL, &err);
             calls = fault_disarm();
             if (calls == 0) SKIP("built without -Wl,--wrap");
-            CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what, fault_victim(), nth);
+            CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what,
+                      fault_victim(), nth);
             if (what == 3) CHECK_MSG(!ok || (step >= -1 && step <= 4), "%lld", (long long)step);
             Error again = {0, "", ""};
             CHECK(checkpoint_recover(out_dir(), &again) && newest() == 4);
-            CHECK(checkpoint_verify(scratch("out/final"), &step, &again) && (step == 3 || step == 4));
+            CHECK(checkpoint_verify(scratch("out/final"), &step, &again) &&
+                  (step == 3 || step == 4));
         }
     printf("    %ld failures injected\n", failures);
+}
+
+TEST(every_io_call_of_file_write_all_fails_in_turn) {
+    for (size_t e = 0; e < sizeof errors / sizeof *errors; e++)
+        for (long nth = 1, calls = 1; nth <= calls + 1; nth++) {
+            uint64_t n = 0;
+            Error err = {0, "", ""};
+            fresh_out_dir();
+            CHECK(file_write_all(scratch("out/whole"), "old", 3, &err));
+            int fds = fault_open_fds();
+            fault_arm(FAULT_IO, nth, errors[e], nth % 2);
+            bool ok = file_write_all(scratch("out/whole"), "new!", 4, &err);
+            calls = fault_disarm();
+            if (calls == 0) SKIP("built without -Wl,--wrap");
+            CHECK(ok == (err.code == 0) && (ok || err.code == EXIT_DISK) &&
+                  fault_open_fds() == fds);
+            char *text = file_read_all(scratch("out/whole"), 16, &n, "", &err);
+            bool old = text && strcmp(text, "old") == 0, new_ = text && strcmp(text, "new!") == 0;
+            free(text);
+            CHECK_MSG(ok ? new_ : old || new_, "%s %ld", fault_victim(), nth);
+        }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -471,7 +516,8 @@ static bool use_memory(int what, Error *err) {
     SafetensorsSet s;
     if (what == 0) return save(5, NULL, err);
     if (what == 1) return checkpoint_verify(scratch("out/step-00000001"), NULL, err);
-    if (what == 2) return checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, err);
+    if (what == 2)
+        return checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, err);
     if (what == 3) return checkpoint_prune(out_dir(), 2, 2, err);
     if (what == 4) return llama_config_read(&c, scratch("config.json"), err);
     if (!safetensors_open(&s, scratch("out/step-00000001/model.safetensors"), err)) return false;
@@ -494,8 +540,10 @@ TEST(every_allocation_fails_in_turn) {
             int fds = fault_open_fds();
             fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
             bool ok = use_memory(what, &err);
-            if (fault_disarm() < nth) break;  // not reached: all are done (a save allocates nothing)
-            CHECK_MSG(!ok && err.code == EXIT_HOST_MEMORY, "%d, allocation %ld: code %d", what, nth, err.code);
+            if (fault_disarm() < nth)
+                break;  // not reached: all are done (a save allocates nothing)
+            CHECK_MSG(!ok && err.code == EXIT_HOST_MEMORY, "%d, allocation %ld: code %d", what, nth,
+                      err.code);
             CHECK(fault_open_fds() == fds);
             CHECK(newest() == 2 && damaged_seen == 0);
         }
@@ -512,8 +560,9 @@ TEST(host_memory_exits_5) {
             size_t capacity = 0;
             close(2);
             fault_arm(FAULT_ALLOC, 1, ENOMEM, true);
-            if (what) host_grow(NULL, &capacity, 10, 10, "a test");
-            else host_calloc(1, 1, "a test");
+            static void *volatile kept;  // else clang leaves the allocation out
+            kept =
+                what ? host_grow(NULL, &capacity, 10, 10, "a test") : host_calloc(1, 1, "a test");
             _exit(fault_disarm() ? 1 : 99);
         }
         int status = 0;
@@ -530,7 +579,8 @@ TEST(host_memory_exits_5) {
 static void doomed(long nth, int how) {
     Error err = {0, "", ""};
     fault_arm(FAULT_IO, nth, how, false);
-    bool ok = save(3, NULL, &err) && checkpoint_prune(out_dir(), 3, 2, &err) && save(3, "final", &err);
+    bool ok =
+        save(3, NULL, &err) && checkpoint_prune(out_dir(), 3, 2, &err) && save(3, "final", &err);
     _exit(ok ? 0 : 1);
 }
 
@@ -539,8 +589,10 @@ static void check_after_kill(long nth, int how) {
     int64_t step = 0;
     CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
     int64_t found = newest();
-    CHECK_MSG(found == 2 || found == 3, "killed at %ld (%d): newest %lld", nth, how, (long long)found);
-    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth, err.what);
+    CHECK_MSG(found == 2 || found == 3, "killed at %ld (%d): newest %lld", nth, how,
+              (long long)found);
+    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth,
+              err.what);
     CHECK(step == 1 || step == 3);
     must_save(3, NULL);  // and the run goes on
     CHECK(checkpoint_prune(out_dir(), 3, 2, &err) && newest() == 3 && damaged_seen == 0);
@@ -560,9 +612,11 @@ TEST(killed_at_every_io_call) {
             pid_t child = fork();
             if (child == 0) doomed(nth, how);
             CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-            CHECK_MSG(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 137, "exit %d", WEXITSTATUS(status));
+            CHECK_MSG(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 137, "exit %d",
+                      WEXITSTATUS(status));
             check_after_kill(nth, how);
-            if (how == FAULT_KILL && status == 0) calls = nth - 1;  // not reached: it ran to the end
+            if (how == FAULT_KILL && status == 0)
+                calls = nth - 1;  // not reached: it ran to the end
             if (calls > 0 && nth > calls) break;
             if (status == 0 && calls == 0 && how == FAULT_KILL) SKIP("built without -Wl,--wrap");
         }

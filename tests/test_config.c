@@ -17,35 +17,44 @@ static bool parse(LlamaConfig *c, const char *text, size_t n, Error *err) {
 
 // As Hugging Face publishes them, with the keys that must not disturb.
 static const char smollm2_135m[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": 0.0,"
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
+    "0.0,"
     "\"bos_token_id\": 0, \"eos_token_id\": 0, \"hidden_act\": \"silu\", \"hidden_size\": 576,"
-    "\"initializer_range\": 0.041666666666666664, \"intermediate_size\": 1536, \"is_llama_config\": true,"
+    "\"initializer_range\": 0.041666666666666664, \"intermediate_size\": 1536, "
+    "\"is_llama_config\": true,"
     "\"max_position_embeddings\": 8192, \"model_type\": \"llama\", \"num_attention_heads\": 9,"
-    "\"num_hidden_layers\": 30, \"num_key_value_heads\": 3, \"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05,"
+    "\"num_hidden_layers\": 30, \"num_key_value_heads\": 3, \"pretraining_tp\": 1, "
+    "\"rms_norm_eps\": 1e-05,"
     "\"rope_interleaved\": false, \"rope_scaling\": null, \"rope_theta\": 100000,"
-    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": \"4.40.1\","
+    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": "
+    "\"4.40.1\","
     "\"use_cache\": true, \"vocab_size\": 49152}";
 
 static const char llama_32_1b[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": 0.0,"
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
+    "0.0,"
     "\"bos_token_id\": 128000, \"eos_token_id\": [128001, 128008, 128009], \"head_dim\": 64,"
     "\"hidden_act\": \"silu\", \"hidden_size\": 2048, \"initializer_range\": 0.02,"
     "\"intermediate_size\": 8192, \"max_position_embeddings\": 131072, \"mlp_bias\": false,"
     "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
     "\"num_key_value_heads\": 8, \"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05, \"rope_scaling\":"
     "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0,"
-    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, \"rope_theta\": 500000.0,"
+    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, \"rope_theta\": "
+    "500000.0,"
     "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"use_cache\": true,"
     "\"vocab_size\": 128256}";
 
 // The same model as newer transformers writes it.
 static const char llama_32_1b_new[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"bos_token_id\": 128000, \"eos_token_id\": 128001,"
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"bos_token_id\": 128000, \"eos_token_id\": "
+    "128001,"
     "\"dtype\": \"bfloat16\", \"head_dim\": 64, \"hidden_act\": \"silu\", \"hidden_size\": 2048,"
     "\"initializer_range\": 0.02, \"intermediate_size\": 8192, \"max_position_embeddings\": 131072,"
     "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
-    "\"num_key_value_heads\": 8, \"pad_token_id\": null, \"rms_norm_eps\": 1e-05, \"rope_parameters\":"
-    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, \"rope_theta\": 500000.0,"
+    "\"num_key_value_heads\": 8, \"pad_token_id\": null, \"rms_norm_eps\": 1e-05, "
+    "\"rope_parameters\":"
+    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, \"rope_theta\": "
+    "500000.0,"
     "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"},"
     "\"tie_word_embeddings\": true, \"vocab_size\": 128256}";
 
@@ -220,7 +229,8 @@ static const BadConfig bad_configs[] = {
      "original_max_position_embeddings: required"},
     {"rope_parameters", "{\"rope_theta\": 20000}", "rope_theta: expected one value"},
     {"rope_parameters", "{\"rope_theta\": -1}", "rope_theta"},
-    {"rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}", "partial_rotary"},
+    {"rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
+     "partial_rotary"},
     {"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}", "one RoPE for all"},
     {"rope_parameters", "7", "rope_parameters: expected an object"},
 };
@@ -259,15 +269,31 @@ TEST(bad_configs_are_refused_by_name) {
 
 TEST(harmless_values_are_accepted) {
     static const char *const good[][2] = {
-        {"attention_bias", "null"}, {"sliding_window", "null"}, {"use_sliding_window", "false"},
-        {"eos_token_id", "[]"}, {"eos_token_id", "null"}, {"bos_token_id", "null"},
-        {"eos_token_id", "[257, 256]"}, {"partial_rotary_factor", "1.0"}, {"rope_scaling", "null"},
-        {"rope_scaling", "{\"type\": \"default\"}"}, {"rope_scaling", "{}"}, {"layer_types", "null"},
+        {"attention_bias", "null"},
+        {"sliding_window", "null"},
+        {"use_sliding_window", "false"},
+        {"eos_token_id", "[]"},
+        {"eos_token_id", "null"},
+        {"bos_token_id", "null"},
+        {"eos_token_id", "[257, 256]"},
+        {"partial_rotary_factor", "1.0"},
+        {"rope_scaling", "null"},
+        {"rope_scaling", "{\"type\": \"default\"}"},
+        {"rope_scaling", "{}"},
+        {"layer_types", "null"},
         {"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 10000}"},
-        {"layer_types", "[\"full_attention\"]"}, {"_name_or_path", "\"x\""}, {"pad_token_id", "0"},
-        {"num_experts", "null"}, {"quantization_config", "null"}, {"unheard_of", "{\"a\": [1]}"},
-        {"architectures", "null"}, {"architectures", "[\"LlamaForCausalLM\"]"}, {"logit_scale", "1"},
-        {"num_key_value_heads", "null"}, {"head_dim", "null"}, {"rope_interleaved", "false"}};
+        {"layer_types", "[\"full_attention\"]"},
+        {"_name_or_path", "\"x\""},
+        {"pad_token_id", "0"},
+        {"num_experts", "null"},
+        {"quantization_config", "null"},
+        {"unheard_of", "{\"a\": [1]}"},
+        {"architectures", "null"},
+        {"architectures", "[\"LlamaForCausalLM\"]"},
+        {"logit_scale", "1"},
+        {"num_key_value_heads", "null"},
+        {"head_dim", "null"},
+        {"rope_interleaved", "false"}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         LlamaConfig c;
         Error err = {0, "", ""};
@@ -279,8 +305,9 @@ TEST(harmless_values_are_accepted) {
 }
 
 TEST(other_json_is_refused) {
-    static const char *const texts[] = {"", "[]", "null", "7", "\"llama\"", "{}", "{\"model_type\":{}}",
-                                        "<html>", "{\"vocab_size\":1,\"vocab_size\":2}"};
+    static const char *const texts[] = {
+        "", "[]", "null", "7", "\"llama\"", "{}", "{\"model_type\":{}}", "<html>",
+        "{\"vocab_size\":1,\"vocab_size\":2}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         LlamaConfig c;
         Error err = {0, "", ""};
@@ -340,8 +367,9 @@ TEST(every_flipped_bit_is_survived) {
 }
 
 static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"null", "true", "1e999", "-1", "0", "[", "]", "{", "}", ",", ":", "\"",
-                                        "9007199254740993", "\\u0000", "4294967296", "1e-400", "\xff"};
+    static const char *const words[] = {
+        "null", "true", "1e999", "-1", "0", "[", "]", "{", "}", ",", ":", "\"", "9007199254740993",
+        "\\u0000", "4294967296", "1e-400", "\xff"};
     uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(4);
     if (kind == 0) {
         text[at] = (char)test_rng_u32();

@@ -1,30 +1,10 @@
 // Shards: what is read, and that every damaged one is refused before anything is used.
 #include "../data/documents.h"
+#include "scratch.h"
 #include "test.h"
 
 // -------------------------------------------------------------------------------------------------
 // Making files
-
-static char dir[64];
-
-__attribute__((constructor)) static void make_dir(void) {
-    snprintf(dir, sizeof dir, "/tmp/test_documents.XXXXXX");
-    if (!mkdtemp(dir)) abort();
-}
-
-__attribute__((destructor)) static void remove_dir(void) {
-    Error err = {0};
-    dir_remove_tree(dir, &err);
-}
-
-// A path in the test's directory; four may be in use at a time.
-static const char *at(const char *name) {
-    static char paths[4][256];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
-    return path;
-}
 
 static void write_bytes(const char *path, const void *data, size_t n) {
     FILE *f = fopen(path, "wb");
@@ -48,7 +28,7 @@ static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * wo
 // Checksums of header and index made right again after a change.
 static void seal(Files *f) {
     put(f->bin + 1020, crc32c(0, f->bin, 1020), 4);
-    put(f->idx + 12, crc32c(0, f->bin, 1024), 4);
+    put(f->idx + 12, crc32c(0, f->bin, 1020), 4);
     put(f->idx + f->idx_size - 4, crc32c(0, f->idx, f->idx_size - 4), 4);
 }
 
@@ -83,9 +63,9 @@ static void make_files(Files *f, int width) {
 static void save(const Files *f, const char *stem) {
     char name[128];
     snprintf(name, sizeof name, "%s.bin", stem);
-    write_bytes(at(name), f->bin, f->bin_size);
+    write_bytes(scratch(name), f->bin, f->bin_size);
     snprintf(name, sizeof name, "%s.idx", stem);
-    write_bytes(at(name), f->idx, f->idx_size);
+    write_bytes(scratch(name), f->idx, f->idx_size);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -145,7 +125,7 @@ TEST(own_shards_of_both_widths) {
         char text[256];
         make_files(&f, width);
         save(&f, "own");
-        CHECK_MSG(dataset_open(&ds, at("own.bin"), &options, &err), "%s", err.what);
+        CHECK_MSG(dataset_open(&ds, scratch("own.bin"), &options, &err), "%s", err.what);
         CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
         CHECK(dataset_num_tokens(&ds) == NUM_TOKENS && dataset_vocab_size(&ds) == VOCAB);
         CHECK(dataset_bos(&ds) == 98 && dataset_eos(&ds) == 99);
@@ -165,7 +145,7 @@ TEST(every_prefix_and_every_tail_is_refused) {
             Files f;
             make_files(&f, width);
             save(&f, "cut");
-            const char *path = at("cut.bin"), *victim = at(which ? "cut.idx" : "cut.bin");
+            const char *path = scratch("cut.bin"), *victim = scratch(which ? "cut.idx" : "cut.bin");
             const size_t size = which ? f.idx_size : f.bin_size;
             check_opens(path);
             for (size_t longer = 1; longer <= 64; longer++) {
@@ -186,7 +166,7 @@ TEST(every_bit_of_header_and_index_counts) {
         Files f;
         make_files(&f, 2);
         save(&f, "bits");
-        const char *path = at("bits.bin"), *victim = at(which ? "bits.idx" : "bits.bin");
+        const char *path = scratch("bits.bin"), *victim = scratch(which ? "bits.idx" : "bits.bin");
         const size_t size = which ? f.idx_size : 1024;
         const int fd = open(victim, O_RDWR);
         CHECK(fd >= 0);
@@ -204,14 +184,14 @@ TEST(every_bit_of_header_and_index_counts) {
 }
 
 // Wrong values with right checksums: what a broken or hostile writer makes.
-#define FIELD(change_, because_)                  \
-    do {                                          \
-        Files f;                                  \
-        make_files(&f, 2);                        \
-        change_;                                  \
-        seal(&f);                                 \
-        save(&f, "field");                        \
-        check_refused(at("field.bin"), because_); \
+#define FIELD(change_, because_)                       \
+    do {                                               \
+        Files f;                                       \
+        make_files(&f, 2);                             \
+        change_;                                       \
+        seal(&f);                                      \
+        save(&f, "field");                             \
+        check_refused(scratch("field.bin"), because_); \
     } while (0)
 
 TEST(header_fields_are_proven) {
@@ -253,9 +233,9 @@ TEST(an_index_belongs_to_its_shard) {
     seal(&g);
     save(&f, "mine");
     save(&g, "yours");
-    check_opens(at("mine.bin"));
-    CHECK(rename(at("yours.idx"), at("mine.idx")) == 0);
-    check_refused(at("mine.bin"), "another shard");
+    check_opens(scratch("mine.bin"));
+    CHECK(rename(scratch("yours.idx"), scratch("mine.idx")) == 0);
+    check_refused(scratch("mine.bin"), "another shard");
 }
 
 TEST(a_bad_token_is_named_wherever_it_is) {
@@ -271,7 +251,7 @@ TEST(a_bad_token_is_named_wherever_it_is) {
             const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
             put(f.bin + 1024 + bad * width, id, (size_t)width);
             save(&f, "bad");
-            CHECK_MSG(dataset_open(&ds, at("bad.bin"), &options, &err), "%s", err.what);
+            CHECK_MSG(dataset_open(&ds, scratch("bad.bin"), &options, &err), "%s", err.what);
             int64_t start = 0, failed = 0;
             for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
                 const int64_t n = dataset_doc_length(&ds, doc);
@@ -299,8 +279,8 @@ TEST(a_shard_that_shrinks_is_noticed) {
     int32_t out[64];
     make_files(&f, 2);
     save(&f, "shrink");
-    CHECK(dataset_open(&ds, at("shrink.bin"), &options, &err));
-    CHECK(truncate(at("shrink.bin"), 1030) == 0);
+    CHECK(dataset_open(&ds, scratch("shrink.bin"), &options, &err));
+    CHECK(truncate(scratch("shrink.bin"), 1030) == 0);
     CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
     CHECK(!dataset_read(&ds, 0, 0, 5, out, &err) && err.code == EXIT_BAD_INPUT);
     file_close(&ds.shards[0].file);  // and when it has to be opened again
@@ -345,19 +325,19 @@ TEST(llmc_shards_are_scanned) {
     Files f;
     DatasetOptions options = dataset_options();
     make_llmc(&f, 2, 50256, false);
-    write_bytes(at("v1.bin"), f.bin, f.bin_size);
-    check_scanned(at("v1.bin"), &options, 50256);
+    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
+    check_scanned(scratch("v1.bin"), &options, 50256);
     make_llmc(&f, 4, 128000, false);
-    write_bytes(at("v7.bin"), f.bin, f.bin_size);
-    check_scanned(at("v7.bin"), &options, 128000);
+    write_bytes(scratch("v7.bin"), f.bin, f.bin_size);
+    check_scanned(scratch("v7.bin"), &options, 128000);
     for (int ends = 0; ends < 2; ends++) {
         make_llmc(&f, 2, 7, ends);
-        write_bytes(at("own_token.bin"), f.bin, f.bin_size);
+        write_bytes(scratch("own_token.bin"), f.bin, f.bin_size);
         options.boundary_token = 7;
         options.boundary_ends = ends;
-        check_scanned(at("own_token.bin"), &options, 7);
+        check_scanned(scratch("own_token.bin"), &options, 7);
     }
-    check_refused(at("own_token.bin"), "token 50256 is nowhere");
+    check_refused(scratch("own_token.bin"), "token 50256 is nowhere");
 }
 
 // The scan goes over its blocks: a border at every place around the first end of one.
@@ -374,9 +354,9 @@ TEST(scanning_crosses_blocks) {
         Dataset ds;
         Error err = {0};
         put(big + 1024 + 2 * border, 9, 2);
-        write_bytes(at("big.bin"), big, sizeof big);
+        write_bytes(scratch("big.bin"), big, sizeof big);
         put(big + 1024 + 2 * border, 0, 2);
-        CHECK_MSG(dataset_open(&ds, at("big.bin"), &options, &err), "%s", err.what);
+        CHECK_MSG(dataset_open(&ds, scratch("big.bin"), &options, &err), "%s", err.what);
         CHECK(dataset_num_docs(&ds) == 2 && dataset_doc_length(&ds, 0) == border);
         dataset_close(&ds);
     }
@@ -385,15 +365,15 @@ TEST(scanning_crosses_blocks) {
 TEST(llmc_shards_of_wrong_size_are_refused) {
     Files f;
     make_llmc(&f, 2, 50256, false);
-    write_bytes(at("v1.bin"), f.bin, f.bin_size);
+    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
     for (size_t n = f.bin_size; n-- > 0;) {
-        CHECK(truncate(at("v1.bin"), (off_t)n) == 0);
-        CHECK_MSG(refused_by_size_or_sum(at("v1.bin")), "%zu", n);
+        CHECK(truncate(scratch("v1.bin"), (off_t)n) == 0);
+        CHECK_MSG(refused_by_size_or_sum(scratch("v1.bin")), "%zu", n);
     }
     make_llmc(&f, 2, 50256, false);
     put_word(&f, 77, 1);
-    write_bytes(at("v1.bin"), f.bin, f.bin_size);
-    check_refused(at("v1.bin"), "header word 77");
+    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
+    check_refused(scratch("v1.bin"), "header word 77");
 }
 
 TEST(datatrove_sets) {
@@ -403,21 +383,22 @@ TEST(datatrove_sets) {
         Error err = {0};
         const DatasetOptions options = dataset_options();
         make_files(&f, width);
-        write_bytes(at("a.ds"), f.bin + 1024, f.bin_size - 1024);
-        write_bytes(at("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
-        CHECK_MSG(dataset_open(&ds, at("a.ds"), &options, &err), "%s", err.what);
+        write_bytes(scratch("a.ds"), f.bin + 1024, f.bin_size - 1024);
+        write_bytes(scratch("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        CHECK_MSG(dataset_open(&ds, scratch("a.ds"), &options, &err), "%s", err.what);
         CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
         check_documents(&ds, 0);
         dataset_close(&ds);
         for (size_t n = 8 * NUM_ENDS; n-- > 0;) {
-            write_bytes(at("a.ds.index"), f.idx + 32, n);
+            write_bytes(scratch("a.ds.index"), f.idx + 32, n);
             // one document fewer, and that document empty, is nothing that can be seen
-            if (n != 8 * (NUM_ENDS - 1)) CHECK_MSG(refused_by_size_or_sum(at("a.ds")), "%zu", n);
+            if (n != 8 * (NUM_ENDS - 1))
+                CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
         }
-        write_bytes(at("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        write_bytes(scratch("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
         for (size_t n = f.bin_size - 1024; n-- > 0;) {
-            CHECK(truncate(at("a.ds"), (off_t)n) == 0);
-            if (n != 2 * NUM_TOKENS) CHECK_MSG(refused_by_size_or_sum(at("a.ds")), "%zu", n);
+            CHECK(truncate(scratch("a.ds"), (off_t)n) == 0);
+            if (n != 2 * NUM_TOKENS) CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
         }
     }
 }
@@ -448,22 +429,22 @@ TEST(megatron_sets) {
         const DatasetOptions options = dataset_options();
         make_files(&f, width);
         const size_t size = make_megatron(idx, width);
-        write_bytes(at("m.bin"), f.bin + 1024, f.bin_size - 1024);
-        write_bytes(at("m.idx"), idx, size);
-        CHECK_MSG(dataset_open(&ds, at("m.bin"), &options, &err), "%s", err.what);
+        write_bytes(scratch("m.bin"), f.bin + 1024, f.bin_size - 1024);
+        write_bytes(scratch("m.idx"), idx, size);
+        CHECK_MSG(dataset_open(&ds, scratch("m.bin"), &options, &err), "%s", err.what);
         CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
         check_documents(&ds, 0);
         dataset_close(&ds);
         for (size_t n = size; n-- > 0;) {
-            CHECK(truncate(at("m.idx"), (off_t)n) == 0);
-            CHECK_MSG(refused_by_size_or_sum(at("m.bin")), "%zu", n);
+            CHECK(truncate(scratch("m.idx"), (off_t)n) == 0);
+            CHECK_MSG(refused_by_size_or_sum(scratch("m.bin")), "%zu", n);
         }
         // every byte of the index changed: never accepted with other documents than before
         for (size_t i = 0; i < size; i++) {
             idx[i] ^= 0x40;
-            write_bytes(at("m.idx"), idx, size);
+            write_bytes(scratch("m.idx"), idx, size);
             idx[i] ^= 0x40;
-            CHECK_MSG(refused_by_size_or_sum(at("m.bin")), "byte %zu", i);
+            CHECK_MSG(refused_by_size_or_sum(scratch("m.bin")), "byte %zu", i);
         }
     }
 }
@@ -480,18 +461,18 @@ TEST(llmq_files) {
     put_word(&f, 3, 4);
     put_word(&f, 4, NUM_TOKENS);
     put_word(&f, 5, VOCAB);
-    write_bytes(at("q.bin"), f.bin, f.bin_size);
-    CHECK(!dataset_open(&ds, at("q.bin"), &options, &err) && err.code == EXIT_USAGE);
+    write_bytes(scratch("q.bin"), f.bin, f.bin_size);
+    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) && err.code == EXIT_USAGE);
     memset(&err, 0, sizeof err);
     options.boundary_token = 12;
     options.boundary_ends = true;
-    CHECK_MSG(dataset_open(&ds, at("q.bin"), &options, &err), "%s", err.what);
+    CHECK_MSG(dataset_open(&ds, scratch("q.bin"), &options, &err), "%s", err.what);
     CHECK(dataset_num_docs(&ds) == 2 && dataset_doc_length(&ds, 0) == 13);
     CHECK(dataset_vocab_size(&ds) == VOCAB && dataset_eos(&ds) == 12);
     dataset_close(&ds);
     put_word(&f, 6, 1);
-    write_bytes(at("q.bin"), f.bin, f.bin_size);
-    CHECK(!dataset_open(&ds, at("q.bin"), &options, &err) && strstr(err.what, "mask"));
+    write_bytes(scratch("q.bin"), f.bin, f.bin_size);
+    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) && strstr(err.what, "mask"));
 }
 
 TEST(other_files_are_recognized) {
@@ -499,26 +480,27 @@ TEST(other_files_are_recognized) {
     make_files(&f, 2);
     char text[2000];
     memset(text, 'x', sizeof text);
-    write_bytes(at("text.bin"), text, sizeof text);
-    check_refused(at("text.bin"), "found text");
-    write_bytes(at("npy.bin"), "\x93NUMPY\1\0rest", 12);
-    check_refused(at("npy.bin"), "numpy");
-    write_bytes(at("gz.bin"), "\x1f\x8b\x08\0rest", 8);
-    check_refused(at("gz.bin"), "gzip");
+    write_bytes(scratch("text.bin"), text, sizeof text);
+    check_refused(scratch("text.bin"), "found text");
+    write_bytes(scratch("npy.bin"), "\x93NUMPY\1\0rest", 12);
+    check_refused(scratch("npy.bin"), "numpy");
+    write_bytes(scratch("gz.bin"), "\x1f\x8b\x08\0rest", 8);
+    check_refused(scratch("gz.bin"), "gzip");
     put_word(&f, 0, 20240522);
-    write_bytes(at("eval.bin"), f.bin, f.bin_size);
-    check_refused(at("eval.bin"), "evaluation");
+    write_bytes(scratch("eval.bin"), f.bin, f.bin_size);
+    check_refused(scratch("eval.bin"), "evaluation");
     put_word(&f, 0, (int32_t)__builtin_bswap32(20240520));
-    write_bytes(at("big_endian.bin"), f.bin, f.bin_size);
-    check_refused(at("big_endian.bin"), "big-endian");
-    write_bytes(at("nothing.bin"), "", 0);
-    check_refused(at("nothing.bin"), "unknown");
+    write_bytes(scratch("big_endian.bin"), f.bin, f.bin_size);
+    check_refused(scratch("big_endian.bin"), "big-endian");
+    write_bytes(scratch("nothing.bin"), "", 0);
+    check_refused(scratch("nothing.bin"), "unknown");
     make_files(&f, 2);
     save(&f, "its");
-    check_refused(at("its.idx"), "an index");
-    check_refused(dir, "found none");
-    check_refused(at("absent.bin"), "found none");
-    check_refused(at("absent*.bin"), "found none");
+    check_refused(scratch("its.idx"), "an index");
+    CHECK(mkdir(scratch("bare"), 0777) == 0);
+    check_refused(scratch("bare"), "found none");
+    check_refused(scratch("absent.bin"), "found none");
+    check_refused(scratch("absent*.bin"), "found none");
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -530,14 +512,14 @@ TEST(directories_globs_and_lists) {
     Error err = {0};
     DatasetOptions options = dataset_options();
     make_files(&f, 2);
-    CHECK(mkdir(at("set, [a] of"), 0777) == 0);
+    CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
     static const char *const names[] = {"train_00001", "train_00000", "val_00000", "other"};
     for (int i = 0; i < 4; i++) {
         char stem[64];
         snprintf(stem, sizeof stem, "set, [a] of/%s", names[i]);
         save(&f, stem);
     }
-    CHECK_MSG(dataset_open(&ds, at("set, [a] of"), &options, &err), "%s", err.what);
+    CHECK_MSG(dataset_open(&ds, scratch("set, [a] of"), &options, &err), "%s", err.what);
     CHECK(ds.num_shards == 2 && dataset_num_docs(&ds) == 2 * NUM_DOCS);
     CHECK(strstr(ds.shards[0].path, "train_00000.bin") &&
           strstr(ds.shards[1].path, "train_00001.bin"));
@@ -545,41 +527,41 @@ TEST(directories_globs_and_lists) {
     check_documents(&ds, NUM_DOCS);
     dataset_close(&ds);
     options.split = "val";
-    CHECK_MSG(dataset_open(&ds, at("set, [a] of"), &options, &err), "%s", err.what);
+    CHECK_MSG(dataset_open(&ds, scratch("set, [a] of"), &options, &err), "%s", err.what);
     CHECK(ds.num_shards == 1 && strstr(ds.shards[0].path, "val_00000.bin"));
     dataset_close(&ds);
-    save(&f, "g1");
-    save(&f, "g2");
-    CHECK_MSG(dataset_open(&ds, at("g?.bin"), &options, &err), "%s", err.what);
+    save(&f, "part1");
+    save(&f, "part2");
+    CHECK_MSG(dataset_open(&ds, scratch("part?.bin"), &options, &err), "%s", err.what);
     CHECK(ds.num_shards == 2);
     dataset_close(&ds);
     char list[600];
-    snprintf(list, sizeof list, "%s,%s", at("g2.bin"), at("g1.bin"));
+    snprintf(list, sizeof list, "%s,%s", scratch("part2.bin"), scratch("part1.bin"));
     CHECK_MSG(dataset_open(&ds, list, &options, &err), "%s", err.what);
-    CHECK(ds.num_shards == 2 && strstr(ds.shards[0].path, "g2.bin"));  // as listed
+    CHECK(ds.num_shards == 2 && strstr(ds.shards[0].path, "part2.bin"));  // as listed
     dataset_close(&ds);
-    snprintf(list, sizeof list, "%s,%s", at("g2.bin"), at("g3.bin"));
-    check_refused(list, "g3.bin");
+    snprintf(list, sizeof list, "%s,%s", scratch("part2.bin"), scratch("part3.bin"));
+    check_refused(list, "part3.bin");
     check_refused(",", "expected a path");
 }
 
 TEST(modded_nanogpt_names) {
     Files f;
-    CHECK(mkdir(at("fineweb"), 0777) == 0);
+    CHECK(mkdir(scratch("fineweb"), 0777) == 0);
     make_llmc(&f, 2, 50256, false);
-    write_bytes(at("fineweb/fineweb_train_000001.bin"), f.bin, f.bin_size);
-    check_opens(at("fineweb"));
+    write_bytes(scratch("fineweb/fineweb_train_000001.bin"), f.bin, f.bin_size);
+    check_opens(scratch("fineweb"));
 }
 
 // The first bad shard ends it, whatever was good before.
 TEST(all_shards_are_proven_first) {
     Files f;
     make_files(&f, 2);
-    CHECK(mkdir(at("last_bad"), 0777) == 0);
+    CHECK(mkdir(scratch("last_bad"), 0777) == 0);
     save(&f, "last_bad/train_00000");
     save(&f, "last_bad/train_00001");
-    CHECK(truncate(at("last_bad/train_00001.bin"), (off_t)f.bin_size - 2) == 0);
-    check_refused(at("last_bad"), "train_00001.bin: expected exactly 1114 bytes");
+    CHECK(truncate(scratch("last_bad/train_00001.bin"), (off_t)f.bin_size - 2) == 0);
+    check_refused(scratch("last_bad"), "train_00001.bin: expected exactly 1114 bytes");
 }
 
 TEST(more_shards_than_descriptors) {
@@ -590,13 +572,13 @@ TEST(more_shards_than_descriptors) {
     const DatasetOptions options = dataset_options();
     int32_t out[8];
     make_files(&f, 2);
-    CHECK(mkdir(at("many"), 0777) == 0);
+    CHECK(mkdir(scratch("many"), 0777) == 0);
     for (int i = 0; i < SHARDS; i++) {
         char stem[64];
         snprintf(stem, sizeof stem, "many/train_%05d", i);
         save(&f, stem);
     }
-    CHECK_MSG(dataset_open(&ds, at("many"), &options, &err), "%s", err.what);
+    CHECK_MSG(dataset_open(&ds, scratch("many"), &options, &err), "%s", err.what);
     CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
@@ -622,24 +604,24 @@ static uint64_t fingerprint_of(const char *path) {
 TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
     Files f;
     make_files(&f, 2);
-    CHECK(mkdir(at("moved"), 0777) == 0);
+    CHECK(mkdir(scratch("moved"), 0777) == 0);
     save(&f, "print");
     save(&f, "moved/print");
-    const uint64_t one = fingerprint_of(at("print.bin"));
-    CHECK(fingerprint_of(at("moved/print.bin")) == one);
+    const uint64_t one = fingerprint_of(scratch("print.bin"));
+    CHECK(fingerprint_of(scratch("moved/print.bin")) == one);
     save(&f, "other_name");
-    CHECK(fingerprint_of(at("other_name.bin")) != one);
+    CHECK(fingerprint_of(scratch("other_name.bin")) != one);
     put(f.idx + 32, 4, 8);  // the first document one token shorter
     seal(&f);
     save(&f, "print");
-    CHECK(fingerprint_of(at("print.bin")) != one);
+    CHECK(fingerprint_of(scratch("print.bin")) != one);
     make_files(&f, 2);
     put_word(&f, 10, VOCAB + 1);
     seal(&f);
     save(&f, "print");
-    CHECK(fingerprint_of(at("print.bin")) != one);
+    CHECK(fingerprint_of(scratch("print.bin")) != one);
     char list[600];
-    snprintf(list, sizeof list, "%s,%s", at("moved/print.bin"), at("moved/print.bin"));
+    snprintf(list, sizeof list, "%s,%s", scratch("moved/print.bin"), scratch("moved/print.bin"));
     CHECK(fingerprint_of(list) != one);
 }
 
@@ -654,7 +636,7 @@ TEST(tokenizers_must_agree) {
     put_word(&f, 16, 0x5678);
     seal(&f);
     save(&f, "tok_b");
-    snprintf(list, sizeof list, "%s,%s", at("tok_a.bin"), at("tok_b.bin"));
+    snprintf(list, sizeof list, "%s,%s", scratch("tok_a.bin"), scratch("tok_b.bin"));
     check_refused(list, "another tokenizer");
     put_word(&f, 16, 0);  // does not say
     seal(&f);
@@ -665,11 +647,12 @@ TEST(tokenizers_must_agree) {
     save(&f, "tok_b");
     check_refused(list, "another tokenizer");
     options.vocab_size = VOCAB - 1;
-    CHECK(!dataset_open(&ds, at("tok_a.bin"), &options, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK(!dataset_open(&ds, scratch("tok_a.bin"), &options, &err) && err.code == EXIT_BAD_INPUT);
     CHECK_MSG(strstr(err.what, "vocabulary of 100, the model has 99"), "%s", err.what);
     memset(&err, 0, sizeof err);
     options.vocab_size = 1000;
-    CHECK(dataset_open(&ds, at("tok_a.bin"), &options, &err) && dataset_vocab_size(&ds) == VOCAB);
+    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) &&
+          dataset_vocab_size(&ds) == VOCAB);
     dataset_close(&ds);
 }
 
@@ -681,17 +664,18 @@ TEST(empty_shards) {
     memset(f.idx + 24, 0, 8 + 8 * NUM_ENDS);
     seal(&f);
     save(&f, "empty");
-    check_refused(at("empty.bin"), "expected documents, found none");
+    check_refused(scratch("empty.bin"), "expected documents, found none");
     put_word(&f, 14, 0);
     put(f.idx + 16, 0, 8);
     f.idx_size = 36;
     seal(&f);
     save(&f, "empty");
-    check_refused(at("empty.bin"), "expected documents, found none");
+    check_refused(scratch("empty.bin"), "expected documents, found none");
     make_files(&f, 2);
     save(&f, "full");
     char list[600];
-    snprintf(list, sizeof list, "%s,%s,%s", at("empty.bin"), at("full.bin"), at("empty.bin"));
+    snprintf(list, sizeof list, "%s,%s,%s", scratch("empty.bin"), scratch("full.bin"),
+             scratch("empty.bin"));
     check_opens(list);
 }
 
@@ -711,7 +695,7 @@ TEST(random_damage_is_survived) {
         }
         if (test_rng_below(4)) seal(&f);
         save(&f, "fuzz");
-        if (!dataset_open(&ds, at("fuzz.bin"), &options, &err)) {
+        if (!dataset_open(&ds, scratch("fuzz.bin"), &options, &err)) {
             CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
             continue;
         }

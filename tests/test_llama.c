@@ -195,12 +195,12 @@ static void check_golden(const char *name) {
 
 TEST(goldens_of_transformers) {
     DIR *dir = opendir("tests/golden");
-    char names[32][64];
+    char names[32][256];
     int checked = 0;
     CHECK_MSG(dir != NULL, "run from the repository's root");
     for (struct dirent *e; checked < 32 && (e = readdir(dir));) {
         if (e->d_name[0] == '.' || strchr(e->d_name, '.')) continue;
-        snprintf(names[checked++], 64, "%s", e->d_name);
+        snprintf(names[checked++], 256, "%s", e->d_name);
     }
     closedir(dir);
     for (int i = 0; i < checked; i++) check_golden(names[i]);

@@ -220,11 +220,10 @@ TEST(a_row_does_not_depend_on_its_company)
 
 #ifdef _OPENMP
 typedef struct { Guarded out, dinp, dweight; } Products;
-enum { T_BITS = 301, K_BITS = 203, N_BITS = 700 };
 
-static Products products_with(int threads, Guarded inp, Guarded weight, Guarded dout)
+static Products products_with(int threads, Guarded inp, Guarded weight, Guarded dout, int64_t T,
+                              int64_t K, int64_t N)
 {
-    int64_t T = T_BITS, K = K_BITS, N = N_BITS;
     Products p = {guarded_new(T * N), guarded_new(T * K), guarded_new(N * K)};
     memset(p.dweight.p, 0, (size_t)(N * K) * sizeof(real));
     int usual = omp_get_max_threads();
@@ -236,31 +235,44 @@ static Products products_with(int threads, Guarded inp, Guarded weight, Guarded 
     return p;
 }
 
-static void products_free(Products p)
+// All products with one thread and with each number of threads from 2 to `threads`.
+static void check_thread_counts(int threads, int64_t T, int64_t K, int64_t N)
 {
-    guarded_free(p.out), guarded_free(p.dinp), guarded_free(p.dweight);
+    Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
+    Guarded dout = guarded_uniform(T * N);
+    Products one = products_with(1, inp, weight, dout, T, K, N);
+    bool same = true;
+    for (int t = 2; t <= threads; t++) {
+        Products many = products_with(t, inp, weight, dout, T, K, N);
+        same &= same_bits(one.out.p, many.out.p, T * N);
+        same &= same_bits(one.dinp.p, many.dinp.p, T * K);
+        same &= same_bits(one.dweight.p, many.dweight.p, N * K);
+        guarded_free(many.out), guarded_free(many.dinp), guarded_free(many.dweight);
+    }
+    double last_row = worst_error(one.out.p + (T - 1) * N, NULL,
+                                  (Strided){inp.p + (T - 1) * K, K, 1},
+                                  (Strided){weight.p, K, 1}, 1, N, K, 0);
+    guarded_free(one.out), guarded_free(one.dinp), guarded_free(one.dweight);
+    guarded_free(inp), guarded_free(weight), guarded_free(dout);
+    CHECK_MSG(same, "%s, T %d K %d N %d", matmul_describe(), (int)T, (int)K, (int)N);
+    CHECK_MSG(last_row == 0 || strstr(matmul_describe(), "bf16"),
+              "%s, last row: %g times the bound", matmul_describe(), last_row);
 }
 
 TEST(bits_do_not_depend_on_the_number_of_threads)
 {
-    int64_t T = T_BITS, K = K_BITS, N = N_BITS;
     for (int c = 0; c < NUM_OWN; c++) {
         if (matmul_select(own_choices[c].name, own_choices[c].bf16) != 0) continue;
-        Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
-        Guarded dout = guarded_uniform(T * N);
-        Products one = products_with(1, inp, weight, dout);
-        bool same = true;
-        for (int threads = 2; threads <= 7; threads++) {
-            Products many = products_with(threads, inp, weight, dout);
-            same &= same_bits(one.out.p, many.out.p, T * N);
-            same &= same_bits(one.dinp.p, many.dinp.p, T * K);
-            same &= same_bits(one.dweight.p, many.dweight.p, N * K);
-            products_free(many);
-        }
-        products_free(one);
-        guarded_free(inp), guarded_free(weight), guarded_free(dout);
-        CHECK_MSG(same, "%s", matmul_describe());
+        check_thread_counts(7, 301, 203, 700);
     }
+}
+
+TEST(many_blocks_each_way_with_threads)
+{
+    CHECK(matmul_select("own", 0) == 0);
+    check_thread_counts(3, 2060, 1030, 60);              // each product has two of its sizes cut
+    check_thread_counts(3, 60, 1030, 2060);              // into blocks in one of these
+    check_thread_counts(3, 2060, 60, 2060);
 }
 #endif
 

@@ -1,5 +1,5 @@
-// data/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the hostile
-// ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
+// data/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the
+// hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
 #include "../data/safetensors.h"
 
 #include <math.h>
@@ -77,7 +77,8 @@ TEST(bytes_of_a_small_file) {
 }
 
 TEST(what_is_written_is_found) {
-    TensorInfo t[4] = {tensor_info("model.z", "F32", 2, 5, 7), tensor_info("model.a \"\\\n\xc3\xa9", "F32", 1, 3, 0),
+    TensorInfo t[4] = {tensor_info("model.z", "F32", 2, 5, 7),
+                       tensor_info("model.a \"\\\n\xc3\xa9", "F32", 1, 3, 0),
                        tensor_info("empty", "F32", 2, 0, 9), tensor_info("scalar", "F32", 0, 0, 0)};
     SafetensorsSet s;
     Error err = {0, "", ""};
@@ -87,7 +88,8 @@ TEST(what_is_written_is_found) {
     CHECK(s.num_tensors == 4 && s.num_files == 1 && !safetensors_find(&s, "none"));
     for (int i = 0; i < 4; i++) {
         const TensorInfo *f = safetensors_find(&s, t[i].name);
-        CHECK_MSG(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0, "%d", i);
+        CHECK_MSG(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0,
+                  "%d", i);
         CHECK(f->end - f->begin == 4 * tensor_num_elements(f));
     }
     const TensorInfo *z = safetensors_find(&s, "model.z");
@@ -105,7 +107,8 @@ TEST(writer_knows_its_crc) {
     Error err = {0, "", ""};
     uint64_t n = 0;
     for (int i = 0; i < 100000; i++) data[i] = (float)test_rng_normal();
-    CHECK(safetensors_create(&w, scratch("crc"), &t, 1, &err) && safetensors_write(&w, data, sizeof data, &err));
+    CHECK(safetensors_create(&w, scratch("crc"), &t, 1, &err) &&
+          safetensors_write(&w, data, sizeof data, &err));
     CHECK(safetensors_finish(&w, &err));
     char *bytes = file_read_all(scratch("crc"), 1 << 20, &n, "", &err);
     uint32_t crc = bytes ? crc32c(0, bytes, n) : 0;
@@ -119,7 +122,8 @@ TEST(writer_refuses_the_wrong_number_of_bytes) {
     TensorInfo t = tensor_info("x", "F32", 1, 2, 0);
     for (uint64_t given = 0; given <= 12; given++) {
         Error err = {0, "", ""};
-        CHECK(safetensors_create(&w, scratch("short"), &t, 1, &err) && safetensors_write(&w, data, given, &err));
+        CHECK(safetensors_create(&w, scratch("short"), &t, 1, &err) &&
+              safetensors_write(&w, data, given, &err));
         CHECK(safetensors_finish(&w, &err) == (given == 8));
         CHECK(path_exists(scratch("short")) == (given == 8));
         unlink(scratch("short"));
@@ -128,8 +132,8 @@ TEST(writer_refuses_the_wrong_number_of_bytes) {
 
 TEST(writer_refuses_what_it_cannot_describe) {
     static SafetensorsWriter w;
-    TensorInfo bad[3] = {tensor_info("x", "F33", 1, 2, 0), tensor_info("x", "F32", 2, 1ull << 62, 8),
-                         tensor_info("x", "", 1, 2, 0)};
+    TensorInfo bad[3] = {tensor_info("x", "F33", 1, 2, 0),
+                         tensor_info("x", "F32", 2, 1ull << 62, 8), tensor_info("x", "", 1, 2, 0)};
     for (int i = 0; i < 3; i++) {
         Error err = {0, "", ""};
         CHECK(!safetensors_create(&w, scratch("undescribed"), &bad[i], 1, &err));
@@ -173,7 +177,9 @@ static uint64_t read_one(float *out, uint64_t count) {
     return nonfinite;
 }
 
-static bool same_float(float a, float b) { return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b)); }
+static bool same_float(float a, float b) {
+    return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b));
+}
 
 TEST(every_f16) {
     static uint16_t bits[65536];
@@ -185,7 +191,8 @@ TEST(every_f16) {
         int exponent = (i >> 10) & 31, mantissa = i & 1023;
         double value = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
         if (exponent == 31) value = mantissa ? NAN : INFINITY;
-        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i, out[i]);
+        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i,
+                  out[i]);
     }
 }
 
@@ -199,7 +206,8 @@ TEST(every_bf16) {
         int exponent = (i >> 7) & 255, mantissa = i & 127;
         double value = exponent ? ldexp(128 + mantissa, exponent - 134) : ldexp(mantissa, -133);
         if (exponent == 255) value = mantissa ? NAN : INFINITY;
-        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i, out[i]);
+        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i,
+                  out[i]);
     }
 }
 
@@ -235,8 +243,9 @@ TEST(integers_are_not_read_as_floats) {
 // ------------------------------------------------------------------------------------------------
 // Hostile headers
 
-#define F32_AT(name_, shape_, begin_, end_) \
-    "\"" name_ "\":{\"dtype\":\"F32\",\"shape\":" shape_ ",\"data_offsets\":[" #begin_ "," #end_ "]}"
+#define F32_AT(name_, shape_, begin_, end_)                                                      \
+    "\"" name_ "\":{\"dtype\":\"F32\",\"shape\":" shape_ ",\"data_offsets\":[" #begin_ "," #end_ \
+    "]}"
 
 typedef struct {
     const char *header;
@@ -253,7 +262,8 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},
     {"{" F32_AT("x", "[0]", 0, 0) "}", 0, NULL},
     {"{" F32_AT("y", "[1]", 4, 8) "," F32_AT("x", "[1]", 0, 4) "}", 8, NULL},
-    {"{" F32_AT("e", "[0]", 4, 4) "," F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 4, 8) "}", 8, NULL},
+    {"{" F32_AT("e", "[0]", 4, 4) "," F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 4, 8) "}", 8,
+     NULL},
     {"{" F32_AT("x", "[1,1,1,1,1,1,1,1]", 0, 4) "}", 4, NULL},
     {"{\"x\":{\"data_offsets\":[0,2],\"shape\":[2],\"dtype\":\"F8_E4M3\"}}", 2, NULL},
     {"", 0, "header: expected 2"},
@@ -269,10 +279,12 @@ static const Header headers[] = {
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
     {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "x: expected {dtype"},
     {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]}}", 4, "data_offsets"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"a\":1}}", 4, "x: expected {dtype"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"a\":1}}", 4,
+     "x: expected {dtype"},
     {"{\"x\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
     {"{\"x\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
-    {"{\"x\":{\"dtype\":\"F32F32F32F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
+    {"{\"x\":{\"dtype\":\"F32F32F32F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+     "dtype: expected"},
     {"{\"x\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected a string"},
     {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
     {"{" F32_AT("x", "[\"1\"]", 0, 4) "}", 4, "shape: expected an integer"},
@@ -291,9 +303,12 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[1]", -4, 0) "}", 4, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8, "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{}}}", 4, "data_offsets: expected [begin"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4,
+     "data_offsets: expected [begin"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8,
+     "data_offsets: expected [begin"},
+    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{}}}", 4,
+     "data_offsets: expected [begin"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 3, "expected 4 bytes of tensors, found 3"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 5, "expected 4 bytes of tensors, found 5"},
     {"{}", 1, "expected 0 bytes of tensors, found 1"},
@@ -323,8 +338,9 @@ TEST(hostile_headers) {
 
 TEST(header_lengths_are_bounded_before_reading) {
     char bytes[64] = "";
-    static const uint64_t lengths[] = {0, 1, 33, 57, 64, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX,
-                                       UINT64_MAX - 7};
+    static const uint64_t lengths[] = {
+        0, 1, 33, 57, 64, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX,
+        UINT64_MAX - 7};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         Error err;
         memset(bytes, ' ', sizeof bytes);
@@ -346,7 +362,8 @@ TEST(names_of_any_length) {
         Error err;
         memset(name, 'n', n);
         name[n] = 0;
-        snprintf(header, sizeof header, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
+        snprintf(header, sizeof header,
+                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
         CHECK(opens_built(header, 0, &err) == (n < sizeof ((TensorInfo *)0)->name));
     }
 }
@@ -354,8 +371,9 @@ TEST(names_of_any_length) {
 // ------------------------------------------------------------------------------------------------
 // Damage
 
-static const char victim[] = "{\"__metadata__\":{\"format\":\"pt\"}," F32_AT("ab", "[2,3]", 0, 24) ","
-                             "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}  ";
+static const char victim[] =
+    "{\"__metadata__\":{\"format\":\"pt\"}," F32_AT("ab", "[2,3]", 0, 24) ","
+    "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}  ";
 
 TEST(every_prefix_and_suffix_is_refused) {
     char bytes[1024];
@@ -377,8 +395,9 @@ static bool means_the_same(const char *path) {
     for (int i = 0; same && i < 2; i++) {
         const TensorInfo *t = &s.tensors[i];
         bool first = strcmp(t->dtype, "F32") == 0;
-        same = first ? t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->end - t->begin == 24
-                     : t->ndim == 1 && t->shape[0] == 4 && strcmp(t->dtype, "BF16") == 0;
+        same = first
+                   ? t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->end - t->begin == 24
+                   : t->ndim == 1 && t->shape[0] == 4 && strcmp(t->dtype, "BF16") == 0;
         same = same && t->begin == 8 + strlen(victim) + (first ? 0 : 24);
         same = same && strlen(t->name) == (first ? 2 : 1);
     }
@@ -399,8 +418,10 @@ TEST(every_flipped_bit_is_refused_or_harmless) {
 }
 
 static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"0", "[", "]", "{", "}", ",", ":", "\"", "-1", "9007199254740993", "1e99",
-                                        "18446744073709551615", "BF16", "null", "\\u0000", "24", "[0,0]"};
+    static const char *const words[] = {
+        "0",       "[", "]",       "{", "}",       ",", ":",       "\"",
+        "-1",      "9007199254740993", "1e99",    "18446744073709551615", "BF16",    "null",
+        "\\u0000", "24", "[0,0]"};
     const char *word = words[test_rng_below(sizeof words / sizeof *words)];
     uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(3);
     size_t length = kind ? strlen(word) : 0, over = test_rng_below(kind == 1 ? 1 : 12);
@@ -421,7 +442,8 @@ static void check_set(SafetensorsSet *s) {
         CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
         CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
         CHECK(safetensors_find(s, t->name) == t);
-        if (t->end - t->begin <= sizeof raw) CHECK(safetensors_read_raw(s, t, raw, 0, t->end - t->begin, &err));
+        if (t->end - t->begin <= sizeof raw)
+            CHECK(safetensors_read_raw(s, t, raw, 0, t->end - t->begin, &err));
     }
 }
 
@@ -465,8 +487,9 @@ TEST(shards_are_read_as_one) {
     SafetensorsSet s;
     Error err = {0, "", ""};
     unsigned char first = 0;
-    const char *index = "{\"metadata\":{\"total_size\":24},\"weight_map\":{\"a\":\"s1.safetensors\","
-                        "\"c\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}";
+    const char *index =
+        "{\"metadata\":{\"total_size\":24},\"weight_map\":{\"a\":\"s1.safetensors\","
+        "\"c\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}";
     make_shards();
     put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
     CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
@@ -484,14 +507,18 @@ TEST(inconsistent_indexes) {
         {"{\"weight_map\":{}}", "weight_map"},
         {"{\"weight_map\":{\"a\":1}}", "weight_map: expected file names"},
         {"{\"weight_map\":{\"a\":\"s1.safetensors\"}}", "expected all 2 tensors"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s3.safetensors\"}}",
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s3."
+         "safetensors\"}}",
          "cannot open"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2.safetensors\"}}",
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2."
+         "safetensors\"}}",
          "b: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2.safetensors\","
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2."
+         "safetensors\","
          "\"d\":\"s2.safetensors\"}}",
          "d: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}", "expected all 3 tensors"},
+        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}",
+         "expected all 3 tensors"},
         {"{\"weight_map\":{\"a\":\"../dir/s1.safetensors\"}}", "plain file name"},
         {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "plain file name"},
         {"{\"weight_map\":{\"a\":\"..\"}}", "plain file name"},

@@ -57,9 +57,9 @@ from torch.nn import functional as F  # noqa: E402
 
 
 def attention(q, k, v):
-    """Causal attention; (rows, heads, tokens, head_dim), k and v with fewer heads."""
+    """Causal; (rows, heads, tokens, head_dim). In bf16 the products below were the faster way."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if hasattr(F, "scaled_dot_product_attention"):      # PyTorch 2
+    if q.dtype == torch.float32 and hasattr(F, "scaled_dot_product_attention"):    # PyTorch 2
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     future = torch.full((q.shape[2], q.shape[2]), float("-inf")).triu(1)
     scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + future

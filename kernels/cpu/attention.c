@@ -1,8 +1,34 @@
-// Causal attention over packed documents on the CPU.
-// Idea: FlashAttention-2 (arXiv 2307.08691) with a tile of scores kept in cache, transposed: keys are rows and
-// queries are vector lanes, so that the running maximum and sum need no reduction across lanes, only Q (and dO)
-// are transposed, once a tile, and K and V are used as they lie.
-#include <assert.h>
+// Causal attention over packed documents: FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2)
+// on the CPU.
+//
+// Idea. A tile of 64 x 64 scores lives in cache and is kept transposed: keys are rows, queries are
+// vector lanes. The running maximum, the sum, lse and delta are then plain vectors, no reduction
+// ever crosses lanes, and only Q (and dO) are transposed, once a tile of queries. The six products
+// S = K Q^T, O += P V, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K are one small GEMM with
+// a block of C in registers (attention_tiles.h). On a diagonal tile it skips what causality leaves
+// out, a register block at a time: on documents of 64 tokens that is almost half of the work.
+//
+// Same bits wherever a document lies. Tiles are counted from the document's first token; an element
+// of any product is one chain of FMAs in ascending order of queries or keys, whatever the blocking,
+// the splitting into items or the number of threads.
+//
+// Work. An item is a range of tiles of one document, for one kv head and all query heads of its
+// group, which share the packed tile of K or V. Threads take items from one list, costliest first:
+//   PASS_FORWARD  a tile of queries, all keys up to it
+//   PASS_BOTH     backward of a whole document: dQ of a tile of queries stays in cache, dK and dV
+//                 of the document are summed in scratch; 5 products
+//   PASS_DQ       a tile of queries: 3 products
+//   PASS_DKV      KEY_SPAN tiles of keys: 4 products
+// The last two replace PASS_BOTH for a document of which one kv head alone exceeds a thread's share
+// of the batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay
+// only where threads would idle. Both forms give the same bits.
+//
+// Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
+// Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
+// where 4 x 3 measured the same and 5 x 2 less. KEY_SPAN 4: packing Q and dO serves 256 keys.
+//
+// Lost: transposed tiles always TILE wide (a document of one token then touches 64 cache lines a
+// head, all in a quarter of the cache's sets); a whole shuffle network for one or two rows.
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
@@ -15,9 +41,9 @@
 #include <arm_neon.h>
 #endif
 
-#define TILE 64          // queries and keys of a tile of scores
-#define KEY_SPAN 4       // key tiles of an item of the dK, dV pass
-#define ALIGN 64         // bytes
+#define TILE 64     // queries and keys of a tile of scores
+#define KEY_SPAN 4  // key tiles of an item of the dK, dV pass
+#define ALIGN 64    // bytes
 #define LOG2E ((real)1.44269504088896340736)
 #define LN2 ((real)0.69314718055994530942)
 
@@ -42,20 +68,27 @@ static inline int at_least(int a, int b) { return a > b ? a : b; }
 static inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 static inline int num_tiles(int n) { return (n + TILE - 1) / TILE; }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The work list: a header, the forward items, the backward items; every item is for all kv heads
 
 enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
 
-typedef struct { int32_t num_forward, num_backward, max_key_span, reserved; } PlanHeader;
-typedef struct { int32_t doc, first, end, pass, cost; } Item;      // tiles [first, end) of document doc
+typedef struct {
+    int32_t num_forward, num_backward, max_key_span, reserved;
+} PlanHeader;
+typedef struct {
+    int32_t doc, first, end, pass, cost;
+} Item;  // tiles [first, end) of document doc
 
-enum { HEADER_INTS = sizeof(PlanHeader) / sizeof(int32_t), ITEM_INTS = sizeof(Item) / sizeof(int32_t) };
+enum {
+    HEADER_INTS = sizeof(PlanHeader) / sizeof(int32_t),
+    ITEM_INTS = sizeof(Item) / sizeof(int32_t)
+};
 
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
-    int64_t docs = max_docs < max_tokens ? max_docs : max_tokens;         // those with a token
+    int64_t docs = max_docs < max_tokens ? max_docs : max_tokens;  // those with a token
     int64_t tiles = max_tokens / TILE + docs;
-    return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;                 // forward, dQ, dK and dV
+    return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;  // forward, dQ, dK and dV
 }
 
 // Multiply-adds of an item in units of 64 query-key pairs of one GEMM, saturated
@@ -81,26 +114,30 @@ static double doc_pairs(const int32_t *cu_seqlens, int doc) {
     return len * (len + 1) / 2;
 }
 
-size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs, HeadShape heads) {
+size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+                      HeadShape heads) {
     PlanHeader *header = (PlanHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
-    double share = 0;                                    // of one thread, in pairs of one kv head
+    double share = 0;  // of one thread, in pairs of one kv head
     for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
     share = share * heads.num_kv_heads / omp_get_max_threads();
 
     for (int doc = 0; doc < num_docs; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
-        for (int t = 0; t < num_tiles(len); t++) *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
+        for (int t = 0; t < num_tiles(len); t++)
+            *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
     }
     Item *backward = item;
     *header = (PlanHeader){.num_forward = (int32_t)(backward - forward)};
     for (int doc = 0; doc < num_docs; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc], tiles = num_tiles(len);
-        int whole = doc_pairs(cu_seqlens_host, doc) <= share, span = whole ? tiles : at_most(KEY_SPAN, tiles);
+        int whole = doc_pairs(cu_seqlens_host, doc) <= share,
+            span = whole ? tiles : at_most(KEY_SPAN, tiles);
         if (len == 0) continue;
         header->max_key_span = at_least(header->max_key_span, span);
         for (int t = 0; t < tiles; t += span)
-            *item++ = make_item(doc, len, t, at_most(t + span, tiles), whole ? PASS_BOTH : PASS_DKV);
+            *item++ =
+                make_item(doc, len, t, at_most(t + span, tiles), whole ? PASS_BOTH : PASS_DKV);
         for (int t = 0; t < tiles && !whole; t++) *item++ = make_item(doc, len, t, t + 1, PASS_DQ);
     }
     header->num_backward = (int32_t)(item - backward);
@@ -109,13 +146,13 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
     return (size_t)((int32_t *)item - work_host);
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // What one call works on
 
 typedef struct {
-    int64_t num_tokens, qkv_row, out_row;     // rows in elements
+    int64_t num_tokens, qkv_row, out_row;  // rows in elements
     int64_t num_heads, num_kv_heads;
-    int group, head_dim, padded;              // query heads per kv head; head_dim rounded up to 64 bytes
+    int group, head_dim, padded;  // query heads per kv head; head_dim rounded up to 64 bytes
     real scale, scale_log2e;
 } Shape;
 
@@ -138,31 +175,45 @@ typedef struct {
 
 // One thread's tiles; shapes with P = padded, G = group
 typedef struct {
-    real *q, *dout;          // (G, TILE, P)       q is scaled by softmax_scale * log2(e)
-    real *qt, *dot;          // (G, P, TILE)       their transposes
-    real *acc;               // (G, TILE, P)       O in forward, dQ in backward
-    real *top, *sum;         // (G, TILE)          maximum and sum in forward; lse and delta in backward
-    real *alpha;             // (TILE)
-    real *kv;                // (TILE, P)          V in forward, K in backward
-    real *p, *ds;            // (TILE, TILE)       keys are rows, queries are lanes
-    real *dk, *dv;           // (key span * TILE, P)
+    real *q, *dout;      // (G, TILE, P)       q is scaled by softmax_scale * log2(e)
+    real *q_t, *dout_t;  // (G, P, TILE)       their transposes, as wide as needed
+    real *acc;           // (G, TILE, P)       O in forward, dQ in backward
+    real *top, *sum;     // (G, TILE)          maximum and sum in forward; lse and delta in backward
+    real *alpha;         // (TILE)
+    real *kv;            // (TILE, P)          V in forward, K in backward
+    real *p, *ds;        // (TILE, TILE)       keys are rows, queries are lanes
+    real *dk, *dv;       // (key span * TILE, P)
 } Scratch;
 
-// C (rows, vecs vectors) = alpha[row] * C + A B, or A B alone if fresh. A (rows, depth) has any two strides, B
-// (depth, vecs vectors) is row-major. Each element of C is one chain of FMAs in the order of depth, whatever the
-// blocking: that is why edges and splits cannot change a bit.
+// C (rows, vecs vectors) = alpha[row] * C + A B. A (rows, depth) has any two strides, B (depth,
+// vecs vectors) and C are row-major. Each element of C is one chain of FMAs in the order of depth,
+// whatever the blocking: that is why edges and splits cannot change a bit.
+typedef struct {
+    const real *p;
+    ptrdiff_t row, step;
+} View;
+typedef struct {
+    int rows, vecs, depth;
+} Size;
+typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } Part;  // of a diagonal tile
 typedef struct {
     real *c;
-    const real *a, *b, *alpha;                    // alpha NULL: 1
-    ptrdiff_t c_row, a_row, a_step, b_row;
-    int rows, vecs, depth, fresh;
-    enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } part;    // what a diagonal tile needs
+    ptrdiff_t c_row;
+    const real *alpha;  // or one of the two below
+    View a;
+    const real *b;
+    ptrdiff_t b_row;
 } Gemm;
+static const real FRESH[1] = {0};  // in place of alpha: C is not read, 0 instead
+static const real ADD[1] = {1};    // in place of alpha: 1
 
 static Shape make_shape(HeadShape heads, int64_t num_tokens) {
-    if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 || heads.head_dim % 2) {
-        fprintf(stderr, "error: attention: expected heads a multiple of kv heads and an even head_dim, "
-                "found %d, %d and %d\n", heads.num_heads, heads.num_kv_heads, heads.head_dim);
+    if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||
+        heads.head_dim % 2) {
+        fprintf(stderr,
+                "error: attention: expected heads a multiple of kv heads and an even head_dim, "
+                "found %d, %d and %d\n",
+                heads.num_heads, heads.num_kv_heads, heads.head_dim);
         exit(11);
     }
     real scale = (real)(1 / sqrt(heads.head_dim));
@@ -183,17 +234,25 @@ static Shape make_shape(HeadShape heads, int64_t num_tokens) {
 // Carves one thread's scratch from base; returns its size in elements. base may be NULL.
 static size_t carve(Scratch *s, real *base, const Shape *h, int key_span) {
     size_t tile = (size_t)TILE * h->padded, group = (size_t)h->group, span = tile * key_span, n = 0;
-    struct { real **slot; size_t n; } parts[] = {
-        {&s->q, group * tile}, {&s->dout, group * tile}, {&s->qt, group * tile}, {&s->dot, group * tile},
-        {&s->acc, group * tile}, {&s->top, group * TILE}, {&s->sum, group * TILE}, {&s->alpha, TILE},
-        {&s->kv, tile}, {&s->p, TILE * TILE}, {&s->ds, TILE * TILE}, {&s->dk, span}, {&s->dv, span},
+    struct {
+        real **slot;
+        size_t n;
+    } parts[] = {
+        {&s->q, group * tile},   {&s->dout, group * tile},
+        {&s->q_t, group * tile}, {&s->dout_t, group * tile},
+        {&s->acc, group * tile}, {&s->top, group * TILE},
+        {&s->sum, group * TILE}, {&s->alpha, TILE},
+        {&s->kv, tile},          {&s->p, TILE * TILE},
+        {&s->ds, TILE * TILE},   {&s->dk, span},
+        {&s->dv, span},
     };
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); n += parts[i++].n)
         *parts[i].slot = base ? base + n : NULL;
     return n;
 }
 
-// `size` elements for each thread, kept and grown from call to call. Called outside parallel regions.
+// `size` elements for each thread, kept and grown from call to call. Called outside parallel
+// regions.
 static real *scratch_of_all(size_t size) {
     static real *arena;
     static size_t arena_bytes;
@@ -203,15 +262,16 @@ static real *scratch_of_all(size_t size) {
         arena = aligned_alloc(ALIGN, bytes);
         arena_bytes = bytes;
         if (!arena) {
-            fprintf(stderr, "error: host memory: attention needs %zu bytes of scratch for %d threads\n", bytes,
-                    omp_get_max_threads());
+            fprintf(stderr,
+                    "error: host memory: attention needs %zu bytes of scratch for %d threads\n",
+                    bytes, omp_get_max_threads());
             exit(5);
         }
     }
     return arena;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // One text, several instruction sets; the best one that this processor has is chosen at run time
 
 #if defined(__x86_64__) && !defined(GRADCHECK)
@@ -259,8 +319,9 @@ static real *scratch_of_all(size_t size) {
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #define MAX(a, b) select_max_portable(a, b)
-#define select_max_portable(a, b) \
-    ((vec_portable)(((bits_portable)(a) & (bits_portable)((a) > (b))) | ((bits_portable)(b) & ~(bits_portable)((a) > (b)))))
+#define select_max_portable(a, b)                                       \
+    ((vec_portable)(((bits_portable)(a) & (bits_portable)((a) > (b))) | \
+                    ((bits_portable)(b) & ~(bits_portable)((a) > (b)))))
 #include "attention_tiles.h"
 
 typedef struct {
@@ -284,12 +345,14 @@ static int isa_runs_here(const char *name) {
     if (strcmp(name, "avx512") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-    if (strcmp(name, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(name, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     return strcmp(name, "portable") == 0;
 }
 
-// For tests and dev/bench_attention.c: an instruction set by name, or the best by "auto"; -1: not on this machine
+// For tests and dev/bench_attention.c: an instruction set by name, or the best by "auto"; -1: not
+// on this machine
 int attention_select(const char *name);
 int attention_select(const char *name) {
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
@@ -301,10 +364,11 @@ int attention_select(const char *name) {
     return -1;
 }
 
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Entry points
 
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs, HeadShape heads) {
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+                       HeadShape heads) {
     const PlanHeader *plan = (const PlanHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
@@ -312,35 +376,37 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
     const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
     real *arena = scratch_of_all(size);
     if (!isa) attention_select("auto");
-    #pragma omp parallel
+#pragma omp parallel
     {
         Scratch s;
         carve(&s, arena + size * omp_get_thread_num(), &f.shape, 0);
-        #pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic)
         for (int i = 0; i < num_items; i++)
             isa->forward(&f, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
     }
 }
 
-void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv, const floatX *out,
-                        const real *lse, const Documents *docs, HeadShape heads) {
+void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
+                        const floatX *out, const real *lse, const Documents *docs,
+                        HeadShape heads) {
     const PlanHeader *plan = (const PlanHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
-    const Backward b = {make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
+    const Backward b = {
+        make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     const int num_items = plan->num_backward * heads.num_kv_heads;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
     const size_t size = carve(&(Scratch){0}, NULL, &b.shape, plan->max_key_span);
     real *arena = scratch_of_all(size);
     if (!isa) attention_select("auto");
-    #pragma omp parallel
+#pragma omp parallel
     {
         Scratch s;
         carve(&s, arena + size * omp_get_thread_num(), &b.shape, plan->max_key_span);
-        #pragma omp for
+#pragma omp for
         for (int64_t t = 0; t < T; t++)
             for (int64_t h = 0; h < H; h++)
                 delta[h * T + t] = isa->dot(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
-        #pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic)
         for (int i = 0; i < num_items; i++)
             isa->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
     }

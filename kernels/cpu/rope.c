@@ -1,14 +1,16 @@
-// Rotary position embedding: each pair (i, i + D/2) of a query or key head turns by position * frequency i.
-// A token's cosines and sines are first laid out one after another, so that the loop over pairs vectorises; they
-// serve all H + Hkv heads of the token. Memory-bound: threads share the tokens, nothing else was worth it.
+// Rotary position embedding: each pair (i, i + D/2) of a query or key head turns by position *
+// frequency i. A token's cosines and sines are first laid out one after another, so that the loop
+// over pairs vectorises; they serve all H + Hkv heads of the token. Memory-bound: threads share the
+// tokens, nothing else was worth it.
 #include <stdio.h>
 #include <stdlib.h>
 #include "../kernels.h"
 
-#define CHUNK 64         // pairs at a time: a head of up to 128 in one go
+#define CHUNK 64  // pairs at a time: a head of up to 128 in one go
 
 // Rotates pairs [0, n) of every head by the angles (cosine, sign * sine); `half` is D/2
-static void rotate_token(floatX *token, const real *angles, real sign, int num_heads, int half, int n) {
+static void rotate_token(floatX *token, const real *angles, real sign, int num_heads, int half,
+                         int n) {
     real cosine[CHUNK], sine[CHUNK];
     for (int i = 0; i < n; i++) {
         cosine[i] = angles[2 * i];
@@ -24,15 +26,15 @@ static void rotate_token(floatX *token, const real *angles, real sign, int num_h
     }
 }
 
-static void rotate(floatX *qkv, const int32_t *position_ids, const real *rope_table, real sign, int64_t T,
-                   HeadShape heads) {
+static void rotate(floatX *qkv, const int32_t *position_ids, const real *rope_table, real sign,
+                   int64_t T, HeadShape heads) {
     const int half = heads.head_dim / 2, num_rotated = heads.num_heads + heads.num_kv_heads;
     const int64_t row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
     if (heads.head_dim <= 0 || heads.head_dim % 2) {
         fprintf(stderr, "error: rope: expected an even head_dim, found %d\n", heads.head_dim);
         exit(11);
     }
-    #pragma omp parallel for
+#pragma omp parallel for
     for (int64_t t = 0; t < T; t++) {
         const real *angles = rope_table + (int64_t)position_ids[t] * heads.head_dim;
         for (int i = 0; i < half; i += CHUNK)
@@ -41,10 +43,12 @@ static void rotate(floatX *qkv, const int32_t *position_ids, const real *rope_ta
     }
 }
 
-void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T, HeadShape heads) {
+void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                  HeadShape heads) {
     rotate(qkv, position_ids, rope_table, 1, T, heads);
 }
 
-void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T, HeadShape heads) {
+void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                   HeadShape heads) {
     rotate(dqkv, position_ids, rope_table, -1, T, heads);
 }

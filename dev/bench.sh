@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# `make bench`: kernels against libraries, whole steps of every layout on the seed batch, and PyTorch on the same document
+# lengths when it is installed. Writes dev/results/cpu-DATE.txt with the commands and the machine.
+#   QUICK=1 make bench        the demo model only, about a minute
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p build/bench dev/results
+out=dev/results/cpu-$(date +%Y-%m-%d).txt
+python=${PYTHON:-python3}
+run() {
+    printf '\n$ %s\n' "$*"
+    "$@" 2>&1 || echo "(exit code $?)"
+}
+
+# The seed batch: lengths 220, 217, 295, 183, 130, 350; token 0 begins a document.
+python3 - <<'PY'
+import random, struct
+random.seed(1)
+tokens = []
+for length in (220, 217, 295, 183, 130, 350):
+    tokens += [0] + [random.randrange(1, 258) for _ in range(length - 1)]
+header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
+with open("build/bench/train_00000.bin", "wb") as f:
+    f.write(header + struct.pack("<%dH" % len(tokens), *tokens))
+PY
+
+# fill = 1395 / capacity, so that a step is the six documents and nothing of the next epoch
+layouts() {         # layouts MODEL ROW_LEN OPTION...
+    local model=$1 row=$2
+    shift 2
+    run ./train_llama --model "$model" --train build/bench --boundary-token 0 --max-seqlen "$row" \
+        --micro-batch-tokens $((6 * row)) --fill "$(awk "BEGIN { print 1395.01 / (6 * $row) }")" --compare \
+        --compare-steps 3 "$@" | grep -vE '^  |^(memory|start|train|val|plan)'
+}
+
+{
+    echo "date     $(date +%Y-%m-%d)"
+    echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
+    echo "commit   $(git rev-parse --short HEAD 2> /dev/null || echo unknown)"
+    echo "Shared machines are noisy: read ratios inside one run, not single times."
+    [ "${QUICK:-0}" = 1 ] || { run build/cpu/bench_matmul; run build/cpu/bench_attention; }
+    layouts demo 350
+    layouts demo 512
+    if [ "${QUICK:-0}" != 1 ]; then
+        layouts smollm2-135m 350
+        layouts smollm2-135m 512
+        if ./train_llama --bf16-matmul --dry-run --model smollm2-135m --train build/bench --boundary-token 0 > /dev/null 2>&1
+        then layouts smollm2-135m 350 --bf16-matmul; fi
+    fi
+    if "$python" -c 'import torch' 2> /dev/null; then
+        run "$python" dev/peers/pytorch_cpu.py --model demo --row-len 350 512 --modes padded alone packed
+        [ "${QUICK:-0}" = 1 ] || run "$python" dev/peers/pytorch_cpu.py --model smollm2-135m --row-len 350 512 \
+            --modes padded alone packed --dtype fp32 bf16 --steps 3
+        [ "${QUICK:-0}" = 1 ] || layouts smollm2-135m 350
+    else
+        echo "PyTorch: not installed, not run (set PYTHON=... to an interpreter that has it)"
+    fi
+} | tee "$out.tmp"
+mv "$out.tmp" "$out"
+echo "wrote $out"

@@ -1,0 +1,368 @@
+// The loader: the same steps as without a thread, in every layout; errors arrive where they belong.
+#include "../data/loader.h"
+#include "scratch.h"
+#include "test.h"
+
+enum { NUM_DOCS = 300, VOCAB = 1000 };
+
+static char dir[64], path[96];  // of the data set, and of its shard
+static int32_t lengths[NUM_DOCS];
+static uint64_t starts[NUM_DOCS + 1];
+
+// Tokens say where they are from, so that any batch can be checked without the shard.
+static int32_t token_of(int64_t doc, int64_t i) { return (int32_t)((doc * 31 + i * 7) % VOCAB); }
+
+static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
+
+static void write_all(const char *ending, const unsigned char *data, size_t n) {
+    char name[128];
+    snprintf(name, sizeof name, "%s/train_00000.%s", dir, ending);
+    FILE *f = fopen(name, "wb");
+    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) abort();
+}
+
+// One of our shards: mostly short documents, a few far longer than max_seqlen.
+static void write_shard(void) {
+    uint64_t total = 0;
+    for (int d = 0; d < NUM_DOCS; d++) {
+        lengths[d] = 2 + (int32_t)(plan_hash((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
+        starts[d] = total;
+        total += (uint64_t)lengths[d];
+    }
+    starts[NUM_DOCS] = total;
+    const size_t bin_size = 1024 + 2 * (size_t)total, idx_size = 32 + 8 * NUM_DOCS + 4;
+    unsigned char *bin = (unsigned char *)host_calloc(bin_size, 1, "test");
+    unsigned char *idx = (unsigned char *)host_calloc(idx_size, 1, "test");
+    const int32_t words[] = {20240520,   1, (int32_t)total, 0, 0,  0,  0,       0,
+                             0x44415055, 1, VOCAB,          0, -1, -1, NUM_DOCS};
+    memcpy(bin, words, sizeof words);
+    put(bin + 1020, crc32c(0, bin, 1020), 4);
+    for (int d = 0; d < NUM_DOCS; d++)
+        for (int i = 0; i < lengths[d]; i++)
+            put(bin + 1024 + 2 * (starts[d] + (uint64_t)i), (uint64_t)token_of(d, i), 2);
+    memcpy(idx, "UNPADIDX\1", 9);
+    memcpy(idx + 12, bin + 1020, 4);
+    put(idx + 16, NUM_DOCS, 8);
+    put(idx + 24, total, 8);
+    memcpy(idx + 32, starts + 1, 8 * NUM_DOCS);
+    put(idx + idx_size - 4, crc32c(0, idx, idx_size - 4), 4);
+    write_all("bin", bin, bin_size);
+    write_all("idx", idx, idx_size);
+    free(bin);
+    free(idx);
+}
+
+static void make_data(void) {
+    if (dir[0]) return;
+    snprintf(dir, sizeof dir, "%s", scratch("data"));
+    snprintf(path, sizeof path, "%s/train_00000.bin", dir);
+    CHECK(mkdir(dir, 0777) == 0);
+    write_shard();
+}
+
+static void open_data(Dataset *ds) {
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    make_data();
+    CHECK_MSG(dataset_open(ds, dir, &options, &err), "%s", err.what);
+}
+
+static LoaderSettings settings_of(Layout layout) {
+    LoaderSettings s;
+    memset(&s, 0, sizeof s);
+    s.plan = plan_settings();
+    s.plan.max_seqlen = 64;
+    s.plan.capacity = 300;
+    s.plan.num_micro = 4;
+    s.layout = layout;
+    s.num_ranks = 1;
+    return s;
+}
+
+static const PlanState START = {0, 0, 0, 0};
+
+static bool same_batch(const Batch *a, const Batch *b) {
+    const size_t rows = (size_t)a->total_tokens * sizeof(int32_t);
+    const size_t docs = ((size_t)a->num_docs + 1) * sizeof(int32_t);
+    return a->total_tokens == b->total_tokens && a->num_docs == b->num_docs &&
+           a->num_targets == b->num_targets && a->attention_pairs == b->attention_pairs &&
+           memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->targets, b->targets, rows) == 0 &&
+           memcmp(a->cu_seqlens, b->cu_seqlens, docs) == 0 &&
+           memcmp(a->token_order, b->token_order, rows) == 0;
+}
+
+// The numbers of a step against its batches.
+static void check_counts(const StepData *d, const LoaderSettings *s) {
+    int64_t targets = 0, real = 0, total = 0, pairs = 0, docs = 0;
+    const int64_t row_pairs = (int64_t)s->plan.max_seqlen * (s->plan.max_seqlen + 1) / 2;
+    for (int32_t m = 0; m < d->num_micro; m++) {
+        Error err = {0};
+        CHECK_MSG(batch_check(&d->micro[m], VOCAB, &err), "%s", err.what);
+        targets += d->micro[m].num_targets;
+        real += d->micro[m].real_tokens;
+        total += d->micro[m].total_tokens;
+        pairs += d->micro[m].attention_pairs;
+        docs += d->micro[m].num_real_docs;
+    }
+    CHECK(targets == d->num_targets && real == d->real_tokens && pairs == d->attention_pairs);
+    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->capacity_tokens);
+    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_chunks : docs == d->num_chunks);
+    CHECK(d->padded_pairs == d->num_chunks * row_pairs && d->real_pairs <= d->padded_pairs);
+    CHECK(d->padded_tokens == d->num_chunks * s->plan.max_seqlen);
+    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == d->padded_tokens);
+    if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
+    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == d->padded_tokens);
+    CHECK(d->longest_doc <= s->plan.max_seqlen);
+}
+
+// Packed: every chunk of the plan, token by token, with its targets.
+static void check_tokens(const StepData *d) {
+    for (int32_t m = 0; m < d->num_micro; m++) {
+        const Batch *b = &d->micro[m];
+        const Chunk *chunk = d->plan.chunks + d->plan.micro_start[d->own_micros[m]];
+        for (int32_t s = 0; s < b->num_docs; s++, chunk++) {
+            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == chunk->length);
+            for (int32_t k = 0; k < chunk->length; k++) {
+                const int64_t i = chunk->tok_off + k;
+                const int32_t row = b->cu_seqlens[s] + k;
+                const bool last = i + 1 == lengths[chunk->doc];
+                CHECK(b->tokens[row] == token_of(chunk->doc, i));
+                CHECK(b->targets[row] == (last ? -1 : token_of(chunk->doc, i + 1)));
+            }
+        }
+    }
+}
+
+TEST(the_thread_gives_what_a_plain_call_gives) {
+    for (int layout = 0; layout < 4; layout++) {
+        Dataset ds;
+        Loader loader;
+        StepData plain;
+        Error err = {0};
+        const LoaderSettings s = settings_of((Layout)layout);
+        PlanState state = START;
+        memset(&plain, 0, sizeof plain);
+        open_data(&ds);
+        CHECK(loader_start(&loader, &ds, &s, state, &err));
+        for (int step = 0; step < 60; step++) {
+            CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
+            const StepData *d = loader_next(&loader, &err);
+            CHECK_MSG(d != NULL, "%s", err.what);
+            CHECK(d->step == step && d->num_micro == plain.num_micro);
+            for (int32_t m = 0; m < d->num_micro; m++)
+                CHECK(same_batch(&d->micro[m], &plain.micro[m]));
+            CHECK(memcmp(&d->cursor_after, &plain.cursor_after, sizeof(PlanState)) == 0);
+            check_counts(d, &s);
+            if (layout == LAYOUT_PACKED) check_tokens(d);
+            state = d->cursor_after;
+        }
+        CHECK(state.epoch > 2 && state.step == 60);
+        loader_stop(&loader);
+        step_data_free(&plain);
+        dataset_close(&ds);
+    }
+}
+
+TEST(layouts_have_the_same_targets) {
+    Dataset ds;
+    StepData data[4];
+    Error err = {0};
+    PlanState state = START;
+    memset(data, 0, sizeof data);
+    open_data(&ds);
+    for (int step = 0; step < 50; step++) {
+        for (int layout = 0; layout < 4; layout++) {
+            const LoaderSettings s = settings_of((Layout)layout);
+            CHECK_MSG(loader_load_step(&data[layout], &ds, &s, state, &err), "%s", err.what);
+            CHECK(data[layout].num_targets == data[0].num_targets);
+            CHECK(data[layout].real_tokens == data[0].real_tokens);
+            CHECK(data[layout].num_chunks == data[0].num_chunks);
+        }
+        state = data[0].cursor_after;
+    }
+    for (int layout = 0; layout < 4; layout++) step_data_free(&data[layout]);
+    dataset_close(&ds);
+}
+
+TEST(a_loader_resumes_anywhere) {
+    enum { STEPS = 20 };
+    Dataset ds;
+    Loader loader;
+    Error err = {0};
+    const LoaderSettings s = settings_of(LAYOUT_PACKED);
+    PlanState states[STEPS + 1] = {START};
+    int64_t targets[STEPS];
+    open_data(&ds);
+    for (int from = 0; from < STEPS; from += 3) {
+        CHECK(loader_start(&loader, &ds, &s, states[from], &err));
+        for (int step = from; step < STEPS; step++) {
+            const StepData *d = loader_next(&loader, &err);
+            CHECK_MSG(d != NULL, "%s", err.what);
+            if (from == 0) targets[step] = d->num_targets;
+            CHECK(d->step == step && d->num_targets == targets[step]);
+            states[step + 1] = d->cursor_after;
+        }
+        loader_stop(&loader);
+    }
+    dataset_close(&ds);
+}
+
+TEST(ranks_read_their_own_part) {
+    Dataset ds;
+    StepData all, own;
+    Error err = {0};
+    memset(&all, 0, sizeof all);
+    memset(&own, 0, sizeof own);
+    open_data(&ds);
+    for (int layout = 0; layout < 4; layout++) {
+        LoaderSettings s = settings_of((Layout)layout);
+        CHECK_MSG(loader_load_step(&all, &ds, &s, START, &err), "%s", err.what);
+        for (s.num_ranks = 2; s.num_ranks <= 4; s.num_ranks += 2) {
+            int64_t targets = 0, rows = 0;
+            int32_t micros = 0;
+            for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
+                CHECK_MSG(loader_load_step(&own, &ds, &s, START, &err), "%s", err.what);
+                CHECK(own.num_targets == all.num_targets && own.total_tokens == all.total_tokens);
+                for (int32_t m = 0; m < own.num_micro; m++) targets += own.micro[m].num_targets;
+                rows += own.local_tokens;
+                micros += own.num_micro;
+            }
+            CHECK(targets == all.num_targets && rows == all.total_tokens);
+            CHECK(micros == all.num_micro);
+        }
+    }
+    step_data_free(&all);
+    step_data_free(&own);
+    dataset_close(&ds);
+}
+
+// Settings may change between calls: batches of another capacity are made again.
+TEST(step_data_can_be_used_again) {
+    Dataset ds;
+    StepData used, fresh;
+    Error err = {0};
+    memset(&used, 0, sizeof used);
+    open_data(&ds);
+    for (int round = 0; round < 40; round++) {
+        LoaderSettings s = settings_of((Layout)test_rng_below(4));
+        s.plan.capacity = 64 + (int32_t)test_rng_below(400);
+        s.plan.num_micro = 1 + (int32_t)test_rng_below(9);
+        memset(&fresh, 0, sizeof fresh);
+        CHECK_MSG(loader_load_step(&used, &ds, &s, START, &err), "%s", err.what);
+        CHECK_MSG(loader_load_step(&fresh, &ds, &s, START, &err), "%s", err.what);
+        CHECK(used.num_micro == fresh.num_micro);
+        for (int32_t m = 0; m < used.num_micro; m++)
+            CHECK(same_batch(&used.micro[m], &fresh.micro[m]));
+        step_data_free(&fresh);
+    }
+    step_data_free(&used);
+    dataset_close(&ds);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Errors
+
+static void poke_token(int64_t doc, int64_t i, uint16_t token) {
+    const int fd = open(path, O_RDWR);
+    CHECK(fd >= 0 && pwrite(fd, &token, 2, (off_t)(1024 + 2 * (starts[doc] + (uint64_t)i))) == 2);
+    CHECK(close(fd) == 0);
+}
+
+// The step that first holds a token.
+static int64_t step_with(Dataset *ds, const LoaderSettings *s, int64_t doc) {
+    const DocIndex index = dataset_doc_index(ds);
+    StepPlan plan = {0};
+    PlanState state = START;
+    Error err = {0};
+    for (int64_t step = 0;; step++) {
+        CHECK(plan_step(&plan, &index, &s->plan, s->layout, &state, &err));
+        bool found = false;
+        for (int64_t i = 0; i < plan.num_stream; i++)
+            found |= plan.stream[i].doc == doc && plan.stream[i].tok_off == 0;
+        state = plan.cursor_after;
+        if (!found) continue;
+        plan_free(&plan);
+        return step;
+    }
+}
+
+TEST(a_bad_token_fails_its_own_step) {
+    const LoaderSettings s = settings_of(LAYOUT_PACKED);
+    for (int64_t doc = 0; doc < NUM_DOCS; doc += 17) {
+        Dataset ds;
+        Loader loader;
+        Error err = {0};
+        open_data(&ds);
+        const int64_t bad_step = step_with(&ds, &s, doc);
+        poke_token(doc, 1, VOCAB);
+        CHECK(loader_start(&loader, &ds, &s, START, &err));
+        for (int64_t step = 0; step < bad_step; step++)
+            CHECK_MSG(loader_next(&loader, &err) != NULL, "step %d: %s", (int)step, err.what);
+        for (int again = 0; again < 3; again++) {
+            memset(&err, 0, sizeof err);
+            CHECK(loader_next(&loader, &err) == NULL);
+            CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "found 1000"), "%s", err.what);
+        }
+        loader_stop(&loader);
+        poke_token(doc, 1, (uint16_t)token_of(doc, 1));
+        dataset_close(&ds);
+    }
+}
+
+TEST(a_shrinking_file_fails_the_run) {
+    Dataset ds;
+    Loader loader;
+    Error err = {0};
+    const LoaderSettings s = settings_of(LAYOUT_PACKED);
+    open_data(&ds);
+    CHECK(loader_start(&loader, &ds, &s, START, &err));
+    CHECK(loader_next(&loader, &err) != NULL);
+    CHECK(truncate(path, 1024 + 100) == 0);
+    int steps = 0;
+    while (loader_next(&loader, &err)) CHECK(++steps < 10);
+    CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "shrank"), "%s", err.what);
+    loader_stop(&loader);
+    dataset_close(&ds);
+    write_shard();
+}
+
+TEST(planning_errors_are_delivered) {
+    Dataset ds;
+    Loader loader;
+    Error err = {0};
+    LoaderSettings s = settings_of(LAYOUT_PADDED);
+    open_data(&ds);
+    const PlanState bad = {0, NUM_DOCS + 1, 0, 0};
+    CHECK(loader_start(&loader, &ds, &s, bad, &err));
+    CHECK(loader_next(&loader, &err) == NULL && err.code == EXIT_CHECKPOINT_MISFIT);
+    loader_stop(&loader);
+    memset(&err, 0, sizeof err);
+    s.plan.long_docs = LONG_ERROR;
+    CHECK(loader_start(&loader, &ds, &s, START, &err));
+    while (loader_next(&loader, &err)) continue;
+    CHECK(err.code == EXIT_BAD_INPUT && strstr(err.what, "expected at most 64"));
+    loader_stop(&loader);
+    memset(&err, 0, sizeof err);
+    s.plan.capacity = 63;
+    CHECK(!loader_start(&loader, &ds, &s, START, &err) && err.code == EXIT_USAGE);
+    loader_stop(&loader);
+    dataset_close(&ds);
+}
+
+TEST(stopping_at_any_moment) {
+    Dataset ds;
+    const LoaderSettings s = settings_of(LAYOUT_PACKED);
+    open_data(&ds);
+    for (int round = 0; round < 60; round++) {
+        Loader loader;
+        Error err = {0};
+        CHECK(loader_start(&loader, &ds, &s, START, &err));
+        for (int step = 0; step < round % 5; step++) CHECK(loader_next(&loader, &err) != NULL);
+        if (round % 3 == 0) usleep(test_rng_below(2000));
+        loader_stop(&loader);
+        loader_stop(&loader);
+    }
+    dataset_close(&ds);
+}
+
+TEST_MAIN()

@@ -1,0 +1,276 @@
+// data/options.h: strict parsing, useful errors, a help text that fits.
+#include "../data/options.h"
+
+#include "test.h"
+
+static struct {
+    const char *train_data, *resume, *out;
+    int layout, steps, any_int;
+    int64_t seed, any_int64;
+    float lr, any_float;
+    double any_double;
+    bool deterministic, overlap, no_bias;
+} o;
+
+static const Option table[] = {
+    OPTION_GROUP("data"),
+    {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards to train on"},
+    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
+     "how a batch is filled"},
+    OPTION_GROUP("run"),
+    {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
+    {"seed", OPTION_INT64, &o.seed, "-1", NULL, -1, 9e15, "of shuffling and initial weights"},
+    {"lr", OPTION_FLOAT, &o.lr, "3e-4", NULL, 0, 1, "learning rate at the peak"},
+    {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0,
+     "continue from a checkpoint; without a directory from the newest one in the output directory "
+     "that is "
+     "found to be intact, and from the start if there is none"},
+    {"out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"},
+    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "the same bits every time"},
+    {"overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"},
+    {"no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"},
+    {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
+    {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
+    {"any-float", OPTION_FLOAT, &o.any_float, NULL, NULL, 0, 0, "any float"},
+    {"any-double", OPTION_DOUBLE, &o.any_double, NULL, NULL, 0, 0, "any double"},
+    OPTION_END,
+};
+
+enum { MAX_ARGS = 16 };
+
+// Splits at spaces ("_" stands for an empty argument) and parses.
+static bool parse(const char *line, Error *err) {
+    static char words[512];
+    char *argv[MAX_ARGS + 1];
+    int argc = 0;
+    bool help = false;
+    memset(err, 0, sizeof *err);
+    memset(&o, 0x55, sizeof o);
+    snprintf(words, sizeof words, "program %s", line);
+    for (char *word = strtok(words, " "); word && argc < MAX_ARGS; word = strtok(NULL, " ")) {
+        if (strcmp(word, "_") == 0) word[0] = 0;
+        argv[argc++] = word;
+    }
+    argv[argc] = NULL;
+    bool ok = options_parse(table, argc, argv, &help, err);
+    CHECK(ok == (err->code == 0) && (ok || err->code == EXIT_USAGE));
+    return ok;
+}
+
+static void must_parse(const char *line) {
+    Error err;
+    CHECK_MSG(parse(line, &err), "%s: %s", line, err.what);
+}
+
+TEST(defaults) {
+    must_parse("");
+    CHECK(!o.train_data && !o.resume && strcmp(o.out, "out") == 0 && o.layout == 0);
+    CHECK(o.steps == 1000 && o.seed == -1 && o.lr == 3e-4f && !o.deterministic && o.overlap &&
+          !o.no_bias);
+    CHECK(o.any_int == 0 && o.any_int64 == 0 && o.any_float == 0 && o.any_double == 0);
+}
+
+TEST(both_spellings) {
+    must_parse(
+        "--steps 5 --layout=rows --lr=1e-3 --train-data a=b --out=--x --deterministic "
+        "--no-overlap");
+    CHECK(o.steps == 5 && o.layout == 2 && o.lr == 1e-3f && o.deterministic && !o.overlap);
+    CHECK(strcmp(o.train_data, "a=b") == 0 && strcmp(o.out, "--x") == 0);
+    must_parse("--steps 5 --steps 6 --no-overlap --overlap --no-bias --out _");
+    CHECK(o.steps == 6 && o.overlap && o.no_bias && strcmp(o.out, "") == 0);
+    must_parse("--no-no-bias --no-deterministic");
+    CHECK(!o.no_bias && !o.deterministic);
+}
+
+TEST(optional_value) {
+    must_parse("--resume");
+    CHECK(strcmp(o.resume, "auto") == 0);
+    must_parse("--resume --steps 3");
+    CHECK(strcmp(o.resume, "auto") == 0 && o.steps == 3);
+    must_parse("--resume dir --steps 3");
+    CHECK(strcmp(o.resume, "dir") == 0 && o.steps == 3);
+    must_parse("--resume=dir");
+    CHECK(strcmp(o.resume, "dir") == 0);
+}
+
+TEST(limits_of_types) {
+    must_parse(
+        "--any-int -2147483648 --any-int64 -9223372036854775808 --any-float -3.4e38 --any-double "
+        "1e308");
+    CHECK(o.any_int == INT32_MIN && o.any_int64 == INT64_MIN && o.any_float == -3.4e38f &&
+          o.any_double == 1e308);
+    must_parse(
+        "--any-int 2147483647 --any-int64 9223372036854775807 --any-float .5 --any-double -5.");
+    CHECK(o.any_int == INT32_MAX && o.any_int64 == INT64_MAX && o.any_float == 0.5f &&
+          o.any_double == -5);
+    must_parse("--any-int 007 --any-int64 -0 --any-float +1E-3");
+    CHECK(o.any_int == 7 && o.any_int64 == 0 && o.any_float == 1e-3f);
+}
+
+TEST(errors_say_what_and_what_to_do) {
+    static const char *const bad[][3] = {
+        {"--stps 3", "--stps: unknown option", "did you mean --steps?"},
+        {"--stepss=3", "--stepss=3: unknown option", "did you mean --steps?"},
+        {"--step 3", "unknown option", "did you mean --steps?"},
+        {"--determ", "--determ: unknown option", "did you mean --deterministic?"},
+        {"--train_data x", "unknown option", "did you mean --train-data?"},
+        {"--Steps 3", "unknown option", "did you mean --steps?"},
+        {"--xyzzy", "--xyzzy: unknown option", "see --help"},
+        {"--", "unknown option", "see --help"},
+        {"---steps 3", "unknown option", "did you mean --steps?"},
+        {"--no-steps", "unknown option", ""},
+        {"--data x", "unknown option", ""},  // a group's title is no option
+        {"-s 3", "-s: unexpected argument", "--name value"},
+        {"-steps 3", "-steps: unexpected argument", "--name value"},
+        {"3", "3: unexpected argument", "--name value"},
+        {"_", "unexpected argument", "--name value"},
+        {"--steps", "--steps: expected a value", ""},
+        {"--steps --lr 1", "--steps: expected a value", "--name=value"},
+        {"--steps=", "--steps: expected a whole number, found \"\"", ""},
+        {"--steps _", "expected a whole number", ""},
+        {"--steps 1e3", "expected a whole number, found \"1e3\"", ""},
+        {"--steps 1.0", "expected a whole number", ""},
+        {"--steps +1", "expected a whole number", ""},
+        {"--steps 0x10", "expected a whole number", ""},
+        {"--steps 1k", "expected a whole number", ""},
+        {"--steps 1_000", "expected a whole number", ""},
+        {"--steps -", "expected a whole number", ""},
+        {"--steps --5", "--steps: expected a value", ""},
+        {"--steps=--5", "expected a whole number", ""},
+        {"--steps nan", "expected a whole number", ""},
+        {"--steps 0", "expected a number from 1 to 1000000000, found \"0\"", ""},
+        {"--steps -5", "expected a number from 1 to", ""},
+        {"--steps 1000000001", "expected a number from 1 to", ""},
+        {"--steps 99999999999999999999", "expected a number from 1 to", ""},
+        {"--seed -2", "expected a number from -1 to", ""},
+        {"--any-int 2147483648", "expected a number from -2147483648 to 2147483647", ""},
+        {"--any-int -2147483649", "expected a number from", ""},
+        {"--any-int64 9223372036854775808", "expected a number from", ""},
+        {"--lr nan", "--lr: expected a number, found \"nan\"", ""},
+        {"--lr inf", "expected a number", ""},
+        {"--lr 0x1p-3", "expected a number", ""},
+        {"--lr 1e-3x", "expected a number", ""},
+        {"--lr 1,5", "expected a number", ""},
+        {"--lr 1e", "expected a number", ""},
+        {"--lr=", "expected a number", ""},
+        {"--lr 1.5", "expected a number from 0 to 1, found \"1.5\"", ""},
+        {"--lr -1e-9", "expected a number from 0 to 1", ""},
+        {"--lr 1e999", "expected a number from 0 to 1", ""},
+        {"--any-float 1e39", "expected a number from", ""},
+        {"--any-double 1e309", "expected a number from", ""},
+        {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
+         "--layout padded?"},
+        {"--layout row", "expected one of", "--layout rows?"},
+        {"--layout packed|padded", "expected one of", ""},
+        {"--layout=", "expected one of", "see --help"},
+        {"--layout xyz", "expected one of", "see --help"},
+        {"--deterministic=1", "expected no value, found =1", "--no-"},
+        {"--deterministic 1", "1: unexpected argument", ""},
+        {"--no-overlap=false", "expected no value", ""},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Error err;
+        CHECK_MSG(!parse(bad[i][0], &err), "%s was accepted", bad[i][0]);
+        CHECK_MSG(strstr(err.what, bad[i][1]), "%s: %s", bad[i][0], err.what);
+        CHECK_MSG(strstr(err.hint, bad[i][2]) && err.hint[0], "%s: hint: %s", bad[i][0], err.hint);
+    }
+}
+
+TEST(given) {
+    char *argv[] = {(char *)"p", (char *)"--steps=3", (char *)"--no-overlap", (char *)"--no-bias",
+                    NULL};
+    CHECK(options_given(4, argv, "steps") && options_given(4, argv, "overlap"));
+    CHECK(options_given(4, argv, "no-bias") && !options_given(4, argv, "lr") &&
+          !options_given(4, argv, "step"));
+}
+
+TEST(nearest_word) {
+    char out[64] = "";
+    const char *list = "demo, smollm2-135m, smollm2-360m, llama-3.2-1b";
+    CHECK(options_nearest("smolm2-135m", list, out, sizeof out) &&
+          strcmp(out, "smollm2-135m") == 0);
+    CHECK(options_nearest("dmeo", list, out, sizeof out) && strcmp(out, "demo") == 0);
+    CHECK(options_nearest("llama-3.2-1B", list, out, sizeof out) &&
+          strcmp(out, "llama-3.2-1b") == 0);
+    CHECK(!options_nearest("", list, out, sizeof out) &&
+          !options_nearest("x", list, out, sizeof out));
+    CHECK(!options_nearest("gpt2-xl", list, out, sizeof out) &&
+          !options_nearest("demo", "", out, sizeof out));
+    CHECK(options_distance("kitten", "sitting") == 3 && options_distance("", "abc") == 3);
+    CHECK(options_distance("abc", "") == 3 && options_distance("abc", "abc") == 0);
+}
+
+TEST(help_fits_and_names_everything) {
+    static char text[8192];
+    FILE *f = fmemopen(text, sizeof text, "w");
+    CHECK(f);
+    options_print_help(table, "program [options]", f);
+    fclose(f);
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        size_t length = strcspn(line, "\n");
+        CHECK_MSG(length <= 100, "%.*s", (int)length, line);
+        CHECK_MSG(length == 0 || line[length - 1] != ' ', "%.*s", (int)length, line);
+    }
+    for (const Option *p = table; p->name; p++) CHECK_MSG(strstr(text, p->name), "%s", p->name);
+    CHECK(strncmp(text, "usage: program [options]\n\ndata:\n", 32) == 0);
+    CHECK(strstr(text, "(default: 3e-4)") && strstr(text, "--layout packed|padded|rows|repad\n"));
+    CHECK(strstr(text, "--[no-]overlap") && strstr(text, "(default: on)") &&
+          strstr(text, "--resume [TEXT]"));
+}
+
+TEST(help_is_asked_for) {
+    char *argv[] = {(char *)"p", (char *)"--steps", (char *)"3", (char *)"-h", NULL};
+    Error err = {0, "", ""};
+    bool help = false;
+    CHECK(options_parse(table, 4, argv, &help, &err) && help);
+}
+
+TEST(values_as_json) {
+    char text[2048];
+    JsonWriter w;
+    Error err = {0, "", ""};
+    must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    options_write_json(table, &w);
+    json_end(&w, '}');
+    cJSON *root = json_parse(text, w.n, "options", &err);
+    CHECK_MSG(!w.overflow && root, "%s", err.what);
+    const char *layout = NULL, *data = NULL;
+    int64_t seed = 0;
+    double lr = 0;
+    bool overlap = false;
+    bool ok = json_get_string(root, "layout", &layout, true, &err) &&
+              json_get_string(root, "train-data", &data, true, &err) &&
+              json_get_int64(root, "seed", 0, 1ll << 53, &seed, true, &err) &&
+              json_get_double(root, "lr", 0, 1, &lr, true, &err) &&
+              json_get_bool(root, "overlap", &overlap, true, &err);
+    ok = ok && strcmp(layout, "repad") == 0 && strcmp(data, "a\"b") == 0 &&
+         seed == 9000000000000000 && lr == 1e-3 && overlap &&
+         cJSON_IsNull(cJSON_GetObjectItem(root, "resume"));
+    cJSON_Delete(root);
+    CHECK_MSG(ok, "%s", text);
+}
+
+// Any arguments: an answer, never a crash, and values within their ranges.
+TEST(fuzz) {
+    static const char *const pieces[] = {"--steps", "--lr",  "--layout",   "--resume", "--seed",
+                                         "=",       "--no-", "5",          "-",        "1e",
+                                         "packed",  "|",     "--overlap",  "_",        "%n%s",
+                                         "nan",     "\xff",  "--any-float"};
+    char line[256];
+    for (int i = 0; i < 20000; i++) {
+        line[0] = 0;
+        for (uint32_t k = 1 + test_rng_below(8); k > 0; k--) {
+            strcat(line, pieces[test_rng_below(sizeof pieces / sizeof *pieces)]);
+            if (test_rng_below(3)) strcat(line, " ");
+        }
+        Error err;
+        if (!parse(line, &err)) continue;
+        CHECK(o.steps >= 1 && o.steps <= 1000000000 && o.lr >= 0 && o.lr <= 1 && o.layout >= 0 &&
+              o.layout < 4);
+        CHECK(o.seed >= -1 && isfinite(o.any_float));
+    }
+}
+
+TEST_MAIN()
