@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "kernels.h"
+#include "../kernels/kernels.h"
 
 int attention_select(const char *name);  // kernels/cpu/attention.c
 

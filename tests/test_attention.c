@@ -10,7 +10,7 @@
 #include <omp.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "kernels.h"
+#include "../kernels/kernels.h"
 #include "notebook.h"
 #include "test.h"
 
@@ -538,6 +538,13 @@ TEST(thread_count_does_not_matter) {
         }
         free_batch(a);
     }
+}
+
+TEST(no_tokens_need_no_plan) {
+    const Documents docs = {NULL, NULL, 0, 0, 0};
+    attention_forward(NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
+    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
+    rope_forward(NULL, NULL, NULL, 0, (HeadShape){9, 3, 64});
 }
 
 TEST(unsupported_heads_end_the_program) {

@@ -180,11 +180,11 @@ TEST(a_batch_can_be_filled_again) {
 // -------------------------------------------------------------------------------------------------
 // batch_check
 
-// Two documents of 5 and 3 tokens, the first of which goes on.
+// Two documents of 5 and 3 tokens, the first of which goes on; no room for a third.
 static void make_small(Batch *b, Layout layout) {
-    static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {20, 21, 22};
+    static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
     const DocView docs[] = {{first, 5, 15}, {second, 3, -1}};
-    batch_init(b, 32, 32);
+    batch_init(b, 32, 2);
     batch_fill(b, layout, docs, 2, 6);
 }
 
@@ -224,6 +224,8 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->cu_seqlens[2]--)                                                               \
     X(ALL, b->tokens[1] = -1)                                                                \
     X(ALL, b->tokens[1] = VOCAB)                                                             \
+    X(PACKED, b->tokens[5] = VOCAB)                                                          \
+    X(PADDED | REPAD, b->tokens[6] = VOCAB)                                                  \
     X(PACKED | PADDED | REPAD, b->tokens[1] = 9)                                             \
     X(PADDED | REPAD, b->tokens[5] = 3)                                                      \
     X(PADDED | REPAD, b->tokens[5] = VOCAB)                                                  \

@@ -221,7 +221,7 @@ TEST(a_step_is_the_longest_prefix) {
 
 // Lengths just over half of C at fill 1: the prefix does not fit and must shrink, losing nothing.
 TEST(steps_that_do_not_fit_shrink) {
-    StepPlan p = {0};
+    StepPlan p = {0}, more = {0};
     PlanSettings s = small_settings();
     s.max_seqlen = s.capacity = 100;
     s.num_micro = 8;
@@ -235,11 +235,16 @@ TEST(steps_that_do_not_fit_shrink) {
         plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
         check_capacity(&p, &s);
         CHECK(p.cursor_after.doc_pos == p.num_stream);
+        bool fits = false;  // and no further than needed
+        Error err = {0};
+        CHECK(plan_try(&more, &index, &s, &state, p.num_stream + 1, &fits, &err));
+        CHECK(more.num_stream == p.num_stream || !fits);
         fallbacks += p.used_fallback;
         shrunk += p.real_tokens < 800 - 79;
         free(l.lengths);
     }
     plan_free(&p);
+    plan_free(&more);
     CHECK_MSG(fallbacks > 100 && shrunk > 10, "%d %d", fallbacks, shrunk);
 }
 
@@ -424,6 +429,20 @@ TEST(ranks_share_the_micro_batches) {
     }
     plan_free(&p);
     free(l.lengths);
+}
+
+// However unequal the work, ranks that wait for each other have equally many micro-batches.
+TEST(ranks_get_equally_many) {
+    int64_t work[] = {1, 1000, 1, 1, 2, 1, 1, 1};
+    StepPlan p = {0};
+    int32_t own[8];
+    p.num_micro = 8;
+    p.micro_work = work;
+    for (int32_t r = 0; r < 4; r++) CHECK(plan_rank_micros(&p, r, 4, own) == 2);
+    p.num_micro = 7;  // in other layouts the last round may be short
+    int32_t total = 0;
+    for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, r, 4, own);
+    CHECK(total == 7);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -29,12 +29,8 @@
 //
 // Lost: transposed tiles always TILE wide (a document of one token then touches 64 cache lines a
 // head, all in a quarter of the cache's sets); a whole shuffle network for one or two rows.
-#include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include "../kernels.h"
+#include "common.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -210,11 +206,10 @@ static const real ADD[1] = {1};    // in place of alpha: 1
 static Shape make_shape(HeadShape heads, int64_t num_tokens) {
     if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||
         heads.head_dim % 2) {
-        fprintf(stderr,
-                "error: attention: expected heads a multiple of kv heads and an even head_dim, "
-                "found %d, %d and %d\n",
-                heads.num_heads, heads.num_kv_heads, heads.head_dim);
-        exit(11);
+        kernel_fatal(
+            "attention: %d heads, %d kv heads, head_dim %d; expected heads a multiple of "
+            "kv heads, head_dim even",
+            heads.num_heads, heads.num_kv_heads, heads.head_dim);
     }
     real scale = (real)(1 / sqrt(heads.head_dim));
     return (Shape){
@@ -263,7 +258,8 @@ static real *scratch_of_all(size_t size) {
         arena_bytes = bytes;
         if (!arena) {
             fprintf(stderr,
-                    "error: host memory: attention needs %zu bytes of scratch for %d threads\n",
+                    "error: host memory: attention needs %zu bytes of scratch for %d threads\n"
+                    "hint: fewer threads, or shorter documents (--max-seqlen)\n",
                     bytes, omp_get_max_threads());
             exit(5);
         }
@@ -369,9 +365,10 @@ int attention_select(const char *name) {
 
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
                        HeadShape heads) {
+    const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
+    if (docs->total_tokens == 0) return;
     const PlanHeader *plan = (const PlanHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
-    const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     const int num_items = plan->num_forward * heads.num_kv_heads;
     const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
     real *arena = scratch_of_all(size);
@@ -389,10 +386,11 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const Documents *docs,
                         HeadShape heads) {
-    const PlanHeader *plan = (const PlanHeader *)docs->work;
-    const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
     const Backward b = {
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
+    if (docs->total_tokens == 0) return;
+    const PlanHeader *plan = (const PlanHeader *)docs->work;
+    const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
     const int num_items = plan->num_backward * heads.num_kv_heads;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
     const size_t size = carve(&(Scratch){0}, NULL, &b.shape, plan->max_key_span);

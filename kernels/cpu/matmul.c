@@ -252,32 +252,37 @@ static const InstructionSet *own;    // the chosen one
 // to fail, and pages that no product touches cost nothing.
 static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = or += A (m, depth) B (n, depth)^T, of one block that is packed already.
+// C (m, n) = or += A (m, span) B (n, span)^T, a part of the whole product that is packed at once. If
+// m and n are small, several blocks of kc fit: block q of A then begins at a + q * a_block.
 typedef struct {
     real *c;
     const real *a, *b;
-    int64_t c_stride, m, n;
-    int64_t depth, a_panel, b_panel;    // of the tile; words from one panel to the next
+    int64_t c_stride, m, n, span, kc;
+    int64_t a_block, b_block;
     int accumulate;
-} Block;
+} Part;
 
-// The tile of panel i of A and panel j of B.
-static void compute_tile(const Block *block, int64_t i, int64_t j)
+static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
+
+// The tile of panel i of A and panel j of B over the whole span.
+static void compute_tile(const Part *p, int64_t i, int64_t j)
 {
-    const real *a = block->a + i * block->a_panel, *b = block->b + j * block->b_panel;
-    real *c = block->c + i * own->mr * block->c_stride + j * own->nr;
-    int64_t rows = min64(own->mr, block->m - i * own->mr);
-    int64_t cols = min64(own->nr, block->n - j * own->nr);
-    if (rows == own->mr && cols == own->nr) {
-        own->tile(c, block->c_stride, a, b, block->depth, block->accumulate);
-        return;
-    }
-    real spare[MAX_TILE];
-    own->tile(spare, own->nr, a, b, block->depth, 0);
-    for (int64_t r = 0; r < rows; r++) {
-        real *to = c + r * block->c_stride;
-        const real *from = spare + r * own->nr;
-        for (int64_t s = 0; s < cols; s++) to[s] = block->accumulate ? to[s] + from[s] : from[s];
+    real *c = p->c + i * own->mr * p->c_stride + j * own->nr, spare[MAX_TILE];
+    int64_t rows = min64(own->mr, p->m - i * own->mr), cols = min64(own->nr, p->n - j * own->nr);
+    bool whole = rows == own->mr && cols == own->nr;
+    for (int64_t k = 0; k < p->span; k += p->kc) {
+        const real *a = p->a + k / p->kc * p->a_block + i * own->mr * p->kc;
+        const real *b = p->b + k / p->kc * p->b_block + j * own->nr * p->kc;
+        int64_t depth = min64(p->kc, p->span - k);
+        if (own->round_pairs) depth = ceil_div(depth, 2);
+        int accumulate = p->accumulate || k > 0;
+        own->tile(whole ? c : spare, whole ? p->c_stride : own->nr, a, b, depth,
+                  whole && accumulate);
+        for (int64_t r = 0; r < rows && !whole; r++) {
+            real *to = c + r * p->c_stride;
+            const real *from = spare + r * own->nr;
+            for (int64_t s = 0; s < cols; s++) to[s] = accumulate ? to[s] + from[s] : from[s];
+        }
     }
 }
 
@@ -291,10 +296,10 @@ static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t 
         *(*rows > *cols ? rows : cols) /= 2;
 }
 
-// Called by all threads of a team: the tiles of a packed block, piece by piece, whoever is free.
-static void compute_block(const Block *block)
+// Called by all threads of a team: the tiles of a packed part, piece by piece, whoever is free.
+static void compute_part(const Part *p)
 {
-    int64_t tiles_m = ceil_div(block->m, own->mr), tiles_n = ceil_div(block->n, own->nr);
+    int64_t tiles_m = ceil_div(p->m, own->mr), tiles_n = ceil_div(p->n, own->nr);
     int64_t rows, cols;
     piece_size(tiles_m, tiles_n, &rows, &cols);
     int64_t pieces_m = ceil_div(tiles_m, rows), pieces_n = ceil_div(tiles_n, cols);
@@ -302,19 +307,20 @@ static void compute_block(const Block *block)
     for (int64_t piece = 0; piece < pieces_m * pieces_n; piece++) {
         int64_t i0 = piece % pieces_m * rows, j0 = piece / pieces_m * cols;
         for (int64_t j = j0; j < min64(j0 + cols, tiles_n); j++)
-            for (int64_t i = i0; i < min64(i0 + rows, tiles_m); i++) compute_tile(block, i, j);
+            for (int64_t i = i0; i < min64(i0 + rows, tiles_m); i++) compute_tile(p, i, j);
     }
 }
 
-// Called by all threads of a team: x(i, k) for i < rows, k < depth into panels of `width` rows.
-static void pack_block(real *packed, int64_t panel_stride, Matrix x, int64_t rows, int width,
-                       int64_t depth)
+// Called by all threads of a team: x(i, k) for i < rows, k < span into blocks of kc, and those into
+// panels of `width` rows.
+static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t span, int64_t kc)
 {
+    int64_t panels = ceil_div(rows, width);
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t p = 0; p < ceil_div(rows, width); p++) {
-        real *panel = packed + p * panel_stride;
-        Matrix part = at(x, p * width, 0);
-        pack_panel(panel, part, (int)min64(rows - p * width, width), width, depth);
+    for (int64_t item = 0; item < panels * ceil_div(span, kc); item++) {
+        int64_t i = item % panels * width, k = item / panels * kc, depth = min64(kc, span - k);
+        real *panel = packed + item * width * kc;
+        pack_panel(panel, at(x, i, k), (int)min64(rows - i, width), width, depth);
         if (!own->round_pairs) continue;
         if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
         own->round_pairs(panel, ceil_div(depth, 2), width);
@@ -325,30 +331,28 @@ static void pack_block(real *packed, int64_t panel_stride, Matrix x, int64_t row
 static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
                      int accumulate)
 {
-    int64_t mc = MC / own->mr * own->mr, nc = NC / own->nr * own->nr;
-    int64_t kc = ceil_div(depth, ceil_div(depth, KC));   // equal blocks; the same for every row
-    kc += kc % 2;                                        // whole pairs
-    assert(own->mr * own->nr <= MAX_TILE);
+    int64_t mc = min64(MC / own->mr * own->mr, round_up(m, own->mr));
+    int64_t nc = min64(NC / own->nr * own->nr, round_up(n, own->nr));
+    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);    // from the depth alone
+    int64_t span = kc * min64(MC * KC / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
+    assert(own->mr * own->nr <= MAX_TILE);
 #pragma omp parallel if (worth_threads)
     {
-        Block block = {.c_stride = n, .a_panel = kc * own->mr, .b_panel = kc * own->nr};
+        Part p = {.c_stride = n, .kc = kc};
         int turn_a = 0, turn_b = 0;
         for (int64_t j = 0; j < n; j += nc) {
-            for (int64_t k = 0; k < depth; k += kc, turn_b ^= 1) {
-                int64_t kb = min64(kc, depth - k);
-                block.n = min64(nc, n - j);
-                block.b = packed_b[turn_b];
-                block.depth = own->round_pairs ? ceil_div(kb, 2) : kb;
-                block.accumulate = accumulate || k > 0;
-                pack_block(packed_b[turn_b], block.b_panel, at(b, j, k), block.n, own->nr, kb);
+            for (int64_t k = 0; k < depth; k += span, turn_b ^= 1) {
+                p.n = min64(nc, n - j), p.span = min64(span, depth - k);
+                p.b = packed_b[turn_b], p.b_block = round_up(p.n, own->nr) * kc;
+                p.accumulate = accumulate || k > 0;
+                pack_part(packed_b[turn_b], at(b, j, k), p.n, own->nr, p.span, kc);
                 for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
-                    block.m = min64(mc, m - i);
-                    block.a = packed_a[turn_a];
-                    block.c = c + i * n + j;
-                    pack_block(packed_a[turn_a], block.a_panel, at(a, i, k), block.m, own->mr, kb);
+                    p.m = min64(mc, m - i), p.c = c + i * n + j;
+                    p.a = packed_a[turn_a], p.a_block = round_up(p.m, own->mr) * kc;
+                    pack_part(packed_a[turn_a], at(a, i, k), p.m, own->mr, p.span, kc);
 #pragma omp barrier   // all is packed, and nobody still reads the buffers that are packed next
-                    compute_block(&block);
+                    compute_part(&p);
                 }
             }
         }

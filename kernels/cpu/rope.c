@@ -2,15 +2,13 @@
 // frequency i. A token's cosines and sines are first laid out one after another, so that the loop
 // over pairs vectorises; they serve all H + Hkv heads of the token. Memory-bound: threads share the
 // tokens, nothing else was worth it.
-#include <stdio.h>
-#include <stdlib.h>
-#include "../kernels.h"
+#include "common.h"
 
 #define CHUNK 64  // pairs at a time: a head of up to 128 in one go
 
 // Rotates pairs [0, n) of every head by the angles (cosine, sign * sine); `half` is D/2
-static void rotate_token(floatX *token, const real *angles, real sign, int num_heads, int half,
-                         int n) {
+CLONES static void rotate_token(floatX *token, const real *angles, real sign, int num_heads,
+                                int half, int n) {
     real cosine[CHUNK], sine[CHUNK];
     for (int i = 0; i < n; i++) {
         cosine[i] = angles[2 * i];
@@ -30,10 +28,8 @@ static void rotate(floatX *qkv, const int32_t *position_ids, const real *rope_ta
                    int64_t T, HeadShape heads) {
     const int half = heads.head_dim / 2, num_rotated = heads.num_heads + heads.num_kv_heads;
     const int64_t row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
-    if (heads.head_dim <= 0 || heads.head_dim % 2) {
-        fprintf(stderr, "error: rope: expected an even head_dim, found %d\n", heads.head_dim);
-        exit(11);
-    }
+    if (heads.head_dim <= 0 || heads.head_dim % 2)
+        kernel_fatal("rope: head_dim %d; expected an even one", heads.head_dim);
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++) {
         const real *angles = rope_table + (int64_t)position_ids[t] * heads.head_dim;
