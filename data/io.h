@@ -205,7 +205,7 @@ static inline uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, siz
     return crc;
 }
 
-#if defined(__x86_64__) && !defined(__CUDACC__)
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 __attribute__((target("sse4.2")))
 static inline uint32_t crc32c_sse42(uint32_t crc, const unsigned char *p, size_t n) {
     uint64_t c = crc;
@@ -223,7 +223,7 @@ static inline uint32_t crc32c_sse42(uint32_t crc, const unsigned char *p, size_t
 // crc32c(0, "123456789", 9) == 0xe3069283.
 static inline uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
     const unsigned char *p = (const unsigned char *)data;
-#if defined(__x86_64__) && !defined(__CUDACC__)
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     if (__builtin_cpu_supports("sse4.2")) return ~crc32c_sse42(~crc, p, n);
 #endif
     return ~crc32c_portable(~crc, p, n);

@@ -12,6 +12,7 @@ written under temporary names and renamed at the end.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
+import ast
 import collections
 import concurrent.futures
 import fnmatch
@@ -25,6 +26,7 @@ import struct
 import sys
 import tempfile
 import time
+import warnings
 from array import array
 from concurrent.futures.process import BrokenProcessPool
 
@@ -304,6 +306,23 @@ def text_of_file(path, size, named):
     return None
 
 
+def python_functions(source):
+    """Every function of a module and method of its classes, decorators and all; [] if not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the source, such as "\\d" in a plain string
+            body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    lines, found = source.splitlines(keepends=True), []
+    for node in body:
+        for function in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([function.lineno] + [d.lineno for d in function.decorator_list])
+                found.append(b"".join(lines[first - 1:function.end_lineno]))
+    return found
+
+
 def text_of_line(path, number, line, key):
     line = line.strip()
     if not line:
@@ -327,6 +346,9 @@ def worker_encode(unit):
         _, path, first, lines = unit
         texts = [text_of_line(path, first + i, line, options["text_key"])
                  for i, line in enumerate(lines)]
+    binary = sum(t is None for t in texts)
+    if options["functions"] and unit[0] == "files":
+        texts = [f for text in texts if text for f in python_functions(text)]
     documents = []
     for text in texts:
         if not text:
@@ -334,7 +356,7 @@ def worker_encode(unit):
         # by content: a document is validation wherever it stands, and so are its copies
         share = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2.0**64
         documents.append((share < options["val_frac"], tokenizer.encode(text)))
-    return Result(documents, sum(t == b"" for t in texts), sum(t is None for t in texts))
+    return Result(documents, sum(t == b"" for t in texts), binary)
 
 
 def encode_all(files, options, jobs):
@@ -599,7 +621,8 @@ def write_dataset(args, options, files, temporary):
 
 def prepare(args):
     options = {"tokenizer": args.tokenizer, "bos": not args.no_bos, "eos": not args.no_eos,
-               "text_key": args.text_key, "val_frac": args.val_frac}
+               "text_key": args.text_key, "val_frac": args.val_frac,
+               "functions": args.python_functions}
     out = args.out
     if os.path.exists(os.path.join(out, "dataset.json")) and not args.overwrite:
         raise PrepareError(USAGE, "%s: holds a data set already" % out,
@@ -648,6 +671,8 @@ def parse_args(argv):
     p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
                    "directory of a model")
     p.add_argument("--glob", metavar="PATTERN", help="only these files of directories, e.g. '*.py'")
+    p.add_argument("--python-functions", action="store_true",
+                   help="every function and method of a Python file is a document")
     p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
     p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
                    help="share of documents for validation, chosen by content (default 0.01)")

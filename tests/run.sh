@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 passed=0 failed=0 skipped=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+# waiting threads sleep: on a busy machine spinning ones starve the others
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
 for suite in "$@" tests/test_*.sh; do

@@ -237,6 +237,7 @@ TEST(steps_that_do_not_fit_shrink) {
         CHECK(p.cursor_after.doc_pos == p.num_stream);
         bool fits = false;  // and no further than needed
         Error err = {0};
+        plan_reserve_micros(&more, (size_t)s.num_micro);
         CHECK(plan_try(&more, &index, &s, &state, p.num_stream + 1, &fits, &err));
         CHECK(more.num_stream == p.num_stream || !fits);
         fallbacks += p.used_fallback;

@@ -113,6 +113,16 @@ only_glob() {
     printf 'h\xc3\xa9llo \xe2\x82\xac\n\0' > "$tmp/glob.expected"
     round_trip "$tmp/glob.expected" "$tmp/tree" --glob '*.py'
 }
+functions() {  # a decorated one, a method, an async one; not the rest, not a file that does not parse
+    mkdir -p "$tmp/code"
+    printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' \
+        > "$tmp/code/a.py"
+    printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> "$tmp/code/a.py"
+    printf 'def broken(:\n' > "$tmp/code/b.py"
+    printf '@cache\ndef f(x):\n    return x  # \xc3\xa9\n\0    def g(self):\n' > "$tmp/code.expected"
+    printf '        def inner(): pass\n\0async def h(): pass\0' >> "$tmp/code.expected"
+    round_trip "$tmp/code.expected" "$tmp/code" --glob '*.py' --python-functions
+}
 many_shards() {
     round_trip "$tmp/lines.expected" "$tmp/lines.jsonl" --shard-tokens 5000 &&
         [ "$(ls "$tmp"/out/train_*.bin | wc -l)" -gt 10 ]
@@ -189,6 +199,7 @@ as_hugging_face() {  # the byte tokenizer.json in the tokenizers package gives t
 check one_file one_file
 check tree round_trip "$tmp/tree.expected" "$tmp/tree"
 check tree_with_glob only_glob
+check python_functions functions
 check jsonl round_trip "$tmp/lines.expected" "$tmp/lines.jsonl"
 check gzipped_jsonl round_trip "$tmp/lines.expected" "$tmp/lines.jsonl.gz"
 check many_shards many_shards

@@ -26,8 +26,8 @@
 // - packing several panels at once in chunks of 16 or 32 of the depth (2 to 8 % slower than panel
 //   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
 //   difference over 1 %)
-// - one buffer with barriers after packing B, after packing A and after the tiles: the same alone,
-//   slower beside other programs
+// - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
+//   for each block of KC however small: the same alone, up to 3 times slower on a busy machine
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // setenv, dlopen
 #endif
@@ -252,8 +252,8 @@ static const InstructionSet *own;    // the chosen one
 // to fail, and pages that no product touches cost nothing.
 static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = or += A (m, span) B (n, span)^T, a part of the whole product that is packed at once. If
-// m and n are small, several blocks of kc fit: block q of A then begins at a + q * a_block.
+// C (m, n) = or += A (m, span) B (n, span)^T, the part of the product that is packed at once. If m
+// and n are small, several blocks of kc fit in it: block q of A then begins at a + q * a_block.
 typedef struct {
     real *c;
     const real *a, *b;
