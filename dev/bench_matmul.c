@@ -1,7 +1,8 @@
 // GFLOP/s of the three products of a linear layer: our instruction sets beside OpenBLAS and oneDNN
 // where they are installed. All candidates run in turn on the same matrices, round after round; the
-// table holds medians. On a busy machine read ratios within a row only, or count processor time
-// with one thread: OMP_NUM_THREADS=1 bench_matmul -p.
+// table holds medians. On a busy machine set OMP_WAIT_POLICY=passive (threads that spin at a
+// barrier take the time of those they wait for), or count processor time with one thread:
+// OMP_NUM_THREADS=1 bench_matmul -p.
 //
 // usage: bench_matmul [-t T]... [-s KxN]... [-r rounds] [-c candidate]... [-p]
 //        default: T 1395 and 4096, the layers of SmolLM2-135M and of the demo model, 7 rounds, all

@@ -14,12 +14,12 @@ python=/usr/bin/python3             # the system's, which the matplotlib above b
 say 'build'
 make -s -j"$(nproc)" all
 
-say 'data: the sources of the Python standard library, one document a file'
+say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo/dataset.json ]; then
     echo 'data/demo is there already'
 else
     stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
-    "$python" data/prepare.py "$stdlib" --glob '*.py' --out data/demo --val-frac 0.03
+    "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
 fi
 
 say 'train: about 3 minutes on 2 cores; Ctrl-C saves, and --resume goes on'

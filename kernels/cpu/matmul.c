@@ -19,15 +19,17 @@
 // also how many terms are summed before C is read and written: memory traffic wants it deep, the
 // error of a long chain and the size of a panel want it short.
 //
-// Tried and lost (Zen 4, one thread, processor time, share of the fp32 peak, which is now 0.90):
-// - tiles 14x32 (0.86) and 12x32 (0.88) against 8x48, which loads least for a multiply-add; 6x16
-//   against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
+// Tried and lost (Zen 4, one thread, processor time, layers of SmolLM2-135M at T = 1395, shares of
+// the fp32 peak):
+// - tiles 14x32 (0.86) and 12x32 (0.87) against 8x48 (0.90), which loads least for a multiply-add;
+//   6x16 against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
 // - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, to 5 % slower on small layers)
 // - packing several panels at once in chunks of 16 or 32 of the depth (2 to 8 % slower than panel
 //   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
 //   difference over 1 %)
 // - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
-//   for each block of KC however small: the same alone, up to 3 times slower on a busy machine
+//   for each block of KC however small: the same alone, slower beside other programs, where a
+//   barrier may cost a time slice
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // setenv, dlopen
 #endif
