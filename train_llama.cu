@@ -17,6 +17,8 @@
 #include "data/io.h"          // defines: Error, exit codes, checked reads and writes, DirLock
 #include "data/loader.h"      // defines: Loader, StepData; with them Batch and StepPlan
 #include "data/options.h"     // defines: Option and its table
+#include "data/sampling.h"    // defines: Sampling, sample_token
+#include "data/schedule.h"    // defines: Schedule, schedule_lr
 #include "data/tokenizer.h"   // defines: Tokenizer
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
@@ -25,14 +27,6 @@
 
 // ------------------------------------------------------------------------------------------------
 // Options: one table parses, documents and logs them
-
-typedef enum {
-    SCHEDULE_CONSTANT,
-    SCHEDULE_LINEAR,
-    SCHEDULE_COSINE,
-    SCHEDULE_WSD,
-    SCHEDULE_WSD_SQRT
-} Schedule;
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul;
@@ -102,7 +96,7 @@ static const Option option_table[] = {
      "before the run ends with exit code 7"},
     OPTION_GROUP("optimizer"),
     {"lr", OPTION_FLOAT, &o.lr, "3e-3", NULL, 0, 1e30, "peak learning rate"},
-    {"schedule", OPTION_CHOICE, &o.schedule, "wsd", "constant|linear|cosine|wsd|wsd-sqrt", 0, 0,
+    {"schedule", OPTION_CHOICE, &o.schedule, "wsd", SCHEDULE_NAMES, 0, 0,
      "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"},
     {"warmup-steps", OPTION_INT64, &o.warmup_steps, "20", NULL, 0, 1e12, "linear from 0"},
     {"decay-frac", OPTION_FLOAT, &o.decay_frac, "0.2", NULL, 0, 1,
@@ -210,27 +204,6 @@ static void catch_signals(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Learning rate of a step (0-based)
-
-static float learning_rate(int64_t step) {
-    const double low = (double)o.lr * o.min_lr_frac;
-    if (step < o.warmup_steps)
-        return (float)((double)o.lr * (double)(step + 1) / (double)o.warmup_steps);
-    const double span = o.steps > o.warmup_steps ? (double)(o.steps - o.warmup_steps) : 1;
-    double done = (double)(step - o.warmup_steps) / span,
-           left = 1;  // left: 1 at the peak, 0 at the end
-    if (o.schedule == SCHEDULE_LINEAR) left = 1 - done;
-    if (o.schedule == SCHEDULE_COSINE) left = 0.5 + 0.5 * cos(3.14159265358979323846 * done);
-    if (o.schedule == SCHEDULE_WSD || o.schedule == SCHEDULE_WSD_SQRT) {
-        const double start = (double)o.steps * (1 - (double)o.decay_frac);
-        double decayed = ((double)step - start) / ((double)o.steps - start);
-        if ((double)step >= start)
-            left = o.schedule == SCHEDULE_WSD ? 1 - decayed : 1 - sqrt(decayed);
-    }
-    return (float)(low + ((double)o.lr - low) * left);
-}
-
-// ------------------------------------------------------------------------------------------------
 // The step
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
@@ -251,7 +224,9 @@ static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper) 
 }
 
 static AdamW adamw_of_step(int64_t step) {
-    AdamW hyper = {learning_rate(step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
+    const Schedule schedule = {
+        (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
+    AdamW hyper = {schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
     return hyper;
 }
 
@@ -271,36 +246,6 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
 static float sample_uniform(int64_t step, int text, int position) {
     uint64_t key = llama_hash((uint64_t)o.seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
     return (float)(llama_hash(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
-}
-
-typedef struct {
-    float p;
-    int32_t id;
-} Candidate;
-
-static int candidate_descending(const void *a, const void *b) {
-    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
-    return x->p != y->p ? (x->p < y->p ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
-}
-
-// Temperature, then top-k, then top-p, then one draw. logits (V); scratch (V).
-static int32_t sample_token(const float *logits, int V, float uniform, Candidate *scratch) {
-    const float inverse_temperature = o.temperature > 0 ? 1 / o.temperature : 1;
-    float max = -INFINITY, sum = 0, cut = 0;
-    for (int v = 0; v < V; v++) max = logits[v] > max ? logits[v] : max;
-    for (int v = 0; v < V; v++) {
-        scratch[v].p = expf((logits[v] - max) * inverse_temperature);
-        scratch[v].id = v;
-        sum += scratch[v].p;
-    }
-    qsort(scratch, (size_t)V, sizeof *scratch, candidate_descending);
-    if (o.temperature == 0) return scratch[0].id;
-    int n = 0, limit = o.top_k > 0 && o.top_k < V ? o.top_k : V;
-    while (n < limit && (n == 0 || cut < o.top_p * sum)) cut += scratch[n++].p;
-    float target = uniform * cut;
-    for (int i = 0; i < n - 1; i++)
-        if ((target -= scratch[i].p) < 0) return scratch[i].id;
-    return scratch[n - 1].id;
 }
 
 typedef struct {
@@ -364,9 +309,10 @@ static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits,
     llama_forward(m);
     llama_logits(m, logits, rows, o.num_samples);
     const int V = m->config.vocab_size;
+    const Sampling how = {o.temperature, o.top_k, o.top_p};
     for (int i = 0; i < o.num_samples; i++) {
         if (texts[i].ended) continue;
-        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V,
+        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V, &how,
                                   sample_uniform(step, i, texts[i].length), scratch);
         texts[i].tokens[texts[i].length++] = id;
         texts[i].ended = id == m->config.eos_token_id;

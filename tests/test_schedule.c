@@ -1,0 +1,92 @@
+// Learning rates and the choice of the next token, against values worked out by hand.
+#include "../data/sampling.h"
+#include "../data/schedule.h"
+#include "test.h"
+
+static Schedule schedule(ScheduleKind kind) {
+    Schedule s = {kind, 100, 10, 0.5, 0.1, 0.2};
+    return s;
+}
+
+static bool near(float a, double b) { return fabs((double)a - b) <= 1e-7 * fabs(b); }
+
+TEST(warm_up_is_linear_and_starts_moving) {
+    for (int kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD_SQRT; kind++) {
+        Schedule s = schedule((ScheduleKind)kind);
+        CHECK(near(schedule_lr(&s, 0), 0.05) && near(schedule_lr(&s, 8), 0.45));
+        CHECK(near(schedule_lr(&s, 9), 0.5) && near(schedule_lr(&s, 10), 0.5));
+    }
+}
+
+TEST(decays_end_at_the_minimum) {
+    Schedule constant = schedule(SCHEDULE_CONSTANT), linear = schedule(SCHEDULE_LINEAR);
+    Schedule cosine = schedule(SCHEDULE_COSINE);
+    CHECK(near(schedule_lr(&constant, 99), 0.5));
+    CHECK(near(schedule_lr(&linear, 55), 0.5 * (0.1 + 0.9 * 0.5)));
+    CHECK(near(schedule_lr(&linear, 100), 0.05));
+    CHECK(near(schedule_lr(&cosine, 55), 0.5 * (0.1 + 0.9 * 0.5)));
+    CHECK(near(schedule_lr(&cosine, 100), 0.05) && near(schedule_lr(&cosine, 500), 0.05));
+}
+
+TEST(wsd_is_stable_then_decays) {
+    Schedule linear = schedule(SCHEDULE_WSD), root = schedule(SCHEDULE_WSD_SQRT);
+    CHECK(near(schedule_lr(&linear, 80), 0.5) && near(schedule_lr(&root, 80), 0.5));
+    CHECK(near(schedule_lr(&linear, 85), 0.5 * (0.1 + 0.9 * 0.75)));
+    CHECK(near(schedule_lr(&root, 85), 0.5 * (0.1 + 0.9 * 0.5)));
+    CHECK(near(schedule_lr(&linear, 100), 0.05) && near(schedule_lr(&root, 100), 0.05));
+}
+
+TEST(schedules_without_room) {  // all warm-up; nothing to decay over; one step
+    Schedule s = schedule(SCHEDULE_WSD);
+    s.warmup_steps = 100;
+    CHECK(near(schedule_lr(&s, 99), 0.5));
+    s.warmup_steps = 0, s.wsd_decay_frac = 0;
+    CHECK(near(schedule_lr(&s, 99), 0.5));
+    s.steps = 1, s.wsd_decay_frac = 1;
+    CHECK(near(schedule_lr(&s, 0), 0.5));
+}
+
+static const float LOGITS[] = {0.0f, 2.0f, 1.0f, 2.0f, -INFINITY};  // 1 and 3 tie
+enum { V = sizeof LOGITS / sizeof *LOGITS, DRAWS = 10000 };
+
+// Share of each id over evenly spaced draws.
+static void shares(Sampling how, double share[V]) {
+    Candidate scratch[V];
+    memset(share, 0, V * sizeof *share);
+    for (int i = 0; i < DRAWS; i++)
+        share[sample_token(LOGITS, V, &how, ((float)i + 0.5f) / DRAWS, scratch)] += 1.0 / DRAWS;
+}
+
+TEST(temperature_zero_takes_the_likeliest) {
+    Sampling greedy = {0, 0, 1};
+    double share[V];
+    shares(greedy, share);
+    CHECK(share[1] > 1 - 1e-9);
+}
+
+TEST(shares_are_the_softmax_at_a_temperature) {
+    const double temperatures[] = {0.5, 1, 3};
+    for (int t = 0; t < 3; t++) {
+        Sampling how = {(float)temperatures[t], 0, 1};
+        double share[V], sum = 0;
+        shares(how, share);
+        for (int v = 0; v < V; v++) sum += exp((double)LOGITS[v] / temperatures[t]);
+        for (int v = 0; v < V; v++) {
+            double p = exp((double)LOGITS[v] / temperatures[t]) / sum;
+            CHECK_MSG(fabs(share[v] - p) < 3.0 / DRAWS, "id %d: %g, expected %g", v, share[v], p);
+        }
+    }
+}
+
+TEST(top_k_and_top_p_keep_the_likeliest) {
+    double share[V];
+    Sampling two = {1, 2, 1}, half = {1, 0, 0.5f}, tiny = {1, 0, 0};
+    shares(two, share);
+    CHECK(fabs(share[1] - 0.5) < 1e-3 && fabs(share[3] - 0.5) < 1e-3);
+    shares(half, share);  // p = 0.39, 0.39, ...: one does not reach a half, two do
+    CHECK(fabs(share[1] - 0.5) < 1e-3 && fabs(share[3] - 0.5) < 1e-3);
+    shares(tiny, share);
+    CHECK(share[1] > 1 - 1e-9);
+}
+
+TEST_MAIN()
