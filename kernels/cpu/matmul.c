@@ -31,7 +31,7 @@
 //   for each block of KC however small: the same alone, slower beside other programs, where a
 //   barrier may cost a time slice
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE   // setenv, dlopen
+#define _GNU_SOURCE  // setenv, dlopen
 #endif
 #include "../kernels.h"
 
@@ -54,11 +54,11 @@
 #endif
 
 enum {
-    KC = 512,             // depth of a block, even
-    MC = 1024,            // rows of A packed at a time
-    NC = 2048,            // rows of B packed at a time
-    MAX_TILE = 8 * 48,    // elements of the largest register tile
-    WORTH_THREADS = 1 << 18,   // multiply-adds, some 5 us: below, waking threads takes longer
+    KC = 512,                 // depth of a block, even
+    MC = 1024,                // rows of A packed at a time
+    NC = 2048,                // rows of B packed at a time
+    MAX_TILE = 8 * 48,        // elements of the largest register tile
+    WORTH_THREADS = 1 << 18,  // multiply-adds, some 5 us: below, waking threads takes longer
 };
 
 // A dense matrix or its transpose: element (i, k) is p[i * row + k * col]; row or col is 1.
@@ -67,16 +67,14 @@ typedef struct {
     int64_t row, col;
 } Matrix;
 
-static Matrix at(Matrix x, int64_t i, int64_t k)
-{
+static Matrix at(Matrix x, int64_t i, int64_t k) {
     return (Matrix){x.p + i * x.row + k * x.col, x.row, x.col};
 }
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int max_threads(void)
-{
+static int max_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
 #else
@@ -145,14 +143,13 @@ enum { AVX512_MR = MR, AVX512_NR = NV * LANES };
 #define LANES 16
 #define MR 8
 #define NV 3
-#define FMA(a, b, c) \
-    _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
+#define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
 enum { AVX512_BF16_MR = MR, AVX512_BF16_NR = NV * LANES };
 #include "matmul_tile.h"
 
-__attribute__((target("avx512f,avx512bf16")))
-static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width)
-{
+__attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf16(real *panel,
+                                                                                  int64_t pairs,
+                                                                                  int width) {
     for (int64_t k = 0; k < pairs; k++) {
         for (int i = 0; i < width; i += 16) {
             __mmask16 mask = (__mmask16)(width - i < 16 ? (1 << (width - i)) - 1 : 0xffff);
@@ -167,10 +164,10 @@ static void round_pairs_avx512_bf16(real *panel, int64_t pairs, int width)
 }
 #endif
 
-static const InstructionSet instruction_sets[] = {   // best first
+static const InstructionSet instruction_sets[] = {
+    // best first
 #ifdef X86
-    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR,
-     round_pairs_avx512_bf16},
+    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, round_pairs_avx512_bf16},
     {"avx512", tile_avx512, AVX512_MR, AVX512_NR, NULL},
     {"avx2", tile_avx2, AVX2_MR, AVX2_NR, NULL},
 #endif
@@ -178,8 +175,7 @@ static const InstructionSet instruction_sets[] = {   // best first
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
 
-static bool cpu_has(const char *set)
-{
+static bool cpu_has(const char *set) {
 #ifdef X86
     if (strcmp(set, "avx512_bf16") == 0)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
@@ -207,8 +203,7 @@ typedef int32_t index4 __attribute__((vector_size(16)));
 typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 // to[k][i] = from[i][k] for i, k < 4
-static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t stride)
-{
+static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t stride) {
     vec4 r0 = *(const vec4 *)from, r1 = *(const vec4 *)(from + stride);
     vec4 r2 = *(const vec4 *)(from + 2 * stride), r3 = *(const vec4 *)(from + 3 * stride);
     vec4 low01 = SHUFFLE(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
@@ -220,18 +215,17 @@ static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, 
 }
 
 // panel[k][i] (depth, width) = x(i, k) for i < rows, 0 for rows <= i < width
-static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth)
-{
+static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth) {
     int64_t whole_k = depth - depth % 4;
     int whole_i = rows - rows % 4, i = 0;
-    if (x.col == 1) {                                    // x(i, .) is contiguous: transpose
+    if (x.col == 1) {  // x(i, .) is contiguous: transpose
         for (; i < whole_i; i += 4) {
             for (int64_t k = 0; k < whole_k; k += 4)
                 transpose_4x4(panel + k * width + i, width, x.p + i * x.row + k, x.row);
             for (int64_t k = whole_k; k < depth; k++)
                 for (int r = i; r < i + 4; r++) panel[k * width + r] = x.p[r * x.row + k];
         }
-    } else {                                             // x(., k) is contiguous: copy
+    } else {  // x(., k) is contiguous: copy
         for (int64_t k = 0; k < depth; k++) {
             const real *from = x.p + k * x.col;
             real *to = panel + k * width;
@@ -247,7 +241,7 @@ static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth
 // -------------------------------------------------------------------------------------------------
 // The loop nest
 
-static const InstructionSet *own;    // the chosen one
+static const InstructionSet *own;  // the chosen one
 
 // Packed blocks. Two of each: while some threads still read one, others already pack the next,
 // which leaves one barrier a block. Memory of the program, not of the heap: there is no allocation
@@ -267,8 +261,7 @@ typedef struct {
 static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
 
 // The tile of panel i of A and panel j of B over the whole span.
-static void compute_tile(const Part *p, int64_t i, int64_t j)
-{
+static void compute_tile(const Part *p, int64_t i, int64_t j) {
     real *c = p->c + i * own->mr * p->c_stride + j * own->nr, spare[MAX_TILE];
     int64_t rows = min64(own->mr, p->m - i * own->mr), cols = min64(own->nr, p->n - j * own->nr);
     bool whole = rows == own->mr && cols == own->nr;
@@ -290,8 +283,7 @@ static void compute_tile(const Part *p, int64_t i, int64_t j)
 
 // How many tiles, by rows and columns, a thread takes at a time: enough to find its panels in L2
 // again, few enough that every thread gets several pieces.
-static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols)
-{
+static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols) {
     int64_t enough = 4 * max_threads();
     *rows = *cols = 8;
     while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < enough)
@@ -299,8 +291,7 @@ static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t 
 }
 
 // Called by all threads of a team: the tiles of a packed part, piece by piece, whoever is free.
-static void compute_part(const Part *p)
-{
+static void compute_part(const Part *p) {
     int64_t tiles_m = ceil_div(p->m, own->mr), tiles_n = ceil_div(p->n, own->nr);
     int64_t rows, cols;
     piece_size(tiles_m, tiles_n, &rows, &cols);
@@ -315,8 +306,7 @@ static void compute_part(const Part *p)
 
 // Called by all threads of a team: x(i, k) for i < rows, k < span into blocks of kc, and those into
 // panels of `width` rows.
-static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t span, int64_t kc)
-{
+static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t span, int64_t kc) {
     int64_t panels = ceil_div(rows, width);
 #pragma omp for schedule(dynamic) nowait
     for (int64_t item = 0; item < panels * ceil_div(span, kc); item++) {
@@ -331,11 +321,10 @@ static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t s
 
 // C (m, n) = or += A (m, depth) B (n, depth)^T
 static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                     int accumulate)
-{
+                     int accumulate) {
     int64_t mc = min64(MC / own->mr * own->mr, round_up(m, own->mr));
     int64_t nc = min64(NC / own->nr * own->nr, round_up(n, own->nr));
-    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);    // from the depth alone
+    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // from the depth alone
     int64_t span = kc * min64(MC * KC / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
     assert(own->mr * own->nr <= MAX_TILE);
@@ -353,7 +342,7 @@ static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
                     p.m = min64(mc, m - i), p.c = c + i * n + j;
                     p.a = packed_a[turn_a], p.a_block = round_up(p.m, own->mr) * kc;
                     pack_part(packed_a[turn_a], at(a, i, k), p.m, own->mr, p.span, kc);
-#pragma omp barrier   // all is packed, and nobody still reads the buffers that are packed next
+#pragma omp barrier  // all is packed, and nobody still reads the buffers that are packed next
                     compute_part(&p);
                 }
             }
@@ -364,8 +353,7 @@ static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
 // -------------------------------------------------------------------------------------------------
 // Libraries, loaded when asked for: the build needs neither
 
-typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                  int accumulate);
+typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate);
 
 #ifndef GRADCHECK
 // cblas.h's enums are passed as int
@@ -384,8 +372,7 @@ static DnnlSgemm *dnnl_sgemm_loaded;
 static bool stored_by_row(Matrix x, int64_t depth) { return x.col == 1 && x.row >= depth; }
 
 static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                          int accumulate)
-{
+                          int accumulate) {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
     if (m > INT_MAX || n > INT_MAX || depth > INT_MAX) {
         gemm_own(c, a, b, m, n, depth, accumulate);
@@ -398,18 +385,16 @@ static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int
 }
 
 static void gemm_onednn(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                        int accumulate)
-{
+                        int accumulate) {
     bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
     int status = dnnl_sgemm_loaded(a_rows ? 'N' : 'T', b_rows ? 'T' : 'N', m, n, depth, 1, a.p,
                                    a_rows ? a.row : a.col, b.p, b_rows ? b.row : b.col,
                                    accumulate ? 1 : 0, c, n);
-    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);   // it refuses before it computes
+    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);  // it refuses before it computes
 }
 
 // The address of `symbol` in the first of the libraries that loads, or NULL. It stays loaded.
-static void *load_symbol(const char *symbol, const char *const libraries[3], void **library)
-{
+static void *load_symbol(const char *symbol, const char *const libraries[3], void **library) {
     for (int i = 0; i < 3 && libraries[i]; i++) {
         *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
         if (*library) return dlsym(*library, symbol);
@@ -419,8 +404,7 @@ static void *load_symbol(const char *symbol, const char *const libraries[3], voi
 
 // OpenBLAS reads OPENBLAS_CORETYPE while it loads. Without it, versions up to 0.3.21 take AVX2
 // kernels on AVX-512 CPUs younger than themselves: half the speed on many.
-static bool load_openblas(char *description, size_t size)
-{
+static bool load_openblas(char *description, size_t size) {
     void *library = NULL, *symbol;
 #ifdef X86
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -441,8 +425,7 @@ static bool load_openblas(char *description, size_t size)
     return true;
 }
 
-static bool load_onednn(char *description, size_t size)
-{
+static bool load_onednn(char *description, size_t size) {
     void *library = NULL, *symbol;
     const char *const names[3] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.dylib"};
     if (!(symbol = load_symbol("dnnl_sgemm", names, &library))) return false;
@@ -455,12 +438,11 @@ static bool load_onednn(char *description, size_t size)
 // -------------------------------------------------------------------------------------------------
 // The choice, and the three products
 
-static Gemm *chosen_gemm;                                // NULL until the choice is made
+static Gemm *chosen_gemm;  // NULL until the choice is made
 static char chosen_description[64] = "none";
 
 // The best set of this CPU whose name is `name` (NULL: any), of the bf16 or of the fp32 kind.
-static const InstructionSet *find_set(const char *name, bool bf16)
-{
+static const InstructionSet *find_set(const char *name, bool bf16) {
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];
         if (name && strcmp(name, set->name) != 0) continue;
@@ -471,11 +453,12 @@ static const InstructionSet *find_set(const char *name, bool bf16)
 
 // Besides the names of kernels.h, "own-avx512", "own-avx2" and "own-portable" force an instruction
 // set (tests, bench). "auto" is our own: no library was faster by more than a few percent.
-int matmul_select(const char *name, int bf16)
-{
+int matmul_select(const char *name, int bf16) {
     const InstructionSet *set = NULL;
-    if (strcmp(name, "auto") == 0 || strcmp(name, "own") == 0) set = find_set(NULL, bf16 != 0);
-    else if (strncmp(name, "own-", 4) == 0) set = find_set(name + 4, bf16 != 0);
+    if (strcmp(name, "auto") == 0 || strcmp(name, "own") == 0)
+        set = find_set(NULL, bf16 != 0);
+    else if (strncmp(name, "own-", 4) == 0)
+        set = find_set(name + 4, bf16 != 0);
     if (set) {
         own = set;
         chosen_gemm = gemm_own;
@@ -497,15 +480,12 @@ int matmul_select(const char *name, int bf16)
 #endif
 }
 
-const char *matmul_describe(void)
-{
+const char *matmul_describe(void) {
     if (!chosen_gemm) matmul_select("auto", 0);
     return chosen_description;
 }
 
-static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                 int accumulate)
-{
+static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate) {
     if (m == 0 || n == 0) return;
     if (depth == 0) {
         if (!accumulate) memset(c, 0, (size_t)m * (size_t)n * sizeof(real));
@@ -515,20 +495,17 @@ static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t dept
     chosen_gemm(c, a, b, m, n, depth, accumulate);
 }
 
-void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T,
-                    int64_t K, int64_t N)
-{
+void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
+                    int64_t N) {
     gemm(out, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K, 0);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
-                           int64_t K, int64_t N)
-{
+                           int64_t K, int64_t N) {
     gemm(dinp, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N, 0);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
-                            int64_t K, int64_t N)
-{
+                            int64_t K, int64_t N) {
     gemm(dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T, 1);
 }

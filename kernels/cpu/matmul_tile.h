@@ -8,8 +8,7 @@
 // multiply-adds. The bounds of the inner loops are constants and they are unrolled whole, which is
 // what lets the compiler keep sum[][] in registers.
 TARGET static void TILE(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
-                        const real *RESTRICT b, int64_t depth, int accumulate)
-{
+                        const real *RESTRICT b, int64_t depth, int accumulate) {
     typedef real vec __attribute__((vector_size(LANES * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
@@ -22,8 +21,8 @@ TARGET static void TILE(real *RESTRICT c, int64_t c_stride, const real *RESTRICT
     for (int64_t k = 0; k < depth; k++, a += MR, b += NV * LANES) {
         vec row[NV];
         UNROLL for (int j = 0; j < NV; j++) row[j] = *(const vec *)(b + j * LANES);
-        UNROLL for (int i = 0; i < MR; i++)
-            UNROLL for (int j = 0; j < NV; j++) sum[i][j] = FMA(a[i], row[j], sum[i][j]);
+        UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) sum[i][j] =
+            FMA(a[i], row[j], sum[i][j]);
     }
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
