@@ -1,14 +1,20 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
-#   BACKEND=cpu     the C backend (OpenMP). The CUDA backend is not part of this version yet.
-#   CC=gcc|clang    WERROR= (empty: warnings stay warnings)
-# Objects go to build/<variant>, so that release, sanitizer and fp64 builds live side by side.
+#   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
+#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
+#   CUDA_ARCHS="80 90a" GPU architectures to build for; default: what nvcc knows of 80 86 89 90a 120
+# Objects go to build/<variant>, so that cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
-BACKEND ?= cpu
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 WERROR  ?= -Werror
+NVCC    := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU     := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+BACKEND ?= $(if $(and $(NVCC),$(GPU)),cuda,cpu)
 
-ifneq ($(BACKEND),cpu)
-$(error BACKEND=$(BACKEND) is not available: this version has the cpu backend. Run: make BACKEND=cpu)
+ifeq ($(filter $(BACKEND),cpu cuda),)
+$(error BACKEND=$(BACKEND) is unknown. Run: make BACKEND=cpu, or make BACKEND=cuda)
+endif
+ifeq ($(BACKEND)$(NVCC),cuda)
+$(error BACKEND=cuda needs nvcc, which was not found. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
 ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
 ifneq ($(MAKECMDGOALS),clean)
@@ -26,8 +32,10 @@ OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -DPOISON -DNO_CLONES \
            -U_FORTIFY_SOURCE
 
-KERNELS := $(wildcard kernels/$(BACKEND)/*.c)
+KERNELS := $(wildcard kernels/cpu/*.c)
+CUDA_KERNELS := $(wildcard kernels/cuda/*.cu)
 TESTS   := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
+EMU_TESTS := $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 BENCHES := $(patsubst dev/bench_%.c,%,$(wildcard dev/bench_*.c))
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 # Calls that tests/fault.c can make fail; only our own objects see the wrappers
@@ -37,7 +45,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 
 .PHONY: all test test-programs bench check-format clean
 all: train_llama
-	@echo "built ./train_llama: backend $(BACKEND), $(CC)"
+	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(NVCC) for $(GPU),$(CC))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
@@ -58,15 +66,51 @@ build/$(1)/bench_%: build/$(1)/dev/bench_%.o $$(KERNELS:%.c=build/$(1)/%.o)
 	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
 .SECONDARY: $$(KERNELS:%.c=build/$(1)/%.o) $$(TESTS:%=build/$(1)/tests/test_%.o)
 endef
-$(eval $(call VARIANT,$(BACKEND),$(OPT)))
+$(eval $(call VARIANT,cpu,$(OPT)))
 $(eval $(call VARIANT,asan,$(ASAN)))
 $(eval $(call VARIANT,fp64,-O2 -DGRADCHECK))
 
-test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/asan/train_llama train_llama
-test: test-programs
-	@tests/run.sh $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%)
+# CUDA: the same program against kernels/cuda
+KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
+CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
+GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+           -gencode arch=compute_$(lastword $(CUDA_ARCHS))$(comma)code=compute_$(lastword $(CUDA_ARCHS))
+NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) $(if $(WERROR),-Werror all-warnings) -MMD -MP
+build/cuda/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
+build/cuda/train_llama: build/cuda/train_llama.o $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
+build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA_KERNELS:%.cu=build/cuda/%.o) build/twin/cpu_kernels.so
+	$(NVCC) $(filter %.o,$^) -o $@ $(LDLIBS) -lcublasLt
 
-bench: train_llama $(BENCHES:%=build/$(BACKEND)/bench_%)
+# The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
+build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
+
+# Emulated CUDA (dev/emu): the same .cu files, compiled by g++, every CUDA thread a fiber
+EMUFLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -fno-strict-aliasing -fno-extern-tls-init \
+            -pthread -DBACKEND_CUDA -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests -MMD -MP
+EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
+build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
+	@mkdir -p $(@D)
+	g++ $(EMUFLAGS) -O3 -c $< -o $@
+build/emu/%.o: %.cu dev/emu/launch.pl Makefile
+	@mkdir -p $(@D)
+	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
+	g++ $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
+build/emu/train_llama: build/emu/train_llama.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
+	g++ -pthread $^ -o $@ $(LDLIBS)
+build/emu/test_%: build/emu/tests/test_%.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU) build/twin/cpu_kernels.so
+	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+
+test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/asan/train_llama train_llama \
+               $(EMU_TESTS:%=build/emu/test_%)
+test: test-programs
+	@tests/run.sh $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) $(EMU_TESTS:%=build/emu/test_%)
+
+bench: train_llama $(BENCHES:%=build/cpu/bench_%)
 	@dev/bench.sh
 
 clean:

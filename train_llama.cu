@@ -1093,6 +1093,7 @@ static void finish(LlamaModel *m) {
 
 int main(int argc, char **argv) {
     Error err = {0, "", ""};
+    device_prepare_process(argv);
     options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
     if (o.version) {
         printf("unpad.c %s\n", UNPAD_VERSION);

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# `make bench`: kernels against libraries, whole steps of every layout on the seed batch, and PyTorch on the same document
-# lengths when it is installed. Writes dev/results/cpu-DATE.txt with the commands and the machine.
+# `make bench`: whole steps of every layout on the seed batch, PyTorch on the same document lengths
+# when it is installed, then kernels against libraries. About 15 minutes on 2 cores. Writes
+# dev/results/cpu-DATE.txt with the commands and the machine.
 #   QUICK=1 make bench        the demo model only, about a minute
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,27 +34,30 @@ layouts() {         # layouts MODEL ROW_LEN OPTION...
         --compare-steps 3 "$@" | grep -vE '^  |^(memory|start|train|val|plan)'
 }
 
+pytorch() {         # pytorch OPTION...
+    if "$python" -c 'import torch' 2> /dev/null; then
+        run "$python" dev/peers/pytorch_cpu.py --modes padded alone packed "$@"
+    else
+        echo "PyTorch: not installed, not run (set PYTHON=... to an interpreter that has it)"
+    fi
+}
+
 {
     echo "date     $(date +%Y-%m-%d)"
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
     echo "commit   $(git rev-parse --short HEAD 2> /dev/null || echo unknown)"
     echo "Shared machines are noisy: read ratios inside one run, not single times."
-    [ "${QUICK:-0}" = 1 ] || { run build/cpu/bench_matmul; run build/cpu/bench_attention; }
     layouts demo 350
     layouts demo 512
+    pytorch --model demo --row-len 350 512
     if [ "${QUICK:-0}" != 1 ]; then
         layouts smollm2-135m 350
+        pytorch --model smollm2-135m --row-len 350 512 --dtype fp32 bf16 --steps 2
         layouts smollm2-135m 512
-        if ./train_llama --bf16-matmul --dry-run --model smollm2-135m --train build/bench --boundary-token 0 > /dev/null 2>&1
-        then layouts smollm2-135m 350 --bf16-matmul; fi
-    fi
-    if "$python" -c 'import torch' 2> /dev/null; then
-        run "$python" dev/peers/pytorch_cpu.py --model demo --row-len 350 512 --modes padded alone packed
-        [ "${QUICK:-0}" = 1 ] || run "$python" dev/peers/pytorch_cpu.py --model smollm2-135m --row-len 350 512 \
-            --modes padded alone packed --dtype fp32 bf16 --steps 3
-        [ "${QUICK:-0}" = 1 ] || layouts smollm2-135m 350
-    else
-        echo "PyTorch: not installed, not run (set PYTHON=... to an interpreter that has it)"
+        if ./train_llama --bf16-matmul --dry-run --model smollm2-135m --train build/bench \
+            --boundary-token 0 > /dev/null 2>&1; then layouts smollm2-135m 350 --bf16-matmul; fi
+        run build/cpu/bench_matmul
+        run build/cpu/bench_attention
     fi
 } | tee "$out.tmp"
 mv "$out.tmp" "$out"

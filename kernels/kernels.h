@@ -26,7 +26,11 @@ extern "C" {
 // floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd,
 // gradients of weights, optimizer state); fp32 in every build that ships, double in the
 // gradient-check build.
-#if defined(GRADCHECK)
+#if defined(BACKEND_CUDA)
+#include <cuda_bf16.h>
+typedef __nv_bfloat16 floatX;
+typedef float real;
+#elif defined(GRADCHECK)
 typedef double floatX;
 typedef double real;
 #else
@@ -50,6 +54,9 @@ typedef struct {
     int deterministic;   // CUDA: 1 = dQ without atomics; the CPU backend always is
 } DeviceOptions;
 
+// First thing in main: may start the program once more, with an environment that the device's
+// libraries read before main. Returns when there is nothing (more) to set.
+void device_prepare_process(char **argv);
 // Chooses the device and its fastest code paths. NULL, or one line that says what is missing.
 const char *device_init(const DeviceOptions *options);
 // One line for people: "cpu, 2 threads, matmul own avx512"
