@@ -9,6 +9,7 @@
 //   ./train_llama --help                         every option with its default
 #include <math.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "data/checkpoint.h"  // defines: Checkpoint and its protocol
@@ -1085,10 +1086,12 @@ static void finish(LlamaModel *m) {
     }
     must(save_checkpoint(m, "final", &err), &err);
     print_samples(m, run.cursor.step);
-    printf(
-        "done: %s/final is a Hugging Face model; peak device memory %.1f MiB (planned %.1f MiB)\n",
-        o.out, (double)device_memory().bytes_peak / 1048576.0,
-        (double)llama_memory_total(&m->memory) / 1048576.0);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
+    printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
+           (double)device_memory().bytes_peak / 1048576.0,
+           (double)llama_memory_total(&m->memory) / 1048576.0, (double)usage.ru_maxrss / 1024.0);
+    printf("done: %s/final is a Hugging Face model\n", o.out);
 }
 
 int main(int argc, char **argv) {

@@ -307,7 +307,7 @@ def text_of_file(path, size, named):
 
 
 def python_functions(source):
-    """Every function of a module and method of its classes, decorators and all; [] if not Python."""
+    """Every function of a module and method of its classes, with decorators; [] if not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the source, such as "\\d" in a plain string

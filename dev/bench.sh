@@ -30,8 +30,8 @@ layouts() {         # layouts MODEL ROW_LEN OPTION...
     local model=$1 row=$2
     shift 2
     run ./train_llama --model "$model" --train build/bench --boundary-token 0 --max-seqlen "$row" \
-        --micro-batch-tokens $((6 * row)) --fill "$(awk "BEGIN { print 1395.01 / (6 * $row) }")" --compare \
-        --compare-steps 3 "$@" | grep -vE '^  |^(memory|start|train|val|plan)'
+        --micro-batch-tokens $((6 * row)) --fill "$(awk "BEGIN { print 1395.01 / (6 * $row) }")" \
+        --compare --compare-steps 3 "$@" | grep -vE '^  |^(memory|start|train|val|plan)'
 }
 
 pytorch() {         # pytorch OPTION...

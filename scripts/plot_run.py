@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Draws loss, tokens/s and fill of a run to one PNG.   usage: plot_run.py RUN_DIR_OR_LOG [--out FILE.png]"""
+"""Draws loss, tokens/s and fill of a run to one PNG.
+
+usage: plot_run.py RUN_DIR_OR_LOG [--out FILE.png]
+"""
 import argparse
 import json
 import os
@@ -27,7 +30,8 @@ def read_log(path):
                 elif "event" not in entry:
                     steps[entry["step"]] = entry
     except OSError as e:
-        fail(3, f"{path}: cannot read: {e.strerror}", "give the --out directory of a run, or its log.jsonl")
+        fail(3, f"{path}: cannot read: {e.strerror}",
+             "give the --out directory of a run, or its log.jsonl")
     if not steps:
         fail(3, f"{path}: expected at least one step, found none", "let the run make a step first")
     if bad:
@@ -36,7 +40,7 @@ def read_log(path):
 
 
 def smooth(values, weight=0.9):
-    """Exponential mean with the start corrected; None (a step that was not finite) is passed over."""
+    """Exponential mean, its start corrected; None (a step that was not finite) is passed over."""
     out, mean, norm = [], 0.0, 0.0
     for v in values:
         if v is not None:
@@ -68,8 +72,10 @@ def draw(steps, vals, out, title):
     axes[1].plot(x, [s["tokens_per_s"] for s in steps], color="C2", linewidth=1)
     axes[1].set_ylabel("real tokens/s")
     axes[1].set_ylim(bottom=0)
-    axes[2].plot(x, [100 * s["fill"] for s in steps], color="C0", linewidth=1, label="fill of the buffer")
-    axes[2].plot(x, [100 * s["attention_pairs"] / s["padded_pairs"] for s in steps], color="C1", linewidth=1,
+    axes[2].plot(x, [100 * s["fill"] for s in steps], color="C0", linewidth=1,
+                 label="fill of the buffer")
+    pairs = [100 * s["attention_pairs"] / s["padded_pairs"] for s in steps]
+    axes[2].plot(x, pairs, color="C1", linewidth=1,
                  label="attention pairs against padded rows")
     axes[2].set_ylabel("%")
     axes[2].set_ylim(0, 105)
@@ -86,7 +92,7 @@ def draw(steps, vals, out, title):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Draws loss, tokens/s and fill of a run to one PNG.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
     parser.add_argument("--out", help="the picture (default: plot.png beside the log)")
     args = parser.parse_args()

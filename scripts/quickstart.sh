@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# From nothing to a trained model in a few minutes on two CPU cores: installs what is missing, builds, prepares the Python
-# standard library's sources as a corpus, trains the built-in `demo` model, plots, and compares the layouts.
+# From nothing to a trained model in a few minutes on two CPU cores: installs what is missing,
+# builds, prepares the functions of the Python standard library as a corpus, trains the built-in
+# `demo` model, plots, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say 'what is needed'
-scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev /usr/include/cjson/cJSON.h=libcjson-dev \
+scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
+    /usr/include/cjson/cJSON.h=libcjson-dev \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 python=/usr/bin/python3             # the system's, which the matplotlib above belongs to
 
@@ -30,9 +32,10 @@ say 'plot'
 
 say 'packing changes nothing but the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
-./train_llama --train data/demo --compare --max-seqlen 4096 --micro-batch-tokens 16384 --compare-steps 1 | tail -n 8
+./train_llama --train data/demo --compare --max-seqlen 4096 --micro-batch-tokens 16384 \
+    --compare-steps 1 | tail -n 8
 
 say 'done'
 echo 'out/demo/plot.png   loss, tokens/s and fill'
-echo 'out/demo/final      the model: AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
+echo 'out/demo/final      the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
 echo 'out/demo/log.jsonl  one JSON object per step'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing with apt, or says the exact line. Called by quickstart.sh and test.sh with package names.
+# Installs what is missing with apt, or says the exact line. Called by quickstart.sh and test.sh.
 #   setup.sh COMMAND_OR_FILE=PACKAGE ...      present when the command is on PATH or the file exists
 set -euo pipefail
 missing=()
@@ -24,7 +24,8 @@ export DEBIAN_FRONTEND=noninteractive
 quiet=$(mktemp)
 trap 'rm -f "$quiet"' EXIT
 # package lists may be older than the mirror: refresh them once when the install fails
-$sudo $install > "$quiet" 2>&1 || { $sudo apt-get update > "$quiet" 2>&1 && $sudo $install > "$quiet" 2>&1; } || {
+refresh_and_install() { $sudo apt-get update && $sudo $install; }
+$sudo $install > "$quiet" 2>&1 || refresh_and_install > "$quiet" 2>&1 || {
     tail -n 5 "$quiet" >&2
     echo "error: apt could not install ${missing[*]}" >&2
     echo "hint: run: sudo apt-get update && sudo $install" >&2

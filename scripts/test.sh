@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Builds and runs every test: set-up, then `make test`. The last line is `N passed, N failed, N skipped`.
+# Builds and runs every test: set-up, then `make test`. The last line is
+# `N passed, N failed, N skipped`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang python3=python3 git=git \
-    /usr/include/cjson/cJSON.h=libcjson-dev /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib \
-    /usr/include/stdlib.h=libc6-dev
+scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang perl=perl python3=python3 git=git \
+    /usr/include/stdlib.h=libc6-dev /usr/include/cjson/cJSON.h=libcjson-dev \
+    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-make -j"$(nproc)" test-programs > "$log" 2>&1 || { grep -vE '^(gcc|clang|mkdir) ' "$log" | head -60; echo "error: the build failed" >&2; exit 1; }
+make -j"$(nproc)" test-programs > "$log" 2>&1 || {
+    grep -vE '^(gcc|g\+\+|clang|perl|mkdir) ' "$log" | head -60
+    echo "error: the build failed" >&2
+    exit 1
+}
 make test

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test program and script and adds up their last lines. Called by `make test` with the programs.
+# Runs every test program and script and adds up their last lines. Called by `make test` with the
+# programs.
 # A suite that dies without its last line counts as one failure.
 set -u
 cd "$(dirname "$0")/.."
@@ -8,14 +9,15 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # waiting threads sleep: on a busy machine spinning ones starve the others
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 
 for suite in "$@" tests/test_*.sh; do
     start=$SECONDS
     printf -- '== %s\n' "$suite"
     timeout 300 "$suite" > "$log" 2>&1
     status=$?
-    last=$(tail -n 400 "$log" | grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' | tail -n 1)
+    last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
         p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]} s=${BASH_REMATCH[3]}
     else

@@ -1,8 +1,6 @@
 // kernels/cpu/attention.c and rope.c against a naive fp64 reference, against themselves (packed =
 // alone = permuted, bit for bit), against published figures and, with -DGRADCHECK, against central
 // differences.
-//   cc -std=c11 -O2 -fopenmp -Ikernels -Itests tests/test_attention.c kernels/cpu/attention.c
-//   kernels/cpu/rope.c -lm
 // Every run here has NaN in the rows past total_tokens and canaries behind every buffer.
 #define _POSIX_C_SOURCE 200809L
 #include <float.h>
