@@ -1,0 +1,483 @@
+// cuBLASLt on the host: D = alpha op(A) op(B) + beta C, column-major, fp32 accumulation. Two
+// algorithms, so that choosing among several and handing over a workspace are exercised too:
+// 0 sums over k in one go, 1 in two halves that meet in the workspace.
+#include "cublasLt.h"
+
+#include <memory>
+#include <vector>
+
+struct cublasLtContext {
+    uint64_t magic;
+};
+
+namespace {
+constexpr uint64_t CONTEXT_MAGIC = 0x6d61746d756c4c74ull;
+constexpr int NUM_ALGOS = 2;
+
+// What an algorithm descriptor holds in its eight opaque words: a mark, the number, the workspace
+// it was promised and the alignment of A, B, C, D that it was chosen for.
+enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_WORKSPACE, ALGO_ALIGN };
+constexpr uint64_t ALGO_MAGIC = 0x616c676f;
+
+bool is_context(cublasLtHandle_t h) { return h && h->magic == CONTEXT_MAGIC; }
+
+// Attributes are copied out of a buffer whose size must be the attribute's own.
+template <class T>
+cublasStatus_t set(T *field, const void *buf, size_t bytes) {
+    if (!buf || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(field, buf, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Is this a product that the library does at all?
+
+bool is_operation(int op) { return op == CUBLAS_OP_N || op == CUBLAS_OP_T || op == CUBLAS_OP_C; }
+bool is_type(uint32_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
+size_t type_bytes(uint32_t t) { return t == CUDA_R_16BF ? 2 : 4; }
+
+cublasStatus_t check_layout(const cublasLtMatrixLayoutOpaque_t *m) {
+    if (!m) return CUBLAS_STATUS_INVALID_VALUE;
+    if (m->ld < (int64_t)(m->order == CUBLASLT_ORDER_COL ? m->rows : m->cols))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (m->order != CUBLASLT_ORDER_COL || m->batch_count != 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return is_type(m->type) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// A and B of one type, C and D of one type; a wider input than output is not in the library's
+// table of supported types.
+bool supported_types(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return a == b && c == d && is_type(a) && is_type(c) && type_bytes(a) <= type_bytes(c);
+}
+
+cublasStatus_t check_types(cublasComputeType_t compute, cudaDataType scale, uint32_t a, uint32_t b,
+                           uint32_t c, uint32_t d) {
+    bool fp32 = compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_PEDANTIC;
+    if (!fp32 || scale != CUDA_R_32F || !supported_types(a, b, c, d))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
+                             const cublasLtMatrixLayoutOpaque_t *a,
+                             const cublasLtMatrixLayoutOpaque_t *b,
+                             const cublasLtMatrixLayoutOpaque_t *c,
+                             const cublasLtMatrixLayoutOpaque_t *d) {
+    if (!op) return CUBLAS_STATUS_INVALID_VALUE;
+    for (const cublasLtMatrixLayoutOpaque_t *m : {a, b, c, d}) {
+        cublasStatus_t status = check_layout(m);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
+    }
+    uint64_t m = op->trans_a == CUBLAS_OP_N ? a->rows : a->cols;
+    uint64_t k = op->trans_a == CUBLAS_OP_N ? a->cols : a->rows;
+    uint64_t kb = op->trans_b == CUBLAS_OP_N ? b->rows : b->cols;
+    uint64_t n = op->trans_b == CUBLAS_OP_N ? b->cols : b->rows;
+    if (k != kb || d->rows != m || d->cols != n || c->rows != m || c->cols != n || !m || !n || !k)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (op->trans_c != CUBLAS_OP_N || op->epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return check_types(op->compute, op->scale, a->type, b->type, c->type, d->type);
+}
+
+size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
+    return id == 1 ? 2 * d->rows * d->cols * sizeof(float) : 0;
+}
+
+void fill_algo(cublasLtMatmulAlgo_t *algo, int id, size_t workspace, const uint32_t *alignment) {
+    *algo = {};
+    algo->data[ALGO_MARK] = ALGO_MAGIC;
+    algo->data[ALGO_ID] = (uint64_t)id;
+    algo->data[ALGO_WORKSPACE] = workspace;
+    for (int i = 0; i < 4; i++) algo->data[ALGO_ALIGN + i] = alignment ? alignment[i] : 1;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The product itself: panels of A and B as fp32, a 16 x 4 tile of D in registers
+
+enum { TILE_M = 16, TILE_N = 4 };
+
+#if defined(__x86_64__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__)
+#define CLONES \
+    __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define CLONES __attribute__((noinline))
+#endif
+
+CLONES void tile(float *sum, const float *a, const float *b, int64_t k) {
+    float acc[TILE_N][TILE_M] = {};
+    for (int64_t l = 0; l < k; l++)
+        for (int j = 0; j < TILE_N; j++)
+            for (int i = 0; i < TILE_M; i++) acc[j][i] += a[l * TILE_M + i] * b[l * TILE_N + j];
+    memcpy(sum, acc, sizeof acc);
+}
+
+float element(const void *p, uint32_t type, size_t i) {
+    if (type == CUDA_R_16BF) return __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    return ((const float *)p)[i];
+}
+
+// Rows first..first+width of op(M), k columns, as [k][width]; zeros beyond the last row.
+void pack(float *panel, const void *p, const cublasLtMatrixLayoutOpaque_t *m, bool row_is_column,
+          int64_t first, int64_t rows, int width, int64_t k0, int64_t k) {
+    for (int64_t l = 0; l < k; l++)
+        for (int i = 0; i < width; i++) {
+            int64_t row = first + i, col = k0 + l;
+            size_t at = row_is_column ? (size_t)(row * m->ld + col) : (size_t)(col * m->ld + row);
+            panel[l * width + i] = row < rows ? element(p, m->type, at) : 0.0f;
+        }
+}
+
+struct Product {
+    cublasLtMatmulDescOpaque_t op;
+    cublasLtMatrixLayoutOpaque_t a, b, c, d;
+    const void *pa, *pb, *pc;
+    void *pd;
+    float alpha, beta;
+    int64_t m, n, k;
+};
+
+// One sum over k0..k0+k for the whole of D, handed to store(row, column, sum).
+template <class Store>
+void sums(const Product &x, int64_t k0, int64_t k, Store store) {
+    int64_t panels = (x.m + TILE_M - 1) / TILE_M;
+    std::vector<float> a((size_t)(panels * TILE_M * k)), b((size_t)(TILE_N * k));
+    for (int64_t p = 0; p < panels; p++)
+        pack(&a[(size_t)(p * TILE_M * k)], x.pa, &x.a, x.op.trans_a != CUBLAS_OP_N, p * TILE_M, x.m,
+             TILE_M, k0, k);
+    for (int64_t j0 = 0; j0 < x.n; j0 += TILE_N) {
+        pack(b.data(), x.pb, &x.b, x.op.trans_b == CUBLAS_OP_N, j0, x.n, TILE_N, k0, k);
+        for (int64_t p = 0; p < panels; p++) {
+            float s[TILE_N * TILE_M];
+            tile(s, &a[(size_t)(p * TILE_M * k)], b.data(), k);
+            for (int64_t j = 0; j < std::min<int64_t>(TILE_N, x.n - j0); j++)
+                for (int64_t i = 0; i < std::min<int64_t>(TILE_M, x.m - p * TILE_M); i++)
+                    store(p * TILE_M + i, j0 + j, s[j * TILE_M + i]);
+        }
+    }
+}
+
+// beta = 0 means that C is not read: it may hold NaN.
+void finish(const Product &x, int64_t i, int64_t j, float sum) {
+    float v = x.alpha * sum;
+    if (x.beta != 0.0f) v += x.beta * element(x.pc, x.c.type, (size_t)(j * x.c.ld + i));
+    size_t at = (size_t)(j * x.d.ld + i);
+    if (x.d.type == CUDA_R_16BF)
+        ((__nv_bfloat16 *)x.pd)[at] = __float2bfloat16(v);
+    else
+        ((float *)x.pd)[at] = v;
+}
+
+void multiply(const Product &x) {
+    sums(x, 0, x.k, [&](int64_t i, int64_t j, float s) { finish(x, i, j, s); });
+}
+
+void multiply_in_two_halves(const Product &x, float *partial) {
+    int64_t half = x.k / 2;
+    for (int h = 0; h < 2; h++)
+        sums(x, h * half, h ? x.k - half : half,
+             [&](int64_t i, int64_t j, float s) { partial[(h * x.n + j) * x.m + i] = s; });
+    for (int64_t j = 0; j < x.n; j++)
+        for (int64_t i = 0; i < x.m; i++)
+            finish(x, i, j, partial[j * x.m + i] + partial[(x.n + j) * x.m + i]);
+}
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------
+// Handles, descriptors and their attributes
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
+    *handle = new cublasLtContext{CONTEXT_MAGIC};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    handle->magic = 0;
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+size_t cublasLtGetCudartVersion(void) { return CUDART_VERSION; }
+
+#define STATUSES(X)                                                                  \
+    X(SUCCESS, "success")                                                            \
+    X(NOT_INITIALIZED, "the library was not initialized")                            \
+    X(ALLOC_FAILED, "the resource allocation failed")                                \
+    X(INVALID_VALUE, "an unsupported value or parameter was passed to the function") \
+    X(ARCH_MISMATCH, "the requested feature is not available on this architecture")  \
+    X(MAPPING_ERROR, "an access to GPU memory space failed")                         \
+    X(EXECUTION_FAILED, "the GPU program failed to execute")                         \
+    X(INTERNAL_ERROR, "an internal operation failed")                                \
+    X(NOT_SUPPORTED, "the functionality requested is not supported")                 \
+    X(LICENSE_ERROR, "license error")
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+#define NAME(status_, text_) \
+    if (status == CUBLAS_STATUS_##status_) return "CUBLAS_STATUS_" #status_;
+    STATUSES(NAME)
+    return "CUBLAS_STATUS_UNKNOWN";
+}
+const char *cublasLtGetStatusString(cublasStatus_t status) {
+#define TEXT(status_, text_) \
+    if (status == CUBLAS_STATUS_##status_) return text_;
+    STATUSES(TEXT)
+    return "unknown status";
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+    *desc = new cublasLtMatmulDescOpaque_t{compute, scale, 0, 0, 0, 0, 0, 1};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+    delete desc;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attr, const void *buf,
+                                              size_t bytes) {
+    if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+    int32_t value;
+    cublasStatus_t status = set(&value, buf, bytes);
+    bool transpose = attr == CUBLASLT_MATMUL_DESC_TRANSA || attr == CUBLASLT_MATMUL_DESC_TRANSB ||
+                     attr == CUBLASLT_MATMUL_DESC_TRANSC;
+    if (status == CUBLAS_STATUS_SUCCESS && transpose && !is_operation(value))
+        status = CUBLAS_STATUS_INVALID_VALUE;
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return attr == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    switch (attr) {
+        case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+            desc->compute = (cublasComputeType_t)value;
+            break;
+        case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+            desc->scale = (cudaDataType)value;
+            break;
+        case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+            desc->pointer_mode = value;
+            break;
+        case CUBLASLT_MATMUL_DESC_TRANSA:
+            desc->trans_a = value;
+            break;
+        case CUBLASLT_MATMUL_DESC_TRANSB:
+            desc->trans_b = value;
+            break;
+        case CUBLASLT_MATMUL_DESC_TRANSC:
+            desc->trans_c = value;
+            break;
+        case CUBLASLT_MATMUL_DESC_EPILOGUE:
+            desc->epilogue = (uint32_t)value;
+            break;
+        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+            desc->sm_count = value;
+            break;
+        default:
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    *layout = new cublasLtMatrixLayoutOpaque_t{(uint32_t)type, 0, 1, rows, cols, ld, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *buf, size_t bytes) {
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attr) {
+        case CUBLASLT_MATRIX_LAYOUT_TYPE:
+            return set(&layout->type, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_ORDER:
+            return set(&layout->order, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_ROWS:
+            return set(&layout->rows, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_COLS:
+            return set(&layout->cols, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_LD:
+            return set(&layout->ld, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+            return set(&layout->batch_count, buf, bytes);
+        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+            return set(&layout->batch_offset, buf, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref) {
+    if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
+    *pref = new cublasLtMatmulPreferenceOpaque_t{
+        0, ~0ull, 0, CUBLASLT_REDUCTION_SCHEME_MASK, {256, 256, 256, 256}, 0.0f};
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref) {
+    delete pref;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *buf, size_t bytes) {
+    if (!pref) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attr) {
+        case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
+            return set(&pref->search_mode, buf, bytes);
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+            return set(&pref->max_workspace, buf, bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+            return set(&pref->reduction_mask, buf, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+            return set(&pref->alignment[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], buf,
+                       bytes);
+        case CUBLASLT_MATMUL_PREF_MAX_WAVES_COUNT:
+            return set(&pref->max_waves, buf, bytes);
+        case CUBLASLT_MATMUL_PREF_IMPL_MASK:
+            return set(&pref->impl_mask, buf, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Choosing an algorithm
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t pref, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *returned) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (requested <= 0 || !results || !returned || !pref) return CUBLAS_STATUS_INVALID_VALUE;
+    *returned = 0;
+    cublasStatus_t status = check_product(op, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    for (int id = 0; id < NUM_ALGOS && *returned < requested; id++) {
+        size_t workspace = algo_workspace(id, d);
+        bool may_split = pref->reduction_mask & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        if (workspace > pref->max_workspace || (id == 1 && !may_split)) continue;
+        cublasLtMatmulHeuristicResult_t *r = &results[(*returned)++];
+        *r = {};
+        fill_algo(&r->algo, id, workspace, pref->alignment);
+        r->workspaceSize = workspace;
+        r->state = CUBLAS_STATUS_SUCCESS;
+        r->wavesCount = 1.0f;
+    }
+    return *returned ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute,
+                                        cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
+                                        cudaDataType_t c, cudaDataType_t d, int requested,
+                                        int ids[], int *returned) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (requested <= 0 || !ids || !returned) return CUBLAS_STATUS_INVALID_VALUE;
+    *returned = 0;
+    cublasStatus_t status = check_types(compute, scale, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    while (*returned < std::min(requested, NUM_ALGOS)) {
+        ids[*returned] = *returned;
+        ++*returned;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute,
+                                      cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
+                                      cudaDataType_t c, cudaDataType_t d, int id,
+                                      cublasLtMatmulAlgo_t *algo) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!algo || id < 0 || id >= NUM_ALGOS) return CUBLAS_STATUS_INVALID_VALUE;
+    fill_algo(algo, id, 0, nullptr);
+    return check_types(compute, scale, a, b, c, d);
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!algo || algo->data[ALGO_MARK] != ALGO_MAGIC || !result) return CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t status = check_product(op, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    *result = {};
+    result->algo = *algo;
+    result->workspaceSize = algo_workspace((int)algo->data[ALGO_ID], d);
+    result->state = CUBLAS_STATUS_SUCCESS;
+    result->wavesCount = 1.0f;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attr,
+                                                    void *buf, size_t bytes, size_t *written) {
+    if (!algo || algo->data[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+    bool split = algo->data[ALGO_ID] == 1;
+    uint32_t value = 0;
+    if (attr == CUBLASLT_ALGO_CONFIG_ID) value = (uint32_t)algo->data[ALGO_ID];
+    if (attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) value = split ? 2 : 1;
+    if (attr == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+        value = split ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    bool narrow = attr == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
+                  attr == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    size_t size = narrow ? sizeof(uint16_t) : sizeof(uint32_t);
+    if (written) *written = size;
+    if (bytes == 0 && written) return CUBLAS_STATUS_SUCCESS;  // asks for the size only
+    if (!buf || bytes < size) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(buf, &value, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The product
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    cublasStatus_t status = check_product(op, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!alpha || !beta || !A || !B || !C || !D) return CUBLAS_STATUS_INVALID_VALUE;
+    if (C == D && (c->ld != d->ld || c->type != d->type)) return CUBLAS_STATUS_INVALID_VALUE;
+    const void *operand[4] = {A, B, C, D};
+    const char *letter = "ABCD";
+    for (int i = 0; i < 4; i++)
+        if (!emu::is_device_ptr(operand[i]))
+            emu::fail("cublasLtMatmul: %c is not a device pointer (%p)", letter[i], operand[i]);
+    int id = 0;
+    if (algo) {
+        if (algo->data[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+        id = (int)algo->data[ALGO_ID];
+        for (int i = 0; i < 4; i++)
+            if ((uintptr_t)operand[i] % algo->data[ALGO_ALIGN + i])
+                emu::fail(
+                    "cublasLtMatmul: %c at %p is less aligned than the %llu bytes that the "
+                    "algorithm was chosen for",
+                    letter[i], operand[i], (unsigned long long)algo->data[ALGO_ALIGN + i]);
+    }
+    size_t need = algo_workspace(id, d);
+    if (workspace_bytes < need || (need && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (need && (!emu::is_device_ptr(workspace) || (uintptr_t)workspace % 16))
+        emu::fail("cublasLtMatmul: workspace %p is not 16-byte aligned device memory", workspace);
+    Product x{*op, *a, *b, *c, *d, A, B, C, D, 0, 0, (int64_t)d->rows, (int64_t)d->cols, 0};
+    x.k = (int64_t)(op->trans_a == CUBLAS_OP_N ? a->cols : a->rows);
+    memcpy(&x.alpha, alpha, sizeof x.alpha);
+    memcpy(&x.beta, beta, sizeof x.beta);
+    (void)stream;
+    if (id == 1)
+        multiply_in_two_halves(x, (float *)workspace);
+    else
+        multiply(x);
+    return CUBLAS_STATUS_SUCCESS;
+}
