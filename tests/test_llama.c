@@ -209,6 +209,39 @@ TEST(goldens_of_transformers) {
     CHECK_MSG(checked >= 3, "%d goldens found", checked);
 }
 
+// The weights of a directory, on the host.
+static float *load_weights(const char *dir, size_t *n) {
+    Error err = {0};
+    LlamaConfig config;
+    LlamaModel m;
+    LlamaSizes sizes = {16, 16, false, false};
+    CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
+    llama_plan(&m, &config, sizes);
+    CHECK_MSG(llama_allocate(&m, &err) && llama_load(&m, dir, &err), "%s", err.what);
+    *n = m.num_elements;
+    float *w = (float *)host_calloc(*n, sizeof *w, "weights");
+    weights_to_host(w, m.weights, m.master_lo, *n);
+    llama_free(&m);
+    return w;
+}
+
+// The same model again as two files of bf16: what a download of a large model looks like.
+TEST(sharded_bf16_weights_are_the_rounded_ones) {
+    size_t n = 0, n16 = 0;
+    float *w = load_weights("tests/golden/mha_untied", &n);
+    float *w16 = load_weights("tests/golden/mha_untied_bf16_sharded", &n16);
+    CHECK(n == n16 && n > 1000);
+    for (size_t i = 0; i < n; i++) {  // bf16 keeps 8 bits: half a unit of the last is 2^-9
+        CHECK_MSG(fabsf(w16[i] - w[i]) <= 0x1p-9f * fabsf(w[i]), "weight %zu: %g, expected %g", i,
+                  (double)w16[i], (double)w[i]);
+        uint32_t bits;
+        memcpy(&bits, &w16[i], 4);
+        CHECK((bits & 0xffff) == 0);
+    }
+    free(w);
+    free(w16);
+}
+
 // ------------------------------------------------------------------------------------------------
 // Layouts and isolation
 
@@ -425,8 +458,7 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
-#else  // GRADCHECK
-       // ----------------------------------------------------------------------------------------
+#else  // GRADCHECK: the gradient of the whole model
 
 static double loss_of(LlamaModel *m, const Batch *b) {
     device_zero(m->step, sizeof(StepScalars));
