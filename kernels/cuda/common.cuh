@@ -1,4 +1,5 @@
-// What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors.
+// What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors, and
+// how the rows of a tensor are shared out to warps.
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
@@ -12,8 +13,20 @@
 
 #include "../kernels.h"
 
-// The one stream that all work is put on (device.cu).
+// device.cu, valid after device_init: the one stream that all work is put on; multiprocessors;
+// major * 10 + minor of the architecture; DeviceOptions.deterministic.
 cudaStream_t cuda_stream();
+int cuda_num_sms();
+int cuda_arch();
+bool cuda_deterministic();
+
+// Device memory for the partial sums of one operation, allocated by device_init. Every operation
+// may use all of it: the stream runs them one after another.
+const size_t CUDA_SCRATCH_BYTES = (size_t)32 << 20;
+void *cuda_scratch();
+
+// matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
+const char *matmul_init();
 
 // Ends the program with exit code 11 (device error): one error line, one hint line.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t status);
@@ -40,7 +53,11 @@ __host__ __device__ constexpr I ceil_div(I a, I b) {
     return (a + b - 1) / b;
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
+// ------------------------------------------------------------------------------------------------
+// Sums and maxima over a warp: butterflies, so that every lane ends with the same bits
+
+template <class R>
+__device__ __forceinline__ R warp_sum(R x) {
 #pragma unroll
     for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
     return x;
@@ -53,13 +70,14 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// ------------------------------------------------------------------------------------------------
 // Eight bf16 values: one 16-byte load or store. The address must be 16-byte aligned.
+
 struct alignas(16) Bf16x8 {
     __nv_bfloat162 pair[4];
 };
 
-__device__ __forceinline__ void load8(float (&x)[8], const __nv_bfloat16 *p) {
-    const Bf16x8 v = *reinterpret_cast<const Bf16x8 *>(p);
+__device__ __forceinline__ void unpack8(float (&x)[8], const Bf16x8 &v) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 f = __bfloat1622float2(v.pair[i]);
@@ -68,11 +86,101 @@ __device__ __forceinline__ void load8(float (&x)[8], const __nv_bfloat16 *p) {
     }
 }
 
-__device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
+__device__ __forceinline__ Bf16x8 pack8(const float (&x)[8]) {
     Bf16x8 v;
 #pragma unroll
     for (int i = 0; i < 4; i++) v.pair[i] = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+    return v;
+}
+
+__device__ __forceinline__ Bf16x8 load_vector(const __nv_bfloat16 *p) {
+    return *reinterpret_cast<const Bf16x8 *>(p);
+}
+
+__device__ __forceinline__ void store_vector(__nv_bfloat16 *p, const Bf16x8 &v) {
     *reinterpret_cast<Bf16x8 *>(p) = v;
+}
+
+__device__ __forceinline__ void load8(float (&x)[8], const __nv_bfloat16 *p) {
+    unpack8(x, load_vector(p));
+}
+
+__device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
+    store_vector(p, pack8(x));
+}
+
+// ------------------------------------------------------------------------------------------------
+// A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits. The bf16 is the
+// master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff.
+// The addition carried into hi exactly when lo >= 0x8000, so lo says what to take off again, and
+// every finite fp32, denormals too, comes back bit for bit. (Ties to even would not: a tie rounds up
+// or down depending on a bit that is then lost.) The largest finite numbers, above every bf16, have
+// an infinite bf16 but keep their master. A NaN becomes the plain quiet NaN first: the carry out of
+// its full mantissa would make a zero of its bf16.
+
+__host__ __device__ __forceinline__ void master_split(float master, uint16_t *hi, uint16_t *lo) {
+    uint32_t bits;
+    memcpy(&bits, &master, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) bits = 0x7fc00000u;
+    *hi = (uint16_t)((bits + 0x8000u) >> 16);
+    *lo = (uint16_t)bits;
+}
+
+__host__ __device__ __forceinline__ float master_join(uint16_t hi, uint16_t lo) {
+    const uint32_t bits = ((uint32_t)hi - (lo >> 15)) << 16 | lo;
+    float master;
+    memcpy(&master, &bits, sizeof master);
+    return master;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rows of a (rows, columns) tensor on a grid. A row is shared by whole warps, so many that a thread
+// has about ROW_VECTORS vectors of 8 columns, all in flight at once; a block takes as many rows as
+// make 8 warps. threadIdx.x runs along a row, threadIdx.y over the rows of a block. The mapping
+// depends on the number of columns alone: a row's bits depend neither on its place nor on the GPU.
+
+enum { ROW_VECTORS = 4, ROW_BLOCK_WARPS = 8, ROW_MAX_WARPS = 16 };
+enum { ROW_MAX_THREADS = ROW_MAX_WARPS * WARP };
+// Columns that ROW_VECTORS vectors a thread can hold: the limit of kernels that keep a row in
+// registers. Others step along the row and have none.
+enum { ROW_MAX_COLUMNS = ROW_MAX_THREADS * ROW_VECTORS * 8 };
+
+struct RowGrid {
+    dim3 block;
+    unsigned blocks;
+};
+
+inline RowGrid row_grid(const char *op, int64_t rows, int64_t columns) {
+    if (columns <= 0 || columns % 8 != 0) {
+        char what[96];
+        snprintf(what, sizeof what, "%s: expected a row length that is a multiple of 8", op);
+        cuda_unsupported(what, columns);
+    }
+    int64_t warps = ceil_div<int64_t>(columns, 8 * WARP * ROW_VECTORS);
+    if (warps > ROW_MAX_WARPS) warps = ROW_MAX_WARPS;
+    const int64_t per_block = warps < ROW_BLOCK_WARPS ? ROW_BLOCK_WARPS / warps : 1;
+    RowGrid grid = {dim3((unsigned)(warps * WARP), (unsigned)per_block),
+                    (unsigned)ceil_div(rows, per_block)};
+    return grid;
+}
+
+__device__ __forceinline__ int64_t row_of_thread() {
+    return (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+}
+
+// Sum over the threads of one row, the same bits in each of them. warp_sums: one float for each
+// warp of the block, in shared memory. Every thread of the block must come here; the caller's next
+// use of warp_sums needs a barrier in between or other memory.
+__device__ __forceinline__ float row_sum(float x, float *warp_sums) {
+    const int warps = (int)blockDim.x / WARP;
+    x = warp_sum(x);
+    if (warps == 1) return x;
+    float *row = warp_sums + (int)threadIdx.y * warps;
+    if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = x;
+    __syncthreads();  // all warps of the row have written before any adds
+    x = row[0];
+    for (int w = 1; w < warps; w++) x += row[w];
+    return x;
 }
 
 #endif

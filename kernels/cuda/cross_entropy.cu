@@ -1,0 +1,158 @@
+// Cross-entropy over a chunk of tokens, one block a row. A first pass keeps a running maximum and
+// the sum of exp(x - maximum) (arXiv 1805.02867); a second turns the logits into their gradient in
+// place, reading them from L2. A row of odd length starts anywhere, so each is walked as a few
+// single logits up to a 16-byte border, vectors, and the rest.
+
+#include "common.cuh"
+
+#include <float.h>
+
+enum { MAX_WARPS = 32 };
+
+struct SoftmaxSum {
+    float max, sum;  // sum of exp(x - max)
+};
+
+// exp(-FLT_MAX - x) is 0, with no infinity minus infinity on the way; a NaN logit makes sum NaN.
+__device__ __forceinline__ SoftmaxSum merge(SoftmaxSum a, float max, float sum) {
+    const float both = fmaxf(a.max, max);
+    return {both, a.sum * __expf(a.max - both) + sum * __expf(max - both)};
+}
+
+template <int N>
+__device__ __forceinline__ void add_logits(SoftmaxSum *s, const float (&x)[N]) {
+    float max = x[0];
+#pragma unroll
+    for (int i = 1; i < N; i++) max = fmaxf(max, x[i]);
+    if (max > s->max) {
+        s->sum *= __expf(s->max - max);
+        s->max = max;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) s->sum += __expf(x[i] - s->max);
+}
+
+// Logits before the first 16-byte border of the row
+__device__ __forceinline__ int64_t row_head(const floatX *x, int64_t V) {
+    const int64_t head = (int64_t)(-(intptr_t)x & 15) / (int64_t)sizeof(floatX);
+    return head < V ? head : V;
+}
+
+__device__ __forceinline__ SoftmaxSum thread_sum(const floatX *x, int64_t V) {
+    SoftmaxSum s = {-FLT_MAX, 0};
+    const int64_t head = row_head(x, V), tail = head + (V - head) / 8 * 8;
+    if (threadIdx.x < head) add_logits(&s, {(float)x[threadIdx.x]});
+#pragma unroll 4
+    for (int64_t v = head + 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
+        float a[8];
+        load8(a, x + v);
+        add_logits(&s, a);
+    }
+    if (tail + threadIdx.x < V) add_logits(&s, {(float)x[tail + threadIdx.x]});
+    return s;
+}
+
+// Maximum and sum of the whole row, the same bits in every thread
+__device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps) {
+#pragma unroll
+    for (int lane = WARP / 2; lane > 0; lane /= 2) {
+        const float max = __shfl_xor_sync(0xffffffffu, s.max, lane);
+        const float sum = __shfl_xor_sync(0xffffffffu, s.sum, lane);
+        s = merge(s, max, sum);
+    }
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
+    __syncthreads();  // all warps have written before any merges
+    s = warps[0];
+    for (int w = 1; w < (int)blockDim.x / WARP; w++) s = merge(s, warps[w].max, warps[w].sum);
+    return s;
+}
+
+// x[v] = value(v, x[v]) along the row
+template <class F>
+__device__ __forceinline__ void map_row(floatX *x, int64_t V, F value) {
+    const int64_t head = row_head(x, V), tail = head + (V - head) / 8 * 8;
+    if (threadIdx.x < head) x[threadIdx.x] = (floatX)value(threadIdx.x, (float)x[threadIdx.x]);
+#pragma unroll 4
+    for (int64_t v = head + 8 * threadIdx.x; v < tail; v += 8 * blockDim.x) {
+        float a[8];
+        load8(a, x + v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) a[i] = value(v + i, a[i]);
+        store8(x + v, a);
+    }
+    const int64_t v = tail + threadIdx.x;
+    if (v < V) x[v] = (floatX)value(v, (float)x[v]);
+}
+
+template <bool GRADIENT>
+__global__ void __launch_bounds__(MAX_WARPS *WARP)
+    cross_entropy_kernel(real *losses, floatX *logits, const int32_t *targets, float loss_scale,
+                         int64_t V) {
+    __shared__ SoftmaxSum warps[MAX_WARPS];
+    const int64_t t = blockIdx.x;
+    const int32_t target = targets[t];
+    floatX *x = logits + t * V;  // (V)
+    if (target < 0) {
+        if (threadIdx.x == 0) losses[t] = 0;
+        if (GRADIENT) map_row(x, V, [](int64_t, float) { return 0.0f; });
+        return;
+    }
+    const float target_logit = (float)x[target];
+    // The barrier inside also keeps a thread from writing a gradient over target_logit or another
+    // thread's logits before they are read.
+    const SoftmaxSum s = block_sum(thread_sum(x, V), warps);
+    if (threadIdx.x == 0) losses[t] = logf(s.sum) + (s.max - target_logit);
+    if (!GRADIENT) return;
+    const float scale = loss_scale / s.sum;
+    map_row(x, V, [=](int64_t v, float a) {
+        return __expf(a - s.max) * scale - (v == target ? loss_scale : 0.0f);
+    });
+}
+
+// About 8 vectors a thread; depends on V alone, so that a row's bits do too.
+static unsigned threads_for(int64_t V) {
+    unsigned threads = 2 * WARP;
+    while (threads < MAX_WARPS * WARP && 64 * (int64_t)threads < V) threads *= 2;
+    return threads;
+}
+
+// The logits are only read here: one kernel text serves both calls.
+void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
+                           int64_t V) {
+    if (T == 0) return;
+    cross_entropy_kernel<false><<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(
+        losses, const_cast<floatX *>(logits), targets, 0.0f, V);
+    LAUNCH_CHECK("cross_entropy_kernel");
+}
+
+void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
+                                    real loss_scale, int64_t T, int64_t V) {
+    if (T == 0) return;
+    cross_entropy_kernel<true>
+        <<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(losses, logits, targets, loss_scale, V);
+    LAUNCH_CHECK("cross_entropy_kernel");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sum of the losses of a micro-batch: a few hundred kilobytes, so one block in a fixed order
+
+enum { SUM_THREADS = 256 };
+
+__global__ void losses_sum_kernel(double *sum, const real *__restrict__ losses, int64_t T) {
+    __shared__ double warps[SUM_THREADS / WARP];
+    double s = 0;
+#pragma unroll 8
+    for (int64_t t = threadIdx.x; t < T; t += SUM_THREADS) s += (double)losses[t];
+    s = warp_sum(s);
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
+    __syncthreads();  // all warps have written before thread 0 adds
+    if (threadIdx.x != 0) return;
+    for (int w = 1; w < SUM_THREADS / WARP; w++) s += warps[w];
+    *sum += s;
+}
+
+void losses_sum(double *sum, const real *losses, int64_t T) {
+    if (T == 0) return;
+    losses_sum_kernel<<<1, SUM_THREADS, 0, cuda_stream()>>>(sum, losses, T);
+    LAUNCH_CHECK("losses_sum_kernel");
+}

@@ -1,0 +1,255 @@
+// The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
+
+#include "common.cuh"
+
+// Uploads leave through a few pinned buffers in turn. An upload returns when its bytes are in a
+// buffer: it waits for the GPU only when all are under way.
+enum { NUM_BUFFERS = 4 };
+static const size_t BUFFER_BYTES = (size_t)4 << 20;
+struct PinnedBuffer {
+    char *bytes;
+    cudaEvent_t copied;  // the last copy out of it has been made
+};
+
+struct Allocation {
+    void *p;
+    size_t bytes;
+};
+enum { MAX_ALLOCATIONS = 4096 };
+
+static cudaStream_t stream;
+static PinnedBuffer buffers[NUM_BUFFERS];
+static int next_buffer;
+static Allocation allocations[MAX_ALLOCATIONS];
+static int num_allocations;
+static DeviceMemory memory;
+static void *scratch;
+static cudaDeviceProp properties;
+static bool deterministic;
+static char description[192], failure[192];
+
+cudaStream_t cuda_stream() { return stream; }
+int cuda_num_sms() { return properties.multiProcessorCount; }
+int cuda_arch() { return properties.major * 10 + properties.minor; }
+bool cuda_deterministic() { return deterministic; }
+void *cuda_scratch() { return scratch; }
+
+// ------------------------------------------------------------------------------------------------
+// Errors
+
+static const char *hint_for(cudaError_t status) {
+    if (status == cudaErrorNoKernelImageForDevice)
+        return "built for other GPUs; build again with CUDA_ARCHS set to this one's";
+    if (status == cudaErrorMemoryAllocation)
+        return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";
+    return "a kernel failed here or before; CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer says where";
+}
+
+void cuda_fail(const char *file, int line, const char *what, cudaError_t status) {
+    fflush(stdout);
+    fprintf(stderr, "error: cuda: %s:%d: %s: %s\n", file, line, what, cudaGetErrorString(status));
+    fprintf(stderr, "hint: %s\n", hint_for(status));
+    exit(11);
+}
+
+void cuda_unsupported(const char *what, int64_t found) {
+    fflush(stdout);
+    fprintf(stderr, "error: cuda: %s, found %lld\n", what, (long long)found);
+    fprintf(stderr, "hint: this model or batch has a shape that the backend does not support\n");
+    exit(11);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Start
+
+void device_prepare_process(char **argv) { (void)argv; }
+
+// LOCAL_RANK, as torchrun and most launchers set it, or 0. NULL, or what is wrong.
+static const char *choose_device(int *device) {
+    int count = 0, driver = 0, runtime = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver) {
+        cudaDriverGetVersion(&driver);
+        cudaRuntimeGetVersion(&runtime);
+        snprintf(failure, sizeof failure,
+                 "the NVIDIA driver is too old: it supports CUDA %d.%d, this program needs %d.%d",
+                 driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return failure;
+    }
+    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
+        return "no NVIDIA GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES";
+    if (status != cudaSuccess) {
+        snprintf(failure, sizeof failure, "CUDA does not start: %s", cudaGetErrorString(status));
+        return failure;
+    }
+    const char *rank = getenv("LOCAL_RANK");
+    *device = rank ? atoi(rank) : 0;
+    if (*device >= 0 && *device < count) return NULL;
+    snprintf(failure, sizeof failure, "LOCAL_RANK is %.20s, but GPUs 0 to %d are visible", rank,
+             count - 1);
+    return failure;
+}
+
+static void create_buffers() {
+    for (int i = 0; i < NUM_BUFFERS; i++) {
+        CUDA_CHECK(cudaMallocHost(&buffers[i].bytes, BUFFER_BYTES));
+        CUDA_CHECK(cudaEventCreateWithFlags(&buffers[i].copied, cudaEventDisableTiming));
+    }
+}
+
+static void describe() {
+    int driver = 0, runtime = 0;
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+    snprintf(description, sizeof description,
+             "%.80s, sm_%d, %d SMs, %.1f GiB, driver %d.%d, runtime %d.%d", properties.name,
+             cuda_arch(), cuda_num_sms(), (double)properties.totalGlobalMem / 0x1p30, driver / 1000,
+             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
+const char *device_init(const DeviceOptions *options) {
+    int device = 0;
+    if (stream) return NULL;
+    if (matmul_select(options->matmul, options->bf16_matmul) != 0)
+        return "the CUDA backend's matmul is \"cublaslt\" (or \"auto\")";
+    const char *missing = choose_device(&device);
+    if (missing) return missing;
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    if (properties.major < 8) {
+        snprintf(failure, sizeof failure, "%.80s is sm_%d; expected sm_80 (Ampere) or later",
+                 properties.name, cuda_arch());
+        return failure;
+    }
+    deterministic = options->deterministic != 0;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    create_buffers();
+    describe();
+    scratch = device_malloc(CUDA_SCRATCH_BYTES);
+    if (!scratch) return "no GPU memory left for scratch; is the GPU in use by others?";
+    return matmul_init();
+}
+
+const char *device_describe(void) { return description; }
+
+// ------------------------------------------------------------------------------------------------
+// Memory
+
+void *device_malloc(size_t bytes) {
+    void *p = NULL;
+    if (num_allocations == MAX_ALLOCATIONS) return NULL;
+    const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // refused, not broken: the next launch check must not find it
+        return NULL;
+    }
+    CUDA_CHECK(status);
+#ifdef POISON
+    CUDA_CHECK(cudaMemsetAsync(p, 0xff, bytes, stream));
+#endif
+    const Allocation allocation = {p, bytes};
+    allocations[num_allocations++] = allocation;
+    memory.count++;
+    memory.bytes_now += bytes;
+    if (memory.bytes_now > memory.bytes_peak) memory.bytes_peak = memory.bytes_now;
+    return p;
+}
+
+void device_free(void *p) {
+    if (!p) return;
+    int i = 0;
+    while (i < num_allocations && allocations[i].p != p) i++;
+    if (i == num_allocations) cuda_unsupported("device_free: expected what device_malloc gave", 0);
+    memory.bytes_now -= allocations[i].bytes;
+    allocations[i] = allocations[--num_allocations];
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // work on the stream may still use it
+    CUDA_CHECK(cudaFree(p));
+}
+
+DeviceMemory device_memory(void) { return memory; }
+
+size_t device_memory_free(void) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return free_bytes;
+}
+
+void device_zero(void *p, size_t bytes) {
+    if (bytes) CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, stream));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Copies
+
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+// A pinned buffer whose last copy has been made
+static PinnedBuffer *take_buffer() {
+    PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
+    CUDA_CHECK(cudaEventSynchronize(b->copied));
+    return b;
+}
+
+static void copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, kind, stream));
+}
+
+void device_upload(void *dst, const void *src_host, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
+        const size_t n = min_size(bytes - done, BUFFER_BYTES);
+        PinnedBuffer *b = take_buffer();
+        memcpy(b->bytes, (const char *)src_host + done, n);
+        copy_async((char *)dst + done, b->bytes, n, cudaMemcpyHostToDevice);
+        CUDA_CHECK(cudaEventRecord(b->copied, stream));
+    }
+}
+
+void device_download(void *dst_host, const void *src, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
+        const size_t n = min_size(bytes - done, BUFFER_BYTES);
+        PinnedBuffer *b = take_buffer();
+        copy_async(b->bytes, (const char *)src + done, n, cudaMemcpyDeviceToHost);
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        memcpy((char *)dst_host + done, b->bytes, n);
+    }
+}
+
+void device_synchronize(void) { CUDA_CHECK(cudaStreamSynchronize(stream)); }
+
+// ------------------------------------------------------------------------------------------------
+// Weights, split and joined on the host (see master_split); a buffer holds the high halves, then
+// the low ones
+
+size_t master_lo_bytes(void) { return sizeof(uint16_t); }
+
+static const size_t BUFFER_WEIGHTS = BUFFER_BYTES / (2 * sizeof(uint16_t));
+
+void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n) {
+    for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
+        const size_t count = min_size(n - done, BUFFER_WEIGHTS);
+        PinnedBuffer *b = take_buffer();
+        uint16_t *hi = (uint16_t *)b->bytes, *lo = hi + count;
+        for (size_t i = 0; i < count; i++) master_split(src_host[done + i], &hi[i], &lo[i]);
+        copy_async(weights + done, hi, count * sizeof *hi, cudaMemcpyHostToDevice);
+        if (master_lo) copy_async(master_lo + done, lo, count * sizeof *lo, cudaMemcpyHostToDevice);
+        CUDA_CHECK(cudaEventRecord(b->copied, stream));
+    }
+}
+
+// master_lo may be NULL: then the values are what the bf16 says.
+void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
+    for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
+        const size_t count = min_size(n - done, BUFFER_WEIGHTS);
+        PinnedBuffer *b = take_buffer();
+        uint16_t *hi = (uint16_t *)b->bytes, *lo = hi + count;
+        copy_async(hi, weights + done, count * sizeof *hi, cudaMemcpyDeviceToHost);
+        if (master_lo) copy_async(lo, master_lo + done, count * sizeof *lo, cudaMemcpyDeviceToHost);
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        for (size_t i = 0; i < count; i++)
+            dst_host[done + i] = master_join(hi[i], master_lo ? lo[i] : 0);
+    }
+}
+
+void activations_to_host(float *dst_host, const floatX *src, size_t n) {
+    weights_to_host(dst_host, src, NULL, n);
+}

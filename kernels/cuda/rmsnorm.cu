@@ -1,0 +1,219 @@
+// RMSNorm fused with the residual add. A row lives in the registers of its warps (common.cuh): one
+// read, one sum over the row, one write. Gradients of the weights are sums over all rows: each
+// block sums its own rows in registers, and a second kernel adds the blocks' sums in their order.
+// No atomics; the number of blocks depends on T and C alone.
+
+#include "common.cuh"
+
+// Column of a thread's i-th vector
+__device__ __forceinline__ int vector_column(int i) {
+    return 8 * ((int)threadIdx.x + i * (int)blockDim.x);
+}
+
+static RowGrid norm_grid(const char *op, int64_t T, int C) {
+    const RowGrid grid = row_grid(op, T, C);
+    if (C > ROW_MAX_COLUMNS) cuda_unsupported("RMSNorm: expected at most 16384 columns", C);
+    return grid;
+}
+
+// resid and inp may be the same memory, and normed is never read: a thread loads all it needs
+// before it stores.
+__global__ void __launch_bounds__(ROW_MAX_THREADS)
+    add_rmsnorm_forward_kernel(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
+                               const floatX *delta, const floatX *__restrict__ weight, float eps,
+                               int64_t T, int C) {
+    __shared__ float warp_sums[ROW_MAX_WARPS];
+    const int64_t t = row_of_thread();
+    const int columns = t < T ? C : 0;  // threads past the last row still meet the barrier
+    Bf16x8 x[ROW_VECTORS], d[ROW_VECTORS];
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; i++) {
+        if (vector_column(i) >= columns) continue;
+        x[i] = load_vector(inp + t * C + vector_column(i));
+        if (delta) d[i] = load_vector(delta + t * C + vector_column(i));
+    }
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; i++) {
+        if (vector_column(i) >= columns) continue;
+        float a[8], b[8];
+        unpack8(a, x[i]);
+        if (delta) {
+            unpack8(b, d[i]);
+            for (int j = 0; j < 8; j++) a[j] += b[j];
+            x[i] = pack8(a);
+            unpack8(a, x[i]);  // the norm is of the residual as it is stored
+        }
+        for (int j = 0; j < 8; j++) squares += a[j] * a[j];
+        if (delta || resid != inp) store_vector(resid + t * C + vector_column(i), x[i]);
+    }
+    const float scale = 1.0f / sqrtf(row_sum(squares, warp_sums) / (float)C + eps);
+    if (threadIdx.x == 0 && columns) rstd[t] = scale;
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; i++) {
+        if (vector_column(i) >= columns) continue;
+        float a[8], w[8];
+        unpack8(a, x[i]);
+        load8(w, weight + vector_column(i));
+        for (int j = 0; j < 8; j++) a[j] *= scale * w[j];
+        store8(normed + t * C + vector_column(i), a);
+    }
+}
+
+void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
+                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C) {
+    if (T == 0) return;
+    const RowGrid grid = norm_grid("add_rmsnorm_forward", T, C);
+    add_rmsnorm_forward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(
+        resid, normed, rstd, inp, delta, weight, eps, T, C);
+    LAUNCH_CHECK("add_rmsnorm_forward_kernel");
+}
+
+__global__ void __launch_bounds__(ROW_MAX_THREADS)
+    rmsnorm_apply_kernel(floatX *__restrict__ normed, const floatX *__restrict__ resid,
+                         const floatX *__restrict__ weight, const real *__restrict__ rstd,
+                         int64_t T, int C) {
+    const int64_t t = row_of_thread();
+    if (t >= T) return;
+    const float scale = rstd[t];
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; i++) {
+        const int c = vector_column(i);
+        if (c >= C) continue;
+        float a[8], w[8];
+        load8(a, resid + t * C + c);
+        load8(w, weight + c);
+        for (int j = 0; j < 8; j++) a[j] *= scale * w[j];  // as in forward, bit for bit
+        store8(normed + t * C + c, a);
+    }
+}
+
+void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
+                   int64_t T, int C) {
+    if (T == 0) return;
+    const RowGrid grid = norm_grid("rmsnorm_apply", T, C);
+    rmsnorm_apply_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(normed, resid, weight, rstd,
+                                                                        T, C);
+    LAUNCH_CHECK("rmsnorm_apply_kernel");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Backward
+
+enum { BACKWARD_BLOCKS = 256 };  // two for each of 132 multiprocessors
+static_assert((size_t)BACKWARD_BLOCKS * ROW_MAX_COLUMNS * sizeof(float) <= CUDA_SCRATCH_BYTES,
+              "the blocks' sums fit the scratch memory");
+
+// Rows of one block summed in order of threadIdx.y: sums (blockDim.y, C) in shared memory, out (C)
+__device__ __forceinline__ void store_block_sums(float *out, const float *sums, int C) {
+    const int threads = (int)(blockDim.x * blockDim.y);
+    for (int c = (int)(threadIdx.y * blockDim.x + threadIdx.x); c < C; c += threads) {
+        float s = sums[c];
+        for (int y = 1; y < (int)blockDim.y; y++) s += sums[y * C + c];
+        out[c] = s;
+    }
+}
+
+// y = x s w, s = (mean(x^2) + eps)^-1/2, so dx = s (w dy - x s^2 mean(x w dy)), dw = sum_t dy x s.
+// partial (gridDim.x, C): each block's share of dw. Shared memory: blockDim.y * C floats, none when
+// a block has one row only.
+__global__ void __launch_bounds__(ROW_MAX_THREADS)
+    rmsnorm_backward_kernel(floatX *__restrict__ dresid, float *__restrict__ partial,
+                            const floatX *__restrict__ dnormed, const floatX *__restrict__ resid,
+                            const floatX *__restrict__ weight, const real *__restrict__ rstd,
+                            int64_t T, int C) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    __shared__ float warp_sums[2][ROW_MAX_WARPS];
+    float dw[ROW_VECTORS][8] = {};
+    const int64_t stride = (int64_t)gridDim.x * blockDim.y;
+    int turn = 0;
+    // The bound is the block's, not the row's: all threads meet the barrier in row_sum.
+    for (int64_t first = (int64_t)blockIdx.x * blockDim.y; first < T; first += stride, turn ^= 1) {
+        const int64_t t = first + threadIdx.y;
+        const int columns = t < T ? C : 0;
+        const float s = columns ? rstd[t] : 0;
+        Bf16x8 dy[ROW_VECTORS], x[ROW_VECTORS], dx[ROW_VECTORS];
+        float dot = 0;
+#pragma unroll
+        for (int i = 0; i < ROW_VECTORS; i++) {
+            if (vector_column(i) >= columns) continue;
+            const int64_t at = t * C + vector_column(i);
+            dy[i] = load_vector(dnormed + at);
+            x[i] = load_vector(resid + at);
+            dx[i] = load_vector(dresid + at);
+        }
+#pragma unroll
+        for (int i = 0; i < ROW_VECTORS; i++) {
+            if (vector_column(i) >= columns) continue;
+            float g[8], a[8], w[8];
+            unpack8(g, dy[i]);
+            unpack8(a, x[i]);
+            load8(w, weight + vector_column(i));
+            for (int j = 0; j < 8; j++) {
+                dot += a[j] * w[j] * g[j];
+                dw[i][j] += g[j] * a[j] * s;
+            }
+        }
+        // Two sets of sums in turn: the barrier inside also says that the set of the turn before
+        // last has been read.
+        const float mean = row_sum(dot, warp_sums[turn]) / (float)C * s * s;
+#pragma unroll
+        for (int i = 0; i < ROW_VECTORS; i++) {
+            if (vector_column(i) >= columns) continue;
+            float g[8], a[8], w[8], d[8];
+            unpack8(g, dy[i]);
+            unpack8(a, x[i]);
+            unpack8(d, dx[i]);
+            load8(w, weight + vector_column(i));
+            for (int j = 0; j < 8; j++) d[j] += s * (w[j] * g[j] - a[j] * mean);
+            store8(dresid + t * C + vector_column(i), d);
+        }
+    }
+    float *sums = reinterpret_cast<float *>(smem), *block_sums = partial + (int64_t)blockIdx.x * C;
+    float *row = blockDim.y == 1 ? block_sums : sums + (int)threadIdx.y * C;
+#pragma unroll
+    for (int i = 0; i < ROW_VECTORS; i++) {
+        if (vector_column(i) >= C) continue;
+        float4 *to = reinterpret_cast<float4 *>(row + vector_column(i));
+        to[0] = make_float4(dw[i][0], dw[i][1], dw[i][2], dw[i][3]);
+        to[1] = make_float4(dw[i][4], dw[i][5], dw[i][6], dw[i][7]);
+    }
+    __syncthreads();  // every row's sums are in shared memory
+    if (blockDim.y > 1) store_block_sums(block_sums, sums, C);
+}
+
+enum { SUM_LANES = 8 };  // partial sums are added by this many threads a column
+
+// dweight (C) += the rows of partial (num_partial, C): lane y adds rows y, y + 8, ..., then the
+// lanes are added in order.
+__global__ void add_partial_rows_kernel(real *dweight, const float *__restrict__ partial,
+                                        int num_partial, int C) {
+    __shared__ float lanes[SUM_LANES][WARP];
+    const int c = (int)(blockIdx.x * WARP + threadIdx.x);
+    float s = 0;
+#pragma unroll 8
+    for (int p = (int)threadIdx.y; p < num_partial; p += SUM_LANES)
+        if (c < C) s += partial[(int64_t)p * C + c];
+    lanes[threadIdx.y][threadIdx.x] = s;
+    __syncthreads();  // all lanes are written before the first one adds them
+    if (threadIdx.y != 0 || c >= C) return;
+    for (int y = 1; y < SUM_LANES; y++) s += lanes[y][threadIdx.x];
+    dweight[c] += s;
+}
+
+void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
+                      const floatX *weight, const real *rstd, int64_t T, int C) {
+    if (T == 0) return;
+    const RowGrid grid = norm_grid("rmsnorm_backward", T, C);
+    const unsigned blocks = grid.blocks < BACKWARD_BLOCKS ? grid.blocks : BACKWARD_BLOCKS;
+    const size_t block_rows = grid.block.y > 1 ? grid.block.y : 0;
+    const size_t sums_bytes = block_rows * (size_t)C * sizeof(float);  // at most 32 KiB
+    float *partial = (float *)cuda_scratch();
+    rmsnorm_backward_kernel<<<blocks, grid.block, sums_bytes, cuda_stream()>>>(
+        dresid, partial, dnormed, resid, weight, rstd, T, C);
+    LAUNCH_CHECK("rmsnorm_backward_kernel");
+    const dim3 sum_block(WARP, SUM_LANES);
+    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), sum_block, 0, cuda_stream()>>>(
+        dweight, partial, (int)blocks, C);
+    LAUNCH_CHECK("add_partial_rows_kernel");
+}
