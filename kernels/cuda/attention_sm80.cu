@@ -1,0 +1,682 @@
+// FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2) for packed documents, with the
+// instructions of sm_80: cp.async, ldmatrix, mma.sync m16n8k16.
+//
+// Three kernels, each CTA one item of the work list for one head, four warps. A warp owns rows of
+// the item's tile and needs no other warp's results, so the only thing that warps share is what
+// cp.async brings in, two stages deep:
+//   forward     rows are queries; K and V pass by; O, running maximum and sum stay in registers
+//   backward_q  rows are queries; K and V pass by; recomputes P; dQ stays in registers; also writes
+//               delta, which backward_kv reads
+//   backward_kv rows are keys; Q and dO pass by, for all query heads of the group; dK and dV stay
+//               in registers and are stored once: no atomics, so everything is deterministic
+// Seven products in backward instead of five is the price of dQ without atomics.
+//
+// Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the rows past
+// the document's end from every row inside it: there is no length mask. Rows past the end are
+// filled with zeros (never read), get scores of 0, and either are not stored (forward, dQ, dK, dV)
+// or have probability 0 because their lse is set to +inf (backward). So NaN in a neighbour or past
+// total_tokens is never loaded, and there is no 0 * NaN.
+// The first key tile holds key 0, which every query sees: a running maximum is finite from the
+// first tile on, and no row is ever -inf throughout.
+//
+// A block of 16 x 8 fp32 is 4 registers a lane, x[0..3]: lane l holds rows l / 4 (x[0], x[1]) and
+// l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four lanes, a quad, hold a row. The
+// left operand of the next product has the same layout: P and dS need no shared memory.
+#include "attention.cuh"
+#include "ptx.cuh"
+
+extern __shared__ __align__(1024) unsigned char smem[];  // each kernel carves its own
+
+namespace {
+
+constexpr int WARPS = 4, THREADS = WARPS * WARP;
+constexpr float LOG2E = 1.44269504088896340736f;
+
+// fp32 blocks of one warp; ROWS a multiple of 16, COLS of 16
+template <int ROWS, int COLS>
+struct Block {
+    float x[ROWS / 16][COLS / 8][4];
+};
+// One value for each row of a block: rows l / 4 and l / 4 + 8 of each 16
+template <int ROWS>
+struct RowValues {
+    float x[ROWS / 16][2];
+};
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
+__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
+__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+template <int ROWS, int COLS>
+__device__ __forceinline__ void clear(Block<ROWS, COLS> &c) {
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c.x[m][n][i] = 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Tiles in shared memory: rows of D bf16 values, their 16-byte chunks in an order that depends on
+// the row, so that eight rows of one column lie in eight different groups of banks
+
+template <int D>
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+    return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
+}
+
+// The address `rows` and `cols` blocks of 16 further than `at`. Chunk numbers differ in bits above
+// the lowest one, tiles start at a multiple of a row: one XOR moves along a row, and nothing that
+// depends on the lane has to be kept in a register for it.
+template <int D>
+__device__ __forceinline__ uint32_t step(uint32_t at, int rows, int cols) {
+    return (at ^ (cols * 32)) + rows * 16 * D * 2;
+}
+
+// tile (ROWS, D) = rows [0, rows) of src, and zeros: the address of a row past them is never used
+template <int ROWS, int D>
+__device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int64_t row_stride,
+                                          int rows) {
+    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++) {
+        const int row = first + i * STEP;
+        const bool valid = row < rows;
+        cp_async16(tile + chunk_at<D>(row, chunk), src + (valid ? row : 0) * row_stride + chunk * 8,
+                   valid);
+    }
+}
+
+// The rows of a tile that this warp owns, as left operand: in registers, or where those are short,
+// read again at each use.
+template <int ROWS, int D, bool IN_REGISTERS>
+struct OwnRows {
+    uint32_t at;  // this lane's row and chunk of the first 16 x 16 values
+    uint32_t held[IN_REGISTERS ? ROWS / 16 : 1][IN_REGISTERS ? D / 16 : 1][4];
+
+    __device__ __forceinline__ OwnRows(uint32_t tile, int first_row)
+        : at(tile + chunk_at<D>(first_row + lane_id() % 16, lane_id() / 16)) {}
+    __device__ __forceinline__ void read(uint32_t (&a)[4], int m, int k) const {
+        ldmatrix_x4(a, step<D>(at, m, k));
+    }
+    // Once, when the tile has arrived
+    __device__ __forceinline__ void fetch() {
+        if constexpr (IN_REGISTERS) {
+#pragma unroll
+            for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+                for (int k = 0; k < D / 16; k++) read(held[m][k], m, k);
+        }
+    }
+    __device__ __forceinline__ void get(uint32_t (&a)[4], int m, int k) const {
+        if constexpr (IN_REGISTERS) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[i] = held[m][k][i];
+        } else {
+            read(a, m, k);
+        }
+    }
+};
+
+// c (ROWS, COLS) = a (ROWS, D) times the transpose of tile (COLS, D)
+template <int ROWS, int COLS, int D, bool IN_REGISTERS>
+__device__ __forceinline__ void multiply_transposed(Block<ROWS, COLS> &c,
+                                                    const OwnRows<ROWS, D, IN_REGISTERS> &a,
+                                                    uint32_t tile) {
+    const uint32_t at = tile + chunk_at<D>(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);
+    clear(c);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t left[ROWS / 16][4];
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; m++) a.get(left[m], m, k);
+#pragma unroll
+        for (int n = 0; n < COLS / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4(right, step<D>(at, n, k));
+#pragma unroll
+            for (int m = 0; m < ROWS / 16; m++) {
+                mma_16816(c.x[m][2 * n], left[m], right[0], right[1]);
+                mma_16816(c.x[m][2 * n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// c (ROWS, D) += bf16(a) (ROWS, COLS) times tile (COLS, D)
+template <int ROWS, int COLS, int D>
+__device__ __forceinline__ void multiply_add(Block<ROWS, D> &c, const Block<ROWS, COLS> &a,
+                                             uint32_t tile) {
+    const uint32_t at = tile + chunk_at<D>(lane_id() % 16, lane_id() / 16);
+#pragma unroll
+    for (int k = 0; k < COLS / 16; k++) {
+        uint32_t left[ROWS / 16][4];
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; m++) {
+            const float(&lo)[4] = a.x[m][2 * k], (&hi)[4] = a.x[m][2 * k + 1];
+            left[m][0] = pack_bf16(lo[0], lo[1]);
+            left[m][1] = pack_bf16(lo[2], lo[3]);
+            left[m][2] = pack_bf16(hi[0], hi[1]);
+            left[m][3] = pack_bf16(hi[2], hi[3]);
+        }
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            uint32_t right[4];
+            ldmatrix_x4_trans(right, step<D>(at, k, n));
+#pragma unroll
+            for (int m = 0; m < ROWS / 16; m++) {
+                mma_16816(c.x[m][2 * n], left[m], right[0], right[1]);
+                mma_16816(c.x[m][2 * n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// Rows [0, rows) of dst = c * factor in bf16, through the part of a shared tile that this warp
+// alone reads and writes: memory then sees whole rows in 16-byte stores.
+template <int ROWS, int D>
+__device__ __forceinline__ void store_rows(floatX *dst, int64_t row_stride, int rows,
+                                           const Block<ROWS, D> &c, const RowValues<ROWS> &factor,
+                                           unsigned char *own_rows) {
+    constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
+    __syncwarp();  // lanes have read what lay here
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = m * 16 + i * 8 + quad_row();
+                *reinterpret_cast<uint32_t *>(own_rows + chunk_at<D>(row, n) + quad_col() * 2) =
+                    pack_bf16(c.x[m][n][2 * i] * factor.x[m][i],
+                              c.x[m][n][2 * i + 1] * factor.x[m][i]);
+            }
+    __syncwarp();  // other lanes' values are there
+    const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++) {
+        const int row = first + i * STEP;
+        if (row < rows)
+            *reinterpret_cast<uint4 *>(dst + row * row_stride + chunk * 8) =
+                *reinterpret_cast<const uint4 *>(own_rows + chunk_at<D>(row, chunk));
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Scores and probabilities
+
+// -inf where the key comes after the query. ahead: first query of the block minus its first key.
+template <bool ROWS_ARE_KEYS, int ROWS, int COLS>
+__device__ __forceinline__ void mask_causal(Block<ROWS, COLS> &s, int ahead) {
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = m * 16 + i / 2 * 8 + quad_row(), col = n * 8 + i % 2 + quad_col();
+                if ((ROWS_ARE_KEYS ? row - col : col - row) > ahead) s.x[m][n][i] = -INFINITY;
+            }
+}
+
+// Running softmax of the rows: maximum of the raw scores, this lane's part of the sum
+template <int ROWS>
+struct Softmax {
+    RowValues<ROWS> top, sum;
+};
+
+// s = exp(scale * s - maximum so far), and what was summed before is scaled to that maximum
+template <int ROWS, int COLS, int D>
+__device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS> &state,
+                                             Block<ROWS, D> &o, float scale_log2e) {
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float top = state.top.x[m][i], sum = 0;
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++)
+                top = fmaxf(top, fmaxf(s.x[m][n][2 * i], s.x[m][n][2 * i + 1]));
+            top = quad_max(top);
+            const float shift = top * scale_log2e;
+            const float keep = ex2(state.top.x[m][i] * scale_log2e - shift);  // 0 at the first tile
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                for (int j = 2 * i; j < 2 * i + 2; j++) {
+                    s.x[m][n][j] = ex2(s.x[m][n][j] * scale_log2e - shift);
+                    sum += s.x[m][n][j];
+                }
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                o.x[m][n][2 * i] *= keep;
+                o.x[m][n][2 * i + 1] *= keep;
+            }
+            state.sum.x[m][i] = state.sum.x[m][i] * keep + sum;
+            state.top.x[m][i] = top;
+        }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Forward
+
+template <int D>
+struct ForwardSizes {
+    static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
+    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage; 64 at 128 spills registers
+    static constexpr int Q_BYTES = QUERY_TILE * D * 2;
+    static constexpr int KV_BYTES = KEYS * D * 2;
+    static constexpr int STAGE_BYTES = 2 * KV_BYTES;
+    static constexpr int BYTES = Q_BYTES + 2 * STAGE_BYTES;
+    static constexpr bool Q_IN_REGISTERS = D == 64;
+};
+
+// O / sum and lse of this warp's rows. dst and lse are at the warp's first row.
+template <int ROWS, int D>
+__device__ __forceinline__ void finish_forward(floatX *dst, float *lse, int64_t row_stride,
+                                               int rows, const Block<ROWS, D> &o,
+                                               const Softmax<ROWS> &state, float scale,
+                                               unsigned char *own_rows) {
+    RowValues<ROWS> factor;
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float sum = quad_sum(state.sum.x[m][i]);
+            const int row = m * 16 + i * 8 + quad_row();
+            factor.x[m][i] = 1 / sum;
+            if (row < rows && quad_col() == 0) lse[row] = state.top.x[m][i] * scale + logf(sum);
+        }
+    store_rows<ROWS, D>(dst, row_stride, rows, o, factor, own_rows);
+}
+
+template <int D>
+__global__ void __launch_bounds__(THREADS)
+    attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse,
+                             const floatX *__restrict__ qkv, const int32_t *__restrict__ work,
+                             AttentionShape s) {
+    typedef ForwardSizes<D> Z;
+    WorkItem item;
+    if (!query_item(item, work, blockIdx.x / s.num_heads)) return;
+    const int head = blockIdx.x % s.num_heads, kv_head = head / s.group;
+    const int first = item.tile * QUERY_TILE, end = min(first + (int)QUERY_TILE, item.len);
+    const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
+    const int num_stages = ceil_div(end, Z::KEYS);
+
+    const floatX *q = qkv + (item.start + first) * s.qkv_row + head * D;
+    const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
+    const floatX *v = k + s.num_kv_heads * D;
+    const uint32_t q_tile = smem_u32(smem), kv_tiles = q_tile + Z::Q_BYTES;
+    auto load_stage = [&](int j) {
+        const int key = j * Z::KEYS;
+        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
+        load_tile<Z::KEYS, D>(k_tile, k + key * s.qkv_row, s.qkv_row, item.len - key);
+        load_tile<Z::KEYS, D>(k_tile + Z::KV_BYTES, v + key * s.qkv_row, s.qkv_row, item.len - key);
+        cp_async_commit();
+    };
+
+    OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, own);
+    Block<Z::ROWS, D> o;
+    Softmax<Z::ROWS> state;
+    clear(o);
+#pragma unroll
+    for (int m = 0; m < Z::ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) state.top.x[m][i] = -INFINITY, state.sum.x[m][i] = 0;
+
+    load_tile<QUERY_TILE, D>(q_tile, q, s.qkv_row, end - first);
+    load_stage(0);
+    for (int j = 0; j < num_stages; j++) {
+        cp_async_wait<0>();
+        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
+        if (j + 1 < num_stages) load_stage(j + 1);
+        if (j == 0) queries.fetch();
+        const int ahead = own_first - j * Z::KEYS;
+        if (own_first >= end || ahead + Z::ROWS <= 0) continue;  // no rows; all keys come later
+        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
+        Block<Z::ROWS, Z::KEYS> p;
+        multiply_transposed(p, queries, k_tile);
+        if (ahead < Z::KEYS - 1) mask_causal<false>(p, ahead);
+        softmax_step(p, state, o, s.scale_log2e);
+        multiply_add(o, p, k_tile + Z::KV_BYTES);
+    }
+    if (own_first >= end) return;
+    const int64_t row = (int64_t)item.start + own_first;
+    finish_forward(out + row * s.out_row + head * D, lse + head * s.total_tokens + row, s.out_row,
+                   end - own_first, o, state, s.scale, smem + own * D * 2);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Backward: dQ
+
+template <int D>
+struct BackwardQSizes {
+    static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
+    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage: two CTAs per SM also at 128
+    static constexpr int Q_BYTES = QUERY_TILE * D * 2;
+    static constexpr int KV_BYTES = KEYS * D * 2;
+    static constexpr int STAGE_BYTES = 2 * KV_BYTES;
+    static constexpr int BYTES = 2 * Q_BYTES + 2 * STAGE_BYTES;
+};
+
+// delta = rowsum(dout * out) of this warp's rows, a quad to a row. Pointers are at the warp's first
+// row. Rows past the end get 0, and lse +inf, which makes their probabilities 0.
+template <int ROWS, int D>
+__device__ __forceinline__ void row_statistics(RowValues<ROWS> &delta, RowValues<ROWS> &lse_log2e,
+                                               float *delta_out, const floatX *dout,
+                                               const floatX *out, int64_t row_stride,
+                                               const float *lse, int rows) {
+    constexpr int COLS = D / 4;  // of a lane
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = m * 16 + i * 8 + quad_row();
+            const int64_t at = row * row_stride + lane_id() % 4 * COLS;
+            float sum = 0;
+            lse_log2e.x[m][i] = INFINITY;
+            if (row < rows) {
+#pragma unroll
+                for (int c = 0; c < COLS; c += 8) {
+                    float x[8], y[8];
+                    load8(x, dout + at + c);
+                    load8(y, out + at + c);
+#pragma unroll
+                    for (int e = 0; e < 8; e++) sum += x[e] * y[e];
+                }
+                lse_log2e.x[m][i] = lse[row] * LOG2E;
+            }
+            sum = quad_sum(sum);
+            if (row < rows && quad_col() == 0) delta_out[row] = sum;
+            delta.x[m][i] = sum;
+        }
+}
+
+// s = P = exp(scale * s - lse), then dp = dS = P * (dp - delta), for rows that are queries
+template <int ROWS, int COLS>
+__device__ __forceinline__ void dsoftmax_rows(Block<ROWS, COLS> &s, Block<ROWS, COLS> &dp,
+                                              const RowValues<ROWS> &delta,
+                                              const RowValues<ROWS> &lse_log2e, float scale_log2e) {
+#pragma unroll
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float p = ex2(s.x[m][n][i] * scale_log2e - lse_log2e.x[m][i / 2]);
+                dp.x[m][n][i] = p * (dp.x[m][n][i] - delta.x[m][i / 2]);
+            }
+}
+
+template <int D>
+__global__ void __launch_bounds__(THREADS)
+    attention_backward_q_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta_out,
+                                const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
+                                const floatX *__restrict__ out, const float *__restrict__ lse,
+                                const int32_t *__restrict__ work, AttentionShape s) {
+    typedef BackwardQSizes<D> Z;
+    WorkItem item;
+    if (!query_item(item, work, blockIdx.x / s.num_heads)) return;
+    const int head = blockIdx.x % s.num_heads, kv_head = head / s.group;
+    const int first = item.tile * QUERY_TILE, end = min(first + (int)QUERY_TILE, item.len);
+    const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
+    const int num_stages = ceil_div(end, Z::KEYS);
+
+    const int64_t q_at = (item.start + first) * s.qkv_row + head * D;
+    const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
+    const floatX *v = k + s.num_kv_heads * D;
+    const int64_t row = (int64_t)item.start + own_first;  // the warp's first, in the buffer
+    const uint32_t q_tile = smem_u32(smem), dout_tile = q_tile + Z::Q_BYTES;
+    const uint32_t kv_tiles = dout_tile + Z::Q_BYTES;
+    auto load_stage = [&](int j) {
+        const int key = j * Z::KEYS;
+        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
+        load_tile<Z::KEYS, D>(k_tile, k + key * s.qkv_row, s.qkv_row, item.len - key);
+        load_tile<Z::KEYS, D>(k_tile + Z::KV_BYTES, v + key * s.qkv_row, s.qkv_row, item.len - key);
+        cp_async_commit();
+    };
+
+    load_tile<QUERY_TILE, D>(q_tile, qkv + q_at, s.qkv_row, end - first);
+    load_tile<QUERY_TILE, D>(dout_tile, dout + (item.start + first) * s.out_row + head * D,
+                             s.out_row, end - first);
+    load_stage(0);
+
+    const OwnRows<Z::ROWS, D, false> queries(q_tile, own), douts(dout_tile, own);
+    Block<Z::ROWS, D> dq;
+    RowValues<Z::ROWS> delta, lse_log2e;
+    clear(dq);
+    row_statistics<Z::ROWS, D>(delta, lse_log2e, delta_out + head * s.total_tokens + row,
+                               dout + row * s.out_row + head * D, out + row * s.out_row + head * D,
+                               s.out_row, lse + head * s.total_tokens + row, end - own_first);
+
+    for (int j = 0; j < num_stages; j++) {
+        cp_async_wait<0>();
+        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
+        if (j + 1 < num_stages) load_stage(j + 1);
+        const int ahead = own_first - j * Z::KEYS;
+        if (own_first >= end || ahead + Z::ROWS <= 0) continue;  // no rows; all keys come later
+        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
+        Block<Z::ROWS, Z::KEYS> p, ds;
+        multiply_transposed(p, queries, k_tile);
+        multiply_transposed(ds, douts, k_tile + Z::KV_BYTES);
+        if (ahead < Z::KEYS - 1) mask_causal<false>(p, ahead);
+        dsoftmax_rows(p, ds, delta, lse_log2e, s.scale_log2e);
+        multiply_add(dq, ds, k_tile);
+    }
+    if (own_first >= end) return;
+    RowValues<Z::ROWS> factor;
+#pragma unroll
+    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = s.scale;
+    store_rows<Z::ROWS, D>(dqkv + row * s.qkv_row + head * D, s.qkv_row, end - own_first, dq,
+                           factor, smem + own * D * 2);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Backward: dK and dV
+
+template <int D>
+struct BackwardKvSizes {
+    static constexpr int ROWS = KEY_TILE / WARPS;      // keys of a warp
+    static constexpr int QUERIES = D == 64 ? 64 : 32;  // of a stage; 64 at 128 spills registers
+    static constexpr int KV_BYTES = KEY_TILE * D * 2;
+    static constexpr int Q_BYTES = QUERIES * D * 2;
+    static constexpr int STAGE_BYTES = 2 * Q_BYTES;
+    static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
+    static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
+    static constexpr bool KV_IN_REGISTERS = D == 64;
+};
+
+// As dsoftmax_rows, for columns that are queries; s stays P, for dV.
+template <int ROWS, int COLS>
+__device__ __forceinline__ void probabilities_columns(Block<ROWS, COLS> &s, const float *lse_log2e,
+                                                      float scale_log2e) {
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+        const float2 shift = *reinterpret_cast<const float2 *>(lse_log2e + n * 8 + quad_col());
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s.x[m][n][i] = ex2(s.x[m][n][i] * scale_log2e - (i % 2 == 0 ? shift.x : shift.y));
+    }
+}
+template <int ROWS, int COLS>
+__device__ __forceinline__ void dscores_columns(Block<ROWS, COLS> &dp, const Block<ROWS, COLS> &p,
+                                                const float *delta) {
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+        const float2 d = *reinterpret_cast<const float2 *>(delta + n * 8 + quad_col());
+#pragma unroll
+        for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                dp.x[m][n][i] = p.x[m][n][i] * (dp.x[m][n][i] - (i % 2 == 0 ? d.x : d.y));
+    }
+}
+
+template <int D>
+__global__ void __launch_bounds__(THREADS)
+    attention_backward_kv_kernel(floatX *__restrict__ dqkv, const floatX *__restrict__ dout,
+                                 const floatX *__restrict__ qkv, const float *__restrict__ lse,
+                                 const float *__restrict__ delta, const int32_t *__restrict__ work,
+                                 AttentionShape s) {
+    typedef BackwardKvSizes<D> Z;
+    WorkItem item;
+    if (!key_item(item, work, blockIdx.x / s.num_kv_heads)) return;
+    const int kv_head = blockIdx.x % s.num_kv_heads, first_head = kv_head * s.group;
+    const int first = item.tile * KEY_TILE, end = min(first + (int)KEY_TILE, item.len);
+    const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
+    // All query tiles from the diagonal on, of the group's first head, then of the next
+    const int num_tiles = ceil_div(item.len - first, Z::QUERIES);
+    const int num_stages = num_tiles * s.group;
+
+    const int64_t k_at = (item.start + first) * s.qkv_row + (s.num_heads + kv_head) * D;
+    const uint32_t k_tile = smem_u32(smem), v_tile = k_tile + Z::KV_BYTES;
+    const uint32_t q_tiles = v_tile + Z::KV_BYTES;
+    float *statistics = reinterpret_cast<float *>(smem + 2 * Z::KV_BYTES + 2 * Z::STAGE_BYTES);
+    // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
+    // stores after it has computed the stage before: one global latency is hidden by arithmetic.
+    int next_tile = 0, next_head = first_head;
+    auto load_stage = [&](int j) {
+        const int query = first + next_tile * Z::QUERIES, rows = item.len - query;
+        const int64_t row = (int64_t)item.start + query;
+        const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
+        load_tile<Z::QUERIES, D>(q_tile, qkv + row * s.qkv_row + next_head * D, s.qkv_row, rows);
+        load_tile<Z::QUERIES, D>(q_tile + Z::Q_BYTES, dout + row * s.out_row + next_head * D,
+                                 s.out_row, rows);
+        cp_async_commit();
+        const int i = threadIdx.x % Z::QUERIES;
+        const int64_t at = next_head * s.total_tokens + row + i;
+        const bool is_lse = (int)threadIdx.x < Z::QUERIES;
+        float value = is_lse ? INFINITY : 0;  // past the end: probability 0
+        if (i < rows && (int)threadIdx.x < Z::STATISTICS)
+            value = is_lse ? lse[at] * LOG2E : delta[at];
+        if (++next_tile == num_tiles) next_tile = 0, next_head++;
+        return value;
+    };
+    auto store_statistics = [&](int j, float value) {
+        if ((int)threadIdx.x < Z::STATISTICS)
+            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value;
+    };
+    static_assert(Z::STATISTICS <= THREADS, "at most one value a thread");
+
+    load_tile<KEY_TILE, D>(k_tile, qkv + k_at, s.qkv_row, end - first);
+    load_tile<KEY_TILE, D>(v_tile, qkv + k_at + s.num_kv_heads * D, s.qkv_row, end - first);
+    store_statistics(0, load_stage(0));
+
+    OwnRows<Z::ROWS, D, Z::KV_IN_REGISTERS> keys(k_tile, own), values(v_tile, own);
+    Block<Z::ROWS, D> dk, dv;
+    clear(dk);
+    clear(dv);
+    for (int j = 0, tile = 0; j < num_stages; j++) {
+        cp_async_wait<0>();
+        __syncthreads();  // copies and statistics of stage j are there; stage j - 1 is read no more
+        float next = 0;
+        if (j + 1 < num_stages) next = load_stage(j + 1);
+        if (j == 0) keys.fetch(), values.fetch();
+        const int ahead = tile * Z::QUERIES - own;
+        if (own_first < end &&
+            ahead + Z::QUERIES > 0) {  // else no rows, or all queries come before
+            const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
+            const float *lse_log2e = statistics + j % 2 * Z::STATISTICS;
+            Block<Z::ROWS, Z::QUERIES> p, ds;
+            multiply_transposed(p, keys, q_tile);
+            if (ahead < Z::ROWS - 1) mask_causal<true>(p, ahead);
+            probabilities_columns(p, lse_log2e, s.scale_log2e);
+            multiply_add(dv, p, q_tile + Z::Q_BYTES);
+            multiply_transposed(ds, values, q_tile + Z::Q_BYTES);
+            dscores_columns(ds, p, lse_log2e + Z::QUERIES);
+            multiply_add(dk, ds, q_tile);
+        }
+        store_statistics(j + 1, next);  // what lay there was read before the barrier above
+        if (++tile == num_tiles) tile = 0;
+    }
+    if (own_first >= end) return;
+    floatX *dk_rows = dqkv + k_at + own * s.qkv_row;
+    RowValues<Z::ROWS> factor;
+#pragma unroll
+    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = s.scale;
+    store_rows<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, factor, smem + own * D * 2);
+#pragma unroll
+    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;
+    store_rows<Z::ROWS, D>(dk_rows + s.num_kv_heads * D, s.qkv_row, end - own_first, dv, factor,
+                           smem + Z::KV_BYTES + own * D * 2);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Launches
+
+// More than 48 KB of shared memory has to be asked for, once per kernel.
+template <class Kernel>
+void allow_shared_memory(Kernel kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+// A grid's first dimension may have 2^31 - 1 CTAs.
+unsigned grid_size(int64_t items, int heads) {
+    if (items * heads > INT32_MAX)
+        cuda_unsupported("attention: expected fewer than 2^31 items times heads", items * heads);
+    return (unsigned)(items * heads);
+}
+
+template <int D>
+void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
+             const AttentionShape &s, int64_t query_items) {
+    constexpr int BYTES = ForwardSizes<D>::BYTES;
+    static bool ready = (allow_shared_memory(attention_forward_kernel<D>, BYTES), true);
+    (void)ready;
+    attention_forward_kernel<D>
+        <<<grid_size(query_items, s.num_heads), THREADS, BYTES, cuda_stream()>>>(out, lse, qkv,
+                                                                                 work, s);
+    LAUNCH_CHECK("attention_forward_kernel");
+}
+
+template <int D>
+void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv, const floatX *out,
+              const float *lse, const int32_t *work, const AttentionShape &s, int64_t query_items,
+              int64_t key_items) {
+    constexpr int Q_BYTES = BackwardQSizes<D>::BYTES, KV_BYTES = BackwardKvSizes<D>::BYTES;
+    static bool ready = (allow_shared_memory(attention_backward_q_kernel<D>, Q_BYTES),
+                         allow_shared_memory(attention_backward_kv_kernel<D>, KV_BYTES), true);
+    (void)ready;
+    attention_backward_q_kernel<D>
+        <<<grid_size(query_items, s.num_heads), THREADS, Q_BYTES, cuda_stream()>>>(
+            dqkv, delta, dout, qkv, out, lse, work, s);
+    LAUNCH_CHECK("attention_backward_q_kernel");
+    attention_backward_kv_kernel<D>
+        <<<grid_size(key_items, s.num_kv_heads), THREADS, KV_BYTES, cuda_stream()>>>(
+            dqkv, dout, qkv, lse, delta, work, s);
+    LAUNCH_CHECK("attention_backward_kv_kernel");
+}
+
+}  // namespace
+
+void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
+                            const AttentionShape &shape, int head_dim, int64_t query_items) {
+    if (head_dim == 64)
+        forward<64>(out, lse, qkv, work, shape, query_items);
+    else
+        forward<128>(out, lse, qkv, work, shape, query_items);
+}
+
+void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
+                             const floatX *out, const real *lse, const int32_t *work,
+                             const AttentionShape &shape, int head_dim, int64_t query_items,
+                             int64_t key_items) {
+    if (head_dim == 64)
+        backward<64>(dqkv, delta, dout, qkv, out, lse, work, shape, query_items, key_items);
+    else
+        backward<128>(dqkv, delta, dout, qkv, out, lse, work, shape, query_items, key_items);
+}
