@@ -71,34 +71,46 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Eight bf16 values: one 16-byte load or store. The address must be 16-byte aligned.
+// Eight bf16 values: one 16-byte load or store. The address must be 16-byte aligned. Kept as words:
+// a struct of bf16 pairs would be loaded and stored in four pieces.
 
-struct alignas(16) Bf16x8 {
-    __nv_bfloat162 pair[4];
+struct Bf16x8 {
+    uint4 words;
 };
 
+__device__ __forceinline__ float2 unpack2(uint32_t word) {
+    __nv_bfloat162 pair;
+    memcpy(&pair, &word, sizeof pair);
+    return __bfloat1622float2(pair);
+}
+
+__device__ __forceinline__ uint32_t pack2(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t word;
+    memcpy(&word, &pair, sizeof word);
+    return word;
+}
+
 __device__ __forceinline__ void unpack8(float (&x)[8], const Bf16x8 &v) {
+    const uint32_t words[4] = {v.words.x, v.words.y, v.words.z, v.words.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float2 f = __bfloat1622float2(v.pair[i]);
+        const float2 f = unpack2(words[i]);
         x[2 * i] = f.x;
         x[2 * i + 1] = f.y;
     }
 }
 
 __device__ __forceinline__ Bf16x8 pack8(const float (&x)[8]) {
-    Bf16x8 v;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v.pair[i] = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-    return v;
+    return {make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]))};
 }
 
 __device__ __forceinline__ Bf16x8 load_vector(const __nv_bfloat16 *p) {
-    return *reinterpret_cast<const Bf16x8 *>(p);
+    return {*reinterpret_cast<const uint4 *>(p)};
 }
 
 __device__ __forceinline__ void store_vector(__nv_bfloat16 *p, const Bf16x8 &v) {
-    *reinterpret_cast<Bf16x8 *>(p) = v;
+    *reinterpret_cast<uint4 *>(p) = v.words;
 }
 
 __device__ __forceinline__ void load8(float (&x)[8], const __nv_bfloat16 *p) {

@@ -38,7 +38,7 @@ void *cuda_scratch() { return scratch; }
 // Errors
 
 static const char *hint_for(cudaError_t status) {
-    if (status == cudaErrorNoKernelImageForDevice)
+    if (strcmp(cudaGetErrorName(status), "cudaErrorNoKernelImageForDevice") == 0)
         return "built for other GPUs; build again with CUDA_ARCHS set to this one's";
     if (status == cudaErrorMemoryAllocation)
         return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";

@@ -47,9 +47,16 @@ __device__ __forceinline__ float *tail_sum(float *scratch, int64_t span, int C) 
     return scratch + (2 * span + 1) * C;
 }
 
+__device__ __forceinline__ float4 add4(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 __device__ __forceinline__ void store_sum(float *to, const float (&sum)[8], bool add) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) to[i] = add ? to[i] + sum[i] : sum[i];
+    float4 *p = reinterpret_cast<float4 *>(to);
+    float4 low = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    float4 high = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    p[0] = add ? add4(p[0], low) : low;
+    p[1] = add ? add4(p[1], high) : high;
 }
 
 // Block (span, slab of columns); a thread owns 8 columns and walks the span.
@@ -119,19 +126,14 @@ __global__ void embedding_crossing_kernel(real *dweight, float *scratch,
 #pragma unroll 4
     for (int64_t s = (int64_t)blockIdx.x + 1 + threadIdx.y;
          c < C && s * span < T && runs.token(s * span) == token; s += SUM_LANES) {
-        const float4 x = *reinterpret_cast<const float4 *>(head_sum(scratch, s, C) + c);
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+        sum = add4(sum, *reinterpret_cast<const float4 *>(head_sum(scratch, s, C) + c));
     }
     lanes[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();  // all lanes are written before the first one adds them
     if (threadIdx.y != 0 || c >= C) return;
-    for (int y = 1; y < SUM_LANES; y++) {
-        const float4 x = lanes[y][threadIdx.x];
-        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-    }
+    for (int y = 1; y < SUM_LANES; y++) sum = add4(sum, lanes[y][threadIdx.x]);
     float4 *to = reinterpret_cast<float4 *>(dweight + (int64_t)token * C + c);
-    const float4 d = *to;
-    *to = make_float4(d.x + sum.x, d.y + sum.y, d.z + sum.z, d.w + sum.w);
+    *to = add4(*to, sum);
 }
 
 // The shortest span, from MIN_SPAN on, whose sums fit the scratch memory

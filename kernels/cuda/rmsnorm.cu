@@ -205,7 +205,7 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
                       const floatX *weight, const real *rstd, int64_t T, int C) {
     if (T == 0) return;
     const RowGrid grid = norm_grid("rmsnorm_backward", T, C);
-    const unsigned blocks = grid.blocks < BACKWARD_BLOCKS ? grid.blocks : BACKWARD_BLOCKS;
+    const unsigned blocks = grid.blocks < BACKWARD_BLOCKS ? grid.blocks : (unsigned)BACKWARD_BLOCKS;
     const size_t block_rows = grid.block.y > 1 ? grid.block.y : 0;
     const size_t sums_bytes = block_rows * (size_t)C * sizeof(float);  // at most 32 KiB
     float *partial = (float *)cuda_scratch();

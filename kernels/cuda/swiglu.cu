@@ -7,12 +7,12 @@
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 __global__ void swiglu_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ gate_up,
-                                      int64_t T, int64_t F) {
+                                      int64_t T, int F) {
     const int64_t t = row_of_thread();
     if (t >= T) return;
     const floatX *gates = gate_up + 2 * t * F, *ups = gates + F;
 #pragma unroll 4
-    for (int64_t f = 8 * threadIdx.x; f < F; f += 8 * blockDim.x) {
+    for (int f = 8 * (int)threadIdx.x; f < F; f += 8 * (int)blockDim.x) {
         float gate[8], up[8];
         load8(gate, gates + f);
         load8(up, ups + f);
@@ -25,19 +25,19 @@ __global__ void swiglu_forward_kernel(floatX *__restrict__ out, const floatX *__
 void swiglu_forward(floatX *out, const floatX *gate_up, int64_t T, int64_t F) {
     if (T == 0) return;
     const RowGrid grid = row_grid("swiglu_forward", T, F);
-    swiglu_forward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(out, gate_up, T, F);
+    swiglu_forward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(out, gate_up, T, (int)F);
     LAUNCH_CHECK("swiglu_forward_kernel");
 }
 
 // silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x)
 __global__ void swiglu_backward_kernel(floatX *__restrict__ dgate_up,
                                        const floatX *__restrict__ dout,
-                                       const floatX *__restrict__ gate_up, int64_t T, int64_t F) {
+                                       const floatX *__restrict__ gate_up, int64_t T, int F) {
     const int64_t t = row_of_thread();
     if (t >= T) return;
     const int64_t gates = 2 * t * F, ups = gates + F;
 #pragma unroll 2
-    for (int64_t f = 8 * threadIdx.x; f < F; f += 8 * blockDim.x) {
+    for (int f = 8 * (int)threadIdx.x; f < F; f += 8 * (int)blockDim.x) {
         float gate[8], up[8], d[8];
         load8(gate, gate_up + gates + f);
         load8(up, gate_up + ups + f);
@@ -58,6 +58,6 @@ void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up
     if (T == 0) return;
     const RowGrid grid = row_grid("swiglu_backward", T, F);
     swiglu_backward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(dgate_up, dout, gate_up,
-                                                                          T, F);
+                                                                          T, (int)F);
     LAUNCH_CHECK("swiglu_backward_kernel");
 }
