@@ -207,7 +207,7 @@ PTX void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int sd) {
 #include <emu_ptx.h>  // on the include path of emulated builds only
 #define PTX inline
 PTX uint32_t smem_u32(const void *p) { return emu::smem_addr(p); }
-PTX float ex2(float x) { return exp2f(x); }
+PTX float ex2(float x) { return emu::ex2(x); }
 PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a, EMU_LOC) {
     emu::ldmatrix(r, 4, false, a, EMU_AT);
 }
@@ -236,10 +236,10 @@ PTX void mbar_arrive_expect_tx(uint32_t b, uint32_t tx, EMU_LOC) {
     emu::mbar_arrive(b, 1, tx, EMU_AT);
 }
 PTX bool mbar_try_wait(uint32_t b, uint32_t parity, EMU_LOC) {
-    return emu::mbar_try_wait(b, parity, true, EMU_AT);
+    return emu::mbar_try_wait(b, parity, EMU_AT);
 }
 PTX void mbar_wait(uint32_t b, uint32_t parity, EMU_LOC) {
-    while (!emu::mbar_try_wait(b, parity, true, EMU_AT)) {
+    while (!emu::mbar_try_wait(b, parity, EMU_AT)) {
     }
 }
 PTX void tma_load_2d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, EMU_LOC) {

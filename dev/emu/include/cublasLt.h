@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_emu.h"
+#include "cuda_runtime.h"
 
 #define CUBLAS_VER_MAJOR 13
 #define CUBLAS_VER_MINOR 0

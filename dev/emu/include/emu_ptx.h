@@ -1,30 +1,43 @@
-// emu_ptx.h - host emulation behind the PTX wrappers (included by ptx.cuh in host builds only)
+// The functions behind the wrappers of kernels/cuda/ptx.cuh in an emulated build.
 #pragma once
+#include "cuda.h"
 #include "cuda_emu.h"
+
 namespace emu {
-void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *, int);
-void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *, int);
-void cp_async(uint32_t dst, const void *src, int bytes, int valid, const char *, int);
+// Warp-wide tensor operations
+void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, int line);
+void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
+bool elect(const char *file, int line);
+float ex2(float x);
+
+// cp.async
+void cp_async(uint32_t dst, const void *src, int bytes, int valid, const char *file, int line);
 void cp_commit();
 void cp_wait(int n);
-void mbar_init(uint32_t b, uint32_t n, const char *, int);
-void mbar_arrive(uint32_t b, uint32_t n, uint32_t tx, const char *, int);
-bool mbar_try_wait(uint32_t b, uint32_t parity, bool block, const char *, int);
-void fence_proxy();
+
+// mbarrier
+void mbar_init(uint32_t bar, uint32_t count, const char *file, int line);
+void mbar_arrive(uint32_t bar, uint32_t n, uint32_t tx, const char *file, int line);
+bool mbar_try_wait(uint32_t bar, uint32_t parity, const char *file, int line);
 void fence_mbar();
-void tma_load(uint32_t dst, const CUtensorMap *m, uint32_t bar, int rank, int c0, int c1, int c2,
-              const char *, int);
-void tma_store(const CUtensorMap *m, uint32_t src, int rank, int c0, int c1, int c2, const char *,
-               int);
-void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, const char *, int);
-void bulk_reduce_add(float *dst, uint32_t src, uint32_t bytes, const char *, int);
+
+// TMA and bulk copies
+void fence_proxy();
+void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int rank, int c0, int c1, int c2,
+              const char *file, int line);
+void tma_store(const CUtensorMap *map, uint32_t src, int rank, int c0, int c1, int c2,
+               const char *file, int line);
+void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, const char *file,
+               int line);
+void bulk_reduce_add(float *dst, uint32_t src, uint32_t bytes, const char *file, int line);
 void bulk_commit();
 void bulk_wait(int n);
-void wgmma(float *d, int n, const uint32_t *areg, uint64_t da, uint64_t db, int scale_d, bool ta,
-           bool tb, const char *, int);
-void wgmma_fence(const char *, int);
-void wgmma_commit(const char *, int);
-void wgmma_wait(int n, const char *, int);
-void setmaxnreg(int n, bool inc, const char *, int);
-bool elect(const char *, int);
+
+// wgmma
+void wgmma(float *d, int n, const uint32_t *a_registers, uint64_t da, uint64_t db, int scale_d,
+           bool ta, bool tb, const char *file, int line);
+void wgmma_fence(const char *file, int line);
+void wgmma_commit(const char *file, int line);
+void wgmma_wait(int n, const char *file, int line);
+void setmaxnreg(int n, bool increase, const char *file, int line);
 }  // namespace emu

@@ -1,0 +1,397 @@
+// The host API of the CUDA runtime. Work runs when it is issued; a capture stores it instead.
+#include "engine.h"
+
+#include <chrono>
+
+struct CUstream_st {
+    CUgraph_st *capture = nullptr;
+};
+struct CUgraph_st {
+    std::vector<std::function<void()>> work;
+};
+struct CUgraphExec_st {
+    std::vector<std::function<void()>> work;
+};
+struct CUevent_st {
+    std::chrono::steady_clock::time_point when;
+    bool recorded = false, timing = true;
+};
+
+namespace emu {
+char *device_allocate(size_t bytes, const char *file, int line);
+void device_release(void *p);
+
+static std::map<const void *, int> max_dynamic_smem;  // by kernel
+static std::map<void *, size_t> host_blocks;
+static cudaError_t last_error = cudaSuccess;
+static int captures;  // streams that capture now
+
+static cudaError_t answer(cudaError_t e) {
+    if (e != cudaSuccess) last_error = e;
+    return e;
+}
+static bool capturing(cudaStream_t s) { return s && s->capture; }
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+    if (capturing(stream))
+        stream->capture->work.push_back(std::move(work));
+    else if (!stream && captures)
+        answer(cudaErrorStreamCaptureUnsupported);  // the default stream would join the capture
+    else
+        work();
+}
+
+bool check_launch(dim3 grid, dim3 block, size_t smem_bytes, const void *kernel, const char *name) {
+    auto it = max_dynamic_smem.find(kernel);
+    size_t limit = it == max_dynamic_smem.end() ? 48 << 10 : (size_t)it->second;
+    size_t threads = (size_t)block.x * block.y * block.z;
+    bool shape = grid.x && grid.y && grid.z && grid.x < 1u << 31 && grid.y < 1 << 16 &&
+                 grid.z < 1 << 16 && block.z <= 64 && threads >= 1 && threads <= 1024;
+    if (shape && smem_bytes <= limit) return true;
+    fprintf(stderr,
+            "EMU: launch of %s rejected: grid (%u,%u,%u) block (%u,%u,%u) dynamic shared %zu "
+            "(limit %zu)\n",
+            name, grid.x, grid.y, grid.z, block.x, block.y, block.z, smem_bytes, limit);
+    answer(shape ? cudaErrorInvalidValue : cudaErrorInvalidConfiguration);
+    return false;
+}
+}  // namespace emu
+using namespace emu;
+
+// ------------------------------------------------------------------------------------------------
+// Errors
+
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+#define TEXT(name_, value_, text_) \
+    case name_:                    \
+        return text_;
+        EMU_CUDA_ERRORS(TEXT)
+    }
+    return "unrecognized error code";
+}
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+#define NAME(name_, value_, text_) \
+    case name_:                    \
+        return #name_;
+        EMU_CUDA_ERRORS(NAME)
+    }
+    return "unrecognized error code";
+}
+cudaError_t cudaGetLastError() {
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return e;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+// ------------------------------------------------------------------------------------------------
+// Devices
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = opt.devices;
+    return answer(opt.devices ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaSetDevice(int device) {
+    return answer(device >= 0 && device < opt.devices ? cudaSuccess : cudaErrorInvalidDevice);
+}
+cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return answer(opt.devices ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    if (device < 0 || device >= opt.devices) return answer(cudaErrorInvalidDevice);
+    *p = {};
+    snprintf(p->name, sizeof p->name, "emulated sm_%d", opt.arch);
+    p->totalGlobalMem = opt.memory;
+    p->major = opt.arch / 10;
+    p->minor = opt.arch % 10;
+    p->multiProcessorCount = 4;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->regsPerBlock = 65536;
+    p->sharedMemPerBlock = 48 << 10;
+    p->sharedMemPerBlockOptin = opt.arch >= 90 ? SMEM_MAX : opt.arch == 80 ? 163 << 10 : 99 << 10;
+    p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
+    p->l2CacheSize = 40 << 20;
+    p->memoryBusWidth = 5120;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) {
+    cudaDeviceProp p{};
+    cudaError_t status = cudaGetDeviceProperties(&p, device);
+    if (status != cudaSuccess) return status;
+    switch (attr) {
+        case cudaDevAttrMaxThreadsPerBlock:
+            *value = p.maxThreadsPerBlock;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlock:
+            *value = (int)p.sharedMemPerBlock;
+            break;
+        case cudaDevAttrWarpSize:
+            *value = p.warpSize;
+            break;
+        case cudaDevAttrMultiProcessorCount:
+            *value = p.multiProcessorCount;
+            break;
+        case cudaDevAttrL2CacheSize:
+            *value = p.l2CacheSize;
+            break;
+        case cudaDevAttrMaxThreadsPerMultiProcessor:
+            *value = p.maxThreadsPerMultiProcessor;
+            break;
+        case cudaDevAttrComputeCapabilityMajor:
+            *value = p.major;
+            break;
+        case cudaDevAttrComputeCapabilityMinor:
+            *value = p.minor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = (int)p.sharedMemPerMultiprocessor;
+            break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+            *value = (int)p.sharedMemPerBlockOptin;
+            break;
+        default:
+            return answer(cudaErrorInvalidValue);
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+    return answer(captures ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
+cudaError_t cudaDeviceReset() { return cudaSuccess; }
+
+// ------------------------------------------------------------------------------------------------
+// Memory
+
+cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
+    *p = nullptr;
+    if (!opt.devices) return answer(cudaErrorNoDevice);
+    if (captures) return answer(cudaErrorStreamCaptureUnsupported);
+    if (!bytes) return cudaSuccess;
+    *p = device_allocate(bytes, file, line);
+    return answer(*p ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFree(void *p) {
+    if (p) device_release(p);
+    return cudaSuccess;
+}
+cudaError_t emu_malloc_host(void **p, size_t bytes) {
+    *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (!*p) return answer(cudaErrorMemoryAllocation);
+    if (opt.poison) memset(*p, 0xff, bytes);
+    host_blocks[*p] = bytes;
+    return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void *p) {
+    if (p && !host_blocks.erase(p)) return answer(cudaErrorInvalidValue);
+    free(p);
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    *total = opt.memory;
+    *free_bytes = opt.memory - device_memory_in_use();
+    return cudaSuccess;
+}
+
+// A GPU may accept a wrong kind, because it can tell where a pointer points; here it is an error.
+static void check_copy(const void *dst, const void *src, cudaMemcpyKind kind) {
+    bool to_device = is_device_ptr(dst), from_device = is_device_ptr(src);
+    bool right =
+        kind == cudaMemcpyDefault ||
+        (to_device == (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice) &&
+         from_device == (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice));
+    if (!right)
+        fail("cudaMemcpy: kind %d does not match the pointers (dst %s, src %s)", kind,
+             to_device ? "device" : "host", from_device ? "device" : "host");
+}
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    if (!bytes) return cudaSuccess;
+    check_copy(dst, src, kind);
+    enqueue(stream, [=] { memmove(dst, src, bytes); });
+    return last_error;
+}
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    return cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
+}
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    if (!bytes) return cudaSuccess;
+    if (!is_device_ptr(dst)) fail("cudaMemset of a host pointer");
+    enqueue(stream, [=] { memset(dst, value, bytes); });
+    return last_error;
+}
+cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
+    return cudaMemsetAsync(dst, value, bytes, nullptr);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Streams and events
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    *stream = new CUstream_st;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    if (!stream) return answer(cudaErrorInvalidResourceHandle);
+    delete stream;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    return answer(capturing(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = new CUevent_st;
+    (*event)->timing = !(flags & cudaEventDisableTiming);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    enqueue(stream, [event] {
+        event->when = std::chrono::steady_clock::now();
+        event->recorded = true;
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!start->timing || !end->timing || !start->recorded || !end->recorded)
+        return answer(cudaErrorInvalidResourceHandle);
+    *ms = std::chrono::duration<float, std::milli>(end->when - start->when).count();
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Graphs: a capture is a list of closures
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (!stream) return answer(cudaErrorStreamCaptureUnsupported);
+    if (stream->capture) return answer(cudaErrorIllegalState);
+    stream->capture = new CUgraph_st;
+    captures++;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    if (!capturing(stream)) return answer(cudaErrorIllegalState);
+    *graph = stream->capture;
+    stream->capture = nullptr;
+    captures--;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    *status = capturing(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new CUgraphExec_st{graph->work};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    enqueue(stream, [exec] {
+        for (auto &work : exec->work) work();
+    });
+    return last_error;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Kernels and tensor maps
+
+cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value) {
+    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    cudaDeviceProp p{};
+    cudaGetDeviceProperties(&p, 0);
+    if (value < 0 || (size_t)value > p.sharedMemPerBlockOptin) return answer(cudaErrorInvalidValue);
+    max_dynamic_smem[kernel] = value;
+    return cudaSuccess;
+}
+
+// From threads and shared memory alone: registers are not known here.
+cudaError_t emu_occupancy(int *blocks, int threads, size_t smem_bytes) {
+    cudaDeviceProp p{};
+    cudaGetDeviceProperties(&p, 0);
+    int by_threads = p.maxThreadsPerMultiProcessor / std::max(threads, 1);
+    int by_smem = (int)(p.sharedMemPerMultiprocessor / (smem_bytes + 1024));
+    *blocks = std::min(std::min(by_threads, by_smem), 32);
+    return cudaSuccess;
+}
+
+static uint32_t swizzle_span(CUtensorMapSwizzle s) {
+    return s == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+           : s == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+           : s == CU_TENSOR_MAP_SWIZZLE_32B ? 32
+                                            : 0;
+}
+
+// The driver's own checks, then the emulator's layout of a map.
+extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType type,
+                                           cuuint32_t rank, void *base, const cuuint64_t *dims,
+                                           const cuuint64_t *strides, const cuuint32_t *box,
+                                           const cuuint32_t *element_strides, CUtensorMapInterleave,
+                                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+                                           CUtensorMapFloatOOBfill) {
+    uint32_t size = type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16  ? 2
+                    : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                              : 0;
+    memset((void *)m, 0, sizeof *m);
+    if (!size || rank < 1 || rank > 3 || (uintptr_t)m % 64 || (uintptr_t)base % 16 ||
+        !is_device_ptr(base))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (cuuint32_t i = 0; i < rank; i++) {
+        bool dim = dims[i] && dims[i] <= 1ull << 32;
+        if (!dim || !box[i] || box[i] > 256 || element_strides[i] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        m->dim[i] = (uint32_t)dims[i];
+        m->box[i] = (uint16_t)box[i];
+    }
+    for (cuuint32_t i = 0; i + 1 < rank; i++) {
+        if (strides[i] % 16 || strides[i] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
+        m->stride[i] = strides[i];
+    }
+    uint32_t inner = box[0] * size, span = swizzle_span(swizzle);
+    if (inner % 16 || (span && inner > span)) return CUDA_ERROR_INVALID_VALUE;
+    if (span && inner != span)
+        fail("tensor map: an inner box of %u bytes under a %u-byte swizzle is not emulated", inner,
+             span);
+    m->base = (uint64_t)base;
+    m->rank = (uint8_t)rank;
+    m->elt = (uint8_t)size;
+    m->swz = span == 128 ? 1 : span == 64 ? 2 : span == 32 ? 3 : 0;
+    m->magic = 0x7e45;
+    return CUDA_SUCCESS;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **entry, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result) {
+    bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+    *entry = known ? (void *)&cuTensorMapEncodeTiled : nullptr;
+    if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}

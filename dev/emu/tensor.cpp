@@ -1,0 +1,313 @@
+// ldmatrix, mma.sync and wgmma: the documented layouts of fragments, descriptors and swizzles.
+#include "engine.h"
+
+namespace emu {
+static float from_bf16(uint16_t h) { return bits<float>((uint32_t)h << 16); }
+static float low(uint32_t v) { return from_bf16((uint16_t)v); }
+static float high(uint32_t v) { return from_bf16((uint16_t)(v >> 16)); }
+
+static float toward_zero(double x) {
+    float f = (float)x;
+    return std::fabs((double)f) > std::fabs(x) ? std::nextafterf(f, 0.0f) : f;
+}
+
+// The hardware unit flushes subnormals, in and out.
+float ex2(float x) {
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+
+// ------------------------------------------------------------------------------------------------
+// ldmatrix
+
+struct LdArg {
+    uint32_t *r;
+    uint32_t addr;
+};
+
+template <int N, bool TRANS>
+static void fn_ldmatrix(void **slot, uint32_t) {
+    cur.blk->stats.ldmatrix++;
+    for (int m = 0; m < N; m++) {
+        const uint16_t *row[8];
+        uint32_t banks = 0;
+        for (int i = 0; i < 8; i++) {
+            uint32_t a = ((LdArg *)slot[m * 8 + i])->addr;
+            if (a & 15)
+                fail("ldmatrix row address 0x%x (lane %d) is not 16-byte aligned", a, m * 8 + i);
+            row[i] = (const uint16_t *)smem_ptr(a, 16, "ldmatrix");
+            banks |= 1u << (a >> 4 & 7);
+            TSAN(__tsan_read_range((void *)row[i], 16);)
+        }
+        cur.blk->stats.ldmatrix_conflicts += banks != 0xff;
+        for (int l = 0; l < 32; l++) {
+            int g = l >> 2, t = (l & 3) * 2;
+            uint32_t first = TRANS ? row[t][g] : row[g][t];
+            uint32_t second = TRANS ? row[t + 1][g] : row[g][t + 1];
+            ((LdArg *)slot[l])->r[m] = first | second << 16;
+        }
+    }
+}
+
+void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, int line) {
+    LdArg a{r, addr};
+    CollFn fn = n == 4   ? (trans ? fn_ldmatrix<4, true> : fn_ldmatrix<4, false>)
+                : n == 2 ? (trans ? fn_ldmatrix<2, true> : fn_ldmatrix<2, false>)
+                         : (trans ? fn_ldmatrix<1, true> : fn_ldmatrix<1, false>);
+    warp_coll(~0u, fn, trans ? "ldmatrix.trans" : "ldmatrix", &a, file, line, true);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Products of 16 rows, 16 deep. EMU_TRUNC=1 rounds each sum once, toward zero, as tensor cores may.
+
+template <int COLS>
+static void multiply_16x16(float (*d)[COLS], const float (*a)[16], const float (*b)[COLS],
+                           int cols) {
+    if (opt.trunc) {
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < cols; j++) {
+                double v = d[i][j];
+                for (int k = 0; k < 16; k++) v += (double)a[i][k] * b[k][j];
+                d[i][j] = toward_zero(v);
+            }
+        return;
+    }
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < cols; j++) d[i][j] += a[i][k] * b[k][j];
+}
+
+// One lane's part of a 16 x 16 A fragment: rows g and g + 8, columns t.. and t + 8..
+static void unpack_a(float (*a)[16], int lane, const uint32_t *r) {
+    int g = lane >> 2, t = (lane & 3) * 2;
+    for (int i = 0; i < 4; i++) {
+        int row = g + (i & 1) * 8, k = t + (i >> 1) * 8;
+        a[row][k] = low(r[i]);
+        a[row][k + 1] = high(r[i]);
+    }
+}
+
+struct MmaArg {
+    float *d;
+    const uint32_t *a, *b;
+};
+
+static void fn_mma(void **slot, uint32_t) {
+    cur.blk->stats.mma++;
+    float A[16][16], B[16][8], D[16][8];
+    for (int l = 0; l < 32; l++) {
+        MmaArg *x = (MmaArg *)slot[l];
+        int g = l >> 2, t = (l & 3) * 2;
+        unpack_a(A, l, x->a);
+        for (int i = 0; i < 2; i++) {
+            B[t + i * 8][g] = low(x->b[i]);
+            B[t + 1 + i * 8][g] = high(x->b[i]);
+        }
+        for (int i = 0; i < 4; i++) D[g + (i >> 1) * 8][t + (i & 1)] = x->d[i];
+    }
+    multiply_16x16<8>(D, A, B, 8);
+    for (int l = 0; l < 32; l++) {
+        MmaArg *x = (MmaArg *)slot[l];
+        int g = l >> 2, t = (l & 3) * 2;
+        for (int i = 0; i < 4; i++) x->d[i] = D[g + (i >> 1) * 8][t + (i & 1)];
+    }
+}
+
+void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line) {
+    MmaArg x{d, a, b};
+    warp_coll(~0u, fn_mma, "mma.sync", &x, file, line, true);
+}
+
+// ------------------------------------------------------------------------------------------------
+// wgmma: operands through descriptors
+
+// Shared address of element (mn, k) before swizzling. Fields of a descriptor, in units of 16 bytes:
+// start [13:0], leading offset LBO [29:16], stride offset SBO [45:32], swizzle mode [63:62].
+static uint32_t operand_address(uint64_t d, int mn, int k, bool mn_major) {
+    uint32_t start = (uint32_t)(d & 0x3fff) << 4, lbo = (uint32_t)(d >> 16 & 0x3fff) << 4,
+             sbo = (uint32_t)(d >> 32 & 0x3fff) << 4;
+    uint32_t m = (uint32_t)mn, kk = (uint32_t)k;
+    int mode = (int)(d >> 62);
+    uint32_t width = mode == 1 ? 128 : mode == 2 ? 64 : mode == 3 ? 32 : 16, elements = width / 2;
+    if (!mn_major && mode) return start + m % 8 * width + m / 8 * sbo + kk * 2;
+    if (!mn_major) return start + m % 8 * 16 + m / 8 * sbo + kk / 8 * lbo + kk % 8 * 2;
+    if (mode) return start + m / elements * lbo + m % elements * 2 + kk % 8 * width + kk / 8 * sbo;
+    return start + m / 8 * sbo + m % 8 * 2 + kk % 8 * 16 + kk / 8 * lbo;
+}
+
+static float operand(uint64_t d, int mn, int k, bool mn_major) {
+    uint32_t a = swizzle(operand_address(d, mn, k, mn_major), (int)(d >> 62));
+    char *p = (char *)smem_ptr(a, 2, "wgmma operand");
+    TSAN(__tsan_read_range(p, 2);)
+    uint16_t v;
+    memcpy(&v, async_view(a, p), 2);
+    return from_bf16(v);
+}
+
+// For ThreadSanitizer: what this warp's quarter will read, seen from the moment of issue.
+static void touch_operands(const WgOp &o, int warp) {
+    (void)o, (void)warp;
+    TSAN(Async context(my_warp(), true, "wgmma", o.file, o.line); for (int k = 0; k < 16; k++) {
+        for (int n = 0; n < o.n; n++) operand(o.db, n, k, o.tb);
+        for (int r = 0; !o.rs && r < 16; r++) operand(o.da, (warp & 3) * 16 + r, k, o.ta);
+    })
+}
+
+static void do_wgmma(const WgOp &o, int warp) {
+    Async context(my_warp(), false, "wgmma", o.file, o.line);
+    Block *b = cur.blk;
+    int N = o.n;
+    for (int k = 0; k < 16; k++)
+        for (int n = 0; n < N; n++) b->wg_b[k][n] = operand(o.db, n, k, o.tb);
+    for (int r = 0; !o.rs && r < 16; r++)
+        for (int k = 0; k < 16; k++) b->wg_a[r][k] = operand(o.da, (warp & 3) * 16 + r, k, o.ta);
+    for (int l = 0; l < 32; l++) {
+        int g = l >> 2, t = (l & 3) * 2;
+        if (o.rs) unpack_a(b->wg_a, l, o.a[l]);
+        for (int i = 0; i < N / 2; i++)
+            b->wg_d[g + (i >> 1 & 1) * 8][i / 4 * 8 + t + (i & 1)] = o.scale ? o.d[l][i] : 0.0f;
+    }
+    multiply_16x16<256>(b->wg_d, b->wg_a, b->wg_b, N);
+    for (int l = 0; l < 32; l++) {
+        int g = l >> 2, t = (l & 3) * 2;
+        for (int i = 0; i < N / 2; i++)
+            o.d[l][i] = b->wg_d[g + (i >> 1 & 1) * 8][i / 4 * 8 + t + (i & 1)];
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// wgmma: issue, and the rules that a GPU does not check
+
+struct WgArg {
+    WgOp op;
+    float *d;
+    const uint32_t *a;
+};
+
+static void check_descriptor(const WgOp &o, uint64_t d, char which) {
+    uint32_t start = (uint32_t)(d & 0x3fff) << 4;
+    if (d >> 49 & 7) fail("%s:%d wgmma: base_offset is not emulated", o.file, o.line);
+    if (d >> 62 == 1 && (start & 0x380))
+        fail("%s:%d wgmma: 128B-swizzle operand %c starts off the 1024-byte pattern (0x%x)", o.file,
+             o.line, which, start);
+}
+
+// The four warps of a warpgroup issue the same sequence; each is compared with the first one.
+static void check_warpgroup(const WgOp &o, int warp) {
+    Block *b = cur.blk;
+    if (b->n < (warp / 4 + 1) * 128)
+        fail("%s:%d wgmma: warp %d has no complete warpgroup", o.file, o.line, warp);
+    std::vector<WgSignature> &issued = b->wg_signatures[(size_t)warp / 4];
+    WgSignature mine{o.da, o.db, o.n, o.ta | o.tb << 1 | o.rs << 2 | o.scale << 3, o.line};
+    Warp *w = b->warps[(size_t)warp].get();
+    if (w->wg_issued < issued.size()) {
+        WgSignature &first = issued[w->wg_issued];
+        if (first.da != mine.da || first.db != mine.db || first.n != mine.n ||
+            first.flags != mine.flags)
+            fail(
+                "%s:%d wgmma: warp %d issues another operation than an earlier warp of its "
+                "warpgroup (line %d)",
+                o.file, o.line, warp, first.line);
+    } else {
+        issued.push_back(mine);
+    }
+    w->wg_issued++;
+    bool all = true;
+    Warp *group[4];
+    for (int i = 0; i < 4; i++) {
+        group[i] = b->warps[(size_t)(warp / 4 * 4 + i)].get();
+        all &= group[i]->wg_issued == issued.size();
+    }
+    if (!all) return;
+    issued.clear();
+    for (Warp *member : group) member->wg_issued = 0;
+}
+
+static WgOp gather(void **slot) {
+    Quiet quiet;
+    int warp = cur.self->warp;
+    Warp *w = my_warp();
+    WgOp o = ((WgArg *)slot[0])->op;
+    for (int l = 0; l < 32; l++) {
+        WgArg *x = (WgArg *)slot[l];
+        if (x->op.da != o.da || x->op.db != o.db || x->op.scale != o.scale)
+            fail("%s:%d wgmma: descriptors differ between the lanes of a warp", o.file, o.line);
+        o.d[l] = x->d;
+        if (o.rs) memcpy(o.a[l], x->a, sizeof o.a[l]);
+    }
+    if (!w->wg_fence)
+        fail(
+            "%s:%d wgmma.mma_async without a preceding wgmma.fence since the accumulators were "
+            "last accessible",
+            o.file, o.line);
+    if (!o.rs) check_descriptor(o, o.da, 'A');
+    check_descriptor(o, o.db, 'B');
+    check_warpgroup(o, warp);
+    o.group = w->wg_groups;
+    cur.blk->stats.wgmma++;
+    return o;
+}
+
+static void fn_wgmma(void **slot, uint32_t) {
+    WgOp o = gather(slot);
+    Warp *w = my_warp();
+    int warp = cur.self->warp;
+    touch_operands(o, warp);
+    bool now = opt.async == EAGER || (opt.async == EITHER && (rnd(cur.blk) & 1) && w->wg.empty());
+    if (now) {
+        do_wgmma(o, warp);
+    } else {
+        Quiet quiet;
+        w->wg.push_back(o);
+    }
+}
+
+void wgmma(float *d, int n, const uint32_t *a_registers, uint64_t da, uint64_t db, int scale_d,
+           bool ta, bool tb, const char *file, int line) {
+    WgArg x;
+    x.op.n = n;
+    x.op.scale = scale_d != 0;
+    x.op.ta = ta;
+    x.op.tb = tb;
+    x.op.rs = a_registers != nullptr;
+    x.op.da = da;
+    x.op.db = db;
+    x.op.file = file;
+    x.op.line = line;
+    x.d = d;
+    x.a = a_registers;
+    warp_coll(~0u, fn_wgmma, "wgmma.mma_async", &x, file, line, true);
+}
+
+static void fn_fence(void **, uint32_t) { my_warp()->wg_fence = true; }
+static void fn_commit(void **, uint32_t) { my_warp()->wg_groups++; }
+static void fn_wait(void **slot, uint32_t) {
+    Warp *w = my_warp();
+    int n = *(int *)slot[0];
+    size_t done = 0;
+    for (; done < w->wg.size() && w->wg[done].group < w->wg_groups - n; done++)
+        do_wgmma(w->wg[done], cur.self->warp);
+    Quiet quiet;
+    w->wg.erase(w->wg.begin(), w->wg.begin() + (ptrdiff_t)done);
+    if (n != 0) return;
+    w->wg_fence = false;
+    if (!w->wg.empty())
+        fail("wgmma_wait<0> with uncommitted wgmma from %s:%d", w->wg[0].file, w->wg[0].line);
+}
+void wgmma_fence(const char *file, int line) {
+    warp_coll(~0u, fn_fence, "wgmma.fence", nullptr, file, line, true);
+}
+void wgmma_commit(const char *file, int line) {
+    warp_coll(~0u, fn_commit, "wgmma.commit_group", nullptr, file, line, true);
+}
+void wgmma_wait(int n, const char *file, int line) {
+    warp_coll(~0u, fn_wait, "wgmma.wait_group", &n, file, line, true);
+    async_done();
+}
+
+// Registers are not modelled; the operand's range and the convergence of the warp are checked.
+void setmaxnreg(int n, bool, const char *file, int line) {
+    if (n % 8 || n < 24 || n > 256) fail("%s:%d setmaxnreg %d", file, line, n);
+    warp_coll(~0u, fn_sync, "setmaxnreg", nullptr, file, line, true);
+}
+}  // namespace emu
