@@ -303,7 +303,7 @@ __device__ __forceinline__ void finish_forward(floatX *dst, float *lse, int64_t 
 }
 
 template <int D>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
     attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse,
                              const floatX *__restrict__ qkv, const int32_t *__restrict__ work,
                              AttentionShape s) {
@@ -421,7 +421,7 @@ __device__ __forceinline__ void dsoftmax_rows(Block<ROWS, COLS> &s, Block<ROWS, 
 }
 
 template <int D>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
     attention_backward_q_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta_out,
                                 const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
                                 const floatX *__restrict__ out, const float *__restrict__ lse,
@@ -488,14 +488,15 @@ __global__ void __launch_bounds__(THREADS)
 
 template <int D>
 struct BackwardKvSizes {
-    static constexpr int ROWS = KEY_TILE / WARPS;      // keys of a warp
-    static constexpr int QUERIES = D == 64 ? 64 : 32;  // of a stage; 64 at 128 spills registers
+    static constexpr int ROWS = KEY_TILE / WARPS;  // keys of a warp
+    static constexpr int QUERIES = 32;             // of a stage: registers for one more CTA than 64
     static constexpr int KV_BYTES = KEY_TILE * D * 2;
     static constexpr int Q_BYTES = QUERIES * D * 2;
     static constexpr int STAGE_BYTES = 2 * Q_BYTES;
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
     static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
+    static constexpr int CTAS = D == 64 ? 3 : 2;  // per SM
 };
 
 // As dsoftmax_rows, for columns that are queries; s stays P, for dV.
@@ -527,7 +528,7 @@ __device__ __forceinline__ void dscores_columns(Block<ROWS, COLS> &dp, const Blo
 }
 
 template <int D>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     attention_backward_kv_kernel(floatX *__restrict__ dqkv, const floatX *__restrict__ dout,
                                  const floatX *__restrict__ qkv, const float *__restrict__ lse,
                                  const float *__restrict__ delta, const int32_t *__restrict__ work,
