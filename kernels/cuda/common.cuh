@@ -1,5 +1,5 @@
-// What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors, and
-// how the rows of a tensor are shared out to warps.
+// What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors,
+// and how the rows of a tensor are shared out to warps.
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
@@ -125,10 +125,10 @@ __device__ __forceinline__ void store8(__nv_bfloat16 *p, const float (&x)[8]) {
 // A weight is an fp32 master kept as the bf16 that matmuls read and 16 low bits. The bf16 is the
 // master rounded to nearest, ties away from zero: hi = (bits + 0x8000) >> 16, lo = bits & 0xffff.
 // The addition carried into hi exactly when lo >= 0x8000, so lo says what to take off again, and
-// every finite fp32, denormals too, comes back bit for bit. (Ties to even would not: a tie rounds up
-// or down depending on a bit that is then lost.) The largest finite numbers, above every bf16, have
-// an infinite bf16 but keep their master. A NaN becomes the plain quiet NaN first: the carry out of
-// its full mantissa would make a zero of its bf16.
+// every finite fp32, denormals too, comes back bit for bit. (Ties to even would not: a tie rounds
+// up or down depending on a bit that is then lost.) The largest finite numbers, above every bf16,
+// have an infinite bf16 but keep their master. A NaN becomes the plain quiet NaN first: the carry
+// out of its full mantissa would make a zero of its bf16.
 
 __host__ __device__ __forceinline__ void master_split(float master, uint16_t *hi, uint16_t *lo) {
     uint32_t bits;

@@ -106,8 +106,9 @@ __global__ void embedding_spans_kernel(real *dweight, float *scratch,
     store_sum(to + c, sum, !from_before && !goes_on);
 }
 
-// Block (span, slab of columns), with work where a run starts in the span and goes on: its tail, and
-// the heads of the spans that it reaches, of which thread y of a column adds every SUM_LANES-th.
+// Block (span, slab of columns), with work where a run starts in the span and goes on: its tail,
+// and the heads of the spans that it reaches, of which thread y of a column adds every
+// SUM_LANES-th.
 __global__ void embedding_crossing_kernel(real *dweight, float *scratch,
                                           const int32_t *__restrict__ tokens,
                                           const int32_t *__restrict__ order, int64_t T, int C,

@@ -1,9 +1,9 @@
 // Matmul by cuBLASLt. A row-major (rows, cols) tensor is a column-major (cols, rows) matrix whose
 // leading dimension is cols, so that no product needs a transpose in memory:
 //
-//   forward          out^T (N,T)     = weight (N,K) inp^T (K,T)      weight is stored (K,N): transposed
-//   backward_input   dinp^T (K,T)    = weight^T (K,N) dout^T (N,T)
-//   backward_weight  dweight^T (K,N) += inp^T (K,T) dout (T,N)       dout is stored (N,T): transposed
+//   forward          out^T (N,T)     =  weight (N,K) inp^T (K,T)     weight is found as (K,N)
+//   backward_input   dinp^T (K,T)    =  weight^T (K,N) dout^T (N,T)
+//   backward_weight  dweight^T (K,N) += inp^T (K,T) dout (T,N)       dout is found as (N,T)
 //
 // Leading dimensions are K and N, multiples of 8: every row starts on a 16-byte border whatever T
 // is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
