@@ -1,5 +1,5 @@
 // Speed of kernels/cuda/attention*.cu on the GPU: useful TFLOP/s, forward and backward.
-//   nvcc -std=c++17 -O3 -DBACKEND_CUDA -arch=sm_90a dev/bench_attention.cu kernels/cuda/*.cu \
+//   nvcc -std=c++17 -O3 -DBACKEND_CUDA -arch=sm_90a dev/bench_attention.cu kernels/cuda/*.cu
 //        -lcublasLt -o bench_attention
 //   bench_attention [runs]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
