@@ -90,8 +90,8 @@ build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernel
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
 
 # Emulated CUDA (dev/emu): the same .cu files, compiled by g++, every CUDA thread a fiber
-EMUFLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -fno-strict-aliasing -fno-extern-tls-init \
-            -pthread -DBACKEND_CUDA -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests -MMD -MP
+EMUFLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
+            -fno-extern-tls-init -pthread -DBACKEND_CUDA -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests -MMD -MP
 EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
 build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
 	@mkdir -p $(@D)
@@ -99,11 +99,30 @@ build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
 build/emu/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $(@D)
 	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	g++ $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
+	g++ -iquote $(<D) $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
 build/emu/train_llama: build/emu/train_llama.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
 	g++ -pthread $^ -o $@ $(LDLIBS)
 build/emu/test_%: build/emu/tests/test_%.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU) build/twin/cpu_kernels.so
 	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+
+# Kernels with planted bugs, which tests/test_emu.sh expects to be found; and the same under
+# ThreadSanitizer: kernels instrumented, the emulator not, because it says itself what is ordered
+build/emu/bugs: build/emu/dev/emu/bugs/bugs.o $(EMU)
+	g++ -pthread $^ -o $@
+TSAN_CXX := $(if $(shell command -v clang++),clang++,g++)
+TSAN    := $(filter-out $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init),$(EMUFLAGS)) -DEMU_TSAN
+build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
+	@mkdir -p $(@D)
+	$(TSAN_CXX) $(TSAN) -c $< -o $@
+build/tsan/%.o: %.cu dev/emu/launch.pl Makefile
+	@mkdir -p $(@D)
+	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
+	$(TSAN_CXX) -iquote $(<D) $(TSAN) -O1 -fsanitize=thread -c $(@:.o=.cpp) -o $@
+build/tsan/bugs: build/tsan/dev/emu/bugs/bugs.o $(EMU:build/emu/%=build/tsan/%)
+	$(TSAN_CXX) -fsanitize=thread -pthread $^ -o $@
+build/tsan/test_%: build/tsan/tests/test_%.o $(CUDA_KERNELS:%.cu=build/tsan/%.o) $(EMU:build/emu/%=build/tsan/%) \
+                   build/twin/cpu_kernels.so
+	$(TSAN_CXX) -fsanitize=thread -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
 test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/asan/train_llama train_llama \
                $(EMU_TESTS:%=build/emu/test_%)

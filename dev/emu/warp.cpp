@@ -16,8 +16,12 @@ static void name_tsan_fiber(Fiber *f, const Collective &c) {
 }
 
 static void run_collective(Block *b, Warp *w, int i, Fiber *self) {
-    Collective c = w->pending[i];
-    w->pending[i] = w->pending[--w->num_pending];
+    Collective c;
+    {
+        Quiet quiet;
+        c = w->pending[i];
+        w->pending[i] = w->pending[--w->num_pending];
+    }
     name_tsan_fiber(self, c);
     c.fn(c.slot, c.arrived);
     for (uint32_t m = c.arrived; m; m &= m - 1) {
