@@ -237,7 +237,7 @@ static void free_reference(Reference r) {
     free(r.qkv), free(r.dout), free(r.out), free(r.lse), free(r.dqkv), free(r.delta);
 }
 
-static double worst;  // error / tolerance, of the running case
+static double worst;  // error / tolerance, of all values compared
 
 static void check_value(const char *what, int doc, int row, int col, double got, double want,
                         double tolerance) {
@@ -450,6 +450,12 @@ TEST(random_layouts) {
         HeadShape heads = random_layout(lengths, &num_docs);
         against_twin(heads, lengths, num_docs, 1);
     }
+}
+
+// The largest error comes close to its tolerance: the tolerances are no larger than they must be.
+TEST(tolerances_are_tight) {
+    if (worst == 0) SKIP("nothing was compared");
+    CHECK_MSG(worst > 0.5, "the largest error is %.2f of its tolerance", worst);
 }
 
 // -------------------------------------------------------------------------------------------------

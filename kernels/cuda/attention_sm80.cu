@@ -11,11 +11,11 @@
 //               in registers and are stored once: no atomics, so everything is deterministic
 // Seven products in backward instead of five is the price of dQ without atomics.
 //
-// Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the rows past
-// the document's end from every row inside it: there is no length mask. Rows past the end are
-// filled with zeros (never read), get scores of 0, and either are not stored (forward, dQ, dK, dV)
-// or have probability 0 because their lse is set to +inf (backward). So NaN in a neighbour or past
-// total_tokens is never loaded, and there is no 0 * NaN.
+// Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the keys past
+// the document's end from every query inside it: there is no length mask. Rows past the end are
+// filled with zeros and never read: NaN in a neighbour or past total_tokens cannot become 0 * NaN.
+// Results of such rows are not stored; as queries they add zeros to dK and dV, because their dO and
+// delta are 0.
 // The first key tile holds key 0, which every query sees: a running maximum is finite from the
 // first tile on, and no row is ever -inf throughout.
 //
@@ -71,6 +71,14 @@ __device__ __forceinline__ void clear(Block<ROWS, COLS> &c) {
 // Tiles in shared memory: rows of D bf16 values, their 16-byte chunks in an order that depends on
 // the row, so that eight rows of one column lie in eight different groups of banks
 
+// Where a kernel's shared memory begins. step() below relies on tiles that start at multiples of a
+// row.
+__device__ __forceinline__ uint32_t shared_begin() {
+    const uint32_t at = smem_u32(smem);
+    if (at % 256 != 0) __trap();
+    return at;
+}
+
 template <int D>
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
@@ -90,12 +98,14 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int6
                                           int rows) {
     constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+    const uint32_t to = tile + chunk_at<D>(first, chunk);  // STEP keeps the place of the chunk
+    const floatX *from = src + (first * row_stride + chunk * 8);
+    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "rows of a tile");
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
-        const int row = first + i * STEP;
-        const bool valid = row < rows;
-        cp_async16(tile + chunk_at<D>(row, chunk), src + (valid ? row : 0) * row_stride + chunk * 8,
-                   valid);
+        const bool valid = first + i * STEP < rows;
+        cp_async16(to + i * STEP * D * 2, valid ? from : src, valid);
+        from += STEP * row_stride;
     }
 }
 
@@ -318,7 +328,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const floatX *q = qkv + (item.start + first) * s.qkv_row + head * D;
     const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
     const floatX *v = k + s.num_kv_heads * D;
-    const uint32_t q_tile = smem_u32(smem), kv_tiles = q_tile + Z::Q_BYTES;
+    const uint32_t q_tile = shared_begin(), kv_tiles = q_tile + Z::Q_BYTES;
     auto load_stage = [&](int j) {
         const int key = j * Z::KEYS;
         const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
@@ -372,7 +382,7 @@ struct BackwardQSizes {
 };
 
 // delta = rowsum(dout * out) of this warp's rows, a quad to a row. Pointers are at the warp's first
-// row. Rows past the end get 0, and lse +inf, which makes their probabilities 0.
+// row. Rows past the end get zeros.
 template <int ROWS, int D>
 __device__ __forceinline__ void row_statistics(RowValues<ROWS> &delta, RowValues<ROWS> &lse_log2e,
                                                float *delta_out, const floatX *dout,
@@ -386,7 +396,7 @@ __device__ __forceinline__ void row_statistics(RowValues<ROWS> &delta, RowValues
             const int row = m * 16 + i * 8 + quad_row();
             const int64_t at = row * row_stride + lane_id() % 4 * COLS;
             float sum = 0;
-            lse_log2e.x[m][i] = INFINITY;
+            lse_log2e.x[m][i] = 0;
             if (row < rows) {
 #pragma unroll
                 for (int c = 0; c < COLS; c += 8) {
@@ -438,7 +448,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
     const floatX *v = k + s.num_kv_heads * D;
     const int64_t row = (int64_t)item.start + own_first;  // the warp's first, in the buffer
-    const uint32_t q_tile = smem_u32(smem), dout_tile = q_tile + Z::Q_BYTES;
+    const uint32_t q_tile = shared_begin(), dout_tile = q_tile + Z::Q_BYTES;
     const uint32_t kv_tiles = dout_tile + Z::Q_BYTES;
     auto load_stage = [&](int j) {
         const int key = j * Z::KEYS;
@@ -544,7 +554,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     const int num_stages = num_tiles * s.group;
 
     const int64_t k_at = (item.start + first) * s.qkv_row + (s.num_heads + kv_head) * D;
-    const uint32_t k_tile = smem_u32(smem), v_tile = k_tile + Z::KV_BYTES;
+    const uint32_t k_tile = shared_begin(), v_tile = k_tile + Z::KV_BYTES;
     const uint32_t q_tiles = v_tile + Z::KV_BYTES;
     float *statistics = reinterpret_cast<float *>(smem + 2 * Z::KV_BYTES + 2 * Z::STAGE_BYTES);
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
@@ -561,7 +571,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
         const int i = threadIdx.x % Z::QUERIES;
         const int64_t at = next_head * s.total_tokens + row + i;
         const bool is_lse = (int)threadIdx.x < Z::QUERIES;
-        float value = is_lse ? INFINITY : 0;  // past the end: probability 0
+        float value = 0;
         if (i < rows && (int)threadIdx.x < Z::STATISTICS)
             value = is_lse ? lse[at] * LOG2E : delta[at];
         if (++next_tile == num_tiles) next_tile = 0, next_head++;
