@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Whole training runs of a tiny model on the CUDA backend, emulated (build/emu/train_llama) or real
+# (TRAIN=...), beside the CPU backend: the same losses, the same documents, checkpoints that go on
+# bit for bit and cross from one backend to the other.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cuda XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1" && tail -n 12 "$work/out.txt"; }
+check() {       # check NAME COMMAND...
+    local name=$1
+    shift
+    if timeout 200 "$@" > "$work/out.txt" 2>&1; then ok "$name"; else bad "$name"; fi
+}
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+[ -x "$cuda" ] || { bad "no_program: $cuda" && finish; }
+
+mkdir tiny text
+cat > tiny/config.json <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
+ "eos_token_id": 257}
+JSON
+for i in $(seq 1 60); do
+    for _ in $(seq 1 $((i * 7 % 5 + 1))); do echo "line $i of $((i * i))"; done > "text/$i.txt"
+done
+python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare
+common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256
+        --batch-tokens 512 --val-tokens 256 --val-every 5 --num-samples 0 --lr 1e-3
+        --warmup-steps 2)
+
+# losses OUT...: every loss and gradient norm of the logs within bf16 rounding (2^-8) of the first's
+cat > losses.py <<'PY'
+import json, sys
+runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[1:]]
+runs = [[l for l in r if "loss" in l] for r in runs]
+assert len(runs[0]) >= 10 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
+for run in runs[1:]:
+    for a, b in zip(runs[0], run):
+        assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
+        assert abs(a["loss"] - b["loss"]) <= 2**-8 * a["loss"], (a, b)
+        if "grad_norm" in a:
+            assert abs(a["grad_norm"] - b["grad_norm"]) <= 2**-5 * a["grad_norm"], (a, b)
+PY
+check cpu_10_steps "$cpu" "${common[@]}" --out cpu --steps 10
+check packed_10_steps "$cuda" "${common[@]}" --out packed --steps 10 --save-every 5 --keep 0
+check packed_losses_are_the_cpu_backends python3 losses.py cpu packed
+check padded_10_steps "$cuda" "${common[@]}" --out padded --steps 10 --layout padded
+check padded_losses_are_the_cpu_backends python3 losses.py cpu padded
+check repad_10_steps "$cuda" "${common[@]}" --out repad --steps 10 --layout repad
+check repad_losses_are_the_cpu_backends python3 losses.py cpu repad
+
+cp -r packed resumed
+rm -r resumed/step-00000010 resumed/final
+check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resume
+for f in model.safetensors optimizer.safetensors; do
+    check "resumed_run_has_the_same_bits_$f" cmp {packed,resumed}/step-00000010/$f
+done
+cp -r packed crossed
+rm -r crossed/step-00000010 crossed/final
+check a_cuda_checkpoint_goes_on_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 10 --resume
+check crossed_losses_are_the_cpu_backends python3 losses.py cpu crossed
+check check_packing "$cuda" "${common[@]}" --check-packing
+check compare "$cuda" "${common[@]}" --compare --compare-steps 1
+check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
+    --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
+finish
