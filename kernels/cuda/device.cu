@@ -42,7 +42,7 @@ static const char *hint_for(cudaError_t status) {
         return "built for other GPUs; build again with CUDA_ARCHS set to this one's";
     if (status == cudaErrorMemoryAllocation)
         return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";
-    return "a kernel failed here or before; CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer says where";
+    return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";
 }
 
 void cuda_fail(const char *file, int line, const char *what, cudaError_t status) {
