@@ -37,20 +37,23 @@ size_t device_memory_in_use() {
 // ------------------------------------------------------------------------------------------------
 // Faults
 
-static bool explain(char *text, size_t size, uintptr_t a, uintptr_t p, const Allocation &x) {
-    const char *file = x.file;
-    if (x.freed && a >= p && a < p + x.bytes)
-        snprintf(text, size, "use after cudaFree of the %zu-byte block from %s:%d", x.bytes, file,
-                 x.line);
-    else if (a >= p + x.bytes && a < p + x.bytes + 2 * PAGE)
-        snprintf(text, size, "%zu bytes past the end of the %zu-byte block from %s:%d",
-                 (size_t)(a - p - x.bytes), x.bytes, file, x.line);
-    else if (a < p && a + 2 * PAGE > p)
+// How far an address lies outside a block; 0 inside.
+static size_t distance(uintptr_t a, uintptr_t p, const Allocation &x) {
+    if (a < p) return p - a;
+    return a < p + x.bytes ? 0 : a - (p + x.bytes) + 1;
+}
+
+static void explain(char *text, size_t size, uintptr_t a, uintptr_t p, const Allocation &x) {
+    if (distance(a, p, x) > 2 * PAGE) return;
+    if (a < p)
         snprintf(text, size, "%zu bytes before the %zu-byte block from %s:%d", (size_t)(p - a),
-                 x.bytes, file, x.line);
-    else
-        return false;
-    return true;
+                 x.bytes, x.file, x.line);
+    else if (a >= p + x.bytes)
+        snprintf(text, size, "%zu bytes past the end of the %zu-byte block from %s:%d",
+                 (size_t)(a - p - x.bytes), x.bytes, x.file, x.line);
+    else if (x.freed)
+        snprintf(text, size, "use after cudaFree of the %zu-byte block from %s:%d", x.bytes, x.file,
+                 x.line);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *) {
@@ -60,11 +63,16 @@ static void on_fault(int signal, siginfo_t *info, void *) {
             "wait?)");
     uintptr_t a = (uintptr_t)info->si_addr;
     char text[400] = "address not near any cudaMalloc block";
-    auto above = allocations.upper_bound(a);
-    bool told = above != allocations.begin() &&
-                explain(text, sizeof text, a, std::prev(above)->first, std::prev(above)->second);
-    if (!told && above != allocations.end())
-        explain(text, sizeof text, a, above->first, above->second);
+    // Blocks may be neighbours: the nearer one is meant
+    auto nearest = allocations.upper_bound(a);
+    if (nearest != allocations.begin()) {
+        auto below = std::prev(nearest);
+        if (nearest == allocations.end() || distance(a, below->first, below->second) <=
+                                                distance(a, nearest->first, nearest->second))
+            nearest = below;
+    }
+    if (nearest != allocations.end())
+        explain(text, sizeof text, a, nearest->first, nearest->second);
     fail("illegal address %p: %s", info->si_addr, text);
 }
 

@@ -3,10 +3,6 @@
 #pragma once
 #include "cuda_emu.h"
 
-#if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"  // kernels take tensor maps, 64-byte aligned, by value
-#endif
-
 extern "C++" {
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 typedef uint64_t cuuint64_t;

@@ -145,9 +145,9 @@ Launch<P...> launcher(const char *name, void (*kernel)(P...), dim3 grid, dim3 bl
     return {name, kernel, grid, block, smem, stream};
 }
 }  // namespace emu
-// launch.pl turns k<T><<<g, b, s, st>>>(args) into EMU_LAUNCH((k<T>), g, b, s, st)(args)
+// launch.pl turns k<T><<<g, b, s, st>>>(args) into EMU_LAUNCH("k<T>", (k<T>), g, b, s, st)(args)
 #define EMU_UNPAREN(...) __VA_ARGS__
-#define EMU_LAUNCH(k, ...) emu::launcher(#k, EMU_UNPAREN k, __VA_ARGS__)
+#define EMU_LAUNCH(name, k, ...) emu::launcher(name, EMU_UNPAREN k, __VA_ARGS__)
 
 // ------------------------------------------------------------------------------------------------
 // Synchronisation and warp primitives

@@ -1,0 +1,521 @@
+// The emulator's promises to its users: memory is guarded and starts as NaN, broken rules end the
+// program with a report, the host API and cuBLASLt answer as the real ones do.
+#include "test.h"
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#ifndef CUDA_EMU
+TEST(emulator) { SKIP("this is a CUDA build"); }
+#else
+#include <cublasLt.h>
+#include <math.h>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include "../kernels/cuda/ptx.cuh"
+
+typedef __nv_bfloat16 bf16;
+constexpr unsigned ALL = 0xffffffffu;
+#define CUDA_OK(call_) CHECK((call_) == cudaSuccess)
+
+// Runs a function in a child process; its exit code and standard error.
+typedef void (*Run)(void);
+static std::string child_output;
+static int child(Run run) {
+    int fd[2];
+    CHECK(pipe(fd) == 0);
+    fflush(stdout);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        dup2(fd[1], 2);
+        run();
+        _exit(0);
+    }
+    close(fd[1]);
+    char buf[4096];
+    child_output.clear();
+    for (ssize_t n; (n = read(fd[0], buf, sizeof buf)) > 0;) child_output.append(buf, (size_t)n);
+    close(fd[0]);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+static void must_die(Run run, int code, const char *text) {
+    int found = child(run);
+    CHECK_MSG(found == code && child_output.find(text) != std::string::npos,
+              "exit code %d, not %d, or no \"%s\" in: %s", found, code, text, child_output.c_str());
+}
+
+// ------------------------------------------------------------------------------------------------
+// Device memory
+
+__global__ void read_at(float *out, const float *in, long i) { out[0] = in[i]; }
+__global__ void write_at(char *p, long i) { p[i] = 1; }
+__global__ void fill(float *p, float value) { p[threadIdx.x] = value; }
+
+static float *floats(size_t n) {
+    float *p = nullptr;
+    cudaMalloc(&p, n * sizeof(float));
+    return p;
+}
+
+TEST(memory_starts_as_nan) {
+    float *p = floats(1000), host[1000];
+    CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+    for (float x : host) CHECK(isnan(x));
+    CHECK((uintptr_t)p % 64 == 0);
+    CUDA_OK(cudaFree(p));
+    float *pinned;
+    CUDA_OK(cudaMallocHost(&pinned, sizeof host));
+    CHECK(isnan(pinned[999]));
+    CUDA_OK(cudaFreeHost(pinned));
+    CHECK(cudaFreeHost(pinned) == cudaErrorInvalidValue && cudaGetLastError() != cudaSuccess);
+}
+
+static void read_past_end() { read_at<<<1, 1>>>(floats(64), floats(64), 64); }
+static void read_before_start() { read_at<<<1, 1>>>(floats(1024), floats(1024), -1); }
+static void host_read_past_end() { printf("%g", floats(64)[64]); }
+static void use_after_free() {
+    float *p = floats(64);
+    cudaFree(p);
+    printf("%g", p[0]);
+}
+static void write_behind_odd_size() {
+    char *p;
+    cudaMalloc(&p, 100);
+    write_at<<<1, 1>>>(p, 101);
+    cudaFree(p);
+}
+static void free_twice() {
+    float *p = floats(64);
+    cudaFree(p);
+    cudaFree(p);
+}
+TEST(memory_is_guarded) {
+    must_die(read_past_end, 97,
+             "0 bytes past the end of the 256-byte block from tests/test_emu.cu");
+    must_die(read_before_start, 97, "4 bytes before the 4096-byte block");
+    must_die(host_read_past_end, 97, "past the end of the 256-byte block");
+    must_die(use_after_free, 97, "use after cudaFree of the 256-byte block");
+    must_die(write_behind_odd_size, 97, "byte 1 past the end of the 100-byte block");
+    must_die(free_twice, 97, "which is not an allocation");
+}
+
+TEST(memory_is_counted) {
+    size_t before, after, total;
+    CUDA_OK(cudaMemGetInfo(&before, &total));
+    CHECK(total == (size_t)8 << 30 && before <= total);
+    float *p = floats(12345), *q = nullptr;
+    CUDA_OK(cudaMemGetInfo(&after, &total));
+    CHECK(before - after == 12345 * sizeof(float));
+    CHECK(cudaMalloc(&q, after + 1) == cudaErrorMemoryAllocation && !q);
+    CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess);
+    CHECK(strcmp(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory") == 0);
+    CHECK(strcmp(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation") == 0);
+    CUDA_OK(cudaFree(p));
+    CUDA_OK(cudaFree(nullptr));
+    CUDA_OK(cudaMemGetInfo(&after, &total));
+    CHECK(after == before);
+    CUDA_OK(cudaMalloc(&q, 0));
+    CHECK(!q);
+}
+
+static float on_host[64];
+static void copy_wrong_way() { cudaMemcpy(on_host, floats(64), 256, cudaMemcpyHostToDevice); }
+static void memset_host() { cudaMemset(on_host, 0, 4); }
+static void host_pointer_argument() { fill<<<1, 32>>>(on_host, 1.0f); }
+TEST(host_and_device_are_kept_apart) {
+    must_die(copy_wrong_way, 97, "does not match the pointers (dst host, src device)");
+    must_die(memset_host, 97, "cudaMemset of a host pointer");
+    must_die(host_pointer_argument, 97, "launch of fill: argument 0 is not a device pointer");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rules of blocks and warps
+
+__global__ void wrong_barrier_count(int *out) {
+    if (threadIdx.x < 64) named_bar_sync(1, 96);
+    out[threadIdx.x] = 1;
+}
+__global__ void divergent_barrier(int *out) {
+    if (threadIdx.x < 16) {
+        out[threadIdx.x] = 1;
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+__global__ void divergent_shuffle(int *out) {
+    int v = threadIdx.x;
+    if (threadIdx.x < 16)
+        v = __shfl_xor_sync(ALL, v, 1);
+    else
+        v = __shfl_xor_sync(ALL, v, 2);
+    out[threadIdx.x] = v;
+}
+__global__ void no_syncwarp(int *out) {
+    __shared__ int s[32];
+    s[threadIdx.x ^ 1] = threadIdx.x;
+    out[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void uninitialised_shared(float *out) {
+    __shared__ float s[32];
+    if (threadIdx.x != 7) s[threadIdx.x] = 1;
+    __syncthreads();
+    out[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void past_dynamic_shared(float *out) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    ((float *)smem)[threadIdx.x + 1] = 1;
+    __syncthreads();
+    out[threadIdx.x] = ((float *)smem)[threadIdx.x];
+}
+__global__ void copy_never_waited_for(float *p) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    cp_async16(smem_u32(smem) + threadIdx.x * 16, p + threadIdx.x * 4, true);
+    cp_async_commit();
+}
+__global__ void barrier_never_set_up(int *out) {
+    __shared__ __align__(8) uint64_t bar;
+    mbar_arrive(smem_u32(&bar));
+    out[0] = 1;
+}
+__global__ void trap(int) { __trap(); }
+
+static int *ints() { return (int *)floats(1024); }
+static void run_wrong_barrier_count() { wrong_barrier_count<<<1, 128>>>(ints()); }
+static void run_divergent_barrier() { divergent_barrier<<<1, 32>>>(ints()); }
+static void run_divergent_shuffle() { divergent_shuffle<<<1, 32>>>(ints()); }
+static void run_past_dynamic_shared() { past_dynamic_shared<<<1, 32, 128>>>(floats(32)); }
+static void run_copy_never_waited_for() { copy_never_waited_for<<<1, 32, 512>>>(floats(1024)); }
+static void run_barrier_never_set_up() { barrier_never_set_up<<<1, 32>>>(ints()); }
+static void run_trap() { trap<<<1, 1>>>(0); }
+static const std::vector<std::pair<Run, std::string>> errors = {
+    {run_divergent_barrier, "divergent barrier 0"},
+    {run_divergent_shuffle, "divergent warp collective"},
+    {run_past_dynamic_shared, "write past dynamic shared memory: byte 128 of 128"},
+    {run_copy_never_waited_for, "cp.async copies never waited for"},
+    {run_barrier_never_set_up, "no initialised mbarrier"},
+    {run_trap, "__trap()"}};
+TEST(broken_rules_are_reported) {
+    must_die(run_wrong_barrier_count, 98, "named barrier (id 1, 64 arrived of 96)");
+    for (auto &error : errors) must_die(error.first, 97, error.second.c_str());
+}
+
+TEST(missing_order_shows_in_results) {
+    int *out = ints(), r[32], wrong = 0;
+    no_syncwarp<<<1, 32>>>(out);
+    CUDA_OK(cudaMemcpy(r, out, sizeof r, cudaMemcpyDeviceToHost));
+    for (int t = 0; t < 32; t++) wrong += r[t] != (t ^ 1);
+    CHECK(wrong > 0);
+    uninitialised_shared<<<1, 32>>>((float *)out);
+    float f[32];
+    CUDA_OK(cudaMemcpy(f, out, sizeof f, cudaMemcpyDeviceToHost));
+    for (int t = 0; t < 32; t++) CHECK(isnan(f[t]) == (t == 7));
+    CUDA_OK(cudaFree(out));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Launches, devices, streams, graphs
+
+TEST(launches_are_checked) {
+    float *p = floats(2048);
+    fill<<<1, 2048>>>(p, 1.0f);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    fill<<<0, 32>>>(p, 1.0f);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    fill<<<1, 32, 49 << 10>>>(p, 1.0f);
+    CHECK(cudaGetLastError() != cudaSuccess);
+    CHECK(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10) ==
+          cudaErrorInvalidValue);
+    cudaGetLastError();
+    CUDA_OK(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 49 << 10));
+    fill<<<1, 32, 49 << 10>>>(p, 1.0f);
+    CUDA_OK(cudaGetLastError());
+    CUDA_OK(cudaFree(p));
+}
+
+TEST(devices_streams_events) {
+    int n = 0, major = 0, driver = 0;
+    cudaDeviceProp prop;
+    CUDA_OK(cudaGetDeviceCount(&n));
+    CUDA_OK(cudaGetDeviceProperties(&prop, 0));
+    CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    CUDA_OK(cudaDriverGetVersion(&driver));
+    CHECK(n == 1 && major == prop.major && driver >= 12000 && strstr(prop.name, "emulated"));
+    CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice && cudaGetLastError() != cudaSuccess);
+    cudaStream_t stream;
+    cudaEvent_t start, end;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_OK(cudaEventCreate(&start));
+    CUDA_OK(cudaEventCreate(&end));
+    float ms = -1, *p = floats(32);
+    CHECK(cudaEventElapsedTime(&ms, start, end) == cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
+    CUDA_OK(cudaEventRecord(start, stream));
+    fill<<<1, 32, 0, stream>>>(p, 1.0f);
+    CUDA_OK(cudaEventRecord(end, stream));
+    CUDA_OK(cudaEventSynchronize(end));
+    CUDA_OK(cudaEventElapsedTime(&ms, start, end));
+    CHECK(ms > 0);
+    CUDA_OK(cudaStreamSynchronize(stream));
+    CUDA_OK(cudaEventDestroy(start));
+    CUDA_OK(cudaEventDestroy(end));
+    CUDA_OK(cudaStreamDestroy(stream));
+    CUDA_OK(cudaFree(p));
+}
+
+__global__ void add_one(float *p) { p[threadIdx.x] += 1; }
+
+TEST(captures_run_when_launched) {
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float *p = floats(32), *q = nullptr, host[32];
+    CUDA_OK(cudaStreamCreate(&stream));
+    CUDA_OK(cudaMemset(p, 0, 128));
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    add_one<<<1, 32, 0, stream>>>(p);
+    add_one<<<1, 32, 0, stream>>>(p);
+    CUDA_OK(cudaGetLastError());
+    CHECK(cudaMalloc(&q, 64) == cudaErrorStreamCaptureUnsupported);
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+    cudaGetLastError();
+    add_one<<<1, 32>>>(p);
+    CHECK(cudaGetLastError() == cudaErrorStreamCaptureUnsupported);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+    for (int launches = 0; launches < 3; launches++) {
+        CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+        for (float x : host) CHECK(x == 2.0f * launches);
+        CUDA_OK(cudaGraphLaunch(exec, stream));
+    }
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaStreamDestroy(stream));
+    CUDA_OK(cudaFree(p));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Arithmetic
+
+__global__ void add_up(float *f, int *i, unsigned long long *u) {
+    atomicAdd(f, 0.5f);
+    atomicAdd(i, 2);
+    atomicAdd(u, 1ull << 33);
+    atomicMax(i + 1, (int)threadIdx.x);
+}
+
+TEST(atomics) {
+    char *p, host[32];
+    CUDA_OK(cudaMalloc(&p, 32));
+    CUDA_OK(cudaMemset(p, 0, 32));
+    add_up<<<8, 96>>>((float *)p, (int *)(p + 8), (unsigned long long *)(p + 16));
+    CUDA_OK(cudaMemcpy(host, p, 32, cudaMemcpyDeviceToHost));
+    CHECK(*(float *)host == 384.0f && *(int *)(host + 8) == 1536 && *(int *)(host + 12) == 95);
+    CHECK(*(unsigned long long *)(host + 16) == 768ull << 33);
+    CUDA_OK(cudaFree(p));
+}
+
+// Against the definition: of the two neighbours the nearer one, of two equally near the even one.
+TEST(bf16_rounds_to_nearest_even) {
+    for (uint32_t u = 0; u < 0x7f80; u++) {
+        float below = __uint_as_float(u << 16), above = __uint_as_float((u + 1) << 16);
+        CHECK(__bfloat16_as_ushort(__float2bfloat16(below)) == u);
+        CHECK(__bfloat16_as_ushort(__float2bfloat16(-below)) == (u | 0x8000));
+        float middle = __uint_as_float(u << 16 | 0x8000);
+        float under = __uint_as_float(u << 16 | 0x7fff), over = __uint_as_float(u << 16 | 0x8001);
+        float even = u & 1 ? above : below;
+        CHECK(__bfloat162float(__float2bfloat16(middle)) == even);
+        CHECK(__bfloat162float(__float2bfloat16_rn(under)) == below);
+        CHECK(__bfloat162float(__float2bfloat16(over)) == above);
+    }
+    CHECK(__bfloat16_as_ushort(__float2bfloat16(NAN)) == 0x7fff);
+    CHECK(isnan(__bfloat162float(__ushort_as_bfloat16(0xffff))));
+    float2 two = __bfloat1622float2(__floats2bfloat162_rn(1.5f, -2.0f));
+    CHECK(two.x == 1.5f && two.y == -2.0f);
+}
+
+// ------------------------------------------------------------------------------------------------
+// cuBLASLt
+
+struct Gemm {
+    int m, n, k;
+    cublasOperation_t ta, tb;
+    cudaDataType in, out;
+    int pad;  // leading dimensions are so much larger than they must be
+    float alpha, beta;
+};
+struct Lt {
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result[4];
+    int found;
+};
+
+static cublasStatus_t lt_open(Lt *lt, const Gemm &g, size_t max_workspace) {
+    bool ta = g.ta != CUBLAS_OP_N, tb = g.tb != CUBLAS_OP_N;
+    uint64_t rows_a = ta ? g.k : g.m, rows_b = tb ? g.n : g.k;
+    uint32_t alignment = 16;
+    *lt = {};
+    CHECK(cublasLtCreate(&lt->handle) == 0);
+    CHECK(cublasLtMatmulDescCreate(&lt->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(lt->op, CUBLASLT_MATMUL_DESC_TRANSA, &g.ta, 4) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(lt->op, CUBLASLT_MATMUL_DESC_TRANSB, &g.tb, 4) == 0);
+    cublasLtMatrixLayoutCreate(&lt->a, g.in, rows_a, ta ? g.m : g.k, rows_a + g.pad);
+    cublasLtMatrixLayoutCreate(&lt->b, g.in, rows_b, tb ? g.k : g.n, rows_b + g.pad);
+    cublasLtMatrixLayoutCreate(&lt->c, g.out, g.m, g.n, g.m + g.pad);
+    cublasLtMatmulPreferenceCreate(&lt->preference);
+    CHECK(cublasLtMatmulPreferenceSetAttribute(lt->preference,
+                                               CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &max_workspace, sizeof max_workspace) == 0);
+    for (int i = 0; i < 4; i++)
+        cublasLtMatmulPreferenceSetAttribute(
+            lt->preference,
+            (cublasLtMatmulPreferenceAttributes_t)(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i),
+            &alignment, sizeof alignment);
+    return cublasLtMatmulAlgoGetHeuristic(lt->handle, lt->op, lt->a, lt->b, lt->c, lt->c,
+                                          lt->preference, 4, lt->result, &lt->found);
+}
+static void lt_close(Lt *lt) {
+    cublasLtMatmulPreferenceDestroy(lt->preference);
+    for (cublasLtMatrixLayout_t layout : {lt->a, lt->b, lt->c}) cublasLtMatrixLayoutDestroy(layout);
+    cublasLtMatmulDescDestroy(lt->op);
+    CHECK(cublasLtDestroy(lt->handle) == 0);
+}
+
+static size_t type_bytes(cudaDataType t) { return t == CUDA_R_16BF ? 2 : 4; }
+static float load(const std::vector<char> &v, cudaDataType t, size_t i) {
+    return t == CUDA_R_16BF ? __bfloat162float(((const bf16 *)v.data())[i])
+                            : ((const float *)v.data())[i];
+}
+// Small integers: every sum is exact, in bf16 inputs as well
+static std::vector<char> integers(size_t n, cudaDataType t) {
+    std::vector<char> v(n * type_bytes(t));
+    for (size_t i = 0; i < n; i++) {
+        float x = (float)((int)test_rng_below(9) - 4);
+        if (t == CUDA_R_16BF)
+            ((bf16 *)v.data())[i] = __float2bfloat16(x);
+        else
+            ((float *)v.data())[i] = x;
+    }
+    return v;
+}
+static char *to_device(const std::vector<char> &v) {
+    char *p = nullptr;
+    CUDA_OK(cudaMalloc(&p, v.size()));
+    CUDA_OK(cudaMemcpy(p, v.data(), v.size(), cudaMemcpyHostToDevice));
+    return p;
+}
+
+static void gemm_case(const Gemm &g) {
+    Lt lt;
+    CHECK(lt_open(&lt, g, 1 << 20) == CUBLAS_STATUS_SUCCESS);
+    CHECK(lt.found == 2);
+    size_t lda = (g.ta ? g.k : g.m) + g.pad, ldb = (g.tb ? g.n : g.k) + g.pad, ldc = g.m + g.pad;
+    std::vector<char> a = integers(lda * (g.ta ? g.m : g.k), g.in),
+                      b = integers(ldb * (g.tb ? g.k : g.n), g.in), c = integers(ldc * g.n, g.out);
+    char *da = to_device(a), *db = to_device(b), *workspace = nullptr;
+    CUDA_OK(cudaMalloc(&workspace, 1 << 20));
+    for (int algo = 0; algo < lt.found; algo++) {
+        char *dc = to_device(c);
+        CHECK(cublasLtMatmul(lt.handle, lt.op, &g.alpha, da, lt.a, db, lt.b, &g.beta, dc, lt.c, dc,
+                             lt.c, &lt.result[algo].algo, workspace, lt.result[algo].workspaceSize,
+                             nullptr) == 0);
+        std::vector<char> d(c.size());
+        CUDA_OK(cudaMemcpy(d.data(), dc, d.size(), cudaMemcpyDeviceToHost));
+        for (int j = 0; j < g.n; j++)
+            for (size_t i = 0; i < ldc; i++) {
+                float want = load(c, g.out, j * ldc + i), sum = 0;
+                for (int k = 0; k < g.k && i < (size_t)g.m; k++)
+                    sum += load(a, g.in, g.ta ? i * lda + k : k * lda + i) *
+                           load(b, g.in, g.tb ? k * ldb + j : j * ldb + k);
+                if (i < (size_t)g.m) want = g.alpha * sum + g.beta * want;
+                float found = load(d, g.out, j * ldc + i);
+                if (g.out == CUDA_R_16BF) want = __bfloat162float(__float2bfloat16(want));
+                CHECK_MSG(found == want, "algorithm %d, (%zu, %d): %g, not %g", algo, i, j, found,
+                          want);
+            }
+        CUDA_OK(cudaFree(dc));
+    }
+    for (char *p : {da, db, workspace}) CUDA_OK(cudaFree(p));
+    lt_close(&lt);
+}
+
+TEST(cublaslt_products) {
+    const cublasOperation_t N = CUBLAS_OP_N, T = CUBLAS_OP_T;
+    for (cublasOperation_t ta : {N, T})
+        for (cublasOperation_t tb : {N, T}) {
+            gemm_case({37, 19, 53, ta, tb, CUDA_R_32F, CUDA_R_32F, 3, 1.0f, 0.0f});
+            gemm_case({16, 4, 1, ta, tb, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 1.0f});
+            gemm_case({33, 65, 40, ta, tb, CUDA_R_16BF, CUDA_R_32F, 8, 2.0f, -1.0f});
+        }
+}
+
+TEST(cublaslt_beta_zero_does_not_read) {
+    Gemm g = {8, 8, 8, CUBLAS_OP_N, CUBLAS_OP_N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f};
+    Lt lt;
+    CHECK(lt_open(&lt, g, 0) == 0 && lt.found == 1);
+    float *a = floats(64), *c = floats(64), host[64];
+    CUDA_OK(cudaMemset(a, 0, 256));
+    CHECK(cublasLtMatmul(lt.handle, lt.op, &g.alpha, a, lt.a, a, lt.b, &g.beta, c, lt.c, c, lt.c,
+                         &lt.result[0].algo, nullptr, 0, nullptr) == 0);
+    CUDA_OK(cudaMemcpy(host, c, sizeof host, cudaMemcpyDeviceToHost));
+    for (float x : host) CHECK(x == 0.0f);
+    CUDA_OK(cudaFree(a));
+    CUDA_OK(cudaFree(c));
+    lt_close(&lt);
+}
+
+static void misaligned_operand() {
+    Gemm g = {8, 8, 8, CUBLAS_OP_N, CUBLAS_OP_N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f};
+    Lt lt;
+    lt_open(&lt, g, 0);
+    float *a = floats(256);
+    cublasLtMatmul(lt.handle, lt.op, &g.alpha, a + 1, lt.a, a, lt.b, &g.beta, a, lt.c, a, lt.c,
+                   &lt.result[0].algo, nullptr, 0, nullptr);
+}
+
+TEST(cublaslt_refuses) {
+    Gemm good = {8, 6, 4, CUBLAS_OP_N, CUBLAS_OP_T, CUDA_R_16BF, CUDA_R_32F, 0, 1.0f, 0.0f};
+    Gemm short_ld = good, fp16 = good, narrow = good;
+    short_ld.pad = -1;
+    fp16.in = CUDA_R_16F;
+    narrow.in = CUDA_R_32F;
+    narrow.out = CUDA_R_16BF;
+    Lt lt;
+    CHECK(lt_open(&lt, short_ld, 0) == CUBLAS_STATUS_INVALID_VALUE);
+    lt_close(&lt);
+    CHECK(lt_open(&lt, fp16, 0) == CUBLAS_STATUS_NOT_SUPPORTED);
+    lt_close(&lt);
+    CHECK(lt_open(&lt, narrow, 0) == CUBLAS_STATUS_NOT_SUPPORTED);
+    lt_close(&lt);
+    CHECK(lt_open(&lt, good, 1 << 20) == CUBLAS_STATUS_SUCCESS && lt.found == 2);
+    cublasOperation_t nonsense = (cublasOperation_t)7;
+    CHECK(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &nonsense, 4) ==
+          CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(cublasLtMatmulDescSetAttribute(lt.op, CUBLASLT_MATMUL_DESC_TRANSA, &good.ta, 1) ==
+          CUBLAS_STATUS_INVALID_VALUE);
+    float *p = floats(1024);
+    CHECK(cublasLtMatmul(lt.handle, lt.op, &good.alpha, p, lt.a, p, lt.b, &good.beta, p, lt.c, p,
+                         lt.c, &lt.result[1].algo, p, lt.result[1].workspaceSize - 1,
+                         nullptr) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(cublasLtMatmul(lt.handle, lt.op, &good.alpha, p, lt.b, p, lt.a, &good.beta, p, lt.c, p,
+                         lt.c, nullptr, nullptr, 0, nullptr) == CUBLAS_STATUS_INVALID_VALUE);
+    CHECK(strcmp(cublasLtGetStatusName(CUBLAS_STATUS_NOT_SUPPORTED),
+                 "CUBLAS_STATUS_NOT_SUPPORTED") == 0);
+    CUDA_OK(cudaFree(p));
+    lt_close(&lt);
+    must_die(misaligned_operand, 97, "A at 0x");
+}
+#endif
+
+TEST_MAIN()

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Kernels with planted bugs (dev/emu/bugs) under the emulator: each bug is found by the modes that ought to find it,
+# and by no other, and the kernels without a bug pass everywhere. A bug that is no longer found is a failure here.
+#   fifo    found with threads in order       random, prio   found with how many of 10 seeds, at least
+#   proxy   found in order with EMU_PROXY=1   tsan           number of race reports is not 0
+# usage: tests/test_emu.sh [-v]     -v prints what each mode reported
+set -u
+cd "$(dirname "$0")/.."
+passed=0 failed=0 skipped=0 verbose=${1:-}
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2"; }
+skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
+finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" -eq 0 ]; exit; }
+out=$(mktemp) && trap 'rm -f "$out"' EXIT
+
+if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
+    tail -20 "$out"
+    bad build 'make build/emu/bugs'
+    finish
+fi
+if make -s BACKEND=cpu build/tsan/bugs > "$out" 2>&1; then no_tsan=
+else no_tsan='no compiler here links -fsanitize=thread'; fi
+run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"  # TSan needs its addresses where they were
+$run true 2> /dev/null || run='timeout 60'
+
+seen() {        # seen CASE [VARIABLE=VALUE...]: the emulator or the comparison objects to CASE
+    local name=$1
+    shift
+    ! env EMU_TIMEOUT=20 "$@" build/emu/bugs "$name" > "$out" 2>&1
+}
+seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds show it
+    local seed n=0
+    for seed in $(seq "$3"); do seen "$1" EMU_SCHED="$2" EMU_SEED="$seed" EMU_PROXY="${4:-0}" && n=$((n + 1)); done
+    echo $n
+}
+races() {       # races CASE: how many reports ThreadSanitizer makes
+    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' $run build/tsan/bugs "$1" > "$out" 2>&1
+    grep -c 'WARNING: ThreadSanitizer' "$out"
+}
+yes_no() { if "$@"; then echo yes; else echo no; fi; }
+
+# bug NAME FIFO RANDOM PRIO PROXY TSAN PATTERN: FIFO, PROXY, TSAN are yes, no or - (either); RANDOM and PRIO a least
+# number, 0 means none at all; PATTERN is in the first report.
+bug() {
+    local name=$1 fifo random prio proxy wrong='' report
+    fifo=$(yes_no seen "$name")
+    if [ "$fifo" = yes ]; then report=$(cat "$out"); else report=''; fi
+    random=$(seeds "$name" random 10)
+    [ -n "$report" ] || report=$(cat "$out")
+    prio=$(seeds "$name" prio 10)
+    proxy=$(yes_no seen "$name" EMU_PROXY=1)
+    [ "$proxy" = yes ] && [ "$fifo" = no ] && report=$(cat "$out")
+    [ "$fifo" = "$2" ] || wrong+=" fifo $fifo, not $2;"
+    [ "$random" -ge "$3" ] && { [ "$3" -gt 0 ] || [ "$random" -eq 0 ]; } || wrong+=" random $random of 10, not $3;"
+    [ "$prio" -ge "$4" ] && { [ "$4" -gt 0 ] || [ "$prio" -eq 0 ]; } || wrong+=" prio $prio of 10, not $4;"
+    [ "$proxy" = "$5" ] || wrong+=" proxy $proxy, not $5;"
+    grep -qE "$7" <<< "$report" || wrong+=" no '$7' in: $(head -c 200 <<< "$report")"
+    [ "$verbose" != -v ] || echo "        fifo $fifo, random $random, prio $prio, proxy $proxy: $(head -1 <<< "$report")"
+    if [ -z "$wrong" ]; then ok "$name"; else bad "$name" "$wrong"; fi
+    [ "$6" = - ] && return
+    if [ -n "$no_tsan" ]; then skip "${name}_tsan" "$no_tsan"
+    elif [ "$(yes_no test "$(races "$name")" -gt 0)" = "$6" ]; then ok "${name}_tsan"
+    else bad "${name}_tsan" "$(grep -c 'WARNING: Thr' "$out") race reports"; fi
+}
+right() {       # right NAME: no mode objects
+    local random prio
+    random=$(seeds "$1" random 20 1)
+    prio=$(seeds "$1" prio 20 1)
+    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_TRUNC=1 && ! seen "$1" EMU_THREADS=2 &&
+        [ "$random$prio" = 00 ]; then ok "$1"
+    else bad "$1" "random $random of 20, prio $prio of 20: $(head -c 200 "$out")"; fi
+    if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan"
+    elif [ "$(races "$1")" -eq 0 ] && ! grep -q WRONG "$out"; then ok "${1}_tsan"
+    else bad "${1}_tsan" "$(grep -m 3 -E 'WARNING|WRONG|FATAL' "$out")"; fi
+}
+
+for kernel in rmsnorm attention gemm; do right $kernel; done
+#   name                       fifo random prio proxy tsan  in the report
+bug rmsnorm_no_barrier         yes  10     10   yes   yes   'WRONG'
+bug rmsnorm_divergent_barrier  yes  10     10   yes   yes   'WRONG|DEADLOCK|divergent'
+bug rmsnorm_reads_past_row     yes  10     10   yes   -     'past the end of the 8064-byte block'
+bug attention_early_refill     no   4      8    no    yes   'WRONG'
+bug attention_waits_too_little yes  10     10   yes   yes   'WRONG'
+bug attention_no_row_guard     yes  10     10   yes   -     'past the end of the'
+bug attention_no_barrier       yes  10     10   yes   yes   'WRONG'
+bug gemm_ignores_empty         yes  10     10   yes   -     'more arrivals than its count'
+bug gemm_wrong_byte_count      yes  10     10   yes   -     'DEADLOCK|tx-count 16'
+bug gemm_early_release         yes  10     10   yes   yes   'WRONG'
+bug gemm_no_wgmma_fence        yes  10     10   yes   -     'without a preceding wgmma.fence'
+bug gemm_no_proxy_fence        no   0      0    yes   no    'WRONG'
+bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA store'
+bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
+finish
