@@ -1,4 +1,5 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
+# On a machine with a GPU: `make gpu-check` checks, `make gpu-bench` measures.
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
 #   CUDA_ARCHS="80 90a" GPU architectures to build for; default: what nvcc knows of 80 86 89 90a 120
@@ -43,7 +44,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
            stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 
-.PHONY: all test test-programs bench check-format clean
+.PHONY: all test test-programs bench gpu-check gpu-bench clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(NVCC) for $(GPU),$(CC))"
 
@@ -83,6 +84,9 @@ build/cuda/train_llama: build/cuda/train_llama.o $(CUDA_KERNELS:%.cu=build/cuda/
 	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
 build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA_KERNELS:%.cu=build/cuda/%.o) build/twin/cpu_kernels.so
 	$(NVCC) $(filter %.o,$^) -o $@ $(LDLIBS) -lcublasLt
+
+build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
 
 # The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
 build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
@@ -128,6 +132,12 @@ test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/a
                train_llama build/cpu/train_llama build/emu/train_llama $(EMU_TESTS:%=build/emu/test_%)
 test: test-programs
 	@tests/run.sh $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) $(EMU_TESTS:%=build/emu/test_%)
+
+# On a machine with a GPU: what only it can show, and what it reaches
+gpu-check:
+	@dev/gpu_check.sh
+gpu-bench:
+	@dev/gpu_bench.sh
 
 bench: train_llama $(BENCHES:%=build/cpu/bench_%)
 	@dev/bench.sh

@@ -411,6 +411,16 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     return true;
 }
 
+// Multiply-adds that training on these tokens needs, times two: forward and backward of every
+// matrix, and of attention over the (query, key) pairs that its mask leaves. What is recomputed or
+// spent on padding does not count.
+static inline double llama_useful_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs) {
+    const double C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
+    const double q_dim = (double)c->num_heads * c->head_dim;
+    const double matrices = L * C * (3 * F + q_dim + llama_qkv_dim(c)) + C * (double)c->vocab_size;
+    return 6 * matrices * (double)tokens + 12 * L * q_dim * (double)pairs;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Rope table, as Hugging Face computes it: frequencies and angles in fp32
 

@@ -430,6 +430,10 @@ static void report_step(int64_t step, const StepData *d, const StepReport *r) {
     json_int(&w, "longest_doc", d->longest_doc);
     json_int(&w, "attention_pairs", d->attention_pairs);
     json_int(&w, "padded_pairs", d->padded_pairs);
+    if (o.layout == LAYOUT_PACKED)  // in other layouts some of the pairs are of no use
+        json_double(
+            &w, "useful_tflops",
+            llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs) / r->ms * 1e-9);
     json_bool(&w, "skipped", r->scalars.scale == 0);
     json_end(&w, '}');
     log_line(&w);
@@ -637,8 +641,8 @@ static int compare_doubles(const void *a, const void *b) {
 static void init_weights(LlamaModel *m, const char *dir);
 
 // One row of the table: its own model, sized for this layout's largest micro-batch, so that the
-// memory is its own.
-static void compare_layout(Layout layout) {
+// memory is its own. Returns the attention pairs of the packed layout, which come first.
+static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
     Error err = {0, "", ""};
     LoaderSettings settings = run.loader_settings;
     StepData data;
@@ -664,8 +668,10 @@ static void compare_layout(Layout layout) {
     }
     qsort(ms, (size_t)o.compare_steps, sizeof(double), compare_doubles);
     double median = ms[o.compare_steps / 2];
-    printf("%-7s %10.1f %12.0f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout), median,
-           (double)data.real_tokens / median * 1e3,
+    if (layout == LAYOUT_PACKED) packed_pairs = data.attention_pairs;
+    const double flops = llama_useful_flops(&m.config, data.real_tokens, packed_pairs);
+    printf("%-7s %10.1f %12.0f %9.3f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout), median,
+           (double)data.real_tokens / median * 1e3, flops / median * 1e-9,
            100.0 * (1.0 - (double)data.real_tokens / (double)data.local_tokens),
            (long long)data.attention_pairs, (double)llama_memory_total(&m.memory) / 1048576.0,
            scalars.loss_sum / (double)data.num_targets);
@@ -673,18 +679,21 @@ static void compare_layout(Layout layout) {
     free(ms);
     llama_free(&m);
     step_data_free(&data);
+    return packed_pairs;
 }
 
 static void compare_layouts(void) {
     printf(
-        "\nlayout     step ms   real tok/s  padding %%  attention pairs   memory MiB        "
-        "loss\n");
+        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  attention pairs   memory MiB"
+        "        loss\n");
+    int64_t packed_pairs = 0;
     for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
-        compare_layout((Layout)layout);
+        packed_pairs = compare_layout((Layout)layout, packed_pairs);
     printf(
-        "The same documents, weights and kernels in every row; the median of %d steps. rows "
-        "differs in loss because\n"
-        "there attention crosses documents.\n",
+        "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
+        "counts useful work:\n"
+        "real tokens, and pairs inside documents. rows differs in loss because there attention "
+        "crosses documents.\n",
         o.compare_steps);
 }
 

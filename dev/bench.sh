@@ -13,17 +13,7 @@ run() {
     "$@" 2>&1 || echo "(exit code $?)"
 }
 
-# The seed batch: lengths 220, 217, 295, 183, 130, 350; token 0 begins a document.
-python3 - <<'PY'
-import random, struct
-random.seed(1)
-tokens = []
-for length in (220, 217, 295, 183, 130, 350):
-    tokens += [0] + [random.randrange(1, 258) for _ in range(length - 1)]
-header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
-with open("build/bench/train_00000.bin", "wb") as f:
-    f.write(header + struct.pack("<%dH" % len(tokens), *tokens))
-PY
+python3 dev/shard.py --dist seed --vocab 258 --out build/bench
 
 # fill = 1395 / capacity, so that a step is the six documents and nothing of the next epoch
 layouts() {         # layouts MODEL ROW_LEN OPTION...
