@@ -11,6 +11,7 @@ ok() { passed=$((passed + 1)) && echo "ok      $1"; }
 bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2"; }
 skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" -eq 0 ]; exit; }
+unset $(compgen -v EMU_)       # each run says itself what it wants
 out=$(mktemp) && trap 'rm -f "$out"' EXIT
 
 if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then

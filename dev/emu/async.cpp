@@ -23,6 +23,7 @@ void cp_async(uint32_t dst, const void *src, int bytes, int valid, const char *f
         if (valid) __tsan_read_range((void *)src, valid);
     })
     if (at_once()) {
+        Async context(my_warp(), false, "cp.async", file, line);
         cp_do(o);
         o.valid = -1;
     }
