@@ -484,8 +484,8 @@ static void check_norm_backward(int64_t T, int C) {
 TEST(rmsnorm_backward) {
     start();
     FOR_EACH(const int64_t, T, SOME_T) FOR_EACH(const int, C, SOME_C) check_norm_backward(T, C);
-    check_norm_backward(2100, 64);  // more rows than the blocks take in one turn
-    check_norm_backward(270, 2048);
+    check_norm_backward(2100, 64);   // more rows than the blocks take in one turn
+    check_norm_backward(520, 4104);  // three turns, each with a sum over five warps
     check_norm_backward(3, 8);
     check_norm_backward(7, 8192);
     check_norm_backward(3, 16384);
