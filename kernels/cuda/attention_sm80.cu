@@ -19,6 +19,13 @@
 // The first key tile holds key 0, which every query sees: a running maximum is finite from the
 // first tile on, and no row is ever -inf throughout.
 //
+// Sizes. ldmatrix moves 128 bytes a clock: a warp of 16 queries would wait as long for K and V as
+// for its products, so the first two kernels give a warp 32 queries, and each fragment of K and V
+// serves two products. In backward_kv dK and dV of 32 keys leave too few registers for S and dP: a
+// warp has 16 keys, and at D 64 keeps its rows of K and V in registers. Stages are as long as
+// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. At least two CTAs run on an
+// SM.
+//
 // A block of 16 x 8 fp32 is 4 registers a lane, x[0..3]: lane l holds rows l / 4 (x[0], x[1]) and
 // l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four lanes, a quad, hold a row. The
 // left operand of the next product has the same layout: P and dS need no shared memory.
