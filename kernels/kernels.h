@@ -18,6 +18,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#ifdef BACKEND_CUDA
+#include <cuda_bf16.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,7 +30,6 @@ extern "C" {
 // gradients of weights, optimizer state); fp32 in every build that ships, double in the
 // gradient-check build.
 #if defined(BACKEND_CUDA)
-#include <cuda_bf16.h>
 typedef __nv_bfloat16 floatX;
 typedef float real;
 #elif defined(GRADCHECK)
