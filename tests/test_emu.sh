@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Kernels with planted bugs (dev/emu/bugs) under the emulator: each bug is found by the modes that ought to find it,
-# and by no other, and the kernels without a bug pass everywhere. A bug that is no longer found is a failure here.
-#   fifo    found with threads in order       random, prio   found with how many of 10 seeds, at least
-#   proxy   found in order with EMU_PROXY=1   tsan           number of race reports is not 0
+# Kernels with planted bugs (dev/emu/bugs) under the emulator: each bug is found by the modes that
+# ought to find it, and by no other, and the kernels without a bug pass everywhere. A bug that is no
+# longer found is a failure here.
 # usage: tests/test_emu.sh [-v]     -v prints what each mode reported
 set -u
 cd "$(dirname "$0")/.."
@@ -21,7 +20,8 @@ if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
 fi
 if make -s BACKEND=cpu build/tsan/bugs > "$out" 2>&1; then no_tsan=
 else no_tsan='no compiler here links -fsanitize=thread'; fi
-run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"  # TSan needs its addresses where they were
+# ThreadSanitizer wants its addresses where they always are
+run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"
 $run true 2> /dev/null || run='timeout 60'
 
 seen() {        # seen CASE [VARIABLE=VALUE...]: the emulator or the comparison objects to CASE
@@ -31,44 +31,55 @@ seen() {        # seen CASE [VARIABLE=VALUE...]: the emulator or the comparison 
 }
 seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds show it
     local seed n=0
-    for seed in $(seq "$3"); do seen "$1" EMU_SCHED="$2" EMU_SEED="$seed" EMU_PROXY="${4:-0}" && n=$((n + 1)); done
+    for seed in $(seq "$3"); do
+        seen "$1" EMU_SCHED="$2" EMU_SEED="$seed" EMU_PROXY="${4:-0}" && n=$((n + 1))
+    done
     echo $n
 }
 races() {       # races CASE: how many reports ThreadSanitizer makes
-    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' $run build/tsan/bugs "$1" > "$out" 2>&1
+    TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' \
+        $run build/tsan/bugs "$1" > "$out" 2>&1
     grep -c 'WARNING: ThreadSanitizer' "$out"
 }
 yes_no() { if "$@"; then echo yes; else echo no; fi; }
 
-# bug NAME FIFO RANDOM PRIO PROXY TSAN PATTERN: FIFO, PROXY, TSAN are yes, no or - (either); RANDOM and PRIO a least
-# number, 0 means none at all; PATTERN is in the first report.
+# at_least FOUND LEAST: LEAST = 0 means none at all
+at_least() { [ "$1" -ge "$2" ] && { [ "$2" -gt 0 ] || [ "$1" -eq 0 ]; }; }
+
+# bug NAME FIFO RANDOM PRIO PROXY TSAN PATTERN
+#   FIFO    found with threads in order: yes or no     PROXY   the same with EMU_PROXY=1
+#   RANDOM, PRIO   found with how many of 10 seeds, at least
+#   TSAN    ThreadSanitizer reports a race: yes, no, or - for either
+#   PATTERN is in what the first mode that finds it prints
 bug() {
-    local name=$1 fifo random prio proxy wrong='' report
+    local name=$1 fifo random prio proxy wrong='' report=''
     fifo=$(yes_no seen "$name")
-    if [ "$fifo" = yes ]; then report=$(cat "$out"); else report=''; fi
+    [ "$fifo" = no ] || report=$(cat "$out")
     random=$(seeds "$name" random 10)
     [ -n "$report" ] || report=$(cat "$out")
     prio=$(seeds "$name" prio 10)
     proxy=$(yes_no seen "$name" EMU_PROXY=1)
     [ "$proxy" = yes ] && [ "$fifo" = no ] && report=$(cat "$out")
     [ "$fifo" = "$2" ] || wrong+=" fifo $fifo, not $2;"
-    [ "$random" -ge "$3" ] && { [ "$3" -gt 0 ] || [ "$random" -eq 0 ]; } || wrong+=" random $random of 10, not $3;"
-    [ "$prio" -ge "$4" ] && { [ "$4" -gt 0 ] || [ "$prio" -eq 0 ]; } || wrong+=" prio $prio of 10, not $4;"
+    at_least "$random" "$3" || wrong+=" random $random of 10, not $3;"
+    at_least "$prio" "$4" || wrong+=" prio $prio of 10, not $4;"
     [ "$proxy" = "$5" ] || wrong+=" proxy $proxy, not $5;"
     grep -qE "$7" <<< "$report" || wrong+=" no '$7' in: $(head -c 200 <<< "$report")"
-    [ "$verbose" != -v ] || echo "        fifo $fifo, random $random, prio $prio, proxy $proxy: $(head -1 <<< "$report")"
+    [ "$verbose" != -v ] || echo "        fifo $fifo, random $random, prio $prio, proxy $proxy:" \
+        "$(head -1 <<< "$report")"
     if [ -z "$wrong" ]; then ok "$name"; else bad "$name" "$wrong"; fi
     [ "$6" = - ] && return
     if [ -n "$no_tsan" ]; then skip "${name}_tsan" "$no_tsan"
     elif [ "$(yes_no test "$(races "$name")" -gt 0)" = "$6" ]; then ok "${name}_tsan"
     else bad "${name}_tsan" "$(grep -c 'WARNING: Thr' "$out") race reports"; fi
 }
+
 right() {       # right NAME: no mode objects
     local random prio
     random=$(seeds "$1" random 20 1)
     prio=$(seeds "$1" prio 20 1)
-    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_TRUNC=1 && ! seen "$1" EMU_THREADS=2 &&
-        [ "$random$prio" = 00 ]; then ok "$1"
+    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_TRUNC=1 &&
+        ! seen "$1" EMU_THREADS=2 && [ "$random$prio" = 00 ]; then ok "$1"
     else bad "$1" "random $random of 20, prio $prio of 20: $(head -c 200 "$out")"; fi
     if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan"
     elif [ "$(races "$1")" -eq 0 ] && ! grep -q WRONG "$out"; then ok "${1}_tsan"

@@ -1,4 +1,6 @@
-// ptx.cuh - the one header that holds inline PTX. Device: asm. Host build: emulation of the same wrappers.
+// The only inline PTX: one short wrapper per instruction. Under nvcc it is asm; in an emulated
+// build (dev/emu) the same names are functions of the emulator. tests/test_conform.cu has a case
+// for every wrapper and compares the two bit for bit. Addresses of shared memory are 32-bit.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -7,13 +9,18 @@
 
 #if defined(__CUDACC__)
 #define PTX __device__ __forceinline__
+
 PTX uint32_t smem_u32(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+// 2^x, subnormal results as 0
 PTX float ex2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// ---- Ampere
+
+// ------------------------------------------------------------------------------------------------
+// sm_80: ldmatrix, mma.sync, cp.async, named barriers
+
 PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -26,6 +33,7 @@ PTX void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t a) {
                  : "r"(a)
                  : "memory");
 }
+// d (16, 8) += a (16, 16) b (16, 8), bf16 in, fp32 out
 PTX void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
@@ -33,6 +41,7 @@ PTX void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// 16 bytes; zeros when not valid, and src is then not read.
 PTX void cp_async16(uint32_t dst, const void *src, bool valid) {
     int n = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
@@ -50,7 +59,10 @@ PTX void named_bar_sync(int id, int n) {
 PTX void named_bar_arrive(int id, int n) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
 }
-// ---- Hopper
+
+// ------------------------------------------------------------------------------------------------
+// sm_90: mbarrier, TMA, bulk copies, elect
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 PTX void mbar_init(uint32_t b, uint32_t n) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(n) : "memory");
@@ -133,6 +145,10 @@ PTX bool elect_one() {
     return p;
 }
 #endif
+
+// ------------------------------------------------------------------------------------------------
+// sm_90a: setmaxnreg, wgmma
+
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int N>
 PTX void setmaxnreg_inc() {
@@ -148,12 +164,13 @@ template <int N>
 PTX void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
+// Keeps the compiler from moving accumulators across the asynchronous region.
 template <int N>
-PTX void wgmma_pin(
-    float (&d)[N]) {  // keep the compiler from moving accumulators across the asynchronous region
+PTX void wgmma_pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
+
 #define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
 #define P32                                                                                       \
@@ -162,6 +179,9 @@ PTX void wgmma_pin(
 #define P64                                                                                      \
     P32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%" \
         "53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// d (64, N) = a b, or += with sd; TA, TB: the operand is MN-major; ss: a in shared memory, rs: in
+// registers. wgmma_fence before the first, wgmma_commit and wgmma_wait after the last of a group.
 template <int TA, int TB>
 PTX void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, int sd) {
     asm volatile(
@@ -203,7 +223,11 @@ PTX void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int sd) {
         : "memory");
 }
 #endif
-#else  // ------------------------------------------------------------------------------- host emulation
+
+#else
+// ------------------------------------------------------------------------------------------------
+// Emulated builds
+
 #include <emu_ptx.h>  // on the include path of emulated builds only
 #define PTX inline
 PTX uint32_t smem_u32(const void *p) { return emu::smem_addr(p); }
@@ -297,7 +321,10 @@ PTX void wgmma_rs(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int sd, EMU
 }
 #endif
 
-// ---- plain CUDA on both sides
+// ------------------------------------------------------------------------------------------------
+// Plain CUDA on both sides
+
+// Descriptor of a wgmma operand with 128-byte swizzle: start address, leading and stride offsets
 __device__ __forceinline__ uint64_t wgmma_desc_sw128(uint32_t addr, uint32_t lbo_bytes,
                                                      uint32_t sbo_bytes) {
     return (uint64_t)((addr & 0x3ffff) >> 4) | (uint64_t)(lbo_bytes >> 4) << 16 |
