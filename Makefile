@@ -76,7 +76,9 @@ KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/com
 CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
            -gencode arch=compute_$(lastword $(CUDA_ARCHS))$(comma)code=compute_$(lastword $(CUDA_ARCHS))
-NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) $(if $(WERROR),-Werror all-warnings) -MMD -MP
+# A register spill is an error: it halves a kernel's speed and shows in no test
+NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
+           $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@

@@ -1067,14 +1067,18 @@ static void train(LlamaModel *m) {
     Error err = {0, "", ""};
     double mean_ms = 0;
     int64_t last_saved = -1;
-    uint64_t allocations = 0;
+    DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     for (int64_t step = run.cursor.step, first = step; step < o.steps && !stop_signal; step++) {
         double start_ms = now_ms();
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
         AdamW hyper = adamw_of_step(step);
+        before = device_memory();
         StepScalars scalars = train_step(m, data, hyper);
+        // nothing is allocated inside a step, and the host waits for the device once: for the loss
+        assert(device_memory().count == before.count);
+        assert(device_memory().waits == before.waits + 1);
         double ms = now_ms() - start_ms;
         mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
         StepReport report = {scalars.loss_sum / (double)data->num_targets,
@@ -1086,8 +1090,6 @@ static void train(LlamaModel *m) {
         report_step(step, data, &report);
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
-        if (step == first) allocations = device_memory().count;
-        assert(device_memory().count == allocations);  // nothing is allocated after the first step
         if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
             report_validation(step + 1, validation_loss(m, &run.val_step));
         if (every(step + 1, o.sample_every) && step + 1 < o.steps) print_samples(m, step + 1);

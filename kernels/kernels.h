@@ -71,9 +71,10 @@ void device_upload(void *dst, const void *src_host, size_t bytes);
 void device_download(void *dst_host, const void *src,
                      size_t bytes);  // waits for all work before it
 void device_synchronize(void);
-// Allocations made so far (a step after the first makes none), bytes held now and at the peak.
+// Allocations made so far (a step after the first makes none), bytes held now and at the peak, and
+// how often the host waited for the device (a step waits once: for its loss).
 typedef struct {
-    uint64_t count, bytes_now, bytes_peak;
+    uint64_t count, bytes_now, bytes_peak, waits;
 } DeviceMemory;
 DeviceMemory device_memory(void);
 // Bytes that can still be allocated; 0 when the device does not say.
@@ -179,7 +180,7 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N);
-// CPU backend only. name: "auto", "own", "openblas", "onednn"; -1 when not available here.
+// CPU: "auto", "own", "openblas", "onednn". CUDA: "auto", "cublaslt". -1 when not available here.
 int matmul_select(const char *name, int bf16);
 const char *matmul_describe(void);
 

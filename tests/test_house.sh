@@ -28,7 +28,7 @@ check train_llama_includes includes_only 'data/[a-z_]+\.h|llama\.h|kernels/kerne
 check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
 check kernels_h_includes_libc_only includes_only 'nothing' kernels/kernels.h
 check kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
-check cuda_kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.cuh|ptx\.cuh' kernels/cuda/*
+check cuda_kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
 check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
 check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names

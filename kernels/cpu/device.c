@@ -70,8 +70,9 @@ void device_upload(void *dst, const void *src_host, size_t bytes) {
 }
 void device_download(void *dst_host, const void *src, size_t bytes) {
     if (bytes) memcpy(dst_host, src, bytes);
+    memory.waits++;
 }
-void device_synchronize(void) {}
+void device_synchronize(void) { memory.waits++; }
 DeviceMemory device_memory(void) { return memory; }
 
 size_t device_memory_free(void) {

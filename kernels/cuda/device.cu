@@ -71,6 +71,7 @@ static const char *choose_device(int *device) {
     if (status == cudaErrorInsufficientDriver) {
         cudaDriverGetVersion(&driver);
         cudaRuntimeGetVersion(&runtime);
+        if (driver == 0) return "no NVIDIA driver is installed; see nvidia-smi";
         snprintf(failure, sizeof failure,
                  "the NVIDIA driver is too old: it supports CUDA %d.%d, this program needs %d.%d",
                  driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
@@ -212,9 +213,13 @@ void device_download(void *dst_host, const void *src, size_t bytes) {
         CUDA_CHECK(cudaStreamSynchronize(stream));
         memcpy((char *)dst_host + done, b->bytes, n);
     }
+    memory.waits++;
 }
 
-void device_synchronize(void) { CUDA_CHECK(cudaStreamSynchronize(stream)); }
+void device_synchronize(void) {
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    memory.waits++;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Weights, split and joined on the host (see master_split); a buffer holds the high halves, then
@@ -248,6 +253,7 @@ void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *mas
         for (size_t i = 0; i < count; i++)
             dst_host[done + i] = master_join(hi[i], master_lo ? lo[i] : 0);
     }
+    memory.waits++;
 }
 
 void activations_to_host(float *dst_host, const floatX *src, size_t n) {
