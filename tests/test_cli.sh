@@ -50,7 +50,7 @@ run=("$train" "${common[@]}")
 expect train_8_steps 0 'done: a/final is a Hugging Face model' "${run[@]}" --out a --steps 8 --save-every 3 --keep 0
 python3 - out.txt <<'PY' && ok device_memory_is_as_planned || bad device_memory_is_as_planned ''
 import re, sys
-peak, planned = re.search(r"device ([0-9.]+) MiB \(planned ([0-9.]+) MiB\)", open(sys.argv[1]).read()).groups()
+peak, planned = re.search(r"device ([0-9.]+) MiB \(planned ([0-9.]+) MiB\)", open(sys.argv[1], errors="replace").read()).groups()
 assert float(peak) <= float(planned), (peak, planned)       # one arena may be rounded up
 assert float(peak) > 0.9 * float(planned), (peak, planned)
 PY

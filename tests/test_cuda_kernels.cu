@@ -657,8 +657,8 @@ TEST(sum_of_losses) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Matmul: a sum of K products of two normal numbers is off by some 1e-7 for each in fp32, more where
-// a tensor core drops the bits that fall off while it aligns its terms
+// Matmul: a sum of K products of two normal numbers is off by some 1e-7 for each in fp32, more
+// where a tensor core drops the bits that fall off while it aligns its terms
 
 static void check_matmul(int64_t T, int64_t K, int64_t N) {
     next_shape();
