@@ -130,8 +130,10 @@ build/tsan/test_%: build/tsan/tests/test_%.o $(CUDA_KERNELS:%.cu=build/tsan/%.o)
                    build/twin/cpu_kernels.so
 	$(TSAN_CXX) -fsanitize=thread -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
+.SECONDARY: $(EMU_TESTS:%=build/emu/tests/test_%.o) $(EMU_TESTS:%=build/tsan/tests/test_%.o)
 test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/asan/train_llama \
-               train_llama build/cpu/train_llama build/emu/train_llama $(EMU_TESTS:%=build/emu/test_%)
+               train_llama build/cpu/train_llama build/emu/train_llama $(EMU_TESTS:%=build/emu/test_%) \
+               build/emu/bugs build/tsan/bugs
 test: test-programs
 	@tests/run.sh $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) $(EMU_TESTS:%=build/emu/test_%)
 
