@@ -2,8 +2,8 @@
 # On a machine with a GPU: `make gpu-check` checks, `make gpu-bench` measures.
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
-#   CUDA_ARCHS="80 90a" GPU architectures to build for; default: what nvcc knows of 80 86 89 90a 120
-# Objects go to build/<variant>, so that cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
+#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
+# Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 WERROR  ?= -Werror
@@ -15,7 +15,7 @@ ifeq ($(filter $(BACKEND),cpu cuda),)
 $(error BACKEND=$(BACKEND) is unknown. Run: make BACKEND=cpu, or make BACKEND=cuda)
 endif
 ifeq ($(BACKEND)$(NVCC),cuda)
-$(error BACKEND=cuda needs nvcc, which was not found. Install the CUDA Toolkit, or run: make BACKEND=cpu)
+$(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
 ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
 ifneq ($(MAKECMDGOALS),clean)
@@ -25,13 +25,14 @@ endif
 
 comma   := ,
 
-# gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums must keep their order.
+# gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
+# order.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
 LDLIBS  := -lcjson -lm -ldl -lpthread
 OPT     := -O3
-ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -DPOISON -DNO_CLONES \
-           -U_FORTIFY_SOURCE
+ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+           -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
 
 KERNELS := $(wildcard kernels/cpu/*.c)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu)
@@ -40,13 +41,13 @@ EMU_TESTS := $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 BENCHES := $(patsubst dev/bench_%.c,%,$(wildcard dev/bench_*.c))
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 # Calls that tests/fault.c can make fail; only our own objects see the wrappers
-WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir opendir lstat fstat \
-           stat malloc calloc realloc)
+WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
+           opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 
-.PHONY: all test test-programs bench gpu-check gpu-bench clean
+.PHONY: all test test-programs test-schedules bench gpu-check gpu-bench clean
 all: train_llama
-	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(NVCC) for $(GPU),$(CC))"
+	@echo "built ./train_llama: backend $(BACKEND),$(if $(filter cuda,$(BACKEND)), $(GPU), $(CC))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
@@ -74,20 +75,22 @@ $(eval $(call VARIANT,fp64,-O2 -DGRADCHECK))
 # CUDA: the same program against kernels/cuda
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
 CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
+NEWEST  := $(lastword $(CUDA_ARCHS))
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-           -gencode arch=compute_$(lastword $(CUDA_ARCHS))$(comma)code=compute_$(lastword $(CUDA_ARCHS))
+           -gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)
+CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
 # A register spill is an error: it halves a kernel's speed and shows in no test
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
-build/cuda/train_llama: build/cuda/train_llama.o $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+build/cuda/train_llama: build/cuda/train_llama.o $(CUDA)
 	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
-build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA_KERNELS:%.cu=build/cuda/%.o) build/twin/cpu_kernels.so
+build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA) build/twin/cpu_kernels.so
 	$(NVCC) $(filter %.o,$^) -o $@ $(LDLIBS) -lcublasLt
 
-build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA)
 	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
 
 # The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
@@ -96,9 +99,11 @@ build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernel
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
 
 # Emulated CUDA (dev/emu): the same .cu files, compiled by g++, every CUDA thread a fiber
-EMUFLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
-            -fno-extern-tls-init -pthread -DBACKEND_CUDA -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests -MMD -MP
+EMUFLAGS := -std=c++17 -g -O2 $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
+            -fno-extern-tls-init -pthread -DBACKEND_CUDA -MMD -MP \
+            -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
 EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
+EMULATED := $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
 build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
 	@mkdir -p $(@D)
 	g++ $(EMUFLAGS) -O3 -c $< -o $@
@@ -106,9 +111,9 @@ build/emu/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $(@D)
 	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
 	g++ -iquote $(<D) $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
-build/emu/train_llama: build/emu/train_llama.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
+build/emu/train_llama: build/emu/train_llama.o $(EMULATED)
 	g++ -pthread $^ -o $@ $(LDLIBS)
-build/emu/test_%: build/emu/tests/test_%.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU) build/twin/cpu_kernels.so
+build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
 	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
 # Kernels with planted bugs, which tests/test_emu.sh expects to be found; and the same under
@@ -116,7 +121,8 @@ build/emu/test_%: build/emu/tests/test_%.o $(CUDA_KERNELS:%.cu=build/emu/%.o) $(
 build/emu/bugs: build/emu/dev/emu/bugs/bugs.o $(EMU)
 	g++ -pthread $^ -o $@
 TSAN_CXX := $(if $(shell command -v clang++),clang++,g++)
-TSAN    := $(filter-out $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init),$(EMUFLAGS)) -DEMU_TSAN
+GCC_ONLY := $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init)
+TSAN    := $(filter-out $(GCC_ONLY) -Werror,$(EMUFLAGS)) -DEMU_TSAN
 build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
 	@mkdir -p $(@D)
 	$(TSAN_CXX) $(TSAN) -c $< -o $@
@@ -126,22 +132,27 @@ build/tsan/%.o: %.cu dev/emu/launch.pl Makefile
 	$(TSAN_CXX) -iquote $(<D) $(TSAN) -O1 -fsanitize=thread -c $(@:.o=.cpp) -o $@
 build/tsan/bugs: build/tsan/dev/emu/bugs/bugs.o $(EMU:build/emu/%=build/tsan/%)
 	$(TSAN_CXX) -fsanitize=thread -pthread $^ -o $@
-build/tsan/test_%: build/tsan/tests/test_%.o $(CUDA_KERNELS:%.cu=build/tsan/%.o) $(EMU:build/emu/%=build/tsan/%) \
+build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%) \
                    build/twin/cpu_kernels.so
 	$(TSAN_CXX) -fsanitize=thread -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
 .SECONDARY: $(EMU_TESTS:%=build/emu/tests/test_%.o) $(EMU_TESTS:%=build/tsan/tests/test_%.o)
-test-programs: $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) build/asan/train_llama \
-               train_llama build/cpu/train_llama build/emu/train_llama $(EMU_TESTS:%=build/emu/test_%) \
-               build/emu/bugs build/tsan/bugs
+PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
+            $(EMU_TESTS:%=build/emu/test_%)
+test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
+               build/emu/bugs build/tsan/bugs train_llama
 test: test-programs
-	@tests/run.sh $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) $(EMU_TESTS:%=build/emu/test_%)
+	@tests/run.sh $(PROGRAMS)
 
 # On a machine with a GPU: what only it can show, and what it reaches
 gpu-check:
 	@dev/gpu_check.sh
 gpu-bench:
 	@dev/gpu_bench.sh
+
+# The emulated kernels under 40 schedules: half an hour
+test-schedules: $(EMU_TESTS:%=build/emu/test_%)
+	@SEEDS=20 tests/test_cuda_schedules.sh
 
 bench: train_llama $(BENCHES:%=build/cpu/bench_%)
 	@dev/bench.sh

@@ -8,23 +8,45 @@
 // roundings being independent, hardly ever by more than 4 U times the root of the sum of squares:
 // the smaller of both. Everything else is fp32. So a lost or doubled key, a wrong mask or a wrong
 // scale is far outside.
-#include <cuda_bf16.h>
+//
+// Cases named real_* need a GPU and run with UNPAD_FULL=1: every shape of the grid below, whole
+// batches, thousands of calls, buffers of more than 2^32 elements. UNPAD_FULL=small runs them
+// shrunken, so that the emulator can show that the cases themselves work.
+#include <atomic>
 #include <math.h>
+#include <mutex>
 #include <sys/wait.h>
+#include <thread>
+#include <time.h>
 #include <unistd.h>
-#include "../kernels/kernels.h"
+#include <vector>
+#include "../kernels/cuda/common.cuh"
 #include "test.h"
 #include "twin.h"
 
 static const double U = 0x1p-8;
-enum { MAX_DOCS = 64 };
+enum { MAX_DOCS = 256 };
 
 static int at_most(int a, int b) { return a < b ? a : b; }
+static int at_least(int a, int b) { return a > b ? a : b; }
 
 // Opened by the first case that computes, so that an earlier one can fork.
 static const Twin &twin() {
     static Twin t = twin_open();
     return t;
+}
+// f(0) to f(n - 1) on all cores, in any order. They must not CHECK: that leaves by longjmp.
+template <class F>
+static void in_parallel(int64_t n, F f) {
+    static const int64_t cores = (int64_t)std::thread::hardware_concurrency();
+    std::atomic<int64_t> next(0);
+    auto work = [&] {
+        for (int64_t i; (i = next++) < n;) f(i);
+    };
+    std::vector<std::thread> others;
+    for (int64_t k = 1; k < cores && k < n; k++) others.emplace_back(work);
+    work();
+    for (std::thread &t : others) t.join();
 }
 static void open_device() {
     static bool open = false;
@@ -81,8 +103,23 @@ static void free_batch(Batch b) {
     free(b.lse), free(b.delta);
 }
 
+// Mean 0, variance 1: a sum of four uniforms. Value i depends on the seed and i alone, so that large
+// tensors can be filled by all cores.
+static float normal_value(uint64_t seed, int64_t i) {
+    uint64_t z = seed + (uint64_t)i * 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    z ^= z >> 31;
+    const uint64_t sum = (z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48);
+    return ((float)sum - 131070) * (1.7320508f / 65536);
+}
 static void random_values(floatX *x, int64_t n, double scale) {
-    for (int64_t i = 0; i < n; i++) x[i] = (floatX)(float)(scale * test_rng_normal());
+    const int64_t chunk = 1 << 18;
+    const uint64_t seed = test_rng_u64();
+    in_parallel((n + chunk - 1) / chunk, [&](int64_t c) {
+        for (int64_t i = c * chunk; i < n && i < (c + 1) * chunk; i++)
+            x[i] = (floatX)((float)scale * normal_value(seed, i));
+    });
 }
 
 static Batch random_batch(HeadShape heads, const int *lengths, int num_docs, double scale) {
@@ -109,32 +146,60 @@ static void from_device(const char *what, T *x, T *device, int64_t used, int64_t
         CHECK_MSG(bytes[i] == 0xff, "%s was written past its end, at byte %zu", what, i);
 }
 
+// The same batch in device memory
+struct OnDevice {
+    int32_t *cu_seqlens, *work;
+    floatX *qkv, *dout, *out, *dqkv;
+    float *lse, *delta;
+    Documents docs;
+};
+
+static void plan_on_device(OnDevice *d, const int32_t *cu_seqlens, int num_docs, HeadShape heads) {
+    const int T = cu_seqlens[num_docs];
+    int longest = 0;
+    for (int i = 0; i < num_docs; i++)
+        longest = at_least(longest, cu_seqlens[i + 1] - cu_seqlens[i]);
+    size_t size = attention_plan_size(T, num_docs);
+    int32_t *work_host = new_values<int32_t>((int64_t)size);
+    size_t used = attention_plan(work_host, cu_seqlens, num_docs, heads);
+    CHECK(used <= size);
+    d->work = to_device(work_host, (int64_t)used);
+    d->cu_seqlens = to_device(cu_seqlens, num_docs + 1);
+    d->docs = {d->cu_seqlens, d->work, T, num_docs, longest};
+    free(work_host);
+}
+
+static OnDevice on_device(const Batch &b) {
+    const int64_t rows = b.T + b.slack, row = qkv_row(b.heads), orow = out_row(b.heads);
+    OnDevice d;
+    open_device();
+    plan_on_device(&d, b.cu_seqlens, b.num_docs, b.heads);
+    d.qkv = to_device(b.qkv, rows * row), d.dqkv = to_device(b.dqkv, rows * row);
+    d.dout = to_device(b.dout, rows * orow), d.out = to_device(b.out, rows * orow);
+    d.lse = to_device(b.lse, rows * b.heads.num_heads);
+    d.delta = to_device(b.delta, rows * b.heads.num_heads);
+    return d;
+}
+
+static void launch(const OnDevice &d, HeadShape heads) {
+    attention_forward(d.out, d.lse, d.qkv, &d.docs, heads);
+    attention_backward(d.dqkv, d.delta, d.dout, d.qkv, d.out, d.lse, &d.docs, heads);
+}
+
+static void free_inputs(const OnDevice &d) {
+    device_free(d.qkv), device_free(d.dout), device_free(d.work), device_free(d.cu_seqlens);
+}
+
 static void run(Batch *b) {
     const HeadShape h = b->heads;
     const int64_t rows = b->T + b->slack, row = qkv_row(h), orow = out_row(h);
-    open_device();
-    int longest = 0;
-    for (int i = 0; i < b->num_docs; i++)
-        longest = doc_len(*b, i) > longest ? doc_len(*b, i) : longest;
-    size_t size = attention_plan_size(b->T, b->num_docs);
-    int32_t *work_host = new_values<int32_t>((int64_t)size);
-    size_t used = attention_plan(work_host, b->cu_seqlens, b->num_docs, h);
-    CHECK(used <= size);
-    int32_t *work = to_device(work_host, (int64_t)used);
-    int32_t *cu_seqlens = to_device(b->cu_seqlens, b->num_docs + 1);
-    floatX *qkv = to_device(b->qkv, rows * row), *dqkv = to_device(b->dqkv, rows * row);
-    floatX *dout = to_device(b->dout, rows * orow), *out = to_device(b->out, rows * orow);
-    float *lse = to_device(b->lse, rows * h.num_heads),
-          *delta = to_device(b->delta, rows * h.num_heads);
-    Documents docs = {cu_seqlens, work, b->T, b->num_docs, longest};
-    attention_forward(out, lse, qkv, &docs, h);
-    attention_backward(dqkv, delta, dout, qkv, out, lse, &docs, h);
-    from_device("out", b->out, out, b->T * orow, rows * orow);
-    from_device("dqkv", b->dqkv, dqkv, b->T * row, rows * row);
-    from_device("lse", b->lse, lse, (int64_t)b->T * h.num_heads, rows * h.num_heads);
-    from_device("delta", b->delta, delta, (int64_t)b->T * h.num_heads, rows * h.num_heads);
-    device_free(qkv), device_free(dout), device_free(work), device_free(cu_seqlens);
-    free(work_host);
+    const OnDevice d = on_device(*b);
+    launch(d, h);
+    from_device("out", b->out, d.out, b->T * orow, rows * orow);
+    from_device("dqkv", b->dqkv, d.dqkv, b->T * row, rows * row);
+    from_device("lse", b->lse, d.lse, (int64_t)b->T * h.num_heads, rows * h.num_heads);
+    from_device("delta", b->delta, d.delta, (int64_t)b->T * h.num_heads, rows * h.num_heads);
+    free_inputs(d);
 }
 
 // Copies the inputs of document j of b into document i of a
@@ -199,20 +264,16 @@ static HeadShape random_layout(int *lengths, int *num_docs) {
 // -------------------------------------------------------------------------------------------------
 // Against the CPU backend
 
-// Sums of magnitudes and of squares, from which rounding errors follow
-struct Size {
-    double sum, squares;
-    void add(double x) { sum += fabs(x), squares += x * x; }
-    double error() const { return fmin(sum, 4 * sqrt(squares)); }
-};
-
 struct Reference {
     float *qkv, *dout, *out, *lse, *dqkv, *delta;
 };
 
 static float *widen(const floatX *x, int64_t n) {
+    const int64_t chunk = 1 << 20;
     float *y = new_values<float>(n);
-    for (int64_t i = 0; i < n; i++) y[i] = (float)x[i];
+    in_parallel((n + chunk - 1) / chunk, [&](int64_t c) {
+        for (int64_t i = c * chunk; i < n && i < (c + 1) * chunk; i++) y[i] = (float)x[i];
+    });
     return y;
 }
 
@@ -239,110 +300,261 @@ static void free_reference(Reference r) {
 
 static double worst;  // error / tolerance, of all values compared
 
-static void check_value(const char *what, int doc, int row, int col, double got, double want,
-                        double tolerance) {
-    double error = fabs(got - want);
-    CHECK_MSG(error <= tolerance,
-              "%s of document %d, row %d, column %d: %.7g, expected %.7g within %.2g", what, doc,
-              row, col, got, want, tolerance);
-    worst = fmax(worst, error / tolerance);
-}
+// What a thread found
+struct Verdict {
+    bool failed;
+    char text[200];
+    double worst;
 
-static double dot(const float *a, const float *b, int n) {
-    double s = 0;
-    for (int i = 0; i < n; i++) s += (double)a[i] * b[i];
-    return s;
-}
-static double dot_size(const float *a, const float *b, int n) {
-    double s = 0;
-    for (int i = 0; i < n; i++) s += fabs((double)a[i] * b[i]);
-    return s;
-}
-
-// Error sizes of a row of keys, summed over the queries that see it
-struct KeySizes {
-    Size dv, dk, delta;  // p dO; dS q; what delta's error does
-    double fp32_dv, fp32_dk;
+    void value(const char *what, int doc, int row, int col, double got, double want,
+               double tolerance) {
+        const double error = fabs(got - want);
+        worst = fmax(worst, error / tolerance);
+        if (error <= tolerance || failed) return;
+        failed = true;
+        snprintf(text, sizeof text,
+                 "%s of document %d, row %d, column %d: %.7g, expected %.7g within %.2g", what, doc,
+                 row, col, got, want, tolerance);
+    }
 };
 
-// All results of one document's query heads of one kv head
-static void check_group(const Batch &b, const Reference &r, int doc, int kv) {
-    const HeadShape hs = b.heads;
-    const int group = hs.num_heads / hs.num_kv_heads, D = hs.head_dim, len = doc_len(b, doc);
-    const int64_t row = qkv_row(hs), orow = out_row(hs), start = b.cu_seqlens[doc];
-    const int64_t k_at = (int64_t)(hs.num_heads + kv) * D, v_at = k_at + hs.num_kv_heads * D;
-    const double scale = 1 / sqrt((double)D);
-    KeySizes *sizes = (KeySizes *)calloc((size_t)len * D + 1, sizeof(KeySizes));
-    double *p = new_values<double>(len), *ds = new_values<double>(len),
-           *ds_size = new_values<double>(len);
-    for (int g = 0; g < group; g++) {
-        const int head = kv * group + g;
-        for (int i = 0; i < len; i++) {
-            const int64_t t = start + i, lse_at = (int64_t)head * b.T + t;
-            const float *q = r.qkv + t * row + head * D, *dout = r.dout + t * orow + head * D;
-            const float *out = r.out + t * orow + head * D;
-            const double delta = dot(dout, out, D);
-            double score = 0, delta_error = 0, tol_out[128];
-            for (int j = 0; j <= i; j++) {
-                const float *k = r.qkv + (start + j) * row + k_at, *v = k + v_at - k_at;
-                score = fmax(score, scale * dot_size(q, k, D));
-                p[j] = exp(scale * dot(q, k, D) - r.lse[lse_at]);
-                ds[j] = p[j] * (dot(dout, v, D) - delta);
-                ds_size[j] = p[j] * (dot_size(dout, v, D) + dot_size(dout, out, D));
-            }
-            const double fp32 = (score + 16) * 0x1p-21;  // relative, of a probability
-            check_value("lse", doc, i, head, b.lse[lse_at], r.lse[lse_at],
-                        1e-5 * fmax(1, fabs(r.lse[lse_at])));
+// Sizes are sums in fp32: probabilities under e^-41 are left out, before their squares underflow.
+static const double TINY = 1e-16;
+
+// By how much a sum of rounded terms is off, in U: the smaller of the bounds at the top
+static double rounding(float sum, float squares) { return fmin(sum, 4 * sqrt(squares)); }
+
+template <int D>
+static float dot(const float *a, const float *b) {
+    float s[8] = {};
+    for (int x = 0; x < D; x += 8)
+        for (int k = 0; k < 8; k++) s[k] += a[x + k] * b[x + k];
+    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+template <int D>
+static float norm(const float *a) {
+    return sqrtf(dot<D>(a, a));
+}
+
+// One comparison. What the keys' tolerances need to know of a query is kept (H, T).
+struct Comparison {
+    const Batch &b;
+    const Reference &r;
+    int64_t row, orow;
+    float scale;
+    float *fp32;         // relative error of a probability, from fp32 alone
+    float *delta;        // rowsum(dout * out)
+    float *delta_error;  // its tolerance
+    float *dout_norm;    // |dout|
+    float *delta_size;   // |dout| |out|
+
+    const float *dout(int64_t t, int head) const {
+        return r.dout + t * orow + head * b.heads.head_dim;
+    }
+    const float *out(int64_t t, int head) const {
+        return r.out + t * orow + head * b.heads.head_dim;
+    }
+    // Heads of qkv: the queries', the keys', the values'
+    const float *qkv(int64_t t, int head) const {
+        return r.qkv + t * row + head * b.heads.head_dim;
+    }
+    int key_head(int kv) const { return b.heads.num_heads + kv; }
+    int value_head(int kv) const { return b.heads.num_heads + b.heads.num_kv_heads + kv; }
+    double got(int64_t t, int head, int x) const {
+        return (float)b.dqkv[t * row + head * b.heads.head_dim + x];
+    }
+    double want(int64_t t, int head, int x) const {
+        return r.dqkv[t * row + head * b.heads.head_dim + x];
+    }
+};
+
+// A query and a key that it sees
+struct Pair {
+    float p, ds, ds_size;
+};
+template <int D>
+static Pair pair(const Comparison &c, const float *q, const float *dout, const float *k,
+                 const float *v, float v_norm, int64_t at) {
+    const float s = c.scale * dot<D>(q, k) - c.r.lse[at], p = s < -41 ? 0 : expf(s);
+    return {p, p * (dot<D>(dout, v) - c.delta[at]),
+            p * (c.dout_norm[at] * v_norm + c.delta_size[at])};
+}
+
+// n rows of D values, one after the other: in the tensor they are so far apart, and that by such
+// round numbers, that they would push each other out of the caches.
+template <int D>
+static std::vector<float> gather(const float *x, int64_t stride, int n) {
+    std::vector<float> rows((size_t)n * D);
+    for (int i = 0; i < n; i++) memcpy(&rows[(size_t)i * D], x + i * stride, D * sizeof(float));
+    return rows;
+}
+
+// out, lse, delta and dq of rows [first, end) of one head
+template <int D>
+static void check_queries(const Comparison &c, int doc, int head, int first, int end,
+                          Verdict *verdict) {
+    const HeadShape hs = c.b.heads;
+    const int kv = head / (hs.num_heads / hs.num_kv_heads);
+    const int64_t start = c.b.cu_seqlens[doc];
+    const std::vector<float> keys = gather<D>(c.qkv(start, c.key_head(kv)), c.row, end);
+    const std::vector<float> values = gather<D>(c.qkv(start, c.value_head(kv)), c.row, end);
+    std::vector<float> k_norm((size_t)end), v_norm((size_t)end);
+    std::vector<Pair> pairs((size_t)end);
+    for (size_t j = 0; j < pairs.size(); j++)
+        k_norm[j] = norm<D>(&keys[j * D]), v_norm[j] = norm<D>(&values[j * D]);
+    for (int i = first; i < end; i++) {
+        const int64_t t = start + i, at = (int64_t)head * c.b.T + t;
+        const float *q = c.qkv(t, head), *dout = c.dout(t, head), *out = c.out(t, head);
+        const float q_norm = norm<D>(q);
+        float out_sum[D] = {}, out_squares[D] = {}, dq_sum[D] = {}, dq_squares[D] = {};
+        float pk[D] = {}, dq_size[D] = {}, score = 0;
+        double delta = 0, delta_error = 0;
+        for (int x = 0; x < D; x++) delta += (double)dout[x] * out[x];
+        c.delta[at] = (float)delta;
+        c.dout_norm[at] = norm<D>(dout);
+        c.delta_size[at] = c.dout_norm[at] * norm<D>(out);
+        for (size_t j = 0; j <= (size_t)i; j++) {
+            pairs[j] = pair<D>(c, q, dout, &keys[j * D], &values[j * D], v_norm[j], at);
+            score = fmaxf(score, c.scale * q_norm * k_norm[j]);
+        }
+        const float fp32 = c.fp32[at] = (score + 16) * 0x1p-21f;
+        for (size_t j = 0; j <= (size_t)i; j++) {
+            const float *k = &keys[j * D], *v = &values[j * D];
+            const float p = pairs[j].p, ds = c.scale * pairs[j].ds;
+            const float size = c.scale * pairs[j].ds_size;
+            if (p == 0) continue;
             for (int x = 0; x < D; x++) {
-                Size s = {};
-                for (int j = 0; j <= i; j++) s.add(p[j] * r.qkv[(start + j) * row + v_at + x]);
-                tol_out[x] = U * (s.error() + fabs(out[x])) + fp32 * s.sum + 1e-30;
-                delta_error += dout[x] * tol_out[x] * dout[x] * tol_out[x];
-                check_value("out", doc, i, head * D + x, (float)b.out[t * orow + head * D + x],
-                            out[x], tol_out[x]);
+                const float a = p * v[x], e = ds * k[x];
+                out_sum[x] += fabsf(a), out_squares[x] += a * a;
+                dq_sum[x] += fabsf(e), dq_squares[x] += e * e;
+                pk[x] += p * k[x], dq_size[x] += size * fabsf(k[x]);
             }
-            delta_error = 4 * sqrt(delta_error);
-            check_value("delta", doc, i, head, b.delta[lse_at], delta, delta_error + 1e-30);
-            for (int x = 0; x < D; x++) {
-                Size s = {};
-                double pk = 0, size = 0;
-                for (int j = 0; j <= i; j++) {
-                    const double k = r.qkv[(start + j) * row + k_at + x];
-                    KeySizes *z = &sizes[j * D + x];
-                    s.add(scale * ds[j] * k);
-                    pk += p[j] * k;
-                    size += scale * fabs(ds_size[j] * k);
-                    z->dv.add(p[j] * dout[x]);
-                    z->dk.add(scale * ds[j] * q[x]);
-                    z->delta.add(scale * p[j] * delta_error * q[x]);
-                    z->fp32_dv += fp32 * fabs(p[j] * dout[x]);
-                    z->fp32_dk += fp32 * scale * fabs(ds_size[j] * q[x]);
-                }
-                const double want = r.dqkv[t * row + head * D + x];
-                check_value("dq", doc, i, head * D + x, (float)b.dqkv[t * row + head * D + x], want,
-                            U * (s.error() + fabs(want)) + delta_error * scale * fabs(pk) +
-                                fp32 * size + 1e-30);
-            }
+        }
+        verdict->value("lse", doc, i, head, c.b.lse[at], c.r.lse[at],
+                       1e-5 * fmax(1, fabs(c.r.lse[at])));
+        for (int x = 0; x < D; x++) {
+            const double tolerance =
+                U * (rounding(out_sum[x], out_squares[x]) + fabs(out[x])) + fp32 * out_sum[x];
+            verdict->value("out", doc, i, head * D + x, (float)c.b.out[t * c.orow + head * D + x],
+                           out[x], tolerance + TINY);
+            delta_error += dout[x] * tolerance * dout[x] * tolerance;
+        }
+        delta_error = 4 * sqrt(delta_error);
+        c.delta_error[at] = (float)delta_error;
+        verdict->value("delta", doc, i, head, c.b.delta[at], delta, delta_error + TINY);
+        for (int x = 0; x < D; x++) {
+            const double want = c.want(t, head, x);
+            const double tolerance = U * (rounding(dq_sum[x], dq_squares[x]) + fabs(want)) +
+                                     delta_error * c.scale * fabs(pk[x]) + fp32 * dq_size[x];
+            verdict->value("dq", doc, i, head * D + x, c.got(t, head, x), want, tolerance + TINY);
         }
     }
-    for (int j = 0; j < len; j++)
+}
+
+// dk and dv of rows [first, end) of one kv head: after check_queries of the document
+template <int D>
+static void check_keys(const Comparison &c, int doc, int kv, int first, int end, Verdict *verdict) {
+    const HeadShape hs = c.b.heads;
+    const int group = hs.num_heads / hs.num_kv_heads, len = doc_len(c.b, doc);
+    const int64_t start = c.b.cu_seqlens[doc];
+    std::vector<std::vector<float>> queries, douts;  // of each head, from row `first` on
+    for (int head = kv * group; head < (kv + 1) * group; head++) {
+        queries.push_back(gather<D>(c.qkv(start + first, head), c.row, len - first));
+        douts.push_back(gather<D>(c.dout(start + first, head), c.orow, len - first));
+    }
+    for (int j = first; j < end; j++) {
+        const float *k = c.qkv(start + j, c.key_head(kv));
+        const float *v = c.qkv(start + j, c.value_head(kv));
+        const float v_norm = norm<D>(v);
+        float dv_sum[D] = {}, dv_squares[D] = {}, dv_fp32[D] = {};
+        float dk_sum[D] = {}, dk_squares[D] = {}, dk_fp32[D] = {};
+        float delta_sum[D] = {}, delta_squares[D] = {};
+        for (int g = 0; g < group; g++)
+            for (int i = j; i < len; i++) {
+                const int64_t at = (int64_t)(kv * group + g) * c.b.T + start + i;
+                const float *q = &queries[(size_t)g][(size_t)(i - first) * D];
+                const float *dout = &douts[(size_t)g][(size_t)(i - first) * D];
+                const Pair it = pair<D>(c, q, dout, k, v, v_norm, at);
+                if (it.p == 0) continue;
+                const float ds = c.scale * it.ds, error = c.scale * it.p * c.delta_error[at];
+                const float p_fp32 = c.fp32[at] * it.p;
+                const float ds_fp32 = c.fp32[at] * c.scale * it.ds_size;
+                for (int x = 0; x < D; x++) {
+                    const float a = it.p * dout[x], e = ds * q[x], f = error * q[x];
+                    dv_sum[x] += fabsf(a), dv_squares[x] += a * a;
+                    dk_sum[x] += fabsf(e), dk_squares[x] += e * e;
+                    delta_sum[x] += fabsf(f), delta_squares[x] += f * f;
+                    dv_fp32[x] += p_fp32 * fabsf(dout[x]), dk_fp32[x] += ds_fp32 * fabsf(q[x]);
+                }
+            }
         for (int x = 0; x < D; x++) {
-            const KeySizes &z = sizes[j * D + x];
-            const int64_t at = (start + j) * row + x;
-            const double dk = r.dqkv[at + k_at], dv = r.dqkv[at + v_at];
-            check_value("dk", doc, j, kv * D + x, (float)b.dqkv[at + k_at], dk,
-                        U * (z.dk.error() + fabs(dk)) + z.delta.error() + z.fp32_dk + 1e-30);
-            check_value("dv", doc, j, kv * D + x, (float)b.dqkv[at + v_at], dv,
-                        U * (z.dv.error() + fabs(dv)) + z.fp32_dv + 1e-30);
+            const double dk = c.want(start + j, c.key_head(kv), x);
+            const double dv = c.want(start + j, c.value_head(kv), x);
+            verdict->value("dk", doc, j, kv * D + x, c.got(start + j, c.key_head(kv), x), dk,
+                           U * (rounding(dk_sum[x], dk_squares[x]) + fabs(dk)) +
+                               rounding(delta_sum[x], delta_squares[x]) + dk_fp32[x] + TINY);
+            verdict->value("dv", doc, j, kv * D + x, c.got(start + j, c.value_head(kv), x), dv,
+                           U * (rounding(dv_sum[x], dv_squares[x]) + fabs(dv)) + dv_fp32[x] + TINY);
         }
-    free(sizes), free(p), free(ds), free(ds_size);
+    }
+}
+
+// Every result of every document, in pieces of 32 rows of a head. Costs about 1.5 ns for each
+// (query, key, column) of a head, twice, on one core.
+template <int D>
+static void compare(const Comparison &c) {
+    enum { ROWS = 32 };
+    struct Piece {
+        int doc, head, first, end;
+    };
+    std::vector<Piece> queries, keys;
+    std::mutex mutex;
+    Verdict all = {};
+    for (int doc = 0; doc < c.b.num_docs; doc++)
+        for (int first = 0, len = doc_len(c.b, doc); first < len; first += ROWS) {
+            const int end = at_most(first + ROWS, len);
+            for (int h = 0; h < c.b.heads.num_heads; h++) queries.push_back({doc, h, first, end});
+            for (int h = 0; h < c.b.heads.num_kv_heads; h++) keys.push_back({doc, h, first, end});
+        }
+    auto add = [&](const Verdict &v) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const double largest = fmax(all.worst, v.worst);
+        if (!all.failed) all = v;
+        all.worst = largest;
+    };
+    in_parallel((int64_t)queries.size(), [&](int64_t n) {
+        const Piece &piece = queries[(size_t)n];
+        Verdict v = {};
+        check_queries<D>(c, piece.doc, piece.head, piece.first, piece.end, &v);
+        add(v);
+    });
+    in_parallel((int64_t)keys.size(), [&](int64_t n) {
+        const Piece &piece = keys[(size_t)n];
+        Verdict v = {};
+        check_keys<D>(c, piece.doc, piece.head, piece.first, piece.end, &v);
+        add(v);
+    });
+    worst = fmax(worst, all.worst);
+    CHECK_MSG(!all.failed, "%s", all.text);
 }
 
 static void check_against_twin(Batch *b) {
     run(b);
     Reference r = reference_of(*b);
-    for (int doc = 0; doc < b->num_docs; doc++)
-        for (int kv = 0; kv < b->heads.num_kv_heads; kv++) check_group(*b, r, doc, kv);
+    const int64_t n = (int64_t)b->T * b->heads.num_heads;
+    float *kept = new_values<float>(5 * n);
+    const Comparison c = {*b,
+                          r,
+                          qkv_row(b->heads),
+                          out_row(b->heads),
+                          (float)(1 / sqrt((double)b->heads.head_dim)),
+                          kept,
+                          kept + n,
+                          kept + 2 * n,
+                          kept + 3 * n,
+                          kept + 4 * n};
+    b->heads.head_dim == 64 ? compare<64>(c) : compare<128>(c);
+    free(kept);
     free_reference(r);
 }
 
@@ -417,6 +629,15 @@ TEST(seed_batch) {
     against_twin({3, 1, 64}, lengths, 6, 1);
 }
 
+// For compute-sanitizer, whose tools are up to a hundred times slower: every kernel once, whole and
+// partial tiles, documents without a token at the start, in the middle and at the end.
+static const int sanitizer_lengths[] = {0, 1, 63, 0, 64, 65, 129, 0};
+
+TEST(sanitizer_3_heads_of_64) { against_twin({3, 1, 64}, sanitizer_lengths, 8, 1); }
+TEST(sanitizer_4_heads_of_64) { against_twin({4, 1, 64}, sanitizer_lengths, 8, 1); }
+TEST(sanitizer_3_heads_of_128) { against_twin({3, 1, 128}, sanitizer_lengths, 8, 1); }
+TEST(sanitizer_4_heads_of_128) { against_twin({4, 1, 128}, sanitizer_lengths, 8, 1); }
+
 // One key is far larger than the others: from there on a row is all but one-hot, at the first, a
 // middle or the last key of a tile
 TEST(softmax_spikes) {
@@ -461,17 +682,14 @@ TEST(tolerances_are_tight) {
 // -------------------------------------------------------------------------------------------------
 // Properties, bit for bit
 
-static void check_alone(const Batch &packed) {
-    for (int i = 0; i < packed.num_docs; i++) {
-        int len = doc_len(packed, i);
-        if (len == 0) continue;
-        Batch alone =
-            new_batch(packed.heads, &len, 1, 0);  // no slack: memory ends with the document
-        copy_doc(&alone, 0, packed, i);
-        run(&alone);
-        check_same_doc("alone", packed, i, alone, 0);
-        free_batch(alone);
-    }
+static void check_alone(const Batch &packed, int i) {
+    const int len = doc_len(packed, i);
+    if (len == 0) return;
+    Batch alone = new_batch(packed.heads, &len, 1, 0);  // no slack: memory ends with the document
+    copy_doc(&alone, 0, packed, i);
+    run(&alone);
+    check_same_doc("alone", packed, i, alone, 0);
+    free_batch(alone);
 }
 
 static void check_permuted(const Batch &packed) {
@@ -492,7 +710,7 @@ static void check_permuted(const Batch &packed) {
 static void packed_alone_permuted(HeadShape heads, const int *lengths, int num_docs) {
     Batch b = random_batch(heads, lengths, num_docs, 1);
     run(&b);
-    check_alone(b);
+    for (int i = 0; i < num_docs; i++) check_alone(b, i);
     check_permuted(b);
     free_batch(b);
 }
@@ -659,6 +877,379 @@ TEST(plan_size_bounds_every_layout) {
             CHECK(size <= 2 + 3 * 2 * (size_t)tokens);
         }
     }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Real sizes
+
+// True: the sizes that a GPU is asked for. False: small ones, for the emulator.
+static bool real_sizes() {
+    const char *full = getenv("UNPAD_FULL");
+    if (!full || !*full) SKIP("real sizes: set UNPAD_FULL=1 on a GPU");
+    static bool told;  // the twin starts with two threads
+    const DeviceOptions all_cores = {0, "own", 0, 1};
+    if (!told) open_device(), twin().device_init(&all_cores);
+    told = true;
+    return strcmp(full, "small") != 0;
+}
+
+static double seconds() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// The inverse of the normal distribution function, by bisection
+static double normal_quantile(double p) {
+    double low = -10, high = 10;
+    for (int i = 0; i < 80; i++) {
+        const double middle = (low + high) / 2;
+        *(0.5 * erfc(-middle / sqrt(2.0)) < p ? &low : &high) = middle;
+    }
+    return low;
+}
+
+// Web pages, as dev/shard.py makes them: quantiles of a log-normal law of sigma 1.04, in random
+// order. 65,536 tokens in 95 documents are R65.
+static std::vector<int> web_lengths(int tokens, int num_docs) {
+    const double mean = 700 * (double)tokens / num_docs * 95 / 65536;
+    std::vector<int> lengths((size_t)num_docs);
+    int total = 0;
+    for (int i = 0; i < num_docs; i++) {
+        const double z = normal_quantile((i + 0.5) / num_docs);
+        const double x = exp(log(mean) - 1.04 * 1.04 / 2 + 1.04 * z);
+        int n = at_least(1, (int)lround(fmin(x, 8192)));
+        if (i == num_docs - 1) n = tokens - total;  // the longest takes the rest
+        CHECK(n > 0);
+        total += n;
+        const size_t j = test_rng_below((uint32_t)i + 1);
+        lengths[(size_t)i] = lengths[j];
+        lengths[j] = n;
+    }
+    return lengths;
+}
+static std::vector<int> r65_or_small(bool real) {
+    return real ? web_lengths(65536, 95) : web_lengths(700, 14);
+}
+
+static Batch random_batch(HeadShape heads, const std::vector<int> &lengths, double scale) {
+    return random_batch(heads, lengths.data(), (int)lengths.size(), scale);
+}
+
+// The grid. The CPU side (inputs, twin, comparison) may take 90 s of 16 cores. Planned: about
+// 1.6e11 (query, key, column) of a head, 2 x 1.5 ns each, makes 30 s; inputs and copies 20 s more.
+// A case says what it took.
+static const HeadShape grid_heads[] = {{1, 1, 64},  {4, 1, 64},   {9, 3, 64},   {15, 5, 64},
+                                       {32, 8, 64}, {32, 32, 64}, {1, 1, 128},  {4, 1, 128},
+                                       {9, 3, 128}, {15, 5, 128}, {32, 8, 128}, {32, 32, 128}};
+static const int grid_lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257};
+enum { GRID = sizeof(grid_lengths) / sizeof(grid_lengths[0]) };
+
+struct Grid {
+    bool real;
+    int layouts;
+    double start, tokens, work;
+};
+static Grid grid_start() { return {real_sizes(), 0, seconds(), 0, 0}; }
+static void grid_run(Grid *g, HeadShape heads, const std::vector<int> &lengths, double scale) {
+    g->layouts++;
+    for (int n : lengths) {
+        g->tokens += n;
+        g->work += n * (n + 1.0) / 2 * heads.num_heads * heads.head_dim;
+    }
+    against_twin(heads, lengths.data(), (int)lengths.size(), scale);
+}
+static void grid_end(const Grid &g) {
+    printf("    %d layouts, %.3g tokens, %.2g query-key-columns in %.1f s on %u cores\n", g.layouts,
+           g.tokens, g.work, seconds() - g.start, std::thread::hardware_concurrency());
+}
+
+// Heads that the small form leaves out
+static bool left_out(const Grid &g, HeadShape heads) {
+    return !g.real && (heads.num_heads > 4 || (heads.num_heads == 4 && heads.head_dim == 128));
+}
+
+// Each length alone, ordered pairs, sampled triples. With 32 heads a quarter of the pairs, another
+// one for each shape of heads.
+TEST(real_grid_edge_lengths) {
+    Grid g = grid_start();
+    int shape = 0;
+    for (const HeadShape &heads : grid_heads) {
+        const int pair_step = g.real ? heads.num_heads == 32 ? 4 : 1 : 61,
+                  triples = g.real ? 40 : 1;
+        shape++;
+        if (left_out(g, heads)) continue;
+        for (int n = 0; n < GRID; n += g.real ? 1 : 5) grid_run(&g, heads, {grid_lengths[n]}, 1);
+        for (int n = shape % pair_step; n < GRID * GRID; n += pair_step)
+            grid_run(&g, heads, {grid_lengths[n / GRID], grid_lengths[n % GRID]}, 1);
+        for (int n = 0; n < triples; n++) {
+            const int a = grid_lengths[test_rng_below(GRID)],
+                      b = grid_lengths[test_rng_below(GRID)];
+            grid_run(&g, heads, {a, b, grid_lengths[test_rng_below(GRID)]}, 1 + n % 3 * 2);
+        }
+    }
+    grid_end(g);
+}
+
+TEST(real_grid_many_documents) {
+    Grid g = grid_start();
+    const std::vector<int> layouts[] = {std::vector<int>(g.real ? 200 : 20, 1),
+                                        std::vector<int>(g.real ? 500 : 10, 17),
+                                        {0, 193, 65},
+                                        {193, 0, 65},
+                                        {193, 65, 0},
+                                        {0, 0, 193, 0, 65},
+                                        {193, 0, 0, 65},
+                                        {193, 65, 0, 0},
+                                        {220, 217, 295, 183, 130, 350}};
+    for (const HeadShape &heads : grid_heads)
+        for (const std::vector<int> &lengths : layouts)
+            if (!left_out(g, heads) && (g.real || lengths.size() > 6 || heads.num_heads == 1))
+                grid_run(&g, heads, lengths, 1);
+    grid_end(g);
+}
+
+TEST(real_grid_long_documents) {
+    Grid g = grid_start();
+    const int longest = g.real ? 8192 : 300;
+    grid_run(&g, {1, 1, 64}, {1, longest}, 1);
+    grid_run(&g, {1, 1, 128}, {longest, 1}, 1);
+    if (g.real) {
+        grid_run(&g, {4, 1, 64}, {8192, 1}, 1);
+        grid_run(&g, {4, 1, 128}, {1, 8192}, 1);
+        grid_run(&g, {15, 5, 64}, {4096}, 1);
+        grid_run(&g, {9, 3, 128}, {4096}, 3);
+        grid_run(&g, {9, 3, 64}, web_lengths(16384, 24), 1);
+        grid_run(&g, {3, 1, 128}, web_lengths(32768, 48), 1);
+        grid_run(&g, {1, 1, 64}, web_lengths(131072, 190), 1);
+    }
+    grid_run(&g, {g.real ? 9 : 3, g.real ? 3 : 1, 64}, r65_or_small(g.real), 1);
+    grid_end(g);
+}
+
+// The longest document, the median and the ten shortest; then all of them in another order
+TEST(real_web_pages_packed_is_alone_is_permuted) {
+    const bool real = real_sizes();
+    static const HeadShape shapes[] = {{9, 3, 64}, {15, 5, 64}, {8, 2, 128}};
+    for (const HeadShape &heads : shapes) {
+        if (!real && heads.num_heads != 8) continue;
+        const std::vector<int> lengths = r65_or_small(real);
+        const int n = (int)lengths.size();
+        Batch b = random_batch(heads, lengths, 1);
+        run(&b);
+        for (int i = 0; i < n; i++) {
+            int shorter = 0;  // how many come before it, sorted
+            for (int j = 0; j < n; j++)
+                shorter += lengths[j] < lengths[i] || (lengths[j] == lengths[i] && j < i);
+            if (shorter < 10 || shorter == n / 2 || shorter == n - 1) check_alone(b, i);
+        }
+        check_permuted(b);
+        free_batch(b);
+    }
+}
+
+static void check_all_same(const char *what, const Batch &a, const Batch &b) {
+    const int64_t n = (int64_t)a.T * a.heads.num_heads;
+    CHECK_MSG(same_bits(a.out, b.out, a.T * out_row(a.heads)), "%s: out differs", what);
+    CHECK_MSG(same_bits(a.dqkv, b.dqkv, a.T * qkv_row(a.heads)), "%s: dqkv differs", what);
+    CHECK_MSG(same_bits(a.lse, b.lse, n), "%s: lse differs", what);
+    CHECK_MSG(same_bits(a.delta, b.delta, n), "%s: delta differs", what);
+}
+
+// NaN or numbers behind the last row: same bits, and no NaN gets in. Then with 128 documents
+// without a token between the others, several at each end.
+TEST(real_web_pages_slack_and_empty_documents) {
+    enum { SLACK = 200, EMPTY = 128 };
+    const HeadShape heads = {3, 1, 64};
+    const std::vector<int> lengths = r65_or_small(real_sizes());
+    const int64_t row = qkv_row(heads), orow = out_row(heads);
+    const int n = (int)lengths.size();
+    Batch a = new_batch(heads, lengths.data(), n, SLACK);
+    random_values(a.qkv, a.T * row, 1);
+    random_values(a.dout, a.T * orow, 1);
+    Batch b = copy_batch(a, lengths.data());
+    random_values(b.qkv + b.T * row, SLACK * row, 1);
+    random_values(b.dout + b.T * orow, SLACK * orow, 1);
+    run(&a);
+    run(&b);
+    check_all_same("slack", a, b);
+    for (int64_t x = 0; x < a.T * row; x++) CHECK((float)a.dqkv[x] == (float)a.dqkv[x]);
+    for (int64_t x = 0; x < a.T * orow; x++) CHECK((float)a.out[x] == (float)a.out[x]);
+    free_batch(b);
+
+    std::vector<int> spread;
+    for (int i = 0, empty = 0; i <= n; i++) {
+        for (; empty < EMPTY * (i + 1) / (n + 1); empty++) spread.push_back(0);
+        if (i < n) spread.push_back(lengths[(size_t)i]);
+    }
+    CHECK((int)spread.size() == n + EMPTY && spread.back() == 0 && spread.front() == 0);
+    b = new_batch(heads, spread.data(), n + EMPTY, SLACK);
+    memcpy((void *)b.qkv, a.qkv, (size_t)((a.T + SLACK) * row) * sizeof(floatX));
+    memcpy((void *)b.dout, a.dout, (size_t)((a.T + SLACK) * orow) * sizeof(floatX));
+    run(&b);
+    check_all_same("empty documents", a, b);
+    free_batch(a), free_batch(b);
+}
+
+// Many calls give the same bits, while another stream keeps memory and multiprocessors busy.
+
+__global__ void count_differences(const uint32_t *a, const uint32_t *b, int64_t n,
+                                  unsigned *count) {
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    unsigned found = 0;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
+        found += a[i] != b[i];
+    if (found) atomicAdd(count, found);
+}
+
+__global__ void traffic(uint4 *x, int64_t n) {
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        uint4 word = x[i];
+        word.x++, word.w ^= word.x;
+        x[i] = word;
+    }
+}
+
+// A result on the device, its first value and what counts differences from it
+struct Result {
+    void *now, *first;
+    int64_t bytes;
+};
+
+TEST(real_1000_repeats_under_traffic) {
+    const bool real = real_sizes();
+    const int repeats = real ? 1000 : 4, blocks = real ? 2 * cuda_num_sms() : 2;
+    const HeadShape heads = real ? HeadShape{9, 3, 64} : HeadShape{3, 1, 64};
+    std::vector<int> lengths = real ? web_lengths(8192, 12) : std::vector<int>{65, 0, 130};
+    lengths.insert(lengths.end(), {1, 0, 63, 64, 65, 1});
+    Batch b = random_batch(heads, lengths, 1);
+    const OnDevice d = on_device(b);
+    const int64_t n = (int64_t)b.T * heads.num_heads * (int64_t)sizeof(float);
+    Result results[] = {{d.out, NULL, b.T * out_row(heads) * (int64_t)sizeof(floatX)},
+                        {d.dqkv, NULL, b.T * qkv_row(heads) * (int64_t)sizeof(floatX)},
+                        {d.lse, NULL, n},
+                        {d.delta, NULL, n}};
+    launch(d, heads);
+    for (Result &r : results) {
+        CHECK((r.first = device_malloc((size_t)r.bytes)) != NULL);
+        CUDA_CHECK(cudaMemcpyAsync(r.first, r.now, (size_t)r.bytes, cudaMemcpyDeviceToDevice,
+                                   cuda_stream()));
+    }
+    std::vector<unsigned> found((size_t)repeats * 4, 0);
+    unsigned *counts = to_device(found.data(), (int64_t)found.size());
+
+    const size_t traffic_bytes = real ? (size_t)1 << 30 : 1 << 14;
+    char *moved = (char *)device_malloc(traffic_bytes);
+    cudaStream_t other;
+    int rounds = 0;
+    CHECK(moved != NULL);
+    device_zero(moved, traffic_bytes);
+    device_synchronize();
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    for (int i = 0; i < repeats; i++) {
+        if (cudaStreamQuery(other) == cudaSuccess) {
+            for (int k = 0; k < 4; k++) {
+                traffic<<<blocks, 256, 0, other>>>((uint4 *)moved,
+                                                   (int64_t)(traffic_bytes / sizeof(uint4)));
+                LAUNCH_CHECK("traffic");
+                CUDA_CHECK(cudaMemcpyAsync(moved, moved + traffic_bytes / 2, traffic_bytes / 2,
+                                           cudaMemcpyDeviceToDevice, other));
+                CUDA_CHECK(cudaMemsetAsync(moved + traffic_bytes / 2, k, traffic_bytes / 2, other));
+            }
+            rounds++;
+        }
+        cudaGetLastError();  // "not ready" is no error
+        for (const Result &r : results) device_zero(r.now, (size_t)r.bytes);
+        launch(d, heads);
+        for (int k = 0; k < 4; k++) {
+            const Result &r = results[k];
+            count_differences<<<blocks, 256, 0, cuda_stream()>>>((const uint32_t *)r.now,
+                                                                 (const uint32_t *)r.first,
+                                                                 r.bytes / 4, counts + 4 * i + k);
+            LAUNCH_CHECK("count_differences");
+        }
+        if (i % 10 == 9) device_synchronize();
+    }
+    device_download(found.data(), counts, found.size() * sizeof(unsigned));
+    CUDA_CHECK(cudaStreamSynchronize(other));
+    CUDA_CHECK(cudaStreamDestroy(other));
+    for (int i = 0; i < repeats; i++)
+        for (int k = 0; k < 4; k++) {
+            static const char *names[] = {"out", "dqkv", "lse", "delta"};
+            CHECK_MSG(found[(size_t)(4 * i + k)] == 0, "repeat %d: %u words of %s differ", i,
+                      found[(size_t)(4 * i + k)], names[k]);
+        }
+    printf("    %d repeats, traffic started %d times\n", repeats, rounds);
+    for (const Result &r : results) device_free(r.now), device_free(r.first);
+    device_free(moved), device_free(counts);
+    free_inputs(d);
+    free_batch(b);
+}
+
+// Offsets beyond 2^31 and 2^32 elements. All documents are zero but the first, the last and those
+// where an offset passes 2^31 or 2^32: these must give the bits that they give alone.
+TEST(real_offsets_of_more_than_32_bits) {
+    const bool real = real_sizes();
+    const HeadShape heads = real ? HeadShape{32, 8, 64} : HeadShape{4, 1, 64};
+    const int len = real ? 128 : 65, num_docs = real ? 11800 : 6;
+    const int64_t T = (int64_t)num_docs * len, row = qkv_row(heads), orow = out_row(heads);
+    const int64_t sizes[] = {T * row, T * orow, T * heads.num_heads};  // elements
+    const size_t bytes = (size_t)(4 * (sizes[0] + sizes[1]) + 8 * sizes[2]);
+    if (real) CHECK(sizes[0] > (int64_t)1 << 32 && sizes[1] > (int64_t)1 << 31);
+    if (device_memory_free() < bytes + ((size_t)1 << 30))
+        SKIP("needs %.0f GB of free GPU memory", (double)bytes * 1e-9 + 1);
+
+    OnDevice d;
+    std::vector<int32_t> cu_seqlens((size_t)num_docs + 1);
+    for (int i = 0; i <= num_docs; i++) cu_seqlens[(size_t)i] = i * len;
+    plan_on_device(&d, cu_seqlens.data(), num_docs, heads);
+    d.qkv = (floatX *)device_malloc((size_t)sizes[0] * 2),
+    d.dqkv = (floatX *)device_malloc((size_t)sizes[0] * 2);
+    d.dout = (floatX *)device_malloc((size_t)sizes[1] * 2),
+    d.out = (floatX *)device_malloc((size_t)sizes[1] * 2);
+    d.lse = (float *)device_malloc((size_t)sizes[2] * 4),
+    d.delta = (float *)device_malloc((size_t)sizes[2] * 4);
+    CHECK(d.qkv && d.dqkv && d.dout && d.out && d.lse && d.delta);
+    device_zero(d.qkv, (size_t)sizes[0] * 2), device_zero(d.dqkv, (size_t)sizes[0] * 2);
+    device_zero(d.dout, (size_t)sizes[1] * 2), device_zero(d.out, (size_t)sizes[1] * 2);
+
+    int docs[8] = {0}, n = 1;  // ascending
+    for (int64_t at : {(int64_t)1 << 31, (int64_t)1 << 32, INT64_MAX})
+        for (int64_t width : {row, orow}) {
+            const int64_t doc = at / width / len;
+            docs[n++] = doc < num_docs ? (int)doc : num_docs - 1;
+        }
+    std::vector<Batch> alone;
+    for (int i = 0; i < n; i++) {
+        alone.push_back(random_batch(heads, &len, 1, 1));
+        device_upload(d.qkv + (int64_t)docs[i] * len * row, alone[(size_t)i].qkv,
+                      (size_t)(len * row) * 2);
+        device_upload(d.dout + (int64_t)docs[i] * len * orow, alone[(size_t)i].dout,
+                      (size_t)(len * orow) * 2);
+    }
+    launch(d, heads);
+    int compared = 0;
+    for (int i = 0; i < n; i++) {
+        bool again = false;  // a later one lies on top
+        for (int j = i + 1; j < n; j++) again = again || docs[j] == docs[i];
+        if (again) continue;
+        Batch far = new_batch(heads, &len, 1, 0);
+        device_download(far.out, d.out + (int64_t)docs[i] * len * orow, (size_t)(len * orow) * 2);
+        device_download(far.dqkv, d.dqkv + (int64_t)docs[i] * len * row, (size_t)(len * row) * 2);
+        for (int h = 0; h < heads.num_heads; h++)
+            device_download(far.lse + h * len, d.lse + h * T + (int64_t)docs[i] * len,
+                            (size_t)len * 4);
+        run(&alone[(size_t)i]);
+        check_same_doc("far away", far, 0, alone[(size_t)i], 0);
+        free_batch(far);
+        compared++;
+    }
+    printf("    %lld tokens, %.1f GB, %d documents compared\n", (long long)T, (double)bytes * 1e-9,
+           compared);
+    for (Batch &b : alone) free_batch(b);
+    device_free(d.dqkv), device_free(d.out), device_free(d.lse), device_free(d.delta);
+    free_inputs(d);
 }
 
 TEST_MAIN()
