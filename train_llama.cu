@@ -266,11 +266,17 @@ typedef struct {
     bool ended;
 } Text;
 
+// Tokens a text may have, so that all texts of a round fit into one batch.
+static int32_t sample_room(void) {
+    int32_t share = o.num_samples ? o.micro_batch_tokens / o.num_samples : 0;
+    return share < o.max_seqlen ? share : o.max_seqlen;
+}
+
 // The prompt, or the first tokens of a validation (or training) document.
 static bool begin_text(Text *text, int number, int32_t capacity, Error *err) {
     const int32_t borrowed = 16;
     Dataset *ds = run.has_val ? &run.val : &run.train;
-    if (o.prompt && run.has_tokenizer) {
+    if (o.prompt) {
         int64_t n = tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), text->tokens,
                                      capacity / 2, err);
         if (n < 0) return false;
@@ -334,8 +340,7 @@ static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits,
 static void print_samples(LlamaModel *m, int64_t step) {
     Error err = {0, "", ""};
     if (o.num_samples == 0) return;
-    int32_t room = m->sizes.capacity / o.num_samples;
-    if (room > o.max_seqlen) room = o.max_seqlen;
+    const int32_t room = sample_room();
     if (room < 2 || o.num_samples > m->head_chunk) return;
     Text *texts = (Text *)host_calloc((size_t)o.num_samples, sizeof(Text), "samples");
     int32_t *tokens =
@@ -893,6 +898,20 @@ static void open_tokenizer(void) {
     }
 }
 
+// A prompt that cannot be used is found out before the training, not after it.
+static void check_prompt(void) {
+    Error err = {0, "", ""};
+    if (!o.prompt || o.num_samples == 0) return;
+    if (!run.has_tokenizer)
+        usage_error("leave it out, or put tokenizer.json into the directory of --model or --train",
+                    "--prompt needs a tokenizer, and there is none");
+    int32_t *ids = (int32_t *)host_calloc((size_t)sample_room(), sizeof(int32_t), "prompt");
+    int64_t n =
+        tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), ids, sample_room() / 2, &err);
+    free(ids);
+    must(n >= 0, &err);
+}
+
 static void make_loader_settings(void) {
     Error err = {0, "", ""};
     LoaderSettings *s = &run.loader_settings;
@@ -1143,6 +1162,7 @@ int main(int argc, char **argv) {
     check_config_of_checkpoint();
     open_data();
     open_tokenizer();
+    check_prompt();
     make_loader_settings();
     load_validation();
     int64_t log_bytes =

@@ -60,7 +60,8 @@ static inline int64_t gpt2_decode(const char *text, unsigned char *out) {
         int code = *p++;
         if (code >= 0xc2 && code < 0xc8 && (*p & 0xc0) == 0x80)
             code = (code & 31) << 6 | (*p++ & 63);
-        else if (code >= 0x80) return -1;
+        else if (code >= 0x80)
+            return -1;
         if (byte_of[code] < 0) return -1;
         out[n++] = (unsigned char)byte_of[code];
     }
@@ -206,8 +207,10 @@ static inline bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names,
         if (item && cJSON_IsObject(item)) item = json_member(item, "content");
         if (!item || !cJSON_IsString(item)) continue;
         const int32_t id = token_names_find(names, item->valuestring);
-        if (i == 0) t->bos = id;
-        else t->eos = id;
+        if (i == 0)
+            t->bos = id;
+        else
+            t->eos = id;
     }
     cJSON_Delete(root);
     return true;
@@ -306,7 +309,8 @@ static inline int64_t tokenizer_encode(const Tokenizer *t, const char *text, siz
         return -1;
     }
     if ((uint64_t)n + (t->bos >= 0) > (uint64_t)(capacity < 0 ? 0 : capacity)) {
-        error_set(err, EXIT_USAGE, "", "prompt: %zu tokens, expected at most %lld", n,
+        error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+                  "prompt: %zu tokens, expected at most %lld", n,
                   (long long)capacity - (t->bos >= 0));
         return -1;
     }

@@ -154,6 +154,10 @@ wait $owner
 status=$?
 cp long.txt out.txt
 if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
+expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 --prompt "$(seq -s ' ' 200)"
+mv corpus/tokenizer.json tokenizer.aside
+expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
+mv tokenizer.aside corpus/tokenizer.json
 expect diverged 7 'training diverged' "${run[@]}" --out nan --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 50 --max-skips 2
 python3 - <<'PY' > out.txt 2>&1 && ok diverged_log_is_valid_json || bad diverged_log_is_valid_json ''
 import json

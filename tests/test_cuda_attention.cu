@@ -35,10 +35,15 @@ static const Twin &twin() {
     static Twin t = twin_open();
     return t;
 }
+// At most 16: a container may show more cores than it may use.
+static int num_cores() {
+    const int n = (int)std::thread::hardware_concurrency();
+    return n < 1 ? 1 : at_most(n, 16);
+}
 // f(0) to f(n - 1) on all cores, in any order. They must not CHECK: that leaves by longjmp.
 template <class F>
 static void in_parallel(int64_t n, F f) {
-    static const int64_t cores = (int64_t)std::thread::hardware_concurrency();
+    static const int64_t cores = num_cores();
     std::atomic<int64_t> next(0);
     auto work = [&] {
         for (int64_t i; (i = next++) < n;) f(i);
@@ -499,8 +504,8 @@ static void check_keys(const Comparison &c, int doc, int kv, int first, int end,
     }
 }
 
-// Every result of every document, in pieces of 32 rows of a head. Costs about 1.5 ns for each
-// (query, key, column) of a head, twice, on one core.
+// Every result of every document, in pieces of 32 rows of a head. Costs about 2.5 ns for each
+// (query, key, column) of a query head, on one core.
 template <int D>
 static void compare(const Comparison &c) {
     enum { ROWS = 32 };
@@ -887,7 +892,7 @@ static bool real_sizes() {
     const char *full = getenv("UNPAD_FULL");
     if (!full || !*full) SKIP("real sizes: set UNPAD_FULL=1 on a GPU");
     static bool told;  // the twin starts with two threads
-    const DeviceOptions all_cores = {0, "own", 0, 1};
+    const DeviceOptions all_cores = {num_cores(), "own", 0, 1};
     if (!told) open_device(), twin().device_init(&all_cores);
     told = true;
     return strcmp(full, "small") != 0;
@@ -936,9 +941,9 @@ static Batch random_batch(HeadShape heads, const std::vector<int> &lengths, doub
     return random_batch(heads, lengths.data(), (int)lengths.size(), scale);
 }
 
-// The grid. The CPU side (inputs, twin, comparison) may take 90 s of 16 cores. Planned: about
-// 1.6e11 (query, key, column) of a head, 2 x 1.5 ns each, makes 30 s; inputs and copies 20 s more.
-// A case says what it took.
+// The grid. The CPU side (inputs, twin, comparison) may take 90 s of 16 cores. Planned: 1.9e11
+// (query, key, column) of query heads at 2.5 ns make 30 s, inputs and copies about 20 s more. Each
+// case says what it took.
 static const HeadShape grid_heads[] = {{1, 1, 64},  {4, 1, 64},   {9, 3, 64},   {15, 5, 64},
                                        {32, 8, 64}, {32, 32, 64}, {1, 1, 128},  {4, 1, 128},
                                        {9, 3, 128}, {15, 5, 128}, {32, 8, 128}, {32, 32, 128}};
@@ -960,8 +965,8 @@ static void grid_run(Grid *g, HeadShape heads, const std::vector<int> &lengths, 
     against_twin(heads, lengths.data(), (int)lengths.size(), scale);
 }
 static void grid_end(const Grid &g) {
-    printf("    %d layouts, %.3g tokens, %.2g query-key-columns in %.1f s on %u cores\n", g.layouts,
-           g.tokens, g.work, seconds() - g.start, std::thread::hardware_concurrency());
+    printf("    %d layouts, %.3g tokens, %.2g query-key-columns in %.1f s on %d cores\n", g.layouts,
+           g.tokens, g.work, seconds() - g.start, num_cores());
 }
 
 // Heads that the small form leaves out
@@ -975,17 +980,17 @@ TEST(real_grid_edge_lengths) {
     Grid g = grid_start();
     int shape = 0;
     for (const HeadShape &heads : grid_heads) {
-        const int pair_step = g.real ? heads.num_heads == 32 ? 4 : 1 : 61,
-                  triples = g.real ? 40 : 1;
+        int pair_step = heads.num_heads == 32 ? 4 : 1, triples = 40;
+        if (!g.real) pair_step = 61, triples = 1;
         shape++;
         if (left_out(g, heads)) continue;
         for (int n = 0; n < GRID; n += g.real ? 1 : 5) grid_run(&g, heads, {grid_lengths[n]}, 1);
         for (int n = shape % pair_step; n < GRID * GRID; n += pair_step)
             grid_run(&g, heads, {grid_lengths[n / GRID], grid_lengths[n % GRID]}, 1);
         for (int n = 0; n < triples; n++) {
-            const int a = grid_lengths[test_rng_below(GRID)],
-                      b = grid_lengths[test_rng_below(GRID)];
-            grid_run(&g, heads, {a, b, grid_lengths[test_rng_below(GRID)]}, 1 + n % 3 * 2);
+            std::vector<int> lengths;
+            for (int i = 0; i < 3; i++) lengths.push_back(grid_lengths[test_rng_below(GRID)]);
+            grid_run(&g, heads, lengths, 1 + n % 3 * 2);  // inputs of scale 1, 3, 5
         }
     }
     grid_end(g);
@@ -1111,7 +1116,7 @@ __global__ void traffic(uint4 *x, int64_t n) {
     }
 }
 
-// A result on the device, its first value and what counts differences from it
+// A result on the device and its first value
 struct Result {
     void *now, *first;
     int64_t bytes;
@@ -1187,6 +1192,14 @@ TEST(real_1000_repeats_under_traffic) {
     free_batch(b);
 }
 
+template <class T>
+static T *zeros_on_device(int64_t n) {
+    T *p = (T *)device_malloc((size_t)n * sizeof(T));
+    CHECK(p != NULL);
+    device_zero(p, (size_t)n * sizeof(T));
+    return p;
+}
+
 // Offsets beyond 2^31 and 2^32 elements. All documents are zero but the first, the last and those
 // where an offset passes 2^31 or 2^32: these must give the bits that they give alone.
 TEST(real_offsets_of_more_than_32_bits) {
@@ -1194,25 +1207,19 @@ TEST(real_offsets_of_more_than_32_bits) {
     const HeadShape heads = real ? HeadShape{32, 8, 64} : HeadShape{4, 1, 64};
     const int len = real ? 128 : 65, num_docs = real ? 11800 : 6;
     const int64_t T = (int64_t)num_docs * len, row = qkv_row(heads), orow = out_row(heads);
-    const int64_t sizes[] = {T * row, T * orow, T * heads.num_heads};  // elements
-    const size_t bytes = (size_t)(4 * (sizes[0] + sizes[1]) + 8 * sizes[2]);
-    if (real) CHECK(sizes[0] > (int64_t)1 << 32 && sizes[1] > (int64_t)1 << 31);
-    if (device_memory_free() < bytes + ((size_t)1 << 30))
-        SKIP("needs %.0f GB of free GPU memory", (double)bytes * 1e-9 + 1);
+    const int64_t rows = T * heads.num_heads;  // of lse and delta
+    const double bytes = 4.0 * (double)(T * (row + orow)) + 8.0 * (double)rows;
+    if (real) CHECK(T * row > (int64_t)1 << 32 && T * orow > (int64_t)1 << 31);
+    if ((double)device_memory_free() < bytes + 1e9)
+        SKIP("needs %.0f GB of free GPU memory", bytes * 1e-9 + 1);
 
     OnDevice d;
     std::vector<int32_t> cu_seqlens((size_t)num_docs + 1);
     for (int i = 0; i <= num_docs; i++) cu_seqlens[(size_t)i] = i * len;
     plan_on_device(&d, cu_seqlens.data(), num_docs, heads);
-    d.qkv = (floatX *)device_malloc((size_t)sizes[0] * 2),
-    d.dqkv = (floatX *)device_malloc((size_t)sizes[0] * 2);
-    d.dout = (floatX *)device_malloc((size_t)sizes[1] * 2),
-    d.out = (floatX *)device_malloc((size_t)sizes[1] * 2);
-    d.lse = (float *)device_malloc((size_t)sizes[2] * 4),
-    d.delta = (float *)device_malloc((size_t)sizes[2] * 4);
-    CHECK(d.qkv && d.dqkv && d.dout && d.out && d.lse && d.delta);
-    device_zero(d.qkv, (size_t)sizes[0] * 2), device_zero(d.dqkv, (size_t)sizes[0] * 2);
-    device_zero(d.dout, (size_t)sizes[1] * 2), device_zero(d.out, (size_t)sizes[1] * 2);
+    d.qkv = zeros_on_device<floatX>(T * row), d.dqkv = zeros_on_device<floatX>(T * row);
+    d.dout = zeros_on_device<floatX>(T * orow), d.out = zeros_on_device<floatX>(T * orow);
+    d.lse = zeros_on_device<float>(rows), d.delta = zeros_on_device<float>(rows);
 
     int docs[8] = {0}, n = 1;  // ascending
     for (int64_t at : {(int64_t)1 << 31, (int64_t)1 << 32, INT64_MAX})
@@ -1222,30 +1229,30 @@ TEST(real_offsets_of_more_than_32_bits) {
         }
     std::vector<Batch> alone;
     for (int i = 0; i < n; i++) {
-        alone.push_back(random_batch(heads, &len, 1, 1));
-        device_upload(d.qkv + (int64_t)docs[i] * len * row, alone[(size_t)i].qkv,
-                      (size_t)(len * row) * 2);
-        device_upload(d.dout + (int64_t)docs[i] * len * orow, alone[(size_t)i].dout,
-                      (size_t)(len * orow) * 2);
+        const Batch b = random_batch(heads, &len, 1, 1);
+        const int64_t start = (int64_t)docs[i] * len;
+        device_upload(d.qkv + start * row, b.qkv, (size_t)(len * row) * sizeof(floatX));
+        device_upload(d.dout + start * orow, b.dout, (size_t)(len * orow) * sizeof(floatX));
+        alone.push_back(b);
     }
     launch(d, heads);
     int compared = 0;
     for (int i = 0; i < n; i++) {
+        const int64_t start = (int64_t)docs[i] * len;
         bool again = false;  // a later one lies on top
         for (int j = i + 1; j < n; j++) again = again || docs[j] == docs[i];
         if (again) continue;
         Batch far = new_batch(heads, &len, 1, 0);
-        device_download(far.out, d.out + (int64_t)docs[i] * len * orow, (size_t)(len * orow) * 2);
-        device_download(far.dqkv, d.dqkv + (int64_t)docs[i] * len * row, (size_t)(len * row) * 2);
+        device_download(far.out, d.out + start * orow, (size_t)(len * orow) * sizeof(floatX));
+        device_download(far.dqkv, d.dqkv + start * row, (size_t)(len * row) * sizeof(floatX));
         for (int h = 0; h < heads.num_heads; h++)
-            device_download(far.lse + h * len, d.lse + h * T + (int64_t)docs[i] * len,
-                            (size_t)len * 4);
+            device_download(far.lse + h * len, d.lse + h * T + start, (size_t)len * sizeof(float));
         run(&alone[(size_t)i]);
         check_same_doc("far away", far, 0, alone[(size_t)i], 0);
         free_batch(far);
         compared++;
     }
-    printf("    %lld tokens, %.1f GB, %d documents compared\n", (long long)T, (double)bytes * 1e-9,
+    printf("    %lld tokens, %.1f GB, %d documents compared\n", (long long)T, bytes * 1e-9,
            compared);
     for (Batch &b : alone) free_batch(b);
     device_free(d.dqkv), device_free(d.out), device_free(d.lse), device_free(d.delta);

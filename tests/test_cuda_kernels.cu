@@ -352,23 +352,25 @@ static const int SOME_C[] = {64, 192, 576, 2048, 4096};
     for (size_t x_##_at = 0; x_##_at < sizeof list_ / sizeof *list_; x_##_at++) \
         for (type_ x_ = list_[x_##_at], *once_##x_ = &x_; once_##x_; once_##x_ = NULL)
 
+static void check_rows(int64_t n, int C) {
+    next_shape();
+    const int64_t T = 2 * n + 1;
+    int32_t *rows = host_ints(n);
+    for (int64_t i = 0; i < n; i++) rows[i] = (int32_t)(2 * i + test_rng_below(2));
+    Tensor all = tensor("all", true, T, C, 1), some = tensor("some", true, n, C, 0);
+    Tensor back = tensor("back", true, T, C, 0), *out[] = {&some}, *out_back[] = {&back};
+    const int32_t *d_rows = ints(rows, n);
+    run(out, 1, [&] { gather_rows(bf(some), bf(all), d_rows, n, C); });
+    twin.gather_rows(some.host, all.host, rows, n, C);
+    check_exact(some);
+    run(out_back, 1, [&] { scatter_rows(bf(back), bf(some), d_rows, n, T, C); });
+    twin.scatter_rows(back.host, some.host, rows, n, T, C);
+    check_exact(back);
+}
+
 TEST(gather_and_scatter_rows) {
     start();
-    FOR_EACH(const int64_t, n, SOME_T) FOR_EACH(const int, C, SOME_C) {
-        next_shape();
-        const int64_t T = 2 * n + 1;
-        int32_t *rows = host_ints(n);
-        for (int64_t i = 0; i < n; i++) rows[i] = (int32_t)(2 * i + test_rng_below(2));
-        Tensor all = tensor("all", true, T, C, 1), some = tensor("some", true, n, C, 0);
-        Tensor back = tensor("back", true, T, C, 0), *out[] = {&some}, *out_back[] = {&back};
-        const int32_t *d_rows = ints(rows, n);
-        run(out, 1, [&] { gather_rows(bf(some), bf(all), d_rows, n, C); });
-        twin.gather_rows(some.host, all.host, rows, n, C);
-        check_exact(some);
-        run(out_back, 1, [&] { scatter_rows(bf(back), bf(some), d_rows, n, T, C); });
-        twin.scatter_rows(back.host, some.host, rows, n, T, C);
-        check_exact(back);
-    }
+    FOR_EACH(const int64_t, n, SOME_T) FOR_EACH(const int, C, SOME_C) check_rows(n, C);
 }
 
 // Tokens of a small vocabulary, one of them at `frequent` of 16 places, and their sorted positions
@@ -642,18 +644,20 @@ static double device_double(double start_value, Op op) {
     return got[0];
 }
 
+static void check_sum_of_losses(int64_t T) {
+    next_shape();
+    Tensor losses = tensor("losses", false, T, 1, 5);
+    double want = 7.5;
+    twin.losses_sum(&want, losses.host, T);
+    const double got = device_double(7.5, [&](double *s) { losses_sum(s, fp(losses), T); });
+    CHECK_MSG(fabs(got - want) <= 1e-11 * (double)(T + 1), "T %lld: %.17g, twin %.17g",
+              (long long)T, got, want);
+}
+
 TEST(sum_of_losses) {
     start();
     const int64_t lengths[] = {0, 1, 5, 255, 256, 257, 5000};
-    FOR_EACH(const int64_t, T, lengths) {
-        next_shape();
-        Tensor losses = tensor("losses", false, T, 1, 5);
-        double want = 7.5;
-        twin.losses_sum(&want, losses.host, T);
-        const double got = device_double(7.5, [&](double *s) { losses_sum(s, fp(losses), T); });
-        CHECK_MSG(fabs(got - want) <= 1e-11 * (double)(T + 1), "T %lld: %.17g, twin %.17g",
-                  (long long)T, got, want);
-    }
+    FOR_EACH(const int64_t, T, lengths) check_sum_of_losses(T);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -704,19 +708,21 @@ TEST(matmul_of_many_lengths) {
 // ------------------------------------------------------------------------------------------------
 // Optimizer
 
+static void check_norm_of_gradients(int64_t n) {
+    next_shape();
+    Tensor x = tensor("x", false, n, 1, 1e3);
+    double want = 0.25;
+    twin.global_norm_squared(&want, x.host, (size_t)n);
+    const double got =
+        device_double(0.25, [&](double *s) { global_norm_squared(s, fp(x), (size_t)n); });
+    CHECK_MSG(fabs(got - want) <= 1e-12 * want, "n %lld: %.17g, twin %.17g", (long long)n, got,
+              want);
+}
+
 TEST(norm_of_gradients) {
     start();
     const int64_t lengths[] = {0, 1, 3, 4, 5, 1023, 4096, 4097, 300001};
-    FOR_EACH(const int64_t, n, lengths) {
-        next_shape();
-        Tensor x = tensor("x", false, n, 1, 1e3);
-        double want = 0.25;
-        twin.global_norm_squared(&want, x.host, (size_t)n);
-        const double got =
-            device_double(0.25, [&](double *s) { global_norm_squared(s, fp(x), (size_t)n); });
-        CHECK_MSG(fabs(got - want) <= 1e-12 * want, "n %lld: %.17g, twin %.17g", (long long)n, got,
-                  want);
-    }
+    FOR_EACH(const int64_t, n, lengths) check_norm_of_gradients(n);
 }
 
 // Squares that fp32 cannot hold
@@ -733,23 +739,29 @@ TEST(norm_of_huge_and_tiny_gradients) {
     }
 }
 
+static void check_clip(double norm, double loss, float limit) {
+    StepScalars *device = (StepScalars *)device_block(sizeof *device);
+    StepScalars want = {loss, norm, 0, 0}, got = want;
+    device_upload(device, &got, sizeof got);
+    clip_scale(device, limit);
+    device_download(&got, device, sizeof got);
+    twin.clip_scale(&want, limit);
+    CHECK_MSG(got.scale == want.scale, "norm %g, limit %g: scale %.9g, twin %.9g", norm, limit,
+              got.scale, want.scale);
+    CHECK(got.grad_norm == want.grad_norm || isnan(want.grad_norm));
+    CHECK(memcmp(&got, &want, 2 * sizeof(double)) == 0);
+}
+
 TEST(clip_factor) {
     start();
     const double norms[] = {0, 0.25, 1, 9.3, 1e300, INFINITY, NAN};
     const double losses[] = {3.5, INFINITY, NAN};
     const float limits[] = {1, 0, -1, 0.01f};
-    StepScalars *device = (StepScalars *)device_block(sizeof *device);
     FOR_EACH(const double, norm, norms)
-    FOR_EACH(const double, loss, losses) FOR_EACH(const float, limit, limits) {
-        StepScalars want = {loss, norm, 0, 0}, got = want;
-        device_upload(device, &got, sizeof got);
-        clip_scale(device, limit);
-        device_download(&got, device, sizeof got);
-        twin.clip_scale(&want, limit);
-        CHECK_MSG(got.scale == want.scale, "norm %g, limit %g: scale %.9g, twin %.9g", norm, limit,
-                  got.scale, want.scale);
-        CHECK(got.grad_norm == want.grad_norm || isnan(want.grad_norm));
-        CHECK(memcmp(&got, &want, 2 * sizeof(double)) == 0);
+    FOR_EACH(const double, loss, losses)
+    FOR_EACH(const float, limit, limits) {
+        next_shape();
+        check_clip(norm, loss, limit);
     }
 }
 
@@ -852,6 +864,31 @@ TEST(adamw_with_scale_zero_changes_nothing) {
     for (int i = 0; i < 4; i++)
         CHECK_MSG(memcmp(outs[i]->start, outs[i]->result, all_bytes(outs[i])) == 0, "%s changed",
                   outs[i]->name);
+}
+
+// For compute-sanitizer, whose tools are up to a hundred times slower: every operation once, in
+// every form that has a kernel of its own. Matmul is apart, because its kernels are cuBLASLt's.
+TEST(sanitizer_ops) {
+    start();
+    check_rows(5, 64);
+    check_embedding(97, 192, 3, 8);
+    check_norm_forward(5, 192, true, false, 2);
+    check_norm_forward(2, 4104, false, true, 2);
+    check_norm_backward(34, 192);
+    check_norm_backward(3, 4104);
+    check_rope(5, {3, 1, 64});
+    check_swiglu(5, 512, 2);
+    check_cross_entropy(6, 264, 3);
+    check_cross_entropy(3, 4099, 3);
+    check_sum_of_losses(257);
+    check_norm_of_gradients(4097);
+    check_clip(9.3, 3.5, 1);
+    check_adamw(1003, 0.1f);
+}
+
+TEST(sanitizer_matmul) {
+    start();
+    check_matmul(5, 64, 264);
 }
 
 // No operation allocates device memory.
