@@ -120,7 +120,8 @@ build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
 # ThreadSanitizer: kernels instrumented, the emulator not, because it says itself what is ordered
 build/emu/bugs: build/emu/dev/emu/bugs/bugs.o $(EMU)
 	g++ -pthread $^ -o $@
-TSAN_CXX := $(if $(shell command -v clang++),clang++,g++)
+# clang++ reports more, but its runtime is a package of its own
+TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)
 GCC_ONLY := $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init)
 TSAN    := $(filter-out $(GCC_ONLY) -Werror,$(EMUFLAGS)) -DEMU_TSAN
 build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
