@@ -10,17 +10,21 @@ log=$(mktemp) || exit 1
 work=$(mktemp -d "${TMPDIR:-/tmp}/unpad-gpu-XXXXXX") || exit 1
 export work
 trap 'rm -rf "$log" "$work"' EXIT
-trap 'exit 130' INT TERM
+running=
+trap '[ -z "$running" ] || kill "$running" 2> /dev/null; exit 130' INT TERM
 passed=0 failed=0 not_run=0 skipped=0
 
-# launch LIMIT_S COMMAND...: its output in $log, $status, and in $why what went wrong, or nothing
+# launch LIMIT_S COMMAND...: its output in $log, and in $why what went wrong, or nothing
 launch() {
-    local limit=$1
+    local limit=$1 status
     shift
     start=$SECONDS
-    timeout -k 10 "$limit" "$@" > "$log" 2>&1 < /dev/null
+    # in the background, because bash heeds Ctrl-C only in `wait`
+    timeout -k 10 "$limit" "$@" > "$log" 2>&1 < /dev/null &
+    running=$!
+    wait "$running"
     status=$?
-    why=
+    running='' why=''
     if [ "$status" -eq 124 ] || { [ "$status" -eq 137 ] && [ $((SECONDS - start)) -ge "$limit" ]; }
     then why="not done after $limit s"
     elif [ "$status" -ne 0 ]; then why="exit code $status"
@@ -34,7 +38,7 @@ verdict() {
     else
         failed=$((failed + 1))
         echo "FAILED  $1: $why, $((SECONDS - start)) s"
-        tail -n 25 "$log"
+        grep -avE '^ok ' "$log" | tail -n 40
     fi
 }
 check() {       # check NAME LIMIT_S COMMAND...
@@ -58,7 +62,8 @@ finish_suite() {
         why='no last line with counts'
     fi
     verdict "$1" "$counts"
-    grep -aE '^ +skipped:|^skipped ' "$log"
+    # what was skipped and why, and what cases say of themselves
+    [ -n "$why" ] || grep -aE '^    |^skipped ' "$log"
 }
 left_out() {    # left_out NAME REASON
     not_run=$((not_run + 1))
@@ -107,10 +112,11 @@ long_run() {
         > "$work/cpu.txt" 2>&1 &
     cpu=$!
     for layout in packed padded; do
-        build/cuda/train_llama "${common[@]}" --out "$work/$layout" --steps 200 --layout $layout \
-            > "$work/$layout.txt" 2>&1 || { tail -n 12 "$work/$layout.txt" && kill $cpu; return 1; }
+        build/cuda/train_llama "${common[@]}" --out "$work/$layout" --steps 200 --layout "$layout" \
+            > "$work/$layout.txt" 2>&1 ||
+            { tail -n 12 "$work/$layout.txt"; kill "$cpu"; return 1; }
     done
-    wait $cpu || { tail -n 12 "$work/cpu.txt"; return 1; }
+    wait "$cpu" || { tail -n 12 "$work/cpu.txt"; return 1; }
     python3 - "$work" << 'PY'
 import json, sys
 def losses(name):
@@ -143,8 +149,8 @@ if [ -x "$sanitizer" ]; then
     for tool in memcheck initcheck racecheck synccheck; do
         filter=sanitizer
         case $tool in racecheck | synccheck) filter=sanitizer_ops ;; esac
-        sanitized $tool attention sanitizer
-        sanitized $tool kernels $filter
+        sanitized "$tool" attention sanitizer
+        sanitized "$tool" kernels "$filter"
     done
 else
     left_out sanitizers 'compute-sanitizer is not installed (package cuda-sanitizer)'
