@@ -108,8 +108,8 @@ static void free_batch(Batch b) {
     free(b.lse), free(b.delta);
 }
 
-// Mean 0, variance 1: a sum of four uniforms. Value i depends on the seed and i alone, so that large
-// tensors can be filled by all cores.
+// Mean 0, variance 1: a sum of four uniforms. Value i depends on the seed and i alone, so that all
+// cores can fill a large tensor.
 static float normal_value(uint64_t seed, int64_t i) {
     uint64_t z = seed + (uint64_t)i * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
