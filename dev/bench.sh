@@ -46,7 +46,7 @@ pytorch() {         # pytorch OPTION...
         layouts smollm2-135m 512
         if ./train_llama --bf16-matmul --dry-run --model smollm2-135m --train build/bench \
             --boundary-token 0 > /dev/null 2>&1; then layouts smollm2-135m 350 --bf16-matmul; fi
-        run build/cpu/bench_matmul
+        run build/cpu/bench_matmul -t 1395 -r 5
         run build/cpu/bench_attention
     fi
 } | tee "$out.tmp"
