@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what is missing with apt, or says the exact line. Called by quickstart.sh and test.sh.
-#   setup.sh COMMAND_OR_FILE=PACKAGE ...      present when the command is on PATH or the file exists
+#   setup.sh COMMAND_OR_FILE=PACKAGE ...
+# A package is there when its command is on PATH, or its file (or pattern of files) exists.
 set -euo pipefail
 missing=()
 for pair in "$@"; do
     have=${pair%%=*} package=${pair#*=}
     case $have in
-        /*) [ -e "$have" ] || missing+=("$package") ;;
+        /*) compgen -G "$have" > /dev/null || missing+=("$package") ;;
         *) command -v "$have" > /dev/null || missing+=("$package") ;;
     esac
 done

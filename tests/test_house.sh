@@ -39,6 +39,17 @@ else skip top_level_is_the_agreed_house 'not a git checkout'; fi
 check trainer_is_cpp_for_g++ syntax g++
 if command -v clang++ > /dev/null; then check trainer_is_cpp_for_clang++ syntax clang++
 else skip trainer_is_cpp_for_clang++ 'clang++ is not installed'; fi
+# every C file of the program and its tests, warnings as errors (gcc sees them in the build)
+clang_accepts() {
+    local f
+    for f in kernels/cpu/*.c tests/*.c dev/*.c; do
+        clang -fsyntax-only -fopenmp -std=gnu11 -Wall -Wextra -Werror "$f" || return 1
+    done
+    clang -fsyntax-only -x c -std=gnu11 -Wall -Wextra -Werror train_llama.cu
+}
+if echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2> /dev/null; then
+    check everything_compiles_with_clang clang_accepts
+else skip everything_compiles_with_clang 'clang or its omp.h is not installed'; fi
 if command -v nvcc > /dev/null; then
     check trainer_compiles_under_nvcc nvcc -x cu -std=c++17 -Werror all-warnings -c train_llama.cu -o /dev/null
 else skip trainer_compiles_under_nvcc 'nvcc is not installed'; fi

@@ -24,8 +24,8 @@
 // - tiles 14x32 (0.86) and 12x32 (0.87) against 8x48 (0.90), which loads least for a multiply-add;
 //   6x16 against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
 // - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, to 5 % slower on small layers)
-// - reading whole tiles of A where they lie when its rows are contiguous, unpacked: dinp 2 % faster,
-//   forward the same, in eight turns against each other
+// - reading A where it lies, unpacked, when its rows are contiguous: dinp 2 % faster, forward the
+//   same, in eight turns against each other
 // - packing several panels at once in chunks of 16 or 32 of the depth (2 to 8 % slower than panel
 //   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
 //   difference over 1 %)
