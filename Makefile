@@ -1,7 +1,7 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
 # On a machine with a GPU: `make gpu-check` checks, `make gpu-bench` measures.
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
-#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
+#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)      MPI= (empty: one rank only)
 #   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
 # Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
@@ -25,6 +25,14 @@ endif
 
 comma   := ,
 
+# Many ranks on the CPU need MPI (Open MPI); without it everything else works
+MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
+             echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
+MPI_CFLAGS := $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
+MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
+ON_CPU  := $(CC), $(if $(MPI),MPI found,\
+             no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
+
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
 # order.
 WARN    := -Wall -Wextra $(WERROR)
@@ -47,7 +55,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 
 .PHONY: all test test-programs test-schedules bench gpu-check gpu-bench clean
 all: train_llama
-	@echo "built ./train_llama: backend $(BACKEND),$(if $(filter cuda,$(BACKEND)), $(GPU), $(CC))"
+	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(GPU),$(ON_CPU))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
@@ -69,6 +77,12 @@ build/$(1)/bench_%: build/$(1)/dev/bench_%.o $$(KERNELS:%.c=build/$(1)/%.o)
 .SECONDARY: $$(KERNELS:%.c=build/$(1)/%.o) $$(TESTS:%=build/$(1)/tests/test_%.o)
 endef
 $(eval $(call VARIANT,cpu,$(OPT)))
+build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
+build/cpu/train_llama build/cpu/bench_%: LDLIBS += $(MPI_LIBS)
+# Made anew when MPI has come or gone since the last build
+build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
+build/cpu/mpi-%:
+	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
 $(eval $(call VARIANT,asan,$(ASAN)))
 $(eval $(call VARIANT,fp64,-O2 -DGRADCHECK))
 

@@ -10,7 +10,7 @@
 //
 // A step:  llama_zero_grads
 //          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward
-//          llama_update
+//          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
 #ifndef UNPAD_LLAMA_H
@@ -21,6 +21,7 @@
 #include "data/batch.h"        // defines: Batch
 #include "data/config.h"       // defines: LlamaConfig
 #include "data/io.h"           // defines: Error, host_calloc
+#include "data/plan.h"         // defines: PlanNode, the tree of sums over micro-batches
 #include "data/safetensors.h"  // defines: SafetensorsSet
 #include "kernels/kernels.h"   // defines: every operation on the device
 
@@ -82,6 +83,10 @@ typedef struct {
     floatX *logits;       // (head_chunk, V), becomes dlogits in place
     floatX *head_rows;    // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
+    // with other ranks, or sums in order: one sum for each part of the step
+    double *norm_parts;  // (LLAMA_PIECES) squares of a piece of the gradients
+    double *loss_parts;  // (num_losses)
+    real *collected;     // (num_rounds, num_ranks, LLAMA_COLLECT) every rank's nodes of the tree
 } LlamaScratch;
 
 typedef struct {
@@ -104,16 +109,39 @@ typedef struct {
     bool train;          // gradients and optimizer state
 } LlamaSizes;
 
+// How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
+// in_order does it along the tree of plan.h, so that the bits do not depend on the number of ranks.
+typedef struct {
+    int32_t rank, num_ranks;
+    bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its share only, and updates only that
+    bool in_order;
+    int32_t num_leaves;  // of the tree
+    int32_t num_losses;  // parts that a sum of losses can have
+} LlamaRanks;
+
+// Sums over micro-batches in the order of the tree: what is joined so far, left to right. The last
+// node is in the gradients, those before it in slots.
+typedef struct {
+    PlanNode nodes[PLAN_MAX_NODES];
+    int num_nodes, num_slots, num_rounds;  // rounds: the most nodes that a rank ends with
+    real *slots;                           // (num_slots, num_elements)
+} LlamaSum;
+
 typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSizes sizes;
+    LlamaRanks ranks;
+    LlamaSum sum;
+    // this rank updates elements share[rank] to share[rank + 1]; m and v are here of held_count
+    size_t *share;  // (num_ranks + 1)
+    size_t held_first, held_count;
     int32_t head_chunk;  // tokens whose logits exist at one time
     LlamaTensor *tensors;
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
     size_t num_decayed;   // the matrices come first in the arena
-    // parameter arenas: same offsets in each
+    // parameter arenas: same offsets in each; m and v begin at held_first
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
@@ -126,6 +154,7 @@ typedef struct {
     LlamaScratch scratch;
     real *rope_table;   // (max_seqlen, D/2, 2)
     StepScalars *step;  // device: loss sum, gradient norm, clip factor
+    double *loss_sum;   // device: where the losses of the micro-batch are added
     void *activations_arena, *workspace_arena;
     // the current micro-batch
     LlamaInputs in;
@@ -285,6 +314,25 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
     s->losses = (real *)arena_take(a, T, sizeof(real));
 }
 
+// The norm of the gradients is the sum over this many pieces: a share is a number of whole ones, so
+// that each piece is summed by one rank, and by any rank alike.
+enum { LLAMA_PIECES = 256 };
+static const size_t LLAMA_COLLECT = 1 << 15;  // elements of a share that are added up at a time
+
+static inline bool llama_in_parts(const LlamaModel *m) {
+    return m->ranks.num_ranks > 1 || m->ranks.in_order;
+}
+
+static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
+    LlamaScratch *s = &m->scratch;
+    const size_t ranks = (size_t)m->ranks.num_ranks, rounds = (size_t)m->sum.num_rounds;
+    if (!llama_in_parts(m)) return;
+    s->norm_parts = (double *)arena_take(a, LLAMA_PIECES, sizeof(double));
+    s->loss_parts = (double *)arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
+    if (ranks > 1 && rounds)
+        s->collected = (real *)arena_take(a, rounds * ranks * LLAMA_COLLECT, sizeof(real));
+}
+
 // Positions, batch and everything that lives only inside a step
 static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
     const LlamaConfig *c = &m->config;
@@ -315,6 +363,7 @@ static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
         s->real_dattn = (floatX *)arena_take(a, T * q_dim, sizeof(floatX));
         s->real_dqkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
     }
+    llama_carve_ranks(m, a);
 }
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
@@ -331,6 +380,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     memset(m, 0, sizeof *m);
     m->config = *config;
     m->sizes = sizes;
+    m->ranks.num_ranks = 1;
     HeadShape heads = {config->num_heads, config->num_kv_heads, config->head_dim};
     m->heads = heads;
     m->head_chunk = llama_head_chunk(config, sizes.capacity);
@@ -339,6 +389,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 2 * T + 1 + plan_ints : 0);
     m->staging_ints += T;  // the rows of llama_logits, at the end
     llama_build_tensors(m);
+    m->held_count = m->num_elements;
     size_t layers = (size_t)config->num_layers;
     m->layers = (LlamaLayer *)host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = (LlamaLayerGrads *)host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
@@ -351,6 +402,46 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->memory.optimizer = sizes.train ? 2 * m->num_elements * sizeof(real) : 0;
     m->memory.activations = activations.used;
     m->memory.workspace = workspace.used;
+}
+
+static inline size_t llama_piece(const LlamaModel *m) {
+    return (m->num_elements + LLAMA_PIECES * 64 - 1) / (LLAMA_PIECES * 64) * 64;
+}
+
+static inline void llama_plan_shares(LlamaModel *m) {
+    const size_t ranks = (size_t)m->ranks.num_ranks, n = m->num_elements, piece = llama_piece(m);
+    const size_t pieces = (n + piece - 1) / piece;
+    m->share = (size_t *)host_calloc(ranks + 1, sizeof(size_t), "shares");
+    for (size_t r = 0; r <= ranks; r++) m->share[r] = pieces * r / ranks * piece;
+    m->share[ranks] = n;  // the last piece may be shorter
+}
+
+static inline void llama_plan_sum(LlamaModel *m) {
+    PlanNode nodes[PLAN_MAX_NODES];
+    for (int32_t r = 0; r < m->ranks.num_ranks; r++) {
+        int32_t first, last;
+        int slots;
+        plan_block(m->ranks.num_leaves, r, m->ranks.num_ranks, &first, &last);
+        int rounds = plan_block_nodes(first, last, nodes, &slots);
+        if (rounds > m->sum.num_rounds) m->sum.num_rounds = rounds;
+        if (r == m->ranks.rank) m->sum.num_slots = slots;
+    }
+}
+
+// After llama_plan, when there are other ranks or sums are in order: what this rank then holds.
+static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
+    m->ranks = ranks;
+    llama_plan_shares(m);
+    if (ranks.in_order) llama_plan_sum(m);
+    if (ranks.shard_optimizer) {
+        m->held_first = m->share[ranks.rank];
+        m->held_count = m->share[ranks.rank + 1] - m->held_first;
+    }
+    Arena workspace = {NULL, 0};
+    llama_carve_workspace(m, &workspace);
+    m->memory.workspace = workspace.used;
+    m->memory.grads += (size_t)m->sum.num_slots * m->num_elements * sizeof(real);
+    m->memory.optimizer = 2 * m->held_count * sizeof(real);
 }
 
 static inline size_t llama_memory_total(const LlamaMemory *b) {
@@ -366,14 +457,15 @@ static inline void *llama_alloc(size_t bytes, const char *arena, Error *err) {
 }
 
 static inline void llama_free(LlamaModel *m) {
-    void *arenas[] = {m->weights, m->master_lo,         m->grads,          m->m,
-                      m->v,       m->activations_arena, m->workspace_arena};
+    void *arenas[] = {m->weights, m->master_lo, m->grads,           m->m,
+                      m->v,       m->sum.slots, m->workspace_arena, m->activations_arena};
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) device_free(arenas[i]);
     free(m->tensors);
     free(m->layers);
     free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
+    free(m->share);
     memset(m, 0, sizeof *m);
 }
 
@@ -387,9 +479,11 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         m->master_lo = (uint16_t *)llama_alloc(n * master_lo_bytes(), "weights", err);
     if (m->sizes.train) {
         m->grads = (real *)llama_alloc(n * sizeof(real), "gradients", err);
-        m->m = (real *)llama_alloc(n * sizeof(real), "optimizer", err);
-        m->v = (real *)llama_alloc(n * sizeof(real), "optimizer", err);
+        m->m = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
+        m->v = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
     }
+    size_t slots = (size_t)m->sum.num_slots * n;
+    if (slots) m->sum.slots = (real *)llama_alloc(slots * sizeof(real), "gradients", err);
     m->activations_arena = llama_alloc(m->memory.activations, "activations", err);
     m->workspace_arena = llama_alloc(m->memory.workspace, "workspace", err);
     if (err->code) return false;
@@ -397,8 +491,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     if (m->master_lo) device_zero(m->master_lo, n * master_lo_bytes());
     if (m->sizes.train) {
         device_zero(m->grads, n * sizeof(real));
-        device_zero(m->m, n * sizeof(real));
-        device_zero(m->v, n * sizeof(real));
+        device_zero(m->m, m->held_count * sizeof(real));
+        device_zero(m->v, m->held_count * sizeof(real));
     }
     Arena activations = {(char *)m->activations_arena, 0},
           workspace = {(char *)m->workspace_arena, 0};
@@ -408,6 +502,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     m->staging_host = (int32_t *)host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
+    m->loss_sum = &m->step->loss_sum;
     return true;
 }
 
@@ -569,7 +664,7 @@ static inline void llama_forward(LlamaModel *m) {
     add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
 }
 
-// Losses of the batch without gradients, summed into step->loss_sum.
+// Losses of the batch without gradients, added to *m->loss_sum.
 static inline void llama_head_eval(LlamaModel *m) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
@@ -579,7 +674,7 @@ static inline void llama_head_eval(LlamaModel *m) {
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
         cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
     }
-    losses_sum(&m->step->loss_sum, s->losses, T);
+    losses_sum(m->loss_sum, s->losses, T);
 }
 
 // Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time.
@@ -594,7 +689,7 @@ static inline void llama_head_train(LlamaModel *m, real loss_scale) {
         matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
         matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
     }
-    losses_sum(&m->step->loss_sum, s->losses, T);
+    losses_sum(m->loss_sum, s->losses, T);
 }
 
 // llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
@@ -639,22 +734,155 @@ static inline void llama_backward(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // The step around them
 
+static inline void llama_zero_sums(LlamaModel *m) {
+    device_zero(m->step, sizeof(StepScalars));
+    if (!llama_in_parts(m)) return;
+    device_zero(m->scratch.norm_parts, LLAMA_PIECES * sizeof(double));
+    device_zero(m->scratch.loss_parts, (size_t)m->ranks.num_losses * sizeof(double));
+    m->loss_sum = m->scratch.loss_parts + m->ranks.rank;
+}
+
 static inline void llama_zero_grads(LlamaModel *m) {
     device_zero(m->grads, m->num_elements * sizeof(real));
-    device_zero(m->step, sizeof(StepScalars));
+    llama_zero_sums(m);
+}
+
+// Losses from here on are part `part` of the sum, which no other rank adds to.
+static inline void llama_loss_part(LlamaModel *m, int32_t part) {
+    if (llama_in_parts(m)) m->loss_sum = m->scratch.loss_parts + part;
+}
+
+static inline void llama_sum_losses(LlamaModel *m) {
+    if (!llama_in_parts(m)) return;
+    comm_sum_parts(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
+}
+
+// The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
+static inline void llama_grad_norm(LlamaModel *m) {
+    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_parts;
+    const size_t n = m->num_elements, piece = llama_piece(m);
+    if (!llama_in_parts(m)) {
+        global_norm_squared(sum, m->grads, n);
+        return;
+    }
+    const size_t last = m->share[m->ranks.rank + 1];
+    for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
+        global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
+    comm_sum_parts(sum, parts, LLAMA_PIECES);
+}
+
+static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
+    const size_t held = first - m->held_first;
+    uint16_t *lo = m->master_lo;
+    if (first >= last) return;
+    adamw_update(m->weights + first, lo ? lo + first : NULL, m->m + held, m->v + held,
+                 m->grads + first, m->step, hyper, last - first);
 }
 
 // Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
-// nothing.
+// nothing. With a sharded optimizer the other ranks' weights come from them.
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
-    size_t matrices = m->num_decayed, vectors = m->num_elements - m->num_decayed;
-    uint16_t *lo = m->master_lo;
-    global_norm_squared(&m->step->norm_squared, m->grads, m->num_elements);
+    const size_t first = m->held_first, last = first + m->held_count;
+    size_t border = m->num_decayed < first ? first : m->num_decayed;
+    if (border > last) border = last;
+    llama_sum_losses(m);
+    llama_grad_norm(m);
     clip_scale(m->step, grad_clip);
-    adamw_update(m->weights, lo, m->m, m->v, m->grads, m->step, hyper, matrices);
+    llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
-    adamw_update(m->weights + matrices, lo ? lo + matrices : NULL, m->m + matrices, m->v + matrices,
-                 m->grads + matrices, m->step, hyper, vectors);
+    llama_update_span(m, hyper, border, last);
+    if (m->ranks.shard_optimizer) comm_all_gather_weights(m->weights, m->master_lo, m->share);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Gradients of all micro-batches of all ranks. In order: after each leaf what can be joined is
+// joined, and the rest waits in the slots; then each rank collects the nodes that cover its share
+// and joins them, as one rank alone would have done.
+
+static inline real *llama_slot(LlamaModel *m, int slot) {
+    return m->sum.slots + (size_t)slot * m->num_elements;
+}
+
+// The gradients since the last leaf, which began with zeros, are leaf `leaf`.
+static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
+    LlamaSum *sum = &m->sum;
+    const size_t n = m->num_elements;
+    const int before = sum->num_nodes;
+    sum->num_nodes = plan_add_leaf(sum->nodes, before, leaf);
+    for (int i = before - 1; i >= sum->num_nodes - 1; i--) grads_add(m->grads, llama_slot(m, i), n);
+    if (last) return;
+    device_copy(llama_slot(m, sum->num_nodes - 1), m->grads, n * sizeof(real));
+    device_zero(m->grads, n * sizeof(real));
+}
+
+// Where node `round` of `rank` is collected
+static inline real *llama_collected(const LlamaModel *m, int round, int32_t rank) {
+    const size_t row = (size_t)round * (size_t)m->ranks.num_ranks + (size_t)rank;
+    return m->scratch.collected + row * LLAMA_COLLECT;
+}
+
+// Joins nodes (num_nodes) whose sums are in x (num_nodes, n each) as far as they join; with `all`
+// from the right to one. Returns how many are left.
+static inline int llama_join_nodes(PlanNode *nodes, real **x, int num_nodes, bool all, size_t n) {
+    while (num_nodes > 1 && (all || plan_nodes_join(nodes[num_nodes - 2], nodes[num_nodes - 1]))) {
+        num_nodes--;
+        grads_add(x[num_nodes - 1], x[num_nodes], n);
+        nodes[num_nodes - 1].size *= 2;
+    }
+    return num_nodes;
+}
+
+// Elements [at, at + n) of this rank's share from the collected nodes of all ranks.
+static inline void llama_join_collected(LlamaModel *m, size_t at, size_t n) {
+    const LlamaRanks *ranks = &m->ranks;
+    PlanNode nodes[2 * PLAN_MAX_NODES];
+    real *x[2 * PLAN_MAX_NODES];
+    int joined = 0, unused;
+    for (int32_t r = 0; r < ranks->num_ranks; r++) {
+        PlanNode own[PLAN_MAX_NODES];
+        int32_t first, last;
+        plan_block(ranks->num_leaves, r, ranks->num_ranks, &first, &last);
+        const int count = plan_block_nodes(first, last, own, &unused);
+        for (int i = 0; i < count; i++) {
+            nodes[joined] = own[i];
+            x[joined] = llama_collected(m, i, r);
+            joined = llama_join_nodes(nodes, x, joined + 1, false, n);
+        }
+    }
+    llama_join_nodes(nodes, x, joined, true, n);
+    device_copy(m->grads + m->share[ranks->rank] + at, x[0], n * sizeof(real));
+}
+
+static inline void llama_collect_in_order(LlamaModel *m) {
+    const int32_t rank = m->ranks.rank;
+    const size_t own = m->share[rank + 1] - m->share[rank];
+    size_t longest = 0;
+    for (int32_t r = 0; r < m->ranks.num_ranks; r++)
+        if (m->share[r + 1] - m->share[r] > longest) longest = m->share[r + 1] - m->share[r];
+    for (size_t at = 0; at < longest; at += LLAMA_COLLECT) {
+        // a rank with fewer nodes than others sends its last one again, which nobody looks at
+        for (int i = 0; i < m->sum.num_rounds; i++)
+            comm_collect(llama_collected(m, i, 0),
+                         i < m->sum.num_nodes - 1 ? llama_slot(m, i) : m->grads, m->share, at,
+                         LLAMA_COLLECT);
+        if (at < own)
+            llama_join_collected(m, at, own - at < LLAMA_COLLECT ? own - at : LLAMA_COLLECT);
+    }
+}
+
+// After the last micro-batch: this rank's share of the gradients, or all of them when it updates
+// all, are the sum over all ranks.
+static inline void llama_reduce_grads(LlamaModel *m) {
+    const bool alone = m->ranks.num_ranks == 1;
+    if (m->ranks.in_order && alone)
+        for (int i = m->sum.num_nodes - 2; i >= 0; i--)
+            grads_add(m->grads, llama_slot(m, i), m->num_elements);
+    else if (m->ranks.in_order)
+        llama_collect_in_order(m);
+    else if (!alone)
+        comm_reduce_scatter(m->grads, m->share);
+    if (!alone && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
+    m->sum.num_nodes = 0;
 }
 
 // Waits for the step and reads its loss sum, gradient norm and clip factor.
@@ -818,7 +1046,34 @@ static inline bool llama_save_weights(const LlamaModel *m, const char *path, Saf
     return ok && safetensors_finish(w, err);
 }
 
-// The two moments of AdamW as "m.<name>" and "v.<name>".
+// Elements at .. at + n - 1 of m or v for rank 0, from the ranks that hold them.
+static inline void llama_read_moment(const LlamaModel *m, const real *moment, size_t at, size_t n,
+                                     real *chunk) {
+    size_t first = m->held_first, last = first + m->held_count;
+    if (first < at) first = at;
+    if (last > at + n) last = at + n;
+    if (m->ranks.shard_optimizer) memset(chunk, 0, n * sizeof(real));
+    if (first < last)
+        device_download(chunk + (first - at), moment + (first - m->held_first),
+                        (last - first) * sizeof(real));
+    if (m->ranks.shard_optimizer) comm_merge(chunk, n * sizeof(real));
+}
+
+// The part of the other ranks while rank 0 is in llama_save_optimizer.
+static inline void llama_send_optimizer(const LlamaModel *m) {
+    if (!m->ranks.shard_optimizer) return;
+    real *chunk = (real *)host_calloc(LLAMA_IO_CHUNK, sizeof(real), "optimizer");
+    for (int i = 0; i < 2 * m->num_tensors; i++) {
+        const LlamaTensor *t = &m->tensors[i % m->num_tensors];
+        for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK)
+            llama_read_moment(m, i < m->num_tensors ? m->m : m->v, t->offset + first,
+                              llama_chunk(t, first), chunk);
+    }
+    free(chunk);
+}
+
+// The two moments of AdamW as "m.<name>" and "v.<name>"
+// (an error on rank 0 must not leave the others waiting: all elements are read in any case).
 static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, SafetensorsWriter *w,
                                         Error *err) {
     TensorInfo *infos =
@@ -827,18 +1082,28 @@ static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, S
     llama_tensor_infos(m, "v.", llama_tensor_infos(m, "m.", infos));
     bool ok = safetensors_create(w, path, infos, 2 * m->num_tensors, err);
     const real *moments[2] = {m->m, m->v};
-    for (int i = 0; ok && i < 2 * m->num_tensors; i++) {
+    for (int i = 0; i < 2 * m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i % m->num_tensors];
-        const real *src = moments[i / m->num_tensors] + t->offset;
-        for (size_t first = 0; ok && first < t->count; first += LLAMA_IO_CHUNK) {
+        for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
             size_t n = llama_chunk(t, first);
-            device_download(chunk, src + first, n * sizeof(real));
-            ok = safetensors_write(w, chunk, n * sizeof(real), err);
+            llama_read_moment(m, moments[i / m->num_tensors], t->offset + first, n, chunk);
+            ok = ok && safetensors_write(w, chunk, n * sizeof(real), err);
         }
     }
     free(chunk);
     free(infos);
     return ok && safetensors_finish(w, err);
+}
+
+// Of elements at .. at + n - 1 of m or v, those that this rank holds.
+static inline void llama_write_moment(const LlamaModel *m, real *moment, size_t at, size_t n,
+                                      const float *chunk) {
+    size_t first = m->held_first, last = first + m->held_count;
+    if (first < at) first = at;
+    if (last > at + n) last = at + n;
+    if (first < last)
+        device_upload(moment + (first - m->held_first), chunk + (first - at),
+                      (last - first) * sizeof(float));
 }
 
 static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *err) {
@@ -848,7 +1113,7 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
     bool ok = true;
     for (int i = 0; ok && i < 2 * m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i % m->num_tensors];
-        real *dst = (i < m->num_tensors ? m->m : m->v) + t->offset;
+        real *moment = i < m->num_tensors ? m->m : m->v;
         char name[128];
         snprintf(name, sizeof name, "%s%s", i < m->num_tensors ? "m." : "v.", t->name);
         const TensorInfo *info = safetensors_find(&s, name);
@@ -860,7 +1125,7 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
         for (size_t first = 0; ok && first < t->count; first += LLAMA_IO_CHUNK) {
             size_t n = llama_chunk(t, first);
             ok = safetensors_read_f32(&s, info, chunk, first, n, err);
-            if (ok) device_upload(dst + first, chunk, n * sizeof(float));
+            if (ok) llama_write_moment(m, moment, t->offset + first, n, chunk);
         }
     }
     free(chunk);

@@ -6,6 +6,7 @@
 //   ./train_llama --resume --out run             goes on from the newest checkpoint, bit for bit
 //   ./train_llama --compare                      packed, padded, rows, repad on the same documents
 //   ./train_llama --check-packing                packed against each document alone
+//   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <math.h>
 #include <signal.h>
@@ -33,7 +34,7 @@ typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, dry_run,
         version, boundary_ends;
-    int layout, schedule, long_docs;
+    int layout, schedule, long_docs, zero;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -132,7 +133,10 @@ static const Option option_table[] = {
     {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
      "CPU: matmul inputs in bf16, sums in fp32"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
-     "same bits in every run (the CPU always does)"},
+     "same bits in every run (the CPU always does) and on any number of ranks; takes memory for "
+     "sums over micro-batches in a fixed order"},
+    {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
+     "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
     OPTION_GROUP("instead of training"),
     {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
      "time all layouts on the same documents"},
@@ -164,7 +168,7 @@ typedef struct {
     DirLock lock;
     FILE *log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
-    int failed_saves, skips_in_a_row;
+    int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
     Batch sample_batch;
 } Run;
@@ -198,6 +202,10 @@ static void no_device(const char *what) {
     error_exit(&err);
 }
 
+static void no_ranks(const char *what) {
+    usage_error("CPU: install libopenmpi-dev and run make again; or start one process alone", what);
+}
+
 // The first signal ends the run after the current step, with a checkpoint; the second ends it at
 // once (nothing is ever half-written under its final name).
 static void on_signal(int sig) {
@@ -218,6 +226,11 @@ static void catch_signals(void) {
 // ------------------------------------------------------------------------------------------------
 // The step
 
+// Rank 0 prints, logs and writes; every rank reads.
+static bool speaks(void) { return comm_rank() == 0; }
+
+static bool sums_in_order(void) { return o.deterministic && !o.compare && !o.check_packing; }
+
 static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
     Error err = {0, "", ""};
     must(batch_check(b, m->config.vocab_size, &err), &err);
@@ -227,10 +240,28 @@ static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
     llama_backward(m);
 }
 
+// This rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
+static void train_leaves(LlamaModel *m, const StepData *data, real loss_scale) {
+    const LlamaRanks *ranks = &m->ranks;
+    int32_t first, last, i = 0;
+    plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        llama_loss_part(m, leaf);
+        while (i < data->num_micro &&
+               plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+            train_micro_batch(m, &data->micro[i++], loss_scale);
+        llama_end_leaf(m, leaf, leaf + 1 == last);
+    }
+}
+
 static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper) {
+    const real loss_scale = (real)1 / (real)data->num_targets;
     llama_zero_grads(m);
-    for (int i = 0; i < data->num_micro; i++)
-        train_micro_batch(m, &data->micro[i], (real)1 / (real)data->num_targets);
+    if (m->ranks.in_order)
+        train_leaves(m, data, loss_scale);
+    else
+        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], loss_scale);
+    llama_reduce_grads(m);
     llama_update(m, hyper, o.grad_clip);
     return llama_read_step(m);
 }
@@ -242,13 +273,16 @@ static AdamW adamw_of_step(int64_t step) {
     return hyper;
 }
 
+// Validation is shared out as well: each micro-batch is one part of the sum.
 static double validation_loss(LlamaModel *m, const StepData *data) {
-    device_zero(m->step, sizeof(StepScalars));
+    llama_zero_sums(m);
     for (int i = 0; i < data->num_micro; i++) {
+        llama_loss_part(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
         llama_head_eval(m);
     }
+    llama_sum_losses(m);
     return llama_read_step(m).loss_sum / (double)data->num_targets;
 }
 
@@ -339,7 +373,7 @@ static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits,
 
 static void print_samples(LlamaModel *m, int64_t step) {
     Error err = {0, "", ""};
-    if (o.num_samples == 0) return;
+    if (o.num_samples == 0 || !speaks()) return;
     const int32_t room = sample_room();
     if (room < 2 || o.num_samples > m->head_chunk) return;
     Text *texts = (Text *)host_calloc((size_t)o.num_samples, sizeof(Text), "samples");
@@ -541,21 +575,30 @@ static bool save_model(Checkpoint *ck, LlamaModel *m, Error *err) {
            checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
 }
 
-static bool save_training_state(Checkpoint *ck, LlamaModel *m, Error *err) {
-    char text[16384], path[IO_PATH_MAX];
+static bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
+    char text[16384];
     SafetensorsWriter w;
     size_t n = state_text(text, sizeof text, run.log ? (int64_t)ftell(run.log) : 0);
-    return checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err) &&
-           llama_save_optimizer(m, path, &w, err) &&
+    return llama_save_optimizer(m, path, &w, err) &&
            checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
            checkpoint_write_file(ck, "trainer_state.json", text, n, err);
 }
 
-// name NULL: step-NNNNNNNN with the training state; "final": the model alone.
+// name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks: what each
+// holds of the optimizer state comes to rank 0, unless rank 0 has failed before that.
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
-    bool ok = checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
-              (name != NULL || save_training_state(ck, m, err)) && checkpoint_publish(ck, err);
+    char path[IO_PATH_MAX];
+    bool ok = !speaks() ||
+              (checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
+               checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
+    comm_broadcast(&ok, sizeof ok);
+    if (!speaks()) {
+        if (ok && name == NULL) llama_send_optimizer(m);
+        return true;
+    }
+    ok = ok && (name != NULL || save_training_state(ck, m, path, err)) &&
+         checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
 }
@@ -567,6 +610,7 @@ static void save_or_warn(LlamaModel *m, bool last) {
     double start = now_ms();
     if (save_checkpoint(m, NULL, &err)) {
         run.failed_saves = 0;
+        if (!speaks()) return;
         printf("saved %s/step-%08lld in %.1f s\n", o.out, (long long)run.cursor.step,
                (now_ms() - start) * 1e-3);
         if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
@@ -813,6 +857,94 @@ static int check_packing(LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Ranks: what must be the same on all of them
+
+typedef struct {
+    char name[32];
+    uint64_t hash;
+} RankField;
+enum { MAX_RANK_FIELDS = 128 };
+
+static void rank_field(RankField *fields, int *n, const char *name, const void *data,
+                       size_t bytes) {
+    assert(*n < MAX_RANK_FIELDS);
+    text_copy(fields[*n].name, sizeof fields[*n].name, name);
+    fields[(*n)++].hash = crc32c(0, data, bytes);
+}
+
+// The rest of the array stays zero, so that another version's longer list differs too.
+static void rank_fields(RankField *fields) {
+    char text[8192];
+    int n = 0;
+    uint64_t data[] = {dataset_fingerprint(&run.train),
+                       run.has_val ? dataset_fingerprint(&run.val) : 0};
+    rank_field(fields, &n, "version", UNPAD_VERSION, strlen(UNPAD_VERSION));
+    for (const Option *option = option_table; option->name; option++) {
+        JsonWriter w;
+        json_writer_init(&w, text, sizeof text, 0);
+        json_begin(&w, NULL, '{');
+        options_write_one(option, &w);
+        rank_field(fields, &n, option->name, text, w.n);
+    }
+    rank_field(fields, &n, "model", text,
+               llama_config_text(&run.config, "float32", text, sizeof text));
+    rank_field(fields, &n, "training data", &data[0], sizeof data[0]);
+    rank_field(fields, &n, "validation data", &data[1], sizeof data[1]);
+    rank_field(fields, &n, "checkpoint", run.resume_dir, strlen(run.resume_dir));
+}
+
+// Ranks that were started differently would train something else than any of them was asked for.
+static void check_ranks_agree(void) {
+    Error err = {0, "", ""};
+    const size_t ranks = (size_t)comm_num_ranks(), all = ranks * MAX_RANK_FIELDS;
+    char differing[400] = "";
+    if (ranks == 1) return;
+    RankField *own = (RankField *)host_calloc(MAX_RANK_FIELDS, sizeof *own, "ranks"),
+              *fields = (RankField *)host_calloc(all, sizeof *own, "ranks");
+    rank_fields(own);
+    comm_all_gather_host(fields, own, MAX_RANK_FIELDS * sizeof *own);
+    for (size_t i = MAX_RANK_FIELDS; i < all; i++) {
+        const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
+        char text[64];
+        if (memcmp(first, other, sizeof *first) == 0) continue;
+        snprintf(text, sizeof text, "%s (rank %zu)", first->name[0] ? first->name : other->name,
+                 i / MAX_RANK_FIELDS);
+        llama_list(differing, sizeof differing, text);
+    }
+    free(own);
+    free(fields);
+    if (!differing[0]) return;
+    error_set(
+        &err, EXIT_CHECKPOINT_MISFIT, "start every rank with the same program, flags and files",
+        "ranks: expected the same of every rank as of rank 0, found differences in %s", differing);
+    error_exit(&err);
+}
+
+static void print_ranks(const LlamaModel *m) {
+    const int32_t ranks = m->ranks.num_ranks;
+    if (ranks == 1) return;
+    printf(
+        "ranks   %d, micro-batches %s, %s", ranks,
+        m->ranks.in_order ? "in order, for the same bits on any number of ranks" : "by equal work",
+        m->ranks.shard_optimizer ? "optimizer state shared out: saves" : "all update everything");
+    if (m->ranks.shard_optimizer)
+        printf(" %.1f MiB a rank",
+               2.0 * (double)(m->num_elements - m->held_count) * sizeof(real) / 1048576.0);
+    printf("\n");
+}
+
+// llama_plan for this rank's part of the training.
+static void plan_model(LlamaModel *m, LlamaSizes sizes) {
+    const int32_t ranks = comm_num_ranks(), leaves = run.loader_settings.plan.num_micro;
+    int32_t losses = leaves > ranks ? leaves : ranks;
+    if (run.val_step.plan.num_micro > losses) losses = run.val_step.plan.num_micro;
+    llama_plan(m, &run.config, sizes);
+    LlamaRanks share = {comm_rank(),     ranks,  ranks > 1 && o.zero == 1,
+                        sums_in_order(), leaves, losses};
+    if (ranks > 1 || share.in_order) llama_plan_ranks(m, share);
+}
+
+// ------------------------------------------------------------------------------------------------
 // Set-up
 
 static void check_options(void) {
@@ -926,9 +1058,28 @@ static void make_loader_settings(void) {
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
     s->layout = (Layout)o.layout;
-    s->rank = 0;
-    s->num_ranks = 1;
+    s->rank = comm_rank();
+    s->num_ranks = comm_num_ranks();
+    s->in_order = sums_in_order();
     must(plan_settings_check(&s->plan, &err), &err);
+}
+
+// The rule: every rank has at least one micro-batch of each step.
+static void check_ranks(void) {
+    Error err = {0, "", ""};
+    const int64_t ranks = comm_num_ranks(), micros = o.batch_tokens / o.micro_batch_tokens;
+    char hint[160];
+    if (ranks > 1 && (o.compare || o.check_packing))
+        usage_error("start one process without mpirun",
+                    "--compare and --check-packing work with one rank only");
+    if (micros >= ranks) return;
+    snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %lld",
+             (long long)ranks * o.micro_batch_tokens);
+    error_set(&err, EXIT_USAGE, hint,
+              "%lld ranks: expected at least one micro-batch of a step for each, best as many for "
+              "one as for the other; found %lld (--batch-tokens / --micro-batch-tokens)",
+              (long long)ranks, (long long)micros);
+    error_exit(&err);
 }
 
 // Validation: the first documents of a fixed order, the same for every run and seed.
@@ -940,6 +1091,7 @@ static void load_validation(void) {
     int64_t available = dataset_num_tokens(&run.val),
             wanted = o.val_tokens < available ? o.val_tokens : available;
     s.layout = LAYOUT_PACKED;
+    s.in_order = s.num_ranks > 1 || sums_in_order();
     s.plan.seed = 0;
     s.plan.num_micro = (int32_t)((wanted + s.plan.capacity - 1) / s.plan.capacity);
     double fill = 1e6 * (double)wanted / ((double)s.plan.num_micro * s.plan.capacity);
@@ -984,7 +1136,8 @@ static void print_plan(const LlamaModel *m) {
         layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
         p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
-    printf("memory\n");
+    print_ranks(m);
+    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
     print_bytes("weights", m->memory.weights);
     print_bytes("gradients", m->memory.grads);
     print_bytes("optimizer", m->memory.optimizer);
@@ -1001,7 +1154,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         static LlamaModel trial;
         int32_t middle = low + (high - low + 1) / 2;
         sizes.capacity = middle * 128;
-        llama_plan(&trial, &run.config, sizes);
+        plan_model(&trial, sizes);
         if (llama_memory_total(&trial.memory) <= free_bytes)
             low = middle;
         else
@@ -1035,6 +1188,7 @@ static void check_memory(const LlamaModel *m) {
 static void open_log(int64_t log_bytes) {
     Error err = {0, "", ""};
     char path[IO_PATH_MAX];
+    if (!speaks()) return;
     must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
     bool fresh = !run.resume_dir[0];
     run.log = fopen(path, fresh ? "we" : "r+e");
@@ -1054,6 +1208,8 @@ static void open_log(int64_t log_bytes) {
 static void open_out_dir(void) {
     Error err = {0, "", ""};
     char path[IO_PATH_MAX];
+    comm_barrier();  // every rank's inputs are good, and what it reads has been found
+    if (!speaks()) return;
     must(dir_create_all(o.out, &err), &err);
     must(dir_lock(&run.lock, o.out, &err), &err);
     must(checkpoint_recover(o.out, &err), &err);
@@ -1070,6 +1226,12 @@ static void open_out_dir(void) {
 // The loop
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+// A signal that one rank received is a signal to all, at the same step.
+static bool stop_requested(void) {
+    run.stopped_by = comm_max((int)stop_signal);
+    return run.stopped_by != 0;
+}
 
 static void leave_if_diverged(const StepScalars *s) {
     Error err = {0, "", ""};
@@ -1088,7 +1250,8 @@ static void train(LlamaModel *m) {
     int64_t last_saved = -1;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
-    for (int64_t step = run.cursor.step, first = step; step < o.steps && !stop_signal; step++) {
+    const int64_t first = run.cursor.step;
+    for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
@@ -1124,9 +1287,10 @@ static void train(LlamaModel *m) {
 
 static void finish(LlamaModel *m) {
     Error err = {0, "", ""};
-    if (stop_signal) {
-        printf("stopped by signal %d; --resume goes on from step %lld\n", (int)stop_signal,
+    if (stop_requested()) {
+        printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
+        comm_finalize();
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
@@ -1143,6 +1307,8 @@ static void finish(LlamaModel *m) {
 int main(int argc, char **argv) {
     Error err = {0, "", ""};
     device_prepare_process(argv);
+    const char *missing = comm_init();
+    if (missing) no_ranks(missing);
     options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
     if (o.version) {
         printf("unpad.c %s\n", UNPAD_VERSION);
@@ -1151,10 +1317,11 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     catch_signals();
     check_options();
+    check_ranks();
 
     // inputs are proven good before anything is written
     DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
-    const char *missing = device_init(&device);
+    missing = device_init(&device);
     if (missing) no_device(missing);
     run.backend_bytes = device_memory().bytes_now;
     find_resume_dir();
@@ -1170,7 +1337,8 @@ int main(int argc, char **argv) {
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
-    llama_plan(m, &run.config, sizes);
+    check_ranks_agree();
+    plan_model(m, sizes);
     print_plan(m);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
@@ -1189,5 +1357,6 @@ int main(int argc, char **argv) {
     log_start(run.resume_dir[0] ? "resume" : "start", run.cursor.step);
     train(m);
     finish(m);
+    comm_finalize();
     return EXIT_DONE;
 }

@@ -17,11 +17,13 @@ typedef struct {
     PlanSettings plan;
     Layout layout;
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1 alone
+    bool in_order;  // a rank's micro-batches follow each other (plan_rank_block); else equal work
 } LoaderSettings;
 
 typedef struct {
     Batch *micro;  // (num_micro) this rank's micro-batches
     int32_t num_micro;
+    int32_t *own_micros;   // (num_micro) their numbers in the plan
     int64_t local_tokens;  // rows that the layers of this rank work on, padding included
     // the rest is of the whole step, all ranks
     int64_t step;                      // 0-based
@@ -38,7 +40,7 @@ typedef struct {
     StepPlan plan;
     // kept from step to step
     int32_t num_allocated;
-    int32_t *tokens, *own_micros;
+    int32_t *tokens;
     DocView *views;
     size_t token_capacity, own_capacity, view_capacity;
 } StepData;
@@ -168,7 +170,10 @@ static inline bool loader_load_step(StepData *out, Dataset *ds, const LoaderSett
     const size_t most = (size_t)out->plan.num_micro;
     out->own_micros = (int32_t *)host_grow(out->own_micros, &out->own_capacity, most,
                                            sizeof(int32_t), "the step plan");
-    out->num_micro = plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
+    out->num_micro = s->in_order ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank,
+                                                   s->num_ranks, out->own_micros)
+                                 : plan_rank_micros(&out->plan, s->rank, s->num_ranks,
+                                                    out->own_micros);
     step_data_reserve(out, out->num_micro, s->plan.capacity);
     step_data_count(out, &s->plan, &state);
     out->local_tokens = 0;

@@ -364,19 +364,21 @@ static inline void options_write_choice(const Option *o, JsonWriter *w) {
     json_string(w, o->name, word);
 }
 
-static inline void options_write_json(const Option *table, JsonWriter *w) {
-    for (const Option *o = table; o->name; o++) {
-        switch (o->kind) {
-            case OPTION_KIND_GROUP: break;
-            case OPTION_FLAG: json_bool(w, o->name, *(const bool *)o->address); break;
-            case OPTION_INT: json_int(w, o->name, *(const int *)o->address); break;
-            case OPTION_INT64: json_int(w, o->name, *(const int64_t *)o->address); break;
-            case OPTION_FLOAT: json_float(w, o->name, *(const float *)o->address); break;
-            case OPTION_DOUBLE: json_double(w, o->name, *(const double *)o->address); break;
-            case OPTION_STRING: json_string(w, o->name, *(const char *const *)o->address); break;
-            case OPTION_CHOICE: options_write_choice(o, w); break;
-        }
+static inline void options_write_one(const Option *o, JsonWriter *w) {
+    switch (o->kind) {
+        case OPTION_KIND_GROUP: break;
+        case OPTION_FLAG: json_bool(w, o->name, *(const bool *)o->address); break;
+        case OPTION_INT: json_int(w, o->name, *(const int *)o->address); break;
+        case OPTION_INT64: json_int(w, o->name, *(const int64_t *)o->address); break;
+        case OPTION_FLOAT: json_float(w, o->name, *(const float *)o->address); break;
+        case OPTION_DOUBLE: json_double(w, o->name, *(const double *)o->address); break;
+        case OPTION_STRING: json_string(w, o->name, *(const char *const *)o->address); break;
+        case OPTION_CHOICE: options_write_choice(o, w); break;
     }
+}
+
+static inline void options_write_json(const Option *table, JsonWriter *w) {
+    for (const Option *o = table; o->name; o++) options_write_one(o, w);
 }
 
 #endif

@@ -627,4 +627,68 @@ static inline int32_t plan_rank_micros(const StepPlan *p, int32_t rank, int32_t 
     return n;
 }
 
+// -------------------------------------------------------------------------------------------------
+// Sums that do not depend on the number of ranks. Floating-point addition is not associative, so
+// the order of a step's sum is fixed: a binary tree over M leaves, leaf i holding the micro-batches
+// that plan_leaf gives it. Two neighbours of 2^k leaves join where the left one begins at a
+// multiple of 2^(k+1); what is left over joins from the right. A rank that owns a block of leaves
+// can join inside it, and the ranks together, in any grouping, make the same tree.
+
+typedef struct {
+    int32_t first, size;  // leaves first .. first + size - 1, size a power of two
+} PlanNode;
+
+enum { PLAN_MAX_NODES = 64 };  // a block of up to 2^20 leaves joins to 40 nodes at most
+
+// In packed layout a leaf is one micro-batch; others need more or fewer than M.
+static inline int32_t plan_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves) {
+    return (int32_t)((int64_t)micro * num_leaves / num_micro);
+}
+
+// Of n things in order, those of one rank: *first to *last - 1.
+static inline void plan_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first,
+                              int32_t *last) {
+    *first = (int32_t)((int64_t)n * rank / num_ranks);
+    *last = (int32_t)((int64_t)n * (rank + 1) / num_ranks);
+}
+
+static inline bool plan_nodes_join(PlanNode left, PlanNode right) {
+    return left.size == right.size && left.first % (2 * left.size) == 0;
+}
+
+// The next leaf at the right end of nodes (num_nodes); returns how many there are then.
+static inline int plan_add_leaf(PlanNode *nodes, int num_nodes, int32_t leaf) {
+    PlanNode node = {leaf, 1};
+    while (num_nodes > 0 && plan_nodes_join(nodes[num_nodes - 1], node)) {
+        node = nodes[--num_nodes];
+        node.size *= 2;
+    }
+    nodes[num_nodes] = node;
+    return num_nodes + 1;
+}
+
+// What the leaves first .. last - 1 join to, into nodes (PLAN_MAX_NODES); returns how many. *most:
+// the largest number of them before the last leaf came.
+static inline int plan_block_nodes(int32_t first, int32_t last, PlanNode *nodes, int *most) {
+    int n = 0;
+    *most = 0;
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        if (n > *most) *most = n;
+        n = plan_add_leaf(nodes, n, leaf);
+    }
+    return n;
+}
+
+// Micro-batches of one rank into out (num_micro), in order, for sums over num_leaves leaves.
+static inline int32_t plan_rank_block(const StepPlan *p, int32_t num_leaves, int32_t rank,
+                                      int32_t num_ranks, int32_t *out) {
+    int32_t first, last, n = 0;
+    plan_block(num_leaves, rank, num_ranks, &first, &last);
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const int32_t leaf = plan_leaf(m, p->num_micro, num_leaves);
+        if (leaf >= first && leaf < last) out[n++] = m;
+    }
+    return n;
+}
+
 #endif

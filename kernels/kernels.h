@@ -18,6 +18,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #ifdef BACKEND_CUDA
 #include <cuda_bf16.h>
 #endif
@@ -70,6 +71,8 @@ void device_zero(void *p, size_t bytes);
 void device_upload(void *dst, const void *src_host, size_t bytes);
 void device_download(void *dst_host, const void *src,
                      size_t bytes);  // waits for all work before it
+// Device to device, not overlapping
+void device_copy(void *dst, const void *src, size_t bytes);
 void device_synchronize(void);
 // Allocations made so far (a step after the first makes none), bytes held now and at the peak, and
 // how often the host waited for the device (a step waits once: for its loss).
@@ -218,6 +221,8 @@ void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n
 // ------------------------------------------------------------------------------------------------
 // Optimizer
 
+// sum (n) +=  x (n): gradients of some micro-batches onto those of others
+void grads_add(real *sum, const real *x, size_t n);
 // sum (1) double +=  sum of squares of x (n), in a fixed order
 void global_norm_squared(double *sum, const real *x, size_t n);
 // What the update needs to know, made on the device so that no step reads back:
@@ -237,6 +242,59 @@ typedef struct {
 // weights, master_lo, m, v (n) updated; grads (n) read times step->scale; scale 0 changes nothing.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
+
+// ------------------------------------------------------------------------------------------------
+// Ranks: processes that train together, each with a device of its own. Alone, a process is rank 0
+// of 1: nothing is initialised for it, and every call below changes nothing or only adds up.
+//
+// All ranks make the same calls in the same order, and wait for each other in them. Shares of a
+// flat buffer: rank r owns elements first[r] to first[r+1]; first (num_ranks + 1) host. A failure,
+// and exit() with a code other than 0 before comm_finalize, ends all ranks with that code.
+
+// Ranks that the launcher's environment speaks of; 1 when this process was started alone. srun's
+// number counts only for what srun itself started: a batch script has it too.
+static inline int comm_launched_ranks(void) {
+    const char *n = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!n) n = getenv("PMI_SIZE");
+    if (!n && getenv("PMIX_RANK")) n = getenv("SLURM_NTASKS");
+    if (!n) n = getenv("WORLD_SIZE");
+    int ranks = n ? atoi(n) : 1;
+    return ranks > 1 ? ranks : 1;
+}
+
+// Joins the other ranks, if there are any. NULL, or one line that says what is missing. Rank 0
+// speaks for all: standard output of the others goes nowhere, and what they say on standard error
+// is shown only when they end by a failure that rank 0 does not have as well.
+const char *comm_init(void);
+int comm_rank(void);
+int comm_num_ranks(void);
+int comm_local_rank(void);  // of this rank among those of its machine
+
+// this rank's share of x =  sum over ranks; the rest of x is left undefined. The same bits in every
+// run with the same number of ranks.
+void comm_reduce_scatter(real *x, const size_t *first);
+// every share of x =  its owner's
+void comm_all_gather(real *x, const size_t *first);
+void comm_all_gather_weights(floatX *weights, uint16_t *master_lo, const size_t *first);
+// out (num_ranks, chunk) =  row r: of rank r's x, the elements of this rank's share from `at` on,
+// at most chunk of them. Nothing is added up: whoever needs an order makes it.
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk);
+// parts (n) double =  sum over ranks, then sum (1) double +=  parts[0] + parts[1] + ... in this
+// order. Where each part is of one rank, the others' being 0, the bits do not depend on the number
+// of ranks.
+void comm_sum_parts(double *sum, double *parts, size_t n);
+
+// Small things in host memory: the largest value; rank 0's data
+int comm_max(int value);
+void comm_broadcast(void *data_host, size_t bytes);
+// out (num_ranks, bytes) =  every rank's data
+void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
+// rank 0's data |=  that of the others: where each byte is of one rank, the others' being 0, rank 0
+// then has all of them, whatever they stand for
+void comm_merge(void *data_host, size_t bytes);
+void comm_barrier(void);
+// The last call: after it a rank may exit with any code.
+void comm_finalize(void);
 
 #ifdef __cplusplus
 }

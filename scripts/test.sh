@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang perl=perl python3=python3 git=git \
     /usr/include/stdlib.h=libc6-dev /usr/include/cjson/cJSON.h=libcjson-dev \
     '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
-    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
+    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib \
+    mpirun=openmpi-bin mpicc=libopenmpi-dev
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 make -j"$(nproc)" test-programs > "$log" 2>&1 || {

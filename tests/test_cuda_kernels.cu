@@ -725,6 +725,28 @@ TEST(norm_of_gradients) {
     FOR_EACH(const int64_t, n, lengths) check_norm_of_gradients(n);
 }
 
+TEST(gradients_add_up) {
+    start();
+    const int64_t lengths[] = {0, 1, 255, 256, 4097, 300001};
+    FOR_EACH(const int64_t, n, lengths) {
+        next_shape();
+        Tensor x = tensor("x", false, n, 1, 1), sum = tensor("sum", false, n, 1, 1);
+        Tensor *sums[] = {&sum};
+        run(sums, 1, [&] { grads_add(fp(sum), fp(x), (size_t)n); });
+        twin.grads_add(sum.host, x.host, (size_t)n);
+        check_exact(sum);
+    }
+}
+
+TEST(parts_add_up_in_order) {
+    start();
+    const double parts[] = {1e16, 1, -1e16, 3};  // 1e16 + 1 = 1e16
+    double *device = (double *)device_block(sizeof parts);
+    device_upload(device, parts, sizeof parts);
+    const double got = device_double(0.5, [&](double *s) { comm_sum_parts(s, device, 4); });
+    CHECK(got == 3.5);
+}
+
 // Squares that fp32 cannot hold
 TEST(norm_of_huge_and_tiny_gradients) {
     start();

@@ -17,7 +17,7 @@ includes_only() {
     shift
     ! grep -HoE '#include "[^"]+"' "$@" | grep -vE "\"($allowed)\""
 }
-no_backend_names() { ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_' train_llama.cu llama.h; }
+no_backend_names() { ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h; }
 no_batch_and_time() { ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
 short_lines() { ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0) " columns"; n++ } END { exit n == 0 }' "$@"; }
 fresh_names() { ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE \

@@ -221,6 +221,18 @@ TEST(global_norm_and_clip_scale) {
     device_free(x);
 }
 
+TEST(gradients_and_parts_add_up) {
+    enum { N = 40001 };
+    real *x = random_floats(N, 1, 0), *y = random_floats(N, 1, 0), *sum = zeros(N);
+    device_copy(sum, x, N * sizeof(real));
+    grads_add(sum, y, N);
+    for (int i = 0; i < N; i++) CHECK(sum[i] == x[i] + y[i]);
+    double parts[] = {1e16, 1, -1e16, 3}, total = 0.5;  // 1e16 + 1 = 1e16: the order shows
+    comm_sum_parts(&total, parts, 4);
+    CHECK(total == 3.5);
+    device_free(x), device_free(y), device_free(sum);
+}
+
 TEST(adamw_matches_formula_and_skips_nonfinite_steps) {
     enum { N = 40000 };
     floatX *w = random_floats(N, 1, 0);

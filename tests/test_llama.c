@@ -359,6 +359,41 @@ TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     llama_free(&m);
 }
 
+// The tree, said in another way: the largest power of two of leaves, and the rest.
+static float tree_sum(const float *x, int n) {
+    int left = 1;
+    if (n == 1) return x[0];
+    while (2 * left < n) left *= 2;
+    return tree_sum(x, left) + tree_sum(x + left, n - left);
+}
+
+TEST(sums_in_order_follow_the_tree) {
+    static LlamaModel m;
+    enum { MOST = 23 };
+    Error err = {0};
+    LlamaConfig c = tiny_config(3, 1, 4, false);
+    LlamaSizes sizes = {16, 16, false, true};
+    for (int leaves = 1; leaves <= MOST; leaves++) {
+        LlamaRanks alone = {0, 1, false, true, leaves, leaves};
+        llama_plan(&m, &c, sizes);
+        llama_plan_ranks(&m, alone);
+        CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
+        const size_t n = m.num_elements;
+        float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
+        llama_zero_grads(&m);
+        for (int leaf = 0; leaf < leaves; leaf++) {
+            for (size_t i = 0; i < n; i++)
+                m.grads[i] += x[i * MOST + (size_t)leaf] = (float)test_rng_normal();
+            llama_end_leaf(&m, leaf, leaf + 1 == leaves);
+        }
+        llama_reduce_grads(&m);
+        for (size_t i = 0; i < n; i++)
+            CHECK_MSG(m.grads[i] == tree_sum(x + i * MOST, leaves), "%d leaves, %zu", leaves, i);
+        free(x);
+        llama_free(&m);
+    }
+}
+
 TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);

@@ -447,6 +447,75 @@ TEST(ranks_get_equally_many) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// Sums in order. A sum is stood for by a hash that tells every other way of adding up.
+
+static uint64_t sum_of(uint64_t left, uint64_t right) { return plan_hash(left * 3 + right); }
+
+typedef struct {
+    PlanNode nodes[2 * PLAN_MAX_NODES];
+    uint64_t sums[2 * PLAN_MAX_NODES];
+    int n;
+} Tree;
+
+// A node at the right end, joined with what is there as far as it joins
+static void tree_add(Tree *t, PlanNode node, uint64_t sum) {
+    while (t->n > 0 && plan_nodes_join(t->nodes[t->n - 1], node)) {
+        t->n--;
+        sum = sum_of(t->sums[t->n], sum);
+        node = t->nodes[t->n];
+        node.size *= 2;
+    }
+    t->nodes[t->n] = node;
+    t->sums[t->n++] = sum;
+}
+
+static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
+    Tree all = {0};
+    for (int32_t r = 0; r < ranks; r++) {
+        Tree own = {0};
+        PlanNode nodes[PLAN_MAX_NODES];
+        int32_t first, last;
+        int most;
+        plan_block(leaves, r, ranks, &first, &last);
+        CHECK(last - first >= leaves / ranks && last - first <= (leaves + ranks - 1) / ranks);
+        for (int32_t leaf = first; leaf < last; leaf++) {
+            const PlanNode node = {leaf, 1};
+            tree_add(&own, node, plan_hash((uint64_t)leaf));
+        }
+        CHECK(plan_block_nodes(first, last, nodes, &most) == own.n && most <= PLAN_MAX_NODES);
+        for (int i = 0; i < own.n; i++) {
+            CHECK(nodes[i].first == own.nodes[i].first && nodes[i].size == own.nodes[i].size);
+            tree_add(&all, own.nodes[i], own.sums[i]);
+        }
+    }
+    uint64_t sum = all.sums[all.n - 1];
+    for (int i = all.n - 2; i >= 0; i--) sum = sum_of(all.sums[i], sum);
+    return sum;
+}
+
+TEST(sums_in_order_are_the_same_on_any_number_of_ranks) {
+    for (int32_t leaves = 1; leaves <= 70; leaves++)
+        for (int32_t ranks = 2; ranks <= leaves; ranks++)
+            CHECK_MSG(sum_on_ranks(leaves, ranks) == sum_on_ranks(leaves, 1), "%d leaves, %d ranks",
+                      leaves, ranks);
+}
+
+// In every layout each micro-batch has one leaf and one rank, in order.
+TEST(ranks_own_blocks_of_micro_batches) {
+    int32_t own[100];
+    StepPlan p = {0};
+    for (p.num_micro = 1; p.num_micro <= 100; p.num_micro += 9)
+        for (int32_t ranks = 1; ranks <= 8; ranks++) {
+            int32_t next = 0;
+            for (int32_t r = 0; r < ranks; r++) {
+                const int32_t n = plan_rank_block(&p, 8, r, ranks, own);
+                for (int32_t i = 0; i < n; i++) CHECK(own[i] == next++);
+            }
+            CHECK(next == p.num_micro);
+        }
+}
+
+// -------------------------------------------------------------------------------------------------
 // Long documents
 
 static bool plan_once(StepPlan *p, const Lengths *l, const PlanSettings *s, Error *err) {

@@ -40,6 +40,7 @@ struct Twin {
     void (*gather_rows)(float *, const float *, const int32_t *, int64_t, int64_t);
     void (*scatter_rows)(float *, const float *, const int32_t *, int64_t, int64_t, int64_t);
     void (*global_norm_squared)(double *, const float *, size_t);
+    void (*grads_add)(float *, const float *, size_t);
     void (*clip_scale)(StepScalars *, float);
     void (*adamw_update)(float *, uint16_t *, float *, float *, const float *, const StepScalars *,
                          AdamW, size_t);
@@ -76,6 +77,7 @@ static inline Twin twin_open() {
     TWIN(gather_rows);
     TWIN(scatter_rows);
     TWIN(global_norm_squared);
+    TWIN(grads_add);
     TWIN(clip_scale);
     TWIN(adamw_update);
 #undef TWIN

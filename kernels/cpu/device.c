@@ -72,6 +72,9 @@ void device_download(void *dst_host, const void *src, size_t bytes) {
     if (bytes) memcpy(dst_host, src, bytes);
     memory.waits++;
 }
+void device_copy(void *dst, const void *src, size_t bytes) {
+    if (bytes) memcpy(dst, src, bytes);
+}
 void device_synchronize(void) { memory.waits++; }
 DeviceMemory device_memory(void) { return memory; }
 

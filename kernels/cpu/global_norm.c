@@ -1,5 +1,5 @@
-// Sum of squares over all gradients, and the clip factor. Blocks are fixed by n alone, so that the
-// sum does not depend on the number of threads.
+// Over all gradients: their sum of squares, the clip factor, and adding them up. Blocks are fixed
+// by n alone, so that the sum does not depend on the number of threads.
 
 #include "common.h"
 
@@ -17,7 +17,7 @@ void global_norm_squared(double *sum, const real *x, size_t n) {
     enum { BLOCKS = 256 };
     double partial[BLOCKS];
     size_t block = (n + BLOCKS - 1) / BLOCKS;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n > (1u << 16))
     for (int b = 0; b < BLOCKS; b++) {
         size_t first = b * block < n ? b * block : n;
         size_t last = first + block < n ? first + block : n;
@@ -31,4 +31,14 @@ void clip_scale(StepScalars *step, float max_norm) {
     step->grad_norm = (float)norm;
     step->scale = max_norm > 0 && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
     if (!isfinite(norm) || !isfinite(step->loss_sum)) step->scale = 0;
+}
+
+static CLONES void add_span(real *RESTRICT sum, const real *RESTRICT x, size_t n) {
+    for (size_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+void grads_add(real *sum, const real *x, size_t n) {
+    const size_t span = 1 << 14;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += span) add_span(sum + i, x + i, n - i < span ? n - i : span);
 }

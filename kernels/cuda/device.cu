@@ -216,6 +216,10 @@ void device_download(void *dst_host, const void *src, size_t bytes) {
     memory.waits++;
 }
 
+void device_copy(void *dst, const void *src, size_t bytes) {
+    if (bytes) copy_async(dst, src, bytes, cudaMemcpyDeviceToDevice);
+}
+
 void device_synchronize(void) {
     CUDA_CHECK(cudaStreamSynchronize(stream));
     memory.waits++;

@@ -1,5 +1,6 @@
-// Sum of squares over all gradients, and the clip factor. Each block sums what it meets in steps of
-// the grid, one more block adds the blocks' sums: the order depends on n alone.
+// Over all gradients: their sum of squares, the clip factor, and adding them up. Each block sums
+// what it meets in steps of the grid, one more block adds the blocks' sums: the order depends on n
+// alone.
 
 #include "common.cuh"
 
@@ -65,4 +66,17 @@ __global__ void clip_scale_kernel(StepScalars *step, float max_norm) {
 void clip_scale(StepScalars *step, float max_norm) {
     clip_scale_kernel<<<1, 1, 0, cuda_stream()>>>(step, max_norm);
     LAUNCH_CHECK("clip_scale_kernel");
+}
+
+__global__ void grads_add_kernel(real *__restrict__ sum, const real *__restrict__ x, size_t n) {
+    const size_t step = (size_t)gridDim.x * BLOCK;
+    for (size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += step) sum[i] += x[i];
+}
+
+void grads_add(real *sum, const real *x, size_t n) {
+    if (n == 0) return;
+    const size_t wanted = ceil_div<size_t>(n, 4 * BLOCK), most = 8 * (size_t)cuda_num_sms();
+    const unsigned blocks = (unsigned)(wanted < most ? wanted : most);
+    grads_add_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(sum, x, n);
+    LAUNCH_CHECK("grads_add_kernel");
 }

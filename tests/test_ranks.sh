@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# Many ranks on one machine, one thread each: the same bits on 1, 2 and 4 of them where sums are in
+# order and the same losses where not, checkpoints that any number of ranks goes on from, and a
+# failure of one rank as the end of all. Runs the release build: MPI's own leaks would be the
+# sanitizer's.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/cpu/train_llama}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad ranks XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+skip_all() { skipped=$((skipped + 1)) && echo "skipped ranks: $1" && finish; }
+# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and a line with the pattern; errors are
+# said once, whatever the number of ranks
+expect() {
+    local name=$1 code=$2 pattern=$3 status
+    shift 3
+    timeout -k 5 30 "$@" > "$work/out.txt" 2>&1
+    status=$?
+    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
+    elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
+    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] &&
+        [ "$(grep -c '^error: ' out.txt) $(grep -c '^hint: ' out.txt)" != '1 1' ]; then
+        bad "$name" 'expected exactly one error: line and one hint: line'
+    else ok "$name"; fi
+}
+# same NAME DIR DIR: weights, optimizer state and, where both ran from the start, the log's figures
+same() {
+    local name=$1 f
+    for f in model.safetensors optimizer.safetensors; do
+        cmp "$2/$f" "$3/$f" > out.txt 2>&1 || { bad "$name" "$f differs" && return; }
+    done
+    ok "$name"
+}
+ranks() {       # ranks N COMMAND...
+    local n=$1
+    shift
+    set -- mpirun --allow-run-as-root --oversubscribe -n "$n" "$@"
+    timeout -k 5 30 "$@" > out.txt 2>&1 || bad "${*: -4}" "exit code $?"
+}
+
+command -v mpirun > /dev/null || skip_all 'mpirun is not installed'
+[ -x "$train" ] || skip_all "$train is not built"
+ldd "$train" | grep -q libmpi || skip_all "$train is built without MPI"
+mpi=(mpirun --allow-run-as-root --oversubscribe)
+
+# ---- a tiny model, an uneven corpus, one of a single giant document ---------------------------------
+mkdir tiny text giant
+cat > tiny/config.json <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
+ "eos_token_id": 257}
+JSON
+for i in $(seq 1 60); do
+    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of $((i * i)) says"; done > text/$i.txt
+done
+seq 1 3000 > giant/all.txt
+for c in text giant; do
+    python3 "$root/data/prepare.py" $c --out "$c.bin" --val-frac 0.1 > out.txt 2>&1 ||
+        bad "prepare_$c" "exit code $?"
+done
+common=(--model tiny --from-scratch --train text.bin --max-seqlen 128 --micro-batch-tokens 256
+        --batch-tokens 1536 --val-tokens 1024 --val-every 4 --num-samples 1 --sample-tokens 2
+        --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0)
+run=("$train" "${common[@]}")
+exact=("${run[@]}" --deterministic)
+
+# ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
+ranks 1 "${exact[@]}" --out d1 --steps 8 --save-every 4
+for n in 2 3 4; do
+    ranks $n "${exact[@]}" --out d$n --steps 8 --save-every 4
+    same "deterministic_on_${n}_ranks" d1/step-00000008 d$n/step-00000008
+done
+cat > losses.py <<'PY'
+import json, sys
+def figures(path):
+    lines = [json.loads(l) for l in open(path + "/log.jsonl")]
+    return [(l["step"], l["loss"], l.get("grad_norm", 0), l.get("docs")) for l in lines if "loss" in l]
+bound, runs = float(sys.argv[1]), [figures(p) for p in sys.argv[2:]]
+assert len(runs[0]) >= 8
+for run in runs[1:]:
+    assert len(run) == len(runs[0])
+    for a, b in zip(runs[0], run):
+        assert a[0] == b[0] and a[3] == b[3], (a, b)
+        assert abs(a[1] - b[1]) <= bound * abs(a[1]), (a, b)
+        if bound == 0:
+            assert a == b, (a, b)
+PY
+python3 losses.py 0 d1 d2 d3 d4 > out.txt 2>&1 && ok deterministic_logs_are_equal ||
+    bad deterministic_logs_are_equal ''
+cmp d1/final/model.safetensors d4/step-00000008/model.safetensors > out.txt 2>&1 &&
+    ok final_is_the_last_checkpoint || bad final_is_the_last_checkpoint ''
+ranks 2 "${exact[@]}" --out z0 --steps 8 --zero 0
+same deterministic_zero_0_is_zero_1 d2/step-00000008 z0/step-00000008
+for layout in padded rows; do
+    for n in 1 4; do ranks $n "${exact[@]}" --out $layout$n --steps 2 --layout $layout; done
+    same "deterministic_$layout" ${layout}1/step-00000002 ${layout}4/step-00000002
+done
+for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out g$n --steps 3; done
+same one_giant_document g1/step-00000003 g4/step-00000003
+
+# ---- the same losses: shared out by work --------------------------------------------------------------
+for n in 1 2 4; do ranks $n "${run[@]}" --out w$n --steps 100 --val-every 0; done
+python3 losses.py 1e-5 w1 w2 w4 > out.txt 2>&1 && ok by_work_100_steps_agree_to_1e-5 ||
+    bad by_work_100_steps_agree_to_1e-5 ''
+ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
+ranks 4 "${run[@]}" --out w41 --steps 8
+same by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
+
+# ---- going on with another number of ranks ------------------------------------------------------------
+steps=2
+for n in 1 2 4 1; do
+    ranks $n "${exact[@]}" --out e --steps $steps --resume
+    steps=$((steps + 2))
+done
+same resume_on_1_2_4_1_ranks d1/step-00000008 e/step-00000008
+
+# ---- failures end all ranks ---------------------------------------------------------------------------
+expect unlike_flags 9 'differences in lr \(rank 1\)' \
+    "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
+expect unlike_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
+    : -n 1 "${run[@]/text.bin/giant.bin}" --val text.bin --out m --steps 1
+[ ! -e m ] && ok nothing_is_written_before_ranks_agree || bad nothing_is_written_before_ranks_agree ''
+expect error_on_one_rank 3 'error: nowhere' "${mpi[@]}" -n 3 "${run[@]}" --out m \
+    : -n 1 "${run[@]/text.bin/nowhere}" --out m
+expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
+expect unknown_flag 2 'did you mean --layout' "${mpi[@]}" -n 2 "$train" --layot packed
+expect more_ranks_than_micro_batches 2 'multiple of 1024' \
+    "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
+expect compare_is_for_one_rank 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
+expect run_in_the_way 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
+expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB a rank' \
+    "${mpi[@]}" -n 2 "${run[@]}" --dry-run
+[ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
+expect no_other_ranks_there 2 'started as one of several ranks' \
+    env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
+# btl: MPI's shared memory is a file as well
+expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
+    'ulimit -f 100 && trap "" XFSZ && exec "$@"' sh "${run[@]}" --out full --steps 1
+[ -z "$(ls -d full/step-* 2> /dev/null)" ] && ok disk_full_leaves_no_half_checkpoint ||
+    bad disk_full_leaves_no_half_checkpoint "$(ls full)"
+
+# a rank that gets a signal stops all of them after the step; a rank that dies ends the job
+# start_long OUT: $job is mpirun, $child one of its ranks, once the first step is done
+start_long() {
+    timeout -k 5 60 "${mpi[@]}" -n 2 "${run[@]}" --out "$1" --steps 1000000 --val-every 0 \
+        > long.txt 2>&1 &
+    job=$!
+    for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done
+    child=$(pgrep -f -- "--out $1 --steps 1000000" | while read -r p; do
+        grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$p/environ" 2> /dev/null && echo "$p"; done)
+}
+start_long s
+kill -USR1 $child
+wait $job
+status=$?
+cp long.txt out.txt
+if [ $status -eq 75 ] && ls -d s/step-* > /dev/null 2>&1; then ok signal_to_one_rank_stops_all
+else bad signal_to_one_rank_stops_all "exit code $status"; fi
+start_long k
+kill -KILL $child
+wait $job
+status=$?
+cp long.txt out.txt
+if [ $status -ne 0 ] && [ $status -ne 124 ] && ! pgrep -f -- '--out k --steps 1000000' > out.txt
+then ok death_of_one_rank_ends_all
+else bad death_of_one_rank_ends_all "exit code $status"; fi
+finish
