@@ -203,7 +203,7 @@ static void no_device(const char *what) {
 }
 
 static void no_ranks(const char *what) {
-    usage_error("CPU: install libopenmpi-dev and run make again; or start one process alone", what);
+    usage_error("ranks need make BACKEND=cpu and libopenmpi-dev; or start one process alone", what);
 }
 
 // The first signal ends the run after the current step, with a checkpoint; the second ends it at

@@ -62,6 +62,8 @@ check padded_10_steps "$cuda" "${common[@]}" --out padded --steps 10 --layout pa
 check padded_losses_are_the_cpu_backends python3 losses.py cpu padded
 check repad_10_steps "$cuda" "${common[@]}" --out repad --steps 10 --layout repad
 check repad_losses_are_the_cpu_backends python3 losses.py cpu repad
+check in_order_10_steps "$cuda" "${common[@]}" --out order --steps 10 --deterministic
+check in_order_losses_are_the_cpu_backends python3 losses.py cpu order
 
 cp -r packed resumed
 rm -r resumed/step-00000010 resumed/final

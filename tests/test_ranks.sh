@@ -121,6 +121,10 @@ ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
 ranks 4 "${run[@]}" --out w41 --steps 8
 same by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
 
+cmp w41/step-00000008/model.safetensors d1/step-00000008/model.safetensors > out.txt 2>&1 &&
+    bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing' ||
+    ok the_order_of_a_sum_shows
+
 # ---- going on with another number of ranks ------------------------------------------------------------
 steps=2
 for n in 1 2 4 1; do
@@ -148,6 +152,11 @@ expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB a rank' \
 [ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
 expect no_other_ranks_there 2 'started as one of several ranks' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
+for variant in asan emu; do
+    [ -x "$root/build/$variant/train_llama" ] || continue
+    expect "${variant}_build_has_one_rank" 2 'started as one of several ranks' \
+        env OMPI_COMM_WORLD_SIZE=2 "$root/build/$variant/train_llama" "${common[@]}" --out m
+done
 # btl: MPI's shared memory is a file as well
 expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
     'ulimit -f 100 && trap "" XFSZ && exec "$@"' sh "${run[@]}" --out full --steps 1
