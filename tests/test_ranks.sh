@@ -165,12 +165,19 @@ expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
 
 # a rank that gets a signal stops all of them after the step; a rank that dies ends the job
 # start_long OUT: $job is mpirun, $child one of its ranks, once the first step is done
+# pids of processes whose command line holds $1
+pids_of() {
+    local p
+    for p in /proc/[0-9]*; do
+        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+    done
+}
 start_long() {
     timeout -k 5 60 "${mpi[@]}" -n 2 "${run[@]}" --out "$1" --steps 1000000 --val-every 0 \
         > long.txt 2>&1 &
     job=$!
     for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done
-    child=$(pgrep -f -- "--out $1 --steps 1000000" | while read -r p; do
+    child=$(pids_of "--out $1 --steps 1000000" | while read -r p; do
         grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$p/environ" 2> /dev/null && echo "$p"; done)
 }
 start_long s
@@ -185,7 +192,8 @@ kill -KILL $child
 wait $job
 status=$?
 cp long.txt out.txt
-if [ $status -ne 0 ] && [ $status -ne 124 ] && ! pgrep -f -- '--out k --steps 1000000' > out.txt
+if [ $status -ne 0 ] && [ $status -ne 124 ] && 
+    [ -z "$(pids_of '--out k --steps 1000000')" ]
 then ok death_of_one_rank_ends_all
 else bad death_of_one_rank_ends_all "exit code $status"; fi
 finish

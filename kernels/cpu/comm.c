@@ -55,7 +55,7 @@ static int *counts, *starts, *collect_counts, *collect_starts;  // (num_ranks) f
 // A failure that all ranks have is rank 0's to report: it ends the others while they wait here,
 // before what they said was shown. A failure of this rank alone is shown when the time is over.
 static void end_all(int code) {
-    const struct timespec a_moment = {rank > 0, 100000000L * (rank % 8)};
+    const struct timespec a_moment = {rank > 0 ? 5 : 0, 100000000L * (rank % 8)};
     if (rank > 0 && nanosleep(&a_moment, NULL) != 0) _exit(code);
     joined = 0;
     fflush(NULL);
