@@ -53,7 +53,8 @@ static int *counts, *starts, *collect_counts, *collect_starts;  // (num_ranks) f
 // Start and end
 
 // A failure that all ranks have is rank 0's to report: it ends the others while they wait here,
-// before what they said was shown. A failure of this rank alone is shown when the time is over.
+// before what they said was shown (a slow launcher may let them say it again). A failure of this
+// rank alone is shown when the time is over.
 static void end_all(int code) {
     const struct timespec a_moment = {rank > 0 ? 5 : 0, 100000000L * (rank % 8)};
     if (rank > 0 && nanosleep(&a_moment, NULL) != 0) _exit(code);
@@ -95,8 +96,9 @@ const char *comm_init(void) {
     joined = 1;
     find_local_rank();
     on_exit(at_exit, NULL);
+    // whole lines, because the launcher mixes what ranks write
+    setvbuf(stderr, NULL, rank == 0 ? _IOLBF : _IOFBF, 1 << 16);
     if (rank == 0) return NULL;
-    setvbuf(stderr, NULL, _IOFBF, 1 << 16);
     return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";
 }
 
