@@ -21,8 +21,9 @@ finish() {
     exit
 }
 skip_all() { skipped=$((skipped + 1)) && echo "skipped ranks: $1" && finish; }
-# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and a line with the pattern; one error
-# and one hint, which a slow launcher may let more than one rank say
+# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and a line with the pattern; an error and
+# a hint. That a process says them once is for test_cli.sh: while Open MPI ends a job it may repeat
+# and cut what ranks say.
 expect() {
     local name=$1 code=$2 pattern=$3 status
     shift 3
@@ -31,11 +32,10 @@ expect() {
     if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
     elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
     elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] &&
-        [ "$(distinct '^error: ') $(distinct '^hint: ')" != '1 1' ]; then
-        bad "$name" 'expected exactly one error: line and one hint: line'
+        ! { grep -aq '^error: ' out.txt && grep -aq '^hint: ' out.txt; }; then
+        bad "$name" 'expected an error: line and a hint: line'
     else ok "$name"; fi
 }
-distinct() { grep -a "$1" out.txt | sort -u | wc -l; }
 # same NAME DIR DIR: weights, optimizer state and, where both ran from the start, the log's figures
 same() {
     local name=$1 f
