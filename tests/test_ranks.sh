@@ -32,7 +32,7 @@ expect() {
     if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
     elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
     elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] &&
-        ! { grep -aq '^error: ' out.txt && grep -aq '^hint: ' out.txt; }; then
+        ! { grep -aq 'error: ' out.txt && grep -aq 'hint: ' out.txt; }; then
         bad "$name" 'expected an error: line and a hint: line'
     else ok "$name"; fi
 }
