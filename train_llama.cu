@@ -13,17 +13,21 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "data/checkpoint.h"  // defines: Checkpoint and its protocol
-#include "data/config.h"      // defines: LlamaConfig
-#include "data/documents.h"   // defines: Dataset
-#include "data/io.h"          // defines: Error, exit codes, checked reads and writes, DirLock
-#include "data/loader.h"      // defines: Loader, StepData; with them Batch and StepPlan
-#include "data/options.h"     // defines: Option and its table
-#include "data/sampling.h"    // defines: Sampling, sample_token
-#include "data/schedule.h"    // defines: Schedule, schedule_lr
-#include "data/tokenizer.h"   // defines: Tokenizer
-#include "kernels/kernels.h"  // defines: the device
-#include "llama.h"            // defines: LlamaModel, forward, backward, update
+#include "data/checkpoint.h"      // defines: Checkpoint and its protocol
+#include "data/config.h"          // defines: LlamaConfig
+#include "data/documents.h"       // defines: Dataset
+#include "data/io.h"              // defines: Error, exit codes, checked reads and writes, DirLock
+#include "data/loader.h"          // defines: Loader, StepData; with them Batch and StepPlan
+#include "data/options.h"         // defines: Option and its table
+#include "data/schedule.h"        // defines: Schedule, schedule_lr
+#include "data/tokenizer.h"       // defines: Tokenizer
+#include "kernels/kernels.h"      // defines: the device
+#include "llama.h"                // defines: LlamaModel, forward, backward, update
+#include "train/check_packing.h"  // defines: check_packing
+#include "train/compare.h"        // defines: compare_layouts
+#include "train/samples.h"        // defines: Samples
+#include "train/step.h"           // defines: train_step, validation_loss
+#include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -114,7 +118,7 @@ static const Option option_table[] = {
     OPTION_GROUP("samples"),
     {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12,
      "steps between samples; 0: only at the end"},
-    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, 64,
+    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, MAX_SAMPLES,
      "texts a round, all in one packed batch; 0: none"},
     {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20,
      "tokens written per text"},
@@ -170,21 +174,11 @@ typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
-    Batch sample_batch;
+    Samples samples;
 } Run;
 
 static Run run;
 static volatile sig_atomic_t stop_signal;
-
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
-static void must(bool ok, const Error *err) {
-    if (!ok) error_exit(err);
-}
 
 static void usage_error(const char *hint, const char *what) {
     Error err = {0, "", ""};
@@ -224,179 +218,18 @@ static void catch_signals(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The step
+// What the run is made of
 
 // Rank 0 prints, logs and writes; every rank reads.
 static bool speaks(void) { return comm_rank() == 0; }
 
 static bool sums_in_order(void) { return o.deterministic && !o.compare && !o.check_packing; }
 
-static void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
-    Error err = {0, "", ""};
-    must(batch_check(b, m->config.vocab_size, &err), &err);
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m, loss_scale);
-    llama_backward(m);
-}
-
-// This rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
-static void train_leaves(LlamaModel *m, const StepData *data, real loss_scale) {
-    const LlamaRanks *ranks = &m->ranks;
-    int32_t first, last, i = 0;
-    plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
-    for (int32_t leaf = first; leaf < last; leaf++) {
-        llama_loss_part(m, leaf);
-        while (i < data->num_micro &&
-               plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
-            train_micro_batch(m, &data->micro[i++], loss_scale);
-        llama_end_leaf(m, leaf, leaf + 1 == last);
-    }
-}
-
-static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper) {
-    const real loss_scale = (real)1 / (real)data->num_targets;
-    llama_zero_grads(m);
-    if (m->ranks.in_order)
-        train_leaves(m, data, loss_scale);
-    else
-        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], loss_scale);
-    llama_reduce_grads(m);
-    llama_update(m, hyper, o.grad_clip);
-    return llama_read_step(m);
-}
-
 static AdamW adamw_of_step(int64_t step) {
     const Schedule schedule = {
         (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
     AdamW hyper = {schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
     return hyper;
-}
-
-// Validation is shared out as well: each micro-batch is one part of the sum.
-static double validation_loss(LlamaModel *m, const StepData *data) {
-    llama_zero_sums(m);
-    for (int i = 0; i < data->num_micro; i++) {
-        llama_loss_part(m, data->own_micros[i]);
-        llama_set_batch(m, &data->micro[i]);
-        llama_forward(m);
-        llama_head_eval(m);
-    }
-    llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->num_targets;
-}
-
-// ------------------------------------------------------------------------------------------------
-// Samples: all texts of a round grow together in one packed batch
-
-static float sample_uniform(int64_t step, int text, int position) {
-    uint64_t key = llama_hash((uint64_t)o.seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
-    return (float)(llama_hash(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
-}
-
-typedef struct {
-    int32_t *tokens;
-    int32_t length, prompt_length;
-    bool ended;
-} Text;
-
-// Tokens a text may have, so that all texts of a round fit into one batch.
-static int32_t sample_room(void) {
-    int32_t share = o.num_samples ? o.micro_batch_tokens / o.num_samples : 0;
-    return share < o.max_seqlen ? share : o.max_seqlen;
-}
-
-// The prompt, or the first tokens of a validation (or training) document.
-static bool begin_text(Text *text, int number, int32_t capacity, Error *err) {
-    const int32_t borrowed = 16;
-    Dataset *ds = run.has_val ? &run.val : &run.train;
-    if (o.prompt) {
-        int64_t n = tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), text->tokens,
-                                     capacity / 2, err);
-        if (n < 0) return false;
-        text->length = (int32_t)n;
-    } else {
-        int64_t doc = number % dataset_num_docs(ds), n = dataset_doc_length(ds, doc);
-        text->length = (int32_t)(n < borrowed ? n : borrowed);
-        if (!dataset_read(ds, doc, 0, text->length, text->tokens, err)) return false;
-    }
-    text->prompt_length = text->length;
-    return text->length > 0;
-}
-
-// Special tokens are left out, control characters too; without a tokenizer, the ids.
-static void print_token(int32_t id) {
-    size_t n = 0;
-    bool known = run.has_tokenizer && id < run.tokenizer.vocab_size;
-    const unsigned char *bytes = known ? tokenizer_bytes(&run.tokenizer, id, &n) : NULL;
-    if (!bytes) {
-        printf("<%d>", id);
-        return;
-    }
-    for (size_t k = 0; k < n && !run.tokenizer.special[id]; k++)
-        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f))
-            putchar(bytes[k]);
-}
-
-static void print_text(const Text *text, int64_t step, int number) {
-    printf("--- sample %d after step %lld%s\n", number + 1, (long long)step,
-           text->ended ? " (ended)" : "");
-    for (int32_t i = 0; i < text->length; i++) print_token(text->tokens[i]);
-    printf("\n");
-}
-
-// One token for every text that has not ended: a forward pass over all of them, packed.
-static void grow_texts(LlamaModel *m, Text *texts, int64_t step, float *logits,
-                       Candidate *scratch) {
-    DocView docs[64];
-    int32_t rows[64], last = 0;
-    for (int i = 0; i < o.num_samples; i++) {
-        DocView doc = {texts[i].tokens, texts[i].length, -1};
-        docs[i] = doc;
-        last += texts[i].length;
-        rows[i] = last - 1;
-    }
-    batch_pack(&run.sample_batch, docs, o.num_samples);
-    llama_set_batch(m, &run.sample_batch);
-    llama_forward(m);
-    llama_logits(m, logits, rows, o.num_samples);
-    const int V = m->config.vocab_size;
-    const Sampling how = {o.temperature, o.top_k, o.top_p};
-    for (int i = 0; i < o.num_samples; i++) {
-        if (texts[i].ended) continue;
-        int32_t id = sample_token(logits + (size_t)i * (size_t)V, V, &how,
-                                  sample_uniform(step, i, texts[i].length), scratch);
-        texts[i].tokens[texts[i].length++] = id;
-        texts[i].ended = id == m->config.eos_token_id;
-    }
-}
-
-static void print_samples(LlamaModel *m, int64_t step) {
-    Error err = {0, "", ""};
-    if (o.num_samples == 0 || !speaks()) return;
-    const int32_t room = sample_room();
-    if (room < 2 || o.num_samples > m->head_chunk) return;
-    Text *texts = (Text *)host_calloc((size_t)o.num_samples, sizeof(Text), "samples");
-    int32_t *tokens =
-        (int32_t *)host_calloc((size_t)o.num_samples * (size_t)room, sizeof(int32_t), "samples");
-    const size_t V = (size_t)m->config.vocab_size;
-    float *logits = (float *)host_calloc((size_t)o.num_samples * V, sizeof(float), "samples");
-    Candidate *scratch = (Candidate *)host_calloc(V, sizeof(Candidate), "samples");
-    if (!run.sample_batch.tokens)
-        batch_init(&run.sample_batch, m->sizes.capacity, m->sizes.capacity);
-    bool ok = true;
-    for (int i = 0; ok && i < o.num_samples; i++) {
-        texts[i].tokens = tokens + (size_t)i * (size_t)room;
-        ok = begin_text(&texts[i], i, room, &err);
-    }
-    for (int32_t k = 0; ok && k < o.sample_tokens && texts[0].prompt_length + k < room; k++)
-        grow_texts(m, texts, step, logits, scratch);
-    for (int i = 0; ok && i < o.num_samples; i++) print_text(&texts[i], step, i);
-    if (!ok) error_print(&err);
-    free(texts);
-    free(tokens);
-    free(logits);
-    free(scratch);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -680,183 +513,6 @@ static int64_t read_training_state(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// --compare: every layout on the same documents
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static void init_weights(LlamaModel *m, const char *dir);
-
-// One row of the table: its own model, sized for this layout's largest micro-batch, so that the
-// memory is its own. Returns the attention pairs of the packed layout, which come first.
-static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
-    Error err = {0, "", ""};
-    LoaderSettings settings = run.loader_settings;
-    StepData data;
-    PlanState start = {0, 0, 0, 0};
-    memset(&data, 0, sizeof data);
-    settings.layout = layout;
-    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
-    LlamaSizes sizes = {0, o.max_seqlen, layout == LAYOUT_REPAD, true};
-    for (int i = 0; i < data.num_micro; i++)
-        if (data.micro[i].total_tokens > sizes.capacity)
-            sizes.capacity = data.micro[i].total_tokens;
-    static LlamaModel m;
-    llama_plan(&m, &run.config, sizes);
-    must(llama_allocate(&m, &err), &err);
-    init_weights(&m, run.resume_dir[0] ? run.resume_dir : o.model);
-    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};  // a full step that moves nothing
-    double *ms = (double *)host_calloc((size_t)o.compare_steps, sizeof(double), "timings");
-    StepScalars scalars = train_step(&m, &data, frozen);  // warm-up
-    for (int i = 0; i < o.compare_steps; i++) {
-        double t = now_ms();
-        scalars = train_step(&m, &data, frozen);
-        ms[i] = now_ms() - t;
-    }
-    qsort(ms, (size_t)o.compare_steps, sizeof(double), compare_doubles);
-    double median = ms[o.compare_steps / 2];
-    if (layout == LAYOUT_PACKED) packed_pairs = data.attention_pairs;
-    const double flops = llama_useful_flops(&m.config, data.real_tokens, packed_pairs);
-    printf("%-7s %10.1f %12.0f %9.3f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout), median,
-           (double)data.real_tokens / median * 1e3, flops / median * 1e-9,
-           100.0 * (1.0 - (double)data.real_tokens / (double)data.local_tokens),
-           (long long)data.attention_pairs, (double)llama_memory_total(&m.memory) / 1048576.0,
-           scalars.loss_sum / (double)data.num_targets);
-    fflush(stdout);
-    free(ms);
-    llama_free(&m);
-    step_data_free(&data);
-    return packed_pairs;
-}
-
-static void compare_layouts(void) {
-    printf(
-        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  attention pairs   memory MiB"
-        "        loss\n");
-    int64_t packed_pairs = 0;
-    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
-        packed_pairs = compare_layout((Layout)layout, packed_pairs);
-    printf(
-        "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
-        "counts useful work:\n"
-        "real tokens, and pairs inside documents. rows differs in loss because there attention "
-        "crosses documents.\n",
-        o.compare_steps);
-}
-
-// ------------------------------------------------------------------------------------------------
-// --check-packing: the documents of one micro-batch, packed and each alone
-
-typedef struct {
-    double max_loss, max_logit, max_grad, grad_error2, grad_norm2;
-} PackingDelta;
-
-// Loss of every row and logits of every row into host buffers, for one batch.
-static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
-    const int64_t T = b->total_tokens, V = m->config.vocab_size;
-    llama_set_batch(m, b);
-    llama_forward(m);
-    int32_t *rows = (int32_t *)host_calloc((size_t)m->head_chunk, sizeof(int32_t), "rows");
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int32_t n = (int32_t)(T - t < m->head_chunk ? T - t : m->head_chunk);
-        for (int32_t i = 0; i < n; i++) rows[i] = (int32_t)t + i;
-        llama_logits(m, logits + t * V, rows, n);
-    }
-    free(rows);
-    llama_head_eval(m);
-    device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
-}
-
-static void add_gradients(LlamaModel *m, const Batch *b, real loss_scale) {
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m, loss_scale);
-    llama_backward(m);
-}
-
-static double max_difference(const float *a, const float *b, int64_t n, double so_far) {
-    for (int64_t i = 0; i < n; i++) so_far = fmax(so_far, fabs((double)a[i] - (double)b[i]));
-    return so_far;
-}
-
-// Document d of the packed batch as a batch of its own.
-static void batch_alone(Batch *alone, const Batch *packed, int d) {
-    int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1};
-    batch_pack(alone, &doc, 1);
-}
-
-static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
-    const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size,
-                 n = m->num_elements;
-    const real scale = (real)1 / (real)packed->num_targets;
-    float *logits = (float *)host_calloc(2 * T * V, sizeof(float), "logits"),
-          *logits_alone = logits + T * V;
-    float *losses = (float *)host_calloc(2 * T, sizeof(float), "losses"),
-          *losses_alone = losses + T;
-    real *grads = (real *)host_calloc(2 * n, sizeof(real), "gradients"), *grads_alone = grads + n;
-    Batch alone;
-    PackingDelta delta = {0, 0, 0, 0, 0};
-    batch_init(&alone, packed->total_tokens, 1);
-    forward_to_host(m, packed, losses, logits);
-    llama_zero_grads(m);
-    add_gradients(m, packed, scale);
-    device_download(grads, m->grads, n * sizeof(real));
-    llama_zero_grads(m);
-    for (int d = 0; d < packed->num_docs; d++) {
-        int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
-        if (rows == 0) continue;
-        batch_alone(&alone, packed, d);
-        forward_to_host(m, &alone, losses_alone, logits_alone);
-        delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
-        delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone,
-                                         rows * (int64_t)V, delta.max_logit);
-        add_gradients(m, &alone, scale);
-    }
-    device_download(grads_alone, m->grads, n * sizeof(real));
-    for (size_t i = 0; i < n; i++) {
-        double difference = (double)grads[i] - (double)grads_alone[i];
-        delta.max_grad = fmax(delta.max_grad, fabs(difference));
-        delta.grad_error2 += difference * difference;
-        delta.grad_norm2 += (double)grads_alone[i] * (double)grads_alone[i];
-    }
-    batch_free(&alone);
-    free(logits);
-    free(losses);
-    free(grads);
-    return delta;
-}
-
-// Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
-// rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
-static int check_packing(LlamaModel *m) {
-    Error err = {0, "", ""};
-    StepData data;
-    PlanState start = {0, 0, 0, 0};
-    memset(&data, 0, sizeof data);
-    LoaderSettings settings = run.loader_settings;
-    settings.layout = LAYOUT_PACKED;
-    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
-    const Batch *b = &data.micro[0];
-    PackingDelta d = packing_delta(m, b);
-    double grad = sqrt(d.grad_error2 / (d.grad_norm2 > 0 ? d.grad_norm2 : 1));
-    const bool bf16 = sizeof(floatX) == 2;
-    const double row_bound = bf16 ? 0x1p-4 : 1e-4, grad_bound = bf16 ? 0x1p-5 : 1e-5;
-    bool good = d.max_loss <= row_bound && d.max_logit <= row_bound && grad <= grad_bound;
-    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
-    printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss,
-           d.max_loss == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a logit         %.3g%s\n", d.max_logit,
-           d.max_logit == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad, grad);
-    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
-    step_data_free(&data);
-    return good ? EXIT_DONE : EXIT_DEVICE_ERROR;
-}
-
-// ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
 typedef struct {
@@ -1030,18 +686,20 @@ static void open_tokenizer(void) {
     }
 }
 
-// A prompt that cannot be used is found out before the training, not after it.
-static void check_prompt(void) {
+static void make_samples(void) {
     Error err = {0, "", ""};
-    if (!o.prompt || o.num_samples == 0) return;
-    if (!run.has_tokenizer)
-        usage_error("leave it out, or put tokenizer.json into the directory of --model or --train",
-                    "--prompt needs a tokenizer, and there is none");
-    int32_t *ids = (int32_t *)host_calloc((size_t)sample_room(), sizeof(int32_t), "prompt");
-    int64_t n =
-        tokenizer_encode(&run.tokenizer, o.prompt, strlen(o.prompt), ids, sample_room() / 2, &err);
-    free(ids);
-    must(n >= 0, &err);
+    Samples *s = &run.samples;
+    const Sampling how = {o.temperature, o.top_k, o.top_p};
+    s->num_samples = o.num_samples;
+    s->sample_tokens = o.sample_tokens;
+    s->prompt = o.prompt;
+    s->borrowed = run.has_val ? &run.val : &run.train;
+    s->tokenizer = run.has_tokenizer ? &run.tokenizer : NULL;
+    s->how = how;
+    s->seed = (uint64_t)o.seed;
+    s->max_seqlen = o.max_seqlen;
+    s->capacity = o.micro_batch_tokens;
+    must(samples_check_prompt(s, &err), &err);
 }
 
 static void make_loader_settings(void) {
@@ -1099,13 +757,22 @@ static void load_validation(void) {
     must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
 }
 
-static void init_weights(LlamaModel *m, const char *dir) {
+static void init_weights(LlamaModel *m) {
     Error err = {0, "", ""};
-    bool scratch = !run.resume_dir[0] && (o.from_scratch || model_is_builtin());
-    if (scratch)
+    if (run.resume_dir[0])
+        must(llama_load(m, run.resume_dir, &err), &err);
+    else if (o.from_scratch || model_is_builtin())
         llama_init(m, (uint64_t)o.seed);
     else
-        must(llama_load(m, dir, &err), &err);
+        must(llama_load(m, o.model, &err), &err);
+}
+
+static int compare(void) {
+    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};
+    Comparison c = {&run.config, &run.train,      run.loader_settings, frozen,
+                    o.grad_clip, o.compare_steps, init_weights};
+    compare_layouts(&c);
+    return EXIT_DONE;
 }
 
 static void print_bytes(const char *name, size_t bytes) {
@@ -1257,7 +924,7 @@ static void train(LlamaModel *m) {
         must(data != NULL, &err);
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
-        StepScalars scalars = train_step(m, data, hyper);
+        StepScalars scalars = train_step(m, data, hyper, o.grad_clip);
         // nothing is allocated inside a step, and the host waits for the device once: for the loss
         assert(device_memory().count == before.count);
         assert(device_memory().waits == before.waits + 1);
@@ -1274,7 +941,8 @@ static void train(LlamaModel *m) {
         leave_if_diverged(&scalars);
         if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
             report_validation(step + 1, validation_loss(m, &run.val_step));
-        if (every(step + 1, o.sample_every) && step + 1 < o.steps) print_samples(m, step + 1);
+        if (every(step + 1, o.sample_every) && step + 1 < o.steps && speaks())
+            samples_print(&run.samples, m, step + 1);
         // last, so that the log it refers to holds all of this step
         if (every(step + 1, o.save_every) && step + 1 < o.steps) {
             save_or_warn(m, false);
@@ -1294,7 +962,7 @@ static void finish(LlamaModel *m) {
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
-    print_samples(m, run.cursor.step);
+    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
@@ -1329,7 +997,7 @@ int main(int argc, char **argv) {
     check_config_of_checkpoint();
     open_data();
     open_tokenizer();
-    check_prompt();
+    make_samples();
     make_loader_settings();
     load_validation();
     int64_t log_bytes =
@@ -1342,10 +1010,11 @@ int main(int argc, char **argv) {
     print_plan(m);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
-    if (o.compare) return compare_layouts(), EXIT_DONE;
+    if (o.compare) return compare();
     must(llama_allocate(m, &err), &err);
-    init_weights(m, run.resume_dir[0] ? run.resume_dir : o.model);
-    if (o.check_packing) return check_packing(m);
+    init_weights(m);
+    if (o.check_packing)
+        return check_packing(m, &run.train, run.loader_settings) ? EXIT_DONE : EXIT_DEVICE_ERROR;
 
     open_out_dir();
     if (run.resume_dir[0]) {

@@ -129,6 +129,10 @@ static inline void error_exit(const Error *err) {
     exit(err->code);
 }
 
+static inline void must(bool ok, const Error *err) {
+    if (!ok) error_exit(err);
+}
+
 // ------------------------------------------------------------------------------------------------
 // Sizes and memory
 

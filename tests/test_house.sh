@@ -17,23 +17,24 @@ includes_only() {
     shift
     ! grep -HoE '#include "[^"]+"' "$@" | grep -vE "\"($allowed)\""
 }
-no_backend_names() { ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h; }
+no_backend_names() { ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h train/*.h; }
 no_batch_and_time() { ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
 short_lines() { ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0) " columns"; n++ } END { exit n == 0 }' "$@"; }
 fresh_names() { ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE \
-    'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|\.ci|\.clang-format|\.gitignore'; }
+    'Makefile|train_llama\.cu|llama\.h|kernels|train|data|scripts|tests|dev|README\.md|LICENSE|\.ci|\.clang-format|\.gitignore'; }
 syntax() { "$@" -fsyntax-only -x c++ -std=c++17 -Wall -Wextra -Werror train_llama.cu; }
 
-check train_llama_includes includes_only 'data/[a-z_]+\.h|llama\.h|kernels/kernels\.h' train_llama.cu
+check train_llama_includes includes_only '(data|train)/[a-z_]+\.h|llama\.h|kernels/kernels\.h' train_llama.cu
+check train_includes includes_only '\.\./data/[a-z_]+\.h|\.\./llama\.h|\.\./kernels/kernels\.h|[a-z_]+\.h' train/*.h
 check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
 check kernels_h_includes_libc_only includes_only 'nothing' kernels/kernels.h
 check kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
 check cuda_kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
 check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
-check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h data/*.h kernels/*.h
+check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names
 check kernels_h_knows_no_batch_and_time no_batch_and_time
-check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*.h kernels/kernels.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
+check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/kernels.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
 else skip top_level_is_the_agreed_house 'not a git checkout'; fi
 check trainer_is_cpp_for_g++ syntax g++

@@ -1,0 +1,66 @@
+// One optimizer step, and the loss over a fixed set of documents: micro-batches through the model.
+#ifndef UNPAD_STEP_H
+#define UNPAD_STEP_H
+
+#include <time.h>
+
+#include "../data/loader.h"  // defines: StepData
+#include "../llama.h"        // defines: LlamaModel, forward, backward, update
+
+static inline double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static inline void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
+    Error err = {0, "", ""};
+    must(batch_check(b, m->config.vocab_size, &err), &err);
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m, loss_scale);
+    llama_backward(m);
+}
+
+// Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
+static inline void train_leaves(LlamaModel *m, const StepData *data, real loss_scale) {
+    const LlamaRanks *ranks = &m->ranks;
+    int32_t first, last, i = 0;
+    plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        llama_loss_part(m, leaf);
+        while (i < data->num_micro &&
+               plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+            train_micro_batch(m, &data->micro[i++], loss_scale);
+        llama_end_leaf(m, leaf, leaf + 1 == last);
+    }
+}
+
+// The whole step; waits for it, once, at the end.
+static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper,
+                                     float grad_clip) {
+    const real loss_scale = (real)1 / (real)data->num_targets;
+    llama_zero_grads(m);
+    if (m->ranks.in_order)
+        train_leaves(m, data, loss_scale);
+    else
+        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], loss_scale);
+    llama_reduce_grads(m);
+    llama_update(m, hyper, grad_clip);
+    return llama_read_step(m);
+}
+
+// Validation is shared out as well: each micro-batch is one part of the sum.
+static inline double validation_loss(LlamaModel *m, const StepData *data) {
+    llama_zero_sums(m);
+    for (int i = 0; i < data->num_micro; i++) {
+        llama_loss_part(m, data->own_micros[i]);
+        llama_set_batch(m, &data->micro[i]);
+        llama_forward(m);
+        llama_head_eval(m);
+    }
+    llama_sum_losses(m);
+    return llama_read_step(m).loss_sum / (double)data->num_targets;
+}
+
+#endif
