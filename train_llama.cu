@@ -699,7 +699,7 @@ static void make_samples(void) {
     s->seed = (uint64_t)o.seed;
     s->max_seqlen = o.max_seqlen;
     s->capacity = o.micro_batch_tokens;
-    must(samples_check_prompt(s, &err), &err);
+    must(samples_encode_prompt(s, &err), &err);
 }
 
 static void make_loader_settings(void) {

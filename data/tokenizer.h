@@ -1,4 +1,4 @@
-// Token ids to bytes from a Hugging Face tokenizer.json, and text to ids.
+// Token ids to bytes from a Hugging Face tokenizer.json (text to ids: bpe.h).
 //
 // Decoded are byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, our byte tokenizer) and BPE with
 // byte fallback (Llama 2). A token may be part of a UTF-8 character: bytes are joined before they
@@ -16,6 +16,7 @@ typedef struct {
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // what every token stands for; of special tokens: their name
     bool *special;         // (vocab_size)
+    char file[IO_PATH_MAX];
 } Tokenizer;
 
 enum {
@@ -265,6 +266,7 @@ static inline bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     if (!root) return false;
     const bool ok = tokenizer_read(t, root, config, err);
     cJSON_Delete(root);
+    text_copy(t->file, sizeof t->file, file);
     if (ok) return true;
     tokenizer_free(t);
     return error_prefix(err, file);
@@ -299,21 +301,18 @@ static inline const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t i
     return known ? t->bytes + t->offset[id] : t->bytes;
 }
 
-// Text to ids, after a BOS when the tokenizer has one; returns how many, or -1 with *err filled.
-static inline int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
-                                       int64_t capacity, Error *err) {
+static inline int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
+    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
+    return -1;
+}
+
+// Text to ids that are its bytes, after the BOS; returns how many, or -1 with *err filled.
+static inline int64_t tokenizer_encode_bytes(const Tokenizer *t, const char *text, size_t n,
+                                             int32_t *out, int64_t capacity, Error *err) {
     int64_t count = 0;
-    if (!t->byte_ids) {
-        error_set(err, EXIT_USAGE, "prepare the text with data/prepare.py",
-                  "prompt: text can be encoded only with a byte tokenizer");
-        return -1;
-    }
-    if ((uint64_t)n + (t->bos >= 0) > (uint64_t)(capacity < 0 ? 0 : capacity)) {
-        error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-                  "prompt: %zu tokens, expected at most %lld", n,
-                  (long long)capacity - (t->bos >= 0));
-        return -1;
-    }
+    const int64_t needed = (int64_t)n + (t->bos >= 0);
+    if (needed > capacity) return prompt_too_long(needed, capacity, err);
     if (t->bos >= 0) out[count++] = t->bos;
     for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
     return count;

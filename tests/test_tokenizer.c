@@ -1,5 +1,5 @@
-// Decoding of tokenizer.json, the byte tokenizer, and what is refused.
-#include "../data/tokenizer.h"
+// Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
+#include "../data/bpe.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -111,13 +111,129 @@ TEST(byte_tokenizer_goes_both_ways) {
     tokenizer_free(&t);
 }
 
-TEST(bpe_with_merges_does_not_encode) {
+// ------------------------------------------------------------------------------------------------
+// BPE: as Hugging Face encodes the same texts (dev/reference/make_tokenizer_golden.py)
+
+enum { ROOM = 4096 };
+
+static void check_case(const Tokenizer *t, const cJSON *item) {
+    static int32_t ids[ROOM];
+    Error err = {0};
+    const char *text = json_member(item, "text")->valuestring;
+    int64_t n = tokenizer_encode(t, text, strlen(text), ids, ROOM, &err);
+    const cJSON *expected = json_member(item, "ids")->child;
+    CHECK_MSG(n >= 0, "%s", err.what);
+    for (int64_t i = 0; i < n; i++, expected = expected->next)
+        CHECK_MSG(expected && ids[i] == expected->valueint, "'%s': id %lld is %d", text,
+                  (long long)i, ids[i]);
+    CHECK_MSG(!expected, "'%s': only %lld ids", text, (long long)n);
+}
+
+static void check_golden(const char *dir) {
+    Tokenizer t;
+    Error err = {0};
+    char path[IO_PATH_MAX];
+    int count = 0;
+    CHECK_MSG(tokenizer_open(&t, dir, &err), "%s", err.what);
+    CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
+    cJSON *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
+    CHECK_MSG(cases != NULL, "%s", err.what);
+    for (const cJSON *item = cases->child; item; item = item->next, count++) check_case(&t, item);
+    CHECK(count > 20);
+    cJSON_Delete(cases);
+    tokenizer_free(&t);
+}
+
+TEST(bpe_cut_as_smollm2_encodes_as_hugging_face) {
+    check_golden("tests/golden/tokenizers/smollm2");
+}
+TEST(bpe_cut_as_llama3_encodes_as_hugging_face) { check_golden("tests/golden/tokenizers/llama3"); }
+
+// Five tokens and two merges; `pre` and `more` go into pre_tokenizer and model.
+static void small_bpe(char *text, size_t capacity, const char *pre, const char *more) {
+    snprintf(
+        text, capacity,
+        "{\"added_tokens\": [{\"id\": 5, \"content\": \"<s>\", \"special\": true}],"
+        " \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"},"
+        " \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3,"
+        " \"\xc4\xa0\": 4}, \"merges\": [\"a b\", [\"ab\", \"a\"]]%s}}",
+        pre, more);
+}
+
+static bool open_small_bpe(Tokenizer *t, const char *pre, const char *more, Error *err) {
+    char text[1024];
+    small_bpe(text, sizeof text, pre, more);
+    return open_text(t, text, err);
+}
+
+static const char BYTE_LEVEL[] = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false}";
+
+TEST(bpe_merges_by_rank_and_starts_with_bos) {
     Tokenizer t;
     Error err;
     int32_t ids[8];
-    CHECK(open_text(&t, GPT2, &err));
-    CHECK(tokenizer_encode(&t, "a", 1, ids, 8, &err) == -1 && err.code == EXIT_USAGE);
+    const int32_t expected[] = {3, 2, 4, 1, 5, 0};
+    CHECK_MSG(open_small_bpe(&t, BYTE_LEVEL, "", &err), "%s", err.what);
+    t.bos = -1;
+    CHECK(tokenizer_encode(&t, "abaab b<s>a", 11, ids, 8, &err) == 6);
+    CHECK(memcmp(ids, expected, sizeof expected) == 0);
+    t.bos = 5;
+    CHECK(tokenizer_encode(&t, "ab", 2, ids, 8, &err) == 2 && ids[0] == 5 && ids[1] == 2);
+    t.eos = 5;  // it ends documents, and they do not begin with it
+    CHECK(tokenizer_encode(&t, "ab", 2, ids, 8, &err) == 1 && ids[0] == 2);
+    CHECK(tokenizer_encode(&t, "abab", 4, ids, 1, &err) == -1 && err.code == EXIT_USAGE);
     tokenizer_free(&t);
+}
+
+static void check_refused(const char *pre, const char *more, const char *text, const char *why) {
+    Tokenizer t;
+    Error err;
+    int32_t ids[8];
+    CHECK_MSG(open_small_bpe(&t, pre, more, &err), "%s", err.what);
+    CHECK(tokenizer_encode(&t, text, strlen(text), ids, 8, &err) == -1);
+    CHECK_MSG((err.code == EXIT_USAGE || err.code == EXIT_BAD_INPUT) && strstr(err.what, why), "%s",
+              err.what);
+    tokenizer_free(&t);
+}
+
+TEST(bpe_refuses_what_it_does_not_know) {
+    check_refused(BYTE_LEVEL, "", "c", "no token for byte 99");
+    check_refused(BYTE_LEVEL, "", "a\xff", "expected UTF-8, found byte 0xff at 1");
+    check_refused(BYTE_LEVEL, ", \"dropout\": 0.1", "a", "dropout");
+    check_refused(BYTE_LEVEL, ", \"end_of_word_suffix\": \"</w>\"", "a", "end_of_word_suffix");
+    check_refused("{\"type\": \"ByteLevel\", \"add_prefix_space\": true}", "", "a", "prefix_space");
+    check_refused("null", "", "a", "no ByteLevel");
+#define SEQUENCE(first_) \
+    "{\"type\": \"Sequence\", \"pretokenizers\": [" first_ ", {\"type\": \"ByteLevel\"}]}"
+    check_refused(SEQUENCE("{\"type\": \"Metaspace\"}"), "", "a", "unknown pre_tokenizer");
+#define SPLIT(pattern_, behavior_)                                                         \
+    SEQUENCE("{\"type\": \"Split\", \"pattern\": " pattern_ ", \"behavior\": \"" behavior_ \
+             "\", \"invert\": false}")
+    check_refused(SPLIT("{\"Regex\": \"a\"}", "Removed"), "", "a", "another Split");
+    check_refused(SPLIT("{\"String\": \"a\"}", "Isolated"), "", "a", "without a Regex");
+    check_refused(SPLIT("{\"Regex\": \"(\"}", "Isolated"), "", "a", "is wrong at 1");
+    check_refused(SPLIT("{\"Regex\": \"x*\"}", "Isolated"), "", "a", "matches nothing");
+}
+
+// Whatever is in the file, encoding ends, in ids of the vocabulary or an error.
+TEST(bpe_survives_random_damage) {
+    int encoded = 0;
+    for (int round = 0; round < 2000; round++) {
+        Tokenizer t;
+        Error err = {0};
+        int32_t ids[64];
+        char text[1024];
+        small_bpe(text, sizeof text, BYTE_LEVEL, "");
+        for (uint32_t n = test_rng_below(3); n > 0; n--)
+            text[test_rng_below((uint32_t)strlen(text))] = "\"{}[]:,09e-x\xc3"[test_rng_below(13)];
+        if (!open_text(&t, text, &err)) continue;
+        int64_t n = tokenizer_encode(&t, "abaab b<s>a", 11, ids, 64, &err);
+        for (int64_t i = 0; i < n; i++) CHECK(ids[i] >= 0 && ids[i] < t.vocab_size);
+        CHECK((n < 0) == (err.code != 0));
+        encoded += n >= 0;
+        tokenizer_free(&t);
+    }
+    CHECK_MSG(encoded > 600, "%d", encoded);  // a third is not damaged at all
 }
 
 TEST(wrong_files_are_refused) {

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 
+#include "../data/bpe.h"        // defines: tokenizer_encode
 #include "../data/documents.h"  // defines: Dataset
 #include "../data/sampling.h"   // defines: Sampling, sample_token
 #include "../data/tokenizer.h"  // defines: Tokenizer
@@ -21,7 +22,9 @@ typedef struct {
     Sampling how;
     uint64_t seed;
     int32_t max_seqlen, capacity;  // of a text, of the batch of all
-    Batch batch;                   // made in the first round
+    // made when they are first needed
+    int32_t *prompt_ids, prompt_length;
+    Batch batch;
 } Samples;
 
 typedef struct {
@@ -39,33 +42,27 @@ static inline int32_t samples_room(const Samples *s) {
     return share < s->max_seqlen ? share : s->max_seqlen;
 }
 
-// Tokens of the prompt, at most half of the room; -1 with *err.
-static inline int64_t samples_encode_prompt(const Samples *s, int32_t *tokens, Error *err) {
-    return tokenizer_encode(s->tokenizer, s->prompt, strlen(s->prompt), tokens, samples_room(s) / 2,
-                            err);
-}
-
 // A prompt that cannot be used is found out before the training, not after it.
-static inline bool samples_check_prompt(const Samples *s, Error *err) {
+static inline bool samples_encode_prompt(Samples *s, Error *err) {
     if (!s->prompt || s->num_samples == 0) return true;
     if (!s->tokenizer)
         return error_set(err, EXIT_USAGE,
                          "leave it out, or put tokenizer.json into the directory of --model or "
                          "--train",
                          "--prompt needs a tokenizer, and there is none");
-    int32_t *ids = (int32_t *)host_calloc((size_t)samples_room(s), sizeof(int32_t), "prompt");
-    const bool ok = samples_encode_prompt(s, ids, err) >= 0;
-    free(ids);
-    return ok;
+    const int32_t room = samples_room(s);
+    s->prompt_ids = (int32_t *)host_calloc((size_t)room, sizeof(int32_t), "prompt");
+    s->prompt_length = (int32_t)tokenizer_encode(s->tokenizer, s->prompt, strlen(s->prompt),
+                                                 s->prompt_ids, room / 2, err);
+    return s->prompt_length >= 0;
 }
 
 // The prompt, or the first tokens of a document.
 static inline bool text_begin(Text *text, const Samples *s, int number, Error *err) {
     enum { BORROWED_TOKENS = 16 };
-    int64_t n;
+    int64_t n = s->prompt_length;
     if (s->prompt) {
-        n = samples_encode_prompt(s, text->tokens, err);
-        if (n < 0) return false;
+        memcpy(text->tokens, s->prompt_ids, (size_t)n * sizeof(int32_t));
     } else {
         const int64_t doc = number % dataset_num_docs(s->borrowed);
         n = dataset_doc_length(s->borrowed, doc);
