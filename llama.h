@@ -589,6 +589,20 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
+// For error messages: how many documents and tokens were staged last, and the first lengths.
+static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
+    enum { SHOWN = 24 };
+    const Documents *docs = &m->in.docs;
+    if (!docs->cu_seqlens) return;
+    const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
+    size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",
+                                   docs->num_docs, docs->total_tokens);
+    for (int32_t d = 0; d < docs->num_docs && d < SHOWN && used < capacity; d++)
+        used += (size_t)snprintf(text + used, capacity - used, " %d",
+                                 cu_seqlens[d + 1] - cu_seqlens[d]);
+    if (docs->num_docs > SHOWN && used < capacity) snprintf(text + used, capacity - used, " ...");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
 // buffer around attention in every layer and scatters them back, as a Hugging Face model given an

@@ -200,6 +200,15 @@ static void no_ranks(const char *what) {
     usage_error("ranks need make BACKEND=cpu and libopenmpi-dev; or start one process alone", what);
 }
 
+// A device error is found after the call that made it: at the latest at the end of the step.
+static void describe_work(char *text, size_t capacity) {
+    char batch[400] = "";
+    llama_describe_batch(&run.model, batch, sizeof batch);
+    if (batch[0])
+        snprintf(text, capacity, "step %lld, last batch: %s", (long long)run.cursor.step + 1,
+                 batch);
+}
+
 // The first signal ends the run after the current step, with a checkpoint; the second ends it at
 // once (nothing is ever half-written under its final name).
 static void on_signal(int sig) {
@@ -991,6 +1000,7 @@ int main(int argc, char **argv) {
     DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
     missing = device_init(&device);
     if (missing) no_device(missing);
+    device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     find_resume_dir();
     load_config();

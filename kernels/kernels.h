@@ -64,6 +64,9 @@ void device_prepare_process(char **argv);
 const char *device_init(const DeviceOptions *options);
 // One line for people: "cpu, 2 threads, matmul own avx512"
 const char *device_describe(void);
+// What the message of a device error says besides the call that found it: `describe` writes one
+// 0-terminated line, e.g. the documents that the device was given last.
+void device_on_error(void (*describe)(char *text, size_t capacity));
 // `bytes` of device memory, 64-byte aligned; NULL when refused. Poison builds fill it with NaN.
 void *device_malloc(size_t bytes);
 void device_free(void *p);

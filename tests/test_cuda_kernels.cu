@@ -232,6 +232,19 @@ TEST(unsupported_shapes_end_with_exit_code_11) {
     }
 }
 
+TEST(a_device_error_names_the_call_and_the_work) {
+    char text[1000];
+    const int code = exit_code_of(text, sizeof text, [] {
+        if (init()) exit(77);
+        device_on_error([](char *work, size_t capacity) { snprintf(work, capacity, "lengths 5 7"); });
+        cuda_fail("file", 7, "a_kernel", cudaErrorInvalidValue);
+    });
+    if (code == 77) SKIP("no GPU");
+    CHECK(code == 11);
+    CHECK_MSG(strstr(text, "file:7: a_kernel: ") && strstr(text, "; lengths 5 7\nhint: "), "%s",
+              text);
+}
+
 TEST(a_missing_device_is_said_in_one_line) {
     char text[1000];
     const int code = exit_code_of(text, sizeof text, [] {

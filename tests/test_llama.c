@@ -484,6 +484,36 @@ TEST(saved_weights_and_moments_come_back_bit_for_bit) {
     llama_free(&b);
 }
 
+TEST(a_batch_is_described_by_its_lengths) {
+    const LlamaConfig c = tiny_config(2, 1, 4, true);
+    LlamaModel m;
+    Batch b;
+    int32_t tokens[100] = {0};
+    DocView docs[30];
+    char text[400] = "";
+    make_model(&m, &c, 100, 16, false);
+    llama_describe_batch(&m, text, sizeof text);
+    CHECK(text[0] == 0);  // nothing was staged yet
+    for (int i = 0; i < 30; i++) {
+        const DocView doc = {tokens, i == 1 ? 7 : 3, -1};
+        docs[i] = doc;
+    }
+    batch_init(&b, 100, 30);
+    batch_pack(&b, docs, 3);
+    llama_set_batch(&m, &b);
+    llama_describe_batch(&m, text, sizeof text);
+    CHECK_MSG(strcmp(text, "3 documents, 13 tokens, lengths 3 7 3") == 0, "%s", text);
+    batch_pack(&b, docs, 30);
+    llama_set_batch(&m, &b);
+    llama_describe_batch(&m, text, sizeof text);
+    CHECK_MSG(strstr(text, "30 documents") && strstr(text, " 3 ..."), "%s", text);
+    volatile size_t capacity = 30;  // not known to the compiler, which would warn of the cut
+    llama_describe_batch(&m, text, capacity);
+    CHECK(strlen(text) == capacity - 1);
+    batch_free(&b);
+    llama_free(&m);
+}
+
 TEST(planned_memory_is_what_is_allocated) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);

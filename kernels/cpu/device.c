@@ -33,6 +33,9 @@ const char *device_init(const DeviceOptions *options) {
     return NULL;
 }
 
+// A CPU that fails does not live to tell.
+void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)describe; }
+
 const char *device_describe(void) { return description; }
 
 void *device_malloc(size_t bytes) {

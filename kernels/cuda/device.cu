@@ -27,6 +27,7 @@ static void *scratch;
 static cudaDeviceProp properties;
 static bool deterministic;
 static char description[192], failure[192];
+static void (*describe_work)(char *text, size_t capacity);
 
 cudaStream_t cuda_stream() { return stream; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
@@ -45,9 +46,14 @@ static const char *hint_for(cudaError_t status) {
     return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";
 }
 
+void device_on_error(void (*describe)(char *text, size_t capacity)) { describe_work = describe; }
+
 void cuda_fail(const char *file, int line, const char *what, cudaError_t status) {
+    char work[512] = "";
+    if (describe_work) describe_work(work, sizeof work);
     fflush(stdout);
-    fprintf(stderr, "error: cuda: %s:%d: %s: %s\n", file, line, what, cudaGetErrorString(status));
+    fprintf(stderr, "error: cuda: %s:%d: %s: %s%s%s\n", file, line, what,
+            cudaGetErrorString(status), work[0] ? "; " : "", work);
     fprintf(stderr, "hint: %s\n", hint_for(status));
     exit(11);
 }
