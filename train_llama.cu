@@ -23,6 +23,7 @@
 #include "data/tokenizer.h"       // defines: Tokenizer
 #include "kernels/kernels.h"      // defines: the device
 #include "llama.h"                // defines: LlamaModel, forward, backward, update
+#include "train/algorithms.h"     // defines: save_matmul_choices, repeat_matmul_choices
 #include "train/check_packing.h"  // defines: check_packing
 #include "train/compare.h"        // defines: compare_layouts
 #include "train/samples.h"        // defines: Samples
@@ -423,6 +424,7 @@ static bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path,
     size_t n = state_text(text, sizeof text, run.log ? (int64_t)ftell(run.log) : 0);
     return llama_save_optimizer(m, path, &w, err) &&
            checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
+           save_matmul_choices(ck, err) &&
            checkpoint_write_file(ck, "trainer_state.json", text, n, err);
 }
 
@@ -1022,6 +1024,7 @@ int main(int argc, char **argv) {
     if (o.dry_run) return EXIT_DONE;
     if (o.compare) return compare();
     must(llama_allocate(m, &err), &err);
+    if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
     init_weights(m);
     if (o.check_packing)
         return check_packing(m, &run.train, run.loader_settings) ? EXIT_DONE : EXIT_DEVICE_ERROR;

@@ -189,6 +189,12 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
 // CPU: "auto", "own", "openblas", "onednn". CUDA: "auto", "cublaslt". -1 when not available here.
 int matmul_select(const char *name, int bf16);
 const char *matmul_describe(void);
+// Which algorithms matmul has chosen so far, as lines of text for a checkpoint, with a 0 behind.
+// Returns their length; nothing past capacity is written. 0: this backend has nothing to choose.
+size_t matmul_choices(char *text_host, size_t capacity);
+// From here on matmul repeats what the text says, in place of all it has chosen. NULL, or one line
+// why not (another GPU or library): then it chooses anew.
+const char *matmul_repeat_choices(const char *text_host);
 
 // ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)

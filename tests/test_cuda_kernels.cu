@@ -703,7 +703,20 @@ TEST(matmul) {
     check_matmul(300, 16, 8);
 }
 
-// More shapes than the table of plans holds: old ones are given up, none is mixed up.
+static char *choices_text() {
+    const size_t n = matmul_choices(NULL, 0);
+    char *text = (char *)host_block(n + 1);
+    CHECK(matmul_choices(text, n + 1) == n && strlen(text) == n);
+    return text;
+}
+
+static int lines_with(const char *text, const char *words) {
+    int n = 0;
+    while ((text = strstr(text, words))) n++, text++;
+    return n;
+}
+
+// 6000 lengths in some 90 buckets; none is mixed up.
 TEST(matmul_of_many_lengths) {
     start();
     const int64_t most = 6000;
@@ -716,6 +729,81 @@ TEST(matmul_of_many_lengths) {
     twin.matmul_forward(out.host, inp.host, weight.host, most, 8, 8);
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-5);
+    const int n = lines_with(choices_text(), " K 8 N 8 ");
+    CHECK_MSG(n >= 16 + 8 * 8 && n <= 16 + 8 * 10, "%d choices", n);
+}
+
+// As a run that begins with a cuBLASLt of its own mind
+static void choose_anew(const char *algorithm) {
+    if (algorithm)
+        setenv("EMU_LT_ALGO", algorithm, 1);
+    else
+        unsetenv("EMU_LT_ALGO");
+    CHECK(matmul_repeat_choices("") != NULL);
+    CHECK(matmul_choices(NULL, 0) == 0);
+}
+
+// dweight of the next product, as the device's bytes
+static const unsigned char *product(Tensor *dweight, const Tensor &dout, const Tensor &inp) {
+    Tensor *outs[] = {dweight};
+    fill(dweight);
+    run(outs, 1, [&] {
+        matmul_backward_weight(fp(*dweight), bf(dout), bf(inp), inp.rows, inp.cols, dout.cols);
+    });
+    unsigned char *bytes = (unsigned char *)host_block(all_bytes(dweight));
+    memcpy(bytes, dweight->result, all_bytes(dweight));
+    return bytes;
+}
+
+TEST(matmul_repeats_what_was_chosen) {
+    start();
+    const int64_t T = 130, K = 64, N = 72;
+    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
+    Tensor dweight = tensor("dweight", false, N, K, 3);
+    const size_t bytes = all_bytes(&dweight);
+    choose_anew("1");
+    const unsigned char *first = product(&dweight, dout, inp);
+    const char *text = choices_text();
+    choose_anew(NULL);
+    const unsigned char *anew = product(&dweight, dout, inp);
+    // the emulator has two algorithms, which add in different orders
+    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, anew, bytes) != 0);
+    CHECK(matmul_repeat_choices(text) == NULL);
+    CHECK(strcmp(choices_text(), text) == 0);
+    CHECK(memcmp(first, product(&dweight, dout, inp), bytes) == 0);
+    CHECK(strcmp(choices_text(), text) == 0);
+    choose_anew(NULL);
+}
+
+TEST(matmul_refuses_choices_of_others) {
+    start();
+    check_matmul(40, 64, 64);
+    const char *text = choices_text(), *first_choice = strchr(text, '\n') + 1;
+    char *other = (char *)host_block(strlen(text) + 64);
+    sprintf(other, "x%s", text);
+    CHECK(strstr(matmul_repeat_choices(other), "chosen by xcublaslt"));
+    const char *lines[] = {"matmul_sideways T 8 K 8 N 8 algorithm 1 2 3 4 5 6 7 8\n", "matmul\n",
+                           "matmul_forward T 8 K 8 N 8 algorithm 1 2 3 4 5 6 7\n",
+                           "matmul_forward T 0 K 8 N 8 algorithm 1 2 3 4 5 6 7 8\n"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        sprintf(other, "%.*s%s", (int)(first_choice - text), text, lines[i]);
+        CHECK(strstr(matmul_repeat_choices(other), "not a choice of this cuBLASLt: matmul"));
+        CHECK(matmul_choices(NULL, 0) == 0);
+    }
+    check_matmul(40, 64, 64);
+}
+
+// An algorithm that does the longest length of a bucket may not do another one: in the emulator the
+// one of two halves, which does 36 rows but not 35.
+TEST(matmul_of_a_length_that_its_algorithm_refuses) {
+    start();
+    choose_anew("1");
+    check_matmul(36, 64, 64);
+    check_matmul(35, 64, 64);
+    CHECK(lines_with(choices_text(), "weight T 36 ") == 1);
+    if (strstr(device_describe(), "emulated"))
+        CHECK(lines_with(choices_text(), "weight T 35 ") == 1);
+    choose_anew(NULL);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -71,6 +71,23 @@ check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resum
 for f in model.safetensors optimizer.safetensors; do
     check "resumed_run_has_the_same_bits_$f" cmp {packed,resumed}/step-00000010/$f
 done
+# A cuBLASLt that has changed its mind: the algorithms are those of the checkpoint. It has other bits
+# indeed, or this would show nothing; and a checkpoint of another GPU says that they may differ.
+if [[ $cuda = *emu* ]]; then
+    check other_algorithm_10_steps env EMU_LT_ALGO=1 \
+        "$cuda" "${common[@]}" --out algo --steps 10 --save-every 5 --keep 0
+    check other_algorithm_has_other_bits test -f algo/step-00000005/matmul.txt -a \
+        -n "$(cmp {packed,algo}/step-00000010/model.safetensors)"
+    cp -r algo repeated
+    rm -r repeated/step-00000010 repeated/final
+    check resume_repeats_algorithms "$cuda" "${common[@]}" --out repeated --steps 10 --resume
+    cp out.txt repeated.txt
+    check repeated_algorithms_have_the_same_bits \
+        cmp {algo,repeated}/step-00000010/model.safetensors
+    EMU_ARCH=80 timeout 100 "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
+    check another_gpu_is_said grep 'warning: .*matmul.txt: .*anew, bits may differ' other.txt
+    check the_same_gpu_is_not test -z "$(grep warning: repeated.txt)"
+fi
 cp -r packed crossed
 rm -r crossed/step-00000010 crossed/final
 check a_cuda_checkpoint_goes_on_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 10 --resume

@@ -1,6 +1,7 @@
 // cuBLASLt on the host: D = alpha op(A) op(B) + beta C, column-major, fp32 accumulation. Two
 // algorithms, so that choosing among several and handing over a workspace are exercised too:
-// 0 sums over k in one go, 1 in two halves that meet in the workspace.
+// 0 sums over k in one go, 1 in two halves that meet in the workspace and does not do an odd k.
+// The heuristic prefers 0; EMU_LT_ALGO=1 makes it one that prefers 1, as another version might.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -78,6 +79,11 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
     if (op->trans_c != CUBLAS_OP_N || op->epilogue != CUBLASLT_EPILOGUE_DEFAULT)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     return check_types(op->compute, op->scale, a->type, b->type, c->type, d->type);
+}
+
+bool algo_does(int id, const cublasLtMatmulDescOpaque_t *op,
+               const cublasLtMatrixLayoutOpaque_t *a) {
+    return id == 0 || (op->trans_a == CUBLAS_OP_N ? a->cols : a->rows) % 2 == 0;
 }
 
 size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
@@ -281,7 +287,13 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-    *layout = new cublasLtMatrixLayoutOpaque_t{(uint32_t)type, 0, 1, rows, cols, ld, 0};
+    *layout = new cublasLtMatrixLayoutOpaque_t;
+    return cublasLtMatrixLayoutInit(*layout, type, rows, cols, ld);
+}
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType type,
+                                        uint64_t rows, uint64_t cols, int64_t ld) {
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    *layout = {(uint32_t)type, 0, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -360,10 +372,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     cublasStatus_t status = check_product(op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    for (int id = 0; id < NUM_ALGOS && *returned < requested; id++) {
+    const char *first = getenv("EMU_LT_ALGO");
+    for (int i = 0; i < NUM_ALGOS && *returned < requested; i++) {
+        const int id = (i + (first ? atoi(first) : 0)) % NUM_ALGOS;
         size_t workspace = algo_workspace(id, d);
         bool may_split = pref->reduction_mask & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-        if (workspace > pref->max_workspace || (id == 1 && !may_split)) continue;
+        if (workspace > pref->max_workspace || (id == 1 && !may_split) || !algo_does(id, op, a))
+            continue;
         cublasLtMatmulHeuristicResult_t *r = &results[(*returned)++];
         *r = {};
         fill_algo(&r->algo, id, workspace, pref->alignment);
@@ -409,6 +424,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     if (!algo || algo->data[ALGO_MARK] != ALGO_MAGIC || !result) return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = check_product(op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!algo_does((int)algo->data[ALGO_ID], op, a)) return CUBLAS_STATUS_NOT_SUPPORTED;
     *result = {};
     result->algo = *algo;
     result->workspaceSize = algo_workspace((int)algo->data[ALGO_ID], d);
@@ -460,6 +476,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     if (algo) {
         if (algo->data[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
         id = (int)algo->data[ALGO_ID];
+        if (!algo_does(id, op, a)) return CUBLAS_STATUS_NOT_SUPPORTED;
         for (int i = 0; i < 4; i++)
             if ((uintptr_t)operand[i] % algo->data[ALGO_ALIGN + i])
                 emu::fail(

@@ -487,6 +487,17 @@ const char *matmul_describe(void) {
     return chosen_description;
 }
 
+// The blocking depends on the CPU alone.
+size_t matmul_choices(char *text_host, size_t capacity) {
+    if (capacity) text_host[0] = 0;
+    return 0;
+}
+
+const char *matmul_repeat_choices(const char *text_host) {
+    (void)text_host;
+    return NULL;
+}
+
 static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate) {
     if (m == 0 || n == 0) return;
     if (depth == 0) {

@@ -13,9 +13,10 @@
 
 #include "../kernels.h"
 
-// device.cu, valid after device_init: the one stream that all work is put on; multiprocessors;
-// major * 10 + minor of the architecture; DeviceOptions.deterministic.
+// device.cu, valid after device_init: the one stream that all work is put on; the GPU's name and
+// size; multiprocessors; major * 10 + minor of the architecture; DeviceOptions.deterministic.
 cudaStream_t cuda_stream();
+const char *cuda_gpu();
 int cuda_num_sms();
 int cuda_arch();
 bool cuda_deterministic();

@@ -26,10 +26,11 @@ static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
 static bool deterministic;
-static char description[192], failure[192];
+static char gpu[128], description[192], failure[192];
 static void (*describe_work)(char *text, size_t capacity);
 
 cudaStream_t cuda_stream() { return stream; }
+const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 bool cuda_deterministic() { return deterministic; }
@@ -108,10 +109,10 @@ static void describe() {
     int driver = 0, runtime = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
-    snprintf(description, sizeof description,
-             "%.80s, sm_%d, %d SMs, %.1f GiB, driver %d.%d, runtime %d.%d", properties.name,
-             cuda_arch(), cuda_num_sms(), (double)properties.totalGlobalMem / 0x1p30, driver / 1000,
-             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    snprintf(gpu, sizeof gpu, "%.80s, sm_%d, %d SMs", properties.name, cuda_arch(), cuda_num_sms());
+    snprintf(description, sizeof description, "%s, %.1f GiB, driver %d.%d, runtime %d.%d", gpu,
+             (double)properties.totalGlobalMem / 0x1p30, driver / 1000, driver % 1000 / 10,
+             runtime / 1000, runtime % 1000 / 10);
 }
 
 const char *device_init(const DeviceOptions *options) {

@@ -7,31 +7,41 @@
 //
 // Leading dimensions are K and N, multiples of 8: every row starts on a 16-byte border whatever T
 // is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
-// a fixed order are allowed. Packed batches differ in T, so an algorithm is asked for once for each
-// shape and kept in a table of fixed size.
+// a fixed order are allowed.
+//
+// Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T costs no
+// question to cuBLASLt; the question is always about the longest length of the bucket, so that the
+// answer does not depend on which T came first. Answers can be written down and read again: a
+// resumed run then repeats them, whatever this cuBLASLt would say now.
 
 #include "common.cuh"
 
 #include <cublasLt.h>
+#include <stdarg.h>
 
 enum Kind { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_KINDS };
 static const char *const KIND_NAMES[NUM_KINDS] = {"matmul_forward", "matmul_backward_input",
                                                   "matmul_backward_weight"};
 
-// D (m,n) = A (m,depth) B (depth,n), column-major
-struct Plan {
+struct Shape {
     Kind kind;
     int64_t T, K, N;
-    bool used;
-    cublasLtMatrixLayout_t a, b, d;
+};
+// D (m,n) = A (m,depth) B (depth,n), column-major
+struct Layouts {
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+};
+struct Choice {
+    Shape shape;  // T is the longest of its bucket
+    bool made;
     cublasLtMatmulAlgo_t algo;
-    size_t workspace_bytes;
 };
 
-enum { NUM_PLANS = 4096, PROBES = 8 };  // a model has about 15 shapes for each T
+// A model has 15 shapes, T at most 232 buckets up to 2^29
+enum { NUM_CHOICES = 4096, ALGO_WORDS = 8 };
+static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_WORDS * sizeof(uint64_t), "as documented");
 
-static Plan plans[NUM_PLANS];
-static unsigned next_victim;
+static Choice choices[NUM_CHOICES];  // a hash table, searched from the home of a shape on
 static cublasLtHandle_t handle;
 static cublasLtMatmulDesc_t descriptions[NUM_KINDS];
 static cublasLtMatmulPreference_t preference;
@@ -106,72 +116,156 @@ int matmul_select(const char *name, int bf16) {
 const char *matmul_describe(void) { return description; }
 
 // ------------------------------------------------------------------------------------------------
-// Plans
+// Choosing
 
-static uint64_t hash(Kind kind, int64_t T, int64_t K, int64_t N) {
-    uint64_t h = (uint64_t)kind;
-    const int64_t sizes[3] = {T, K, N};
-    for (int i = 0; i < 3; i++) h = (h ^ (uint64_t)sizes[i]) * 0x9e3779b97f4a7c15ull;
-    return h >> 32;
-}
-
-static bool is_plan_of(const Plan *p, Kind kind, int64_t T, int64_t K, int64_t N) {
-    return p->kind == kind && p->T == T && p->K == K && p->N == N;
-}
-
-static void free_plan(Plan *p) {
-    LT_CHECK(cublasLtMatrixLayoutDestroy(p->a));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(p->b));
-    LT_CHECK(cublasLtMatrixLayoutDestroy(p->d));
-    p->used = false;
+// T up to 16 stands for itself; above, each doubling has eight buckets.
+static int64_t longest_of_bucket(int64_t T) {
+    int64_t step = 1;
+    while (T > 16 * step) step *= 2;
+    return ceil_div(T, step) * step;
 }
 
 // A row-major (rows, cols) tensor
-static void create_layout(cublasLtMatrixLayout_t *layout, bool is_fp32, int64_t rows,
-                          int64_t cols) {
-    LT_CHECK(cublasLtMatrixLayoutCreate(layout, is_fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)cols,
-                                        (uint64_t)rows, cols));
+static void init_layout(cublasLtMatrixLayoutOpaque_t *layout, bool is_fp32, int64_t rows,
+                        int64_t cols) {
+    LT_CHECK(cublasLtMatrixLayoutInit(layout, is_fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)cols,
+                                      (uint64_t)rows, cols));
 }
 
-static void make_plan(Plan *p, Kind kind, int64_t T, int64_t K, int64_t N) {
-    p->kind = kind;
-    p->T = T;
-    p->K = K;
-    p->N = N;
-    p->used = true;
-    const bool weight_gradient = kind == BACKWARD_WEIGHT;
-    create_layout(&p->a, false, weight_gradient ? T : N, K);  // weight, or inp
-    create_layout(&p->b, false, T, kind == FORWARD ? K : N);  // inp, or dout
-    create_layout(&p->d, weight_gradient, weight_gradient ? N : T, kind == FORWARD ? N : K);
+static Layouts layouts_of(const Shape &s) {
+    const bool weight_gradient = s.kind == BACKWARD_WEIGHT, forward = s.kind == FORWARD;
+    Layouts l;
+    init_layout(&l.a, false, weight_gradient ? s.T : s.N, s.K);  // weight, or inp
+    init_layout(&l.b, false, s.T, forward ? s.K : s.N);          // inp, or dout
+    init_layout(&l.d, weight_gradient, weight_gradient ? s.N : s.T, forward ? s.N : s.K);
+    return l;
+}
+
+// The choice of this shape, or where it goes: there `made` is false.
+static Choice *choice_of(const Shape &s) {
+    const int64_t sizes[3] = {s.T, s.K, s.N};
+    uint64_t h = (uint64_t)s.kind;
+    for (int i = 0; i < 3; i++) h = (h ^ (uint64_t)sizes[i]) * 0x9e3779b97f4a7c15ull;
+    for (uint64_t i = 0; i < NUM_CHOICES; i++) {
+        Choice *c = &choices[((h >> 32) + i) % NUM_CHOICES];
+        const Shape &x = c->shape;
+        if (!c->made || (x.kind == s.kind && x.T == s.T && x.K == s.K && x.N == s.N)) return c;
+    }
+    cuda_unsupported("matmul: expected fewer different shapes", NUM_CHOICES);
+}
+
+static const Choice *choose(const Shape &s) {
+    Choice *c = choice_of(s);
+    if (c->made) return c;
+    Layouts l = layouts_of(s);
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, descriptions[kind], p->a, p->b, p->d, p->d, preference, 1, &best, &found);
+        handle, descriptions[s.kind], &l.a, &l.b, &l.d, &l.d, preference, 1, &best, &found);
     if (status != CUBLAS_STATUS_SUCCESS || found < 1) {
         char what[160];
         snprintf(what, sizeof what, "%s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld",
-                 KIND_NAMES[kind], (long long)T, (long long)K, (long long)N);
+                 KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N);
         cuda_unsupported(what, (int64_t)status);
     }
-    p->algo = best.algo;
-    p->workspace_bytes = best.workspaceSize;
+    c->shape = s;
+    c->algo = best.algo;
+    c->made = true;
+    return c;
 }
 
-// The plan of a shape; made at its first sight, when a full neighbourhood of the table loses one.
-static const Plan *plan_of(Kind kind, int64_t T, int64_t K, int64_t N) {
-    const uint64_t home = hash(kind, T, K, N);
-    Plan *free_slot = NULL;
-    for (uint64_t i = 0; i < PROBES; i++) {
-        Plan *p = &plans[(home + i) % NUM_PLANS];
-        if (p->used && is_plan_of(p, kind, T, K, N)) return p;
-        if (!p->used && !free_slot) free_slot = p;
+// ------------------------------------------------------------------------------------------------
+// Choices as text: a line that says who chose, then a line for each
+
+static void who_chooses(char *line, size_t size) {
+    snprintf(line, size, "%s on %s", description, cuda_gpu());
+}
+
+__attribute__((format(printf, 4, 5))) static void append(char *text, size_t capacity, size_t *used,
+                                                         const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    const size_t room = *used < capacity ? capacity - *used : 0;
+    *used += (size_t)vsnprintf(room ? text + *used : NULL, room, format, args);
+    va_end(args);
+}
+
+size_t matmul_choices(char *text_host, size_t capacity) {
+    char who[256];
+    size_t used = 0;
+    who_chooses(who, sizeof who);
+    for (int i = 0; i < NUM_CHOICES; i++) {
+        const Choice *c = &choices[i];
+        if (!c->made) continue;
+        if (used == 0) append(text_host, capacity, &used, "%s\n", who);
+        append(text_host, capacity, &used, "%s T %lld K %lld N %lld algorithm",
+               KIND_NAMES[c->shape.kind], (long long)c->shape.T, (long long)c->shape.K,
+               (long long)c->shape.N);
+        uint64_t words[ALGO_WORDS];
+        memcpy(words, &c->algo, sizeof words);
+        for (int w = 0; w < ALGO_WORDS; w++)
+            append(text_host, capacity, &used, " %llx", (unsigned long long)words[w]);
+        append(text_host, capacity, &used, "\n");
     }
-    if (!free_slot) {
-        free_slot = &plans[(home + next_victim++ % PROBES) % NUM_PLANS];
-        free_plan(free_slot);
+    return used;
+}
+
+// A line of matmul_choices; false: not one, or of an algorithm that this cuBLASLt refuses.
+static bool read_choice(const char *line, Choice *c) {
+    char name[32];
+    long long T, K, N;
+    unsigned long long x[ALGO_WORDS];
+    if (sscanf(line, "%31s T %lld K %lld N %lld algorithm %llx %llx %llx %llx %llx %llx %llx %llx",
+               name, &T, &K, &N, &x[0], &x[1], &x[2], &x[3], &x[4], &x[5], &x[6], &x[7]) != 12)
+        return false;
+    int kind = 0;
+    while (kind < NUM_KINDS && strcmp(name, KIND_NAMES[kind]) != 0) kind++;
+    if (kind == NUM_KINDS || T <= 0 || K <= 0 || N <= 0) return false;
+    c->shape = {(Kind)kind, T, K, N};
+    c->made = true;
+    memcpy(&c->algo, x, sizeof c->algo);
+    Layouts l = layouts_of(c->shape);
+    cublasLtMatmulHeuristicResult_t found;
+    return cublasLtMatmulAlgoCheck(handle, descriptions[kind], &l.a, &l.b, &l.d, &l.d, &c->algo,
+                                   &found) == CUBLAS_STATUS_SUCCESS &&
+           found.workspaceSize <= workspace_bytes;
+}
+
+const char *matmul_repeat_choices(const char *text_host) {
+    static char why[640];
+    char who[256];
+    who_chooses(who, sizeof who);
+    memset(choices, 0, sizeof choices);
+    const int first_line = (int)strcspn(text_host, "\n");
+    if (strlen(who) != (size_t)first_line || strncmp(who, text_host, (size_t)first_line) != 0) {
+        snprintf(why, sizeof why, "chosen by %.*s, this is %s", first_line < 256 ? first_line : 256,
+                 text_host, who);
+        return why;
     }
-    make_plan(free_slot, kind, T, K, N);
-    return free_slot;
+    for (const char *line = strchr(text_host, '\n'); line && line[1]; line = strchr(line, '\n')) {
+        Choice c;
+        line++;
+        if (read_choice(line, &c)) {
+            *choice_of(c.shape) = c;
+            continue;
+        }
+        memset(choices, 0, sizeof choices);
+        snprintf(why, sizeof why, "not a choice of this cuBLASLt: %.*s",
+                 (int)strcspn(line, "\n") < 256 ? (int)strcspn(line, "\n") : 256, line);
+        return why;
+    }
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The product
+
+static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo, void *d,
+                               const void *a, const void *b, float beta) {
+    const float alpha = 1;
+    Layouts l = layouts_of(s);
+    return cublasLtMatmul(handle, descriptions[s.kind], &alpha, a, &l.a, b, &l.b, &beta, d, &l.d, d,
+                          &l.d, algo, workspace, workspace_bytes, cuda_stream());
 }
 
 static void run(Kind kind, void *d, const void *a, const void *b, float beta, int64_t T, int64_t K,
@@ -182,10 +276,12 @@ static void run(Kind kind, void *d, const void *a, const void *b, float beta, in
         snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8", KIND_NAMES[kind]);
         cuda_unsupported(what, K <= 0 || K % 8 != 0 ? K : N);
     }
-    const float alpha = 1;
-    const Plan *p = plan_of(kind, T, K, N);
-    LT_CHECK(cublasLtMatmul(handle, descriptions[kind], &alpha, a, p->a, b, p->b, &beta, d, p->d, d,
-                            p->d, &p->algo, workspace, p->workspace_bytes, cuda_stream()));
+    const Shape s = {kind, T, K, N}, bucket = {kind, longest_of_bucket(T), K, N};
+    cublasStatus_t status = multiply(s, &choose(bucket)->algo, d, a, b, beta);
+    // what does the bucket's longest length need not do this one: nothing was launched then
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+        status = multiply(s, &choose(s)->algo, d, a, b, beta);
+    if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
