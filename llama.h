@@ -94,7 +94,7 @@ typedef struct {
     Documents docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
-    int32_t *real_rows;
+    int32_t *real_rows, *real_position_ids;
     Documents real_docs;
 } LlamaInputs;
 
@@ -386,7 +386,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->head_chunk = llama_head_chunk(config, sizes.capacity);
     size_t T = (size_t)sizes.capacity,
            plan_ints = attention_plan_size(sizes.capacity, sizes.capacity);
-    m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 2 * T + 1 + plan_ints : 0);
+    m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 3 * T + 1 + plan_ints : 0);
     m->staging_ints += T;  // the rows of llama_logits, at the end
     llama_build_tensors(m);
     m->held_count = m->num_elements;
@@ -554,7 +554,7 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
 static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
                                    int32_t n) {
     int32_t *device = m->staging + *used;
-    if (n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
+    if (src_host && n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
     *used += (size_t)n;
     return device;
 }
@@ -583,6 +583,10 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
+        int32_t *positions_host = m->staging_host + used;
+        for (int32_t i = 0; i < b->num_real_rows; i++)
+            positions_host[i] = b->position_ids[b->real_rows[i]];
+        in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
                               b->real_max_seqlen);
     }
@@ -631,15 +635,15 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     const int64_t qkv_dim = llama_qkv_dim(&m->config),
                   q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
     if (n == 0) {
-        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse, &in->docs,
-                           m->heads);
+        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
+                           in->position_ids, m->rope_table, &in->docs, m->heads);
         return;
     }
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
     gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
     attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
-                       a->lse, &in->real_docs, m->heads);
+                       a->lse, in->real_position_ids, m->rope_table, &in->real_docs, m->heads);
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
@@ -734,8 +738,7 @@ static inline void llama_backward(LlamaModel *m) {
                          w->post_attention_layernorm, a->rstd_mlp, T, C);    // +=
         matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
         matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
-        llama_attention_backward(m, a);                                      // =
-        rope_backward(s->dqkv, in->position_ids, m->rope_table, T, m->heads);
+        llama_attention_backward(m, a);                                      // = and rope's
         rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
         matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
         matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =

@@ -124,18 +124,23 @@ static Times measure(const Batch *b, int runs) {
            *dqkv = random_values(T * row);
     floatX *out = random_values(T * out_row);
     real *lse = allocate((size_t)(T * h.num_heads) * sizeof(real)),
-         *delta = allocate((size_t)(T * h.num_heads) * sizeof(real));
+         *delta = allocate((size_t)(T * h.num_heads) * sizeof(real)),
+         *rope_table = allocate((size_t)h.head_dim * sizeof(real));  // every token at position 0
+    int32_t *position_ids = allocate((size_t)T * sizeof(int32_t));
+    memset(position_ids, 0, (size_t)T * sizeof(int32_t));
+    for (int i = 0; i < h.head_dim; i++) rope_table[i] = (real)(i % 2 ? 0.6 : 0.8);
     double forward_s[MAX_RUNS], backward_s[MAX_RUNS];
     for (int r = -1; r < runs; r++) {
         double start = now_s();
         attention_forward(out, lse, qkv, &docs, h);
         double middle = now_s();
-        attention_backward(dqkv, delta, dout, qkv, out, lse, &docs, h);
+        attention_backward(dqkv, delta, dout, qkv, out, lse, position_ids, rope_table, &docs, h);
         if (r < 0) continue;
         forward_s[r] = middle - start;
         backward_s[r] = now_s() - middle;
     }
     free(qkv), free(dout), free(dqkv), free(out), free(lse), free(delta);
+    free(rope_table), free(position_ids);
     return (Times){median(forward_s, runs), median(backward_s, runs)};
 }
 

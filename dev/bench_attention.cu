@@ -14,10 +14,11 @@
 
 #include "../kernels/cuda/common.cuh"
 
-enum { SETS = 3, MAX_RUNS = 201, WARM_UP = 5 };
+enum { SETS = 3, MAX_RUNS = 201, WARM_UP = 5, POSITIONS = 8192 };
 
 struct Batch {
-    int32_t *cu_seqlens, *cu_seqlens_host, *work;
+    int32_t *cu_seqlens, *cu_seqlens_host, *work, *position_ids;
+    float *rope_table;
     int num_docs, longest;
     double pairs;
 };
@@ -67,6 +68,18 @@ static Batch make_batch(const int *lengths, int n, HeadShape heads) {
     size_t used = attention_plan(work_host, b.cu_seqlens_host, n, heads);
     b.work = allocate<int32_t>((int64_t)used);
     b.cu_seqlens = allocate<int32_t>(n + 1);
+    const int T = b.cu_seqlens_host[n], angles = POSITIONS * heads.head_dim;
+    int32_t *positions = (int32_t *)malloc((size_t)T * sizeof(int32_t) + 1);
+    for (int i = 0; i < n; i++)
+        for (int t = b.cu_seqlens_host[i]; t < b.cu_seqlens_host[i + 1]; t++)
+            positions[t] = (t - b.cu_seqlens_host[i]) % POSITIONS;
+    float *table = (float *)malloc((size_t)angles * sizeof(float));
+    for (int i = 0; i < angles; i++) table[i] = i % 2 ? sinf((float)(i / 2)) : cosf((float)(i / 2));
+    b.position_ids = allocate<int32_t>(T);
+    b.rope_table = allocate<float>(angles);
+    device_upload(b.position_ids, positions, (size_t)T * sizeof(int32_t));
+    device_upload(b.rope_table, table, (size_t)angles * sizeof(float));
+    free(positions), free(table);
     device_upload(b.work, work_host, used * sizeof(int32_t));
     device_upload(b.cu_seqlens, b.cu_seqlens_host, ((size_t)n + 1) * sizeof(int32_t));
     device_synchronize();
@@ -79,8 +92,8 @@ static int by_value(const void *a, const void *b) {
 }
 
 // backward: 0 or 1
-static Times measure(Buffers *sets, const Documents *docs, HeadShape heads, int backward,
-                     int runs) {
+static Times measure(Buffers *sets, const Batch *batch, const Documents *docs, HeadShape heads,
+                     int backward, int runs) {
     cudaEvent_t start, end;
     float ms[MAX_RUNS];
     CUDA_CHECK(cudaEventCreate(&start));
@@ -89,7 +102,8 @@ static Times measure(Buffers *sets, const Documents *docs, HeadShape heads, int 
         Buffers b = sets[(r + WARM_UP) % SETS];
         CUDA_CHECK(cudaEventRecord(start, cuda_stream()));
         if (backward)
-            attention_backward(b.dqkv, b.delta, b.dout, b.qkv, b.out, b.lse, docs, heads);
+            attention_backward(b.dqkv, b.delta, b.dout, b.qkv, b.out, b.lse, batch->position_ids,
+                               batch->rope_table, docs, heads);
         else
             attention_forward(b.out, b.lse, b.qkv, docs, heads);
         CUDA_CHECK(cudaEventRecord(end, cuda_stream()));
@@ -115,8 +129,8 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
         b.delta = allocate<float>(T * heads.num_heads);
     }
     Documents docs = {batch.cu_seqlens, batch.work, (int32_t)T, n, batch.longest};
-    Times forward = measure(sets, &docs, heads, 0, runs);
-    Times backward = measure(sets, &docs, heads, 1, runs);
+    Times forward = measure(sets, &batch, &docs, heads, 0, runs);
+    Times backward = measure(sets, &batch, &docs, heads, 1, runs);
     double tflop = 4e-12 * heads.head_dim * heads.num_heads * batch.pairs;
     printf(
         "%-30s %2d/%-2d x %-3d %7lld tokens  forward %8.3f ms (%8.3f) %6.1f TFLOP/s   "
@@ -130,6 +144,7 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
         device_free(b.lse), device_free(b.delta);
     }
     device_free(batch.work), device_free(batch.cu_seqlens);
+    device_free(batch.position_ids), device_free(batch.rope_table);
     free(batch.cu_seqlens_host);
 }
 

@@ -146,14 +146,12 @@ void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, co
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
 
-// In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); values are left alone.
+// In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); values are left alone. Its
+// inverse is part of attention_backward.
 // rope_table (max_position, D/2, 2) real: cos, sin
 // position_ids (T) int32, restart at 0 in each document
 void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads);
-// The inverse rotation, in place on dqkv.
-void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
-                   HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
@@ -167,11 +165,13 @@ void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_t
 //   qkv (T,H+2*Hkv,D)      rope already applied
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
                        HeadShape heads);
-//   dqkv (T,H+2*Hkv,D)  =  gradient of qkv
+//   dqkv (T,H+2*Hkv,D)  =  gradient of what rope_forward made qkv of: queries and keys turned back
 //   delta (H,T) real    =  rowsum(dout * out); scratch
 //   dout, out (T,H,D), lse (H,T), qkv (T,H+2*Hkv,D) of the forward pass
+//   position_ids (T), rope_table as in rope_forward
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                        const floatX *out, const real *lse, const Documents *docs, HeadShape heads);
+                        const floatX *out, const real *lse, const int32_t *position_ids,
+                        const real *rope_table, const Documents *docs, HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------
 // Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's

@@ -39,7 +39,8 @@ typedef struct {
     int num_docs, T;
     int32_t *cu_seqlens, *work;
     floatX *qkv, *dout, *out, *dqkv;
-    real *lse, *delta;
+    real *lse, *delta, *rope_table;
+    int32_t *position_ids;
 } Batch;
 
 static int64_t qkv_row(HeadShape h) {
@@ -72,6 +73,10 @@ static Batch new_batch(HeadShape heads, const int *lengths, int num_docs) {
     b.dqkv = new_values(b.T * qkv_row(heads), SLACK_ROWS * qkv_row(heads));
     b.dout = new_values(b.T * out_row(heads), SLACK_ROWS * out_row(heads));
     b.out = new_values(b.T * out_row(heads), SLACK_ROWS * out_row(heads));
+    // angles of 0 unless a test sets others: queries and keys as they are
+    b.position_ids = calloc((size_t)b.T + 1, sizeof(int32_t));
+    b.rope_table = calloc((size_t)heads.head_dim, sizeof(real));
+    for (int i = 0; i < heads.head_dim; i += 2) b.rope_table[i] = 1;
     b.lse = new_values((int64_t)b.T * heads.num_heads, SLACK_ROWS);
     b.delta = new_values((int64_t)b.T * heads.num_heads, SLACK_ROWS);
     return b;
@@ -79,7 +84,7 @@ static Batch new_batch(HeadShape heads, const int *lengths, int num_docs) {
 
 static void free_batch(Batch b) {
     free(b.cu_seqlens), free(b.work), free(b.qkv), free(b.dqkv), free(b.dout), free(b.out);
-    free(b.lse), free(b.delta);
+    free(b.lse), free(b.delta), free(b.position_ids), free(b.rope_table);
 }
 
 static void random_values(floatX *x, int64_t n, double scale) {
@@ -104,7 +109,8 @@ static void run(Batch *b) {
     CHECK(used <= attention_plan_size(b->T, b->num_docs));
     Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, longest};
     attention_forward(b->out, b->lse, b->qkv, &docs, h);
-    attention_backward(b->dqkv, b->delta, b->dout, b->qkv, b->out, b->lse, &docs, h);
+    attention_backward(b->dqkv, b->delta, b->dout, b->qkv, b->out, b->lse, b->position_ids,
+                       b->rope_table, &docs, h);
     check_canary("out", b->out, b->T * out_row(h), SLACK_ROWS * out_row(h));
     check_canary("dqkv", b->dqkv, b->T * qkv_row(h), SLACK_ROWS * qkv_row(h));
     check_canary("lse", b->lse, (int64_t)b->T * h.num_heads, SLACK_ROWS);
@@ -571,7 +577,8 @@ TEST(thread_count_does_not_matter) {
 TEST(no_tokens_need_no_plan) {
     const Documents docs = {NULL, NULL, 0, 0, 0};
     attention_forward(NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
-    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
+    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs,
+                       (HeadShape){9, 3, 64});
     rope_forward(NULL, NULL, NULL, 0, (HeadShape){9, 3, 64});
 }
 
@@ -723,7 +730,7 @@ static real *rope_table(int positions, int D) {
     return table;
 }
 
-TEST(rope_formula_and_inverse) {
+TEST(rope_formula) {
     for (int n = 0; n < LAYOUTS / 6; n++) {
         HeadShape h = random_heads();
         if (n % 5 == 0)
@@ -749,10 +756,38 @@ TEST(rope_formula_and_inverse) {
             else
                 CHECK(fabs(y[i] - want) <= 8 * ROUNDING);
         }
-        rope_backward(y, position_ids, table, T, h);
-        for (int64_t i = 0; i < T * row; i++) CHECK(fabs(y[i] - x[i]) <= 24 * ROUNDING);
         check_canary("qkv", y, T * row, row);
         free(table), free(x), free(y);
+    }
+}
+
+// The gradients of queries and keys turn back by any positions, those of values stay.
+TEST(backward_turns_back) {
+    for (int n = 0; n < LAYOUTS / 20; n++) {
+        int lengths[3] = {(int)test_rng_below(40), 0, (int)test_rng_below(40)};
+        const HeadShape h = random_heads();
+        const int D = h.head_dim, positions = 50;
+        const int64_t row = qkv_row(h);
+        Batch b = random_batch(h, lengths, 3, 0.7), turned = random_batch(h, lengths, 3, 0.7);
+        for (int doc = 0; doc < 3; doc++) copy_doc(&turned, doc, &b, doc);
+        free(turned.rope_table);
+        const real *table = turned.rope_table = rope_table(positions, D);
+        for (int t = 0; t < b.T; t++)
+            turned.position_ids[t] = (int32_t)test_rng_below((uint32_t)positions);
+        run(&b), run(&turned);
+        for (int64_t i = 0; i < b.T * row; i++) {
+            const int64_t head = i % row / D, at = i % D, pair = at % (D / 2);
+            const real *angle = table + turned.position_ids[i / row] * D + 2 * pair;
+            const double low = b.dqkv[i - at + pair], high = b.dqkv[i - at + pair + D / 2];
+            const double want =
+                at < D / 2 ? low * angle[0] + high * angle[1] : high * angle[0] - low * angle[1];
+            const double size = fabs(low) + fabs(high);
+            if (head >= h.num_heads + h.num_kv_heads)
+                CHECK(turned.dqkv[i] == b.dqkv[i]);
+            else
+                CHECK(fabs(turned.dqkv[i] - want) <= 4 * ROUNDING * size);
+        }
+        free_batch(b), free_batch(turned);
     }
 }
 
@@ -763,40 +798,37 @@ TEST(rope_formula_and_inverse) {
 typedef struct {
     Batch batch;
     floatX *x;
-    real *table;
-    int32_t *position_ids;
 } Model;
 
 static Model new_model(HeadShape heads, const int *lengths, int num_docs) {
-    Model m = {random_batch(heads, lengths, num_docs, 0.7), NULL, rope_table(400, heads.head_dim),
-               NULL};
+    Model m = {random_batch(heads, lengths, num_docs, 0.7), NULL};
     const int64_t n = m.batch.T * qkv_row(heads);
     m.x = malloc((size_t)(n + 1) * sizeof(floatX));
     memcpy(m.x, m.batch.qkv, (size_t)n * sizeof(floatX));
-    m.position_ids = malloc((size_t)(m.batch.T + 1) * sizeof(int32_t));
+    free(m.batch.rope_table);
+    m.batch.rope_table = rope_table(400, heads.head_dim);
     for (int doc = 0, t = 0; doc < num_docs; doc++)
-        for (int i = 0; i < lengths[doc]; i++) m.position_ids[t++] = i;
+        for (int i = 0; i < lengths[doc]; i++) m.batch.position_ids[t++] = i;
     return m;
 }
 
 static void free_model(Model m) {
     free_batch(m.batch);
-    free(m.x), free(m.table), free(m.position_ids);
+    free(m.x);
 }
 
 static void model_gradient(Model *m) {
     Batch *b = &m->batch;
     memcpy(b->qkv, m->x, (size_t)(b->T * qkv_row(b->heads)) * sizeof(floatX));
-    rope_forward(b->qkv, m->position_ids, m->table, b->T, b->heads);
+    rope_forward(b->qkv, b->position_ids, b->rope_table, b->T, b->heads);
     run(b);
-    rope_backward(b->dqkv, m->position_ids, m->table, b->T, b->heads);
 }
 
 static double loss(const Model *m) {
     const Batch *b = &m->batch;
     double sum = 0;
     memcpy(b->qkv, m->x, (size_t)(b->T * qkv_row(b->heads)) * sizeof(floatX));
-    rope_forward(b->qkv, m->position_ids, m->table, b->T, b->heads);
+    rope_forward(b->qkv, b->position_ids, b->rope_table, b->T, b->heads);
     Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, b->T};
     attention_forward(b->out, b->lse, b->qkv, &docs, b->heads);
     for (int64_t i = 0; i < b->T * out_row(b->heads); i++) sum += b->out[i] * b->dout[i];

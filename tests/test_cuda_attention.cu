@@ -6,8 +6,9 @@
 // P before P V and P^T dO, dS before dS K and dS^T Q, and every result once more. delta carries the
 // rounding of out. A sum of n rounded terms is off by at most U times the sum of magnitudes and,
 // roundings being independent, hardly ever by more than 4 U times the root of the sum of squares:
-// the smaller of both. Everything else is fp32. So a lost or doubled key, a wrong mask or a wrong
-// scale is far outside.
+// the smaller of both. dQ and dK then turn back, and their tolerances with them, before the result
+// is rounded. Everything else is fp32. So a lost or doubled key, a wrong mask, position or scale is
+// far outside.
 //
 // Cases named real_* need a GPU and run with UNPAD_FULL=1: every shape of the grid below, whole
 // batches, thousands of calls, buffers of more than 2^32 elements. UNPAD_FULL=small runs them
@@ -151,9 +152,38 @@ static void from_device(const char *what, T *x, T *device, int64_t used, int64_t
         CHECK_MSG(bytes[i] == 0xff, "%s was written past its end, at byte %zu", what, i);
 }
 
+// Positions run along a document and begin again after POSITIONS tokens: the table of angles then
+// stays small. One for each head_dim, on the host and on the device.
+enum { POSITIONS = 512 };
+static int32_t position_of(int in_document) { return in_document % POSITIONS; }
+static const float *angles(int D) {
+    static float *tables[129];
+    if (tables[D]) return tables[D];
+    tables[D] = new_values<float>((int64_t)POSITIONS * D);
+    for (int p = 0; p < POSITIONS; p++)
+        for (int i = 0; i < D / 2; i++) {
+            const double angle = p * pow(10000, -2.0 * i / D);
+            tables[D][p * D + 2 * i] = (float)cos(angle);
+            tables[D][p * D + 2 * i + 1] = (float)sin(angle);
+        }
+    return tables[D];
+}
+static const float *angles_on_device(int D) {
+    static float *tables[129];
+    if (!tables[D]) tables[D] = to_device(angles(D), (int64_t)POSITIONS * D);
+    return tables[D];
+}
+static int32_t *new_positions(const int32_t *cu_seqlens, int num_docs) {
+    int32_t *positions = new_values<int32_t>(cu_seqlens[num_docs]);
+    for (int doc = 0; doc < num_docs; doc++)
+        for (int t = cu_seqlens[doc]; t < cu_seqlens[doc + 1]; t++)
+            positions[t] = position_of(t - cu_seqlens[doc]);
+    return positions;
+}
+
 // The same batch in device memory
 struct OnDevice {
-    int32_t *cu_seqlens, *work;
+    int32_t *cu_seqlens, *work, *position_ids;
     floatX *qkv, *dout, *out, *dqkv;
     float *lse, *delta;
     Documents docs;
@@ -170,6 +200,9 @@ static void plan_on_device(OnDevice *d, const int32_t *cu_seqlens, int num_docs,
     CHECK(used <= size);
     d->work = to_device(work_host, (int64_t)used);
     d->cu_seqlens = to_device(cu_seqlens, num_docs + 1);
+    int32_t *positions = new_positions(cu_seqlens, num_docs);
+    d->position_ids = to_device(positions, T);
+    free(positions);
     d->docs = {d->cu_seqlens, d->work, T, num_docs, longest};
     free(work_host);
 }
@@ -188,11 +221,13 @@ static OnDevice on_device(const Batch &b) {
 
 static void launch(const OnDevice &d, HeadShape heads) {
     attention_forward(d.out, d.lse, d.qkv, &d.docs, heads);
-    attention_backward(d.dqkv, d.delta, d.dout, d.qkv, d.out, d.lse, &d.docs, heads);
+    attention_backward(d.dqkv, d.delta, d.dout, d.qkv, d.out, d.lse, d.position_ids,
+                       angles_on_device(heads.head_dim), &d.docs, heads);
 }
 
 static void free_inputs(const OnDevice &d) {
     device_free(d.qkv), device_free(d.dout), device_free(d.work), device_free(d.cu_seqlens);
+    device_free(d.position_ids);
 }
 
 static void run(Batch *b) {
@@ -295,8 +330,10 @@ static Reference reference_of(const Batch &b) {
     twin().attention_plan(work, b.cu_seqlens, b.num_docs, h);
     Documents docs = {b.cu_seqlens, work, b.T, b.num_docs, b.T};
     twin().attention_forward(r.out, r.lse, r.qkv, &docs, h);
-    twin().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, &docs, h);
-    free(work);
+    int32_t *positions = new_positions(b.cu_seqlens, b.num_docs);
+    twin().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, positions,
+                              angles(h.head_dim), &docs, h);
+    free(work), free(positions);
     return r;
 }
 static void free_reference(Reference r) {
@@ -373,6 +410,14 @@ struct Comparison {
     }
 };
 
+// A rotation of independent errors: those of x and of its partner, x + D / 2 or x - D / 2, times
+// the cosine and the sine. Row i of a document.
+template <int D>
+static double turned(const double (&errors)[D], int i, int x) {
+    const float *angle = angles(D) + position_of(i) * D + 2 * (x % (D / 2));
+    return fabs(angle[0]) * errors[x] + fabs(angle[1]) * errors[(x + D / 2) % D];
+}
+
 // A query and a key that it sees
 struct Pair {
     float p, ds, ds_size;
@@ -447,11 +492,14 @@ static void check_queries(const Comparison &c, int doc, int head, int first, int
         delta_error = 4 * sqrt(delta_error);
         c.delta_error[at] = (float)delta_error;
         verdict->value("delta", doc, i, head, c.b.delta[at], delta, delta_error + TINY);
+        double errors[D];
+        for (int x = 0; x < D; x++)
+            errors[x] = U * rounding(dq_sum[x], dq_squares[x]) +
+                        delta_error * c.scale * fabs(pk[x]) + fp32 * dq_size[x];
         for (int x = 0; x < D; x++) {
             const double want = c.want(t, head, x);
-            const double tolerance = U * (rounding(dq_sum[x], dq_squares[x]) + fabs(want)) +
-                                     delta_error * c.scale * fabs(pk[x]) + fp32 * dq_size[x];
-            verdict->value("dq", doc, i, head * D + x, c.got(t, head, x), want, tolerance + TINY);
+            verdict->value("dq", doc, i, head * D + x, c.got(t, head, x), want,
+                           turned<D>(errors, i, x) + U * fabs(want) + TINY);
         }
     }
 }
@@ -492,12 +540,15 @@ static void check_keys(const Comparison &c, int doc, int kv, int first, int end,
                     dv_fp32[x] += p_fp32 * fabsf(dout[x]), dk_fp32[x] += ds_fp32 * fabsf(q[x]);
                 }
             }
+        double errors[D];
+        for (int x = 0; x < D; x++)
+            errors[x] = U * rounding(dk_sum[x], dk_squares[x]) +
+                        rounding(delta_sum[x], delta_squares[x]) + dk_fp32[x];
         for (int x = 0; x < D; x++) {
             const double dk = c.want(start + j, c.key_head(kv), x);
             const double dv = c.want(start + j, c.value_head(kv), x);
             verdict->value("dk", doc, j, kv * D + x, c.got(start + j, c.key_head(kv), x), dk,
-                           U * (rounding(dk_sum[x], dk_squares[x]) + fabs(dk)) +
-                               rounding(delta_sum[x], delta_squares[x]) + dk_fp32[x] + TINY);
+                           turned<D>(errors, j, x) + U * fabs(dk) + TINY);
             verdict->value("dv", doc, j, kv * D + x, c.got(start + j, c.value_head(kv), x), dv,
                            U * (rounding(dv_sum[x], dv_squares[x]) + fabs(dv)) + dv_fp32[x] + TINY);
         }
@@ -591,7 +642,7 @@ TEST(no_tokens_need_no_plan) {
     const Documents docs = {NULL, NULL, 0, 0, 0};
     open_device();
     attention_forward(NULL, NULL, NULL, &docs, {9, 3, 64});
-    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, &docs, {9, 3, 64});
+    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs, {9, 3, 64});
 }
 
 static const int edge_lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 193};

@@ -23,10 +23,10 @@ struct Twin {
                              const float *, int64_t, int);
     void (*rmsnorm_apply)(float *, const float *, const float *, const float *, int64_t, int);
     void (*rope_forward)(float *, const int32_t *, const float *, int64_t, HeadShape);
-    void (*rope_backward)(float *, const int32_t *, const float *, int64_t, HeadShape);
     void (*attention_forward)(float *, float *, const float *, const Documents *, HeadShape);
     void (*attention_backward)(float *, float *, const float *, const float *, const float *,
-                               const float *, const Documents *, HeadShape);
+                               const float *, const int32_t *, const float *, const Documents *,
+                               HeadShape);
     void (*matmul_forward)(float *, const float *, const float *, int64_t, int64_t, int64_t);
     void (*matmul_backward_input)(float *, const float *, const float *, int64_t, int64_t, int64_t);
     void (*matmul_backward_weight)(float *, const float *, const float *, int64_t, int64_t,
@@ -63,7 +63,6 @@ static inline Twin twin_open() {
     TWIN(rmsnorm_backward);
     TWIN(rmsnorm_apply);
     TWIN(rope_forward);
-    TWIN(rope_backward);
     TWIN(attention_forward);
     TWIN(attention_backward);
     TWIN(matmul_forward);

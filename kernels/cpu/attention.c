@@ -384,8 +384,8 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                        const floatX *out, const real *lse, const Documents *docs,
-                        HeadShape heads) {
+                        const floatX *out, const real *lse, const int32_t *position_ids,
+                        const real *rope_table, const Documents *docs, HeadShape heads) {
     const Backward b = {
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
@@ -408,4 +408,5 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
         for (int i = 0; i < num_items; i++)
             isa->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
     }
+    rope_inverse(dqkv, position_ids, rope_table, T, heads);
 }

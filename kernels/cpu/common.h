@@ -46,6 +46,10 @@ __attribute__((noreturn, format(printf, 1, 2), unused)) static void kernel_fatal
     exit(11);
 }
 
+// rope.c: the inverse of rope_forward, in place on dqkv
+void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                  HeadShape heads);
+
 // exp(x) to about 1 ulp without a call, so that loops over it vectorise. Cody-Waite reduction to
 // [-ln2/2, ln2/2], then a degree-6 polynomial (Cephes expf). NaN stays NaN, very negative x gives
 // 0, very large x a huge finite value.

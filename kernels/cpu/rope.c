@@ -44,7 +44,7 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
     rotate(qkv, position_ids, rope_table, 1, T, heads);
 }
 
-void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
-                   HeadShape heads) {
+void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
+                  HeadShape heads) {
     rotate(dqkv, position_ids, rope_table, -1, T, heads);
 }

@@ -91,11 +91,12 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                        const floatX *out, const real *lse, const Documents *docs,
-                        HeadShape heads) {
+                        const floatX *out, const real *lse, const int32_t *position_ids,
+                        const real *rope_table, const Documents *docs, HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
-    attention_backward_sm80(dqkv, delta, dout, qkv, out, lse, docs->work, s, heads.head_dim,
+    const Rope rope = {position_ids, rope_table};
+    attention_backward_sm80(dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
                             max_work_items(docs->total_tokens, docs->num_docs, QUERY_TILE),
                             max_work_items(docs->total_tokens, docs->num_docs, KEY_TILE));
 }

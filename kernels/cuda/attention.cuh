@@ -50,13 +50,19 @@ struct AttentionShape {
     float scale, scale_log2e;
 };
 
+// What turns dQ and dK back: see rope_forward
+struct Rope {
+    const int32_t *position_ids;
+    const float *table;
+};
+
 // attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on.
 // query_items and key_items are max_work_items of the batch; head_dim is 64 or 128.
 void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
                             const AttentionShape &shape, int head_dim, int64_t query_items);
 void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                              const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, int head_dim, int64_t query_items,
-                             int64_t key_items);
+                             const AttentionShape &shape, const Rope &rope, int head_dim,
+                             int64_t query_items, int64_t key_items);
 
 #endif

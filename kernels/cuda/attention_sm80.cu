@@ -9,6 +9,8 @@
 //               delta, which backward_kv reads
 //   backward_kv rows are keys; Q and dO pass by, for all query heads of the group; dK and dV stay
 //               in registers and are stored once: no atomics, so everything is deterministic
+// dQ and dK turn back by their positions (the inverse of rope_forward) while they are in registers:
+// a pass over dqkv less, and one rounding less.
 // Seven products in backward instead of five is the price of dQ without atomics.
 //
 // Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the keys past
@@ -201,34 +203,81 @@ __device__ __forceinline__ void multiply_add(Block<ROWS, D> &c, const Block<ROWS
     }
 }
 
-// Rows [0, rows) of dst = c * factor in bf16, through the part of a shared tile that this warp
-// alone reads and writes: memory then sees whole rows in 16-byte stores.
+// A warp's results on their way to memory: bf16 values go into the part of a shared tile that this
+// warp alone reads and writes, so that memory sees whole rows in 16-byte stores.
+template <int ROWS, int D>
+struct OutRows {
+    unsigned char *tile;
+
+    __device__ __forceinline__ explicit OutRows(unsigned char *own_rows) : tile(own_rows) {
+        __syncwarp();  // lanes have read what lay here
+    }
+    // Columns 8 * n + quad_col() and the next, of this lane's row i of block m
+    __device__ __forceinline__ void put(int m, int i, int n, float x, float y) const {
+        const int row = m * 16 + i * 8 + quad_row();
+        *reinterpret_cast<uint32_t *>(tile + chunk_at<D>(row, n) + quad_col() * 2) =
+            pack_bf16(x, y);
+    }
+    // Rows [0, rows) to dst
+    __device__ __forceinline__ void store(floatX *dst, int64_t row_stride, int rows) const {
+        constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
+        __syncwarp();  // other lanes' values are there
+        const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
+#pragma unroll
+        for (int i = 0; i < ROWS / STEP; i++) {
+            const int row = first + i * STEP;
+            if (row < rows)
+                *reinterpret_cast<uint4 *>(dst + row * row_stride + chunk * 8) =
+                    *reinterpret_cast<const uint4 *>(tile + chunk_at<D>(row, chunk));
+        }
+    }
+};
+
+// Rows [0, rows) of dst = c * factor
 template <int ROWS, int D>
 __device__ __forceinline__ void store_rows(floatX *dst, int64_t row_stride, int rows,
                                            const Block<ROWS, D> &c, const RowValues<ROWS> &factor,
                                            unsigned char *own_rows) {
-    constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
-    __syncwarp();  // lanes have read what lay here
+    const OutRows<ROWS, D> out(own_rows);
 #pragma unroll
     for (int m = 0; m < ROWS / 16; m++)
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int row = m * 16 + i * 8 + quad_row();
-                *reinterpret_cast<uint32_t *>(own_rows + chunk_at<D>(row, n) + quad_col() * 2) =
-                    pack_bf16(c.x[m][n][2 * i] * factor.x[m][i],
-                              c.x[m][n][2 * i + 1] * factor.x[m][i]);
-            }
-    __syncwarp();  // other lanes' values are there
-    const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
+            for (int i = 0; i < 2; i++)
+                out.put(m, i, n, c.x[m][n][2 * i] * factor.x[m][i],
+                        c.x[m][n][2 * i + 1] * factor.x[m][i]);
+    out.store(dst, row_stride, rows);
+}
+
+// Rows [0, rows) of dst = the inverse of rope_forward on c * factor. Columns x and x + D / 2 are a
+// pair, and both are this lane's. position_ids is at the first row.
+template <int ROWS, int D>
+__device__ __forceinline__ void store_rows_turned_back(floatX *dst, int64_t row_stride, int rows,
+                                                       const Block<ROWS, D> &c, float factor,
+                                                       const int32_t *position_ids,
+                                                       const float *rope_table,
+                                                       unsigned char *own_rows) {
+    constexpr int HALF = D / 16;  // blocks of 8 columns
+    const OutRows<ROWS, D> out(own_rows);
 #pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        const int row = first + i * STEP;
-        if (row < rows)
-            *reinterpret_cast<uint4 *>(dst + row * row_stride + chunk * 8) =
-                *reinterpret_cast<const uint4 *>(own_rows + chunk_at<D>(row, chunk));
-    }
+    for (int m = 0; m < ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = m * 16 + i * 8 + quad_row();
+            if (row >= rows) continue;
+            const float *angles = rope_table + (int64_t)position_ids[row] * D + 2 * quad_col();
+#pragma unroll
+            for (int n = 0; n < HALF; n++) {
+                const float4 two = *reinterpret_cast<const float4 *>(angles + 16 * n);
+                const float(&low)[4] = c.x[m][n], (&high)[4] = c.x[m][n + HALF];
+                const float a = low[2 * i] * factor, b = low[2 * i + 1] * factor;
+                const float p = high[2 * i] * factor, q = high[2 * i + 1] * factor;
+                out.put(m, i, n, a * two.x + p * two.y, b * two.z + q * two.w);
+                out.put(m, i, n + HALF, p * two.x - a * two.y, q * two.z - b * two.w);
+            }
+        }
+    out.store(dst, row_stride, rows);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -442,7 +491,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     attention_backward_q_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta_out,
                                 const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
                                 const floatX *__restrict__ out, const float *__restrict__ lse,
-                                const int32_t *__restrict__ work, AttentionShape s) {
+                                const int32_t *__restrict__ work, AttentionShape s, Rope rope) {
     typedef BackwardQSizes<D> Z;
     WorkItem item;
     if (!query_item(item, work, blockIdx.x / s.num_heads)) return;
@@ -454,7 +503,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int64_t q_at = (item.start + first) * s.qkv_row + head * D;
     const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
     const floatX *v = k + s.num_kv_heads * D;
-    const int64_t row = (int64_t)item.start + own_first;  // the warp's first, in the buffer
+    const int row = item.start + own_first;  // the warp's first, in the buffer
     const uint32_t q_tile = shared_begin(), dout_tile = q_tile + Z::Q_BYTES;
     const uint32_t kv_tiles = dout_tile + Z::Q_BYTES;
     auto load_stage = [&](int j) {
@@ -493,11 +542,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         multiply_add(dq, ds, k_tile);
     }
     if (own_first >= end) return;
-    RowValues<Z::ROWS> factor;
-#pragma unroll
-    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = s.scale;
-    store_rows<Z::ROWS, D>(dqkv + row * s.qkv_row + head * D, s.qkv_row, end - own_first, dq,
-                           factor, smem + own * D * 2);
+    store_rows_turned_back<Z::ROWS, D>(dqkv + row * s.qkv_row + head * D, s.qkv_row,
+                                       end - own_first, dq, s.scale, rope.position_ids + row,
+                                       rope.table, smem + own * D * 2);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -549,7 +596,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     attention_backward_kv_kernel(floatX *__restrict__ dqkv, const floatX *__restrict__ dout,
                                  const floatX *__restrict__ qkv, const float *__restrict__ lse,
                                  const float *__restrict__ delta, const int32_t *__restrict__ work,
-                                 AttentionShape s) {
+                                 AttentionShape s, Rope rope) {
     typedef BackwardKvSizes<D> Z;
     WorkItem item;
     if (!key_item(item, work, blockIdx.x / s.num_kv_heads)) return;
@@ -623,10 +670,10 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     }
     if (own_first >= end) return;
     floatX *dk_rows = dqkv + k_at + own * s.qkv_row;
+    store_rows_turned_back<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
+                                       rope.position_ids + item.start + own_first, rope.table,
+                                       smem + own * D * 2);
     RowValues<Z::ROWS> factor;
-#pragma unroll
-    for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = s.scale;
-    store_rows<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, factor, smem + own * D * 2);
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;
     store_rows<Z::ROWS, D>(dk_rows + s.num_kv_heads * D, s.qkv_row, end - own_first, dv, factor,
@@ -663,19 +710,19 @@ void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
 
 template <int D>
 void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv, const floatX *out,
-              const float *lse, const int32_t *work, const AttentionShape &s, int64_t query_items,
-              int64_t key_items) {
+              const float *lse, const int32_t *work, const AttentionShape &s, const Rope &rope,
+              int64_t query_items, int64_t key_items) {
     constexpr int Q_BYTES = BackwardQSizes<D>::BYTES, KV_BYTES = BackwardKvSizes<D>::BYTES;
     static bool ready = (allow_shared_memory(attention_backward_q_kernel<D>, Q_BYTES),
                          allow_shared_memory(attention_backward_kv_kernel<D>, KV_BYTES), true);
     (void)ready;
     attention_backward_q_kernel<D>
         <<<grid_size(query_items, s.num_heads), THREADS, Q_BYTES, cuda_stream()>>>(
-            dqkv, delta, dout, qkv, out, lse, work, s);
+            dqkv, delta, dout, qkv, out, lse, work, s, rope);
     LAUNCH_CHECK("attention_backward_q_kernel");
     attention_backward_kv_kernel<D>
         <<<grid_size(key_items, s.num_kv_heads), THREADS, KV_BYTES, cuda_stream()>>>(
-            dqkv, dout, qkv, lse, delta, work, s);
+            dqkv, dout, qkv, lse, delta, work, s, rope);
     LAUNCH_CHECK("attention_backward_kv_kernel");
 }
 
@@ -691,10 +738,10 @@ void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int
 
 void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                              const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, int head_dim, int64_t query_items,
-                             int64_t key_items) {
+                             const AttentionShape &shape, const Rope &rope, int head_dim,
+                             int64_t query_items, int64_t key_items) {
     if (head_dim == 64)
-        backward<64>(dqkv, delta, dout, qkv, out, lse, work, shape, query_items, key_items);
+        backward<64>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items, key_items);
     else
-        backward<128>(dqkv, delta, dout, qkv, out, lse, work, shape, query_items, key_items);
+        backward<128>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items, key_items);
 }

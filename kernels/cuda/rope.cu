@@ -8,15 +8,14 @@
 enum { BLOCK = 256, BLOCK_ITEMS = 512 };  // threads, and about how many groups of 8 pairs they take
 
 // angles: 8 pairs (cos, sin) of one position
-__device__ __forceinline__ void rotate8(floatX *low, floatX *high, const float4 *angles,
-                                        float sign) {
+__device__ __forceinline__ void rotate8(floatX *low, floatX *high, const float4 *angles) {
     float a[8], b[8];
     load8(a, low);
     load8(b, high);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float4 two = angles[i];
-        const float cosine[2] = {two.x, two.z}, sine[2] = {sign * two.y, sign * two.w};
+        const float cosine[2] = {two.x, two.z}, sine[2] = {two.y, two.w};
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const float x = a[2 * i + j], y = b[2 * i + j];
@@ -29,8 +28,8 @@ __device__ __forceinline__ void rotate8(floatX *low, floatX *high, const float4 
 }
 
 __global__ void rope_kernel(floatX *__restrict__ qkv, const int32_t *__restrict__ position_ids,
-                            const float *__restrict__ rope_table, float sign, int64_t T,
-                            int tokens_per_block, int rotated_heads, int all_heads, int D) {
+                            const float *__restrict__ rope_table, int64_t T, int tokens_per_block,
+                            int rotated_heads, int all_heads, int D) {
     const int groups = D / 16, per_token = rotated_heads * groups;
     const int64_t first = (int64_t)blockIdx.x * tokens_per_block;
     const int tokens = T - first < tokens_per_block ? (int)(T - first) : tokens_per_block;
@@ -39,33 +38,20 @@ __global__ void rope_kernel(floatX *__restrict__ qkv, const int32_t *__restrict_
         const int pair = 8 * (item % groups);  // per_token is a multiple of groups
         floatX *low = qkv + ((first + token) * all_heads + head) * D + pair;
         const float *angles = rope_table + (int64_t)position_ids[first + token] * D + 2 * pair;
-        rotate8(low, low + D / 2, reinterpret_cast<const float4 *>(angles), sign);
+        rotate8(low, low + D / 2, reinterpret_cast<const float4 *>(angles));
     }
-}
-
-static void rotate(const char *op, floatX *qkv, const int32_t *position_ids, const real *rope_table,
-                   float sign, int64_t T, HeadShape heads) {
-    if (T == 0) return;
-    const int D = heads.head_dim, rotated = heads.num_heads + heads.num_kv_heads;
-    if (D <= 0 || D % 16 != 0) {
-        char what[96];
-        snprintf(what, sizeof what, "%s: expected a head_dim that is a multiple of 16", op);
-        cuda_unsupported(what, D);
-    }
-    const int per_token = rotated * (D / 16);
-    const int tokens = per_token < BLOCK_ITEMS ? BLOCK_ITEMS / per_token : 1;
-    const unsigned blocks = (unsigned)ceil_div<int64_t>(T, tokens);
-    rope_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(qkv, position_ids, rope_table, sign, T, tokens,
-                                                     rotated, rotated + heads.num_kv_heads, D);
-    LAUNCH_CHECK("rope_kernel");
 }
 
 void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads) {
-    rotate("rope_forward", qkv, position_ids, rope_table, 1, T, heads);
-}
-
-void rope_backward(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
-                   HeadShape heads) {
-    rotate("rope_backward", dqkv, position_ids, rope_table, -1, T, heads);
+    if (T == 0) return;
+    const int D = heads.head_dim, rotated = heads.num_heads + heads.num_kv_heads;
+    if (D <= 0 || D % 16 != 0)
+        cuda_unsupported("rope_forward: expected a head_dim that is a multiple of 16", D);
+    const int per_token = rotated * (D / 16);
+    const int tokens = per_token < BLOCK_ITEMS ? BLOCK_ITEMS / per_token : 1;
+    const unsigned blocks = (unsigned)ceil_div<int64_t>(T, tokens);
+    rope_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(qkv, position_ids, rope_table, T, tokens,
+                                                     rotated, rotated + heads.num_kv_heads, D);
+    LAUNCH_CHECK("rope_kernel");
 }
