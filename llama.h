@@ -9,7 +9,8 @@
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
 // A step:  llama_zero_grads
-//          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward
+//          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward,
+//          llama_add_losses
 //          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
@@ -155,6 +156,7 @@ typedef struct {
     real *rope_table;   // (max_seqlen, D/2, 2)
     StepScalars *step;  // device: loss sum, gradient norm, clip factor
     double *loss_sum;   // device: where the losses of the micro-batch are added
+    real *loss_scale;   // device: 1 / targets of the step
     void *activations_arena, *workspace_arena;
     // the current micro-batch
     LlamaInputs in;
@@ -342,6 +344,7 @@ static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
                  qkv_dim = (size_t)llama_qkv_dim(c);
     LlamaScratch *s = &m->scratch;
     m->step = (StepScalars *)arena_take(a, 1, sizeof(StepScalars));
+    m->loss_scale = (real *)arena_take(a, 1, sizeof(real));
     m->staging = (int32_t *)arena_take(a, m->staging_ints, sizeof(int32_t));
     m->rope_table =
         (real *)arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
@@ -695,19 +698,24 @@ static inline void llama_head_eval(LlamaModel *m) {
     losses_sum(m->loss_sum, s->losses, T);
 }
 
-// Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time.
-static inline void llama_head_train(LlamaModel *m, real loss_scale) {
+// Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time. The
+// losses stay in scratch.losses for llama_add_losses.
+static inline void llama_head_train(LlamaModel *m) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
-        cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, loss_scale, n, V);
+        cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
+                                       V);
         matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
         matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
     }
-    losses_sum(m->loss_sum, s->losses, T);
+}
+
+static inline void llama_add_losses(LlamaModel *m) {
+    losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
 // llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
@@ -759,8 +767,11 @@ static inline void llama_zero_sums(LlamaModel *m) {
     m->loss_sum = m->scratch.loss_parts + m->ranks.rank;
 }
 
-static inline void llama_zero_grads(LlamaModel *m) {
+// Begins a step of this many targets in all.
+static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
+    const real loss_scale = (real)1 / (real)num_targets;
     device_zero(m->grads, m->num_elements * sizeof(real));
+    device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     llama_zero_sums(m);
 }
 

@@ -37,8 +37,8 @@
 
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul;
-    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, dry_run,
-        version, boundary_ends;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
+        dry_run, version, boundary_ends;
     int layout, schedule, long_docs, zero;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -140,6 +140,9 @@ static const Option option_table[] = {
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
      "same bits in every run (the CPU always does) and on any number of ranks; takes memory for "
      "sums over micro-batches in a fixed order"},
+    {"cuda-graph", OPTION_FLAG, &o.cuda_graph, NULL, NULL, 0, 0,
+     "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
+     "that the host cannot feed fast enough; micro-batches are filled up to one size"},
     {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
      "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
     OPTION_GROUP("instead of training"),
@@ -173,6 +176,7 @@ typedef struct {
     DirLock lock;
     FILE *log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
+    PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
     Samples samples;
@@ -618,6 +622,11 @@ static void check_options(void) {
     if (o.micro_batch_tokens < o.max_seqlen)
         usage_error("raise --micro-batch-tokens or lower --max-seqlen",
                     "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+    if (o.cuda_graph && !device_has_graphs())
+        usage_error("leave it out, or use a trainer made by make BACKEND=cuda",
+                    "--cuda-graph: this is the CPU backend");
+    if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
+        usage_error("leave it out", "--cuda-graph is for training with --layout packed");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         usage_error("choose --batch-tokens as a multiple of --micro-batch-tokens",
@@ -713,6 +722,18 @@ static void make_samples(void) {
     must(samples_encode_prompt(s, &err), &err);
 }
 
+// One size for all micro-batches: room for twice the documents that one has on average. More rooms
+// are not free: attention starts a block for each, which finds out that there is no document.
+static void fix_size(LoaderSettings *s) {
+    const int64_t docs = dataset_num_docs(&run.train), tokens = dataset_num_tokens(&run.train);
+    const int64_t capacity = s->plan.capacity, longest = s->plan.max_seqlen;
+    const int64_t mean = docs * longest < tokens ? longest : tokens / (docs > 0 ? docs : 1);
+    const int64_t room = 2 * capacity / (mean > 0 ? mean : 1) + 32;
+    s->fixed_segments = (int32_t)(room < capacity ? room : capacity);
+    run.graph.total_tokens = s->plan.capacity;
+    run.graph.num_docs = s->fixed_segments;
+}
+
 static void make_loader_settings(void) {
     Error err = {0, "", ""};
     LoaderSettings *s = &run.loader_settings;
@@ -731,6 +752,7 @@ static void make_loader_settings(void) {
     s->num_ranks = comm_num_ranks();
     s->in_order = sums_in_order();
     must(plan_settings_check(&s->plan, &err), &err);
+    if (o.cuda_graph) fix_size(s);
 }
 
 // The rule: every rank has at least one micro-batch of each step.
@@ -738,6 +760,8 @@ static void check_ranks(void) {
     Error err = {0, "", ""};
     const int64_t ranks = comm_num_ranks(), micros = o.batch_tokens / o.micro_batch_tokens;
     char hint[160];
+    if (ranks > 1 && o.cuda_graph)
+        usage_error("leave it out", "--cuda-graph works with one rank only");
     if (ranks > 1 && (o.compare || o.check_packing))
         usage_error("start one process without mpirun",
                     "--compare and --check-packing work with one rank only");
@@ -760,6 +784,7 @@ static void load_validation(void) {
     int64_t available = dataset_num_tokens(&run.val),
             wanted = o.val_tokens < available ? o.val_tokens : available;
     s.layout = LAYOUT_PACKED;
+    s.fixed_segments = 0;
     s.in_order = s.num_ranks > 1 || sums_in_order();
     s.plan.seed = 0;
     s.plan.num_micro = (int32_t)((wanted + s.plan.capacity - 1) / s.plan.capacity);
@@ -814,6 +839,9 @@ static void print_plan(const LlamaModel *m) {
         layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
         p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
+    if (o.cuda_graph)
+        printf("graph   micro-batches of %d tokens, with room for %d documents\n",
+               run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
     printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
     print_bytes("weights", m->memory.weights);
@@ -935,7 +963,7 @@ static void train(LlamaModel *m) {
         must(data != NULL, &err);
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
-        StepScalars scalars = train_step(m, data, hyper, o.grad_clip);
+        StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
         // nothing is allocated inside a step, and the host waits for the device once: for the loss
         assert(device_memory().count == before.count);
         assert(device_memory().waits == before.waits + 1);
@@ -974,6 +1002,11 @@ static void finish(LlamaModel *m) {
     }
     must(save_checkpoint(m, "final", &err), &err);
     if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    if (o.cuda_graph)
+        printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
+               run.graph.graph != NULL, (long long)run.graph.num_launches,
+               (long long)run.graph.num_passes);
+    pass_graph_free(&run.graph);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",

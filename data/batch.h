@@ -1,6 +1,7 @@
 // One micro-batch: documents laid out in one 1D buffer of tokens, in one of four layouts.
 //
-//   packed   documents one after another; cu_seqlens = document ends; no padding
+//   packed   documents one after another; cu_seqlens = document ends; no padding, unless
+//            batch_complete puts some at the end to make batches of one size
 //   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S, ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
@@ -215,6 +216,28 @@ static inline void batch_repad(Batch *b, const DocView *docs, int n, int32_t row
     }
 }
 
+// Segments that batch_complete adds are short: attention over padding costs next to nothing.
+enum { BATCH_PAD_SEGMENT = 128 };
+
+// Makes a packed batch one of total_tokens rows and num_docs segments: segments of padding behind
+// the documents, then empty ones. False, and nothing has changed, where that is not possible.
+static inline bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs) {
+    const int32_t rows = total_tokens - b->total_tokens;
+    const int32_t segments = (rows + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT;
+    if (b->layout != LAYOUT_PACKED || total_tokens > b->capacity || num_docs > b->max_docs ||
+        rows < 0 || segments > num_docs - b->num_docs)
+        return false;
+    while (b->total_tokens < total_tokens) {
+        const int32_t left = total_tokens - b->total_tokens;
+        batch_fill_to(b,
+                      b->total_tokens + (left < BATCH_PAD_SEGMENT ? left : BATCH_PAD_SEGMENT));
+        batch_end_segment(b);
+    }
+    while (b->num_docs < num_docs) batch_end_segment(b);
+    batch_sort_tokens(b);
+    return true;
+}
+
 static inline void batch_fill(Batch *b, Layout layout, const DocView *docs, int n,
                               int32_t row_len) {
     if (layout == LAYOUT_PACKED) batch_pack(b, docs, n);
@@ -301,12 +324,16 @@ static inline bool batch_is_inside(const Batch *b, int32_t row) {
            b->targets[row] == b->tokens[row + 1];
 }
 
-// packed: only the last row of a segment may end a document, and nothing is padding.
+// packed: only the last row of a segment may end a document; segments behind the documents are
+// padding.
 static inline bool batch_check_packed(const Batch *b, Error *err) {
-    if (b->real_tokens != b->total_tokens || b->num_real_docs != b->num_docs)
+    if (b->num_real_docs > b->num_docs || b->cu_seqlens[b->num_real_docs] != b->real_tokens)
         return error_set(err, EXIT_BAD_INPUT, "", "batch: %d documents of %d tokens in %d of %d",
                          b->num_real_docs, b->real_tokens, b->num_docs, b->total_tokens);
-    for (int32_t s = 0; s < b->num_docs; s++)
+    for (int32_t i = b->real_tokens; i < b->total_tokens; i++)
+        if (!batch_is_padding(b, i))
+            return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d is not padding", i);
+    for (int32_t s = 0; s < b->num_real_docs; s++)
         for (int32_t i = b->cu_seqlens[s]; i + 1 < b->cu_seqlens[s + 1]; i++)
             if (!batch_is_inside(b, i))
                 return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d: target %d, next token %d",

@@ -18,6 +18,9 @@ typedef struct {
     Layout layout;
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1 alone
     bool in_order;  // a rank's micro-batches follow each other (plan_rank_block); else equal work
+    // > 0: packed micro-batches get the plan's capacity of rows and this many segments, where their
+    // documents leave room for that
+    int32_t fixed_segments;
 } LoaderSettings;
 
 typedef struct {
@@ -31,7 +34,8 @@ typedef struct {
     int64_t num_chunks;                // documents, or chunks of long ones
     int64_t total_tokens;              // rows that the layers work on, padding included
     int64_t capacity_tokens;           // micro-batches * C
-    int64_t attention_pairs;           // what attention computes in this layout
+    int64_t attention_pairs;           // what attention computes in this layout, but for segments
+                                       // that only fill up to fixed_segments
     int64_t real_pairs;                // sum of l(l+1)/2 over chunks: packed
     int64_t padded_pairs;              // S(S+1)/2 for every chunk: padded
     int64_t padded_tokens;             // S for every chunk
@@ -157,6 +161,7 @@ static inline bool step_data_read(StepData *d, Batch *b, Dataset *ds, const Load
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
+    if (s->fixed_segments) batch_complete(b, s->plan.capacity, s->fixed_segments);
     d->local_tokens += b->total_tokens;
     return batch_check(b, dataset_vocab_size(ds), err);
 }

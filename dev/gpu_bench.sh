@@ -33,10 +33,16 @@ steps() {
     compare equal 2048 65536
     # fill = 1395 tokens of six rows: a step is the six documents and nothing of the next epoch
     compare seed 2048 12288 --fill 0.113526
-    # the steady state, and where the step's time goes over 30 steps
-    run ./train_llama --model smollm2-135m --train build/bench/r65 --boundary-token 0 \
-        --max-seqlen 8192 --micro-batch-tokens 65536 --steps 30 --val-every 0 --num-samples 0 \
-        --out build/bench/run --overwrite | grep -E '^(step +(1|2|10|20|30)/|peak|unpad)'
+    # the steady state over 30 steps, launch by launch and as a graph, large and small micro-batches
+    local tokens graph
+    for tokens in 65536 8192; do
+        for graph in '' --cuda-graph; do
+            run ./train_llama --model smollm2-135m --train build/bench/r65 --boundary-token 0 \
+                --max-seqlen 8192 --micro-batch-tokens $tokens --steps 30 --val-every 0 \
+                --num-samples 0 --out build/bench/run --overwrite $graph |
+                grep -E '^(step +(1|2|10|20|30)/|cuda graph|peak|unpad|.* ./train_llama)'
+        done
+    done
 }
 
 peers() {

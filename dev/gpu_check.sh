@@ -83,7 +83,8 @@ if [ -n "$why" ] || ! grep -q '^GPU ' "$log"; then
 fi
 head -n 1 "$log"
 check build 400 make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/test_conform \
-    build/cuda/test_cuda_kernels build/cuda/test_cuda_attention build/cpu/train_llama
+    build/cuda/test_cuda_kernels build/cuda/test_cuda_attention build/cuda/test_cuda_graph \
+    build/cpu/train_llama
 if [ -n "$why" ]; then
     left_out 'everything else' 'the build failed'
     finish
@@ -95,6 +96,7 @@ suite conformance 60 build/cuda/test_conform
 
 # 2. kernels beside their CPU twins, properties, 1000 repeats, large sizes
 suite kernels 120 build/cuda/test_cuda_kernels
+suite graph 60 build/cuda/test_cuda_graph
 suite attention 240 env UNPAD_FULL=1 build/cuda/test_cuda_attention
 
 # 3. whole runs beside the CPU backend

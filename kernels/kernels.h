@@ -77,14 +77,28 @@ void device_download(void *dst_host, const void *src,
 // Device to device, not overlapping
 void device_copy(void *dst, const void *src, size_t bytes);
 void device_synchronize(void);
-// Allocations made so far (a step after the first makes none), bytes held now and at the peak, and
-// how often the host waited for the device (a step waits once: for its loss).
+// Allocations made so far (a step after the first makes none), bytes held now and at the peak, how
+// often the host waited for the device (a step waits once: for its loss), and graphs recorded.
 typedef struct {
-    uint64_t count, bytes_now, bytes_peak, waits;
+    uint64_t count, bytes_now, bytes_peak, waits, graphs;
 } DeviceMemory;
 DeviceMemory device_memory(void);
 // Bytes that can still be allocated; 0 when the device does not say.
 size_t device_memory_free(void);
+
+// Graphs: work that is recorded once and then done any number of times, without the host's time for
+// each launch. Addresses, sizes and numbers are those of the recording; what memory holds is not. A
+// graph made for one micro-batch serves every one with as many tokens and documents (Documents'
+// total_tokens and num_docs): operations take nothing else of a micro-batch from the host.
+typedef struct DeviceGraph DeviceGraph;
+// 0: this backend has none, and the others of these calls end the program with exit code 11.
+int device_has_graphs(void);
+// From here to device_graph_end work is recorded, not done. Only operations that have been done
+// before with these shapes, device_zero and device_copy may be called in between.
+void device_graph_begin(void);
+DeviceGraph *device_graph_end(void);
+void device_graph_launch(DeviceGraph *graph);
+void device_graph_free(DeviceGraph *graph);
 
 // Weights cross the host border as fp32. On CUDA a weight is bf16 plus 16 low bits (together the
 // exact fp32 master); on the CPU it is the fp32 itself and master_lo is NULL.
@@ -212,9 +226,9 @@ void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up
 void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
                            int64_t V);
 // The same, and logits become dlogits = (softmax - onehot) * loss_scale in place.
-// loss_scale = 1 / (targets of the whole optimizer step): gradients are summed, never averaged.
+// loss_scale (1) = 1 / (targets of the whole optimizer step): gradients are summed, never averaged.
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    real loss_scale, int64_t T, int64_t V);
+                                    const real *loss_scale, int64_t T, int64_t V);
 // sum (1) double +=  losses (T), in a fixed order
 void losses_sum(double *sum, const real *losses, int64_t T);
 

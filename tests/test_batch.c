@@ -177,6 +177,40 @@ TEST(a_batch_can_be_filled_again) {
     batch_free(&used);
 }
 
+// Batches of one size: the documents stay as they were, the rest is padding that batch_check knows.
+TEST(batches_can_be_completed_to_one_size) {
+    Case c;
+    Batch b, before;
+    Error err = {0};
+    int completed = 0;
+    batch_init(&b, CAPACITY, CAPACITY);
+    batch_init(&before, CAPACITY, CAPACITY);
+    for (int round = 0; round < 500; round++) {
+        make_case(&c);
+        batch_pack(&before, c.docs, c.n);
+        batch_pack(&b, c.docs, c.n);
+        const int32_t total = (int32_t)test_rng_below(CAPACITY + 40);
+        const int32_t segments = (int32_t)test_rng_below(2 * MAX_DOCS);
+        const int32_t added = total - b.total_tokens;
+        const bool room = total <= CAPACITY && added >= 0 &&
+                          (added + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT <= segments - c.n;
+        CHECK(batch_complete(&b, total, segments) == room);
+        CHECK_MSG(batch_check(&b, VOCAB, &err), "%s", err.what);
+        CHECK(b.total_tokens == (room ? total : before.total_tokens));
+        CHECK(b.num_docs == (room ? segments : before.num_docs));
+        CHECK(b.num_targets == before.num_targets && b.real_tokens == before.real_tokens);
+        check_places(&b, &c);
+        for (int32_t i = b.real_tokens; i < b.total_tokens; i++) CHECK(b.targets[i] == -1);
+        for (int32_t s = c.n; s < b.num_docs; s++)
+            CHECK(b.cu_seqlens[s + 1] - b.cu_seqlens[s] <= BATCH_PAD_SEGMENT);
+        completed += room;
+    }
+    CHECK(completed > 50);
+    batch_pad(&b, c.docs, 0, 5);
+    CHECK(!batch_complete(&b, CAPACITY, CAPACITY));  // packed ones only
+    batch_free(&b), batch_free(&before);
+}
+
 // -------------------------------------------------------------------------------------------------
 // batch_check
 
@@ -263,6 +297,20 @@ static void make_small(Batch *b, Layout layout) {
     X(PACKED, b->layout = LAYOUT_PADDED)                                                     \
     X(ALL, b->capacity = b->total_tokens - 1)
 
+// And of a packed batch that was completed: 8 rows and 2 documents, then a segment of padding and
+// an empty one
+#define COMPLETED_CORRUPTIONS(X)                  \
+    X(b->targets[9] = 1)                          \
+    X(b->tokens[9] = 1)                           \
+    X(b->num_real_docs++)                         \
+    X(b->num_real_docs--)                         \
+    X(b->num_real_docs = b->num_docs + 1)         \
+    X(b->real_tokens++)                           \
+    X(b->real_tokens--)                           \
+    X(b->attention_pairs--)                       \
+    X(swap(&b->cu_seqlens[2], &b->cu_seqlens[3])) \
+    X((b->num_docs--, b->total_tokens--))
+
 static void swap(int32_t *a, int32_t *b) {
     const int32_t t = *a;
     *a = *b;
@@ -282,7 +330,25 @@ static void swap(int32_t *a, int32_t *b) {
         batch_free(b);                                                              \
     }
 
-TEST(check_refuses_every_planted_corruption) { CORRUPTIONS(CORRUPT) }
+#define CORRUPT_COMPLETED(change_)                                                 \
+    {                                                                              \
+        Batch batch, *b = &batch;                                                  \
+        Error err = {0};                                                           \
+        static const int32_t tokens[] = {10, 11, 12, 13, 14, 30, 21, 22};          \
+        const DocView docs[] = {{tokens, 5, 15}, {tokens + 5, 3, -1}};             \
+        batch_init(b, 32, 6);                                                      \
+        batch_pack(b, docs, 2);                                                    \
+        CHECK(batch_complete(b, 12, 4) && batch_check(b, VOCAB, &err));            \
+        change_;                                                                   \
+        CHECK_MSG(!batch_check(b, VOCAB, &err), #change_);                         \
+        CHECK(err.code == EXIT_BAD_INPUT && strncmp(err.what, "batch: ", 7) == 0); \
+        batch_free(b);                                                             \
+    }
+
+TEST(check_refuses_every_planted_corruption) {
+    CORRUPTIONS(CORRUPT)
+    COMPLETED_CORRUPTIONS(CORRUPT_COMPLETED)
+}
 
 static uint32_t *field_at(Batch *b, uint32_t i) {
     uint32_t *const arrays[] = {(uint32_t *)b->tokens,       (uint32_t *)b->targets,

@@ -572,6 +572,8 @@ TEST(swiglu) {
 static void check_cross_entropy(int64_t T, int64_t V, double scale) {
     next_shape();
     const float loss_scale = 1.0f / 700;
+    float *d_loss_scale = (float *)device_block(sizeof loss_scale);
+    device_upload(d_loss_scale, &loss_scale, sizeof loss_scale);
     int32_t *targets = host_ints(T);
     for (int64_t t = 0; t < T; t++)
         targets[t] = t % 4 == 1   ? -1
@@ -586,9 +588,9 @@ static void check_cross_entropy(int64_t T, int64_t V, double scale) {
     check_within(losses, FP32, 1e-5);
     check_exact(logits);
     run(grads, 2, [&] {
-        cross_entropy_forward_backward(fp(again), bf(logits), d_targets, loss_scale, T, V);
+        cross_entropy_forward_backward(fp(again), bf(logits), d_targets, d_loss_scale, T, V);
     });
-    twin.cross_entropy_forward_backward(again.host, logits.host, targets, loss_scale, T, V);
+    twin.cross_entropy_forward_backward(again.host, logits.host, targets, &loss_scale, T, V);
     check_within(again, FP32, 1e-5);
     check_within(logits, BF16, 1e-6 * loss_scale);
     CHECK_MSG(memcmp(again.result, losses.result, used_bytes(&again)) == 0,
@@ -614,11 +616,14 @@ TEST(cross_entropy_of_a_sure_model) {
         const int32_t target = (int32_t)peak;
         const int32_t *d_target = ints(&target, 1);
         Tensor logits = tensor("logits", true, 1, V, 1), loss = tensor("loss", false, 1, 1, 0);
+        Tensor scale = tensor("scale", false, 1, 1, 1);
         logits.host[peak] = 200;
-        fill(&logits);
+        scale.host[0] = 1;
+        fill(&logits), fill(&scale);
         Tensor *outs[] = {&loss, &logits};
-        run(outs, 2,
-            [&] { cross_entropy_forward_backward(fp(loss), bf(logits), d_target, 1, 1, V); });
+        run(outs, 2, [&] {
+            cross_entropy_forward_backward(fp(loss), bf(logits), d_target, fp(scale), 1, V);
+        });
         CHECK(result_at(&loss, 0) == 0);
         for (int64_t v = 0; v < V; v++) CHECK(result_at(&logits, (size_t)v) == 0);
     }

@@ -65,6 +65,26 @@ check repad_losses_are_the_cpu_backends python3 losses.py cpu repad
 check in_order_10_steps "$cuda" "${common[@]}" --out order --steps 10 --deterministic
 check in_order_losses_are_the_cpu_backends python3 losses.py cpu order
 
+# Micro-batches as one graph: one recording for all documents, losses as without it
+graph=("${common[@]}" --cuda-graph)
+check graph_10_steps "$cuda" "${graph[@]}" --out graph --steps 10 --save-every 5 --keep 0
+cp out.txt graph.txt
+check one_graph_for_all_documents grep 'graph: 1 recorded, 19 of 20 micro-batches' graph.txt
+check graph_losses_are_the_cpu_backends python3 losses.py cpu packed graph
+cp -r graph regraph
+rm -r regraph/step-00000010 regraph/final
+check graph_resume_from_step_5 "$cuda" "${graph[@]}" --out regraph --steps 10 --resume
+check resumed_graph_has_the_same_bits cmp {graph,regraph}/step-00000010/model.safetensors
+refused() {     # refused NAME WORDS COMMAND...: a usage error that says WORDS
+    local name=$1 words=$2
+    shift 2
+    "$@" --out refused > out.txt 2>&1
+    if [ $? -eq 2 ] && grep -q "error: .*$words" out.txt && [ ! -e refused ]; then ok "$name"
+    else bad "$name"; fi
+}
+refused no_graph_on_the_cpu 'this is the CPU backend' "$cpu" "${graph[@]}"
+refused no_graph_of_padded_rows 'with --layout packed' "$cuda" "${graph[@]}" --layout padded
+
 cp -r packed resumed
 rm -r resumed/step-00000010 resumed/final
 check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resume

@@ -116,10 +116,11 @@ static void check_cross_entropy(int V, double scale) {
     floatX *before = random_floats((size_t)T * (size_t)V, 1, 0);
     int32_t targets[6] = {0, -1, V - 1, V / 2, -1, V / 3};
     real *losses = zeros(T), *losses2 = zeros(T);
+    const real loss_scale = 0.25f;
     memcpy(before, x, (size_t)T * (size_t)V * sizeof *x);
     cross_entropy_forward(losses, x, targets, T, V);
     CHECK(memcmp(before, x, (size_t)T * (size_t)V * sizeof *x) == 0);
-    cross_entropy_forward_backward(losses2, x, targets, 0.25f, T, V);
+    cross_entropy_forward_backward(losses2, x, targets, &loss_scale, T, V);
     CHECK(memcmp(losses, losses2, (size_t)T * sizeof *losses) == 0);
     for (int t = 0; t < T; t++) {
         double loss = targets[t] < 0 ? 0 : reference_loss(before + t * V, targets[t], V),
@@ -371,12 +372,13 @@ static double cross_entropy_loss(void) {
 
 TEST(cross_entropy_gradient) {
     int32_t targets[6] = {0, -1, 36, 12, -1, 5};
+    const real loss_scale = 0.125;
     gT = 6, gC = 37, gtargets = targets;
     size_t n = (size_t)gT * (size_t)gC;
     gx = random_floats(n, 2, 0), glosses = zeros((size_t)gT);
     floatX *dx = random_floats(n, 1, 0);
     memcpy(dx, gx, n * sizeof *dx);
-    cross_entropy_forward_backward(glosses, dx, targets, 0.125f, gT, gC);
+    cross_entropy_forward_backward(glosses, dx, targets, &loss_scale, gT, gC);
     double e = difference_error(cross_entropy_loss, gx, n, dx);
     CHECK_MSG(e <= 1e-8, "error %g", e);
     device_free(gx), device_free(glosses), device_free(dx);

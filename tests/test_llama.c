@@ -48,11 +48,12 @@ static void make_docs(const int *lengths, int n, int vocab) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     Error err = {0};
     CHECK_MSG(batch_check(b, m->config.vocab_size, &err), "%s", err.what);
-    llama_zero_grads(m);
+    llama_zero_grads(m, b->num_targets);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m, (real)1 / (real)b->num_targets);
+    llama_head_train(m);
     llama_backward(m);
+    llama_add_losses(m);
     return llama_read_step(m).loss_sum / b->num_targets;
 }
 
@@ -331,6 +332,33 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_beside_changed_neighbours) 
     llama_free(&m);
 }
 
+// Padding that makes batches one size: the documents' losses and all gradients, bit for bit.
+TEST(completed_batches_have_the_same_bits) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    float packed[256], completed[256];
+    make_model(&m, &c, 256, ROW, false);
+    const size_t bytes = m.num_elements * sizeof(real);
+    real *grads = (real *)host_calloc(1, bytes, "gradients");
+    batch_init(&b, 256, 256);
+    for (int round = 0; round < 10; round++) {
+        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        batch_pack(&b, docs, NUM_DOCS);
+        row_losses(&m, &b, packed);
+        const double loss = forward_backward(&m, &b);
+        memcpy(grads, m.grads, bytes);
+        CHECK(batch_complete(&b, 256 - round, NUM_DOCS + 1 + 7 * round));
+        row_losses(&m, &b, completed);
+        CHECK(memcmp(packed, completed, (size_t)b.real_tokens * sizeof(float)) == 0);
+        CHECK(forward_backward(&m, &b) == loss);
+        CHECK(memcmp(grads, m.grads, bytes) == 0);
+    }
+    free(grads);
+    batch_free(&b);
+    llama_free(&m);
+}
+
 TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
@@ -343,13 +371,14 @@ TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     double loss = forward_backward(&m, &b), sum = 0;
     float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
     memcpy(grads, m.grads, m.num_elements * sizeof *grads);
-    llama_zero_grads(&m);
+    llama_zero_grads(&m, targets);
     for (int first = 0; first < NUM_DOCS; first += 4) {
         batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
         llama_set_batch(&m, &b);
         llama_forward(&m);
-        llama_head_train(&m, (real)1 / (real)targets);
+        llama_head_train(&m);
         llama_backward(&m);
+        llama_add_losses(&m);
     }
     sum = llama_read_step(&m).loss_sum / targets;
     CHECK_MSG(fabs(sum - loss) <= 1e-7 * loss, "%.9g %.9g", sum, loss);
@@ -381,7 +410,7 @@ TEST(sums_in_order_follow_the_tree) {
         CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
-        llama_zero_grads(&m);
+        llama_zero_grads(&m, 1);
         for (int leaf = 0; leaf < leaves; leaf++) {
             for (size_t i = 0; i < n; i++)
                 m.grads[i] += x[i * MOST + (size_t)leaf] = (float)test_rng_normal();

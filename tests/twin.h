@@ -34,8 +34,8 @@ struct Twin {
     void (*swiglu_forward)(float *, const float *, int64_t, int64_t);
     void (*swiglu_backward)(float *, const float *, const float *, int64_t, int64_t);
     void (*cross_entropy_forward)(float *, const float *, const int32_t *, int64_t, int64_t);
-    void (*cross_entropy_forward_backward)(float *, float *, const int32_t *, float, int64_t,
-                                           int64_t);
+    void (*cross_entropy_forward_backward)(float *, float *, const int32_t *, const float *,
+                                           int64_t, int64_t);
     void (*losses_sum)(double *, const float *, int64_t);
     void (*gather_rows)(float *, const float *, const int32_t *, int64_t, int64_t);
     void (*scatter_rows)(float *, const float *, const int32_t *, int64_t, int64_t, int64_t);

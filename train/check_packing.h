@@ -25,10 +25,10 @@ static inline void forward_to_host(LlamaModel *m, const Batch *b, float *losses,
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
 }
 
-static inline void add_gradients(LlamaModel *m, const Batch *b, real loss_scale) {
+static inline void add_gradients(LlamaModel *m, const Batch *b) {
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m, loss_scale);
+    llama_head_train(m);
     llama_backward(m);
 }
 
@@ -47,7 +47,6 @@ static inline void batch_alone(Batch *alone, const Batch *packed, int d) {
 static inline PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size,
                  n = m->num_elements;
-    const real scale = (real)1 / (real)packed->num_targets;
     float *logits = (float *)host_calloc(2 * T * V, sizeof(float), "logits"),
           *logits_alone = logits + T * V;
     float *losses = (float *)host_calloc(2 * T, sizeof(float), "losses"),
@@ -57,10 +56,10 @@ static inline PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     PackingDelta delta = {0, 0, 0, 0, 0};
     batch_init(&alone, packed->total_tokens, 1);
     forward_to_host(m, packed, losses, logits);
-    llama_zero_grads(m);
-    add_gradients(m, packed, scale);
+    llama_zero_grads(m, packed->num_targets);
+    add_gradients(m, packed);
     device_download(grads, m->grads, n * sizeof(real));
-    llama_zero_grads(m);
+    llama_zero_grads(m, packed->num_targets);
     for (int d = 0; d < packed->num_docs; d++) {
         int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
@@ -69,7 +68,7 @@ static inline PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
         delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
         delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone,
                                          rows * (int64_t)V, delta.max_logit);
-        add_gradients(m, &alone, scale);
+        add_gradients(m, &alone);
     }
     device_download(grads_alone, m->grads, n * sizeof(real));
     for (size_t i = 0; i < n; i++) {

@@ -26,11 +26,12 @@ typedef struct {
 
 static inline TimedSteps time_steps(const Comparison *c, LlamaModel *m, const StepData *data) {
     TimedSteps t;
+    PassGraph none = {0, 0, false, NULL, 0, 0};
     double *ms = (double *)host_calloc((size_t)c->steps, sizeof(double), "timings");
-    t.scalars = train_step(m, data, c->hyper, c->grad_clip);  // warm-up
+    t.scalars = train_step(m, data, c->hyper, c->grad_clip, &none);  // warm-up
     for (int i = 0; i < c->steps; i++) {
         const double start_ms = now_ms();
-        t.scalars = train_step(m, data, c->hyper, c->grad_clip);
+        t.scalars = train_step(m, data, c->hyper, c->grad_clip, &none);
         ms[i] = now_ms() - start_ms;
     }
     qsort(ms, (size_t)c->steps, sizeof(double), compare_doubles);

@@ -6,6 +6,7 @@
 
 #include "../data/loader.h"  // defines: StepData
 #include "../llama.h"        // defines: LlamaModel, forward, backward, update
+#include "graph.h"           // defines: PassGraph
 
 static inline double now_ms(void) {
     struct timespec t;
@@ -13,17 +14,16 @@ static inline double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static inline void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
+static inline void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
     Error err = {0, "", ""};
     must(batch_check(b, m->config.vocab_size, &err), &err);
     llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m, loss_scale);
-    llama_backward(m);
+    pass_through(m, graph);
+    llama_add_losses(m);
 }
 
 // Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
-static inline void train_leaves(LlamaModel *m, const StepData *data, real loss_scale) {
+static inline void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) {
     const LlamaRanks *ranks = &m->ranks;
     int32_t first, last, i = 0;
     plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
@@ -31,20 +31,19 @@ static inline void train_leaves(LlamaModel *m, const StepData *data, real loss_s
         llama_loss_part(m, leaf);
         while (i < data->num_micro &&
                plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
-            train_micro_batch(m, &data->micro[i++], loss_scale);
+            train_micro_batch(m, &data->micro[i++], graph);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
 }
 
 // The whole step; waits for it, once, at the end.
 static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper,
-                                     float grad_clip) {
-    const real loss_scale = (real)1 / (real)data->num_targets;
-    llama_zero_grads(m);
+                                     float grad_clip, PassGraph *graph) {
+    llama_zero_grads(m, data->num_targets);
     if (m->ranks.in_order)
-        train_leaves(m, data, loss_scale);
+        train_leaves(m, data, graph);
     else
-        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], loss_scale);
+        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], graph);
     llama_reduce_grads(m);
     llama_update(m, hyper, grad_clip);
     return llama_read_step(m);

@@ -8,6 +8,7 @@ struct CUstream_st {
 };
 struct CUgraph_st {
     std::vector<std::function<void()>> work;
+    bool spoilt = false;  // by a call that must not be made during a capture
 };
 struct CUgraphExec_st {
     std::vector<std::function<void()>> work;
@@ -24,19 +25,25 @@ void device_release(void *p);
 static std::map<const void *, int> max_dynamic_smem;  // by kernel
 static std::map<void *, size_t> host_blocks;
 static cudaError_t last_error = cudaSuccess;
-static int captures;  // streams that capture now
+static std::set<CUgraph_st *> captures;  // of streams that capture now
 
 static cudaError_t answer(cudaError_t e) {
     if (e != cudaSuccess) last_error = e;
     return e;
 }
 static bool capturing(cudaStream_t s) { return s && s->capture; }
+static cudaError_t spoil_captures() {
+    for (CUgraph_st *graph : captures) graph->spoilt = true;
+    return answer(cudaErrorStreamCaptureUnsupported);
+}
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
-    if (capturing(stream))
+    if (capturing(stream) && stream->capture->spoilt)
+        answer(cudaErrorStreamCaptureInvalidated);
+    else if (capturing(stream))
         stream->capture->work.push_back(std::move(work));
-    else if (!stream && captures)
-        answer(cudaErrorStreamCaptureUnsupported);  // the default stream would join the capture
+    else if (!stream && !captures.empty())
+        spoil_captures();  // the default stream would join the capture
     else
         work();
 }
@@ -167,9 +174,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() {
-    return answer(captures ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
-}
+cudaError_t cudaDeviceSynchronize() { return captures.empty() ? cudaSuccess : spoil_captures(); }
 cudaError_t cudaDeviceReset() { return cudaSuccess; }
 
 // ------------------------------------------------------------------------------------------------
@@ -178,16 +183,18 @@ cudaError_t cudaDeviceReset() { return cudaSuccess; }
 cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
     *p = nullptr;
     if (!opt.devices) return answer(cudaErrorNoDevice);
-    if (captures) return answer(cudaErrorStreamCaptureUnsupported);
+    if (!captures.empty()) return spoil_captures();
     if (!bytes) return cudaSuccess;
     *p = device_allocate(bytes, file, line);
     return answer(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void *p) {
+    if (!captures.empty()) return spoil_captures();
     if (p) device_release(p);
     return cudaSuccess;
 }
 cudaError_t emu_malloc_host(void **p, size_t bytes) {
+    if (!captures.empty()) return spoil_captures();
     *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*p) return answer(cudaErrorMemoryAllocation);
     if (opt.poison) memset(*p, 0xff, bytes);
@@ -250,7 +257,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return answer(capturing(stream) ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+    return capturing(stream) ? spoil_captures() : cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
@@ -288,15 +295,18 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (!stream) return answer(cudaErrorStreamCaptureUnsupported);
     if (stream->capture) return answer(cudaErrorIllegalState);
     stream->capture = new CUgraph_st;
-    captures++;
+    captures.insert(stream->capture);
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     if (!capturing(stream)) return answer(cudaErrorIllegalState);
     *graph = stream->capture;
     stream->capture = nullptr;
-    captures--;
-    return cudaSuccess;
+    captures.erase(*graph);
+    if (!(*graph)->spoilt) return cudaSuccess;
+    delete *graph;
+    *graph = nullptr;
+    return answer(cudaErrorStreamCaptureInvalidated);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
     *status = capturing(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;

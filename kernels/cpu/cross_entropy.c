@@ -47,7 +47,8 @@ void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *ta
 }
 
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
-                                    real loss_scale, int64_t T, int64_t V) {
+                                    const real *loss_scale, int64_t T, int64_t V) {
+    const real scale = *loss_scale;
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
         floatX *x = logits + t * V, max;  // (V)
@@ -58,8 +59,8 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
             continue;
         }
         losses[t] = row_loss(x, targets[t], V, &max, &sum);
-        softmax_scaled(x, max, loss_scale / sum, V);
-        x[targets[t]] -= loss_scale;
+        softmax_scaled(x, max, scale / sum, V);
+        x[targets[t]] -= scale;
     }
 }
 

@@ -81,6 +81,12 @@ void device_copy(void *dst, const void *src, size_t bytes) {
 void device_synchronize(void) { memory.waits++; }
 DeviceMemory device_memory(void) { return memory; }
 
+int device_has_graphs(void) { return 0; }
+void device_graph_begin(void) { kernel_fatal("there are no graphs"); }
+DeviceGraph *device_graph_end(void) { kernel_fatal("there are no graphs"); }
+void device_graph_launch(DeviceGraph *graph) { kernel_fatal("no graph %p", (void *)graph); }
+void device_graph_free(DeviceGraph *graph) { kernel_fatal("no graph %p", (void *)graph); }
+
 size_t device_memory_free(void) {
     FILE *f = fopen("/proc/meminfo", "r");
     char line[128];

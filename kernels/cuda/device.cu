@@ -25,7 +25,7 @@ static int num_allocations;
 static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
-static bool deterministic;
+static bool deterministic, recording;
 static char gpu[128], description[192], failure[192];
 static void (*describe_work)(char *text, size_t capacity);
 
@@ -191,8 +191,9 @@ void device_zero(void *p, size_t bytes) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-// A pinned buffer whose last copy has been made
+// A pinned buffer whose last copy has been made. A recorded copy would find other bytes there.
 static PinnedBuffer *take_buffer() {
+    if (recording) cuda_unsupported("expected no copy from or to the host in a graph", 1);
     PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
     CUDA_CHECK(cudaEventSynchronize(b->copied));
     return b;
@@ -230,6 +231,42 @@ void device_copy(void *dst, const void *src, size_t bytes) {
 void device_synchronize(void) {
     CUDA_CHECK(cudaStreamSynchronize(stream));
     memory.waits++;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Graphs. What the host would have to wait for cannot be recorded: the runtime refuses most of
+// it, take_buffer the rest.
+
+struct DeviceGraph {
+    cudaGraphExec_t exec;
+};
+
+int device_has_graphs(void) { return 1; }
+
+void device_graph_begin(void) {
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    recording = true;
+}
+
+DeviceGraph *device_graph_end(void) {
+    cudaGraph_t graph;
+    DeviceGraph *recorded = (DeviceGraph *)malloc(sizeof *recorded);
+    if (!recorded) cuda_unsupported("graphs: expected a few bytes of host memory", 0);
+    recording = false;
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&recorded->exec, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    memory.graphs++;
+    return recorded;
+}
+
+void device_graph_launch(DeviceGraph *graph) { CUDA_CHECK(cudaGraphLaunch(graph->exec, stream)); }
+
+void device_graph_free(DeviceGraph *graph) {
+    if (!graph) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // it may still be under way
+    CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
+    free(graph);
 }
 
 // ------------------------------------------------------------------------------------------------
