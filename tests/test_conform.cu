@@ -367,8 +367,12 @@ struct Tiles {
 static CUtensorMap tensor_map(void *p, const Tiles &t) {
     void *entry = nullptr;
     cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
     CUDA_OK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
                                              cudaEnableDefault, &found));
+#else  // gone in 13.0
+    CUDA_OK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
+#endif
     CUtensorMap map;
     cuuint64_t dims[3], strides[2], bytes = sizeof(bf16);
     cuuint32_t box[3], element_strides[3] = {1, 1, 1};
