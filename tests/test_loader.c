@@ -184,6 +184,36 @@ TEST(layouts_have_the_same_targets) {
     dataset_close(&ds);
 }
 
+// With fixed_segments every micro-batch has one size, unless it has too many documents for that.
+TEST(micro_batches_of_one_size) {
+    Dataset ds;
+    Error err = {0};
+    StepData plain = {0}, fixed = {0};
+    LoaderSettings s = settings_of(LAYOUT_PACKED), f = s;
+    int completed = 0, too_many = 0;
+    open_data(&ds);
+    PlanState state = START;
+    for (int step = 0; step < 12; step++, state = plain.cursor_after) {
+        f.fixed_segments = step % 3 == 2 ? 5 : 40;
+        CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
+        CHECK_MSG(loader_load_step(&fixed, &ds, &f, state, &err), "%s", err.what);
+        CHECK(fixed.num_micro == plain.num_micro && fixed.num_targets == plain.num_targets);
+        for (int32_t m = 0; m < plain.num_micro; m++) {
+            const Batch *a = &plain.micro[m], *b = &fixed.micro[m];
+            const bool full = b->total_tokens == s.plan.capacity && b->num_docs == f.fixed_segments;
+            CHECK(full || same_batch(a, b));
+            CHECK(b->num_real_docs == a->num_docs && b->real_tokens == a->total_tokens);
+            const size_t bytes = (size_t)a->total_tokens * sizeof(int32_t);
+            CHECK(memcmp(a->tokens, b->tokens, bytes) == 0);
+            CHECK(memcmp(a->targets, b->targets, bytes) == 0);
+            completed += full, too_many += !full;
+        }
+    }
+    CHECK_MSG(completed > 10 && too_many > 2, "%d completed, %d not", completed, too_many);
+    step_data_free(&plain), step_data_free(&fixed);
+    dataset_close(&ds);
+}
+
 TEST(a_loader_resumes_anywhere) {
     enum { STEPS = 20 };
     Dataset ds;
