@@ -1,0 +1,396 @@
+// The control plane: processes that find each other over TCP, exchange small things, and find out
+// who is missing.
+#include "../kernels/ranks.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "test.h"
+
+enum { MOST = 8 };
+
+// How ranks are told of each other
+typedef enum { MASTER, LAUNCHED_HERE } Way;
+
+typedef struct {
+    int codes[MOST];  // exit codes; 128 + signal when one ended a process
+    char said[8192];  // what all of them wrote to standard error
+    double seconds;
+} Outcome;
+
+static void set_env(const char *name, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+static void clear_env(void) {
+    for (int i = 0; i < RANKS_LAUNCHERS; i++) {
+        const RanksLauncher *l = &ranks_launchers[i];
+        const char *names[] = {l->size, l->rank, l->local_rank, l->local_size, l->job};
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            if (names[k]) unsetenv(names[k]);
+    }
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+    setenv("RANKS_JOIN_SECONDS", "30", 1);
+}
+
+// A port that was free a moment ago
+static int free_port(void) {
+    RanksMeeting m;
+    memset(&m, 0, sizeof m);
+    strcpy(m.addresses, "127.0.0.1");
+    strcpy(m.port, "0");
+    int fd = ranks_listen(&m);
+    CHECK_MSG(fd >= 0, "%s", m.problem);
+    close(fd);
+    return atoi(m.port);
+}
+
+static void be_rank(Way way, int rank, int num, int port) {
+    clear_env();
+    if (way == MASTER) {
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        set_env("MASTER_PORT", port);
+        set_env("WORLD_SIZE", num);
+        set_env("RANK", rank);
+    } else {
+        set_env("OMPI_COMM_WORLD_SIZE", num);
+        set_env("OMPI_COMM_WORLD_RANK", rank);
+        set_env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+        set_env("OMPI_COMM_WORLD_LOCAL_SIZE", num);
+        set_env("PMIX_NAMESPACE", port);
+    }
+}
+
+static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, int errors) {
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0) return pid;
+    alarm(60);  // no test hangs
+    be_rank(way, rank, num, port);
+    if (dup2(errors, 2) < 0) _exit(99);
+    _exit(job());
+}
+
+static void finish_ranks(Outcome *o, const pid_t *pids, int n, int errors) {
+    for (int r = 0; r < n; r++) {
+        int status = 0;
+        if (pids[r]) waitpid(pids[r], &status, 0);
+        o->codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    ssize_t size = pread(errors, o->said, sizeof o->said - 1, 0);
+    o->said[size > 0 ? size : 0] = 0;
+}
+
+static int errors_file(void) {
+    FILE *f = tmpfile();
+    CHECK(f != NULL);
+    int fd = fcntl(fileno(f), F_DUPFD_CLOEXEC, 10);
+    fclose(f);
+    fcntl(fd, F_SETFL, O_APPEND);
+    return fd;
+}
+
+// Ranks 0 to n - 1 but those in `absent`, a bit each.
+static Outcome run_ranks(int (*job)(void), Way way, int n, unsigned absent) {
+    Outcome o;
+    pid_t pids[MOST] = {0};
+    int port = free_port(), errors = errors_file();
+    int64_t start = ranks_now_ms();
+    memset(&o, 0, sizeof o);
+    for (int r = n - 1; r >= 0; r--)
+        if (!(absent >> r & 1)) pids[r] = start_rank(job, way, r, n, port, errors);
+    finish_ranks(&o, pids, n, errors);
+    close(errors);
+    o.seconds = (double)(ranks_now_ms() - start) * 1e-3;
+    return o;
+}
+
+static int lines_with(const char *text, const char *what) {
+    int n = 0;
+    for (const char *p = strstr(text, what); p; p = strstr(p + 1, what)) n++;
+    return n;
+}
+
+#define CHECK_CODES(o_, n_, code_)    \
+    for (int r_ = 0; r_ < (n_); r_++) \
+    CHECK_MSG((o_).codes[r_] == (code_), "rank %d: %d\n%s", r_, (o_).codes[r_], (o_).said)
+
+// ------------------------------------------------------------------------------------------------
+// Who am I
+
+TEST(alone_is_rank_0_of_1_and_opens_nothing) {
+    clear_env();
+    int before = dup(0);
+    CHECK(ranks_join(NULL) == NULL);
+    int value = 7, out = 0, after = dup(0);
+    CHECK(after == before + 1);  // no descriptor was taken in between
+    close(before);
+    close(after);
+    CHECK(ranks_rank() == 0 && ranks_num() == 1 && ranks_local() == 0);
+    ranks_broadcast(&value, sizeof value);
+    ranks_merge(&value, sizeof value);
+    ranks_all_gather(&out, &value, sizeof value);
+    CHECK(out == 7 && ranks_max(-3) == -3);
+    ranks_barrier();
+    ranks_leave();
+}
+
+TEST(launchers_are_told_apart) {
+    clear_env();
+    CHECK(ranks_launched() == 1);
+    setenv("SLURM_NTASKS", "4", 1);  // a batch script has these, and is one process
+    setenv("SLURM_PROCID", "0", 1);
+    CHECK(ranks_launched() == 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_LOCALID", "1", 1);
+    RanksPlace p = ranks_place();
+    CHECK(ranks_launched() == 4 && p.rank == 3 && p.local_rank == 1 && p.local_size == -1);
+    setenv("WORLD_SIZE", "8", 1);  // exported for all, without RANK: srun's word counts
+    CHECK(ranks_launched() == 4);
+    setenv("RANK", "5", 1);  // torchrun inside srun
+    CHECK(ranks_launched() == 8 && ranks_place().rank == 5);
+    setenv("PMI_SIZE", "2", 1);
+    setenv("PMI_RANK", "1", 1);
+    CHECK(ranks_launched() == 2 && ranks_place().rank == 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
+    setenv("OMPI_COMM_WORLD_RANK", "2", 1);
+    CHECK(ranks_launched() == 3 && ranks_place().rank == 2);
+    clear_env();
+    setenv("WORLD_SIZE", "8", 1);  // must not train alone
+    CHECK(ranks_launched() == 8);
+    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
+    setenv("RANK", "8", 1);
+    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
+    clear_env();
+}
+
+TEST(an_address_of_this_machine_alone_is_bound_alone) {
+    CHECK(ranks_leads_home("127.0.0.1") && ranks_leads_home("::1") &&
+          ranks_leads_home("localhost"));
+    CHECK(!ranks_leads_home("10.0.0.1") && !ranks_leads_home("no.such.host.invalid"));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Exchanges
+
+static int exchange(void) {
+    const char *missing = ranks_join(NULL);
+    if (missing) return fprintf(stderr, "%s\n", missing), 1;
+    const int n = ranks_num(), me = ranks_rank();
+    enum { BIG = 300000 };  // more than a socket buffers
+    static int all[MOST * BIG], one[BIG];
+    static unsigned char bits[BIG];
+    if (ranks_local() != me) return 10;
+    for (int round = 0; round < 20; round++) {
+        int value = me == 0 ? 1000 + round : -1;
+        ranks_broadcast(&value, sizeof value);
+        if (value != 1000 + round) return 11;
+        ranks_all_gather(all, &me, sizeof me);
+        for (int r = 0; r < n; r++)
+            if (all[r] != r) return 12;
+        if (ranks_max(me == round % n ? round : -5) != round) return 13;
+        ranks_barrier();
+        ranks_broadcast(NULL, 0);
+    }
+    for (int i = 0; i < BIG; i++) one[i] = me * BIG + i;
+    ranks_all_gather(all, one, sizeof one);
+    for (int i = 0; i < n * BIG; i++)
+        if (all[i] != i) return 14;
+    // each byte is of one rank: a block in the middle, or of the last rank nothing
+    for (int i = 0; i < BIG; i++) bits[i] = i * n / BIG == me && me < n - 1 ? (unsigned char)i : 0;
+    ranks_merge(bits, sizeof bits);
+    for (int i = 0; me == 0 && i < BIG; i++)
+        if (bits[i] != (i * n / BIG < n - 1 ? (unsigned char)i : 0)) return 15;
+    ranks_leave();
+    return ranks_num() == 1 ? 0 : 16;
+}
+
+TEST(exchanges_of_2_to_8_ranks) {
+    for (int n = 2; n <= MOST; n += 3) {
+        Outcome o = run_ranks(exchange, MASTER, n, 0);
+        CHECK_CODES(o, n, 0);
+        CHECK_MSG(!o.said[0], "%s", o.said);
+    }
+}
+
+TEST(ranks_of_one_machine_meet_by_a_file_that_is_gone_afterwards) {
+    char path[4096];
+    Outcome o = run_ranks(exchange, LAUNCHED_HERE, 3, 0);
+    CHECK_CODES(o, 3, 0);
+    be_rank(LAUNCHED_HERE, 0, 3, 4711);
+    ranks_meeting_path(path, sizeof path);
+    RanksMeeting m, read;
+    memset(&m, 0, sizeof m);
+    strcpy(m.port, "1");
+    CHECK(ranks_read_meeting(&read, path) != 0);
+    CHECK(ranks_write_meeting(&m, path) == 0 && ranks_read_meeting(&read, path) == 0);
+    CHECK(memcmp(&m, &read, sizeof m) == 0);
+    chmod(path, 0644);  // others could have written it, or may have read the secret
+    CHECK(ranks_read_meeting(&read, path) != 0);
+    unlink(path);
+    clear_env();
+}
+
+// A file that an earlier job left: it leads nowhere, and is read again.
+static int late_rank_0(void) {
+    char path[4096];
+    RanksMeeting stale;
+    memset(&stale, 0, sizeof stale);
+    strcpy(stale.addresses, "127.0.0.1");
+    strcpy(stale.port, "1");
+    ranks_meeting_path(path, sizeof path);
+    if (ranks_env_number("OMPI_COMM_WORLD_RANK", 0) == 0) {
+        if (ranks_write_meeting(&stale, path) != 0) return 2;
+        ranks_sleep_ms(500);
+    } else {
+        ranks_sleep_ms(200);
+    }
+    return exchange();
+}
+
+TEST(a_file_of_an_earlier_job_misleads_nobody) {
+    Outcome o = run_ranks(late_rank_0, LAUNCHED_HERE, 2, 0);
+    CHECK_CODES(o, 2, 0);
+}
+
+static int disagree(void) {
+    int x = 0, all[MOST];
+    if (ranks_join(NULL)) return 1;
+    if (ranks_rank() == 1)
+        ranks_all_gather(all, &x, sizeof x);
+    else
+        ranks_broadcast(&x, sizeof x);
+    return 0;
+}
+
+TEST(ranks_in_unlike_exchanges_end) {
+    Outcome o = run_ranks(disagree, MASTER, 2, 0);
+    CHECK_MSG(o.codes[1] == 8, "%d", o.codes[1]);
+    CHECK_MSG(strstr(o.said, "exchange 1 of rank 0"), "%s", o.said);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Who is not there, and who should not be
+
+static int hurried_exchange(void) {
+    setenv("RANKS_JOIN_SECONDS", "2", 1);
+    return exchange();
+}
+
+TEST(missing_ranks_are_named) {
+    Outcome o = run_ranks(hurried_exchange, MASTER, 6, 1u << 2 | 1u << 4 | 1u << 5);
+    for (int r = 0; r < 4; r++) CHECK_MSG(r == 2 || o.codes[r] == 8, "%d %s", r, o.said);
+    CHECK_MSG(strstr(o.said, "none of rank 2, 4-5\n"), "%s", o.said);
+    CHECK_MSG(lines_with(o.said, "error: ") == 1 && lines_with(o.said, "hint: ") == 1, "%s",
+              o.said);
+    CHECK_MSG(o.seconds < 20, "%g", o.seconds);
+}
+
+TEST(a_missing_rank_0_is_named_once) {
+    for (int way = MASTER; way <= LAUNCHED_HERE; way++) {
+        Outcome o = run_ranks(hurried_exchange, (Way)way, 4, 1);
+        for (int r = 1; r < 4; r++) CHECK_MSG(o.codes[r] == 8, "%d %s", o.codes[r], o.said);
+        CHECK_MSG(strstr(o.said, "expected rank 0 at "), "%s", o.said);
+        CHECK_MSG(lines_with(o.said, "error: ") == 1 && lines_with(o.said, "hint: ") == 1, "%s",
+                  o.said);
+    }
+}
+
+// A stranger connects again and again, and says nothing, nonsense, or a hello without the token.
+static void bother(int port) {
+    char text[8];
+    RanksHello hello;
+    memset(&hello, 0, sizeof hello);
+    hello.magic = RANKS_MAGIC;
+    hello.num = 3;
+    hello.place.rank = 1;
+    snprintf(text, sizeof text, "%d", port);
+    for (int i = 0;; i++) {
+        int fd = ranks_connect_to("127.0.0.1", text, 1000);
+        if (fd < 0) {
+            ranks_sleep_ms(1);
+            continue;
+        }
+        if (i % 4 == 1) ranks_send(fd, "GET / HTTP/1.1\r\n\r\n", 18, 0);
+        if (i % 4 == 2) ranks_send(fd, &hello, sizeof hello, 0);
+        if (i % 4 == 3) ranks_send(fd, &hello, 20, 0);
+        if (i % 8 < 4) close(fd);
+        ranks_sleep_ms(5);
+    }
+}
+
+TEST(strangers_on_the_port_are_dropped) {
+    Outcome o;
+    pid_t pids[3];
+    int port = free_port(), errors = errors_file();
+    fflush(NULL);
+    pid_t stranger = fork();
+    if (stranger == 0) {
+        alarm(60);
+        bother(port);
+    }
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
+    ranks_sleep_ms(500);  // the stranger is first
+    for (int r = 1; r < 3; r++) pids[r] = start_rank(exchange, MASTER, r, 3, port, errors);
+    finish_ranks(&o, pids, 3, errors);
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+    close(errors);
+    CHECK_CODES(o, 3, 0);
+}
+
+TEST(a_second_rank_of_the_same_number_is_told_so) {
+    Outcome o;
+    pid_t pids[4];
+    int port = free_port(), errors = errors_file();
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
+    pids[1] = start_rank(exchange, MASTER, 1, 3, port, errors);
+    ranks_sleep_ms(300);
+    pids[3] = start_rank(exchange, MASTER, 1, 3, port, errors);
+    waitpid(pids[3], NULL, 0);
+    pids[2] = start_rank(exchange, MASTER, 2, 3, port, errors);
+    finish_ranks(&o, pids, 3, errors);
+    close(errors);
+    CHECK_CODES(o, 3, 0);
+    CHECK_MSG(strstr(o.said, "rank 1 is there already"), "%s", o.said);
+}
+
+TEST(unlike_numbers_of_ranks_are_told) {
+    Outcome o;
+    pid_t pids[2];
+    int port = free_port(), errors = errors_file();
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(hurried_exchange, MASTER, 0, 2, port, errors);
+    pids[1] = start_rank(hurried_exchange, MASTER, 1, 4, port, errors);
+    finish_ranks(&o, pids, 2, errors);
+    close(errors);
+    CHECK_CODES(o, 2, 8);
+    CHECK_MSG(strstr(o.said, "another number"), "%s", o.said);
+}
+
+TEST(a_port_that_is_taken_is_an_error) {
+    RanksMeeting m;
+    pid_t pid;
+    Outcome o;
+    int errors = errors_file();
+    memset(&m, 0, sizeof m);
+    memset(&o, 0, sizeof o);
+    strcpy(m.addresses, "127.0.0.1");
+    strcpy(m.port, "0");
+    int fd = ranks_listen(&m);
+    pid = start_rank(exchange, MASTER, 0, 2, atoi(m.port), errors);
+    finish_ranks(&o, &pid, 1, errors);
+    close(fd);
+    close(errors);
+    CHECK_CODES(o, 1, 8);
+    CHECK_MSG(strstr(o.said, "cannot listen on port"), "%s", o.said);
+}
+
+TEST_MAIN()
