@@ -265,13 +265,14 @@ static int disagree(void) {
         ranks_all_gather(all, &x, sizeof x);
     else
         ranks_broadcast(&x, sizeof x);
+    ranks_barrier();
     return 0;
 }
 
 TEST(ranks_in_unlike_exchanges_end) {
     Outcome o = run_ranks(disagree, MASTER, 2, 0);
-    CHECK_MSG(o.codes[1] == 8, "%d", o.codes[1]);
-    CHECK_MSG(strstr(o.said, "exchange 1 of rank 0"), "%s", o.said);
+    CHECK_CODES(o, 2, 8);
+    CHECK_MSG(strstr(o.said, "error: ranks: exchange 1 of rank "), "%s", o.said);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -391,6 +392,167 @@ TEST(a_port_that_is_taken_is_an_error) {
     close(errors);
     CHECK_CODES(o, 1, 8);
     CHECK_MSG(strstr(o.said, "cannot listen on port"), "%s", o.said);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Lost, hung, failing. A job is four ranks that work in steps; rank `faulty` does `fault` in the
+// third.
+
+enum { WORKERS = 4 };
+static const double limit_seconds = 3;  // long enough for a busy machine
+static int faulty;
+static void (*fault)(void);
+
+static int work(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    for (int step = 1; step <= 6; step++) {
+        ranks_phase("forward", step);
+        if (step == 3 && ranks_rank() == faulty) fault();
+        ranks_phase("reduce", step);
+        ranks_barrier();
+    }
+    ranks_leave();
+    exit(0);
+}
+
+static void die(void) { raise(SIGKILL); }
+static void stop(void) { raise(SIGSTOP); }
+static void crash(void) { abort(); }
+static void spin(void) {
+    for (volatile unsigned i = 0;; i++) continue;
+}
+static void be_slow(void) { ranks_sleep_ms((int)(limit_seconds * 500)); }
+static void be_slow_alive(void) {
+    for (int i = 0; i < 10; i++, ranks_alive()) ranks_sleep_ms((int)(limit_seconds * 200));
+}
+static void save_long(void) {
+    ranks_phase("save", 3);
+    ranks_sleep_ms((int)(limit_seconds * 2000));
+}
+static void fail(void) {
+    fprintf(stderr, "warning: before\nerror: a file: not there\nhint: make it\n");
+    exit(3);
+}
+static void fail_silently(void) { exit(7); }
+
+static Outcome run_fault(void (*what)(void), int rank) {
+    fault = what;
+    faulty = rank;
+    return run_ranks(work, MASTER, WORKERS, 0);
+}
+
+static void check_one_error(const Outcome *o, const char *error) {
+    CHECK_MSG(strstr(o->said, error), "expected %s\n%s", error, o->said);
+    CHECK_MSG(lines_with(o->said, "error: ") == 1 && lines_with(o->said, "hint: ") == 1, "%s",
+              o->said);
+}
+
+// every rank but the faulty one leaves with code 8
+static void check_fault(void (*what)(void), int rank, int own_code, const char *how) {
+    char error[64];
+    Outcome o = run_fault(what, rank);
+    for (int r = 0; r < WORKERS; r++)
+        CHECK_MSG(o.codes[r] == (r == rank ? own_code : 8), "rank %d: %d\n%s", r, o.codes[r],
+                  o.said);
+    snprintf(error, sizeof error, "error: ranks: rank %d on ", rank);
+    check_one_error(&o, error);
+    check_one_error(&o, how);
+    CHECK_MSG(o.seconds < limit_seconds + 8, "%g s", o.seconds);
+}
+
+TEST(a_job_without_faults_says_nothing) {
+    Outcome o = run_fault(ranks_alive, 0);
+    CHECK_CODES(o, WORKERS, 0);
+    CHECK_MSG(!o.said[0], "%s", o.said);
+    CHECK_MSG(o.seconds < limit_seconds, "%g s", o.seconds);
+}
+
+TEST(a_killed_rank_is_named) {
+    for (int r = 0; r < WORKERS; r += 2)
+        check_fault(die, r, 128 + SIGKILL, "lost in forward of step 3\n");
+    check_fault(crash, 3, 128 + SIGABRT, "lost in forward of step 3\n");
+}
+
+TEST(a_stopped_rank_is_named_and_does_not_stay) {
+    check_fault(stop, 2, 128 + SIGKILL, "silent for ");
+    check_fault(stop, 0, 128 + SIGKILL, "silent for ");
+}
+
+TEST(a_spinning_rank_is_named) {
+    check_fault(spin, 1, 8, "in forward of step 3, while others wait for it");
+    check_fault(spin, 0, 8, "in forward of step 3, while others wait for it");
+}
+
+TEST(a_slow_rank_is_not_a_hung_one) {
+    void (*const slow[])(void) = {be_slow, be_slow_alive, save_long};
+    for (int i = 0; i < 3; i++) {
+        Outcome o = run_fault(slow[i], i);
+        CHECK_CODES(o, WORKERS, 0);
+        CHECK_MSG(!o.said[0], "%s", o.said);
+    }
+}
+
+TEST(an_error_of_one_rank_is_the_error_of_all) {
+    for (int r = 0; r < WORKERS; r += 3) {
+        Outcome o = run_fault(fail, r);
+        CHECK_CODES(o, WORKERS, 3);
+        check_one_error(
+            &o, r == 0 ? "error: a file: not there\n" : "error: a file: not there (rank 3 on ");
+        CHECK(lines_with(o.said, "warning: ") == (r == 0));
+    }
+    Outcome o = run_fault(fail_silently, 1);
+    CHECK_CODES(o, WORKERS, 7);
+    check_one_error(&o, "ended with exit code 7 in forward of step 3");
+}
+
+static int all_fail(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_sleep_ms(ranks_rank() * 37 % 50);
+    fail();
+    return 0;
+}
+
+TEST(the_same_error_of_all_ranks_is_said_once) {
+    for (int round = 0; round < 3; round++) {
+        Outcome o = run_ranks(all_fail, MASTER, MOST, 0);
+        CHECK_CODES(o, MOST, 3);
+        check_one_error(&o, "error: a file: not there");
+    }
+}
+
+TEST(ranks_that_end_together_are_said_once) {
+    for (int round = 0; round < 2; round++) {
+        fault = die;
+        Outcome o;
+        pid_t pids[WORKERS];
+        int port = free_port(), errors = errors_file();
+        memset(&o, 0, sizeof o);
+        for (int r = 0; r < WORKERS; r++) {
+            faulty = r == 3 || (round == 1 && r == 0) ? r : -1;
+            pids[r] = start_rank(work, MASTER, r, WORKERS, port, errors);
+        }
+        finish_ranks(&o, pids, WORKERS, errors);
+        close(errors);
+        CHECK(o.codes[1] == 8 && o.codes[2] == 8);
+        check_one_error(&o, " lost in ");
+    }
+}
+
+static int warn(void) {
+    if (ranks_join(NULL)) return 1;
+    fprintf(stderr, "warning: of rank %d\n", ranks_rank());
+    ranks_sleep_ms(3000);
+    struct stat status;
+    int shown = fstat(2, &status) == 0 && status.st_size > 0;
+    ranks_leave();
+    exit(shown ? 0 : 1);
+}
+
+TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
+    Outcome o = run_ranks(warn, MASTER, 2, 0);
+    CHECK_CODES(o, 2, 0);
+    CHECK_MSG(strcmp(o.said, "warning: of rank 0\n") == 0, "%s", o.said);
 }
 
 TEST_MAIN()
