@@ -43,7 +43,7 @@ typedef struct {
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
     int sample_tokens, num_samples, top_k, compare_steps;
-    float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
+    float fill, lr, heartbeat_seconds, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
         temperature, top_p;
 } Options;
 
@@ -141,6 +141,8 @@ static const Option option_table[] = {
      "sums over micro-batches in a fixed order"},
     {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
      "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
+    {"heartbeat-seconds", OPTION_FLOAT, &o.heartbeat_seconds, "60", NULL, 0, 1e6,
+     "several ranks: silence after which one is named and the run ends with exit code 8; 0: never"},
     OPTION_GROUP("instead of training"),
     {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
      "time all layouts on the same documents"},
@@ -431,6 +433,7 @@ static bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path,
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
     char path[IO_PATH_MAX];
+    comm_phase("save", run.cursor.step);
     bool ok = !speaks() ||
               (checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
                checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
@@ -929,6 +932,7 @@ static void train(LlamaModel *m) {
     const int64_t first = run.cursor.step;
     for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
+        comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
         AdamW hyper = adamw_of_step(step);
@@ -992,6 +996,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    comm_heartbeat(o.heartbeat_seconds);
     catch_signals();
     check_options();
     check_ranks();

@@ -80,9 +80,11 @@ typedef struct {
 } RanksHeader;
 
 // The watch has found the same, and ends this process.
-static inline void ranks_gone(int r) {
+__attribute__((noreturn)) static inline void ranks_gone(int r) {
     ranks_sleep_ms(RANKS_END_MS);
-    ranks_die(RANKS_RESUME, "rank %d on %s lost", r, ranks.places[r].host);
+    fprintf(stderr, "error: ranks: rank %d on %s lost\nhint: %s\n", r, ranks.places[r].host,
+            RANKS_RESUME);
+    exit(RANKS_EXIT_LOST);
 }
 
 static inline void ranks_put(int r, RanksHeader h, const void *data) {

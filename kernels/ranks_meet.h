@@ -82,7 +82,10 @@ static inline int64_t ranks_now_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static inline void ranks_sleep_ms(int ms) { poll(NULL, 0, ms); }
+static inline void ranks_sleep_ms(int ms) {  // signals do not cut it short
+    for (int64_t now = ranks_now_ms(), end = now + ms; now < end; now = ranks_now_ms())
+        poll(NULL, 0, (int)(end - now));
+}
 
 // ------------------------------------------------------------------------------------------------
 // Who am I: what launchers say in the environment

@@ -123,9 +123,10 @@ static inline void ranks_alive(void) {
     if (ranks.joined) RANKS_SET(watch.progress_ms, ranks_now_ms());
 }
 
-// phase: a constant, at most 15 characters. Saying the same again is progress.
+// phase: a constant, at most 15 characters. step: -1 for the same. Saying the same again is progress.
 static inline void ranks_phase(const char *phase, int64_t step) {
     if (!ranks.joined) return;
+    if (step < 0) step = RANKS_GET(watch.step);
     int same = RANKS_GET(watch.phase) == phase && RANKS_GET(watch.step) == step;
     RANKS_SET(watch.phase, phase);
     RANKS_SET(watch.step, step);
@@ -255,7 +256,9 @@ static void ranks_at_exit(int code, void *unused) {
     const char *said = ranks_pending(&pending), *error = strstr(said, "error: ");
     for (const char *next = error; next; next = strstr(next + 1, "\nerror: ")) error = next;
     if (error) said = error + (*error == '\n');
-    text[stpncpy(text, said, sizeof text - 1) - text] = 0;
+    size_t length = strnlen(said, sizeof text - 1);
+    memcpy(text, said, length);
+    text[length] = 0;
     __fpurge(stderr);
     funlockfile(stderr);
     ranks_report(code, text);
@@ -377,9 +380,9 @@ __attribute__((noreturn)) static inline void ranks_without_0(const char *how, in
         ranks_print(0, "error: ranks: rank 0 on %s %s in %s\nhint: %s\n", ranks.places[0].host, how,
                     when, RANKS_RESUME);
         ranks_drain();
-        ranks_sleep_ms(1000);  // while the others find the same
+        ranks_sleep_ms(1000);  // while the others find the same, and leave
+        if (stopped) ranks_kill(ranks.places[0].machine, ranks.places[0].pid);
     }
-    if (stopped) ranks_kill(ranks.places[0].machine, ranks.places[0].pid);
     _exit(RANKS_EXIT_LOST);
 }
 

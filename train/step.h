@@ -16,9 +16,11 @@ static inline double now_ms(void) {
 static inline void train_micro_batch(LlamaModel *m, const Batch *b, real loss_scale) {
     Error err = {0, "", ""};
     must(batch_check(b, m->config.vocab_size, &err), &err);
+    comm_phase("forward", -1);
     llama_set_batch(m, b);
     llama_forward(m);
     llama_head_train(m, loss_scale);
+    comm_phase("backward", -1);
     llama_backward(m);
 }
 
@@ -40,12 +42,15 @@ static inline void train_leaves(LlamaModel *m, const StepData *data, real loss_s
 static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                      float grad_clip) {
     const real loss_scale = (real)1 / (real)data->num_targets;
+    comm_phase("forward", hyper.t);
     llama_zero_grads(m);
     if (m->ranks.in_order)
         train_leaves(m, data, loss_scale);
     else
         for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], loss_scale);
+    comm_phase("reduce", -1);
     llama_reduce_grads(m);
+    comm_phase("update", -1);
     llama_update(m, hyper, grad_clip);
     return llama_read_step(m);
 }
@@ -54,6 +59,7 @@ static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW 
 static inline double validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int i = 0; i < data->num_micro; i++) {
+        comm_phase("validate", -1);
         llama_loss_part(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
