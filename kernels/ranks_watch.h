@@ -1,8 +1,8 @@
 // Who is lost, hung or failing: a thread on each rank, and the agreement on one error for all.
 // Part of ranks.h.
 //
-// Each rank tells rank 0 a few times a second that it lives, and at once when its main thread comes
-// to another phase. Rank 0 ends the job when
+// Each rank tells rank 0 once a second or more often that it lives, and within RANKS_LOOK_MS when its
+// main thread comes to another phase. Rank 0 ends the job when
 //   - a connection breaks: the rank is lost; found within milliseconds, whatever the limit
 //   - nothing is heard of a rank for `limit`: silent (stopped, or its machine is gone)
 //   - ranks have waited in a collective for `limit`, and a rank that has not come there has made no
@@ -31,6 +31,7 @@ enum {
     RANKS_GRACE_MS = 300,  // for rank 0 to find the same error itself, or more ranks to be lost
     RANKS_END_MS = 10000,  // for the others to end this process before it does so itself
     RANKS_TEXT = 4096,     // of an error that one rank sends
+    RANKS_LOOK_MS = 50,    // how often the thread looks whether the phase has changed
     RANKS_FEW = 64,        // ranks that rank 0 tells of every phase, not only at every tick
 };
 
@@ -56,8 +57,10 @@ typedef struct {
     const char *phase;  // atomic, as all up to progress_ms: of the main thread
     int64_t step, progress_ms;
     uint32_t entered, waiting;
-    int64_t limit_ms;  // 0: none
-    int running, bye;  // bye: rank 0 leaves because all is done
+    int64_t limit_ms;        // 0: none
+    int running, bye;        // bye: rank 0 leaves because all is done
+    const char *told_phase;  // of the last beat
+    int64_t told_step;
     pthread_t thread;
     pthread_mutex_t sending, voice;  // who has the voice ends this process, and never gives it back
     RanksKnown *known;               // (num) on rank 0, [0] on the others
@@ -123,17 +126,13 @@ static inline void ranks_alive(void) {
     if (ranks.joined) RANKS_SET(watch.progress_ms, ranks_now_ms());
 }
 
-// phase: a constant, at most 15 characters. step: -1 for the same. Saying the same again is progress.
+// phase: a constant, at most 15 characters. step: -1 for the same. Saying the same again is
+// progress. The thread tells rank 0 within RANKS_LOOK_MS: the main thread makes no system call.
 static inline void ranks_phase(const char *phase, int64_t step) {
     if (!ranks.joined) return;
-    if (step < 0) step = RANKS_GET(watch.step);
-    int same = RANKS_GET(watch.phase) == phase && RANKS_GET(watch.step) == step;
     RANKS_SET(watch.phase, phase);
-    RANKS_SET(watch.step, step);
+    if (step >= 0) RANKS_SET(watch.step, step);
     ranks_alive();
-    if (same || (ranks.rank == 0 && ranks.num > RANKS_FEW)) return;
-    RanksMessage m = ranks_message(RANKS_BEAT);
-    ranks_tell_all(&m);
 }
 
 // Around what waits for all ranks. On a device that works by itself, from where it comes there.
@@ -462,20 +461,36 @@ static inline void ranks_check_parent(void) {
 
 static inline int ranks_tick_ms(void) {
     int64_t ms = watch.limit_ms ? watch.limit_ms / 8 : 1000;
-    return ms < 50 ? 50 : ms > 1000 ? 1000 : (int)ms;
+    return ms < RANKS_LOOK_MS ? RANKS_LOOK_MS : ms > 1000 ? 1000 : (int)ms;
+}
+
+static inline void ranks_beat(const RanksMessage *beat, int64_t now) {
+    watch.told_phase = RANKS_GET(watch.phase);
+    watch.told_step = beat->step;
+    ranks_tell_all(beat);
+    if (ranks.rank > 0) return;
+    watch.known[0].last = *beat;
+    watch.known[0].heard_ms = now;
 }
 
 static inline void ranks_tick(int64_t now) {
-    RanksMessage beat;
     ranks_note_bytes();
     ranks_check_parent();
-    beat = ranks_message(RANKS_BEAT);
-    ranks_tell_all(&beat);
+    RanksMessage beat = ranks_message(RANKS_BEAT);
+    ranks_beat(&beat, now);
     ranks_show_warnings();
-    if (ranks.rank > 0) return ranks_judge_0(now);
-    watch.known[0].last = beat;
-    watch.known[0].heard_ms = now;
-    ranks_judge(now);
+    if (ranks.rank == 0)
+        ranks_judge(now);
+    else
+        ranks_judge_0(now);
+}
+
+static inline void ranks_look(int64_t now) {
+    if (watch.told_phase == RANKS_GET(watch.phase) && watch.told_step == RANKS_GET(watch.step))
+        return;
+    if (ranks.rank == 0 && ranks.num > RANKS_FEW) return;
+    RanksMessage beat = ranks_message(RANKS_BEAT);
+    ranks_beat(&beat, now);
 }
 
 static inline void ranks_poll(struct pollfd *ready, int n) {
@@ -486,7 +501,7 @@ static inline void ranks_poll(struct pollfd *ready, int n) {
     }
     struct pollfd wake = {watch.wake, POLLIN, 0};
     ready[n] = wake;
-    poll(ready, (nfds_t)n + 1, watch.verdict_rank >= 0 ? 20 : ranks_tick_ms() / 2);
+    poll(ready, (nfds_t)n + 1, RANKS_LOOK_MS);
 }
 
 static void *ranks_watch_thread(void *polled) {
@@ -497,11 +512,12 @@ static void *ranks_watch_thread(void *polled) {
         ranks_poll(ready, n);
         const int64_t now = ranks_now_ms(), gap_ms = now - before_ms;
         // whoever did not run has not heard: what came meanwhile is still to be read
-        for (int r = 0; r < n && gap_ms > ranks_tick_ms(); r++) watch.known[r].heard_ms += gap_ms;
+        for (int r = 0; r < n && gap_ms > 4 * RANKS_LOOK_MS; r++) watch.known[r].heard_ms += gap_ms;
         before_ms = now;
         for (int r = 0; r < n; r++)
             if (ready[r].revents) ranks_hear(r);
         if (watch.verdict_rank >= 0 && now >= watch.verdict_ms) ranks_pass_verdict();
+        ranks_look(now);
         if (now < next_ms) continue;
         next_ms = now + ranks_tick_ms();
         ranks_tick(now);

@@ -408,7 +408,10 @@ static int work(void) {
     ranks_set_limit(limit_seconds);
     for (int step = 1; step <= 6; step++) {
         ranks_phase("forward", step);
-        if (step == 3 && ranks_rank() == faulty) fault();
+        if (step == 3 && ranks_rank() == faulty) {
+            ranks_sleep_ms(300);  // others know where it was
+            fault();
+        }
         ranks_phase("reduce", step);
         ranks_barrier();
     }

@@ -10,7 +10,6 @@
 int comm_rank(void) { return ranks_rank(); }
 int comm_num_ranks(void) { return ranks_num(); }
 int comm_local_rank(void) { return ranks_local(); }
-int comm_max(int value) { return ranks_max(value); }
 void comm_broadcast(void *data_host, size_t bytes) { ranks_broadcast(data_host, bytes); }
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes) {
     ranks_all_gather(out_host, data_host, bytes);
@@ -34,6 +33,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
     memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
 }
 static void sum_over_ranks(double *parts, size_t n) { (void)parts, (void)n; }
+int comm_max(int value) { return value; }
 void comm_finalize(void) {}
 
 #else
@@ -159,6 +159,15 @@ static void sum_over_ranks(double *parts, size_t n) {
     ranks_wait();
     MPI_Allreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     ranks_go();
+}
+
+// Once a step: worth MPI's speed.
+int comm_max(int value) {
+    if (ranks_num() == 1) return value;
+    ranks_wait();
+    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    ranks_go();
+    return value;
 }
 
 #endif
