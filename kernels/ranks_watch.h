@@ -59,6 +59,7 @@ typedef struct {
     uint32_t entered, waiting;
     int64_t limit_ms;        // 0: none
     int running, bye;        // bye: rank 0 leaves because all is done
+    int64_t overslept_ms;    // when this process last ran again after more than the limit; or 0
     const char *told_phase;  // of the last beat
     int64_t told_step;
     pthread_t thread;
@@ -282,6 +283,8 @@ static inline void ranks_lost(int r) {
     RanksKnown *k = &watch.known[r];
     if (k->lost) return;
     k->lost = 1;
+    // the others have said that rank 0 is silent
+    if (watch.overslept_ms && ranks_now_ms() - watch.overslept_ms < 5000) _exit(RANKS_EXIT_LOST);
     if (k->reported) return;
     watch.num_lost++;
     if (watch.verdict_rank >= 0 && watch.verdict_code == RANKS_EXIT_LOST &&
@@ -513,6 +516,7 @@ static void *ranks_watch_thread(void *polled) {
         const int64_t now = ranks_now_ms(), gap_ms = now - before_ms;
         // whoever did not run has not heard: what came meanwhile is still to be read
         for (int r = 0; r < n && gap_ms > 4 * RANKS_LOOK_MS; r++) watch.known[r].heard_ms += gap_ms;
+        if (watch.limit_ms && gap_ms > watch.limit_ms) watch.overslept_ms = now;
         before_ms = now;
         for (int r = 0; r < n; r++)
             if (ready[r].revents) ranks_hear(r);

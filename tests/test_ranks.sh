@@ -75,7 +75,7 @@ for c in text giant; do
 done
 common=(--model tiny --from-scratch --train text.bin --max-seqlen 128 --micro-batch-tokens 256
         --batch-tokens 1536 --val-tokens 1024 --val-every 4 --num-samples 1 --sample-tokens 2
-        --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0)
+        --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1)
 run=("$train" "${common[@]}")
 exact=("${run[@]}" --deterministic)
 
