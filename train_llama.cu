@@ -44,8 +44,8 @@ typedef struct {
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
     int sample_tokens, num_samples, top_k, compare_steps;
-    float fill, lr, heartbeat_seconds, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
-        temperature, top_p;
+    float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
+        temperature, top_p, heartbeat_seconds;
 } Options;
 
 static Options o;

@@ -1,6 +1,6 @@
-// The control plane of a job of several ranks, the same for every backend: who this rank is, how the
-// ranks find each other, small things exchanged in host memory, and who is lost, hung or failing.
-// Host code only; Linux; TCP. Alone, a process opens no socket and starts no thread.
+// The control plane of a job of several ranks, the same for every backend: who this rank is, how
+// the ranks find each other, small things exchanged in host memory, and who is lost, hung or
+// failing. Host code only; Linux; TCP. Alone, a process opens no socket and starts no thread.
 //
 //   ranks_meet.h       who am I, and the way to all others
 //   ranks_watch.h      heartbeat, and one error for all

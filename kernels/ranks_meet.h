@@ -192,6 +192,8 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void ranks_die(con
     if (ranks_first_to_speak()) {
         fprintf(stderr, "error: ranks: %s\nhint: %s\n", text, hint);
         fflush(stderr);
+        for (int r = 1; ranks.rank == 0 && r < ranks.num; r++)
+            shutdown(ranks.sockets[RANKS_DATA][r], SHUT_RDWR);
         ranks_sleep_ms(1000);  // while the others find the same
     }
     _exit(RANKS_EXIT_LOST);
@@ -302,11 +304,12 @@ static inline int ranks_listen(RanksMeeting *m) {
     return fd;
 }
 
-// The numbers of this machine's networks, for ranks of other machines.
+// The numbers of this machine's networks, for ranks of other machines; without one, its own.
 static inline void ranks_own_addresses(char *out, size_t capacity) {
     struct ifaddrs *all, *i;
-    out[0] = 0;
+    snprintf(out, capacity, "127.0.0.1");
     if (getifaddrs(&all) != 0) return;
+    out[0] = 0;
     for (i = all; i; i = i->ifa_next) {
         const struct sockaddr *a = i->ifa_addr;
         char text[64];
@@ -322,6 +325,7 @@ static inline void ranks_own_addresses(char *out, size_t capacity) {
             snprintf(out + used, capacity - used, "%s%s", used ? " " : "", text);
     }
     freeifaddrs(all);
+    if (!out[0]) snprintf(out, capacity, "127.0.0.1");
 }
 
 static inline int ranks_all_here(const RanksPlace *own) {
@@ -647,6 +651,9 @@ static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPl
     }
 }
 
+#define RANKS_NO_RANK_0 \
+    "start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached"
+
 // path: of the meeting's file, or NULL when *m is known
 static inline void ranks_visit(RanksMeeting *m, const char *path, const RanksPlace *own) {
     const int64_t limit_ms = ranks_join_ms(), until_ms = ranks_now_ms() + limit_ms;
@@ -660,14 +667,15 @@ static inline void ranks_visit(RanksMeeting *m, const char *path, const RanksPla
     memcpy(ranks.token, m->token, sizeof ranks.token);
     const char *where = m->addresses[0] ? m->addresses : path;
     if (fd[RANKS_WATCH] < 0)
-        ranks_die("start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached",
+        ranks_die(RANKS_NO_RANK_0,
                   "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
                   "on %s)",
                   where, m->port, (long long)limit_ms / 1000, ranks.rank, own->host);
     ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 speaks first
     if (ranks_receive(fd[RANKS_DATA], &all_there, sizeof all_there) != 0 ||
         ranks_receive(fd[RANKS_DATA], ranks.places, (size_t)ranks.num * sizeof *ranks.places) != 0)
-        _exit(RANKS_EXIT_LOST);  // rank 0 has said why
+        ranks_die(RANKS_NO_RANK_0, "rank 0 at %s port %s lost before all ranks had come",
+                  m->addresses, m->port);
     ranks_set_timeout(fd[RANKS_DATA], 0);
     for (int c = 0; c < RANKS_CHANNELS; c++) ranks.sockets[c][0] = fd[c];
 }

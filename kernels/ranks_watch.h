@@ -1,8 +1,8 @@
 // Who is lost, hung or failing: a thread on each rank, and the agreement on one error for all.
 // Part of ranks.h.
 //
-// Each rank tells rank 0 once a second or more often that it lives, and within RANKS_LOOK_MS when its
-// main thread comes to another phase. Rank 0 ends the job when
+// Each rank tells rank 0 once a second or more often that it lives, and within RANKS_LOOK_MS when
+// its main thread comes to another phase. Rank 0 ends the job when
 //   - a connection breaks: the rank is lost; found within milliseconds, whatever the limit
 //   - nothing is heard of a rank for `limit`: silent (stopped, or its machine is gone)
 //   - ranks have waited in a collective for `limit`, and a rank that has not come there has made no
@@ -177,8 +177,8 @@ static inline void ranks_kill(uint64_t machine, int64_t pid) {
         kill((pid_t)pid, SIGKILL);
 }
 
-// Rank 0, with the voice, after it has spoken. culprit: a rank that does not run and so cannot leave
-// by itself, or -1.
+// Rank 0, with the voice, after it has spoken. culprit: a rank that does not run and so cannot
+// leave by itself, or -1.
 __attribute__((noreturn)) static inline void ranks_end_all(int code, int culprit) {
     RanksMessage end = ranks_message(RANKS_END);
     end.code = code;
@@ -412,6 +412,7 @@ static inline void ranks_hear(int r) {
     const int fd = ranks.sockets[RANKS_WATCH][r];
     if (ranks_receive(fd, &m, sizeof m) != 0 || m.bytes >= sizeof text ||
         ranks_receive(fd, text, m.bytes) != 0) {
+        if (RANKS_GET(watch.bye)) return;  // it was done, like all others
         if (ranks.rank > 0) ranks_without_0("lost", 0);
         ranks_lost(r);
         return;
@@ -498,7 +499,7 @@ static inline void ranks_look(int64_t now) {
 
 static inline void ranks_poll(struct pollfd *ready, int n) {
     for (int r = 0; r < n; r++) {
-        const int deaf = watch.known[r].lost || watch.bye;
+        const int deaf = watch.known[r].lost || RANKS_GET(watch.bye);
         struct pollfd one = {deaf ? -1 : ranks.sockets[RANKS_WATCH][r], POLLIN, 0};
         ready[r] = one;
     }
@@ -507,15 +508,26 @@ static inline void ranks_poll(struct pollfd *ready, int n) {
     poll(ready, (nfds_t)n + 1, RANKS_LOOK_MS);
 }
 
+// Time in which this process did not run does not count: it has heard nobody, what came meanwhile
+// is still to be read, and it could make no progress.
+static inline void ranks_forgive(int n, int64_t gap_ms) {
+    const int64_t now = ranks_now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms;
+    for (int r = 0; r < n; r++) {
+        watch.known[r].heard_ms += gap_ms;
+        watch.known[r].last.idle_ms = 0;
+    }
+    RANKS_SET(watch.progress_ms, progress_ms < now ? progress_ms : now);
+}
+
 static void *ranks_watch_thread(void *polled) {
     const int n = ranks.rank == 0 ? ranks.num : 1;
     struct pollfd *ready = (struct pollfd *)polled;
     int64_t next_ms = 0, before_ms = ranks_now_ms();
     while (RANKS_GET(watch.running)) {
         ranks_poll(ready, n);
+        if (RANKS_GET(watch.bye)) continue;  // nobody is missed any more
         const int64_t now = ranks_now_ms(), gap_ms = now - before_ms;
-        // whoever did not run has not heard: what came meanwhile is still to be read
-        for (int r = 0; r < n && gap_ms > 4 * RANKS_LOOK_MS; r++) watch.known[r].heard_ms += gap_ms;
+        if (gap_ms > 4 * RANKS_LOOK_MS) ranks_forgive(n, gap_ms);
         if (watch.limit_ms && gap_ms > watch.limit_ms) watch.overslept_ms = now;
         before_ms = now;
         for (int r = 0; r < n; r++)

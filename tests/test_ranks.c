@@ -3,6 +3,7 @@
 #include "../kernels/ranks.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include "test.h"
@@ -10,7 +11,7 @@
 enum { MOST = 8 };
 
 // How ranks are told of each other
-typedef enum { MASTER, LAUNCHED_HERE } Way;
+typedef enum { MASTER, LAUNCHED_HERE, HANDED_OVER } Way;
 
 typedef struct {
     int codes[MOST];  // exit codes; 128 + signal when one ended a process
@@ -58,9 +59,10 @@ static void be_rank(Way way, int rank, int num, int port) {
     } else {
         set_env("OMPI_COMM_WORLD_SIZE", num);
         set_env("OMPI_COMM_WORLD_RANK", rank);
+        set_env("PMIX_NAMESPACE", port);
+        if (way == HANDED_OVER) return;  // as on several machines: all networks, places counted
         set_env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
         set_env("OMPI_COMM_WORLD_LOCAL_SIZE", num);
-        set_env("PMIX_NAMESPACE", port);
     }
 }
 
@@ -199,8 +201,10 @@ TEST(an_address_of_this_machine_alone_is_bound_alone) {
 // ------------------------------------------------------------------------------------------------
 // Exchanges
 
+static RanksHandOver meet;
+
 static int exchange(void) {
-    const char *missing = ranks_join(NULL);
+    const char *missing = ranks_join(meet);
     if (missing) return fprintf(stderr, "%s\n", missing), 1;
     const int n = ranks_num(), me = ranks_rank();
     enum { BIG = 300000 };  // more than a socket buffers
@@ -229,6 +233,40 @@ static int exchange(void) {
         if (bits[i] != (i * n / BIG < n - 1 ? (unsigned char)i : 0)) return 15;
     ranks_leave();
     return ranks_num() == 1 ? 0 : 16;
+}
+
+// What MPI's broadcast is to a backend: memory that all ranks of the test share
+static struct {
+    int given;
+    char bytes[4096];
+} * shared;
+
+static void hand_over(void *data, size_t bytes) {
+    if (ranks_rank() == 0) {
+        memcpy(shared->bytes, data, bytes);
+        __atomic_store_n(&shared->given, 1, __ATOMIC_RELEASE);
+    }
+    while (!__atomic_load_n(&shared->given, __ATOMIC_ACQUIRE)) ranks_sleep_ms(1);
+    memcpy(data, shared->bytes, bytes);
+}
+
+static int handed_exchange(void) {
+    meet = hand_over;
+    return exchange();
+}
+
+TEST(an_address_is_handed_over) {
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    Outcome o = run_ranks(handed_exchange, HANDED_OVER, 4, 0);
+    munmap(shared, sizeof *shared);
+    CHECK_CODES(o, 4, 0);
+}
+
+TEST(several_machines_need_an_address) {
+    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // but nothing hands over
+    CHECK_CODES(o, 2, 1);
+    CHECK_MSG(strstr(o.said, "set MASTER_ADDR"), "%s", o.said);
 }
 
 TEST(exchanges_of_2_to_8_ranks) {
@@ -491,8 +529,8 @@ TEST(a_job_without_faults_says_nothing) {
     CHECK_MSG(o.seconds < limit_seconds, "%g s", o.seconds);
 }
 
-// What the faulty rank and what the others end with, and what is said: NULL: nothing. A stopped rank
-// does not stay, a slow one is no hung one.
+// What the faulty rank and what the others end with, and what is said: NULL: nothing. A stopped
+// rank does not stay, a slow one is no hung one.
 typedef struct {
     void (*what)(void);
     int rank, own_code, code;
@@ -558,6 +596,18 @@ TEST(the_same_error_of_all_ranks_is_said_once) {
         CHECK_CODES(o, MOST, 3);
         check_one_error(&o, "error: a file: not there");
     }
+}
+
+// A launcher that is suspended suspends its ranks.
+TEST(a_job_that_is_stopped_as_a_whole_goes_on) {
+    Running run = begin_fault(be_slow, 1);
+    ranks_sleep_ms(1000);
+    for (int r = 0; r < WORKERS; r++) kill(run.pids[r], SIGSTOP);
+    ranks_sleep_ms((int)(limit_seconds * 1500));
+    for (int r = 0; r < WORKERS; r++) kill(run.pids[r], SIGCONT);
+    Outcome o = end_ranks(&run);
+    CHECK_CODES(o, WORKERS, 0);
+    CHECK_MSG(!o.said[0], "%s", o.said);
 }
 
 TEST(ranks_that_end_together_are_said_once) {
