@@ -77,12 +77,19 @@ static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, 
     _exit(job());
 }
 
-static void finish_ranks(Outcome *o, const pid_t *pids, int n, int errors) {
-    for (int r = 0; r < n; r++) {
-        int status = 0;
-        if (pids[r]) waitpid(pids[r], &status, 0);
-        o->codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+// Exit code, or 128 + signal; whoever is not done in time is ended, and that is 128 + SIGKILL as well
+static int finish_rank(pid_t pid, int64_t until_ms) {
+    int status = 0;
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        if (ranks_now_ms() > until_ms) kill(pid, SIGKILL);
+        ranks_sleep_ms(10);
     }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void finish_ranks(Outcome *o, const pid_t *pids, int n, int errors) {
+    const int64_t until_ms = ranks_now_ms() + 60000;
+    for (int r = 0; r < n; r++) o->codes[r] = pids[r] ? finish_rank(pids[r], until_ms) : 0;
     ssize_t size = pread(errors, o->said, sizeof o->said - 1, 0);
     o->said[size > 0 ? size : 0] = 0;
 }
