@@ -38,7 +38,8 @@
 #include <unistd.h>
 
 enum {
-    RANKS_EXIT_LOST = 8,  // exit code: a rank lost, hung or never there
+    RANKS_EXIT_LOST = 8,     // exit code: a rank lost, hung or never there
+    RANKS_EXIT_DEVICE = 11,  // exit code: the device or its network failed
     RANKS_MAX = 1 << 16,
     RANKS_DEFAULT_PORT = 29500,
     RANKS_JOIN_SECONDS = 300,

@@ -240,6 +240,11 @@ static inline void ranks_report(int code, const char *text) {
     pthread_mutex_unlock(&watch.sending);
 }
 
+// What a lost rank leaves behind are errors of the network and of devices on the others.
+static inline int ranks_symptom(int code) {
+    return code == RANKS_EXIT_LOST || code == RANKS_EXIT_DEVICE;
+}
+
 // exit() with a code other than 0, on any thread: this rank's error for all.
 static void ranks_at_exit(int code, void *unused) {
     char text[RANKS_TEXT];
@@ -248,6 +253,7 @@ static void ranks_at_exit(int code, void *unused) {
     if (!ranks.joined || code == 0) return;
     fflush(stdout);
     if (ranks.rank == 0) {
+        if (ranks_symptom(code)) ranks_sleep_ms(2 * RANKS_GRACE_MS);  // for its cause to be found
         ranks_take_voice();
         fflush(stderr);
         ranks_end_all(code, -1);
@@ -278,7 +284,6 @@ static inline void ranks_verdict(int r, int code, const char *text) {
     snprintf(watch.verdict_text, sizeof watch.verdict_text, "%s", text);
 }
 
-// A lost rank is why others fail with the same code; its own report it has sent before.
 static inline void ranks_lost(int r) {
     RanksKnown *k = &watch.known[r];
     if (k->lost) return;
@@ -287,7 +292,7 @@ static inline void ranks_lost(int r) {
     if (watch.overslept_ms && ranks_now_ms() - watch.overslept_ms < 5000) _exit(RANKS_EXIT_LOST);
     if (k->reported) return;
     watch.num_lost++;
-    if (watch.verdict_rank >= 0 && watch.verdict_code == RANKS_EXIT_LOST &&
+    if (watch.verdict_rank >= 0 && ranks_symptom(watch.verdict_code) &&
         !watch.known[watch.verdict_rank].lost)
         watch.verdict_rank = -1;
     ranks_verdict(r, RANKS_EXIT_LOST, "");

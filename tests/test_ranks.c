@@ -77,7 +77,7 @@ static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, 
     _exit(job());
 }
 
-// Exit code, or 128 + signal; whoever is not done in time is ended, and that is 128 + SIGKILL as well
+// Exit code, or 128 + signal; whoever is not done in time is ended: 128 + SIGKILL.
 static int finish_rank(pid_t pid, int64_t until_ms) {
     int status = 0;
     while (waitpid(pid, &status, WNOHANG) == 0) {
@@ -366,11 +366,16 @@ static const AbsentCase absent_cases[] = {
 
 TEST(missing_ranks_are_named_once) {
     enum { CASES = sizeof absent_cases / sizeof *absent_cases };
-    Running run[CASES];
+    Running run[CASES], dies_early;
     for (int i = 0; i < CASES; i++) {
         const AbsentCase *c = &absent_cases[i];
         run[i] = begin_ranks(hurried_exchange, c->way, c->n, c->absent);
     }
+    dies_early = begin_ranks(hurried_exchange, MASTER, 3, 1u << 2);  // rank 1 was there
+    ranks_sleep_ms(1000);
+    kill(dies_early.pids[1], SIGKILL);
+    Outcome early = end_ranks(&dies_early);
+    check_one_error(&early, "none of rank 1-2\n");
     for (int i = 0; i < CASES; i++) {
         const AbsentCase *c = &absent_cases[i];
         Outcome o = end_ranks(&run[i]);
@@ -602,6 +607,53 @@ TEST(the_same_error_of_all_ranks_is_said_once) {
         Outcome o = run_ranks(all_fail, MASTER, MOST, 0);
         CHECK_CODES(o, MOST, 3);
         check_one_error(&o, "error: a file: not there");
+    }
+}
+
+// Rank 0 finds its error at the moment in which it would speak for rank 1.
+static int fail_at_once_or_late(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_barrier();
+    if (ranks_rank() == 0) ranks_sleep_ms(RANKS_GRACE_MS - 30 + faulty * 10);
+    fail();
+    return 0;
+}
+
+TEST(two_errors_at_the_same_moment_are_one) {
+    enum { ROUNDS = 12 };
+    Running run[ROUNDS];
+    for (faulty = 0; faulty < ROUNDS; faulty++)
+        run[faulty] = begin_ranks(fail_at_once_or_late, MASTER, 2, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        Outcome o = end_ranks(&run[i]);
+        CHECK_CODES(o, 2, 3);
+        check_one_error(&o, "error: a file: not there");
+    }
+}
+
+// Rank 3 dies, and the device of the rank that waits for it reports an error of its network first.
+static int die_with_symptoms(void) {
+    if (ranks_join(NULL)) return 1;
+    const int victim = (faulty + 1) % 3 + 1;
+    if (ranks_rank() == faulty) {
+        fprintf(stderr, "error: nccl: remote error\nhint: none\n");
+        exit(11);
+    }
+    if (ranks_rank() == victim) {
+        ranks_sleep_ms(100);
+        die();
+    }
+    ranks_barrier();
+    return 0;
+}
+
+TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
+    for (faulty = 0; faulty < 2; faulty++) {
+        char error[64];
+        Outcome o = run_ranks(die_with_symptoms, MASTER, WORKERS, 0);
+        snprintf(error, sizeof error, "error: ranks: rank %d on ", (faulty + 1) % 3 + 1);
+        check_one_error(&o, error);
+        CHECK(o.codes[0] == 8 && o.codes[faulty] == 8);
     }
 }
 

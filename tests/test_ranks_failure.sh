@@ -146,10 +146,10 @@ wait
 for name in "${going_on[@]}"; do check_going_on "${name%/}"; done
 
 # ---- the launcher; another program; the loop ------------------------------------------------------
-{ "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } &
+{ "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
 for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done
 kill -9 $(pids_of "mpirun --allow-run-as-root --oversubscribe -n 3 $train")
-wait 2> /dev/null
+wait
 for _ in $(seq 100); do [ -z "$(pids_of "--out $work/orphans")" ] && break; sleep 0.1; done
 if [ -z "$(pids_of "--out $work/orphans")" ]; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
