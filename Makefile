@@ -78,7 +78,11 @@ build/$(1)/bench_%: build/$(1)/dev/bench_%.o $$(KERNELS:%.c=build/$(1)/%.o)
 endef
 $(eval $(call VARIANT,cpu,$(OPT)))
 build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
-build/cpu/train_llama build/cpu/bench_%: LDLIBS += $(MPI_LIBS)
+# The same program, which fails where tests/test_ranks_failure.sh wants it to
+build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
+                              $(KERNELS:%.c=build/cpu/%.o)
+	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_all_gather_weights
+build/cpu/train_llama build/cpu/train_llama_faulty build/cpu/bench_%: LDLIBS += $(MPI_LIBS)
 # Made anew when MPI has come or gone since the last build
 build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
@@ -155,6 +159,7 @@ build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
 test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
+               build/cpu/train_llama_faulty \
                build/emu/bugs build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)

@@ -26,6 +26,7 @@
 #include "train/algorithms.h"     // defines: save_matmul_choices, repeat_matmul_choices
 #include "train/check_packing.h"  // defines: check_packing
 #include "train/compare.h"        // defines: compare_layouts
+#include "train/ranks.h"          // defines: RankFields, rank_places_print
 #include "train/samples.h"        // defines: Samples
 #include "train/step.h"           // defines: train_step, validation_loss
 #include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
@@ -45,7 +46,7 @@ typedef struct {
         seed;
     int sample_tokens, num_samples, top_k, compare_steps;
     float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
-        temperature, top_p;
+        temperature, top_p, heartbeat_seconds;
 } Options;
 
 static Options o;
@@ -145,6 +146,8 @@ static const Option option_table[] = {
      "that the host cannot feed fast enough; micro-batches are filled up to one size"},
     {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
      "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
+    {"heartbeat-seconds", OPTION_FLOAT, &o.heartbeat_seconds, "60", NULL, 0, 1e6,
+     "several ranks: silence after which one is named and the run ends with exit code 8; 0: never"},
     OPTION_GROUP("instead of training"),
     {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
      "time all layouts on the same documents"},
@@ -437,6 +440,7 @@ static bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path,
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
     char path[IO_PATH_MAX];
+    comm_phase("save", run.cursor.step);
     bool ok = !speaks() ||
               (checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
                checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
@@ -451,11 +455,25 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     return ok;
 }
 
+// Every rank updates all weights that it computes with: what drifted apart is not worth saving.
+static void check_ranks_still_agree(const LlamaModel *m) {
+    static RankFields own;
+    if (comm_num_ranks() == 1) return;
+    memset(&own, 0, sizeof own);
+    rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
+    rank_field(&own, "skipped steps", &run.skips_in_a_row, sizeof run.skips_in_a_row);
+    rank_field_weights(&own, m);
+    rank_fields_agree(&own, "the same after the same steps",
+                      "--resume goes on from the last checkpoint, of which this was still true; "
+                      "check that machine's memory");
+}
+
 // A failed save leaves the older checkpoints; training goes on and tries again, and gives up after
 // three in a row.
 static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0, "", ""};
     double start = now_ms();
+    check_ranks_still_agree(m);
     if (save_checkpoint(m, NULL, &err)) {
         run.failed_saves = 0;
         if (!speaks()) return;
@@ -530,65 +548,21 @@ static int64_t read_training_state(void) {
 // ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
-typedef struct {
-    char name[32];
-    uint64_t hash;
-} RankField;
-enum { MAX_RANK_FIELDS = 128 };
-
-static void rank_field(RankField *fields, int *n, const char *name, const void *data,
-                       size_t bytes) {
-    assert(*n < MAX_RANK_FIELDS);
-    text_copy(fields[*n].name, sizeof fields[*n].name, name);
-    fields[(*n)++].hash = crc32c(0, data, bytes);
-}
-
-// The rest of the array stays zero, so that another version's longer list differs too.
-static void rank_fields(RankField *fields) {
-    char text[8192];
-    int n = 0;
-    uint64_t data[] = {dataset_fingerprint(&run.train),
-                       run.has_val ? dataset_fingerprint(&run.val) : 0};
-    rank_field(fields, &n, "version", UNPAD_VERSION, strlen(UNPAD_VERSION));
-    for (const Option *option = option_table; option->name; option++) {
-        JsonWriter w;
-        json_writer_init(&w, text, sizeof text, 0);
-        json_begin(&w, NULL, '{');
-        options_write_one(option, &w);
-        rank_field(fields, &n, option->name, text, w.n);
-    }
-    rank_field(fields, &n, "model", text,
-               llama_config_text(&run.config, "float32", text, sizeof text));
-    rank_field(fields, &n, "training data", &data[0], sizeof data[0]);
-    rank_field(fields, &n, "validation data", &data[1], sizeof data[1]);
-    rank_field(fields, &n, "checkpoint", run.resume_dir, strlen(run.resume_dir));
-}
-
 // Ranks that were started differently would train something else than any of them was asked for.
 static void check_ranks_agree(void) {
-    Error err = {0, "", ""};
-    const size_t ranks = (size_t)comm_num_ranks(), all = ranks * MAX_RANK_FIELDS;
-    char differing[400] = "";
-    if (ranks == 1) return;
-    RankField *own = (RankField *)host_calloc(MAX_RANK_FIELDS, sizeof *own, "ranks"),
-              *fields = (RankField *)host_calloc(all, sizeof *own, "ranks");
-    rank_fields(own);
-    comm_all_gather_host(fields, own, MAX_RANK_FIELDS * sizeof *own);
-    for (size_t i = MAX_RANK_FIELDS; i < all; i++) {
-        const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
-        char text[64];
-        if (memcmp(first, other, sizeof *first) == 0) continue;
-        snprintf(text, sizeof text, "%s (rank %zu)", first->name[0] ? first->name : other->name,
-                 i / MAX_RANK_FIELDS);
-        llama_list(differing, sizeof differing, text);
-    }
-    free(own);
-    free(fields);
-    if (!differing[0]) return;
-    error_set(
-        &err, EXIT_CHECKPOINT_MISFIT, "start every rank with the same program, flags and files",
-        "ranks: expected the same of every rank as of rank 0, found differences in %s", differing);
-    error_exit(&err);
+    static RankFields own;
+    char text[8192];
+    const uint64_t train = dataset_fingerprint(&run.train),
+                   val = run.has_val ? dataset_fingerprint(&run.val) : 0;
+    if (comm_num_ranks() == 1) return;
+    rank_field_text(&own, "version", UNPAD_VERSION);
+    rank_field_program(&own);
+    rank_field_options(&own, option_table);
+    rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
+    rank_field(&own, "training data", &train, sizeof train);
+    rank_field(&own, "validation data", &val, sizeof val);
+    rank_field_text(&own, "checkpoint", run.resume_dir);
+    rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
 }
 
 static void print_ranks(const LlamaModel *m) {
@@ -602,6 +576,7 @@ static void print_ranks(const LlamaModel *m) {
         printf(" %.1f MiB a rank",
                2.0 * (double)(m->num_elements - m->held_count) * sizeof(real) / 1048576.0);
     printf("\n");
+    rank_places_print();
 }
 
 // llama_plan for this rank's part of the training.
@@ -959,6 +934,7 @@ static void train(LlamaModel *m) {
     const int64_t first = run.cursor.step;
     for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
+        comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
         AdamW hyper = adamw_of_step(step);
@@ -1027,6 +1003,8 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    comm_heartbeat(o.heartbeat_seconds);
+    comm_phase("set-up", 0);
     catch_signals();
     check_options();
     check_ranks();

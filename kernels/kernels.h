@@ -274,20 +274,9 @@ void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const 
 // flat buffer: rank r owns elements first[r] to first[r+1]; first (num_ranks + 1) host. A failure,
 // and exit() with a code other than 0 before comm_finalize, ends all ranks with that code.
 
-// Ranks that the launcher's environment speaks of; 1 when this process was started alone. srun's
-// number counts only for what srun itself started: a batch script has it too.
-static inline int comm_launched_ranks(void) {
-    const char *n = getenv("OMPI_COMM_WORLD_SIZE");
-    if (!n) n = getenv("PMI_SIZE");
-    if (!n && getenv("PMIX_RANK")) n = getenv("SLURM_NTASKS");
-    if (!n) n = getenv("WORLD_SIZE");
-    int ranks = n ? atoi(n) : 1;
-    return ranks > 1 ? ranks : 1;
-}
-
 // Joins the other ranks, if there are any. NULL, or one line that says what is missing. Rank 0
-// speaks for all: standard output of the others goes nowhere, and what they say on standard error
-// is shown only when they end by a failure that rank 0 does not have as well.
+// speaks for all: standard output of the others goes nowhere, and of what they say on standard
+// error one error is printed, by rank 0, when it ends the job and rank 0 has none of its own.
 const char *comm_init(void);
 int comm_rank(void);
 int comm_num_ranks(void);
@@ -316,6 +305,14 @@ void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
 // then has all of them, whatever they stand for
 void comm_merge(void *data_host, size_t bytes);
 void comm_barrier(void);
+
+// What the main thread comes to, for the message when this rank is lost or stuck, and the mark of
+// its progress: "forward", "save", ... at most 15 characters. step: 1 for the first; 0: none; -1:
+// as before. A rank that the others wait for, and that says nothing for as long as comm_heartbeat
+// allows, ends the job with exit code 8.
+void comm_phase(const char *phase, int64_t step);
+void comm_heartbeat(double seconds);  // 60 at first; 0: wait for ever
+
 // The last call: after it a rank may exit with any code.
 void comm_finalize(void);
 

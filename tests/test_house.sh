@@ -27,14 +27,14 @@ syntax() { "$@" -fsyntax-only -x c++ -std=c++17 -Wall -Wextra -Werror train_llam
 check train_llama_includes includes_only '(data|train)/[a-z_]+\.h|llama\.h|kernels/kernels\.h' train_llama.cu
 check train_includes includes_only '\.\./data/[a-z_]+\.h|\.\./llama\.h|\.\./kernels/kernels\.h|[a-z_]+\.h' train/*.h
 check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
-check kernels_h_includes_libc_only includes_only 'nothing' kernels/kernels.h
-check kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
-check cuda_kernels_include_kernels_h_only includes_only '\.\./kernels\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
+check the_contract_and_the_ranks_include_libc_only includes_only 'ranks_[a-z]+\.h' kernels/*.h
+check kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
+check cuda_kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
 check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
 check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names
 check kernels_h_knows_no_batch_and_time no_batch_and_time
-check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/kernels.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
+check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
 else skip top_level_is_the_agreed_house 'not a git checkout'; fi
 check trainer_is_cpp_for_g++ syntax g++

@@ -18,6 +18,7 @@ typedef struct {
 static inline void pass_without_graph(LlamaModel *m) {
     llama_forward(m);
     llama_head_train(m);
+    comm_phase("backward", -1);
     llama_backward(m);
 }
 

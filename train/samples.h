@@ -93,6 +93,7 @@ static inline void texts_grow(Text *texts, Samples *s, LlamaModel *m, int64_t st
         last += texts[i].length;
         rows[i] = last - 1;
     }
+    comm_phase("sample", -1);
     batch_pack(&s->batch, docs, s->num_samples);
     llama_set_batch(m, &s->batch);
     llama_forward(m);

@@ -17,6 +17,7 @@ static inline double now_ms(void) {
 static inline void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
     Error err = {0, "", ""};
     must(batch_check(b, m->config.vocab_size, &err), &err);
+    comm_phase("forward", -1);
     llama_set_batch(m, b);
     pass_through(m, graph);
     llama_add_losses(m);
@@ -39,12 +40,15 @@ static inline void train_leaves(LlamaModel *m, const StepData *data, PassGraph *
 // The whole step; waits for it, once, at the end.
 static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                      float grad_clip, PassGraph *graph) {
+    comm_phase("forward", hyper.t);
     llama_zero_grads(m, data->num_targets);
     if (m->ranks.in_order)
         train_leaves(m, data, graph);
     else
         for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], graph);
+    comm_phase("reduce", -1);
     llama_reduce_grads(m);
+    comm_phase("update", -1);
     llama_update(m, hyper, grad_clip);
     return llama_read_step(m);
 }
@@ -53,6 +57,7 @@ static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW 
 static inline double validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int i = 0; i < data->num_micro; i++) {
+        comm_phase("validate", -1);
         llama_loss_part(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);

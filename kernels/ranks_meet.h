@@ -1,0 +1,701 @@
+// How the ranks of a job find each other. Part of ranks.h.
+//
+// Every rank connects to rank 0, at an address found in one of three ways:
+//   1. MASTER_ADDR and MASTER_PORT (29500 when unset) of the environment
+//   2. a broadcast that the backend has already (MPI's)
+//   3. all ranks on one machine: a file of mode 0600 in the temporary directory, named by the
+//      launcher's job id
+// A rank that does not come within RANKS_JOIN_SECONDS (300 when unset) ends the job, by name. Who
+// connects but does not know the job (2 and 3: a secret; 1: the launcher's job id) is dropped.
+#ifndef UNPAD_RANKS_MEET_H
+#define UNPAD_RANKS_MEET_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    RANKS_EXIT_LOST = 8,     // exit code: a rank lost, hung or never there
+    RANKS_EXIT_DEVICE = 11,  // exit code: the device or its network failed
+    RANKS_MAX = 1 << 16,
+    RANKS_DEFAULT_PORT = 29500,
+    RANKS_JOIN_SECONDS = 300,
+    RANKS_HELLO_MS = 5000,  // for a connection to say who it is, and for rank 0 to answer
+    RANKS_STRANGERS = 64,   // connections that have not said it yet, besides one for each rank
+};
+
+// ------------------------------------------------------------------------------------------------
+// State
+
+// One rank as the others know it
+typedef struct {
+    char host[64];
+    uint64_t machine;  // equal on ranks of one machine
+    int32_t rank, local_rank, local_size, pid;
+} RanksPlace;
+
+// Each rank has two connections to rank 0, so that watching does not wait behind data.
+enum { RANKS_DATA, RANKS_WATCH, RANKS_CHANNELS };
+
+typedef struct {
+    int rank, num, joined;
+    uint32_t number;     // of exchanges so far: the same on all ranks
+    RanksPlace *places;  // (num)
+    // file descriptors: on rank 0 (num), its own unused; on the others [0] leads to rank 0
+    int *sockets[RANKS_CHANNELS];
+    uint64_t token[2];
+} Ranks;
+
+static Ranks ranks = {0, 1, 0, 0, NULL, {NULL, NULL}, {0, 0}};
+
+static inline int ranks_rank(void) { return ranks.rank; }
+static inline int ranks_num(void) { return ranks.num; }
+static inline int ranks_local(void) {
+    return ranks.joined ? ranks.places[ranks.rank].local_rank : 0;
+}
+
+static inline int64_t ranks_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static inline void ranks_sleep_ms(int ms) {  // signals do not cut it short
+    for (int64_t now = ranks_now_ms(), end = now + ms; now < end; now = ranks_now_ms())
+        poll(NULL, 0, (int)(end - now));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Who am I: what launchers say in the environment
+
+typedef struct {
+    const char *size, *rank, *local_rank, *local_size, *job;
+} RanksLauncher;
+
+// The first whose size and rank are both set counts. A batch script has most of srun's variables
+// as well, but not the size of a step.
+static const RanksLauncher ranks_launchers[] = {
+    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},  // mpirun of Open MPI
+    {"PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+     "SLURM_JOB_ID"},  // mpirun of MPICH and Intel MPI, srun --mpi=pmi2
+    {"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},  // torchrun
+    {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", NULL, "SLURM_JOB_ID"},  // srun
+};
+enum { RANKS_LAUNCHERS = sizeof ranks_launchers / sizeof *ranks_launchers };
+
+static inline const char *ranks_env(const char *name) { return name ? getenv(name) : NULL; }
+
+static inline long ranks_env_number(const char *name, long otherwise) {
+    const char *text = ranks_env(name);
+    char *end;
+    if (!text || !*text) return otherwise;
+    long n = strtol(text, &end, 10);
+    return *end ? otherwise : n;
+}
+
+// The launcher that started this process; NULL when it was started alone. One that says how many
+// ranks there are but not which is this one is a launcher too: it must not train alone.
+static inline const RanksLauncher *ranks_launcher(void) {
+    for (int i = 0; i < RANKS_LAUNCHERS; i++)
+        if (ranks_env(ranks_launchers[i].size) && ranks_env(ranks_launchers[i].rank))
+            return &ranks_launchers[i];
+    for (int i = 0; i < RANKS_LAUNCHERS; i++)
+        if (ranks_env(ranks_launchers[i].size)) return &ranks_launchers[i];
+    return NULL;
+}
+
+// Ranks that the launcher speaks of; 1 when this process was started alone.
+static inline int ranks_launched(void) {
+    const RanksLauncher *by = ranks_launcher();
+    long n = by ? ranks_env_number(by->size, 1) : 1;
+    return n > 1 ? n < RANKS_MAX ? (int)n : (int)RANKS_MAX : 1;
+}
+
+static inline uint64_t ranks_hash(uint64_t h, const char *text) {
+    for (; text && *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211ull;
+    return (h ^ 0xff) * 1099511628211ull;  // "ab","c" is not "a","bc"
+}
+
+// The host name alone does not tell machines apart, nor the boot id containers, nor both together
+// containers that share the host's name: their process ids would not be ours.
+static inline uint64_t ranks_machine(const char *host) {
+    char boot[64] = "", pids[64] = "";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, boot, sizeof boot - 1) : 0;
+    if (n > 0) boot[n] = 0;
+    if (fd >= 0) close(fd);
+    n = readlink("/proc/self/ns/pid", pids, sizeof pids - 1);
+    if (n > 0) pids[n] = 0;
+    return ranks_hash(ranks_hash(ranks_hash(14695981039346656037ull, boot), host), pids);
+}
+
+static inline RanksPlace ranks_place(void) {
+    const RanksLauncher *by = ranks_launcher();
+    RanksPlace p;
+    memset(&p, 0, sizeof p);
+    if (gethostname(p.host, sizeof p.host - 1) != 0) strcpy(p.host, "unknown");
+    p.machine = ranks_machine(p.host);
+    p.pid = (int32_t)getpid();
+    p.rank = by ? (int32_t)ranks_env_number(by->rank, -1) : 0;
+    p.local_rank = by ? (int32_t)ranks_env_number(by->local_rank, -1) : 0;
+    p.local_size = by ? (int32_t)ranks_env_number(by->local_size, -1) : 1;
+    return p;
+}
+
+// ------------------------------------------------------------------------------------------------
+// What ends a rank that does not find the others
+
+// Several processes of one machine have found the same: the first one speaks. A name of an abstract
+// socket is the lock, which goes with the process.
+static inline int ranks_first_to_speak(void) {
+    struct sockaddr_un name;
+    memset(&name, 0, sizeof name);
+    name.sun_family = AF_UNIX;
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "unpad-ranks-%016llx%016llx",
+                     (unsigned long long)ranks.token[0], (unsigned long long)ranks.token[1]);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    return fd < 0 || bind(fd, (struct sockaddr *)&name,
+                          (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0;
+}
+
+__attribute__((noreturn, format(printf, 2, 3))) static inline void ranks_die(const char *hint,
+                                                                             const char *what,
+                                                                             ...) {
+    char text[1024];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    if (ranks_first_to_speak()) {
+        fprintf(stderr, "error: ranks: %s\nhint: %s\n", text, hint);
+        fflush(stderr);
+        for (int r = 1; ranks.rank == 0 && r < ranks.num; r++)
+            shutdown(ranks.sockets[RANKS_DATA][r], SHUT_RDWR);
+        ranks_sleep_ms(1000);  // while the others find the same
+    }
+    _exit(RANKS_EXIT_LOST);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Bytes over a socket
+
+static inline int ranks_send(int fd, const void *data, size_t bytes, int flags) {
+    const char *p = (const char *)data;
+    while (bytes > 0) {
+        ssize_t n = send(fd, p, bytes, flags | MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return -1;
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+static inline int ranks_receive(int fd, void *data, size_t bytes) {
+    char *p = (char *)data;
+    while (bytes > 0) {
+        ssize_t n = recv(fd, p, bytes, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return -1;
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+static inline void ranks_set_timeout(int fd, int ms) {  // of each receive; 0: none
+    struct timeval t = {ms / 1000, ms % 1000 * 1000};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Where rank 0 is
+
+typedef struct {
+    char addresses[512];  // separated by spaces: numbers, or one name
+    char port[8];
+    uint64_t token[2];
+    char problem[128];  // of rank 0, which all must know of; else empty
+} RanksMeeting;
+
+typedef void (*RanksHandOver)(void *data, size_t bytes);  // rank 0's data to all ranks
+
+static inline int ranks_is_loopback(const struct sockaddr *a) {
+    if (a->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
+    return a->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static inline int ranks_listen_at(int family, const char *address, const char *port) {
+    struct addrinfo want, *found;
+    int one = 1, none = 0;
+    memset(&want, 0, sizeof want);
+    want.ai_family = family;
+    want.ai_socktype = SOCK_STREAM;
+    want.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+    errno = EADDRNOTAVAIL;
+    if (getaddrinfo(address, port, &want, &found) != 0) return -1;
+    int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (fd >= 0 && family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof none);
+    if (fd >= 0 && (bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 4096) != 0)) {
+        int why = errno;
+        close(fd);
+        errno = why;
+        fd = -1;
+    }
+    freeaddrinfo(found);
+    return fd;
+}
+
+// Does `address` lead to this machine alone? Then nobody else needs to reach the port. Names do not
+// tell: that of a machine may stand for 127.0.1.1 on itself.
+static inline int ranks_leads_home(const char *address) {
+    struct addrinfo want, *found;
+    memset(&want, 0, sizeof want);
+    want.ai_flags = AI_NUMERICHOST;
+    if (strcmp(address, "localhost") == 0) return 1;
+    if (getaddrinfo(address, NULL, &want, &found) != 0) return 0;
+    int home = ranks_is_loopback(found->ai_addr);
+    freeaddrinfo(found);
+    return home;
+}
+
+// Fills in the port that was bound. -1: m->problem says why.
+static inline int ranks_listen(RanksMeeting *m) {
+    struct sockaddr_storage bound;
+    socklen_t length = sizeof bound;
+    int fd = ranks_leads_home(m->addresses) ? ranks_listen_at(AF_UNSPEC, m->addresses, m->port)
+                                            : ranks_listen_at(AF_INET6, NULL, m->port);
+    if (fd < 0 && errno != EADDRINUSE) fd = ranks_listen_at(AF_INET, NULL, m->port);
+    if (fd < 0 || getsockname(fd, (struct sockaddr *)&bound, &length) != 0) {
+        snprintf(m->problem, sizeof m->problem, "cannot listen on port %s: %s", m->port,
+                 strerror(errno));
+        return -1;
+    }
+    uint16_t port = bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                : ((struct sockaddr_in *)&bound)->sin_port;
+    snprintf(m->port, sizeof m->port, "%d", ntohs(port));
+    return fd;
+}
+
+// The numbers of this machine's networks, for ranks of other machines; without one, its own.
+static inline void ranks_own_addresses(char *out, size_t capacity) {
+    struct ifaddrs *all, *i;
+    snprintf(out, capacity, "127.0.0.1");
+    if (getifaddrs(&all) != 0) return;
+    out[0] = 0;
+    for (i = all; i; i = i->ifa_next) {
+        const struct sockaddr *a = i->ifa_addr;
+        char text[64];
+        size_t used = strlen(out), length;
+        if (!a || !(i->ifa_flags & IFF_UP) || ranks_is_loopback(a)) continue;
+        if (a->sa_family != AF_INET && a->sa_family != AF_INET6) continue;
+        if (a->sa_family == AF_INET6 &&
+            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a)->sin6_addr))
+            continue;
+        length = a->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        if (getnameinfo(a, (socklen_t)length, text, sizeof text, NULL, 0, NI_NUMERICHOST) == 0 &&
+            used + strlen(text) + 2 < capacity)
+            snprintf(out + used, capacity - used, "%s%s", used ? " " : "", text);
+    }
+    freeifaddrs(all);
+    if (!out[0]) snprintf(out, capacity, "127.0.0.1");
+}
+
+static inline int ranks_all_here(const RanksPlace *own) {
+    return own->local_size == ranks.num || ranks_env_number("SLURM_STEP_NUM_NODES", 0) == 1;
+}
+
+// Way 1. torchrun itself answers on MASTER_PORT: the next one is ours.
+static inline void ranks_meet_at_master(RanksMeeting *m, const char *address) {
+    const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE"),
+               *job = ranks_env(ranks_launcher()->job);
+    long port = ranks_env_number("MASTER_PORT", RANKS_DEFAULT_PORT);
+    snprintf(m->addresses, sizeof m->addresses, "%s", address);
+    snprintf(m->port, sizeof m->port, "%ld", port + (store && strcmp(store, "True") == 0));
+    m->token[0] = ranks_hash(14695981039346656037ull, job);
+    m->token[1] = ranks_hash(ranks_hash(m->token[0], address), m->port);
+}
+
+// Ways 2 and 3, rank 0: a port of its own and a secret.
+static inline int ranks_open_meeting(RanksMeeting *m, const RanksPlace *own) {
+    strcpy(m->addresses, "127.0.0.1");
+    if (!ranks_all_here(own)) ranks_own_addresses(m->addresses, sizeof m->addresses);
+    strcpy(m->port, "0");
+    if (getrandom(m->token, sizeof m->token, 0) != sizeof m->token) {
+        strcpy(m->problem, "no random numbers");
+        return -1;
+    }
+    return ranks_listen(m);
+}
+
+// Way 3: the file's name, from what the launcher calls the job; else from its process.
+static inline void ranks_meeting_path(char *path, size_t capacity) {
+    const char *dir = getenv("TMPDIR"), *job = ranks_env(ranks_launcher()->job),
+               *step = getenv("SLURM_STEP_ID");
+    uint64_t key = ranks_hash(ranks_hash(14695981039346656037ull, job), step);
+    char parent[32];
+    snprintf(parent, sizeof parent, "%ld", (long)getppid());
+    if (!job) key = ranks_hash(key, parent);
+    snprintf(path, capacity, "%s/unpad-ranks-%ld-%016llx", dir && *dir ? dir : "/tmp",
+             (long)getuid(), (unsigned long long)key);
+}
+
+// Under its name only when whole. 0, or -1 with errno.
+static inline int ranks_write_meeting(const RanksMeeting *m, const char *path) {
+    char unready[4200];
+    snprintf(unready, sizeof unready, "%s.%ld", path, (long)getpid());
+    unlink(unready);
+    int fd = open(unready, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) return -1;
+    int ok = write(fd, m, sizeof *m) == (ssize_t)sizeof *m;
+    ok = close(fd) == 0 && ok && rename(unready, path) == 0;
+    if (!ok) unlink(unready);
+    return ok ? 0 : -1;
+}
+
+// Another user's file is not believed.
+static inline int ranks_read_meeting(RanksMeeting *m, const char *path) {
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int ok = fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+             status.st_uid == getuid() && (status.st_mode & 077) == 0 &&
+             read(fd, m, sizeof *m) == (ssize_t)sizeof *m;
+    if (fd >= 0) close(fd);
+    if (!ok) return -1;
+    m->addresses[sizeof m->addresses - 1] = m->port[sizeof m->port - 1] = 0;
+    return 0;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Meeting: what a connection says first, and what rank 0 answers
+
+#define RANKS_MAGIC 0x314b4e5241504e55ull  // "UNPARNK1"
+
+typedef struct {
+    uint64_t magic, token[2];
+    int32_t channel, num;
+    RanksPlace place;
+} RanksHello;
+
+enum { RANKS_WELCOME = 1, RANKS_TAKEN, RANKS_OTHER_SIZE };
+
+typedef struct {
+    uint64_t magic, token[2];
+    int64_t verdict;
+} RanksAnswer;
+
+static inline void ranks_no_delay(int fd) {
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+// A connection to address:port within ms, or -1.
+static inline int ranks_connect_to(const char *address, const char *port, int ms) {
+    struct addrinfo want, *found, *a;
+    int fd = -1;
+    memset(&want, 0, sizeof want);
+    want.ai_socktype = SOCK_STREAM;
+    want.ai_flags = AI_NUMERICSERV;
+    if (getaddrinfo(address, port, &want, &found) != 0) return -1;
+    for (a = found; a && fd < 0; a = a->ai_next) {
+        int error = 0;
+        socklen_t length = sizeof error;
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0) continue;
+        struct pollfd ready = {fd, POLLOUT, 0};
+        int ok = connect(fd, a->ai_addr, a->ai_addrlen) == 0 ||
+                 (errno == EINPROGRESS && poll(&ready, 1, ms) == 1 &&
+                  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0);
+        if (ok) continue;
+        close(fd);
+        fd = -1;
+    }
+    freeaddrinfo(found);
+    if (fd >= 0) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+    return fd;
+}
+
+// Says who we are and hears whether it is rank 0 of our job that answers: -1 if not.
+static inline int ranks_introduce(const RanksMeeting *m, const char *address, int channel,
+                                  const RanksPlace *own) {
+    RanksHello hello;
+    RanksAnswer answer;
+    memset(&hello, 0, sizeof hello);
+    hello.magic = RANKS_MAGIC;
+    memcpy(hello.token, m->token, sizeof hello.token);
+    hello.channel = channel;
+    hello.num = ranks.num;
+    hello.place = *own;
+    int fd = ranks_connect_to(address, m->port, 2000);
+    if (fd < 0) return -1;
+    ranks_no_delay(fd);
+    ranks_set_timeout(fd, RANKS_HELLO_MS);
+    if (ranks_send(fd, &hello, sizeof hello, 0) != 0 ||
+        ranks_receive(fd, &answer, sizeof answer) != 0 || answer.magic != RANKS_MAGIC ||
+        memcmp(answer.token, m->token, sizeof answer.token) != 0)
+        return close(fd), -1;
+    if (answer.verdict == RANKS_TAKEN)
+        ranks_die("does another job use the same MASTER_ADDR and MASTER_PORT? Give one another",
+                  "rank %d is there already at %s:%s", ranks.rank, address, m->port);
+    if (answer.verdict == RANKS_OTHER_SIZE)
+        ranks_die("start all ranks with the same number of ranks",
+                  "expected %d ranks, but rank 0 at %s:%s found another number", ranks.num, address,
+                  m->port);
+    ranks_set_timeout(fd, 0);
+    return fd;
+}
+
+// Tries each address once.
+static inline int ranks_introduce_anywhere(const RanksMeeting *m, int channel,
+                                           const RanksPlace *own) {
+    char addresses[sizeof m->addresses], *rest, *address;
+    memcpy(addresses, m->addresses, sizeof addresses);
+    for (address = strtok_r(addresses, " ", &rest); address; address = strtok_r(NULL, " ", &rest)) {
+        int fd = ranks_introduce(m, address, channel, own);
+        if (fd >= 0) return fd;
+    }
+    return -1;
+}
+
+// "2, 5-7": the ranks without both connections
+static inline void ranks_list_missing(char *out, size_t capacity) {
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 1; r < ranks.num && used + 32 < capacity; r++) {
+        int last = r;
+        if (ranks.sockets[RANKS_DATA][r] >= 0 && ranks.sockets[RANKS_WATCH][r] >= 0) continue;
+        while (last + 1 < ranks.num && (ranks.sockets[RANKS_DATA][last + 1] < 0 ||
+                                        ranks.sockets[RANKS_WATCH][last + 1] < 0))
+            last++;
+        used += (size_t)snprintf(out + used, capacity - used, used ? ", %d" : "%d", r);
+        if (last > r) used += (size_t)snprintf(out + used, capacity - used, "-%d", last);
+        r = last;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rank 0: takes in everybody
+
+typedef struct {
+    int fd;
+    int64_t until_ms;
+    size_t have;
+    RanksHello hello;
+} RanksGuest;
+
+// Places of a rank 0's table that came from a launcher which does not say them: counted.
+static inline void ranks_fill_local(void) {
+    for (int r = 0; r < ranks.num; r++) {
+        RanksPlace *p = &ranks.places[r];
+        int before = 0, all = 0;
+        for (int other = 0; other < ranks.num; other++) {
+            if (ranks.places[other].machine != p->machine) continue;
+            all++;
+            before += other < r;
+        }
+        if (p->local_rank < 0) p->local_rank = before;
+        if (p->local_size < 0) p->local_size = all;
+    }
+}
+
+// A whole hello: 1 when it is of this job and its connection is kept.
+static inline int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
+    const RanksHello *h = &g->hello;
+    RanksAnswer answer = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
+    const int r = h->place.rank;
+    if (h->magic != RANKS_MAGIC || memcmp(h->token, m->token, sizeof h->token) != 0) return 0;
+    if (h->num != ranks.num || r < 1 || r >= ranks.num || h->channel < 0 ||
+        h->channel >= RANKS_CHANNELS)
+        answer.verdict = RANKS_OTHER_SIZE;
+    else if (ranks.sockets[h->channel][r] >= 0)
+        answer.verdict = RANKS_TAKEN;
+    if (ranks_send(g->fd, &answer, sizeof answer, 0) != 0 || answer.verdict != RANKS_WELCOME)
+        return 0;
+    ranks.places[r] = h->place;
+    ranks.places[r].host[sizeof h->place.host - 1] = 0;
+    fcntl(g->fd, F_SETFL, fcntl(g->fd, F_GETFL) & ~O_NONBLOCK);
+    ranks_no_delay(g->fd);
+    ranks.sockets[h->channel][r] = g->fd;
+    return 1;
+}
+
+// Reads on; 1 when the guest's place is free again.
+static inline int ranks_hear_guest(RanksGuest *g, const RanksMeeting *m) {
+    ssize_t n = recv(g->fd, (char *)&g->hello + g->have, sizeof g->hello - g->have, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+    if (n > 0) g->have += (size_t)n;
+    if (n > 0 && g->have < sizeof g->hello && (g->have < 8 || g->hello.magic == RANKS_MAGIC))
+        return 0;
+    if (n <= 0 || g->have < sizeof g->hello || !ranks_accept_hello(g, m)) close(g->fd);
+    return 1;
+}
+
+static inline int ranks_num_arrived(void) {
+    int n = 0;
+    for (int r = 1; r < ranks.num; r++)
+        n += ranks.sockets[RANKS_DATA][r] >= 0 && ranks.sockets[RANKS_WATCH][r] >= 0;
+    return n;
+}
+
+// A rank says nothing before all are there: what can be read of it is its end.
+static inline void ranks_forget_dead(void) {
+    for (int c = 0; c < RANKS_CHANNELS; c++)
+        for (int r = 1; r < ranks.num; r++) {
+            char byte;
+            int fd = ranks.sockets[c][r];
+            if (fd < 0 || recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 0) continue;
+            close(fd);
+            ranks.sockets[c][r] = -1;
+        }
+}
+
+static inline void ranks_new_guest(int listener, RanksGuest *guests, int *n, int max) {
+    int fd = accept(listener, NULL, NULL), oldest = 0;
+    if (fd < 0) return;
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (*n == max) {
+        for (int i = 1; i < *n; i++)
+            if (guests[i].until_ms < guests[oldest].until_ms) oldest = i;
+        close(guests[oldest].fd);
+        guests[oldest] = guests[--*n];
+    }
+    RanksGuest *g = &guests[(*n)++];
+    memset(g, 0, sizeof *g);
+    g->fd = fd;
+    g->until_ms = ranks_now_ms() + RANKS_HELLO_MS;
+}
+
+// Until all are there or the time is over; whoever says nothing for RANKS_HELLO_MS is dropped.
+static inline void ranks_take_in(int listener, const RanksMeeting *m, int64_t until_ms) {
+    const int max = 2 * ranks.num + RANKS_STRANGERS;
+    RanksGuest *guests = (RanksGuest *)calloc((size_t)max, sizeof *guests);
+    struct pollfd *ready = (struct pollfd *)calloc((size_t)max + 1, sizeof *ready);
+    int n = 0;
+    while (guests && ready && ranks_num_arrived() + 1 < ranks.num && ranks_now_ms() < until_ms) {
+        struct pollfd door = {listener, POLLIN, 0};
+        ready[n] = door;
+        for (int i = 0; i < n; i++) {
+            struct pollfd guest = {guests[i].fd, POLLIN, 0};
+            ready[i] = guest;
+        }
+        poll(ready, (nfds_t)n + 1, 100);
+        int opened = ready[n].revents != 0;
+        for (int i = n - 1; i >= 0; i--) {
+            int gone = ready[i].revents ? ranks_hear_guest(&guests[i], m) : 0;
+            if (!gone && ranks_now_ms() > guests[i].until_ms) {
+                close(guests[i].fd);
+                gone = 1;
+            }
+            if (gone) guests[i] = guests[--n];
+        }
+        if (opened) ranks_new_guest(listener, guests, &n, max);
+        ranks_forget_dead();
+    }
+    for (int i = 0; i < n; i++) close(guests[i].fd);
+    free(guests);
+    free(ready);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Joining
+
+static inline int64_t ranks_join_ms(void) {
+    return 1000 * (int64_t)ranks_env_number("RANKS_JOIN_SECONDS", RANKS_JOIN_SECONDS);
+}
+
+static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *own) {
+    int64_t limit_ms = ranks_join_ms();
+    char missing[256];
+    RanksAnswer all_there = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
+    ranks.places[0] = *own;
+    ranks_take_in(listener, m, ranks_now_ms() + limit_ms);
+    close(listener);
+    ranks_list_missing(missing, sizeof missing);
+    if (missing[0])
+        ranks_die("start all ranks, where they can reach rank 0; RANKS_JOIN_SECONDS sets the time",
+                  "expected %d ranks at port %s of %s within %lld s, found none of rank %s",
+                  ranks.num, m->port, own->host, (long long)limit_ms / 1000, missing);
+    ranks_fill_local();
+    for (int r = 1; r < ranks.num; r++) {
+        int fd = ranks.sockets[RANKS_DATA][r];
+        ranks_send(fd, &all_there, sizeof all_there, MSG_MORE);
+        ranks_send(fd, ranks.places, (size_t)ranks.num * sizeof *ranks.places, 0);
+    }
+}
+
+#define RANKS_NO_RANK_0 \
+    "start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached"
+
+// path: of the meeting's file, or NULL when *m is known
+static inline void ranks_visit(RanksMeeting *m, const char *path, const RanksPlace *own) {
+    const int64_t limit_ms = ranks_join_ms(), until_ms = ranks_now_ms() + limit_ms;
+    RanksAnswer all_there;
+    int fd[RANKS_CHANNELS] = {-1, -1};
+    while (fd[RANKS_WATCH] < 0 && ranks_now_ms() < until_ms) {
+        int c = fd[RANKS_DATA] < 0 ? RANKS_DATA : RANKS_WATCH;
+        if (!path || ranks_read_meeting(m, path) == 0) fd[c] = ranks_introduce_anywhere(m, c, own);
+        if (fd[c] < 0) ranks_sleep_ms(50);
+    }
+    memcpy(ranks.token, m->token, sizeof ranks.token);
+    const char *where = m->addresses[0] ? m->addresses : path;
+    if (fd[RANKS_WATCH] < 0)
+        ranks_die(RANKS_NO_RANK_0,
+                  "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
+                  "on %s)",
+                  where, m->port, (long long)limit_ms / 1000, ranks.rank, own->host);
+    ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 speaks first
+    if (ranks_receive(fd[RANKS_DATA], &all_there, sizeof all_there) != 0 ||
+        ranks_receive(fd[RANKS_DATA], ranks.places, (size_t)ranks.num * sizeof *ranks.places) != 0)
+        ranks_die(RANKS_NO_RANK_0, "rank 0 at %s port %s lost before all ranks had come",
+                  m->addresses, m->port);
+    ranks_set_timeout(fd[RANKS_DATA], 0);
+    for (int c = 0; c < RANKS_CHANNELS; c++) ranks.sockets[c][0] = fd[c];
+}
+
+// More than a thousand ranks are more sockets than a process may have at first.
+static inline const char *ranks_make_tables(void) {
+    struct rlimit files;
+    const rlim_t needed = 2 * (rlim_t)ranks.num + 256;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < needed) {
+        files.rlim_cur = files.rlim_max < needed ? files.rlim_max : needed;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    ranks.places = (RanksPlace *)calloc((size_t)ranks.num, sizeof *ranks.places);
+    for (int c = 0; c < RANKS_CHANNELS; c++) {
+        ranks.sockets[c] = (int *)malloc((size_t)ranks.num * sizeof(int));
+        if (!ranks.sockets[c]) return "no memory for the list of ranks";
+        for (int r = 0; r < ranks.num; r++) ranks.sockets[c][r] = -1;
+    }
+    return ranks.places ? NULL : "no memory for the list of ranks";
+}
+
+#endif

@@ -1,0 +1,604 @@
+// Who is lost, hung or failing: a thread on each rank, and the agreement on one error for all.
+// Part of ranks.h.
+//
+// Each rank tells rank 0 once a second or more often that it lives, and within RANKS_LOOK_MS when
+// its main thread comes to another phase. Rank 0 ends the job when
+//   - a connection breaks: the rank is lost; found within milliseconds, whatever the limit
+//   - nothing is heard of a rank for `limit`: silent (stopped, or its machine is gone)
+//   - ranks have waited in a collective for `limit`, and a rank that has not come there has made no
+//     progress for as long: stuck. Progress is a phase, a collective, ranks_alive(). Where a phase
+//     may be long (see ranks_patient), ten times the limit, counted from the last byte that the
+//     process read or wrote.
+//   - all wait in the same collective for `limit`
+// and the others do when rank 0 is lost or silent. Ranks that are slow all alike are never stuck.
+//
+// A rank that fails says so to rank 0, which prints one error for all; then all leave with that
+// code. For this, standard error is held back: on rank 0 for a moment, on the others until the end.
+#ifndef UNPAD_RANKS_WATCH_H
+#define UNPAD_RANKS_WATCH_H
+
+#include "ranks_meet.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio_ext.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+
+enum {
+    RANKS_LIMIT_SECONDS = 60,
+    RANKS_PATIENCE = 10,   // times the limit, in a phase that may be long
+    RANKS_GRACE_MS = 300,  // for rank 0 to find the same error itself, or more ranks to be lost
+    RANKS_END_MS = 10000,  // for the others to end this process before it does so itself
+    RANKS_TEXT = 4096,     // of an error that one rank sends
+    RANKS_LOOK_MS = 50,    // how often the thread looks whether the phase has changed
+    RANKS_FEW = 64,        // ranks that rank 0 tells of every phase, not only at every tick
+};
+
+typedef enum { RANKS_BEAT = 1, RANKS_REPORT, RANKS_END, RANKS_BYE } RanksKind;
+
+typedef struct {
+    int32_t kind, code;         // RanksKind; exit code of a report and of the end
+    int64_t step;               // 0: before the first
+    uint32_t entered, waiting;  // collectives entered so far; inside one now
+    uint32_t idle_ms, bytes;    // since the last progress; of the text that follows
+    char phase[16];
+    uint64_t machine;  // the end: of a process that cannot leave by itself
+    int64_t pid;
+} RanksMessage;
+
+typedef struct {
+    RanksMessage last;  // what it said of itself
+    int64_t heard_ms;
+    int lost, reported;
+} RanksKnown;
+
+typedef struct {
+    const char *phase;  // atomic, as all up to progress_ms: of the main thread
+    int64_t step, progress_ms;
+    uint32_t entered, waiting;
+    int64_t limit_ms;        // 0: none
+    int running, bye;        // bye: rank 0 leaves because all is done
+    int64_t overslept_ms;    // when this process last ran again after more than the limit; or 0
+    const char *told_phase;  // of the last beat
+    int64_t told_step;
+    pthread_t thread;
+    pthread_mutex_t sending, voice;  // who has the voice ends this process, and never gives it back
+    RanksKnown *known;               // (num) on rank 0, [0] on the others
+    struct pollfd *ready;            // one more than known
+    char said[1 << 16];              // standard error, held back
+    size_t said_before;              // at the last tick
+    // rank 0: what will end the job when the grace is over
+    int verdict_rank, verdict_code, num_lost;
+    int64_t verdict_ms;
+    char verdict_text[RANKS_TEXT];
+    pid_t parent;          // the launcher; 0: any
+    int wake;              // an eventfd that ends the thread's poll
+    uint64_t bytes_moved;  // read and written by this process
+} RanksWatch;
+
+static RanksWatch watch;
+
+#define RANKS_RESUME \
+    "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
+
+// Phases in which the main thread may legitimately be quiet for long: reading, indexing, syncing.
+static inline int ranks_patient(const char *phase) {
+    return strcmp(phase, "set-up") == 0 || strcmp(phase, "save") == 0;
+}
+
+#define RANKS_GET(x_) __atomic_load_n(&(x_), __ATOMIC_RELAXED)
+#define RANKS_SET(x_, value_) __atomic_store_n(&(x_), value_, __ATOMIC_RELAXED)
+
+// ------------------------------------------------------------------------------------------------
+// What this rank says
+
+static inline RanksMessage ranks_message(RanksKind kind) {
+    RanksMessage m;
+    memset(&m, 0, sizeof m);
+    m.kind = kind;
+    m.step = RANKS_GET(watch.step);
+    m.entered = RANKS_GET(watch.entered);
+    m.waiting = RANKS_GET(watch.waiting);
+    m.idle_ms = (uint32_t)(ranks_now_ms() - RANKS_GET(watch.progress_ms));
+    snprintf(m.phase, sizeof m.phase, "%s", RANKS_GET(watch.phase));
+    return m;
+}
+
+// To rank r. A rank that has stopped reading misses it: no sender waits for it.
+static inline void ranks_tell(int r, const RanksMessage *m) {
+    int fd = ranks.sockets[RANKS_WATCH][r];
+    if (fd < 0) return;
+    pthread_mutex_lock(&watch.sending);
+    ssize_t n = send(fd, m, sizeof *m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0 && n < (ssize_t)sizeof *m) shutdown(fd, SHUT_RDWR);  // half a message: no more of it
+    pthread_mutex_unlock(&watch.sending);
+}
+
+static inline void ranks_tell_all(const RanksMessage *m) {
+    if (ranks.rank > 0) ranks_tell(0, m);
+    for (int r = 1; ranks.rank == 0 && r < ranks.num; r++) ranks_tell(r, m);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Marks of progress, from any thread
+
+static inline void ranks_alive(void) {
+    if (ranks.joined) RANKS_SET(watch.progress_ms, ranks_now_ms());
+}
+
+// phase: a constant, at most 15 characters. step: -1 for the same. Saying the same again is
+// progress. The thread tells rank 0 within RANKS_LOOK_MS: the main thread makes no system call.
+static inline void ranks_phase(const char *phase, int64_t step) {
+    if (!ranks.joined) return;
+    RANKS_SET(watch.phase, phase);
+    if (step >= 0) RANKS_SET(watch.step, step);
+    ranks_alive();
+}
+
+// Around what waits for all ranks. On a device that works by itself, from where it comes there.
+static inline void ranks_wait(void) {
+    if (!ranks.joined) return;
+    ranks_alive();
+    __atomic_add_fetch(&watch.entered, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
+}
+
+static inline void ranks_go(void) {
+    if (!ranks.joined) return;
+    __atomic_sub_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
+    ranks_alive();
+}
+
+// ------------------------------------------------------------------------------------------------
+// Speaking, and leaving
+
+// Nothing that follows may keep this process: not even a terminal that takes no more text.
+static inline void ranks_take_voice(void) {
+    pthread_mutex_lock(&watch.voice);
+    signal(SIGALRM, SIG_DFL);
+    alarm(RANKS_END_MS / 1000);
+}
+
+// What was printed has been read, so that a launcher which hears of our end has it all.
+static inline void ranks_drain(void) {
+    for (int fd = 1; fd <= 2; fd++) {
+        struct stat status;
+        int left = 0;
+        if (fstat(fd, &status) != 0 || !S_ISFIFO(status.st_mode)) continue;
+        for (int i = 0; i < 50 && ioctl(fd, FIONREAD, &left) == 0 && left > 0; i++)
+            ranks_sleep_ms(10);
+    }
+    ranks_sleep_ms(20);
+}
+
+static inline void ranks_kill(uint64_t machine, int64_t pid) {
+    if (pid > 0 && machine == ranks.places[ranks.rank].machine && pid != getpid())
+        kill((pid_t)pid, SIGKILL);
+}
+
+// Rank 0, with the voice, after it has spoken. culprit: a rank that does not run and so cannot
+// leave by itself, or -1.
+__attribute__((noreturn)) static inline void ranks_end_all(int code, int culprit) {
+    RanksMessage end = ranks_message(RANKS_END);
+    end.code = code;
+    if (culprit > 0) {
+        end.machine = ranks.places[culprit].machine;
+        end.pid = ranks.places[culprit].pid;
+    }
+    ranks_drain();
+    ranks_tell_all(&end);
+    ranks_sleep_ms(100);               // the others leave first: none of them finds rank 0 gone
+    ranks_kill(end.machine, end.pid);  // last, because a launcher takes the code of the first
+    _exit(code);
+}
+
+// What standard error has been given and not shown; call with it locked.
+static inline const char *ranks_pending(size_t *bytes) {
+    *bytes = __fpending(stderr);
+    if (*bytes > sizeof watch.said - 1) *bytes = sizeof watch.said - 1;
+    watch.said[*bytes] = 0;
+    return watch.said;
+}
+
+__attribute__((format(printf, 2, 3))) static inline void ranks_print(int r, const char *format,
+                                                                     ...) {
+    char text[RANKS_TEXT + 512];
+    size_t pending;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    flockfile(stderr);
+    if (strstr(ranks_pending(&pending), "error: ")) __fpurge(stderr);
+    char *first_end = strchr(text, '\n');
+    if (r > 0 && first_end)
+        fprintf(stderr, "%.*s (rank %d on %s)%s", (int)(first_end - text), text, r,
+                ranks.places[r].host, first_end);
+    else
+        fputs(text, stderr);
+    fflush(stderr);
+    funlockfile(stderr);
+}
+
+static inline void ranks_when(char *out, size_t capacity, const RanksMessage *m) {
+    if (m->step > 0)
+        snprintf(out, capacity, "%.16s of step %lld", m->phase, (long long)m->step);
+    else
+        snprintf(out, capacity, "%.16s", m->phase);
+}
+
+// Rank r > 0: its error is rank 0's to print, who then ends this process.
+static inline void ranks_report(int code, const char *text) {
+    RanksMessage m = ranks_message(RANKS_REPORT);
+    m.code = code;
+    m.bytes = (uint32_t)strlen(text);
+    int fd = ranks.sockets[RANKS_WATCH][0];
+    pthread_mutex_lock(&watch.sending);
+    ranks_send(fd, &m, sizeof m, MSG_MORE);
+    ranks_send(fd, text, m.bytes, 0);
+    pthread_mutex_unlock(&watch.sending);
+}
+
+// What a lost rank leaves behind are errors of the network and of devices on the others.
+static inline int ranks_symptom(int code) {
+    return code == RANKS_EXIT_LOST || code == RANKS_EXIT_DEVICE;
+}
+
+// exit() with a code other than 0, on any thread: this rank's error for all.
+static void ranks_at_exit(int code, void *unused) {
+    char text[RANKS_TEXT];
+    size_t pending;
+    (void)unused;
+    if (!ranks.joined || code == 0) return;
+    fflush(stdout);
+    if (ranks.rank == 0) {
+        if (ranks_symptom(code)) ranks_sleep_ms(2 * RANKS_GRACE_MS);  // for its cause to be found
+        ranks_take_voice();
+        fflush(stderr);
+        ranks_end_all(code, -1);
+    }
+    flockfile(stderr);
+    const char *said = ranks_pending(&pending), *error = strstr(said, "error: ");
+    for (const char *next = error; next; next = strstr(next + 1, "\nerror: ")) error = next;
+    if (error) said = error + (*error == '\n');
+    size_t length = strnlen(said, sizeof text - 1);
+    memcpy(text, said, length);
+    text[length] = 0;
+    __fpurge(stderr);
+    funlockfile(stderr);
+    ranks_report(code, text);
+    ranks_sleep_ms(RANKS_END_MS);  // only when there is no rank 0 that listens
+    if (write(2, text, strlen(text)) < 0) _exit(code);
+    _exit(code);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rank 0: hearing and judging
+
+static inline void ranks_verdict(int r, int code, const char *text) {
+    if (watch.verdict_rank >= 0) return;
+    watch.verdict_rank = r;
+    watch.verdict_code = code;
+    watch.verdict_ms = ranks_now_ms() + RANKS_GRACE_MS;
+    snprintf(watch.verdict_text, sizeof watch.verdict_text, "%s", text);
+}
+
+static inline void ranks_lost(int r) {
+    RanksKnown *k = &watch.known[r];
+    if (k->lost) return;
+    k->lost = 1;
+    // the others have said that rank 0 is silent
+    if (watch.overslept_ms && ranks_now_ms() - watch.overslept_ms < 5000) _exit(RANKS_EXIT_LOST);
+    if (k->reported) return;
+    watch.num_lost++;
+    if (watch.verdict_rank >= 0 && ranks_symptom(watch.verdict_code) &&
+        !watch.known[watch.verdict_rank].lost)
+        watch.verdict_rank = -1;
+    ranks_verdict(r, RANKS_EXIT_LOST, "");
+}
+
+static inline void ranks_pass_verdict(void) {
+    const int r = watch.verdict_rank;
+    char when[64], more[32] = "";
+    ranks_take_voice();
+    if (watch.verdict_text[0]) {
+        ranks_print(r, "%s", watch.verdict_text);
+    } else if (watch.known[r].reported) {
+        ranks_when(when, sizeof when, &watch.known[r].last);
+        ranks_print(0, "error: ranks: rank %d on %s ended with exit code %d in %s\nhint: %s\n", r,
+                    ranks.places[r].host, watch.verdict_code, when, RANKS_RESUME);
+    } else {
+        ranks_when(when, sizeof when, &watch.known[r].last);
+        if (watch.num_lost > 1) snprintf(more, sizeof more, " and %d more", watch.num_lost - 1);
+        ranks_print(0, "error: ranks: rank %d on %s%s lost in %s\nhint: %s\n", r,
+                    ranks.places[r].host, more, when, RANKS_RESUME);
+    }
+    ranks_end_all(watch.verdict_code, -1);
+}
+
+__attribute__((noreturn)) static inline void ranks_convict(int r, int silent, int64_t ms) {
+    char when[64];
+    ranks_take_voice();
+    ranks_when(when, sizeof when, &watch.known[r].last);
+    ranks_print(0, "error: ranks: rank %d on %s %s for %lld s in %s%s\nhint: %s\n", r,
+                ranks.places[r].host, silent ? "silent" : "stuck", (long long)(ms + 500) / 1000,
+                when, silent ? "" : ", while others wait for it",
+                RANKS_RESUME "; --heartbeat-seconds sets the limit");
+    ranks_end_all(RANKS_EXIT_LOST, silent ? r : -1);
+}
+
+__attribute__((noreturn)) static inline void ranks_convict_network(void) {
+    char when[64];
+    ranks_take_voice();
+    ranks_when(when, sizeof when, &watch.known[0].last);
+    ranks_print(0,
+                "error: ranks: all %d wait for each other for %lld s in %s, and none is missing\n"
+                "hint: look at the network between them; " RANKS_RESUME "\n",
+                ranks.num, (long long)watch.known[0].last.idle_ms / 1000, when);
+    ranks_end_all(RANKS_EXIT_LOST, -1);
+}
+
+static inline int64_t ranks_limit_of(const RanksMessage *m) {
+    return watch.limit_ms * (ranks_patient(m->phase) ? RANKS_PATIENCE : 1);
+}
+
+// The rank that the others wait for: of those that do not wait, the one furthest behind, of these
+// the one idle longest.
+static inline int ranks_stuck(int64_t waited_ms) {
+    int culprit = -1;
+    for (int r = 0; r < ranks.num; r++) {
+        const RanksMessage *m = &watch.known[r].last,
+                           *worst = &watch.known[culprit < 0 ? 0 : culprit].last;
+        if (m->waiting || m->idle_ms <= ranks_limit_of(m) || waited_ms <= ranks_limit_of(m))
+            continue;
+        if (culprit < 0 || m->entered < worst->entered ||
+            (m->entered == worst->entered && m->idle_ms > worst->idle_ms))
+            culprit = r;
+    }
+    return culprit;
+}
+
+static inline void ranks_judge(int64_t now) {
+    int64_t waited_ms = 0;
+    int all_wait = 1;
+    if (!watch.limit_ms) return;
+    for (int r = 1; r < ranks.num; r++)
+        if (now - watch.known[r].heard_ms > watch.limit_ms)
+            ranks_convict(r, 1, now - watch.known[r].heard_ms);
+    for (int r = 0; r < ranks.num; r++) {
+        const RanksMessage *m = &watch.known[r].last;
+        if (m->waiting && m->idle_ms > waited_ms) waited_ms = m->idle_ms;
+        all_wait = all_wait && m->waiting && m->idle_ms > ranks_limit_of(m);
+    }
+    int culprit = ranks_stuck(waited_ms);
+    if (culprit >= 0) ranks_convict(culprit, 0, watch.known[culprit].last.idle_ms);
+    if (all_wait) ranks_convict_network();
+}
+
+// ------------------------------------------------------------------------------------------------
+// The other ranks: rank 0 may be what is lost
+
+__attribute__((noreturn)) static inline void ranks_without_0(const char *how, int stopped) {
+    char when[64];
+    ranks_take_voice();
+    ranks_when(when, sizeof when, &watch.known[0].last);
+    if (ranks_first_to_speak()) {
+        ranks_print(0, "error: ranks: rank 0 on %s %s in %s\nhint: %s\n", ranks.places[0].host, how,
+                    when, RANKS_RESUME);
+        ranks_drain();
+        ranks_sleep_ms(1000);  // while the others find the same, and leave
+        if (stopped) ranks_kill(ranks.places[0].machine, ranks.places[0].pid);
+    }
+    _exit(RANKS_EXIT_LOST);
+}
+
+static inline void ranks_judge_0(int64_t now) {
+    const int64_t quiet_ms = now - watch.known[0].heard_ms;
+    char how[64];
+    if (!watch.limit_ms || quiet_ms <= watch.limit_ms + watch.limit_ms / 4) return;
+    snprintf(how, sizeof how, "silent for %lld s", (long long)(quiet_ms + 500) / 1000);
+    ranks_without_0(how, 1);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The thread
+
+static inline void ranks_hear_end(const RanksMessage *m) {
+    ranks_take_voice();
+    if (m->machine != ranks.places[0].machine) ranks_kill(m->machine, m->pid);
+    _exit(m->code);
+}
+
+static inline void ranks_hear(int r) {
+    RanksMessage m;
+    RanksKnown *k = &watch.known[r];
+    char text[RANKS_TEXT] = "";
+    const int fd = ranks.sockets[RANKS_WATCH][r];
+    if (ranks_receive(fd, &m, sizeof m) != 0 || m.bytes >= sizeof text ||
+        ranks_receive(fd, text, m.bytes) != 0) {
+        if (RANKS_GET(watch.bye)) return;  // it was done, like all others
+        if (ranks.rank > 0) ranks_without_0("lost", 0);
+        ranks_lost(r);
+        return;
+    }
+    m.phase[sizeof m.phase - 1] = 0;
+    k->heard_ms = ranks_now_ms();
+    if (m.kind == RANKS_END) ranks_hear_end(&m);
+    if (m.kind == RANKS_BYE) RANKS_SET(watch.bye, 1);
+    k->last = m;
+    if (m.kind != RANKS_REPORT) return;
+    k->reported = 1;
+    ranks_verdict(r, m.code, text);
+}
+
+// Bytes that this process has read and written: progress in a phase that may be long. Its own
+// reading of them is none.
+static inline void ranks_note_bytes(void) {
+    char text[512];
+    unsigned long long in = 0, out = 0;
+    if (!ranks_patient(RANKS_GET(watch.phase))) return;
+    int fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+    if (fd >= 0) close(fd);
+    text[n > 0 ? n : 0] = 0;
+    if (sscanf(text, "rchar: %llu wchar: %llu", &in, &out) != 2) return;
+    if (in + out > watch.bytes_moved + sizeof text) ranks_alive();
+    watch.bytes_moved = in + out;
+}
+
+// Rank 0's warnings are shown when they have been held back for a whole tick: an error that ends
+// this process is spoken by ranks_at_exit.
+static inline void ranks_show_warnings(void) {
+    size_t pending = __fpending(stderr);
+    if (ranks.rank == 0 && pending > 0 && pending == watch.said_before) fflush(stderr);
+    watch.said_before = __fpending(stderr);
+}
+
+// A job whose launcher was killed must not go on by itself. torchrun's ranks may outlive the shell
+// that started them.
+static inline void ranks_check_parent(void) {
+    char text[160];
+    if (watch.parent == 0 || getppid() == watch.parent) return;
+    watch.parent = 0;
+    snprintf(text, sizeof text, "error: ranks: the launcher is gone\nhint: %s\n", RANKS_RESUME);
+    if (ranks.rank == 0)
+        ranks_verdict(0, RANKS_EXIT_LOST, text);
+    else
+        ranks_report(RANKS_EXIT_LOST, text);
+}
+
+static inline int ranks_tick_ms(void) {
+    int64_t ms = watch.limit_ms ? watch.limit_ms / 8 : 1000;
+    return ms < RANKS_LOOK_MS ? RANKS_LOOK_MS : ms > 1000 ? 1000 : (int)ms;
+}
+
+static inline void ranks_beat(const RanksMessage *beat, int64_t now) {
+    watch.told_phase = RANKS_GET(watch.phase);
+    watch.told_step = beat->step;
+    ranks_tell_all(beat);
+    if (ranks.rank > 0) return;
+    watch.known[0].last = *beat;
+    watch.known[0].heard_ms = now;
+}
+
+static inline void ranks_tick(int64_t now) {
+    ranks_note_bytes();
+    ranks_check_parent();
+    RanksMessage beat = ranks_message(RANKS_BEAT);
+    ranks_beat(&beat, now);
+    ranks_show_warnings();
+    if (ranks.rank == 0)
+        ranks_judge(now);
+    else
+        ranks_judge_0(now);
+}
+
+static inline void ranks_look(int64_t now) {
+    if (watch.told_phase == RANKS_GET(watch.phase) && watch.told_step == RANKS_GET(watch.step))
+        return;
+    if (ranks.rank == 0 && ranks.num > RANKS_FEW) return;
+    RanksMessage beat = ranks_message(RANKS_BEAT);
+    ranks_beat(&beat, now);
+}
+
+static inline void ranks_poll(struct pollfd *ready, int n) {
+    for (int r = 0; r < n; r++) {
+        const int deaf = watch.known[r].lost || RANKS_GET(watch.bye);
+        struct pollfd one = {deaf ? -1 : ranks.sockets[RANKS_WATCH][r], POLLIN, 0};
+        ready[r] = one;
+    }
+    struct pollfd wake = {watch.wake, POLLIN, 0};
+    ready[n] = wake;
+    poll(ready, (nfds_t)n + 1, RANKS_LOOK_MS);
+}
+
+// Time in which this process did not run does not count: it has heard nobody, what came meanwhile
+// is still to be read, and it could make no progress.
+static inline void ranks_forgive(int n, int64_t gap_ms) {
+    const int64_t now = ranks_now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms;
+    for (int r = 0; r < n; r++) {
+        watch.known[r].heard_ms += gap_ms;
+        watch.known[r].last.idle_ms = 0;
+    }
+    RANKS_SET(watch.progress_ms, progress_ms < now ? progress_ms : now);
+}
+
+static void *ranks_watch_thread(void *polled) {
+    const int n = ranks.rank == 0 ? ranks.num : 1;
+    struct pollfd *ready = (struct pollfd *)polled;
+    int64_t next_ms = 0, before_ms = ranks_now_ms();
+    while (RANKS_GET(watch.running)) {
+        ranks_poll(ready, n);
+        if (RANKS_GET(watch.bye)) continue;  // nobody is missed any more
+        const int64_t now = ranks_now_ms(), gap_ms = now - before_ms;
+        if (gap_ms > 4 * RANKS_LOOK_MS) ranks_forgive(n, gap_ms);
+        if (watch.limit_ms && gap_ms > watch.limit_ms) watch.overslept_ms = now;
+        before_ms = now;
+        for (int r = 0; r < n; r++)
+            if (ready[r].revents) ranks_hear(r);
+        if (watch.verdict_rank >= 0 && now >= watch.verdict_ms) ranks_pass_verdict();
+        ranks_look(now);
+        if (now < next_ms) continue;
+        next_ms = now + ranks_tick_ms();
+        ranks_tick(now);
+    }
+    return NULL;
+}
+
+// limit: 0 for none
+static inline void ranks_set_limit(double seconds) { watch.limit_ms = (int64_t)(seconds * 1e3); }
+
+static inline void ranks_watch_defaults(int n) {
+    watch.phase = "set-up";
+    watch.verdict_rank = -1;
+    watch.parent = getenv("OMPI_COMM_WORLD_RANK") ? getppid() : 0;
+    watch.progress_ms = ranks_now_ms();
+    ranks_set_limit(RANKS_LIMIT_SECONDS);
+    for (int r = 0; r < n; r++) {
+        snprintf(watch.known[r].last.phase, sizeof watch.known[r].last.phase, "set-up");
+        watch.known[r].heard_ms = watch.progress_ms;
+        if (ranks.sockets[RANKS_WATCH][r] >= 0)
+            ranks_set_timeout(ranks.sockets[RANKS_WATCH][r], 2000);
+    }
+    pthread_mutex_init(&watch.sending, NULL);
+    pthread_mutex_init(&watch.voice, NULL);
+}
+
+static inline const char *ranks_watch_start(void) {
+    const int n = ranks.rank == 0 ? ranks.num : 1;
+    sigset_t all, before;
+    watch.known = (RanksKnown *)calloc((size_t)n, sizeof *watch.known);
+    watch.ready = (struct pollfd *)calloc((size_t)n + 1, sizeof *watch.ready);
+    watch.wake = eventfd(0, EFD_CLOEXEC);
+    if (!watch.known || !watch.ready || watch.wake < 0) return "no memory for the list of ranks";
+    ranks_watch_defaults(n);
+    setvbuf(stderr, watch.said, _IOFBF, sizeof watch.said);
+    on_exit(ranks_at_exit, NULL);
+    watch.running = 1;
+    sigfillset(&all);  // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&watch.thread, NULL, ranks_watch_thread, watch.ready);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed ? "no thread to watch the ranks with" : NULL;
+}
+
+// Rank 0, when all are done: connections that end from now on are not lost.
+static inline void ranks_watch_bye(void) {
+    RanksMessage bye = ranks_message(RANKS_BYE);
+    RANKS_SET(watch.bye, 1);
+    ranks_tell_all(&bye);
+}
+
+static inline void ranks_watch_stop(void) {
+    const uint64_t one = 1;
+    RANKS_SET(watch.running, 0);
+    if (write(watch.wake, &one, sizeof one) == sizeof one) pthread_join(watch.thread, NULL);
+    close(watch.wake);
+    free(watch.known);
+    free(watch.ready);
+    if (ranks.rank > 0) __fpurge(stderr);  // all went well: what was held back is rank 0's to say
+    setvbuf(stderr, NULL, _IONBF, 0);
+}
+
+#endif

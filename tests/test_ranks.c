@@ -1,0 +1,707 @@
+// The control plane: processes that find each other over TCP, exchange small things, and find out
+// who is missing.
+#include "../kernels/ranks.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "test.h"
+
+enum { MOST = 8 };
+
+// How ranks are told of each other
+typedef enum { MASTER, LAUNCHED_HERE, HANDED_OVER } Way;
+
+typedef struct {
+    int codes[MOST];  // exit codes; 128 + signal when one ended a process
+    char said[8192];  // what all of them wrote to standard error
+    double seconds;
+} Outcome;
+
+static void set_env(const char *name, int value) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", value);
+    setenv(name, text, 1);
+}
+
+static void clear_env(void) {
+    for (int i = 0; i < RANKS_LAUNCHERS; i++) {
+        const RanksLauncher *l = &ranks_launchers[i];
+        const char *names[] = {l->size, l->rank, l->local_rank, l->local_size, l->job};
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            if (names[k]) unsetenv(names[k]);
+    }
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+    setenv("RANKS_JOIN_SECONDS", "30", 1);
+}
+
+// A port that was free a moment ago
+static int free_port(void) {
+    RanksMeeting m;
+    memset(&m, 0, sizeof m);
+    strcpy(m.addresses, "127.0.0.1");
+    strcpy(m.port, "0");
+    int fd = ranks_listen(&m);
+    CHECK_MSG(fd >= 0, "%s", m.problem);
+    close(fd);
+    return atoi(m.port);
+}
+
+static void be_rank(Way way, int rank, int num, int port) {
+    clear_env();
+    if (way == MASTER) {
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        set_env("MASTER_PORT", port);
+        set_env("WORLD_SIZE", num);
+        set_env("RANK", rank);
+    } else {
+        set_env("OMPI_COMM_WORLD_SIZE", num);
+        set_env("OMPI_COMM_WORLD_RANK", rank);
+        set_env("PMIX_NAMESPACE", port);
+        if (way == HANDED_OVER) return;  // as on several machines: all networks, places counted
+        set_env("OMPI_COMM_WORLD_LOCAL_RANK", rank);
+        set_env("OMPI_COMM_WORLD_LOCAL_SIZE", num);
+    }
+}
+
+static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, int errors) {
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid > 0) return pid;
+    alarm(60);  // no test hangs
+    be_rank(way, rank, num, port);
+    if (dup2(errors, 2) < 0) _exit(99);
+    _exit(job());
+}
+
+// Exit code, or 128 + signal; whoever is not done in time is ended: 128 + SIGKILL.
+static int finish_rank(pid_t pid, int64_t until_ms) {
+    int status = 0;
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        if (ranks_now_ms() > until_ms) kill(pid, SIGKILL);
+        ranks_sleep_ms(10);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void finish_ranks(Outcome *o, const pid_t *pids, int n, int errors) {
+    const int64_t until_ms = ranks_now_ms() + 60000;
+    for (int r = 0; r < n; r++) o->codes[r] = pids[r] ? finish_rank(pids[r], until_ms) : 0;
+    ssize_t size = pread(errors, o->said, sizeof o->said - 1, 0);
+    o->said[size > 0 ? size : 0] = 0;
+}
+
+static int errors_file(void) {
+    FILE *f = tmpfile();
+    CHECK(f != NULL);
+    int fd = fcntl(fileno(f), F_DUPFD_CLOEXEC, 10);
+    fclose(f);
+    fcntl(fd, F_SETFL, O_APPEND);
+    return fd;
+}
+
+// A job that was started: several run side by side, since most of their time is waiting.
+typedef struct {
+    pid_t pids[MOST];
+    int n, errors;
+    int64_t start_ms;
+} Running;
+
+// Ranks 0 to n - 1 but those in `absent`, a bit each.
+static Running begin_ranks(int (*job)(void), Way way, int n, unsigned absent) {
+    Running run = {{0}, n, errors_file(), ranks_now_ms()};
+    int port = free_port();
+    for (int r = n - 1; r >= 0; r--)
+        if (!(absent >> r & 1)) run.pids[r] = start_rank(job, way, r, n, port, run.errors);
+    return run;
+}
+
+static Outcome end_ranks(const Running *run) {
+    Outcome o;
+    memset(&o, 0, sizeof o);
+    finish_ranks(&o, run->pids, run->n, run->errors);
+    close(run->errors);
+    o.seconds = (double)(ranks_now_ms() - run->start_ms) * 1e-3;
+    return o;
+}
+
+static Outcome run_ranks(int (*job)(void), Way way, int n, unsigned absent) {
+    Running run = begin_ranks(job, way, n, absent);
+    return end_ranks(&run);
+}
+
+static int lines_with(const char *text, const char *what) {
+    int n = 0;
+    for (const char *p = strstr(text, what); p; p = strstr(p + 1, what)) n++;
+    return n;
+}
+
+static void check_one_error(const Outcome *o, const char *error) {
+    CHECK_MSG(strstr(o->said, error), "expected %s\n%s", error, o->said);
+    CHECK_MSG(lines_with(o->said, "error: ") == 1 && lines_with(o->said, "hint: ") == 1, "%s",
+              o->said);
+}
+
+#define CHECK_CODES(o_, n_, code_)    \
+    for (int r_ = 0; r_ < (n_); r_++) \
+    CHECK_MSG((o_).codes[r_] == (code_), "rank %d: %d\n%s", r_, (o_).codes[r_], (o_).said)
+
+// ------------------------------------------------------------------------------------------------
+// Who am I
+
+TEST(alone_is_rank_0_of_1_and_opens_nothing) {
+    clear_env();
+    int before = dup(0);
+    CHECK(ranks_join(NULL) == NULL);
+    int value = 7, out = 0, after = dup(0);
+    CHECK(after == before + 1);  // no descriptor was taken in between
+    close(before);
+    close(after);
+    CHECK(ranks_rank() == 0 && ranks_num() == 1 && ranks_local() == 0);
+    ranks_broadcast(&value, sizeof value);
+    ranks_merge(&value, sizeof value);
+    ranks_all_gather(&out, &value, sizeof value);
+    CHECK(out == 7 && ranks_max(-3) == -3);
+    ranks_barrier();
+    ranks_leave();
+}
+
+TEST(launchers_are_told_apart) {
+    clear_env();
+    CHECK(ranks_launched() == 1);
+    setenv("SLURM_NTASKS", "4", 1);  // a batch script has these, and is one process
+    setenv("SLURM_PROCID", "0", 1);
+    CHECK(ranks_launched() == 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_LOCALID", "1", 1);
+    RanksPlace p = ranks_place();
+    CHECK(ranks_launched() == 4 && p.rank == 3 && p.local_rank == 1 && p.local_size == -1);
+    setenv("WORLD_SIZE", "8", 1);  // exported for all, without RANK: srun's word counts
+    CHECK(ranks_launched() == 4);
+    setenv("RANK", "5", 1);  // torchrun inside srun
+    CHECK(ranks_launched() == 8 && ranks_place().rank == 5);
+    setenv("PMI_SIZE", "2", 1);
+    setenv("PMI_RANK", "1", 1);
+    CHECK(ranks_launched() == 2 && ranks_place().rank == 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "3", 1);
+    setenv("OMPI_COMM_WORLD_RANK", "2", 1);
+    CHECK(ranks_launched() == 3 && ranks_place().rank == 2);
+    clear_env();
+    setenv("WORLD_SIZE", "8", 1);  // must not train alone
+    CHECK(ranks_launched() == 8);
+    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
+    setenv("RANK", "8", 1);
+    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
+    clear_env();
+}
+
+TEST(an_address_of_this_machine_alone_is_bound_alone) {
+    CHECK(ranks_leads_home("127.0.0.1") && ranks_leads_home("::1") &&
+          ranks_leads_home("localhost"));
+    CHECK(!ranks_leads_home("10.0.0.1") && !ranks_leads_home("no.such.host.invalid"));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Exchanges
+
+static RanksHandOver meet;
+
+static int exchange(void) {
+    const char *missing = ranks_join(meet);
+    if (missing) return fprintf(stderr, "%s\n", missing), 1;
+    const int n = ranks_num(), me = ranks_rank();
+    enum { BIG = 300000 };  // more than a socket buffers
+    static int all[MOST * BIG], one[BIG];
+    static unsigned char bits[BIG];
+    if (ranks_local() != me) return 10;
+    for (int round = 0; round < 20; round++) {
+        int value = me == 0 ? 1000 + round : -1;
+        ranks_broadcast(&value, sizeof value);
+        if (value != 1000 + round) return 11;
+        ranks_all_gather(all, &me, sizeof me);
+        for (int r = 0; r < n; r++)
+            if (all[r] != r) return 12;
+        if (ranks_max(me == round % n ? round : -5) != round) return 13;
+        ranks_barrier();
+        ranks_broadcast(NULL, 0);
+    }
+    for (int i = 0; i < BIG; i++) one[i] = me * BIG + i;
+    ranks_all_gather(all, one, sizeof one);
+    for (int i = 0; i < n * BIG; i++)
+        if (all[i] != i) return 14;
+    // each byte is of one rank: a block in the middle, or of the last rank nothing
+    for (int i = 0; i < BIG; i++) bits[i] = i * n / BIG == me && me < n - 1 ? (unsigned char)i : 0;
+    ranks_merge(bits, sizeof bits);
+    for (int i = 0; me == 0 && i < BIG; i++)
+        if (bits[i] != (i * n / BIG < n - 1 ? (unsigned char)i : 0)) return 15;
+    ranks_leave();
+    return ranks_num() == 1 ? 0 : 16;
+}
+
+// What MPI's broadcast is to a backend: memory that all ranks of the test share
+static struct {
+    int given;
+    char bytes[4096];
+} * shared;
+
+static void hand_over(void *data, size_t bytes) {
+    if (ranks_rank() == 0) {
+        memcpy(shared->bytes, data, bytes);
+        __atomic_store_n(&shared->given, 1, __ATOMIC_RELEASE);
+    }
+    while (!__atomic_load_n(&shared->given, __ATOMIC_ACQUIRE)) ranks_sleep_ms(1);
+    memcpy(data, shared->bytes, bytes);
+}
+
+static int handed_exchange(void) {
+    meet = hand_over;
+    return exchange();
+}
+
+TEST(an_address_is_handed_over) {
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    Outcome o = run_ranks(handed_exchange, HANDED_OVER, 4, 0);
+    munmap(shared, sizeof *shared);
+    CHECK_CODES(o, 4, 0);
+}
+
+TEST(several_machines_need_an_address) {
+    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // but nothing hands over
+    CHECK_CODES(o, 2, 1);
+    CHECK_MSG(strstr(o.said, "set MASTER_ADDR"), "%s", o.said);
+}
+
+TEST(exchanges_of_2_to_8_ranks) {
+    for (int n = 2; n <= MOST; n += 3) {
+        Outcome o = run_ranks(exchange, MASTER, n, 0);
+        CHECK_CODES(o, n, 0);
+        CHECK_MSG(!o.said[0], "%s", o.said);
+    }
+}
+
+TEST(ranks_of_one_machine_meet_by_a_file_that_is_gone_afterwards) {
+    char path[4096];
+    Outcome o = run_ranks(exchange, LAUNCHED_HERE, 3, 0);
+    CHECK_CODES(o, 3, 0);
+    be_rank(LAUNCHED_HERE, 0, 3, 4711);
+    ranks_meeting_path(path, sizeof path);
+    RanksMeeting m, read;
+    memset(&m, 0, sizeof m);
+    strcpy(m.port, "1");
+    CHECK(ranks_read_meeting(&read, path) != 0);
+    CHECK(ranks_write_meeting(&m, path) == 0 && ranks_read_meeting(&read, path) == 0);
+    CHECK(memcmp(&m, &read, sizeof m) == 0);
+    chmod(path, 0644);  // others could have written it, or may have read the secret
+    CHECK(ranks_read_meeting(&read, path) != 0);
+    unlink(path);
+    clear_env();
+}
+
+// A file that an earlier job left: it leads nowhere, and is read again.
+static int late_rank_0(void) {
+    char path[4096];
+    RanksMeeting stale;
+    memset(&stale, 0, sizeof stale);
+    strcpy(stale.addresses, "127.0.0.1");
+    strcpy(stale.port, "1");
+    ranks_meeting_path(path, sizeof path);
+    if (ranks_env_number("OMPI_COMM_WORLD_RANK", 0) == 0) {
+        if (ranks_write_meeting(&stale, path) != 0) return 2;
+        ranks_sleep_ms(500);
+    } else {
+        ranks_sleep_ms(200);
+    }
+    return exchange();
+}
+
+TEST(a_file_of_an_earlier_job_misleads_nobody) {
+    Outcome o = run_ranks(late_rank_0, LAUNCHED_HERE, 2, 0);
+    CHECK_CODES(o, 2, 0);
+}
+
+static int disagree(void) {
+    int x = 0, all[MOST];
+    if (ranks_join(NULL)) return 1;
+    if (ranks_rank() == 1)
+        ranks_all_gather(all, &x, sizeof x);
+    else
+        ranks_broadcast(&x, sizeof x);
+    ranks_barrier();
+    return 0;
+}
+
+TEST(ranks_in_unlike_exchanges_end) {
+    Outcome o = run_ranks(disagree, MASTER, 2, 0);
+    CHECK_CODES(o, 2, 8);
+    CHECK_MSG(strstr(o.said, "error: ranks: exchange 1 of rank "), "%s", o.said);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Who is not there, and who should not be
+
+static int hurried_exchange(void) {
+    setenv("RANKS_JOIN_SECONDS", "2", 1);
+    return exchange();
+}
+
+// Absent ranks, a bit each, and what is said of them
+typedef struct {
+    Way way;
+    int n;
+    unsigned absent;
+    const char *said;
+} AbsentCase;
+
+static const AbsentCase absent_cases[] = {
+    {MASTER, 6, 1u << 2 | 1u << 4 | 1u << 5, "none of rank 2, 4-5\n"},
+    {LAUNCHED_HERE, 3, 1u << 1, "none of rank 1\n"},
+    {MASTER, 4, 1, "expected rank 0 at 127.0.0.1 port "},
+    {LAUNCHED_HERE, 4, 1, "expected rank 0 at "},
+};
+
+TEST(missing_ranks_are_named_once) {
+    enum { CASES = sizeof absent_cases / sizeof *absent_cases };
+    Running run[CASES], dies_early;
+    for (int i = 0; i < CASES; i++) {
+        const AbsentCase *c = &absent_cases[i];
+        run[i] = begin_ranks(hurried_exchange, c->way, c->n, c->absent);
+    }
+    dies_early = begin_ranks(hurried_exchange, MASTER, 3, 1u << 2);  // rank 1 was there
+    ranks_sleep_ms(1000);
+    kill(dies_early.pids[1], SIGKILL);
+    Outcome early = end_ranks(&dies_early);
+    check_one_error(&early, "none of rank 1-2\n");
+    for (int i = 0; i < CASES; i++) {
+        const AbsentCase *c = &absent_cases[i];
+        Outcome o = end_ranks(&run[i]);
+        for (int r = 0; r < c->n; r++)
+            CHECK_MSG(c->absent >> r & 1 || o.codes[r] == 8, "case %d: %s", i, o.said);
+        check_one_error(&o, c->said);
+        CHECK_MSG(o.seconds < 20, "%g s", o.seconds);
+    }
+}
+
+// A stranger connects again and again, and says nothing, nonsense, or a hello without the token.
+static void bother(int port) {
+    char text[8];
+    RanksHello hello;
+    memset(&hello, 0, sizeof hello);
+    hello.magic = RANKS_MAGIC;
+    hello.num = 3;
+    hello.place.rank = 1;
+    snprintf(text, sizeof text, "%d", port);
+    for (int i = 0;; i++) {
+        int fd = ranks_connect_to("127.0.0.1", text, 1000);
+        if (fd < 0) {
+            ranks_sleep_ms(1);
+            continue;
+        }
+        if (i % 4 == 1) ranks_send(fd, "GET / HTTP/1.1\r\n\r\n", 18, 0);
+        if (i % 4 == 2) ranks_send(fd, &hello, sizeof hello, 0);
+        if (i % 4 == 3) ranks_send(fd, &hello, 20, 0);
+        if (i % 8 < 4) close(fd);
+        ranks_sleep_ms(5);
+    }
+}
+
+TEST(strangers_on_the_port_are_dropped) {
+    Outcome o;
+    pid_t pids[3];
+    int port = free_port(), errors = errors_file();
+    fflush(NULL);
+    pid_t stranger = fork();
+    if (stranger == 0) {
+        alarm(60);
+        bother(port);
+    }
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
+    ranks_sleep_ms(500);  // the stranger is first
+    for (int r = 1; r < 3; r++) pids[r] = start_rank(exchange, MASTER, r, 3, port, errors);
+    finish_ranks(&o, pids, 3, errors);
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+    close(errors);
+    CHECK_CODES(o, 3, 0);
+}
+
+TEST(a_second_rank_of_the_same_number_is_told_so) {
+    Outcome o;
+    pid_t pids[4];
+    int port = free_port(), errors = errors_file();
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
+    pids[1] = start_rank(exchange, MASTER, 1, 3, port, errors);
+    ranks_sleep_ms(300);
+    pids[3] = start_rank(exchange, MASTER, 1, 3, port, errors);
+    waitpid(pids[3], NULL, 0);
+    pids[2] = start_rank(exchange, MASTER, 2, 3, port, errors);
+    finish_ranks(&o, pids, 3, errors);
+    close(errors);
+    CHECK_CODES(o, 3, 0);
+    CHECK_MSG(strstr(o.said, "rank 1 is there already"), "%s", o.said);
+}
+
+TEST(unlike_numbers_of_ranks_are_told) {
+    Outcome o;
+    pid_t pids[2];
+    int port = free_port(), errors = errors_file();
+    memset(&o, 0, sizeof o);
+    pids[0] = start_rank(hurried_exchange, MASTER, 0, 2, port, errors);
+    pids[1] = start_rank(hurried_exchange, MASTER, 1, 4, port, errors);
+    finish_ranks(&o, pids, 2, errors);
+    close(errors);
+    CHECK_CODES(o, 2, 8);
+    CHECK_MSG(strstr(o.said, "another number"), "%s", o.said);
+}
+
+TEST(a_port_that_is_taken_is_an_error) {
+    RanksMeeting m;
+    pid_t pid;
+    Outcome o;
+    int errors = errors_file();
+    memset(&m, 0, sizeof m);
+    memset(&o, 0, sizeof o);
+    strcpy(m.addresses, "127.0.0.1");
+    strcpy(m.port, "0");
+    int fd = ranks_listen(&m);
+    pid = start_rank(exchange, MASTER, 0, 2, atoi(m.port), errors);
+    finish_ranks(&o, &pid, 1, errors);
+    close(fd);
+    close(errors);
+    CHECK_CODES(o, 1, 8);
+    CHECK_MSG(strstr(o.said, "cannot listen on port"), "%s", o.said);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Lost, hung, failing. A job is four ranks that work in steps; rank `faulty` does `fault` in the
+// third.
+
+enum { WORKERS = 4 };
+static const double limit_seconds = 3;  // long enough for a busy machine
+static int faulty;
+static void (*fault)(void);
+
+static int work(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    for (int step = 1; step <= 6; step++) {
+        ranks_phase("forward", step);
+        if (step == 3 && ranks_rank() == faulty) {
+            ranks_sleep_ms(300);  // others know where it was
+            fault();
+        }
+        ranks_phase("reduce", step);
+        ranks_barrier();
+    }
+    ranks_leave();
+    exit(0);
+}
+
+static void die(void) { raise(SIGKILL); }
+static void stop(void) { raise(SIGSTOP); }
+static void crash(void) { abort(); }
+static void spin(void) {
+    for (volatile unsigned i = 0;; i++) continue;
+}
+static void be_slow(void) { ranks_sleep_ms((int)(limit_seconds * 500)); }
+static void be_slow_alive(void) {
+    for (int i = 0; i < 10; i++, ranks_alive()) ranks_sleep_ms((int)(limit_seconds * 200));
+}
+static void save_long(void) {
+    ranks_phase("save", 3);
+    ranks_sleep_ms((int)(limit_seconds * 2000));
+}
+static void fail(void) {
+    fprintf(stderr, "warning: before\nerror: a file: not there\nhint: make it\n");
+    exit(3);
+}
+static void fail_silently(void) { exit(7); }
+
+static Running begin_fault(void (*what)(void), int rank) {
+    fault = what;
+    faulty = rank;
+    return begin_ranks(work, MASTER, WORKERS, 0);
+}
+
+static Outcome run_fault(void (*what)(void), int rank) {
+    Running run = begin_fault(what, rank);
+    return end_ranks(&run);
+}
+
+TEST(a_job_without_faults_says_nothing) {
+    Outcome o = run_fault(ranks_alive, 0);
+    CHECK_CODES(o, WORKERS, 0);
+    CHECK_MSG(!o.said[0], "%s", o.said);
+    CHECK_MSG(o.seconds < limit_seconds, "%g s", o.seconds);
+}
+
+// What the faulty rank and what the others end with, and what is said: NULL: nothing. A stopped
+// rank does not stay, a slow one is no hung one.
+typedef struct {
+    void (*what)(void);
+    int rank, own_code, code;
+    const char *said;
+} FaultCase;
+
+static const FaultCase fault_cases[] = {
+    {die, 0, 128 + SIGKILL, 8, " lost in forward of step 3\n"},
+    {die, 2, 128 + SIGKILL, 8, " lost in forward of step 3\n"},
+    {crash, 3, 128 + SIGABRT, 8, " lost in forward of step 3\n"},
+    {stop, 0, 128 + SIGKILL, 8, " silent for "},
+    {stop, 2, 128 + SIGKILL, 8, " silent for "},
+    {spin, 0, 8, 8, " in forward of step 3, while others wait for it"},
+    {spin, 1, 8, 8, " in forward of step 3, while others wait for it"},
+    {be_slow, 0, 0, 0, NULL},
+    {be_slow_alive, 1, 0, 0, NULL},
+    {save_long, 2, 0, 0, NULL},
+};
+
+TEST(killed_stopped_and_spinning_ranks_are_named_and_slow_ones_not) {
+    enum { CASES = sizeof fault_cases / sizeof *fault_cases };
+    Running run[CASES];
+    for (int i = 0; i < CASES; i++) run[i] = begin_fault(fault_cases[i].what, fault_cases[i].rank);
+    for (int i = 0; i < CASES; i++) {
+        const FaultCase *c = &fault_cases[i];
+        char error[64];
+        Outcome o = end_ranks(&run[i]);
+        for (int r = 0; r < WORKERS; r++)
+            CHECK_MSG(o.codes[r] == (r == c->rank ? c->own_code : c->code),
+                      "case %d, rank %d: %d\n%s", i, r, o.codes[r], o.said);
+        CHECK_MSG(c->said || !o.said[0], "%s", o.said);
+        CHECK_MSG(o.seconds < limit_seconds + 10, "%g s", o.seconds);
+        if (!c->said) continue;
+        snprintf(error, sizeof error, "error: ranks: rank %d on ", c->rank);
+        check_one_error(&o, error);
+        check_one_error(&o, c->said);
+    }
+}
+
+TEST(an_error_of_one_rank_is_the_error_of_all) {
+    for (int r = 0; r < WORKERS; r += 3) {
+        Outcome o = run_fault(fail, r);
+        CHECK_CODES(o, WORKERS, 3);
+        check_one_error(
+            &o, r == 0 ? "error: a file: not there\n" : "error: a file: not there (rank 3 on ");
+        CHECK(lines_with(o.said, "warning: ") == (r == 0));
+    }
+    Outcome o = run_fault(fail_silently, 1);
+    CHECK_CODES(o, WORKERS, 7);
+    check_one_error(&o, "ended with exit code 7 in forward of step 3");
+}
+
+static int all_fail(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_sleep_ms(ranks_rank() * 37 % 50);
+    fail();
+    return 0;
+}
+
+TEST(the_same_error_of_all_ranks_is_said_once) {
+    for (int round = 0; round < 3; round++) {
+        Outcome o = run_ranks(all_fail, MASTER, MOST, 0);
+        CHECK_CODES(o, MOST, 3);
+        check_one_error(&o, "error: a file: not there");
+    }
+}
+
+// Rank 0 finds its error at the moment in which it would speak for rank 1.
+static int fail_at_once_or_late(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_barrier();
+    if (ranks_rank() == 0) ranks_sleep_ms(RANKS_GRACE_MS - 30 + faulty * 10);
+    fail();
+    return 0;
+}
+
+TEST(two_errors_at_the_same_moment_are_one) {
+    enum { ROUNDS = 12 };
+    Running run[ROUNDS];
+    for (faulty = 0; faulty < ROUNDS; faulty++)
+        run[faulty] = begin_ranks(fail_at_once_or_late, MASTER, 2, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        Outcome o = end_ranks(&run[i]);
+        CHECK_CODES(o, 2, 3);
+        check_one_error(&o, "error: a file: not there");
+    }
+}
+
+// Rank 3 dies, and the device of the rank that waits for it reports an error of its network first.
+static int die_with_symptoms(void) {
+    if (ranks_join(NULL)) return 1;
+    const int victim = (faulty + 1) % 3 + 1;
+    if (ranks_rank() == faulty) {
+        fprintf(stderr, "error: nccl: remote error\nhint: none\n");
+        exit(11);
+    }
+    if (ranks_rank() == victim) {
+        ranks_sleep_ms(100);
+        die();
+    }
+    ranks_barrier();
+    return 0;
+}
+
+TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
+    for (faulty = 0; faulty < 2; faulty++) {
+        char error[64];
+        Outcome o = run_ranks(die_with_symptoms, MASTER, WORKERS, 0);
+        snprintf(error, sizeof error, "error: ranks: rank %d on ", (faulty + 1) % 3 + 1);
+        check_one_error(&o, error);
+        CHECK(o.codes[0] == 8 && o.codes[faulty] == 8);
+    }
+}
+
+// A launcher that is suspended suspends its ranks.
+TEST(a_job_that_is_stopped_as_a_whole_goes_on) {
+    Running run = begin_fault(be_slow, 1);
+    ranks_sleep_ms(1000);
+    for (int r = 0; r < WORKERS; r++) kill(run.pids[r], SIGSTOP);
+    ranks_sleep_ms((int)(limit_seconds * 1500));
+    for (int r = 0; r < WORKERS; r++) kill(run.pids[r], SIGCONT);
+    Outcome o = end_ranks(&run);
+    CHECK_CODES(o, WORKERS, 0);
+    CHECK_MSG(!o.said[0], "%s", o.said);
+}
+
+TEST(ranks_that_end_together_are_said_once) {
+    for (int round = 0; round < 2; round++) {
+        fault = die;
+        Outcome o;
+        pid_t pids[WORKERS];
+        int port = free_port(), errors = errors_file();
+        memset(&o, 0, sizeof o);
+        for (int r = 0; r < WORKERS; r++) {
+            faulty = r == 3 || (round == 1 && r == 0) ? r : -1;
+            pids[r] = start_rank(work, MASTER, r, WORKERS, port, errors);
+        }
+        finish_ranks(&o, pids, WORKERS, errors);
+        close(errors);
+        CHECK(o.codes[1] == 8 && o.codes[2] == 8);
+        check_one_error(&o, " lost in ");
+    }
+}
+
+static int warn(void) {
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    fprintf(stderr, "warning: of rank %d\n", ranks_rank());
+    ranks_sleep_ms(1500);
+    struct stat status;
+    int shown = fstat(2, &status) == 0 && status.st_size > 0;
+    ranks_leave();
+    exit(shown ? 0 : 1);
+}
+
+TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
+    Outcome o = run_ranks(warn, MASTER, 2, 0);
+    CHECK_CODES(o, 2, 0);
+    CHECK_MSG(strcmp(o.said, "warning: of rank 0\n") == 0, "%s", o.said);
+}
+
+TEST_MAIN()

@@ -1,0 +1,180 @@
+#!/usr/bin/env bash
+# Ranks that are killed, stopped, hang, fail or drift, at each phase of a job of three: one error that
+# names the rank, all ranks gone, checkpoints whole, and the job goes on to the same bits. The program
+# is the release build with tests/phase_fault.c in front. UNPAD_FULL=1: every phase times every rank.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad failure XXXXXX")
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/$1.txt"; }
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+skip_all() { skipped=$((skipped + 1)) && echo "skipped ranks: $1" && finish; }
+# pids of processes whose command line holds $1
+pids_of() {
+    local p
+    for p in /proc/[0-9]*; do
+        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+    done
+}
+clean_up() {
+    local left
+    left=$(pids_of "$work/")
+    [ -z "$left" ] || kill -9 $left 2> /dev/null
+    rm -rf "$work"
+}
+trap clean_up EXIT
+cd "$work" || exit 1
+
+command -v mpirun > /dev/null || skip_all 'mpirun is not installed'
+[ -x "$faulty" ] || skip_all "$faulty is not built"
+ldd "$faulty" | grep -q libmpi || skip_all "$faulty is built without MPI"
+
+# ---- a tiny model, an uneven corpus, and what the job gives when nothing happens -----------------
+mkdir tiny text
+cat > tiny/config.json <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
+ "eos_token_id": 257}
+JSON
+for i in $(seq 1 60); do
+    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of $((i * i)) says"; done > text/$i.txt
+done
+python3 "$root/data/prepare.py" text --out text.bin --val-frac 0.1 > prepare.txt 2>&1 ||
+    bad prepare "exit code $?"
+flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen 128
+       --micro-batch-tokens 256 --batch-tokens 1536 --val-tokens 1024 --val-every 2
+       --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
+       --deterministic --steps 6 --save-every 2 --heartbeat-seconds 3)
+mpi=(mpirun --allow-run-as-root --oversubscribe -n 3)
+timeout -k 5 60 "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
+    bad reference "exit code $?"
+
+# ---- jobs side by side: start NAME FAULT [FLAGS...]; then await, and check each --------------------
+start() {
+    local name=$1 fault=$2
+    shift 2
+    {
+        timeout -k 5 60 "${mpi[@]}" -x FAULT="$fault" "$faulty" "${flags[@]}" --out "$work/$name" \
+            "$@" > "$name.txt" 2>&1
+        echo $? > "$name.code"
+    } &
+    while [ "$(jobs -pr | wc -l)" -ge 6 ]; do wait -n; done
+}
+# check NAME 'EXIT CODES' PATTERN: one error, which matches; no process is left; a newest checkpoint
+# that is whole
+check() {
+    local name=$1 code
+    code=$(cat "$name.code")
+    if ! [[ " $2 " = *" $code "* ]]; then bad "$name" "exit code $code, expected one of $2"
+    elif ! grep -aqE "error: $3" "$name.txt"; then bad "$name" "no error matches $3"
+    elif ! [ "$(grep -ac 'error: ' "$name.txt") $(grep -ac 'hint: ' "$name.txt")" = '1 1' ]; then
+        bad "$name" 'expected one error: line and one hint: line'
+    elif [ -n "$(pids_of "--out $work/$name ")" ]; then bad "$name" 'a process is left'
+    elif ! "$train" "${flags[@]}" --out "$work/$name" --resume --dry-run > resume.txt 2>&1 ||
+        grep -q warning resume.txt; then
+        cat resume.txt >> "$name.txt"
+        bad "$name" 'the newest checkpoint is damaged'
+    else ok "$name"; fi
+}
+# on another number of ranks, to the same bits: start_going_on NAME, wait, check_going_on NAME
+start_going_on() {
+    {
+        timeout -k 5 60 mpirun --allow-run-as-root --oversubscribe -n 2 "$train" "${flags[@]}" \
+            --out "$work/$1" --resume > "$1_goes_on.txt" 2>&1
+        echo $? > "$1_goes_on.code"
+    } &
+}
+check_going_on() {
+    local name=$1_goes_on f=step-00000006/optimizer.safetensors
+    if [ "$(cat "$name.code")" -ne 0 ]; then bad "$name" "exit code $(cat "$name.code")"
+    elif ! cmp "$1/$f" "reference/$f" || ! cmp {"$1",reference}/final/model.safetensors; then
+        bad "$name" 'other bits'
+    else ok "$name"; fi
+}
+
+# ---- killed: mpirun ends with 137 when it sees the killed rank first -------------------------------
+phases=(set-up read forward backward reduce update validate compare save)
+step_of() { if [ "$1" = set-up ]; then echo 0; else echo 4; fi; }
+where() { if [ "$1" = set-up ]; then echo "$1"; else echo "$1 of step 4"; fi; }
+ranks_for() {       # ranks_for INDEX: all, or one of them
+    if [ -n "${UNPAD_FULL:-}" ]; then echo 0 1 2; else echo $(($1 % 3)); fi
+}
+each_phase() {      # each_phase DO...: DO phase rank for each
+    local i r
+    for i in "${!phases[@]}"; do
+        for r in $(ranks_for $((i + ${offset:-0}))); do "$@" "${phases[i]}" "$r"; done
+    done
+}
+start_kill() { start "kill_rank_$2_in_$1" "kill:$2:$1:$(step_of "$1")"; }
+check_kill() { check "kill_rank_$2_in_$1" '137 8' "ranks: rank $2 on .* lost in $(where "$1")\$"; }
+start_stop() { start "stop_rank_$2_in_$1" "stop:$2:$1:$(step_of "$1")"; }
+check_stop() {
+    check "stop_rank_$2_in_$1" '8 137' "ranks: rank $2 on .* silent for [2-9] s in $(where "$1")\$"
+}
+each_phase start_kill
+offset=1 each_phase start_stop
+for r in 0 2; do start "spin_rank_$r" "spin:$r:backward:4"; done
+export QUIET_MS=6000
+start quiet_set_up quiet:1:set-up:0 --steps 1
+start drifting_weights drift:1:update:3
+start error_of_one_rank fail:2:forward:4
+wait
+each_phase check_kill
+offset=1 each_phase check_stop
+for r in 0 2; do
+    check "spin_rank_$r" 8 "ranks: rank $r on .* stuck for [2-9] s in backward of step 4, while others"
+done
+if [ "$(cat quiet_set_up.code)" -eq 0 ] && ! grep -q 'error: ' quiet_set_up.txt
+then ok a_long_set_up_is_not_hung; else bad quiet_set_up "exit code $(cat quiet_set_up.code)"; fi
+check drifting_weights 9 'ranks: expected the same .* differences in weights \(rank 1\)$'
+check error_of_one_rank 3 'a file: expected words, found none \(rank 2 on .*\)$'
+going_on=(kill_rank_*_in_reduce/ kill_rank_*_in_save/ stop_rank_*_in_validate/ drifting_weights/)
+for name in "${going_on[@]}"; do start_going_on "${name%/}"; done
+wait
+for name in "${going_on[@]}"; do check_going_on "${name%/}"; done
+
+# ---- the launcher; another program; the loop ------------------------------------------------------
+{ "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
+for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done
+kill -9 $(pids_of "mpirun --allow-run-as-root --oversubscribe -n 3 $train")
+wait
+for _ in $(seq 100); do [ -z "$(pids_of "--out $work/orphans")" ] && break; sleep 0.1; done
+if [ -z "$(pids_of "--out $work/orphans")" ]; then ok ranks_end_with_their_launcher
+else bad orphans 'ranks are left'; fi
+timeout -k 5 60 mpirun --allow-run-as-root --oversubscribe -n 1 "$train" "${flags[@]}" --out "$work/p" \
+    : -n 1 "$faulty" "${flags[@]}" --out "$work/p" > program.txt 2>&1
+code=$?
+if [ $code -eq 9 ] && grep -q 'differences in the program file (rank 1)$' program.txt; then
+    ok unlike_programs
+else bad program "exit code $code"; fi
+
+until_done() { PAUSE=0 timeout -k 5 60 "$root/scripts/train_until_done.sh" "$@"; }
+job=("${mpi[@]}" "$faulty" "${flags[@]}")
+until_done bash -c 'mkdir once && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" \
+    --out "$work/loop" > loop.txt 2>&1
+code=$?
+if [ $code -eq 0 ] && [ "$(grep -c 'starting again' loop.txt)" -eq 1 ] &&
+    cmp loop/final/model.safetensors reference/final/model.safetensors; then ok loop_until_done
+else bad loop "exit code $code"; fi
+FAULT=kill:1:reduce:1 RESTARTS=1 until_done "${job[@]}" --out "$work/hopeless" > hopeless.txt 2>&1
+code=$?
+if { [ $code -eq 137 ] || [ $code -eq 8 ]; } && [ "$(grep -c 'starting again' hopeless.txt)" -eq 1 ]
+then ok loop_gives_up_without_progress
+else bad hopeless "exit code $code"; fi
+until_done "$train" --no-such-flag > usage.txt 2>&1
+code=$?
+if [ $code -eq 2 ] && ! grep -q 'starting again' usage.txt; then ok loop_ends_with_a_usage_error
+else bad usage "exit code $code"; fi
+finish
