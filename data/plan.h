@@ -4,7 +4,7 @@
 //             memory; long documents become chunks of at most S = max_seqlen tokens
 //   step      the longest prefix of the stream with at most floor(f * M * C) tokens
 //   packing   capacity-LPT: longest chunk first, each to the micro-batch with the least work among
-//             those with room for it (M micro-batches of C tokens)
+//             those with room for it (M micro-batches of C tokens); then exchanges between them
 //
 // A step does not depend on the number of ranks or on the layout. The state is one cursor; a plan
 // made again from the same state is the same plan, on any machine (integer work, no floating
@@ -30,8 +30,9 @@ typedef struct {
     int32_t num_micro;   // M: micro-batches of a step, all ranks together
     int32_t fill_ppm;    // f in millionths
     LongDocs long_docs;  // what becomes of documents longer than S
-    // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / 128)
-    int32_t work_token, work_tile;
+    // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / work_side).
+    // Token and tile 0: documents in the order they come, see plan_pack_arrival.
+    int32_t work_token, work_tile, work_side;
 } PlanSettings;
 
 // All that a run must remember about its data; {0} is the beginning.
@@ -56,6 +57,11 @@ typedef struct {
 } Heap;
 
 typedef struct {
+    int64_t work;
+    int32_t chunk, length;  // chunk: in sorted order
+} PlanMember;
+
+typedef struct {
     Layout layout;
     int32_t num_micro;  // packed: M; other layouts: as many as the chunks need
     int64_t num_chunks;
@@ -77,9 +83,11 @@ typedef struct {
     int32_t *bin;         // (num_stream) micro-batch of each, in sorted order
     int64_t *micro_free;  // (num_micro)
     Heap fitting, full;
+    int32_t *first, *next;  // (num_micro), (num_stream) lists of a micro-batch's, in sorted order
+    PlanMember *members;    // (num_stream) of two micro-batches
 } StepPlan;
 
-enum { PLAN_TILE = 128, PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000 };
+enum { PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000, PLAN_MAX_SIDE = 1 << 12 };
 
 // -------------------------------------------------------------------------------------------------
 // Settings
@@ -95,7 +103,24 @@ static inline PlanSettings plan_settings(void) {
     s.long_docs = LONG_SPLIT;
     s.work_token = 100;  // one token's linear layers against one 128 x 128 attention tile:
     s.work_tile = 745;   // equal cost per token at length 4400, SmolLM2-135M
+    s.work_side = 128;
     return s;
+}
+
+static inline int64_t plan_work(const PlanSettings *s, int64_t length) {
+    const int64_t tiles = (length + s->work_side - 1) / s->work_side;
+    return length * s->work_token + tiles * (tiles + 1) / 2 * s->work_tile;
+}
+
+// The work of a step, which is largest when all chunks are, must be an int64.
+static inline bool plan_work_check(const PlanSettings *s, Error *err) {
+    const double n = (double)s->max_seqlen / s->work_side + 1,
+                 chunks = (double)s->capacity / s->max_seqlen * s->num_micro;
+    const double work = chunks * ((double)s->max_seqlen * s->work_token + n * n * s->work_tile);
+    return work < 0x1p62 ||
+           error_set(err, EXIT_USAGE, "give smaller numbers in the same ratio, or larger tiles",
+                     "work: %d:%d:%d adds up to more than 2^62 in a step", s->work_token,
+                     s->work_tile, s->work_side);
 }
 
 static inline bool plan_settings_check(const PlanSettings *s, Error *err) {
@@ -114,11 +139,16 @@ static inline bool plan_settings_check(const PlanSettings *s, Error *err) {
                          s->fill_ppm / 1e6);
     if ((unsigned)s->long_docs > LONG_ERROR)
         return error_set(err, EXIT_USAGE, "", "long_docs: unknown policy %d", (int)s->long_docs);
-    if (s->work_token < 1 || s->work_token > PLAN_MAX_WORK || s->work_tile < 0 ||
+    const bool no_cost = s->work_token == 0 && s->work_tile == 0;
+    if ((s->work_token < 1 && !no_cost) || s->work_token > PLAN_MAX_WORK || s->work_tile < 0 ||
         s->work_tile > PLAN_MAX_WORK)
-        return error_set(err, EXIT_USAGE, "", "work: expected 1 to %d and 0 to %d, found %d and %d",
-                         PLAN_MAX_WORK, PLAN_MAX_WORK, s->work_token, s->work_tile);
-    return true;
+        return error_set(err, EXIT_USAGE, "make calibrate measures it for a model and a machine",
+                         "work: expected 1 to %d and 0 to %d, found %d and %d", PLAN_MAX_WORK,
+                         PLAN_MAX_WORK, s->work_token, s->work_tile);
+    if (s->work_side < 1 || s->work_side > PLAN_MAX_SIDE)
+        return error_set(err, EXIT_USAGE, "", "side of a tile: expected 1 to %d tokens, found %d",
+                         PLAN_MAX_SIDE, s->work_side);
+    return plan_work_check(s, err);
 }
 
 static inline uint64_t plan_hash(uint64_t x) {  // splitmix64's finalizer
@@ -130,8 +160,9 @@ static inline uint64_t plan_hash(uint64_t x) {  // splitmix64's finalizer
 
 // Runs with equal hashes and data sets plan equal steps; kept in checkpoints beside the state.
 static inline uint64_t plan_settings_hash(const PlanSettings *s) {
-    const int64_t fields[] = {(int64_t)s->seed, s->max_seqlen,     s->capacity,   s->num_micro,
-                              s->fill_ppm,      (int)s->long_docs, s->work_token, s->work_tile};
+    const int64_t fields[] = {(int64_t)s->seed, s->max_seqlen, s->capacity,
+                              s->num_micro,     s->fill_ppm,   (int)s->long_docs,
+                              s->work_token,    s->work_tile,  s->work_side};
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
         h = plan_hash(h ^ (uint64_t)fields[i]);
@@ -148,9 +179,12 @@ static inline bool plan_long_docs_parse(const char *text, LongDocs *out) {
     return false;
 }
 
-static inline int64_t plan_work(const PlanSettings *s, int64_t length) {
-    const int64_t tiles = (length + PLAN_TILE - 1) / PLAN_TILE;
-    return length * s->work_token + tiles * (tiles + 1) / 2 * s->work_tile;
+// "TOKEN:TILE" or "TOKEN:TILE:SIDE" into the settings; false when the text is something else.
+static inline bool plan_work_cost_parse(const char *text, PlanSettings *s) {
+    int two = 0, three = 0;
+    const int n =
+        sscanf(text, "%7d:%7d%n:%7d%n", &s->work_token, &s->work_tile, &two, &s->work_side, &three);
+    return n >= 2 && text[n == 3 ? three : two] == 0;
 }
 
 // The most tokens a step takes: floor(f * M * C).
@@ -274,6 +308,11 @@ static inline void plan_reserve_stream(StepPlan *p, size_t n) {
     p->order = (uint64_t *)host_grow(p->order, &capacity, n, sizeof(uint64_t), "the step plan");
     capacity = p->stream_capacity;
     p->bin = (int32_t *)host_grow(p->bin, &capacity, n, sizeof(int32_t), "the step plan");
+    capacity = p->stream_capacity;
+    p->next = (int32_t *)host_grow(p->next, &capacity, n, sizeof(int32_t), "the step plan");
+    capacity = p->stream_capacity;
+    p->members =
+        (PlanMember *)host_grow(p->members, &capacity, n, sizeof(PlanMember), "the step plan");
     p->stream_capacity = capacity;
 }
 
@@ -284,12 +323,13 @@ static inline void plan_reserve_chunks(StepPlan *p, size_t n) {
 
 static inline void plan_reserve_micros(StepPlan *p, size_t n) {
     static const char what[] = "the step plan";
-    size_t c0 = p->micro_capacity, c1 = c0, c2 = c0, c3 = c0, c4 = c0;
+    size_t c0 = p->micro_capacity, c1 = c0, c2 = c0, c3 = c0, c4 = c0, c5 = c0;
     p->micro_start = (int64_t *)host_grow(p->micro_start, &c0, n + 1, sizeof(int64_t), what);
     p->micro_work = (int64_t *)host_grow(p->micro_work, &c1, n + 1, sizeof(int64_t), what);
     p->micro_free = (int64_t *)host_grow(p->micro_free, &c2, n + 1, sizeof(int64_t), what);
     p->fitting.items = (HeapItem *)host_grow(p->fitting.items, &c3, n + 1, sizeof(HeapItem), what);
     p->full.items = (HeapItem *)host_grow(p->full.items, &c4, n + 1, sizeof(HeapItem), what);
+    p->first = (int32_t *)host_grow(p->first, &c5, n + 1, sizeof(int32_t), what);
     p->micro_capacity = c0;
 }
 
@@ -365,10 +405,13 @@ static inline Chunk *plan_sorted_chunk(const StepPlan *p, int64_t i) {
     return &p->stream[(uint32_t)p->order[i]];
 }
 
-static inline void plan_sort(StepPlan *p) {
+// Longest first; without costs as they come.
+static inline void plan_sort(StepPlan *p, const PlanSettings *s) {
     assert(p->num_stream <= INT32_MAX);
-    for (int64_t i = 0; i < p->num_stream; i++)
-        p->order[i] = (uint64_t)(INT32_MAX - p->stream[i].length) << 32 | (uint64_t)i;
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const uint64_t key = s->work_token > 0 ? (uint64_t)(INT32_MAX - p->stream[i].length) : 0;
+        p->order[i] = key << 32 | (uint64_t)i;
+    }
     qsort(p->order, (size_t)p->num_stream, sizeof p->order[0], plan_compare_keys);
 }
 
@@ -403,8 +446,25 @@ static inline bool plan_pack_lpt(StepPlan *p, const PlanSettings *s) {
         const int32_t b = heap_pop(&p->fitting).id;
         plan_place(p, s, i, b);
         const int32_t next = i + 1 < p->num_stream ? plan_sorted_chunk(p, i + 1)->length : 0;
-        if (p->micro_free[b] >= next) heap_push(&p->fitting, p->micro_work[b], b);
-        else heap_push(&p->full, -p->micro_free[b], b);
+        if (p->micro_free[b] >= next)
+            heap_push(&p->fitting, p->micro_work[b], b);
+        else
+            heap_push(&p->full, -p->micro_free[b], b);
+    }
+    return true;
+}
+
+// Each chunk to the bin with the most room: what a packer does that counts tokens and takes
+// documents as they come. Only for comparison.
+static inline bool plan_pack_arrival(StepPlan *p, const PlanSettings *s) {
+    plan_empty_bins(p, s);
+    p->fitting.n = 0;
+    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&p->fitting, -p->micro_free[b], b);
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const int32_t b = heap_pop(&p->fitting).id;
+        if (p->micro_free[b] < plan_sorted_chunk(p, i)->length) return false;
+        plan_place(p, s, i, b);
+        heap_push(&p->fitting, -p->micro_free[b], b);
     }
     return true;
 }
@@ -425,6 +485,143 @@ static inline bool plan_pack_best_fit(StepPlan *p, const PlanSettings *s) {
     return true;
 }
 
+// -------------------------------------------------------------------------------------------------
+// Exchanges. Where room runs out LPT stays uneven: micro-batches of short chunks are full and
+// light, those with long ones heavy with room to spare. One chunk of the heaviest against one or
+// two of a lighter micro-batch, of about as many tokens together, moves attention and hardly any
+// tokens.
+
+enum {
+    PLAN_EVEN = 512,          // even enough: the heaviest within 1/512 of the mean
+    PLAN_MAX_LOOKS = 1 << 22  // of one step: some hundredths of a second
+};
+
+typedef struct {
+    int32_t x, y, z;  // sorted chunks: x of the heavy one, y and z (-1: none) of the light one
+    int64_t heaviest;
+} PlanExchange;
+
+static inline void plan_make_lists(StepPlan *p, const PlanSettings *s) {
+    for (int32_t b = 0; b < s->num_micro; b++) p->first[b] = -1;
+    for (int32_t i = (int32_t)p->num_stream - 1; i >= 0; i--) {
+        p->next[i] = p->first[p->bin[i]];
+        p->first[p->bin[i]] = i;
+    }
+}
+
+static inline int32_t plan_list_members(const StepPlan *p, const PlanSettings *s, int32_t bin,
+                                        PlanMember *out) {
+    int32_t n = 0;
+    for (int32_t i = p->first[bin]; i >= 0; i = p->next[i]) {
+        out[n].chunk = i;
+        out[n].length = plan_sorted_chunk(p, i)->length;
+        out[n].work = plan_work(s, out[n].length);
+        n++;
+    }
+    return n;
+}
+
+static inline void plan_move(StepPlan *p, const PlanSettings *s, int32_t i, int32_t to) {
+    const int32_t from = p->bin[i];
+    int32_t *at = &p->first[from];
+    while (*at != i) at = &p->next[*at];
+    *at = p->next[i];
+    p->micro_free[from] += plan_sorted_chunk(p, i)->length;
+    p->micro_work[from] -= plan_work(s, plan_sorted_chunk(p, i)->length);
+    plan_place(p, s, i, to);
+    at = &p->first[to];
+    while (*at >= 0 && *at < i) at = &p->next[*at];
+    p->next[i] = *at;
+    *at = i;
+}
+
+// The first of members first .. n - 1, which are in falling order, with less work than this.
+static inline int32_t plan_first_below(const PlanMember *members, int32_t first, int32_t n,
+                                       int64_t work) {
+    while (first < n) {
+        const int32_t middle = first + (n - first) / 2;
+        if (members[middle].work < work)
+            n = middle;
+        else
+            first = middle + 1;
+    }
+    return first;
+}
+
+// Two micro-batches: room and work of the heavy and of the light one
+typedef struct {
+    int64_t heavy_free, light_free, heavy_work, light_work;
+} PlanPair;
+
+// Keeps the exchange in *best if both have room for it and the heavier one of them is then lighter.
+static inline void plan_consider(const PlanPair *pair, const PlanMember *x, const PlanMember *y,
+                                 const PlanMember *z, PlanExchange *best) {
+    const int64_t tokens = (int64_t)x->length - y->length - (z ? z->length : 0);
+    const int64_t moved = x->work - y->work - (z ? z->work : 0);
+    if (tokens > pair->light_free || -tokens > pair->heavy_free) return;
+    const int64_t a = pair->heavy_work - moved, b = pair->light_work + moved;
+    if ((a > b ? a : b) >= best->heaviest) return;
+    best->x = x->chunk;
+    best->y = y->chunk;
+    best->z = z ? z->chunk : -1;
+    best->heaviest = a > b ? a : b;
+}
+
+// The first of the best exchanges; x = -1 when none helps. One helps only when it moves more than
+// no work and less than the difference: of the members, which are in falling order, those between.
+static inline PlanExchange plan_best_exchange(StepPlan *p, const PlanSettings *s, int32_t heavy,
+                                              int32_t light, int64_t *looks) {
+    PlanExchange best = {-1, -1, -1, p->micro_work[heavy]};
+    const PlanPair pair = {p->micro_free[heavy], p->micro_free[light], p->micro_work[heavy],
+                           p->micro_work[light]};
+    const int64_t difference = pair.heavy_work - pair.light_work;
+    const int32_t num_own = plan_list_members(p, s, heavy, p->members);
+    const PlanMember *own = p->members, *other = p->members + num_own;
+    const int32_t n = plan_list_members(p, s, light, p->members + num_own);
+    for (const PlanMember *x = own; x < own + num_own; x++)
+        for (int32_t c = plan_first_below(other, 0, n, x->work); c < n; c++) {
+            const int64_t rest = x->work - other[c].work;
+            plan_consider(&pair, x, &other[c], NULL, &best);
+            int32_t d = plan_first_below(other, c + 1, n, rest);
+            for (; d < n && rest - other[d].work < difference; d++, ++*looks)
+                plan_consider(&pair, x, &other[c], &other[d], &best);
+            ++*looks;
+        }
+    return best;
+}
+
+// Makes an exchange of the heaviest micro-batch with one that is lighter than the mean.
+static inline bool plan_exchange(StepPlan *p, const PlanSettings *s, int32_t heavy, int64_t mean,
+                                 int64_t *looks) {
+    for (int32_t light = 0; light < s->num_micro && *looks < PLAN_MAX_LOOKS; light++) {
+        if (p->micro_work[light] >= mean) continue;
+        const PlanExchange e = plan_best_exchange(p, s, heavy, light, looks);
+        if (e.x < 0) continue;
+        plan_move(p, s, e.x, light);
+        plan_move(p, s, e.y, heavy);
+        if (e.z >= 0) plan_move(p, s, e.z, heavy);
+        return true;
+    }
+    return false;
+}
+
+static inline void plan_even_out(StepPlan *p, const PlanSettings *s) {
+    int64_t sum = 0, looks = 0;
+    for (int32_t b = 0; b < s->num_micro; b++) sum += p->micro_work[b];
+    const int64_t mean = sum / s->num_micro;
+    plan_make_lists(p, s);
+    for (;;) {
+        int32_t heavy = 0;
+        for (int32_t b = 1; b < s->num_micro; b++)
+            if (p->micro_work[b] > p->micro_work[heavy]) heavy = b;
+        if (p->micro_work[heavy] - mean <= mean / PLAN_EVEN) return;
+        if (!plan_exchange(p, s, heavy, mean, &looks)) return;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The order of chunks, and steps that do not fit at once
+
 // Chunks grouped by p->bin; inside a micro-batch they stay longest first.
 static inline void plan_group_bins(StepPlan *p, const PlanSettings *s) {
     plan_reserve_chunks(p, (size_t)p->num_stream);
@@ -443,11 +640,13 @@ static inline void plan_group_bins(StepPlan *p, const PlanSettings *s) {
 static inline bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                             const PlanState *state, int64_t max_chunks, bool *fits, Error *err) {
     if (!plan_take_prefix(p, index, s, state, plan_goal(s), max_chunks, err)) return false;
-    plan_sort(p);
-    *fits = plan_pack_lpt(p, s);
-    if (*fits) return true;
-    p->used_fallback = true;
-    *fits = plan_pack_best_fit(p, s);
+    plan_sort(p, s);
+    *fits = s->work_token > 0 ? plan_pack_lpt(p, s) : plan_pack_arrival(p, s);
+    if (!*fits) {
+        p->used_fallback = true;
+        *fits = plan_pack_best_fit(p, s);
+    }
+    if (*fits && s->work_token > 0) plan_even_out(p, s);
     return true;
 }
 
@@ -469,8 +668,10 @@ static inline bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSet
     while (too_many - good > 1) {
         const int64_t middle = good + (too_many - good) / 2;
         if (!plan_try(p, index, s, state, middle, &fits, err)) return false;
-        if (fits) good = middle;
-        else too_many = middle;
+        if (fits)
+            good = middle;
+        else
+            too_many = middle;
     }
     return plan_try(p, index, s, state, good, &fits, err);
 }
@@ -583,6 +784,9 @@ static inline void plan_free(StepPlan *p) {
     free(p->stream);
     free(p->order);
     free(p->bin);
+    free(p->next);
+    free(p->members);
+    free(p->first);
     free(p->micro_start);
     free(p->micro_work);
     free(p->micro_free);
@@ -591,39 +795,42 @@ static inline void plan_free(StepPlan *p) {
     memset(p, 0, sizeof *p);
 }
 
-// The rank with the least work of those that have nothing in this round yet.
-static inline int32_t plan_lightest_rank(const int64_t *load, const int32_t *rounds, int32_t round,
-                                         int32_t num_ranks) {
-    int32_t best = -1;
-    for (int32_t r = 0; r < num_ranks; r++)
-        if (rounds[r] == round && (best < 0 || load[r] < load[best])) best = r;
-    return best;
+// A rank for every micro-batch: order (num_micro) lists them heaviest first, owner (num_micro) the
+// rank of each in that list. In rounds of num_ranks: what runs at the same time is alike, and each
+// round's heaviest goes to the rank with the least work so far.
+static inline void plan_assign_ranks(const StepPlan *p, int32_t num_ranks, int32_t *order,
+                                     int32_t *owner) {
+    assert(num_ranks > 0);
+    const size_t ranks = (size_t)num_ranks, micros = (size_t)p->num_micro;
+    static const char what[] = "the step plan";
+    HeapItem *items = (HeapItem *)host_calloc(2 * ranks + micros, sizeof(HeapItem), what);
+    Heap round = {items, 0}, next = {items + ranks, 0}, heaviest = {items + 2 * ranks, 0};
+    for (int32_t r = 0; r < num_ranks; r++) heap_push(&round, 0, r);
+    for (int32_t m = 0; m < p->num_micro; m++) heap_push(&heaviest, -p->micro_work[m], m);
+    for (int32_t i = 0; i < p->num_micro; i++) {
+        const HeapItem micro = heap_pop(&heaviest), rank = heap_pop(&round);
+        order[i] = micro.id;
+        owner[i] = rank.id;
+        heap_push(&next, rank.key - micro.key, rank.id);
+        if (round.n > 0) continue;
+        const Heap empty = round;
+        round = next;
+        next = empty;
+    }
+    free(items);
 }
 
-// Micro-batches of one rank into out (num_micro), heaviest first; returns how many. In rounds of
-// num_ranks, by work descending: what runs at the same time is alike, and each round's heaviest
-// goes to the rank with the least work so far. Every micro-batch gets exactly one rank.
+// Micro-batches of one rank into out (num_micro), heaviest first; returns how many. Every
+// micro-batch has exactly one rank.
 static inline int32_t plan_rank_micros(const StepPlan *p, int32_t rank, int32_t num_ranks,
                                        int32_t *out) {
-    assert(num_ranks > 0 && rank >= 0 && rank < num_ranks);
-    const size_t ranks = (size_t)num_ranks, micros = (size_t)p->num_micro;
-    int64_t *load = (int64_t *)host_calloc(ranks, sizeof(int64_t), "the step plan");
-    int32_t *rounds = (int32_t *)host_calloc(ranks, sizeof(int32_t), "the step plan");
-    Heap heap;
-    heap.items = (HeapItem *)host_calloc(micros, sizeof(HeapItem), "the step plan");
-    heap.n = 0;
-    for (int32_t m = 0; m < p->num_micro; m++) heap_push(&heap, -p->micro_work[m], m);
+    assert(rank >= 0 && rank < num_ranks);
+    int32_t *owner = (int32_t *)host_calloc((size_t)p->num_micro, sizeof(int32_t), "the step plan");
+    plan_assign_ranks(p, num_ranks, out, owner);
     int32_t n = 0;
-    for (int32_t i = 0; i < p->num_micro; i++) {
-        const HeapItem heaviest = heap_pop(&heap);
-        const int32_t r = plan_lightest_rank(load, rounds, i / num_ranks, num_ranks);
-        load[r] += -heaviest.key;
-        rounds[r]++;
-        if (r == rank) out[n++] = heaviest.id;
-    }
-    free(load);
-    free(rounds);
-    free(heap.items);
+    for (int32_t i = 0; i < p->num_micro; i++)
+        if (owner[i] == rank) out[n++] = out[i];
+    free(owner);
     return n;
 }
 
@@ -689,6 +896,44 @@ static inline int32_t plan_rank_block(const StepPlan *p, int32_t num_leaves, int
         if (leaf >= first && leaf < last) out[n++] = m;
     }
     return n;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Balance
+
+// Predicted work of every rank into work (num_ranks), shared out as by plan_rank_micros.
+static inline void plan_rank_work(const StepPlan *p, int32_t num_ranks, int64_t *work) {
+    const size_t micros = (size_t)p->num_micro;
+    int32_t *order = (int32_t *)host_calloc(2 * micros, sizeof(int32_t), "the step plan");
+    int32_t *owner = order + micros;
+    plan_assign_ranks(p, num_ranks, order, owner);
+    memset(work, 0, (size_t)num_ranks * sizeof *work);
+    for (int32_t i = 0; i < p->num_micro; i++) work[owner[i]] += p->micro_work[order[i]];
+    free(order);
+}
+
+// The same, shared out as by plan_rank_block.
+static inline void plan_block_work(const StepPlan *p, int32_t num_leaves, int32_t num_ranks,
+                                   int64_t *work) {
+    int32_t rank = 0, first, last;
+    plan_block(num_leaves, rank, num_ranks, &first, &last);
+    memset(work, 0, (size_t)num_ranks * sizeof *work);
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        while (plan_leaf(m, p->num_micro, num_leaves) >= last)
+            plan_block(num_leaves, ++rank, num_ranks, &first, &last);
+        work[rank] += p->micro_work[m];
+    }
+}
+
+// The largest over the mean: 1 is even, num_ranks is one rank doing everything; 0 when nothing is
+// known.
+static inline double plan_imbalance(const int64_t *work, int32_t num_ranks) {
+    int64_t sum = 0, most = 0;
+    for (int32_t r = 0; r < num_ranks; r++) {
+        sum += work[r];
+        if (work[r] > most) most = work[r];
+    }
+    return sum > 0 ? (double)most * num_ranks / (double)sum : 0;
 }
 
 #endif

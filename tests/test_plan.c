@@ -1,6 +1,8 @@
 // Step plans: the packing against a slow one, and that no token is lost, repeated or left to
 // chance.
 #include "../data/plan.h"
+
+#include "../dev/lengths.h"
 #include "test.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -47,6 +49,7 @@ static PlanSettings random_settings(void) {
     s.num_micro = 1 + (int32_t)test_rng_below(12);
     s.fill_ppm = 700000 + (int32_t)test_rng_below(300001);
     s.work_tile = (int32_t)test_rng_below(2000);
+    s.work_side = 1 + s.work_tile % 128;
     return s;
 }
 
@@ -154,12 +157,85 @@ TEST(packing_is_the_least_loaded_bin_that_fits) {
         const PlanSettings s = random_settings();
         const PlanState state = {0, 0, 0, 0};
         Error err = {0};
-        if (plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err))
+        if (plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err)) {
+            if (!p.used_fallback) {  // once more, without the exchanges
+                CHECK(plan_pack_lpt(&p, &s));
+                plan_group_bins(&p, &s);
+            }
             compared += compare_with_slow(&p, &s) && !p.used_fallback;
+        }
         free(l.lengths);
     }
     plan_free(&p);
     CHECK_MSG(compared > 400, "%d", compared);
+}
+
+// The least that the heavier of two micro-batches can have after an exchange of one for one or two.
+static int64_t slow_exchange(const StepPlan *p, const PlanSettings *s, int heavy, int light) {
+    const int64_t n = p->num_stream;
+    int64_t best = p->micro_work[heavy];
+    for (int64_t x = 0; x < n; x++)
+        for (int64_t y = 0; p->bin[x] == heavy && y < n; y++)
+            for (int64_t z = y; p->bin[y] == light && z < n; z++) {
+                if (p->bin[z] != light) continue;
+                const int64_t lx = plan_sorted_chunk(p, x)->length,
+                              ly = plan_sorted_chunk(p, y)->length,
+                              lz = z == y ? 0 : plan_sorted_chunk(p, z)->length;
+                const int64_t moved = plan_work(s, lx) - plan_work(s, ly) - plan_work(s, lz),
+                              a = p->micro_work[heavy] - moved, b = p->micro_work[light] + moved;
+                if (lx - ly - lz > p->micro_free[light] || ly + lz - lx > p->micro_free[heavy])
+                    continue;
+                if ((a > b ? a : b) < best) best = a > b ? a : b;
+            }
+    return best;
+}
+
+static int heaviest_micro(const StepPlan *p) {
+    int heavy = 0;
+    for (int b = 1; b < p->num_micro; b++)
+        if (p->micro_work[b] > p->micro_work[heavy]) heavy = b;
+    return heavy;
+}
+
+// The exchanges that are found are the best ones, and they end where none helps any more.
+TEST(exchanges_even_out) {
+    StepPlan p = {0};
+    int better = 0, alike = 0;
+    for (int round = 0; round < 80; round++) {
+        const Lengths l = make_lengths(50 + test_rng_below(100), 1 + test_rng_below(400));
+        const DocIndex index = index_of(&l);
+        const PlanSettings s = random_settings();
+        const PlanState state = {0, 0, 0, 0};
+        Error err = {0};
+        bool ok = plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err) && !p.used_fallback;
+        const int64_t after = ok ? p.micro_work[heaviest_micro(&p)] : 0;
+        ok = ok && plan_pack_lpt(&p, &s);
+        int64_t looks = 0, sum = 0;
+        for (int b = 0; ok && b < s.num_micro; b++) sum += p.micro_work[b];
+        const int heavy = heaviest_micro(&p);
+        if (ok) {
+            CHECK(after <= p.micro_work[heavy]);
+            better += after < p.micro_work[heavy];
+            plan_make_lists(&p, &s);
+        }
+        for (int light = 0; ok && light < s.num_micro; light++) {
+            if (p.micro_work[light] >= sum / s.num_micro) continue;
+            const PlanExchange e = plan_best_exchange(&p, &s, heavy, light, &looks);
+            CHECK(e.heaviest == slow_exchange(&p, &s, heavy, light));
+            alike += e.x >= 0;
+        }
+        if (ok) {
+            plan_even_out(&p, &s);
+            const int end = heaviest_micro(&p);
+            CHECK(p.micro_work[end] == after);
+            const int64_t mean = sum / s.num_micro;
+            for (int light = 0; after - mean > mean / PLAN_EVEN && light < s.num_micro; light++)
+                CHECK(p.micro_work[light] >= mean || slow_exchange(&p, &s, end, light) == after);
+        }
+        free(l.lengths);
+    }
+    plan_free(&p);
+    CHECK_MSG(better > 15 && alike > 30, "%d %d", better, alike);
 }
 
 // Sum of chunks per micro-batch at most C, of the step at most the goal (but for a first chunk).
@@ -341,7 +417,8 @@ static void check_layout(const StepPlan *p, const PlanSettings *s) {
         if (p->layout == LAYOUT_ROWS)
             CHECK(last ? micro_tokens(p, m) <= rows * s->max_seqlen && micro_tokens(p, m) > 0
                        : micro_tokens(p, m) == rows * s->max_seqlen);
-        else CHECK(last ? chunks <= rows && chunks > 0 : chunks == rows);
+        else
+            CHECK(last ? chunks <= rows && chunks > 0 : chunks == rows);
         CHECK(p->micro_work[m] > 0);
     }
     for (int64_t i = 0; i < p->num_chunks; i++) {  // the stream in order, cut into pieces
@@ -444,6 +521,134 @@ TEST(ranks_get_equally_many) {
     int32_t total = 0;
     for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, r, 4, own);
     CHECK(total == 7);
+}
+
+// The heaviest of a round goes to the rank that has the least so far.
+TEST(rounds_even_out) {
+    int64_t work[] = {1, 2, 3, 4, 5, 6, 7, 8}, loads[2];
+    StepPlan p = {0};
+    p.num_micro = 8;
+    p.micro_work = work;
+    plan_rank_work(&p, 2, loads);
+    CHECK_MSG(loads[0] == 18 && loads[1] == 18, "%d %d", (int)loads[0], (int)loads[1]);
+}
+
+// Without costs: documents as they come, to the micro-batch with the most room, by looking at all.
+TEST(arrival_is_the_most_room) {
+    StepPlan p = {0};
+    int compared = 0;
+    for (int round = 0; round < 200; round++) {
+        const Lengths l = make_lengths(1 + test_rng_below(400), 64 + test_rng_below(100));
+        const DocIndex index = index_of(&l);
+        const PlanState state = {0, 0, 0, 0};
+        PlanSettings s = small_settings();
+        s.work_token = s.work_tile = 0;
+        s.fill_ppm = 800000;
+        plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
+        int64_t room[4] = {s.capacity, s.capacity, s.capacity, s.capacity}, at[4];
+        memcpy(at, p.micro_start, sizeof at);
+        for (int64_t i = 0; !p.used_fallback && i < p.num_stream; i++) {
+            int most = 0;
+            for (int b = 1; b < 4; b++) most = room[b] > room[most] ? b : most;
+            room[most] -= p.stream[i].length;
+            CHECK(at[most] < p.micro_start[most + 1] &&
+                  same_chunk(&p.chunks[at[most]++], &p.stream[i]));
+            compared++;
+        }
+        int32_t own[4];  // no work is known: in turn
+        for (int32_t r = 0; r < 2; r++)
+            CHECK(plan_rank_micros(&p, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
+        free(l.lengths);
+    }
+    plan_free(&p);
+    CHECK_MSG(compared > 1000, "%d", compared);
+}
+
+// The work that is told of each rank is that of the micro-batches it is given.
+TEST(rank_work_is_what_ranks_are_given) {
+    StepPlan p = {0};
+    int64_t work[8], blocks[8];
+    for (int round = 0; round < 300; round++) {
+        const Lengths l = make_lengths(1 + test_rng_below(400), 1 + test_rng_below(400));
+        const DocIndex index = index_of(&l);
+        const PlanSettings s = random_settings();
+        const PlanState state = {0, 0, 0, 0};
+        const int32_t ranks = 1 + (int32_t)test_rng_below(8);
+        Error err = {0};
+        const Layout layout = (Layout)test_rng_below(4);
+        const bool ok = plan_step(&p, &index, &s, layout, &state, &err);
+        if (ok) plan_rank_work(&p, ranks, work);
+        if (ok) plan_block_work(&p, s.num_micro, ranks, blocks);
+        int32_t *own = (int32_t *)host_calloc((size_t)p.num_micro + 1, sizeof(int32_t), "test");
+        for (int32_t r = 0; ok && r < ranks; r++) {
+            int32_t n = plan_rank_micros(&p, r, ranks, own);
+            while (n-- > 0) work[r] -= p.micro_work[own[n]];
+            n = plan_rank_block(&p, s.num_micro, r, ranks, own);
+            while (n-- > 0) blocks[r] -= p.micro_work[own[n]];
+            CHECK(work[r] == 0 && blocks[r] == 0);
+        }
+        free(own);
+        free(l.lengths);
+    }
+    const int64_t uneven[] = {3, 1}, none[] = {0, 0};
+    CHECK(plan_imbalance(uneven, 2) == 1.5 && plan_imbalance(none, 2) == 0);
+    plan_free(&p);
+}
+
+// Mean over steps of the busiest rank's work over the mean. [0] by work, [1] in blocks, as sums in
+// order need them, [2] without costs and in turn.
+static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t ranks,
+                           double mean[3]) {
+    enum { STEPS = 40 };
+    StepPlan p = {0};
+    int64_t work[64];
+    PlanState state = {0, 0, 0, 0};
+    PlanSettings no_cost = *s;
+    no_cost.work_token = no_cost.work_tile = 0;
+    memset(mean, 0, 3 * sizeof *mean);
+    for (int step = 0; step < STEPS; step++) {
+        plan_ok(&p, index, &no_cost, LAYOUT_PACKED, &state);
+        memset(work, 0, sizeof work);
+        for (int32_t m = 0; m < p.num_micro; m++)
+            for (int64_t i = p.micro_start[m]; i < p.micro_start[m + 1]; i++)
+                work[m % ranks] += plan_work(s, p.chunks[i].length);
+        mean[2] += plan_imbalance(work, ranks) / STEPS;
+        plan_ok(&p, index, s, LAYOUT_PACKED, &state);
+        plan_rank_work(&p, ranks, work);
+        mean[0] += plan_imbalance(work, ranks) / STEPS;
+        plan_block_work(&p, s->num_micro, ranks, work);
+        mean[1] += plan_imbalance(work, ranks) / STEPS;
+        state = p.cursor_after;
+    }
+    plan_free(&p);
+}
+
+// The targets, where a micro-batch holds four of the longest chunk: 1.01 on 8 ranks, 1.02 on 64;
+// what is reached is 1.004 at most.
+TEST(ranks_have_equal_work) {
+    static const int32_t sizes[][3] = {{8, 8, 2048}, {8, 64, 2048}, {64, 64, 2048},
+                                       {8, 8, 8192}, {8, 64, 8192}, {64, 64, 8192}};
+    for (int law = LENGTHS_R65; law <= LENGTHS_SEED; law++) {
+        const DocLengths lengths = lengths_draw((LengthsLaw)law, 100000, 1);
+        const DocIndex index = lengths_index(&lengths);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            const int32_t ranks = sizes[i][0];
+            const double target = ranks == 8 ? 1.01 : 1.02;
+            PlanSettings s = plan_settings();
+            double mean[3];
+            s.num_micro = sizes[i][1];
+            s.max_seqlen = sizes[i][2];
+            s.capacity = 4 * s.max_seqlen;
+            mean_imbalance(&index, &s, ranks, mean);
+            CHECK_MSG(mean[0] <= 1.004 && mean[1] <= target && mean[0] <= mean[1] + 1e-9,
+                      "law %d, sizes %zu: %.4f by work, %.4f in blocks", law, i, mean[0], mean[1]);
+            const bool alike = law == LENGTHS_SEED;  // documents of nearly one length
+            CHECK_MSG(mean[2] - 1 > (alike ? 1.5 : 4) * (mean[0] - 1) && mean[2] > mean[0],
+                      "law %d, sizes %zu: %.4f by work, %.4f as they come", law, i, mean[0],
+                      mean[2]);
+        }
+        free(lengths.lengths);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -645,14 +850,35 @@ TEST(settings_are_checked) {
     REFUSED(s.long_docs = (LongDocs)4);
     REFUSED(s.work_token = 0);
     REFUSED(s.work_tile = -1);
+    REFUSED(s.work_tile = PLAN_MAX_WORK + 1);
+    REFUSED(s.work_side = 0);
+    REFUSED(s.work_side = PLAN_MAX_SIDE + 1);
+    REFUSED((s.max_seqlen = s.capacity = PLAN_MAX_SEQLEN, s.work_side = 1, s.work_tile = 100000));
+    PlanSettings s = small_settings();
+    Error err = {0};
+    s.work_token = s.work_tile = 0;  // the one way to say that there are no costs
+    CHECK(plan_settings_check(&s, &err));
     LongDocs policy = LONG_SPLIT;
     CHECK(plan_long_docs_parse("drop", &policy) && policy == LONG_DROP);
     CHECK(!plan_long_docs_parse("merge", &policy) && policy == LONG_DROP);
 }
 
+TEST(work_cost_is_two_numbers) {
+    static const char *const bad[] = {
+        "", "100", "100:", ":5", "1:2:", "1:2:3:4", "1:2x", "1,2", "1:12345678"};
+    PlanSettings s = plan_settings();
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_MSG(!plan_work_cost_parse(bad[i], &s), "%s", bad[i]);
+    s = plan_settings();
+    CHECK(plan_work_cost_parse("17:3", &s) && s.work_token == 17 && s.work_tile == 3);
+    CHECK(plan_work(&s, 128) == 17 * 128 + 3 && plan_work(&s, 129) == 17 * 129 + 3 * 3);
+    CHECK(plan_work_cost_parse("17:3:16", &s) && s.work_tile == 3 && s.work_side == 16);
+    CHECK(plan_work(&s, 33) == 17 * 33 + 3 * 6);
+}
+
 TEST(hash_sees_every_setting) {
     PlanSettings s = small_settings();
-    uint64_t seen[9] = {plan_settings_hash(&s)};
+    uint64_t seen[10] = {plan_settings_hash(&s)};
     int n = 1;
 #define CHANGED(change_)                    \
     do {                                    \
@@ -668,6 +894,7 @@ TEST(hash_sees_every_setting) {
     CHANGED(s.long_docs = LONG_DROP);
     CHANGED(s.work_token++);
     CHANGED(s.work_tile++);
+    CHANGED(s.work_side++);
     for (int i = 0; i < n; i++)
         for (int k = 0; k < i; k++) CHECK(seen[i] != seen[k]);
 }
@@ -756,7 +983,7 @@ TEST(golden_digest_of_fifty_steps) {
         }
         state = p.cursor_after;
     }
-    static const uint64_t expected[4] = {0x7dbdd5132ce8e246ull, 0xfb4c2d5d89da23f2ull,
+    static const uint64_t expected[4] = {0xb1f9ac20db2838b5ull, 0xfb4c2d5d89da23f2ull,
                                          0xe275c52780e9b709ull, 0xfb4c2d5d89da23f2ull};
     for (int layout = 0; layout < 4; layout++)
         CHECK_MSG(digests[layout] == expected[layout], "%s: 0x%016llxull",
