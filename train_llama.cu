@@ -24,6 +24,7 @@
 #include "kernels/kernels.h"      // defines: the device
 #include "llama.h"                // defines: LlamaModel, forward, backward, update
 #include "train/algorithms.h"     // defines: save_matmul_choices, repeat_matmul_choices
+#include "train/balance.h"        // defines: StepBalance
 #include "train/check_packing.h"  // defines: check_packing
 #include "train/compare.h"        // defines: compare_layouts
 #include "train/ranks.h"          // defines: RankFields, rank_places_print
@@ -37,7 +38,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *matmul;
+    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends;
     int layout, schedule, long_docs, zero;
@@ -146,6 +147,10 @@ static const Option option_table[] = {
      "that the host cannot feed fast enough; micro-batches are filled up to one size"},
     {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
      "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
+    {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
+     "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention tile "
+     "of SIDE x SIDE (128), as make calibrate measures it; decides which documents share a "
+     "micro-batch and a rank. 0:0: as they come, to compare"},
     {"heartbeat-seconds", OPTION_FLOAT, &o.heartbeat_seconds, "60", NULL, 0, 1e6,
      "several ranks: silence after which one is named and the run ends with exit code 8; 0: never"},
     OPTION_GROUP("instead of training"),
@@ -289,6 +294,7 @@ typedef struct {
     double loss, ms, tokens_per_s, mean_ms;
     StepScalars scalars;
     float lr;
+    StepBalance balance;
 } StepReport;
 
 static void report_step(int64_t step, const StepData *d, const StepReport *r) {
@@ -300,6 +306,7 @@ static void report_step(int64_t step, const StepData *d, const StepReport *r) {
         "pairs %.1f %%",
         (long long)step + 1, (long long)o.steps, r->loss, (double)r->scalars.grad_norm,
         (double)r->lr, r->ms, r->tokens_per_s, fill, (long long)d->num_chunks, pairs);
+    balance_print(&r->balance);
     print_eta(r->mean_ms * 1e-3 * (double)(o.steps - step - 1));
     printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
     char text[2048];
@@ -323,6 +330,7 @@ static void report_step(int64_t step, const StepData *d, const StepReport *r) {
         json_double(
             &w, "useful_tflops",
             llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs) / r->ms * 1e-9);
+    balance_write(&r->balance, &w);
     json_bool(&w, "skipped", r->scalars.scale == 0);
     json_end(&w, '}');
     log_line(&w);
@@ -348,20 +356,24 @@ static void report_validation(int64_t step, double loss) {
 typedef struct {
     const char *name;
     int64_t value;
+    int64_t before;  // what checkpoints stand for that do not have it; -1: all have
 } StateField;
-enum { STATE_PLAN_FIELDS = 7, STATE_CURSOR_FIELDS = 4 };
+enum { STATE_PLAN_FIELDS = 10, STATE_CURSOR_FIELDS = 4 };
 
 static void state_plan_fields(StateField *f) {
-    const PlanSettings *p = &run.loader_settings.plan;
+    const PlanSettings *p = &run.loader_settings.plan, usual = plan_settings();
     StateField fields[STATE_PLAN_FIELDS] = {
         {"data_fingerprint",
-         (int64_t)(dataset_fingerprint(&run.train) >> 12)},  // 52 bits: exact in JSON
-        {"seed", (int64_t)p->seed},
-        {"max_seqlen", p->max_seqlen},
-        {"micro_batch_tokens", p->capacity},
-        {"num_micro_batches", p->num_micro},
-        {"fill_ppm", p->fill_ppm},
-        {"long_docs", (int64_t)p->long_docs},
+         (int64_t)(dataset_fingerprint(&run.train) >> 12), -1},  // 52 bits: exact in JSON
+        {"seed", (int64_t)p->seed, -1},
+        {"max_seqlen", p->max_seqlen, -1},
+        {"micro_batch_tokens", p->capacity, -1},
+        {"num_micro_batches", p->num_micro, -1},
+        {"fill_ppm", p->fill_ppm, -1},
+        {"long_docs", (int64_t)p->long_docs, -1},
+        {"work_token", p->work_token, usual.work_token},
+        {"work_tile", p->work_tile, usual.work_tile},
+        {"work_side", p->work_side, usual.work_side},
     };
     memcpy(f, fields, sizeof fields);
 }
@@ -527,8 +539,8 @@ static int64_t read_training_state(void) {
     must(ok, &err);
     state_plan_fields(plan);
     for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
-        int64_t was = 0;
-        must(json_get_int64(state, plan[i].name, 0, max, &was, true, &err), &err);
+        int64_t was = plan[i].before;
+        must(json_get_int64(state, plan[i].name, 0, max, &was, was < 0, &err), &err);
         size_t used = strlen(misfits);
         if (was != plan[i].value)
             snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
@@ -722,6 +734,9 @@ static void make_loader_settings(void) {
                                           : 0.97f;  // one bin needs no slack
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
+    if (!plan_work_cost_parse(o.work_cost, &s->plan))
+        usage_error("for example --work-cost 100:745",
+                    "--work-cost: expected TOKEN:TILE or TOKEN:TILE:SIDE, whole numbers");
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();
@@ -810,10 +825,11 @@ static void print_plan(const LlamaModel *m) {
     printf("val     %s\n", run.has_val ? text : "none");
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens "
-        "(%s)\n",
+        "(%s), work %d:%d:%d\n",
         layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
         p->fill_ppm * 1e-4, p->max_seqlen,
-        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs");
+        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", p->work_token,
+        p->work_tile, p->work_side);
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
@@ -950,7 +966,8 @@ static void train(LlamaModel *m) {
                              (double)data->real_tokens / ms * 1e3,
                              mean_ms,
                              scalars,
-                             hyper.lr};
+                             hyper.lr,
+                             step_balance(data)};
         report_step(step, data, &report);
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);

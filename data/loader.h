@@ -40,6 +40,7 @@ typedef struct {
     int64_t padded_pairs;              // S(S+1)/2 for every chunk: padded
     int64_t padded_tokens;             // S for every chunk
     int32_t longest_doc;               // longest chunk
+    double imbalance;                  // predicted: see plan_imbalance
     PlanState cursor_after;            // the state once this step is trained
     StepPlan plan;
     // kept from step to step
@@ -166,6 +167,17 @@ static inline bool step_data_read(StepData *d, Batch *b, Dataset *ds, const Load
     return batch_check(b, dataset_vocab_size(ds), err);
 }
 
+static inline double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
+    int64_t *work = (int64_t *)host_calloc((size_t)s->num_ranks, sizeof(int64_t), "the step plan");
+    if (s->in_order)
+        plan_block_work(plan, s->plan.num_micro, s->num_ranks, work);
+    else
+        plan_rank_work(plan, s->num_ranks, work);
+    const double imbalance = plan_imbalance(work, s->num_ranks);
+    free(work);
+    return imbalance;
+}
+
 // The step at `state` into *out, which is {0} at first and may be used again. Nothing is shared
 // with a loader that runs, except the data set, which may be.
 static inline bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s,
@@ -175,12 +187,13 @@ static inline bool loader_load_step(StepData *out, Dataset *ds, const LoaderSett
     const size_t most = (size_t)out->plan.num_micro;
     out->own_micros = (int32_t *)host_grow(out->own_micros, &out->own_capacity, most,
                                            sizeof(int32_t), "the step plan");
-    out->num_micro = s->in_order ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank,
-                                                   s->num_ranks, out->own_micros)
-                                 : plan_rank_micros(&out->plan, s->rank, s->num_ranks,
-                                                    out->own_micros);
+    out->num_micro =
+        s->in_order
+            ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank, s->num_ranks, out->own_micros)
+            : plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
     step_data_reserve(out, out->num_micro, s->plan.capacity);
     step_data_count(out, &s->plan, &state);
+    out->imbalance = step_imbalance(&out->plan, s);
     out->local_tokens = 0;
     for (int32_t i = 0; i < out->num_micro; i++)
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;
@@ -203,8 +216,10 @@ static inline void *loader_run(void *argument) {
         const bool ok = loader_load_step(&l->slots[slot], l->dataset, &l->settings, l->next, &err);
         l->next = l->slots[slot].cursor_after;
         pthread_mutex_lock(&l->lock);
-        if (ok) l->filled[slot] = true;
-        else l->error = err;
+        if (ok)
+            l->filled[slot] = true;
+        else
+            l->error = err;
         pthread_cond_broadcast(&l->changed);
         pthread_mutex_unlock(&l->lock);
         if (!ok) return NULL;

@@ -77,6 +77,11 @@ void device_download(void *dst_host, const void *src,
 // Device to device, not overlapping
 void device_copy(void *dst, const void *src, size_t bytes);
 void device_synchronize(void);
+// Marks on the stream, and the milliseconds between the last two once the device has passed them,
+// that is after any wait; this call does not wait.
+void device_timer_start(void);
+void device_timer_stop(void);
+float device_timer_ms(void);
 // Allocations made so far (a step after the first makes none), bytes held now and at the peak, how
 // often the host waited for the device (a step waits once: for its loss), and graphs recorded.
 typedef struct {

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../kernels/cuda/common.cuh"
@@ -1013,6 +1014,28 @@ TEST(sanitizer_ops) {
 TEST(sanitizer_matmul) {
     start();
     check_matmul(5, 64, 264);
+}
+
+// The time between two marks, which take no wait of their own.
+TEST(timer_is_within_the_clock) {
+    start();
+    const int64_t T = 40, C = 64;
+    Tensor x = tensor("a", true, T, C, 1), w = tensor("w", true, C, C, 1);
+    Tensor out = tensor("out", true, T, C, 1);
+    const uint64_t waits = device_memory().waits;
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    device_timer_start();
+    matmul_forward(bf(out), bf(x), bf(w), T, C, C);
+    device_timer_stop();
+    CHECK(device_memory().waits == waits);
+    device_synchronize();
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    const double clock_ms =
+        (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6;
+    const double ms = (double)device_timer_ms();
+    CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
+    CHECK(device_memory().waits == waits + 1);
 }
 
 // No operation allocates device memory.

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <omp.h>
+#include <time.h>
 
 #include "test.h"
 
@@ -22,6 +23,24 @@ static real *zeros(size_t n) {
 // ------------------------------------------------------------------------------------------------
 
 #ifndef GRADCHECK
+
+// The time between two marks, which take no wait of their own.
+TEST(timer_is_within_the_clock) {
+    const uint64_t waits = device_memory().waits;
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    device_timer_start();
+    device_free(random_floats(100000, 1, 0));
+    device_timer_stop();
+    CHECK(device_memory().waits == waits);
+    device_synchronize();
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    const double clock_ms =
+        (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6;
+    const double ms = (double)device_timer_ms();
+    CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
+    CHECK(device_memory().waits == waits + 1);
+}
 
 static const double UNIT = 0x1p-24;  // half an ulp of 1
 

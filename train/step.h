@@ -37,15 +37,17 @@ static inline void train_leaves(LlamaModel *m, const StepData *data, PassGraph *
     }
 }
 
-// The whole step; waits for it, once, at the end.
+// The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
 static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                      float grad_clip, PassGraph *graph) {
     comm_phase("forward", hyper.t);
     llama_zero_grads(m, data->num_targets);
+    device_timer_start();
     if (m->ranks.in_order)
         train_leaves(m, data, graph);
     else
         for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], graph);
+    device_timer_stop();
     comm_phase("reduce", -1);
     llama_reduce_grads(m);
     comm_phase("update", -1);

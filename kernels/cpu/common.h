@@ -24,6 +24,10 @@
 #define CLONES __attribute__((noinline))
 #endif
 
+// Of device_timer (device.c): its clock, and time between its marks that is spent waiting for others
+double timer_now_ms(void);
+void timer_leave_out(double ms);
+
 // Sums run in LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { LANES = 16 };

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common.h"
@@ -79,6 +80,27 @@ void device_copy(void *dst, const void *src, size_t bytes) {
     if (bytes) memcpy(dst, src, bytes);
 }
 void device_synchronize(void) { memory.waits++; }
+
+static double timer_start_ms, timer_ms;
+static int timer_runs;
+double timer_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+void timer_leave_out(double ms) {
+    if (timer_runs) timer_start_ms += ms;
+}
+void device_timer_start(void) {
+    timer_start_ms = timer_now_ms();
+    timer_runs = 1;
+}
+void device_timer_stop(void) {
+    timer_ms = timer_now_ms() - timer_start_ms;
+    timer_runs = 0;
+}
+float device_timer_ms(void) { return (float)timer_ms; }
+
 DeviceMemory device_memory(void) { return memory; }
 
 int device_has_graphs(void) { return 0; }

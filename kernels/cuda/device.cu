@@ -233,6 +233,19 @@ void device_synchronize(void) {
     memory.waits++;
 }
 
+static cudaEvent_t timer[2];
+static void timer_mark(int which) {
+    if (!timer[which]) CUDA_CHECK(cudaEventCreate(&timer[which]));
+    CUDA_CHECK(cudaEventRecord(timer[which], stream));
+}
+void device_timer_start(void) { timer_mark(0); }
+void device_timer_stop(void) { timer_mark(1); }
+float device_timer_ms(void) {
+    float ms;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, timer[0], timer[1]));
+    return ms;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Graphs. What the host would have to wait for cannot be recorded: the runtime refuses most of
 // it, take_buffer the rest.
