@@ -53,7 +53,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 
-.PHONY: all test test-programs test-schedules bench gpu-check gpu-bench clean
+.PHONY: all test test-programs test-schedules bench bench-mpi calibrate packsim gpu-check gpu-bench clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(GPU),$(ON_CPU))"
 
@@ -74,6 +74,10 @@ build/$(1)/test_%: build/$(1)/tests/test_%.o $$(KERNELS:%.c=build/$(1)/%.o)
 	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS) $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
 build/$(1)/bench_%: build/$(1)/dev/bench_%.o $$(KERNELS:%.c=build/$(1)/%.o)
 	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
+build/$(1)/calibrate: build/$(1)/dev/calibrate.o $$(KERNELS:%.c=build/$(1)/%.o)
+	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
+build/$(1)/packsim: build/$(1)/dev/packsim.o
+	$$(CC) $(2) $$^ -o $$@ $$(LDLIBS)
 .SECONDARY: $$(KERNELS:%.c=build/$(1)/%.o) $$(TESTS:%=build/$(1)/tests/test_%.o)
 endef
 $(eval $(call VARIANT,cpu,$(OPT)))
@@ -82,7 +86,7 @@ build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
 build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
                               $(KERNELS:%.c=build/cpu/%.o)
 	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_all_gather_weights
-build/cpu/train_llama build/cpu/train_llama_faulty build/cpu/bench_%: LDLIBS += $(MPI_LIBS)
+build/cpu/train_llama build/cpu/train_llama_faulty build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
 # Made anew when MPI has come or gone since the last build
 build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
@@ -109,6 +113,13 @@ build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA) build/twin/cpu_kernels.so
 	$(NVCC) $(filter %.o,$^) -o $@ $(LDLIBS) -lcublasLt
 
 build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA)
+	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
+
+# C that is also C++, like the trainer
+build/cuda/dev/calibrate.o: dev/calibrate.c Makefile
+	@mkdir -p $(@D)
+	$(NVCC) -x cu $(NVFLAGS) -c $< -o $@
+build/cuda/calibrate: build/cuda/dev/calibrate.o $(CUDA)
 	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
 
 # The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
@@ -159,7 +170,7 @@ build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
 test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
-               build/cpu/train_llama_faulty \
+               build/cpu/train_llama_faulty build/cpu/packsim build/cpu/calibrate \
                build/emu/bugs build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
@@ -174,8 +185,16 @@ gpu-bench:
 test-schedules: $(EMU_TESTS:%=build/emu/test_%)
 	@SEEDS=20 tests/test_cuda_schedules.sh
 
+# What a token and an attention tile cost here, for --work-cost; what a plan does with your shards
+calibrate: build/$(BACKEND)/calibrate
+	@echo "built $<; see its --help"
+packsim: build/cpu/packsim
+	@echo "built $<; see its --help"
+
 bench: train_llama $(BENCHES:%=build/cpu/bench_%)
 	@dev/bench.sh
+bench-mpi: train_llama build/cpu/calibrate
+	@dev/bench_mpi.sh
 
 clean:
 	rm -rf build train_llama

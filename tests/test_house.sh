@@ -34,7 +34,7 @@ check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
 check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names
 check kernels_h_knows_no_batch_and_time no_batch_and_time
-check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
+check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
 else skip top_level_is_the_agreed_house 'not a git checkout'; fi
 check trainer_is_cpp_for_g++ syntax g++

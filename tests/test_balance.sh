@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# How equal the work of ranks is: what packsim predicts against its targets and against simpler
+# packers, that the trainer's log says the same and measures it, and that calibrate's fit is the
+# least squares of what it measured.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+bin=${BIN:-$root/build/cpu}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad balance XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
+skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
+# expect NAME EXIT_CODE PATTERN COMMAND...
+expect() {
+    local name=$1 code=$2 pattern=$3 status
+    shift 3
+    timeout -k 5 60 "$@" > out.txt 2>&1
+    status=$?
+    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
+    elif ! grep -aqE -e "$pattern" out.txt; then bad "$name" "no line matches $pattern"
+    else ok "$name"; fi
+}
+# python NAME ARGUMENTS...: the script on standard input
+python() {
+    local name=$1
+    shift
+    if python3 - "$@" > out.txt 2>&1; then ok "$name"; else bad "$name" ''; fi
+}
+cat > table.py <<'PY'
+def table(path):
+    """packsim's table: {ranks: (planned, deterministic, arrival, next_fit)}, each (mean, worst)"""
+    rows = {}
+    for line in open(path):
+        words = line.split()
+        if len(words) == 6 and words[0].isdigit():
+            rows[int(words[0])] = [tuple(map(float, w.split("/"))) for w in words[2:]]
+    return rows
+PY
+
+# ---- packsim: drawn lengths ----------------------------------------------------------------------------
+for law in r65 web; do
+    expect "packsim_$law" 0 '^padding +none; in padded rows of 8192 tokens 9[0-9]' "$bin/packsim" \
+        --lengths $law --docs 100000 --max-seqlen 8192 --micro-batch-tokens 32768 --steps 30
+    cp out.txt $law.txt
+    python "packsim_${law}_reaches_the_targets" $law.txt <<'PY'
+import sys
+from table import table
+rows = table(sys.argv[1])
+assert sorted(rows) == [1, 2, 4, 8, 64], rows
+for ranks, row in rows.items():
+    planned, deterministic, arrival, next_fit = row
+    assert all(1 <= mean <= worst <= ranks for mean, worst in row), row
+    assert planned[0] <= (1.02 if ranks == 64 else 1.01), row
+    assert ranks == 1 or planned[0] <= deterministic[0] < min(arrival[0], next_fit[0]), row
+assert rows[64][2][0] > 1.2 and rows[64][3][0] > 1.2, rows      # what there was to win
+PY
+done
+expect packsim_more_ranks_than_micro_batches 0 '^ +64 .*more ranks than micro-batches' \
+    "$bin/packsim" --docs 1000 --batch-tokens 131072 --steps 1
+for cost in 100:745 100:200; do       # a plan by other costs than the true ones is the worse one
+    "$bin/packsim" --docs 20000 --max-seqlen 8192 --micro-batch-tokens 32768 --steps 10 \
+        --work-cost $cost --true-cost 100:745 > "cost $cost.txt" 2>&1
+done
+python packsim_true_cost 'cost 100:745.txt' 'cost 100:200.txt' <<'PY'
+import sys
+from table import table
+right, wrong = (table(path) for path in sys.argv[1:])
+for ranks in (8, 64):
+    assert 1 < right[ranks][0][0] < wrong[ranks][0][0] < right[ranks][3][0], (right, wrong)
+    assert right[ranks][2:] == wrong[ranks][2:]
+PY
+expect packsim_ranks_are_numbers 2 'error: --ranks' "$bin/packsim" --ranks 8,
+expect packsim_work_cost 2 'error: costs: ' "$bin/packsim" --work-cost 0:0
+expect packsim_missing_shards 3 'error: nowhere' "$bin/packsim" --train nowhere
+
+# ---- packsim and the trainer on the same shards ------------------------------------------------------
+python3 "$root/dev/shard.py" --dist r65 --tokens 40000 --cap 2048 --vocab 258 --out shards > out.txt ||
+    bad shard 'not made'
+cat > config.json <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
+ "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
+ "eos_token_id": 257}
+JSON
+mkdir tiny && mv config.json tiny
+plan=(--train shards --boundary-token 0 --max-seqlen 512 --micro-batch-tokens 1024 --batch-tokens 6144)
+train=("$bin/train_llama" --model tiny --from-scratch "${plan[@]}" --val-every 0 --num-samples 0
+       --schedule constant --lr 1e-3 --keep 0)
+expect packsim_reads_shards 0 '^documents +[0-9]+, 40000 tokens' \
+    "$bin/packsim" "${plan[@]}" --ranks 1,2,4 --steps 6
+cp out.txt packsim.txt
+expect work_cost_is_two_numbers 2 'error: --work-cost' "${train[@]}" --out x --work-cost 5
+expect work_cost_is_not_negative 2 'error: work: expected' "${train[@]}" --out x --work-cost 5:-1
+expect train_alone 0 '^done' "${train[@]}" --out alone --steps 6
+grep -q imbalance alone/log.jsonl out.txt && bad no_imbalance_alone '' || ok no_imbalance_alone
+expect other_costs_do_not_resume 9 'work_tile \(was 745, is 7\)' \
+    "${train[@]}" --out alone --resume --work-cost 100:7
+if ! command -v mpirun > /dev/null || ! ldd "$bin/train_llama" | grep -q libmpi; then
+    skip ranks 'mpirun is not installed, or the trainer is built without it'
+else
+    mpi=(mpirun --allow-run-as-root --oversubscribe)
+    screen='fill .* \| imbalance [0-9.]{5} \([0-9.]{5}\) \| eta'
+    expect two_ranks 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out by_work2 --steps 6
+    expect four_ranks 0 "$screen" "${mpi[@]}" -n 4 "${train[@]}" --out by_work4 --steps 6
+    expect two_ranks_in_order 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out in_order2 --steps 6 \
+        --deterministic
+    # less fill, so that documents fit as they come and a step has the same ones
+    expect without_costs 0 'fill .* \| imbalance \([0-9.]{5}\) \| eta' "${mpi[@]}" -n 2 \
+        "${train[@]}" --out arrival --steps 6 --work-cost 0:0 --fill 0.7
+    expect with_costs 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out costs --steps 6 --fill 0.7
+    python the_log_says_what_packsim_says packsim.txt <<'PY'
+import json, sys
+from table import table
+def steps(name):
+    return [l for l in map(json.loads, open(name + "/log.jsonl")) if "loss" in l and "event" not in l]
+rows = table(sys.argv[1])
+for name, ranks, column in (("by_work2", 2, 0), ("by_work4", 4, 0), ("in_order2", 2, 1)):
+    planned = [s["imbalance_planned"] for s in steps(name)]
+    assert len(planned) == 6
+    mean, worst = rows[ranks][column]
+    assert abs(sum(planned) / 6 - mean) < 1e-4 and abs(max(planned) - worst) < 1e-4, (name, planned)
+    for s in steps(name):
+        assert 1 <= s["imbalance_measured"] <= ranks and 0 <= s["slowest_rank"] < ranks, s
+# 6 micro-batches on 4 ranks: two ranks have two, two have one. Noise only ever adds to it.
+measured = sorted(s["imbalance_measured"] for s in steps("by_work4"))
+assert rows[4][0][0] > 1.2 and measured[3] > 1.15, measured
+PY
+    python the_same_documents_without_costs <<'PY'
+import json
+def losses(name):
+    lines = map(json.loads, open(name + "/log.jsonl"))
+    return [(l["docs"], l["loss"]) for l in lines if "loss" in l and "event" not in l]
+a, b = losses("arrival"), losses("costs")
+assert len(a) == len(b) == 6
+for x, y in zip(a, b):
+    assert x[0] == y[0] and abs(x[1] - y[1]) <= 1e-5 * abs(y[1]), (x, y)
+PY
+fi
+
+# ---- the paper: dev/SCALE.md -----------------------------------------------------------------------
+python3 "$root/dev/scale_sim.py" > tables.txt 2> out.txt || bad scale_sim "exit code $?"
+grep '^|' tables.txt > simulated.txt
+grep -xFf simulated.txt "$root/dev/SCALE.md" > written.txt
+if [ "$(wc -l < simulated.txt)" -gt 20 ] && cmp -s simulated.txt written.txt
+then ok the_tables_of_SCALE_are_the_scripts
+else diff simulated.txt written.txt > out.txt; bad the_tables_of_SCALE_are_the_scripts ''; fi
+if [ -n "${mpi[*]-}" ]; then
+    expect memory_of_a_rank 0 '^ranks ' "${mpi[@]}" -n 2 "$bin/train_llama" --model demo \
+        --train shards --boundary-token 0 --batch-tokens 8192 --dry-run
+    cp out.txt memory.txt
+    python memory_is_as_on_paper memory.txt <<'PY'
+import re, sys
+text = open(sys.argv[1]).read()
+P = float(re.search(r"([0-9.]+) M parameters", text).group(1)) * 1e6
+for name, bytes_each in (("weights", 4), ("gradients", 4), ("optimizer", 8 / 2)):
+    found = float(re.search(name + r" +([0-9.]+) MiB", text).group(1)) * 2**20
+    assert abs(found / (bytes_each * P) - 1) < 0.02, (name, found, bytes_each * P)  # shares: 1/256
+PY
+fi
+
+# ---- calibrate ------------------------------------------------------------------------------------------
+expect calibrate 0 '^--work-cost 10000:[1-9][0-9]*:[0-9]+$' "$bin/calibrate" --model tiny \
+    --max-seqlen 1024 --micro-batch-tokens 2048 --runs 3
+cp out.txt calibrate.txt
+python calibrate_is_the_least_squares calibrate.txt <<'PY'
+import re, sys
+rows, text = [], open(sys.argv[1]).read()
+for line in text.split("not part of the fit")[0].splitlines():
+    found = re.match(r"\d+ x \d+ +(\d+) +(\d+) +([0-9.]+) ", line)
+    if found:
+        rows.append(tuple(map(float, found.groups())))
+assert len(rows) >= 10, text
+def loss(a, b, c):
+    return sum(((a * tokens + b * tiles + c) / ms - 1) ** 2 for tokens, tiles, ms in rows)
+numbers = re.search(r"token ([0-9.]+) us, tile ([0-9.]+) us, micro-batch (-?[0-9.]+) ms", text).groups()
+a, b, c = (float(x) / k for x, k in zip(numbers, (1e3, 1e3, 1)))
+least = loss(a, b, c)       # no step away from it is better
+for step in (0.97, 1.03):
+    assert least < loss(a * step, b, c) and least < loss(a, b * step, c), (step, least)
+cost = int(re.search(r"^--work-cost 10000:(\d+):", text, re.M).group(1))
+assert abs(cost - 1e4 * b / a) < 2 + 0.01 * cost, (cost, 1e4 * b / a)
+PY
+expect the_trainer_takes_the_costs 0 'work 10000:' "${train[@]}" --out x --dry-run \
+    --work-cost "$(sed -n 's/^--work-cost //p' calibrate.txt)"
+expect calibrate_without_room 2 'error: --max-seqlen' "$bin/calibrate" --max-seqlen 8192
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
