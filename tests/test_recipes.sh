@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# The recipes for many ranks in scripts/: shell that parses, manifests with the fields that the
+# operator knows, and command lines whose every option the trainer takes: each is run with
+# --dry-run, the cluster's own programs played by stand-ins.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/cpu/train_llama}
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad recipes XXXXXX")
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 skipped=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
+skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
+expect() {      # expect NAME EXIT_CODE PATTERN COMMAND...
+    local name=$1 code=$2 pattern=$3 status
+    shift 3
+    "$@" > "$work/out.txt" 2>&1
+    status=$?
+    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
+    elif ! grep -aqE -e "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
+    else ok "$name"; fi
+}
+
+recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml)
+for f in "${recipes[@]}"; do
+    lines=$(wc -l < "$f") name=$(basename "$f")
+    [ "$lines" -le 40 ] && ok "${name}_is_short" || bad "${name}_is_short" "$lines lines"
+done
+for f in scripts/*.sh scripts/slurm.sbatch; do
+    expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
+    [ -x "$f" ] && ok "$(basename "$f")_is_executable" || bad "$(basename "$f")_is_executable" ''
+done
+if command -v shellcheck > /dev/null; then
+    expect shellcheck 0 '^$' bash -c 'shellcheck "$@" && echo' sh scripts/run_8gpu.sh \
+        scripts/slurm.sbatch
+else skip shellcheck 'it is not installed'; fi
+
+# ---- a tree with the recipes and the trainer, and a cluster of stand-ins ------------------------------
+mkdir -p "$work/tree/scripts" "$work/bin"
+cp "${recipes[@]}" "$work/tree/scripts"
+if [ -e scripts/train_until_done.sh ]; then cp scripts/train_until_done.sh "$work/tree/scripts"
+else bad the_loop_that_recipes_call 'scripts/train_until_done.sh is missing'; fi
+cp "$train" "$work/tree/train_llama"
+python3 dev/shard.py --dist r65 --tokens 20000 --vocab 258 --out "$work/tree/tiny" > "$work/out.txt"
+cat > "$work/tree/config.json" <<'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
+ "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05}
+JSON
+: > "$work/launched.txt"
+cat > "$work/bin/launch" <<'SH'
+#!/usr/bin/env bash
+# srun or mpirun: says how it was called, then runs the command as one process
+echo "$(basename "$0") $*" | sed 's, \./train_llama .*,,' >> "$LAUNCHED"
+echo "master $MASTER_ADDR $MASTER_PORT" >> "$LAUNCHED"
+while [ "$1" != ./train_llama ]; do shift; done
+"$@"
+status=$?
+exit "${PLAY_STATUS:-$status}"
+SH
+cat > "$work/bin/scontrol" <<'SH'
+#!/usr/bin/env bash
+if [ "$1" = show ]; then printf 'node07\nnode08\n'; else echo "scontrol $*" >> "$LAUNCHED"; fi
+SH
+chmod +x "$work/bin/"*
+for name in srun mpirun; do cp "$work/bin/launch" "$work/bin/$name"; done
+export LAUNCHED=$work/launched.txt MASTER_ADDR= MASTER_PORT=
+small=(--model . --from-scratch --train tiny --boundary-token 0 --dry-run)
+launched() {    # launched NAME PATTERN: what the stand-ins were asked
+    cp "$LAUNCHED" "$work/out.txt"
+    if grep -qE -e "$2" "$LAUNCHED"; then ok "$1"; else bad "$1" "no line matches $2"; fi
+}
+in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
+    : > "$LAUNCHED"
+    (cd "$work/tree" && timeout -k 5 60 env PATH="$work/bin:$PATH" SLURM_JOB_ID=4711 \
+        SLURM_JOB_NODELIST=n "$@" "${small[@]}")
+}
+plan='plan +packed, 32 micro-batches of 32768'
+expect slurm_without_pmix 0 "$plan" in_cluster scripts/slurm.sbatch
+launched slurm_names_rank_0s_machine '^master node07 24711$'
+launched slurm_starts_with_srun '^srun --mpi=none --kill-on-bad-exit=0$'
+expect slurm_with_pmix 0 "$plan" in_cluster LAUNCH=pmix scripts/slurm.sbatch
+launched slurm_uses_pmix '^srun --mpi=pmix --kill-on-bad-exit=0$'
+expect slurm_with_mpirun 0 "$plan" in_cluster LAUNCH=mpirun scripts/slurm.sbatch
+launched slurm_uses_mpirun '^mpirun$'
+expect slurm_other_launch 2 'expected none, pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
+expect slurm_out_of_time 75 "$plan" in_cluster PLAY_STATUS=75 scripts/slurm.sbatch
+launched slurm_queues_again '^scontrol requeue 4711$'
+expect slurm_lost_rank 8 "$plan" in_cluster PLAY_STATUS=8 scripts/slurm.sbatch
+launched slurm_queues_again_after_a_lost_rank '^scontrol requeue 4711$'
+expect slurm_out_of_turns 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
+    scripts/slurm.sbatch
+if grep -q requeue "$LAUNCHED"; then bad slurm_ends 'it was queued again'; else ok slurm_ends; fi
+expect eight_gpus 0 'plan +packed, 16 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
+launched eight_ranks '^mpirun -n 8 --bind-to none$'
+expect bad_options_are_seen 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
+
+# ---- the manifest ---------------------------------------------------------------------------------------
+for python in python3 /usr/bin/python3; do "$python" -c 'import yaml' 2> /dev/null && break; done
+cat > "$work/manifest.py" <<'PY'
+import sys
+import yaml
+job = yaml.safe_load(open(sys.argv[1]))
+assert job["apiVersion"] == "kubeflow.org/v2beta1" and job["kind"] == "MPIJob"
+# fields of MPIJobSpec, RunPolicy and ReplicaSpec in the operator's API
+known = {"spec": {"slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
+                  "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation"},
+         "runPolicy": {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
+                       "backoffLimit", "schedulingPolicy", "suspend", "managedBy"},
+         "replica": {"replicas", "template", "restartPolicy"}}
+spec = job["spec"]
+assert set(spec) <= known["spec"] and set(spec["runPolicy"]) <= known["runPolicy"], spec
+replicas = spec["mpiReplicaSpecs"]
+assert set(replicas) == {"Launcher", "Worker"}
+pods = {}
+for kind, replica in replicas.items():
+    assert set(replica) <= known["replica"], replica
+    pods[kind] = replica["template"]["spec"]
+    for container in pods[kind]["containers"]:
+        assert container["name"] and container["image"]
+        mounts = {m["name"] for m in container.get("volumeMounts", [])}
+        assert mounts <= {v["name"] for v in pods[kind].get("volumes", [])}
+launcher, worker = (pods[kind]["containers"][0] for kind in ("Launcher", "Worker"))
+command = launcher["command"] + launcher["args"]
+assert all(isinstance(word, str) for word in command), command
+ranks = spec["slotsPerWorker"] * replicas["Worker"]["replicas"]
+assert int(command[command.index("-n") + 1]) == ranks
+assert worker["resources"]["limits"]["nvidia.com/gpu"] == spec["slotsPerWorker"]
+master = {e["name"]: e["value"] for e in launcher["env"]}["MASTER_ADDR"]
+assert master == "{0}-worker-0.{0}".format(job["metadata"]["name"])
+print(" ".join(command))
+PY
+if "$python" -c 'import yaml' 2> /dev/null; then
+    expect mpijob_has_the_operators_fields 0 '^mpirun -n 16 ' "$python" "$work/manifest.py" \
+        scripts/mpijob.yaml
+    mpijob() {
+        local line
+        line=$("$python" "$work/manifest.py" scripts/mpijob.yaml) && : > "$LAUNCHED" &&
+            (cd "$work/tree" && PATH=$work/bin:$PATH && timeout -k 5 60 ${line/\/data\/shards/tiny} "${small[@]}")
+    }
+    expect mpijob_options 0 "$plan" mpijob
+    launched mpijob_ranks '^mpirun -n 16 --bind-to none -x MASTER_ADDR -x MASTER_PORT$'
+else skip mpijob 'python3 has no yaml (python3-yaml)'; fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
