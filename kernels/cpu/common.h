@@ -24,7 +24,8 @@
 #define CLONES __attribute__((noinline))
 #endif
 
-// Of device_timer (device.c): its clock, and time between its marks that is spent waiting for others
+// Of device_timer (device.c): its clock, and time between its marks that went into waiting for
+// others
 double timer_now_ms(void);
 void timer_leave_out(double ms);
 
