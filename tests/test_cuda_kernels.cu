@@ -735,6 +735,24 @@ TEST(matmul_of_many_lengths) {
     CHECK_MSG(n >= 16 + 8 * 8 && n <= 16 + 8 * 10, "%d choices", n);
 }
 
+// What does not fit into the table is asked for each time.
+TEST(matmul_of_more_shapes_than_are_kept) {
+    start();
+    const int64_t most = 66 * 8;
+    Tensor inp = tensor("inp", true, 1, most, 1), weight = tensor("weight", true, most, most, 1);
+    Tensor out = tensor("out", true, 1, most, 0);
+    for (int64_t K = 8; K <= most; K += 8)
+        for (int64_t N = 8; N <= most; N += 8)
+            matmul_forward(bf(out), bf(inp), bf(weight), 1, K, N);
+    twin.matmul_forward(out.host, inp.host, weight.host, 1, most, most);
+    device_download(out.result, out.device, all_bytes(&out));
+    check_within(out, BF16, 1e-6 * (double)most);
+    const char *text = choices_text();
+    CHECK(lines_with(text, "matmul_forward T ") > 4000 && lines_with(text, "\n") == 4096 + 1);
+    CHECK(matmul_repeat_choices(text) == NULL && strlen(choices_text()) == strlen(text));
+    CHECK(matmul_repeat_choices("") != NULL);
+}
+
 // As a run that begins with a cuBLASLt of its own mind
 static void choose_anew(const char *algorithm) {
     if (algorithm)

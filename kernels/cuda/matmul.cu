@@ -141,7 +141,7 @@ static Layouts layouts_of(const Shape &s) {
     return l;
 }
 
-// The choice of this shape, or where it goes: there `made` is false.
+// The choice of this shape, or where it goes: there `made` is false. NULL: the table is full.
 static Choice *choice_of(const Shape &s) {
     const int64_t sizes[3] = {s.T, s.K, s.N};
     uint64_t h = (uint64_t)s.kind;
@@ -151,12 +151,14 @@ static Choice *choice_of(const Shape &s) {
         const Shape &x = c->shape;
         if (!c->made || (x.kind == s.kind && x.T == s.T && x.K == s.K && x.N == s.N)) return c;
     }
-    cuda_unsupported("matmul: expected fewer different shapes", NUM_CHOICES);
+    return NULL;
 }
 
 static const Choice *choose(const Shape &s) {
+    static Choice not_kept;
     Choice *c = choice_of(s);
-    if (c->made) return c;
+    if (c && c->made) return c;
+    if (!c) c = &not_kept;
     Layouts l = layouts_of(s);
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
@@ -245,8 +247,9 @@ const char *matmul_repeat_choices(const char *text_host) {
     for (const char *line = strchr(text_host, '\n'); line && line[1]; line = strchr(line, '\n')) {
         Choice c;
         line++;
-        if (read_choice(line, &c)) {
-            *choice_of(c.shape) = c;
+        Choice *place = read_choice(line, &c) ? choice_of(c.shape) : NULL;
+        if (place) {
+            *place = c;
             continue;
         }
         memset(choices, 0, sizeof choices);
@@ -278,7 +281,7 @@ static void run(Kind kind, void *d, const void *a, const void *b, float beta, in
     }
     const Shape s = {kind, T, K, N}, bucket = {kind, longest_of_bucket(T), K, N};
     cublasStatus_t status = multiply(s, &choose(bucket)->algo, d, a, b, beta);
-    // what does the bucket's longest length need not do this one: nothing was launched then
+    // an algorithm for the bucket's longest length may refuse this one: nothing was launched then
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
         status = multiply(s, &choose(s)->algo, d, a, b, beta);
     if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
