@@ -23,12 +23,14 @@
 #include "data/tokenizer.h"       // defines: Tokenizer
 #include "kernels/kernels.h"      // defines: the device
 #include "llama.h"                // defines: LlamaModel, forward, backward, update
-#include "train/algorithms.h"     // defines: save_matmul_choices, repeat_matmul_choices
+#include "train/algorithms.h"     // defines: repeat_matmul_choices
 #include "train/balance.h"        // defines: StepBalance
 #include "train/check_packing.h"  // defines: check_packing
 #include "train/compare.h"        // defines: compare_layouts
 #include "train/ranks.h"          // defines: RankFields, rank_places_print
+#include "train/report.h"         // defines: RunLog, StepReport
 #include "train/samples.h"        // defines: Samples
+#include "train/saving.h"         // defines: TrainingState, save_model
 #include "train/step.h"           // defines: train_step, validation_loss
 #include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
@@ -182,7 +184,7 @@ typedef struct {
     StepData val_step;  // the fixed validation set
     char resume_dir[IO_PATH_MAX];
     DirLock lock;
-    FILE *log;
+    RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
@@ -255,196 +257,15 @@ static AdamW adamw_of_step(int64_t step) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Log: one JSON object a line; a line is written whole or not at all
+// Checkpoints
 
-static void log_line(const JsonWriter *w) {
-    if (!run.log || w->overflow) return;
-    if (fprintf(run.log, "%s\n", w->text) < 0 || fflush(run.log) != 0)
-        fprintf(stderr, "warning: %s/log.jsonl: a line could not be written: %s\n", o.out,
-                strerror(errno));
-}
-
-static void log_start(const char *event, int64_t step) {
+static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
     char text[16384];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
-    json_string(&w, "event", event);
-    json_string(&w, "version", UNPAD_VERSION);
-    json_string(&w, "device", device_describe());
-    json_int(&w, "step", step);
-    json_int(&w, "parameters", (int64_t)llama_config_num_params(&run.config));
-    json_begin(&w, "options", '{');
-    options_write_json(option_table, &w);
-    json_end(&w, '}');
-    json_end(&w, '}');
-    log_line(&w);
-}
-
-static void print_eta(double seconds) {
-    int64_t s = (int64_t)seconds;
-    if (s >= 3600)
-        printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
-               (long long)(s % 60));
-    else
-        printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
-}
-
-typedef struct {
-    double loss, ms, tokens_per_s, mean_ms;
-    StepScalars scalars;
-    float lr;
-    StepBalance balance;
-} StepReport;
-
-static void report_step(int64_t step, const StepData *d, const StepReport *r) {
-    const double fill = 100.0 * (double)d->real_tokens / (double)d->capacity_tokens;
-    const double pairs = 100.0 * (double)d->attention_pairs / (double)d->padded_pairs;
-    printf(
-        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
-        "%lld docs | "
-        "pairs %.1f %%",
-        (long long)step + 1, (long long)o.steps, r->loss, (double)r->scalars.grad_norm,
-        (double)r->lr, r->ms, r->tokens_per_s, fill, (long long)d->num_chunks, pairs);
-    balance_print(&r->balance);
-    print_eta(r->mean_ms * 1e-3 * (double)(o.steps - step - 1));
-    printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
-    char text[2048];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
-    json_int(&w, "step", step + 1);
-    json_double(&w, "loss", r->loss);
-    json_double(&w, "grad_norm", (double)r->scalars.grad_norm);
-    json_double(&w, "lr", (double)r->lr);
-    json_double(&w, "ms", r->ms);
-    json_double(&w, "tokens_per_s", r->tokens_per_s);
-    json_int(&w, "real_tokens", d->real_tokens);
-    json_int(&w, "targets", d->num_targets);
-    json_double(&w, "fill", fill / 100);
-    json_int(&w, "docs", d->num_chunks);
-    json_int(&w, "longest_doc", d->longest_doc);
-    json_int(&w, "attention_pairs", d->attention_pairs);
-    json_int(&w, "padded_pairs", d->padded_pairs);
-    if (o.layout == LAYOUT_PACKED)  // in other layouts some of the pairs are of no use
-        json_double(
-            &w, "useful_tflops",
-            llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs) / r->ms * 1e-9);
-    balance_write(&r->balance, &w);
-    json_bool(&w, "skipped", r->scalars.scale == 0);
-    json_end(&w, '}');
-    log_line(&w);
-}
-
-static void report_validation(int64_t step, double loss) {
-    printf("val after step %lld | loss %.4f\n", (long long)step, loss);
-    char text[256];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
-    json_string(&w, "event", "val");
-    json_int(&w, "step", step);
-    json_double(&w, "loss", loss);
-    json_end(&w, '}');
-    log_line(&w);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Checkpoints: a Hugging Face directory, and beside it the optimizer and where we are
-
-// What must be the same for a resumed run to see the same documents in the same steps.
-typedef struct {
-    const char *name;
-    int64_t value;
-    int64_t before;  // what checkpoints stand for that do not have it; -1: all have
-} StateField;
-enum { STATE_PLAN_FIELDS = 10, STATE_CURSOR_FIELDS = 4 };
-
-static void state_plan_fields(StateField *f) {
-    const PlanSettings *p = &run.loader_settings.plan, usual = plan_settings();
-    StateField fields[STATE_PLAN_FIELDS] = {
-        {"data_fingerprint",
-         (int64_t)(dataset_fingerprint(&run.train) >> 12), -1},  // 52 bits: exact in JSON
-        {"seed", (int64_t)p->seed, -1},
-        {"max_seqlen", p->max_seqlen, -1},
-        {"micro_batch_tokens", p->capacity, -1},
-        {"num_micro_batches", p->num_micro, -1},
-        {"fill_ppm", p->fill_ppm, -1},
-        {"long_docs", (int64_t)p->long_docs, -1},
-        {"work_token", p->work_token, usual.work_token},
-        {"work_tile", p->work_tile, usual.work_tile},
-        {"work_side", p->work_side, usual.work_side},
-    };
-    memcpy(f, fields, sizeof fields);
-}
-
-static size_t state_text(char *text, size_t capacity, int64_t log_bytes) {
     StateField plan[STATE_PLAN_FIELDS];
-    JsonWriter w;
-    state_plan_fields(plan);
-    json_writer_init(&w, text, capacity, 2);
-    json_begin(&w, NULL, '{');
-    json_int(&w, "format", 1);
-    json_string(&w, "version", UNPAD_VERSION);
-    json_int(&w, "step", run.cursor.step);
-    json_int(&w, "epoch", run.cursor.epoch);
-    json_int(&w, "doc_pos", run.cursor.doc_pos);
-    json_int(&w, "tok_off", run.cursor.tok_off);
-    json_int(&w, "log_bytes", log_bytes);
-    json_int(&w, "skips_in_a_row", run.skips_in_a_row);
-    for (int i = 0; i < STATE_PLAN_FIELDS; i++) json_int(&w, plan[i].name, plan[i].value);
-    json_begin(&w, "options", '{');
-    options_write_json(option_table, &w);
-    json_end(&w, '}');
-    json_end(&w, '}');
-    return w.overflow ? 0 : w.n;
-}
-
-// Tokenizer files travel with every model we write: from where this run's tokenizer came.
-static bool copy_tokenizer(Checkpoint *ck, Error *err) {
-    static const char *const names[] = {
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-        "merges.txt",     "tokenizer.model"};
-    char path[IO_PATH_MAX];
-    for (size_t i = 0; run.has_tokenizer && i < sizeof names / sizeof *names; i++) {
-        if (!path_join(path, sizeof path, run.tokenizer_dir, names[i], err)) return false;
-        if (path_exists(path) && !checkpoint_copy_file(ck, path, names[i], err)) return false;
-    }
-    return true;
-}
-
-static bool save_generation_config(Checkpoint *ck, Error *err) {
-    char text[256];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 2);
-    json_begin(&w, NULL, '{');
-    if (run.config.bos_token_id >= 0) json_int(&w, "bos_token_id", run.config.bos_token_id);
-    if (run.config.eos_token_id >= 0) json_int(&w, "eos_token_id", run.config.eos_token_id);
-    json_end(&w, '}');
-    return checkpoint_write_file(ck, "generation_config.json", text, w.n, err);
-}
-
-// config.json, generation_config.json, tokenizer files, model.safetensors: what from_pretrained
-// loads.
-static bool save_model(Checkpoint *ck, LlamaModel *m, Error *err) {
-    char text[8192], path[IO_PATH_MAX];
-    SafetensorsWriter w;
-    size_t n = llama_config_text(&m->config, "float32", text, sizeof text);
-    return checkpoint_write_file(ck, "config.json", text, n, err) &&
-           save_generation_config(ck, err) && copy_tokenizer(ck, err) &&
-           checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
-           llama_save_weights(m, path, &w, err) &&
-           checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
-}
-
-static bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
-    char text[16384];
-    SafetensorsWriter w;
-    size_t n = state_text(text, sizeof text, run.log ? (int64_t)ftell(run.log) : 0);
-    return llama_save_optimizer(m, path, &w, err) &&
-           checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
-           save_matmul_choices(ck, err) &&
-           checkpoint_write_file(ck, "trainer_state.json", text, n, err);
+    TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
+    return save_training_state(ck, m, path, text, n, err);
 }
 
 // name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks: what each
@@ -453,16 +274,15 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
     char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
-    bool ok = !speaks() ||
-              (checkpoint_begin(ck, o.out, run.cursor.step, name, err) && save_model(ck, m, err) &&
-               checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
+    bool ok = !speaks() || (checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
+                            save_model(ck, m, run.tokenizer_dir, err) &&
+                            checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!speaks()) {
         if (ok && name == NULL) llama_send_optimizer(m);
         return true;
     }
-    ok = ok && (name != NULL || save_training_state(ck, m, path, err)) &&
-         checkpoint_publish(ck, err);
+    ok = ok && (name != NULL || save_state(ck, m, path, err)) && checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
 }
@@ -520,41 +340,17 @@ static void find_resume_dir(void) {
     if (step < 0) run.resume_dir[0] = 0;
 }
 
-// Cursor and log length from trainer_state.json; every plan field must match.
-static int64_t read_training_state(void) {
+// Sets the cursor; returns how long the log was.
+static int64_t read_state(void) {
     Error err = {0, "", ""};
-    char path[IO_PATH_MAX], misfits[512] = "";
     StateField plan[STATE_PLAN_FIELDS];
-    const int64_t max = (int64_t)1 << 52;
-    int64_t log_bytes = 0;
-    must(path_join(path, sizeof path, run.resume_dir, "trainer_state.json", &err), &err);
-    cJSON *state = json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", &err);
-    must(state != NULL, &err);
-    bool ok = json_get_int64(state, "step", 0, max, &run.cursor.step, true, &err) &&
-              json_get_int64(state, "epoch", 0, max, &run.cursor.epoch, true, &err) &&
-              json_get_int64(state, "doc_pos", 0, max, &run.cursor.doc_pos, true, &err) &&
-              json_get_int64(state, "tok_off", 0, max, &run.cursor.tok_off, true, &err) &&
-              json_get_int64(state, "log_bytes", 0, max, &log_bytes, true, &err) &&
-              json_get_int(state, "skips_in_a_row", 0, 1 << 30, &run.skips_in_a_row, true, &err);
-    must(ok, &err);
-    state_plan_fields(plan);
-    for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
-        int64_t was = plan[i].before;
-        must(json_get_int64(state, plan[i].name, 0, max, &was, was < 0, &err), &err);
-        size_t used = strlen(misfits);
-        if (was != plan[i].value)
-            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
-                     (long long)was, (long long)plan[i].value);
-    }
-    cJSON_Delete(state);
-    if (misfits[0]) {
-        error_set(&err, EXIT_CHECKPOINT_MISFIT,
-                  "resume with the data and sizes of the interrupted run",
-                  "%s: expected the same documents in the same steps, found other values of%s",
-                  path, misfits);
-        error_exit(&err);
-    }
-    return log_bytes;
+    TrainingState state;
+    memset(&state, 0, sizeof state);
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    must(state_read(&state, run.resume_dir, plan, &err), &err);
+    run.cursor = state.cursor;
+    run.skips_in_a_row = state.skips_in_a_row;
+    return state.log_bytes;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -880,28 +676,6 @@ static void check_memory(const LlamaModel *m) {
     error_exit(&err);
 }
 
-// The log of a fresh run starts empty; that of a resumed one is cut to where the checkpoint was
-// made.
-static void open_log(int64_t log_bytes) {
-    Error err = {0, "", ""};
-    char path[IO_PATH_MAX];
-    if (!speaks()) return;
-    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
-    bool fresh = !run.resume_dir[0];
-    run.log = fopen(path, fresh ? "we" : "r+e");
-    if (!run.log && !fresh) run.log = fopen(path, "we");
-    if (run.log && !fresh) {
-        fseek(run.log, 0, SEEK_END);
-        if (ftell(run.log) < log_bytes) log_bytes = ftell(run.log);
-        if (ftruncate(fileno(run.log), (off_t)log_bytes) == 0)
-            fseek(run.log, (long)log_bytes, SEEK_SET);
-    }
-    if (run.log) return;
-    error_set(&err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s", path,
-              strerror(errno));
-    error_exit(&err);
-}
-
 static void open_out_dir(void) {
     Error err = {0, "", ""};
     char path[IO_PATH_MAX];
@@ -941,6 +715,12 @@ static void leave_if_diverged(const StepScalars *s) {
     error_exit(&err);
 }
 
+// In other layouts some of the attention pairs are of no use.
+static double useful_flops(const StepData *d) {
+    if (o.layout != LAYOUT_PACKED) return 0;
+    return llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs);
+}
+
 static void train(LlamaModel *m) {
     Error err = {0, "", ""};
     double mean_ms = 0;
@@ -961,18 +741,13 @@ static void train(LlamaModel *m) {
         assert(device_memory().waits == before.waits + 1);
         double ms = now_ms() - start_ms;
         mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
-        StepReport report = {scalars.loss_sum / (double)data->num_targets,
-                             ms,
-                             (double)data->real_tokens / ms * 1e3,
-                             mean_ms,
-                             scalars,
-                             hyper.lr,
-                             step_balance(data)};
-        report_step(step, data, &report);
+        StepReport report = {step + 1,           o.steps,           ms, mean_ms, scalars, hyper.lr,
+                             step_balance(data), useful_flops(data)};
+        report_step(&run.log, &report, data);
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
         if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
-            report_validation(step + 1, validation_loss(m, &run.val_step));
+            report_validation(&run.log, step + 1, validation_loss(m, &run.val_step));
         if (every(step + 1, o.sample_every) && step + 1 < o.steps && speaks())
             samples_print(&run.samples, m, step + 1);
         // last, so that the log it refers to holds all of this step
@@ -1040,8 +815,7 @@ int main(int argc, char **argv) {
     make_samples();
     make_loader_settings();
     load_validation();
-    int64_t log_bytes =
-        run.resume_dir[0] && !o.compare && !o.check_packing ? read_training_state() : 0;
+    int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
@@ -1063,8 +837,9 @@ int main(int argc, char **argv) {
         must(path_join(path, sizeof path, run.resume_dir, "optimizer.safetensors", &err), &err);
         must(llama_load_optimizer(m, path, &err), &err);
     }
-    open_log(log_bytes);
-    log_start(run.resume_dir[0] ? "resume" : "start", run.cursor.step);
+    if (speaks()) must(log_open(&run.log, o.out, log_before, &err), &err);
+    log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
+              &run.config, option_table);
     train(m);
     finish(m);
     comm_finalize();

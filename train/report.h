@@ -1,0 +1,150 @@
+// What a run says of itself: a line on the screen and a JSON object in log.jsonl for every step. A
+// line of the log is written whole or not at all.
+#ifndef UNPAD_REPORT_H
+#define UNPAD_REPORT_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "../data/loader.h"   // defines: StepData
+#include "../data/options.h"  // defines: Option, options_write_json; with it JsonWriter
+#include "../llama.h"         // defines: StepScalars, llama_useful_flops
+#include "balance.h"          // defines: StepBalance
+
+typedef struct {
+    FILE *file;  // NULL: nothing is logged
+    char path[IO_PATH_MAX];
+} RunLog;
+
+// keep_bytes < 0: begins an empty log; else the one that is there is cut to that length, which it
+// had when the checkpoint was made.
+static inline bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, Error *err) {
+    const bool fresh = keep_bytes < 0;
+    if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
+    log->file = fopen(log->path, fresh ? "we" : "r+e");
+    if (!log->file && !fresh) log->file = fopen(log->path, "we");
+    if (!log->file)
+        return error_set(err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s",
+                         log->path, strerror(errno));
+    if (fresh) return true;
+    fseek(log->file, 0, SEEK_END);
+    if (ftell(log->file) < keep_bytes) keep_bytes = ftell(log->file);
+    if (ftruncate(fileno(log->file), (off_t)keep_bytes) == 0)
+        fseek(log->file, (long)keep_bytes, SEEK_SET);
+    return true;
+}
+
+static inline int64_t log_bytes(const RunLog *log) { return log->file ? ftell(log->file) : 0; }
+
+static inline void log_line(const RunLog *log, const JsonWriter *w) {
+    if (!log->file || w->overflow) return;
+    if (fprintf(log->file, "%s\n", w->text) < 0 || fflush(log->file) != 0)
+        fprintf(stderr, "warning: %s: a line could not be written: %s\n", log->path,
+                strerror(errno));
+}
+
+// event: "start" or "resume"
+static inline void log_start(const RunLog *log, const char *event, const char *version,
+                             int64_t step, const LlamaConfig *config, const Option *options) {
+    char text[16384];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", event);
+    json_string(&w, "version", version);
+    json_string(&w, "device", device_describe());
+    json_int(&w, "step", step);
+    json_int(&w, "parameters", (int64_t)llama_config_num_params(config));
+    json_begin(&w, "options", '{');
+    options_write_json(options, &w);
+    json_end(&w, '}');
+    json_end(&w, '}');
+    log_line(log, &w);
+}
+
+// ------------------------------------------------------------------------------------------------
+// A step
+
+typedef struct {
+    int64_t step, steps;  // of the run: this one, 1-based, and all
+    double ms, mean_ms;   // this step's, and about what the next will take
+    StepScalars scalars;
+    float lr;
+    StepBalance balance;
+    double useful_flops;  // 0: of this layout not known
+} StepReport;
+
+static inline double report_loss(const StepReport *r, const StepData *d) {
+    return r->scalars.loss_sum / (double)d->num_targets;
+}
+
+static inline double report_fill(const StepData *d) {
+    return (double)d->real_tokens / (double)d->capacity_tokens;
+}
+
+static inline void print_eta(double seconds) {
+    int64_t s = (int64_t)seconds;
+    if (s >= 3600)
+        printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
+               (long long)(s % 60));
+    else
+        printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+}
+
+static inline void print_step(const StepReport *r, const StepData *d) {
+    printf(
+        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "%lld docs | pairs %.1f %%",
+        (long long)r->step, (long long)r->steps, report_loss(r, d), (double)r->scalars.grad_norm,
+        (double)r->lr, r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d),
+        (long long)d->num_chunks, 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+    balance_print(&r->balance);
+    print_eta(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
+    printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
+}
+
+static inline void log_step(const RunLog *log, const StepReport *r, const StepData *d) {
+    char text[2048];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_int(&w, "step", r->step);
+    json_double(&w, "loss", report_loss(r, d));
+    json_double(&w, "grad_norm", (double)r->scalars.grad_norm);
+    json_double(&w, "lr", (double)r->lr);
+    json_double(&w, "ms", r->ms);
+    json_double(&w, "tokens_per_s", (double)d->real_tokens / r->ms * 1e3);
+    json_int(&w, "real_tokens", d->real_tokens);
+    json_int(&w, "targets", d->num_targets);
+    json_double(&w, "fill", report_fill(d));
+    json_int(&w, "docs", d->num_chunks);
+    json_int(&w, "longest_doc", d->longest_doc);
+    json_int(&w, "attention_pairs", d->attention_pairs);
+    json_int(&w, "padded_pairs", d->padded_pairs);
+    if (r->useful_flops > 0) json_double(&w, "useful_tflops", r->useful_flops / r->ms * 1e-9);
+    balance_write(&r->balance, &w);
+    json_bool(&w, "skipped", r->scalars.scale == 0);
+    json_end(&w, '}');
+    log_line(log, &w);
+}
+
+static inline void report_step(const RunLog *log, const StepReport *r, const StepData *d) {
+    print_step(r, d);
+    log_step(log, r, d);
+}
+
+static inline void report_validation(const RunLog *log, int64_t step, double loss) {
+    printf("val after step %lld | loss %.4f\n", (long long)step, loss);
+    char text[256];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", "val");
+    json_int(&w, "step", step);
+    json_double(&w, "loss", loss);
+    json_end(&w, '}');
+    log_line(log, &w);
+}
+
+#endif
