@@ -328,14 +328,19 @@ __attribute__((noreturn)) static inline void ranks_convict(int r, int silent, in
     ranks_end_all(RANKS_EXIT_LOST, silent ? r : -1);
 }
 
+// All wait: the network between them, or a device that works beside what waits.
 __attribute__((noreturn)) static inline void ranks_convict_network(void) {
     char when[64];
+    int r = 0;
+    for (int other = 1; other < ranks.num; other++)
+        if (watch.known[other].last.entered < watch.known[r].last.entered) r = other;
     ranks_take_voice();
-    ranks_when(when, sizeof when, &watch.known[0].last);
-    ranks_print(0,
-                "error: ranks: all %d wait for each other for %lld s in %s, and none is missing\n"
-                "hint: look at the network between them; " RANKS_RESUME "\n",
-                ranks.num, (long long)watch.known[0].last.idle_ms / 1000, when);
+    ranks_when(when, sizeof when, &watch.known[r].last);
+    ranks_print(
+        0,
+        "error: ranks: all %d wait for each other for %lld s, rank %d on %s furthest behind "
+        "in %s\nhint: look at the network between them; " RANKS_RESUME "\n",
+        ranks.num, (long long)watch.known[r].last.idle_ms / 1000, r, ranks.places[r].host, when);
     ranks_end_all(RANKS_EXIT_LOST, -1);
 }
 
@@ -598,6 +603,7 @@ static inline void ranks_watch_stop(void) {
     free(watch.known);
     free(watch.ready);
     if (ranks.rank > 0) __fpurge(stderr);  // all went well: what was held back is rank 0's to say
+    fflush(stderr);
     setvbuf(stderr, NULL, _IONBF, 0);
 }
 
