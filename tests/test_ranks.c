@@ -365,9 +365,12 @@ static const AbsentCase absent_cases[] = {
     {LAUNCHED_HERE, 4, 1, "expected rank 0 at "},
 };
 
-TEST(missing_ranks_are_named_once) {
+TEST(missing_ranks_and_unlike_numbers_of_them_are_named_once) {
     enum { CASES = sizeof absent_cases / sizeof *absent_cases };
-    Running run[CASES], dies_early;
+    Running run[CASES], dies_early, unlike = {{0}, 2, errors_file(), ranks_now_ms()};
+    const int port = free_port();
+    for (int r = 0; r < 2; r++)
+        unlike.pids[r] = start_rank(hurried_exchange, MASTER, r, 2 + 2 * r, port, unlike.errors);
     for (int i = 0; i < CASES; i++) {
         const AbsentCase *c = &absent_cases[i];
         run[i] = begin_ranks(hurried_exchange, c->way, c->n, c->absent);
@@ -375,11 +378,13 @@ TEST(missing_ranks_are_named_once) {
     dies_early = begin_ranks(hurried_exchange, MASTER, 3, 1u << 2);  // rank 1 was there
     ranks_sleep_ms(1000);
     kill(dies_early.pids[1], SIGKILL);
-    Outcome early = end_ranks(&dies_early);
+    Outcome early = end_ranks(&dies_early), o = end_ranks(&unlike);
     check_one_error(&early, "none of rank 1-2\n");
+    CHECK_CODES(o, 2, 8);
+    CHECK_MSG(strstr(o.said, "another number"), "%s", o.said);
     for (int i = 0; i < CASES; i++) {
         const AbsentCase *c = &absent_cases[i];
-        Outcome o = end_ranks(&run[i]);
+        o = end_ranks(&run[i]);
         for (int r = 0; r < c->n; r++)
             CHECK_MSG(c->absent >> r & 1 || o.codes[r] == 8, "case %d: %s", i, o.said);
         check_one_error(&o, c->said);
@@ -446,19 +451,6 @@ TEST(a_second_rank_of_the_same_number_is_told_so) {
     close(errors);
     CHECK_CODES(o, 3, 0);
     CHECK_MSG(strstr(o.said, "rank 1 is there already"), "%s", o.said);
-}
-
-TEST(unlike_numbers_of_ranks_are_told) {
-    Outcome o;
-    pid_t pids[2];
-    int port = free_port(), errors = errors_file();
-    memset(&o, 0, sizeof o);
-    pids[0] = start_rank(hurried_exchange, MASTER, 0, 2, port, errors);
-    pids[1] = start_rank(hurried_exchange, MASTER, 1, 4, port, errors);
-    finish_ranks(&o, pids, 2, errors);
-    close(errors);
-    CHECK_CODES(o, 2, 8);
-    CHECK_MSG(strstr(o.said, "another number"), "%s", o.said);
 }
 
 TEST(a_port_that_is_taken_is_an_error) {
@@ -564,6 +556,14 @@ static const FaultCase fault_cases[] = {
     {be_slow, 1, 0, 0, NULL},
 };
 
+static int wait_in_vain(void) {  // each inside a collective that never ends, rank 2 in the first
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    ranks_phase("reduce", 7);
+    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++) ranks_wait();
+    for (;;) ranks_sleep_ms(1000);
+}
+
 static void signal_all(const Running *run, int signal_number) {
     for (int r = 0; r < run->n; r++) kill(run->pids[r], signal_number);
 }
@@ -571,16 +571,20 @@ static void signal_all(const Running *run, int signal_number) {
 // The last job is stopped and continued as a whole, as a launcher does that is suspended.
 TEST(killed_stopped_and_spinning_ranks_are_named_and_slow_ones_not) {
     enum { CASES = sizeof fault_cases / sizeof *fault_cases };
-    Running run[CASES];
+    Running run[CASES], in_vain = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
     for (int i = 0; i < CASES; i++) run[i] = begin_fault(fault_cases[i].what, fault_cases[i].rank);
     ranks_sleep_ms(1000);
     signal_all(&run[CASES - 1], SIGSTOP);
     ranks_sleep_ms((int)(limit_seconds * 1500));
     signal_all(&run[CASES - 1], SIGCONT);
+    Outcome o = end_ranks(&in_vain);
+    CHECK_CODES(o, WORKERS, 8);
+    check_one_error(&o, " rank 2 on ");
+    CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
     for (int i = 0; i < CASES; i++) {
         const FaultCase *c = &fault_cases[i];
         char error[64];
-        Outcome o = end_ranks(&run[i]);
+        o = end_ranks(&run[i]);
         for (int r = 0; r < WORKERS; r++)
             CHECK_MSG(o.codes[r] == (r == c->rank ? c->own_code : c->code),
                       "case %d, rank %d: %d\n%s", i, r, o.codes[r], o.said);
@@ -604,21 +608,6 @@ TEST(an_error_of_one_rank_is_the_error_of_all) {
     Outcome o = run_fault(fail_silently, 1);
     CHECK_CODES(o, WORKERS, 7);
     check_one_error(&o, "ended with exit code 7 in forward of step 3");
-}
-
-static int wait_in_vain(void) {  // each inside a collective that never ends, rank 2 in the first
-    if (ranks_join(NULL)) return 1;
-    ranks_set_limit(limit_seconds);
-    ranks_phase("reduce", 7);
-    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++) ranks_wait();
-    for (;;) ranks_sleep_ms(1000);
-}
-
-TEST(ranks_that_wait_for_each_other_end) {
-    Outcome o = run_ranks(wait_in_vain, MASTER, WORKERS, 0);
-    CHECK_CODES(o, WORKERS, 8);
-    check_one_error(&o, " rank 2 on ");
-    CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
 }
 
 static int many(void) {
