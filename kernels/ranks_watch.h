@@ -442,7 +442,7 @@ static inline void ranks_hear(int r) {
 static inline void ranks_note_bytes(void) {
     char text[512];
     unsigned long long in = 0, out = 0;
-    if (!ranks_patient(RANKS_GET(watch.phase))) return;
+    if (!ranks_patient(RANKS_GET(watch.phase)) || RANKS_GET(watch.waiting)) return;
     int fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
     if (fd >= 0) close(fd);
@@ -552,7 +552,9 @@ static void *ranks_watch_thread(void *polled) {
 }
 
 // limit: 0 for none
-static inline void ranks_set_limit(double seconds) { watch.limit_ms = (int64_t)(seconds * 1e3); }
+static inline void ranks_set_limit(double seconds) {
+    RANKS_SET(watch.limit_ms, (int64_t)(seconds * 1e3));
+}
 
 static inline void ranks_watch_defaults(int n) {
     watch.phase = "set-up";
