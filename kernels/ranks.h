@@ -24,47 +24,24 @@ static inline const char *ranks_join(RanksHandOver hand_over) {
     static char problem[160];
     RanksMeeting m;
     RanksPlace own = ranks_place();
-    char path[4096] = "";
-    const char *master = getenv("MASTER_ADDR");
-    const int num = ranks_launched();
     int listener = -1;
-    if (num == 1) return NULL;
-    if (own.rank < 0 || own.rank >= num) {
+    ranks.num = ranks_launched();
+    if (ranks.num == 1) return NULL;
+    if (own.rank < 0 || own.rank >= ranks.num) {
+        ranks.num = 1;
         snprintf(problem, sizeof problem, "started as one of several ranks (%s), but %s is not one",
                  ranks_launcher()->size, ranks_launcher()->rank);
         return problem;
     }
     ranks.rank = own.rank;
-    ranks.num = num;
     const char *missing = ranks_make_tables();
+    if (!missing) missing = ranks_find_meeting(&m, &own, hand_over, &listener);
     if (missing) return missing;
-    memset(&m, 0, sizeof m);
-    if (master && *master) {
-        ranks_meet_at_master(&m, master);
-        if (ranks.rank == 0) listener = ranks_listen(&m);
-    } else if (hand_over) {
-        if (ranks.rank == 0) listener = ranks_open_meeting(&m, &own);
-        hand_over(&m, sizeof m);
-    } else if (ranks_all_here(&own)) {
-        ranks_meeting_path(path, sizeof path);
-        if (ranks.rank == 0) listener = ranks_open_meeting(&m, &own);
-        if (ranks.rank == 0 && listener >= 0 && ranks_write_meeting(&m, path) != 0)
-            snprintf(m.problem, sizeof m.problem, "cannot write into the temporary directory: %s",
-                     strerror(errno));
-    } else {
-        return "several ranks on several machines: set MASTER_ADDR (and MASTER_PORT) to rank 0's";
-    }
-    memcpy(ranks.token, m.token, sizeof ranks.token);
-    if (m.problem[0]) {
-        if (path[0] && ranks.rank == 0) unlink(path);
-        ranks_die("set MASTER_ADDR and MASTER_PORT to a free port that all ranks reach",
-                  "rank 0: %s", m.problem);
-    }
     if (ranks.rank == 0)
         ranks_host(listener, &m, &own);
     else
-        ranks_visit(&m, path[0] ? path : NULL, &own);
-    if (path[0] && ranks.rank == 0) unlink(path);
+        ranks_visit(&m, &own);
+    if (ranks.rank == 0) ranks_unlink_meeting();
     ranks.joined = 1;
     return ranks_watch_start();
 }

@@ -67,9 +67,10 @@ typedef struct {
     // file descriptors: on rank 0 (num), its own unused; on the others [0] leads to rank 0
     int *sockets[RANKS_CHANNELS];
     uint64_t token[2];
+    char path[4096];  // of the file by which ranks of one machine meet; empty: another way
 } Ranks;
 
-static Ranks ranks = {0, 1, 0, 0, NULL, {NULL, NULL}, {0, 0}};
+static Ranks ranks = {0, 1, 0, 0, NULL, {NULL, NULL}, {0, 0}, ""};
 
 static inline int ranks_rank(void) { return ranks.rank; }
 static inline int ranks_num(void) { return ranks.num; }
@@ -182,6 +183,10 @@ static inline int ranks_first_to_speak(void) {
                           (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0;
 }
 
+static inline void ranks_unlink_meeting(void) {
+    if (ranks.path[0]) unlink(ranks.path);
+}
+
 __attribute__((noreturn, format(printf, 2, 3))) static inline void ranks_die(const char *hint,
                                                                              const char *what,
                                                                              ...) {
@@ -190,6 +195,7 @@ __attribute__((noreturn, format(printf, 2, 3))) static inline void ranks_die(con
     va_start(args, what);
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
+    if (ranks.rank == 0) ranks_unlink_meeting();
     if (ranks_first_to_speak()) {
         fprintf(stderr, "error: ranks: %s\nhint: %s\n", text, hint);
         fflush(stderr);
@@ -655,18 +661,18 @@ static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPl
 #define RANKS_NO_RANK_0 \
     "start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached"
 
-// path: of the meeting's file, or NULL when *m is known
-static inline void ranks_visit(RanksMeeting *m, const char *path, const RanksPlace *own) {
+static inline void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
     const int64_t limit_ms = ranks_join_ms(), until_ms = ranks_now_ms() + limit_ms;
     RanksAnswer all_there;
     int fd[RANKS_CHANNELS] = {-1, -1};
     while (fd[RANKS_WATCH] < 0 && ranks_now_ms() < until_ms) {
         int c = fd[RANKS_DATA] < 0 ? RANKS_DATA : RANKS_WATCH;
-        if (!path || ranks_read_meeting(m, path) == 0) fd[c] = ranks_introduce_anywhere(m, c, own);
+        if (!ranks.path[0] || ranks_read_meeting(m, ranks.path) == 0)
+            fd[c] = ranks_introduce_anywhere(m, c, own);
         if (fd[c] < 0) ranks_sleep_ms(50);
     }
     memcpy(ranks.token, m->token, sizeof ranks.token);
-    const char *where = m->addresses[0] ? m->addresses : path;
+    const char *where = m->addresses[0] ? m->addresses : ranks.path;
     if (fd[RANKS_WATCH] < 0)
         ranks_die(RANKS_NO_RANK_0,
                   "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
@@ -696,6 +702,35 @@ static inline const char *ranks_make_tables(void) {
         for (int r = 0; r < ranks.num; r++) ranks.sockets[c][r] = -1;
     }
     return ranks.places ? NULL : "no memory for the list of ranks";
+}
+
+// Where to meet, by the way that there is: *m, and on rank 0 *listener. NULL, or what is missing.
+static inline const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *own,
+                                             RanksHandOver hand_over, int *listener) {
+    const char *master = getenv("MASTER_ADDR");
+    const int host = own->rank == 0;
+    memset(m, 0, sizeof *m);
+    if (master && *master) {
+        ranks_meet_at_master(m, master);
+        if (host) *listener = ranks_listen(m);
+    } else if (hand_over) {
+        if (host) *listener = ranks_open_meeting(m, own);
+        hand_over(m, sizeof *m);
+    } else if (ranks_all_here(own)) {
+        ranks_meeting_path(ranks.path, sizeof ranks.path);
+        m->token[0] = ranks_hash(0, ranks.path);  // until there is a secret: jobs are told apart
+        if (host) *listener = ranks_open_meeting(m, own);
+        if (host && *listener >= 0 && ranks_write_meeting(m, ranks.path) != 0)
+            snprintf(m->problem, sizeof m->problem, "cannot write into the temporary directory: %s",
+                     strerror(errno));
+    } else {
+        return "several ranks on several machines: set MASTER_ADDR (and MASTER_PORT) to rank 0's";
+    }
+    memcpy(ranks.token, m->token, sizeof ranks.token);
+    if (m->problem[0])
+        ranks_die("set MASTER_ADDR and MASTER_PORT to a free port that all ranks reach",
+                  "rank 0: %s", m->problem);
+    return NULL;
 }
 
 #endif

@@ -328,14 +328,19 @@ __attribute__((noreturn)) static inline void ranks_convict(int r, int silent, in
     ranks_end_all(RANKS_EXIT_LOST, silent ? r : -1);
 }
 
+// All wait: the network between them, or a device that works beside what waits.
 __attribute__((noreturn)) static inline void ranks_convict_network(void) {
     char when[64];
+    int r = 0;
+    for (int other = 1; other < ranks.num; other++)
+        if (watch.known[other].last.entered < watch.known[r].last.entered) r = other;
     ranks_take_voice();
-    ranks_when(when, sizeof when, &watch.known[0].last);
-    ranks_print(0,
-                "error: ranks: all %d wait for each other for %lld s in %s, and none is missing\n"
-                "hint: look at the network between them; " RANKS_RESUME "\n",
-                ranks.num, (long long)watch.known[0].last.idle_ms / 1000, when);
+    ranks_when(when, sizeof when, &watch.known[r].last);
+    ranks_print(
+        0,
+        "error: ranks: all %d wait for each other for %lld s, rank %d on %s furthest behind "
+        "in %s\nhint: look at the network between them; " RANKS_RESUME "\n",
+        ranks.num, (long long)watch.known[r].last.idle_ms / 1000, r, ranks.places[r].host, when);
     ranks_end_all(RANKS_EXIT_LOST, -1);
 }
 
@@ -437,7 +442,7 @@ static inline void ranks_hear(int r) {
 static inline void ranks_note_bytes(void) {
     char text[512];
     unsigned long long in = 0, out = 0;
-    if (!ranks_patient(RANKS_GET(watch.phase))) return;
+    if (!ranks_patient(RANKS_GET(watch.phase)) || RANKS_GET(watch.waiting)) return;
     int fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
     if (fd >= 0) close(fd);
@@ -547,7 +552,9 @@ static void *ranks_watch_thread(void *polled) {
 }
 
 // limit: 0 for none
-static inline void ranks_set_limit(double seconds) { watch.limit_ms = (int64_t)(seconds * 1e3); }
+static inline void ranks_set_limit(double seconds) {
+    RANKS_SET(watch.limit_ms, (int64_t)(seconds * 1e3));
+}
 
 static inline void ranks_watch_defaults(int n) {
     watch.phase = "set-up";
@@ -598,6 +605,7 @@ static inline void ranks_watch_stop(void) {
     free(watch.known);
     free(watch.ready);
     if (ranks.rank > 0) __fpurge(stderr);  // all went well: what was held back is rank 0's to say
+    fflush(stderr);
     setvbuf(stderr, NULL, _IONBF, 0);
 }
 

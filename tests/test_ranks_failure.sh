@@ -70,7 +70,7 @@ start() {
             "$@" > "$name.txt" 2>&1
         echo $? > "$name.code"
     } &
-    while [ "$(jobs -pr | wc -l)" -ge 6 ]; do wait -n; done
+    while [ "$(jobs -pr | wc -l)" -ge 9 ]; do wait -n; done
 }
 # check NAME 'EXIT CODES' PATTERN: one error, which matches; no process is left; a newest checkpoint
 # that is whole
@@ -123,6 +123,19 @@ start_stop() { start "stop_rank_$2_in_$1" "stop:$2:$1:$(step_of "$1")"; }
 check_stop() {
     check "stop_rank_$2_in_$1" '8 137' "ranks: rank $2 on .* silent for [2-9] s in $(where "$1")\$"
 }
+# beside them: the loop that starts again
+until_done() {      # until_done NAME COMMAND...
+    local name=$1
+    shift
+    { PAUSE=0 timeout -k 5 60 "$root/scripts/train_until_done.sh" "$@" > "$name.txt" 2>&1
+      echo $? > "$name.code"; } &
+}
+job=("${mpi[@]}" "$faulty" "${flags[@]}")
+until_done loop bash -c 'mkdir once && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" \
+    --out "$work/loop"
+FAULT=kill:1:reduce:1 RESTARTS=1 until_done hopeless "${job[@]}" --out "$work/hopeless"
+until_done usage "$train" --no-such-flag
+
 each_phase start_kill
 offset=1 each_phase start_stop
 for r in 0 2; do start "spin_rank_$r" "spin:$r:backward:4"; done
@@ -145,7 +158,19 @@ for name in "${going_on[@]}"; do start_going_on "${name%/}"; done
 wait
 for name in "${going_on[@]}"; do check_going_on "${name%/}"; done
 
-# ---- the launcher; another program; the loop ------------------------------------------------------
+# check_loop NAME 'EXIT CODES' STARTS_AGAIN
+check_loop() {
+    local code
+    code=$(cat "$1.code")
+    if [[ " $2 " = *" $code "* ]] && [ "$(grep -c 'starting again' "$1.txt")" -eq "$3" ]
+    then ok "until_done_$1"; else bad "$1" "exit code $code"; fi
+}
+check_loop loop 0 1
+cmp {loop,reference}/final/model.safetensors && ok until_done_same_bits || bad loop 'other bits'
+check_loop hopeless '137 8' 1
+check_loop usage 2 0
+
+# ---- the launcher; another program ----------------------------------------------------------------
 { "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
 for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done
 kill -9 $(pids_of "mpirun --allow-run-as-root --oversubscribe -n 3 $train")
@@ -160,21 +185,4 @@ if [ $code -eq 9 ] && grep -q 'differences in the program file (rank 1)$' progra
     ok unlike_programs
 else bad program "exit code $code"; fi
 
-until_done() { PAUSE=0 timeout -k 5 60 "$root/scripts/train_until_done.sh" "$@"; }
-job=("${mpi[@]}" "$faulty" "${flags[@]}")
-until_done bash -c 'mkdir once && export FAULT=kill:1:reduce:5; exec "$@"' sh "${job[@]}" \
-    --out "$work/loop" > loop.txt 2>&1
-code=$?
-if [ $code -eq 0 ] && [ "$(grep -c 'starting again' loop.txt)" -eq 1 ] &&
-    cmp loop/final/model.safetensors reference/final/model.safetensors; then ok loop_until_done
-else bad loop "exit code $code"; fi
-FAULT=kill:1:reduce:1 RESTARTS=1 until_done "${job[@]}" --out "$work/hopeless" > hopeless.txt 2>&1
-code=$?
-if { [ $code -eq 137 ] || [ $code -eq 8 ]; } && [ "$(grep -c 'starting again' hopeless.txt)" -eq 1 ]
-then ok loop_gives_up_without_progress
-else bad hopeless "exit code $code"; fi
-until_done "$train" --no-such-flag > usage.txt 2>&1
-code=$?
-if [ $code -eq 2 ] && ! grep -q 'starting again' usage.txt; then ok loop_ends_with_a_usage_error
-else bad usage "exit code $code"; fi
 finish

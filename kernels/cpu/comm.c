@@ -18,6 +18,7 @@ void comm_merge(void *data_host, size_t bytes) { ranks_merge(data_host, bytes); 
 void comm_barrier(void) { ranks_barrier(); }
 void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
 void comm_heartbeat(double seconds) { ranks_set_limit(seconds); }
+void cpu_alive(void) { ranks_alive(); }
 
 #ifndef WITH_MPI
 

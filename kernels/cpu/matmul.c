@@ -35,7 +35,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE  // setenv, dlopen
 #endif
-#include "../kernels.h"
+#include "common.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -506,6 +506,7 @@ static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t dept
     }
     if (!chosen_gemm) matmul_select("auto", 0);
     chosen_gemm(c, a, b, m, n, depth, accumulate);
+    cpu_alive();
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
