@@ -5,6 +5,8 @@
 //   shared.cpp    shared memory: where it is, poison, the async proxy's view of it
 //   async.cpp     cp.async, mbarrier, TMA and bulk copies: queued, done as late as allowed
 //   tensor.cpp    ldmatrix, mma.sync, wgmma
+//   streams.cpp   streams as threads
+//   nccl.cpp      NCCL between processes of one machine
 //   memory.cpp    device memory: guard pages, poison, reports of bad addresses
 //   host_api.cpp  the CUDA runtime API: devices, streams, events, graphs, errors
 #pragma once
@@ -65,7 +67,7 @@ struct Options {
     Sched sched = FIFO;
     AsyncMode async = LAZY;
     int threads = 1, proxy = 0, trunc = 0, timeout = 0, guard = 1, poison = 1, stats = 0;
-    int arch = 90, devices = 1;
+    int arch = 90, devices = 1, streams = 0, slow_stream = 0, trace = 0;
     size_t align = 64, memory = (size_t)8 << 30;
     uint64_t seed = 1;
     Options();
@@ -215,6 +217,23 @@ void check_past_dynamic_smem(Block *b);
 char *async_view(uint32_t a, char *p);
 void async_exec(Block *b, size_t i);
 void check_mbarriers_idle(Block *b);
+
+// streams.cpp
+struct Worker;           // the thread of a stream
+Worker *start_worker();  // nullptr: work is done at the call
+void put_work(Worker *w, std::function<void()> work);
+bool worker_idle(const Worker *w);
+void drain(const Worker *w);  // waits until it is idle
+void drain_all();
+void park_if_leaving();  // for loops that may outlive main
+struct Mark {            // of an event
+    uint64_t set = 0, reached = 0;
+};
+uint64_t mark_set(Mark *m);
+void mark_reach(Mark *m, uint64_t count);
+uint64_t mark_now(const Mark *m);
+bool mark_reached(const Mark *m);
+void mark_wait(const Mark *m, uint64_t count);
 
 // memory.cpp
 void catch_faults();

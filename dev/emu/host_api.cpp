@@ -1,10 +1,15 @@
-// The host API of the CUDA runtime. Work runs when it is issued; a capture stores it instead.
+// The host API of the CUDA runtime. Work runs when it is issued, or on its stream's thread
+// (streams.cpp); a capture stores it instead.
 #include "engine.h"
 
 #include <chrono>
 
+using emu::Mark;
+using emu::Worker;
 struct CUstream_st {
+    int number = 0;  // 1: the first
     CUgraph_st *capture = nullptr;
+    Worker *worker = nullptr;
 };
 struct CUgraph_st {
     std::vector<std::function<void()>> work;
@@ -14,6 +19,8 @@ struct CUgraphExec_st {
     std::vector<std::function<void()>> work;
 };
 struct CUevent_st {
+    Mark mark;
+    CUgraph_st *capture = nullptr;  // in which it was recorded last
     std::chrono::steady_clock::time_point when;
     bool recorded = false, timing = true;
 };
@@ -37,13 +44,16 @@ static cudaError_t spoil_captures() {
     return answer(cudaErrorStreamCaptureUnsupported);
 }
 
-void enqueue(cudaStream_t stream, std::function<void()> work) {
+void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) {
+    if (opt.trace) fprintf(stderr, "EMU TRACE stream %d %s\n", stream ? stream->number : 0, name);
     if (capturing(stream) && stream->capture->spoilt)
         answer(cudaErrorStreamCaptureInvalidated);
     else if (capturing(stream))
         stream->capture->work.push_back(std::move(work));
     else if (!stream && !captures.empty())
         spoil_captures();  // the default stream would join the capture
+    else if (stream && stream->worker)
+        put_work(stream->worker, std::move(work));
     else
         work();
 }
@@ -174,7 +184,11 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return captures.empty() ? cudaSuccess : spoil_captures(); }
+cudaError_t cudaDeviceSynchronize() {
+    if (!captures.empty()) return spoil_captures();
+    drain_all();
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceReset() { return cudaSuccess; }
 
 // ------------------------------------------------------------------------------------------------
@@ -190,6 +204,7 @@ cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
 }
 cudaError_t cudaFree(void *p) {
     if (!captures.empty()) return spoil_captures();
+    drain_all();
     if (p) device_release(p);
     return cudaSuccess;
 }
@@ -223,11 +238,31 @@ static void check_copy(const void *dst, const void *src, cudaMemcpyKind kind) {
         fail("cudaMemcpy: kind %d does not match the pointers (dst %s, src %s)", kind,
              to_device ? "device" : "host", from_device ? "device" : "host");
 }
+// Memory that stays as it is while a copy waits for its turn: on the device, or pinned. From other
+// memory a copy is staged when it is issued, into other memory it is waited for.
+static bool is_steady(const void *p, size_t bytes) {
+    if (is_device_ptr(p)) return true;
+    auto block = host_blocks.upper_bound((void *)p);
+    if (block == host_blocks.begin()) return false;
+    --block;
+    return (const char *)p + bytes <= (const char *)block->first + block->second;
+}
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
     if (!bytes) return cudaSuccess;
     check_copy(dst, src, kind);
-    enqueue(stream, [=] { memmove(dst, src, bytes); });
+    if (!stream || !stream->worker || (is_steady(src, bytes) && is_steady(dst, bytes))) {
+        enqueue(
+            stream, [=] { memmove(dst, src, bytes); }, "memcpy");
+    } else if (is_steady(dst, bytes)) {
+        std::vector<char> staged((const char *)src, (const char *)src + bytes);
+        enqueue(
+            stream, [=] { memmove(dst, staged.data(), bytes); }, "memcpy");
+    } else {
+        enqueue(
+            stream, [=] { memmove(dst, src, bytes); }, "memcpy");
+        drain(stream->worker);
+    }
     return last_error;
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
@@ -236,7 +271,8 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
     if (!bytes) return cudaSuccess;
     if (!is_device_ptr(dst)) fail("cudaMemset of a host pointer");
-    enqueue(stream, [=] { memset(dst, value, bytes); });
+    enqueue(
+        stream, [=] { memset(dst, value, bytes); }, "memset");
     return last_error;
 }
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
@@ -247,20 +283,48 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
 // Streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    static int streams;
     *stream = new CUstream_st;
+    (*stream)->number = ++streams;
+    (*stream)->worker = start_worker();
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (!stream) return answer(cudaErrorInvalidResourceHandle);
+    if (stream->worker) drain(stream->worker);
     delete stream;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return capturing(stream) ? spoil_captures() : cudaSuccess;
+    if (capturing(stream)) return spoil_captures();
+    if (stream && stream->worker) drain(stream->worker);
+    return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaStreamSynchronize(stream); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    if (capturing(stream)) return spoil_captures();
+    return stream && stream->worker && !worker_idle(stream->worker) ? cudaErrorNotReady
+                                                                    : cudaSuccess;
+}
+// Waits for what was recorded last before this call; later records are others' to wait for. An
+// event from outside a capture means nothing inside it.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    const uint64_t count = mark_now(&event->mark);
+    if (capturing(stream) && event->capture != stream->capture) return spoil_captures();
+    if (!capturing(stream) && event->capture && captures.count(event->capture))
+        fail("cudaStreamWaitEvent: a second stream in a capture is not emulated");
+    enqueue(
+        stream, [=] { mark_wait(&event->mark, count); }, "wait");
+    return cudaSuccess;
+}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = new CUevent_st;
@@ -269,18 +333,28 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    if (opt.streams) mark_wait(&event->mark, mark_now(&event->mark));
     delete event;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    enqueue(stream, [event] {
+    event->capture = capturing(stream) ? stream->capture : nullptr;
+    const uint64_t count = mark_set(&event->mark);
+    auto record = [=] {
         event->when = std::chrono::steady_clock::now();
         event->recorded = true;
-    });
+        mark_reach(&event->mark, count);
+    };
+    enqueue(stream, record, "record");
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return mark_reached(&event->mark) ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    mark_wait(&event->mark, mark_now(&event->mark));
+    return cudaSuccess;
+}
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     if (!start->timing || !end->timing || !start->recorded || !end->recorded)
         return answer(cudaErrorInvalidResourceHandle);
@@ -317,9 +391,12 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    enqueue(stream, [exec] {
-        for (auto &work : exec->work) work();
-    });
+    enqueue(
+        stream,
+        [exec] {
+            for (auto &work : exec->work) work();
+        },
+        "graph");
     return last_error;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

@@ -40,6 +40,9 @@ Options::Options() {
     stats = (int)env_number("EMU_STATS", 0);
     arch = (int)env_number("EMU_ARCH", 90);
     devices = (int)env_number("EMU_DEVICES", 1);
+    streams = (int)env_number("EMU_STREAMS", 0);
+    slow_stream = (int)env_number("EMU_SLOW_STREAM", 0);
+    trace = (int)env_number("EMU_TRACE", 0);
     align = std::max<size_t>(16, env_number("EMU_ALIGN", align));
     memory = env_number("EMU_MEMORY", memory);
 }

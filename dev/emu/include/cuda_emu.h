@@ -103,7 +103,8 @@ bool is_device_ptr(const void *p);
 bool check_launch(dim3 grid, dim3 block, size_t smem, const void *fn, const char *name);
 void run_grid(dim3 grid, dim3 block, size_t smem, const char *name, void (*call)(void *),
               void *context);
-void enqueue(cudaStream_t stream, std::function<void()> work);  // now, or into a capture
+// Now, on the stream's thread, or into a capture
+void enqueue(cudaStream_t stream, std::function<void()> work, const char *name);
 
 template <class T>
 void check_arg(const char *kernel, int i, const T &v) {
@@ -136,7 +137,7 @@ struct Launch {
         std::apply([&](auto &...v) { (check_arg(name, i++, v), ...); }, context.args);
         enqueue(stream, [launch = *this, context]() mutable {
             run_grid(launch.grid, launch.block, launch.smem, launch.name, Context::call, &context);
-        });
+        }, name);
     }
 };
 template <class... P>

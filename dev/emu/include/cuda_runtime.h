@@ -1,5 +1,6 @@
 // The host API of the CUDA runtime, as far as this program and its tests call it. Work is done at
-// the call, in the caller's thread; only a stream capture stores it for later. Memory and launches
+// the call, in the caller's thread, or with EMU_STREAMS=1 by a thread of its stream; a stream
+// capture stores it for later. Memory and launches
 // are checked more strictly than by a GPU: what a GPU may let pass ends the program with a report.
 #pragma once
 #include "cuda_emu.h"
@@ -121,6 +122,8 @@ enum cudaStreamCaptureStatus {
 };
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
