@@ -1,7 +1,8 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
 # On a machine with a GPU: `make gpu-check` checks, `make gpu-bench` measures.
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
-#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)      MPI= (empty: one rank only)
+#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
+#   MPI= NCCL=          empty: one rank only (found by themselves where installed)
 #   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
 # Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
@@ -33,6 +34,17 @@ MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
 ON_CPU  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
 
+# Many GPUs need NCCL; NCCL_HOME=DIR when it lies neither beside nvcc nor in /usr or /usr/local
+NCCL_DIRS := $(NCCL_HOME) $(patsubst %/bin/nvcc,%,$(NVCC)) /usr /usr/local
+NCCL_H  := $(firstword $(wildcard $(NCCL_DIRS:=/include/nccl.h)))
+NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so \
+             $(d)/lib/libnccl.so $(d)/lib/*-linux-gnu/libnccl.so)))
+NCCL    := $(if $(and $(NCCL_H),$(NCCL_SO)),found)
+NCCL_FLAGS := $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
+NCCL_LIBS := $(if $(NCCL),-L$(patsubst %/,%,$(dir $(NCCL_SO))) -lnccl)
+ON_GPU  := $(GPU), $(if $(NCCL),NCCL found,\
+             no NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev))
+
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
 # order.
 WARN    := -Wall -Wextra $(WERROR)
@@ -55,7 +67,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 
 .PHONY: all test test-programs test-schedules bench bench-mpi calibrate packsim gpu-check gpu-bench clean
 all: train_llama
-	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(GPU),$(ON_CPU))"
+	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(ON_GPU),$(ON_CPU))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
@@ -85,7 +97,7 @@ build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
 # The same program, which fails where tests/test_ranks_failure.sh wants it to
 build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
                               $(KERNELS:%.c=build/cpu/%.o)
-	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_all_gather_weights
+	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
 build/cpu/train_llama build/cpu/train_llama_faulty build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
 # Made anew when MPI has come or gone since the last build
 build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
@@ -101,26 +113,31 @@ NEWEST  := $(lastword $(CUDA_ARCHS))
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
            -gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
+CUDA_LIBS = $(LDLIBS) -lcublasLt $(NCCL_LIBS)
 # A register spill is an error: it halves a kernel's speed and shows in no test
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
+build/cuda/kernels/cuda/comm.o: NVFLAGS += $(NCCL_FLAGS)
+build/cuda/kernels/cuda/comm.o: build/cuda/nccl-$(or $(NCCL),none)
+build/cuda/nccl-%:
+	@mkdir -p $(@D) && rm -f $(@D)/nccl-* && touch $@
 build/cuda/train_llama: build/cuda/train_llama.o $(CUDA)
-	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
+	$(NVCC) $^ -o $@ $(CUDA_LIBS)
 build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA) build/twin/cpu_kernels.so
-	$(NVCC) $(filter %.o,$^) -o $@ $(LDLIBS) -lcublasLt
+	$(NVCC) $(filter %.o,$^) -o $@ $(CUDA_LIBS)
 
 build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA)
-	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
+	$(NVCC) $^ -o $@ $(CUDA_LIBS)
 
 # C that is also C++, like the trainer
 build/cuda/dev/calibrate.o: dev/calibrate.c Makefile
 	@mkdir -p $(@D)
 	$(NVCC) -x cu $(NVFLAGS) -c $< -o $@
 build/cuda/calibrate: build/cuda/dev/calibrate.o $(CUDA)
-	$(NVCC) $^ -o $@ $(LDLIBS) -lcublasLt
+	$(NVCC) $^ -o $@ $(CUDA_LIBS)
 
 # The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
 build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
@@ -129,7 +146,7 @@ build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernel
 
 # Emulated CUDA (dev/emu): the same .cu files, compiled by g++, every CUDA thread a fiber
 EMUFLAGS := -std=c++17 -g -O2 $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
-            -fno-extern-tls-init -pthread -DBACKEND_CUDA -MMD -MP \
+            -fno-extern-tls-init -pthread -DBACKEND_CUDA -DWITH_NCCL -MMD -MP \
             -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
 EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
 EMULATED := $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
@@ -142,6 +159,11 @@ build/emu/%.o: %.cu dev/emu/launch.pl Makefile
 	g++ -iquote $(<D) $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
 build/emu/train_llama: build/emu/train_llama.o $(EMULATED)
 	g++ -pthread $^ -o $@ $(LDLIBS)
+build/emu/tests/phase_fault.o: tests/phase_fault.c Makefile
+	@mkdir -p $(@D)
+	g++ $(EMUFLAGS) -x c++ -c $< -o $@
+build/emu/train_llama_faulty: build/emu/train_llama.o $(EMULATED) build/emu/tests/phase_fault.o
+	g++ -pthread $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
 build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
 	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
@@ -170,7 +192,8 @@ build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
 test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
-               build/cpu/train_llama_faulty build/cpu/packsim build/cpu/calibrate \
+               build/cpu/train_llama_faulty build/emu/train_llama_faulty \
+               build/cpu/packsim build/cpu/calibrate \
                build/emu/bugs build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)

@@ -10,7 +10,7 @@
 //
 // A step:  llama_zero_grads
 //          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward,
-//          llama_add_losses
+//          llama_add_losses (before the backward of the last: llama_last_micro_batch)
 //          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
@@ -128,6 +128,13 @@ typedef struct {
     real *slots;                           // (num_slots, num_elements)
 } LlamaSum;
 
+// What moves between ranks at one time, beside the computing: a range of the parameter arenas.
+typedef struct {
+    size_t first, last;  // elements first .. last - 1
+    uint64_t weights;    // comm_gather_begin's ticket
+} LlamaSpan;
+enum { LLAMA_HEAD, LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };  // LLAMA_LAYERS + l: layer l
+
 typedef struct {
     LlamaConfig config;
     HeadShape heads;
@@ -137,7 +144,10 @@ typedef struct {
     // this rank updates elements share[rank] to share[rank + 1]; m and v are here of held_count
     size_t *share;  // (num_ranks + 1)
     size_t held_first, held_count;
-    int32_t head_chunk;  // tokens whose logits exist at one time
+    LlamaSpan *spans;       // (LLAMA_LAYERS + num_layers); NULL for a rank alone
+    bool last_micro_batch;  // of this step: gradients of a span leave as soon as they are there
+    uint64_t reduced;       // comm_reduce_begin's last ticket
+    int32_t head_chunk;     // tokens whose logits exist at one time
     LlamaTensor *tensors;
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
@@ -419,6 +429,24 @@ static inline void llama_plan_shares(LlamaModel *m) {
     m->share[ranks] = n;  // the last piece may be shorter
 }
 
+// The head's is empty where the head is the embedding.
+static inline void llama_plan_spans(LlamaModel *m) {
+    const int L = m->config.num_layers;
+    size_t end = m->num_decayed;
+    m->spans = (LlamaSpan *)host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaSpan), "spans");
+    m->spans[LLAMA_NORMS].first = end;
+    m->spans[LLAMA_NORMS].last = m->num_elements;
+    m->spans[LLAMA_HEAD].last = end;
+    if (!m->config.tie_word_embeddings) end = llama_offset(m, "lm_head.weight");
+    m->spans[LLAMA_HEAD].first = end;
+    for (int l = L - 1; l >= 0; l--) {
+        m->spans[LLAMA_LAYERS + l].last = end;
+        end = llama_offset(m, "model.layers.%d.self_attn.q_proj.weight", l);
+        m->spans[LLAMA_LAYERS + l].first = end;
+    }
+    m->spans[LLAMA_EMBEDDING].last = end;
+}
+
 static inline void llama_plan_sum(LlamaModel *m) {
     PlanNode nodes[PLAN_MAX_NODES];
     for (int32_t r = 0; r < m->ranks.num_ranks; r++) {
@@ -435,6 +463,7 @@ static inline void llama_plan_sum(LlamaModel *m) {
 static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
     m->ranks = ranks;
     llama_plan_shares(m);
+    if (ranks.num_ranks > 1) llama_plan_spans(m);
     if (ranks.in_order) llama_plan_sum(m);
     if (ranks.shard_optimizer) {
         m->held_first = m->share[ranks.rank];
@@ -469,6 +498,7 @@ static inline void llama_free(LlamaModel *m) {
     free(m->acts);
     free(m->staging_host);
     free(m->share);
+    free(m->spans);
     memset(m, 0, sizeof *m);
 }
 
@@ -651,6 +681,58 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Between ranks, beside the computing: weights arrive in the order in which forward uses them,
+// gradients leave in the order in which the backward of the last micro-batch completes them. Alone,
+// none of this does anything.
+
+// Weights of a span may be read from here on.
+static inline void llama_await_weights(LlamaModel *m, int span) {
+    if (m->spans) comm_wait(m->spans[span].weights);
+}
+
+static inline void llama_await_all_weights(LlamaModel *m) {
+    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
+}
+
+static inline void llama_send_weights(LlamaModel *m, int span) {
+    LlamaSpan *s = &m->spans[span];
+    s->weights = comm_gather_begin(m->weights, m->share, s->first, s->last);
+}
+
+static inline void llama_send_all_weights(LlamaModel *m) {
+    llama_send_weights(m, LLAMA_EMBEDDING);
+    llama_send_weights(m, LLAMA_NORMS);
+    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
+    llama_send_weights(m, LLAMA_HEAD);
+}
+
+// Gradients of a span are those of the whole micro-batch.
+static inline void llama_grads_done(LlamaModel *m, int span) {
+    if (m->last_micro_batch)
+        m->reduced =
+            comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
+}
+
+// The backward that follows is the last of this step.
+static inline void llama_last_micro_batch(LlamaModel *m) {
+    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.in_order;
+}
+
+// This rank's share of the gradients becomes the sum. Where there was no last micro-batch, all
+// leave now: in the same ranges and order, so that the bits are the same.
+static inline void llama_await_grads(LlamaModel *m) {
+    if (!m->last_micro_batch) {
+        llama_last_micro_batch(m);
+        llama_grads_done(m, LLAMA_HEAD);
+        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
+        llama_grads_done(m, LLAMA_EMBEDDING);
+        llama_grads_done(m, LLAMA_NORMS);
+    }
+    comm_wait(m->reduced);
+    m->last_micro_batch = false;
+}
+
+// ------------------------------------------------------------------------------------------------
 // Forward and backward
 
 // Leaves the final norm's output in scratch.norm.
@@ -663,11 +745,14 @@ static inline void llama_forward(LlamaModel *m) {
     const int C = c->hidden_size;
     const float eps = c->rms_norm_eps;
 
+    llama_await_weights(m, LLAMA_EMBEDDING);
     embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
+    llama_await_weights(m, LLAMA_NORMS);
     const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
     for (int l = 0; l < c->num_layers; l++) {
         const LlamaLayer *w = &m->layers[l];
         LlamaActs *a = &m->acts[l];
+        llama_await_weights(m, LLAMA_LAYERS + l);
         add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
                             eps, T, C);
         matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
@@ -683,6 +768,7 @@ static inline void llama_forward(LlamaModel *m) {
         delta = s->delta;  // added by the next norm
     }
     add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
+    llama_await_weights(m, LLAMA_HEAD);
 }
 
 // Losses of the batch without gradients, added to *m->loss_sum.
@@ -727,6 +813,7 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
 
+    llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
                      C);  // +=
@@ -752,8 +839,11 @@ static inline void llama_backward(LlamaModel *m) {
         matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
+        llama_grads_done(m, LLAMA_LAYERS + l);
     }
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    llama_grads_done(m, LLAMA_EMBEDDING);
+    llama_grads_done(m, LLAMA_NORMS);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -819,7 +909,15 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
-    if (m->ranks.shard_optimizer) comm_all_gather_weights(m->weights, m->master_lo, m->share);
+    if (m->ranks.shard_optimizer) llama_send_all_weights(m);
+}
+
+// Before weights are saved, on all ranks: each then has every weight and its low bits, which no
+// step needs of another's share.
+static inline void llama_gather_weights(LlamaModel *m) {
+    if (!m->ranks.shard_optimizer) return;
+    llama_await_all_weights(m);
+    comm_all_gather_master(m->master_lo, m->share);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -908,7 +1006,7 @@ static inline void llama_reduce_grads(LlamaModel *m) {
     else if (m->ranks.in_order)
         llama_collect_in_order(m);
     else if (!alone)
-        comm_reduce_scatter(m->grads, m->share);
+        llama_await_grads(m);
     if (!alone && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
     m->sum.num_nodes = 0;
 }

@@ -212,7 +212,7 @@ static void no_device(const char *what) {
 }
 
 static void no_ranks(const char *what) {
-    usage_error("ranks need make BACKEND=cpu and libopenmpi-dev; or start one process alone", what);
+    usage_error("ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", what);
 }
 
 // A device error is found after the call that made it: at the latest at the end of the step.
@@ -274,6 +274,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
     char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
+    llama_gather_weights(m);
     bool ok = !speaks() || (checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
                             save_model(ck, m, run.tokenizer_dir, err) &&
                             checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
@@ -288,9 +289,10 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
 }
 
 // Every rank updates all weights that it computes with: what drifted apart is not worth saving.
-static void check_ranks_still_agree(const LlamaModel *m) {
+static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
+    llama_gather_weights(m);
     memset(&own, 0, sizeof own);
     rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
     rank_field(&own, "skipped steps", &run.skips_in_a_row, sizeof run.skips_in_a_row);
@@ -546,8 +548,6 @@ static void check_ranks(void) {
     Error err = {0, "", ""};
     const int64_t ranks = comm_num_ranks(), micros = o.batch_tokens / o.micro_batch_tokens;
     char hint[160];
-    if (ranks > 1 && o.cuda_graph)
-        usage_error("leave it out", "--cuda-graph works with one rank only");
     if (ranks > 1 && (o.compare || o.check_packing))
         usage_error("start one process without mpirun",
                     "--compare and --check-packing work with one rank only");

@@ -84,7 +84,7 @@ fi
 head -n 1 "$log"
 check build 400 make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/test_conform \
     build/cuda/test_cuda_kernels build/cuda/test_cuda_attention build/cuda/test_cuda_graph \
-    build/cpu/train_llama
+    build/cuda/test_nccl build/cpu/train_llama
 if [ -n "$why" ]; then
     left_out 'everything else' 'the build failed'
     finish
@@ -102,7 +102,17 @@ suite attention 240 env UNPAD_FULL=1 build/cuda/test_cuda_attention
 # 3. whole runs beside the CPU backend
 suite training 200 env TRAIN="$root/build/cuda/train_llama" tests/test_cuda_train.sh
 
-# 4. SmolLM2-135M's dimensions, 200 steps: packed, padded, and the CPU backend, meanwhile, for the
+# 4. NCCL's calls by one rank; with more GPUs, several ranks
+suite nccl 60 build/cuda/test_nccl
+gpus=$(nvidia-smi -L | grep -c '^GPU ')
+if [ "$gpus" -ge 2 ]; then
+    suite ranks 200 env TRAIN="$root/build/cuda/train_llama" \
+        RANKS="2$([ "$gpus" -ge 4 ] && echo ' 4')" tests/test_cuda_ranks.sh
+else
+    echo "        one GPU: several ranks are for a machine with more"
+fi
+
+# 5. SmolLM2-135M's dimensions, 200 steps: packed, padded, and the CPU backend, meanwhile, for the
 #    first 20, which are all warm-up
 long_run() {
     local common=(--model smollm2-135m --train "$work/shards" --max-seqlen 512
@@ -138,7 +148,7 @@ launch 180 bash -c long_run
 verdict smollm2_135m "$(tail -n 1 "$log")"
 rm -rf "${work:?}"/*                        # checkpoints of some GB
 
-# 5. compute-sanitizer on small shapes. Races inside cuBLASLt's kernels are not ours to find.
+# 6. compute-sanitizer on small shapes. Races inside cuBLASLt's kernels are not ours to find.
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 sanitized() {   # sanitized TOOL PROGRAM FILTER
     launch 100 "$sanitizer" --tool "$1" --error-exitcode 9 "build/cuda/test_cuda_$2" --filter "$3"

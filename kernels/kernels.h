@@ -287,12 +287,22 @@ int comm_rank(void);
 int comm_num_ranks(void);
 int comm_local_rank(void);  // of this rank among those of its machine
 
-// this rank's share of x =  sum over ranks; the rest of x is left undefined. The same bits in every
-// run with the same number of ranks.
-void comm_reduce_scatter(real *x, const size_t *first);
+// Two that move elements from .. to - 1 of a flat buffer beside the computing. They begin when all
+// is done that the device was given before, go on one after another while it does what it is given
+// next, and return a ticket for comm_wait. Until then nothing else may write that range, nor read
+// it but for this rank's share of weights.
+// x: those of this rank's share =  sum over ranks, the others are left undefined. The same bits in
+// every run with the same number of ranks and the same ranges.
+uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
+// weights: every share's =  its owner's
+uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
+// What the device is given next comes after what this ticket and those before it stand for. The
+// host does not wait. 0: nothing.
+void comm_wait(uint64_t ticket);
 // every share of x =  its owner's
 void comm_all_gather(real *x, const size_t *first);
-void comm_all_gather_weights(floatX *weights, uint16_t *master_lo, const size_t *first);
+// The same for the low bits of the weights; where the weight is the fp32 itself, nothing.
+void comm_all_gather_master(uint16_t *master_lo, const size_t *first);
 // out (num_ranks, chunk) =  row r: of rank r's x, the elements of this rank's share from `at` on,
 // at most chunk of them. Nothing is added up: whoever needs an order makes it.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk);

@@ -12,10 +12,16 @@
 
 #include "../kernels/kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 void __real_comm_phase(const char *phase, int64_t step);
 void __wrap_comm_phase(const char *phase, int64_t step);
-void __real_comm_all_gather_weights(floatX *weights, uint16_t *lo, const size_t *first);
-void __wrap_comm_all_gather_weights(floatX *weights, uint16_t *lo, const size_t *first);
+uint64_t __real_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
+uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
+#ifdef __cplusplus
+}
+#endif
 
 static int drifting;
 
@@ -55,7 +61,9 @@ void __wrap_comm_phase(const char *phase, int64_t step) {
     do_fault(what);
 }
 
-void __wrap_comm_all_gather_weights(floatX *weights, uint16_t *lo, const size_t *first) {
-    __real_comm_all_gather_weights(weights, lo, first);
-    if (drifting) weights[0] += (floatX)1e-3;
+// The weights are there when it returns: on the CPU, and where emulated work is done at the call.
+uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
+    const uint64_t ticket = __real_comm_gather_begin(weights, first, from, to);
+    if (drifting && from == 0) weights[0] = (floatX)((float)weights[0] + 1e-2f);
+    return ticket;
 }

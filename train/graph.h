@@ -33,6 +33,7 @@ static inline void pass_through(LlamaModel *m, PassGraph *g) {
         g->passed = g->passed || of_its_size;
         return;
     }
+    llama_await_all_weights(m);  // not in a graph: other ranks send them once a step
     if (!g->graph) {
         device_graph_begin();
         pass_without_graph(m);

@@ -46,7 +46,11 @@ static inline StepScalars train_step(LlamaModel *m, const StepData *data, AdamW 
     if (m->ranks.in_order)
         train_leaves(m, data, graph);
     else
-        for (int i = 0; i < data->num_micro; i++) train_micro_batch(m, &data->micro[i], graph);
+        for (int i = 0; i < data->num_micro; i++) {
+            // a graph is one launch: no gradient leaves before its end
+            if (i + 1 == data->num_micro && graph->num_docs == 0) llama_last_micro_batch(m);
+            train_micro_batch(m, &data->micro[i], graph);
+        }
     device_timer_stop();
     comm_phase("reduce", -1);
     llama_reduce_grads(m);

@@ -25,11 +25,13 @@ void cpu_alive(void) { ranks_alive(); }
 const char *comm_init(void) {
     return ranks_launched() > 1 ? "started as one of several ranks, but built without MPI" : NULL;
 }
-void comm_reduce_scatter(real *x, const size_t *first) { (void)x, (void)first; }
-void comm_all_gather(real *x, const size_t *first) { (void)x, (void)first; }
-void comm_all_gather_weights(floatX *weights, uint16_t *master_lo, const size_t *first) {
-    (void)weights, (void)master_lo, (void)first;
+uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
+    return (void)x, (void)first, (void)from, (void)to, 0;
 }
+uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
+    return (void)weights, (void)first, (void)from, (void)to, 0;
+}
+void comm_all_gather(real *x, const size_t *first) { (void)x, (void)first; }
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk) {
     memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
 }
@@ -96,41 +98,46 @@ void comm_finalize(void) {
 // ------------------------------------------------------------------------------------------------
 // Flat buffers. MPI counts in int, which is enough for two thousand million parameters.
 
-static void fill_shares(const size_t *first) {
-    const int num_ranks = ranks_num();
-    if (first[num_ranks] > INT_MAX)
-        kernel_fatal("ranks: expected at most %d parameters, found %zu", INT_MAX, first[num_ranks]);
-    for (int r = 0; r < num_ranks; r++) {
-        counts[r] = (int)(first[r + 1] - first[r]);
-        starts[r] = (int)first[r];
+// counts and starts of what of from .. to - 1 is in each share
+static void fill_shares(const size_t *first, size_t from, size_t to) {
+    if (to > INT_MAX) kernel_fatal("ranks: expected at most %d parameters, found %zu", INT_MAX, to);
+    for (int r = 0; r < ranks_num(); r++) {
+        const size_t at = first[r] > from ? first[r] : from,
+                     end = first[r + 1] < to ? first[r + 1] : to;
+        counts[r] = at < end ? (int)(end - at) : 0;
+        starts[r] = at < end ? (int)at : (int)from;
     }
 }
 
-// The sum over ranks is put where x begins, whichever share it is.
-void comm_reduce_scatter(real *x, const size_t *first) {
+// At once: the cores that would add up beside the computing are those that compute. The sum over
+// ranks is put where the range begins, whichever share it is.
+uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
     const int rank = ranks_rank();
-    if (ranks_num() == 1) return;
-    fill_shares(first);
+    if (ranks_num() == 1 || from >= to) return 0;
+    fill_shares(first, from, to);
     ranks_wait();
     const double start_ms = timer_now_ms();  // waiting for others is not this rank's work
-    MPI_Reduce_scatter(MPI_IN_PLACE, x, counts, REAL, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Reduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD);
     timer_leave_out(timer_now_ms() - start_ms);
     ranks_go();
-    memmove(x + first[rank], x, (size_t)counts[rank] * sizeof(real));
+    memmove(x + starts[rank], x + from, (size_t)counts[rank] * sizeof(real));
+    return 0;
 }
 
-void comm_all_gather(real *x, const size_t *first) {
-    if (ranks_num() == 1) return;
-    fill_shares(first);
+static void gather(real *x, const size_t *first, size_t from, size_t to) {
+    if (ranks_num() == 1 || from >= to) return;
+    fill_shares(first, from, to);
     ranks_wait();
     MPI_Allgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD);
     ranks_go();
 }
 
-void comm_all_gather_weights(floatX *weights, uint16_t *master_lo, const size_t *first) {
-    (void)master_lo;                  // the weight is its own fp32 master here,
-    comm_all_gather(weights, first);  // and floatX is real
+uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
+    gather(weights, first, from, to);  // floatX is real
+    return 0;
 }
+
+void comm_all_gather(real *x, const size_t *first) { gather(x, first, 0, first[ranks_num()]); }
 
 // How many of a share's elements lie from `at` on, at most chunk.
 static int part_of_share(int share, size_t at, size_t chunk) {
@@ -143,7 +150,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
         memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
         return;
     }
-    fill_shares(first);
+    fill_shares(first, 0, first[ranks_num()]);
     int own = part_of_share(counts[ranks_rank()], at, chunk);
     for (int r = 0; r < ranks_num(); r++) {
         counts[r] = part_of_share(counts[r], at, chunk);
@@ -174,6 +181,12 @@ int comm_max(int value) {
 }
 
 #endif
+
+void comm_wait(uint64_t ticket) { (void)ticket; }
+// The weight is its own fp32 master here.
+void comm_all_gather_master(uint16_t *master_lo, const size_t *first) {
+    (void)master_lo, (void)first;
+}
 
 void comm_sum_parts(double *sum, double *parts, size_t n) {
     sum_over_ranks(parts, n);

@@ -71,7 +71,8 @@ void cuda_unsupported(const char *what, int64_t found) {
 
 void device_prepare_process(char **argv) { (void)argv; }
 
-// LOCAL_RANK, as torchrun and most launchers set it, or 0. NULL, or what is wrong.
+// Each rank of a machine takes a GPU of its own; a launcher may have made only that one visible.
+// NULL, or what is wrong.
 static const char *choose_device(int *device) {
     int count = 0, driver = 0, runtime = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
@@ -90,11 +91,11 @@ static const char *choose_device(int *device) {
         snprintf(failure, sizeof failure, "CUDA does not start: %s", cudaGetErrorString(status));
         return failure;
     }
-    const char *rank = getenv("LOCAL_RANK");
-    *device = rank ? atoi(rank) : 0;
-    if (*device >= 0 && *device < count) return NULL;
-    snprintf(failure, sizeof failure, "LOCAL_RANK is %.20s, but GPUs 0 to %d are visible", rank,
-             count - 1);
+    *device = count > 1 ? comm_local_rank() : 0;
+    if (*device < count) return NULL;
+    snprintf(failure, sizeof failure,
+             "rank %d is number %d of this machine, but only GPUs 0 to %d are visible", comm_rank(),
+             *device, count - 1);
     return failure;
 }
 
@@ -135,7 +136,8 @@ const char *device_init(const DeviceOptions *options) {
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
     if (!scratch) return "no GPU memory left for scratch; is the GPU in use by others?";
-    return matmul_init();
+    missing = matmul_init();
+    return missing ? missing : comm_connect(false);
 }
 
 const char *device_describe(void) { return description; }

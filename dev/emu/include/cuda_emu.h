@@ -104,7 +104,7 @@ bool check_launch(dim3 grid, dim3 block, size_t smem, const void *fn, const char
 void run_grid(dim3 grid, dim3 block, size_t smem, const char *name, void (*call)(void *),
               void *context);
 // Now, on the stream's thread, or into a capture
-void enqueue(cudaStream_t stream, std::function<void()> work, const char *name);
+void enqueue(cudaStream_t stream, std::function<void()> work, const char *name = "call");
 
 template <class T>
 void check_arg(const char *kernel, int i, const T &v) {

@@ -1,0 +1,222 @@
+#!/usr/bin/env bash
+# Several ranks on the CUDA backend, emulated (NCCL is then dev/emu's), or real: TRAIN=build/cuda/
+# train_llama RANKS="2 4". They start by torchrun's environment variables, without MPI. The same
+# bits on any number of them where sums are in order, the losses of one where not; communication
+# beside the computing changes no bit; a failure of one is the end of all.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
+bin=$(dirname "$train")
+read -ra counts <<< "${RANKS:-2 4}"
+emulated=$([ -z "${TRAIN:-}" ] && echo yes)
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_DEVICES=4
+work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cuda ranks XXXXXX")
+export TMPDIR=$work                     # where ranks of one machine meet
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0 skipped=0 jobs=0
+ok() { passed=$((passed + 1)) && echo "ok      $1"; }
+bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work"/out*.txt; }
+finish() {
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+# start N COMMAND...: N ranks; their process ids in $pids
+start() {
+    local n=$1 r
+    shift
+    pids=() jobs=$((jobs + 1))
+    rm -f out*.txt
+    for ((r = 0; r < n; r++)); do
+        env RANK=$r WORLD_SIZE="$n" LOCAL_RANK=$r LOCAL_WORLD_SIZE="$n" \
+            TORCHELASTIC_RUN_ID="$$-$jobs" timeout -k 5 60 "$@" > "out$r.txt" 2>&1 &
+        pids+=($!)
+    done
+}
+# collect: all ranks' end; $status is the first exit code that is not 0
+collect() {
+    local p code
+    status=0
+    for p in "${pids[@]}"; do
+        wait "$p" 2> /dev/null     # bash would say which it found killed
+        code=$?
+        [ "$status" -ne 0 ] || status=$code
+    done
+    cat out?.txt > out.txt
+}
+ranks() {       # ranks N COMMAND...
+    start "$@"
+    collect
+    [ "$status" -eq 0 ] || bad "$*" "exit code $status"
+}
+# same NAME DIR DIR: weights and optimizer state
+same() {
+    local f
+    for f in model.safetensors optimizer.safetensors; do
+        cmp "$2/$f" "$3/$f" > out.txt 2>&1 || { bad "$1" "$f differs" && return; }
+    done
+    ok "$1"
+}
+check() {       # check NAME COMMAND...
+    local name=$1
+    shift
+    if timeout 60 "$@" > out.txt 2>&1 < /dev/null; then ok "$name"; else bad "$name" "exit code $?"; fi
+}
+
+[ -x "$train" ] || { bad program "$train is not built" && finish; }
+mkdir tiny text
+cat > tiny/config.json << 'JSON'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+ "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+ "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64,
+ "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
+ "eos_token_id": 257}
+JSON
+for i in $(seq 1 60); do
+    for _ in $(seq 1 $((i * 7 % 5 + 1))); do echo "line $i of $((i * i))"; done > "text/$i.txt"
+done
+check prepare python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1
+common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 128
+        --batch-tokens 768 --val-tokens 128 --val-every 2 --num-samples 0 --lr 1e-3
+        --warmup-steps 0 --schedule constant --keep 0)
+run=("$train" "${common[@]}")
+exact=("${run[@]}" --deterministic)
+end=step-00000003
+
+# ---- NCCL's calls ------------------------------------------------------------------------------------
+if [ -x "$bin/test_nccl" ]; then
+    calls() {       # calls NAME N [CASES]
+        start "$2" "$bin/test_nccl" --filter "${3:-}"
+        collect
+        if [ "$status" -eq 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' out0.txt
+        then ok "$1"
+        else bad "$1" "exit code $status"; fi
+    }
+    for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
+    if [ -n "$emulated" ]; then
+        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_computing_lags_behind 2 begun
+        EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_moving_lags_behind 2
+    fi
+else bad calls "$bin/test_nccl is not built"; fi
+
+# ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
+"${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
+for n in "${counts[@]}"; do
+    ranks "$n" "${exact[@]}" --out "d$n" --steps 3
+    same "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
+done
+ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
+same deterministic_zero_0_is_zero_1 d1/$end z/$end
+
+# ---- the same losses: shared out by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
+# which turns the rounding to bf16 of about one weight in 1e5 a step
+"${run[@]}" --out w1 --steps 3 > out.txt 2>&1 || bad one_rank_by_work "exit code $?"
+for n in "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
+"$cpu" "${common[@]}" --out cpu --steps 3 > out.txt 2>&1 || bad cpu "exit code $?"
+cat > losses.py << 'PY'
+import json, sys
+runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[2:]]
+runs = [[l for l in r if "loss" in l] for r in runs]
+assert len(runs[0]) == 5 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
+for run in runs[1:]:
+    for a, b in zip(runs[0], run):
+        assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
+        assert abs(a["loss"] - b["loss"]) <= float(sys.argv[1]) * a["loss"], (a, b)
+PY
+logs=()
+for n in "${counts[@]}"; do logs+=("w$n"); done
+check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
+check losses_are_the_cpu_backends_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
+if cmp -s w1/$end/model.safetensors "${logs[-1]}/$end/model.safetensors"; then
+    bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing'
+else ok the_order_of_a_sum_shows; fi
+ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
+same by_work_zero_0_is_zero_1 w2/$end w20/$end
+
+# ---- as graphs --------------------------------------------------------------------------------
+"${exact[@]}" --cuda-graph --out g1 --steps 3 > out.txt 2>&1 || bad one_rank_graph "exit code $?"
+export EMU_STREAMS=1 EMU_SLOW_STREAM=2
+ranks 2 "${exact[@]}" --cuda-graph --out g2 --steps 3
+unset EMU_STREAMS EMU_SLOW_STREAM
+same deterministic_as_graphs g1/$end g2/$end
+check graphs_were_used grep '^cuda graph: 1 recorded, [1-9]' out0.txt
+
+# ---- going on with another number of ranks ------------------------------------------------------------
+steps=1
+for n in 1 2 1; do
+    ranks $n "${exact[@]}" --out e --steps $steps --resume
+    steps=$((steps + 1))
+done
+same resume_on_1_2_1_ranks d1/$end e/$end
+
+# ---- beside the computing: whichever stream lags behind, the same bits ---------------------------------
+if [ -n "$emulated" ]; then
+    for slow in 1 2; do
+        EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 3
+        same "stream_${slow}_lags_behind" w2/$end s$slow/$end
+    done
+    # What the host gives to the device, in its order: in the last micro-batch the sum of layer 1
+    # before the backward of layer 0, in the next step the forward of layer 0 before it waits for
+    # the weights of layer 1
+    EMU_TRACE=1 ranks 2 "${run[@]}" --out t --steps 2 --val-every 0
+    cat > order.py << 'PY'
+import re
+calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("out0.txt").read())
+def places(name, first, last):
+    return [i for i in range(first, last) if calls[i][1] == name]
+reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))
+gather = [i for i in gather if calls[i][0] == "2"]      # on stream 1: the low bits, to be saved
+assert all(calls[i][0] == "2" for i in reduce), "a sum on the computing's stream"
+assert len(reduce) == len(gather) == 8, (reduce, gather)    # embedding, norms, two layers; twice
+for r, g in (reduce[:4], gather[:4]), (reduce[4:], gather[4:]):
+    *_, layer_1, layer_0 = places("attention_backward_kv_kernel", 0, r[3])
+    assert layer_1 < r[0] < layer_0 < r[1], (layer_1, layer_0, r)
+    assert r[3] < g[0]
+layer_0, layer_1 = places("attention_forward_kernel", gather[3], len(calls))[:2]
+waits = [i for i in places("wait", gather[3], len(calls)) if calls[i][0] == "1"]
+assert waits[2] < layer_0 < waits[3] < layer_1, (waits, layer_0, layer_1)
+PY
+    check sums_and_weights_move_beside_other_layers python3 order.py
+fi
+
+# ---- failures end all ranks ---------------------------------------------------------------------------
+# expect NAME EXIT_CODE PATTERN N COMMAND...
+expect() {
+    local name=$1 code=$2 pattern=$3
+    shift 3
+    start "$@"
+    collect
+    if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
+    elif ! grep -aqE "$pattern" out.txt || ! grep -aq '^hint: ' out.txt; then
+        bad "$name" "no line matches $pattern, or no hint"
+    else ok "$name"; fi
+}
+if [ -n "$emulated" ]; then
+    expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
+        4 env EMU_DEVICES=2 "${run[@]}" --out m
+    expect no_gpu 11 'no NVIDIA GPU is visible' 1 env EMU_DEVICES=0 "${run[@]}" --out m
+    # what the GPU waits for is known while the host waits for the GPU
+    faulty() {      # faulty FAULT EXIT_CODE PATTERN
+        expect "${1//:/_}" "$2" "$3" 2 env FAULT="$1" "$bin/train_llama_faulty" "${common[@]}" \
+            --out "f$1" --steps 20 --save-every 2 --val-every 0 --heartbeat-seconds 1
+    }
+    faulty spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
+    faulty stop:1:forward:2 8 '^error: ranks: rank 1 on .* silent for .* in forward of step 2'
+    faulty drift:1:update:2 9 'weights \(rank 1\)'
+fi
+start 2 "${run[@]}" --out k --steps 1000000 --val-every 0
+disown "${pids[1]}"     # bash would say that it was killed
+for _ in $(seq 100); do grep -q '^step' out0.txt && break; sleep 0.1; done
+for p in /proc/[0-9]*; do
+    tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -q "^$train .*--out k " &&
+        grep -qz '^RANK=1$' "$p/environ" && kill -KILL "${p#/proc/}"
+done
+wait "${pids[0]}"
+status=$?
+cp out0.txt out.txt
+if [ $status -eq 8 ] && grep -aq '^error: ranks: rank 1 .* lost' out.txt; then ok death_of_one_rank_ends_all
+else bad death_of_one_rank_ends_all "exit code $status"; fi
+finish

@@ -1,0 +1,293 @@
+// What ranks say to each other on the device, over NCCL. Alone, a communicator of one rank is made,
+// so that one GPU suffices; tests/test_cuda_ranks.sh starts the same program as several ranks. What
+// every rank holds is a formula, and sums are of whole numbers: right or wrong whatever the order.
+
+#include <unistd.h>
+
+#include "../kernels/cuda/common.cuh"
+#include "../llama.h"
+#include "../train/weights.h"
+#include "test.h"
+
+enum { N = 4992 };
+static const char *missing;
+static int rank, ranks;
+static size_t first[65];
+static real host[N], other[N];
+
+static void start() {
+    if (missing) SKIP("%s", missing);
+    rank = comm_rank();
+    ranks = comm_num_ranks();
+}
+
+// Shares of n elements: 0 equal, 1 growing, 2 all of rank 0, 3 all of the last rank
+enum { SPLITS = 4 };
+static void split(int kind, size_t n) {
+    const size_t r = (size_t)ranks;
+    for (size_t i = 0; i <= r; i++)
+        first[i] = kind == 0   ? n * i / r
+                   : kind == 1 ? n * i * i / (r * r)
+                   : kind == 2 ? (i == 0 ? 0 : n)
+                               : (i == r ? n : 0);
+}
+
+static bool in_share(int r, size_t i) { return i >= first[r] && i < first[r + 1]; }
+static int owner(size_t i) {
+    int r = 0;
+    while (!in_share(r, i)) r++;
+    return r;
+}
+
+static real part(int r, size_t i) { return (real)((size_t)(r + 1) * (i % 97 + 1)); }
+static real total(size_t i) {
+    real sum = 0;
+    for (int r = 0; r < ranks; r++) sum += part(r, i);
+    return sum;
+}
+
+static real *upload_parts() {
+    real *x = (real *)device_malloc(N * sizeof *x);
+    for (size_t i = 0; i < N; i++) host[i] = part(rank, i);
+    device_upload(x, host, N * sizeof *x);
+    return x;
+}
+
+static const size_t ranges[][2] = {{0, N}, {0, 1}, {1000, 1003}, {1234, 4321}, {N - 1, N}, {7, 7}};
+enum { RANGES = sizeof ranges / sizeof *ranges };
+
+TEST(a_reduced_range_is_the_sum_in_its_shares_and_nothing_else_changes) {
+    start();
+    real *x = upload_parts();
+    for (int kind = 0; kind < SPLITS; kind++) {
+        for (int k = 0; k < RANGES; k++) {
+            const size_t from = ranges[k][0], to = ranges[k][1];
+            split(kind, N);
+            for (size_t i = 0; i < N; i++) host[i] = part(rank, i);
+            device_upload(x, host, N * sizeof *x);
+            comm_wait(comm_reduce_begin(x, first, from, to));
+            device_download(other, x, N * sizeof *x);
+            for (size_t i = 0; i < N; i++) {
+                if (i >= from && i < to && !in_share(rank, i)) continue;  // left undefined
+                const real expected = i >= from && i < to ? total(i) : part(rank, i);
+                CHECK_MSG(other[i] == expected, "split %d range %d: [%zu] is %g, expected %g", kind,
+                          k, i, (double)other[i], (double)expected);
+            }
+        }
+    }
+    device_free(x);
+}
+
+TEST(gathered_weights_are_their_owners) {
+    start();
+    floatX *w = (floatX *)device_malloc(N * sizeof *w);
+    uint16_t *lo = (uint16_t *)device_malloc(N * sizeof *lo);
+    for (int kind = 0; kind < SPLITS; kind++) {
+        for (int k = 0; k < RANGES; k++) {
+            const size_t from = ranges[k][0], to = ranges[k][1];
+            split(kind, N);
+            for (size_t i = 0; i < N; i++) host[i] = part(rank, i) + 1.0f / 4096;
+            weights_from_host(w, lo, host, N);
+            comm_wait(comm_gather_begin(w, first, from, to));
+            comm_all_gather_master(lo, first);
+            weights_to_host(other, w, NULL, N);
+            for (size_t i = 0; i < N; i++) {
+                const int r = i >= from && i < to ? owner(i) : rank;
+                uint16_t hi, low;
+                master_split(part(r, i) + 1.0f / 4096, &hi, &low);
+                const float expected = master_join(hi, 0);
+                CHECK_MSG(other[i] == expected, "split %d range %d: [%zu] is %g, expected %g", kind,
+                          k, i, other[i], expected);
+            }
+        }
+        comm_wait(comm_gather_begin(w, first, 0, N));
+        weights_to_host(other, w, lo, N);
+        for (size_t i = 0; i < N; i++)
+            CHECK_MSG(other[i] == part(owner(i), i) + 1.0f / 4096, "split %d: master %zu", kind, i);
+    }
+    device_free(w);
+    device_free(lo);
+}
+
+TEST(all_gather_of_sums) {
+    start();
+    for (int kind = 0; kind < SPLITS; kind++) {
+        split(kind, N);
+        real *x = upload_parts();
+        comm_all_gather(x, first);
+        device_download(other, x, N * sizeof *x);
+        for (size_t i = 0; i < N; i++) CHECK(other[i] == part(owner(i), i));
+        device_free(x);
+    }
+}
+
+TEST(collected_rows_are_each_ranks_part_of_this_share) {
+    start();
+    enum { CHUNK = 300 };
+    real *x = upload_parts(), *out = (real *)device_malloc((size_t)ranks * CHUNK * sizeof *x);
+    real *rows = (real *)malloc((size_t)ranks * CHUNK * sizeof *rows);
+    for (int kind = 0; kind < SPLITS; kind++) {
+        split(kind, N);
+        const size_t own = first[rank + 1] - first[rank];
+        for (size_t at = 0; at < N; at += CHUNK) {
+            comm_collect(out, x, first, at, CHUNK);
+            device_download(rows, out, (size_t)ranks * CHUNK * sizeof *rows);
+            for (int r = 0; r < ranks; r++)
+                for (size_t i = 0; i < CHUNK && at + i < own; i++)
+                    CHECK(rows[(size_t)r * CHUNK + i] == part(r, first[rank] + at + i));
+        }
+    }
+    free(rows);
+    device_free(x);
+    device_free(out);
+}
+
+TEST(parts_are_summed_in_their_order) {
+    start();
+    enum { PARTS = 300 };
+    const double before = 0.125;
+    double own[PARTS], sum = 0, result;
+    double *device = (double *)device_malloc((PARTS + 1) * sizeof *device);
+    for (int i = 0; i < PARTS; i++) {
+        const double value = 1 / (double)(i * i + 3) * (i % 2 ? 1 : -1e3);
+        own[i] = i % ranks == rank ? value : 0;
+        sum += value;
+    }
+    device_upload(device, own, sizeof own);
+    device_upload(device + PARTS, &before, sizeof before);
+    comm_sum_parts(device + PARTS, device, PARTS);
+    device_download(&result, device + PARTS, sizeof result);
+    CHECK_MSG(result == before + sum, "%.17g, expected %.17g", result, before + sum);
+    device_free(device);
+}
+
+// What was begun reads what the device computed before it, and what follows comm_wait reads it:
+// with other work in between, on more ranges than there are events.
+TEST(what_is_begun_is_ordered_by_what_comes_before_and_by_its_wait) {
+    start();
+    enum { PIECE = 16, PIECES = N / PIECE };
+    uint64_t tickets[PIECES];
+    split(1, N);
+    real *x = upload_parts(), *y = upload_parts(), *sum = (real *)device_malloc(N * sizeof *x);
+    device_zero(sum, N * sizeof *x);
+    for (size_t i = 0; i < PIECES; i++) {
+        grads_add(x + i * PIECE, y + i * PIECE, PIECE);  // 2 parts
+        tickets[i] = comm_reduce_begin(x, first, i * PIECE, (i + 1) * PIECE);
+    }
+    for (size_t i = 0; i < PIECES; i++) {
+        comm_wait(tickets[i]);
+        grads_add(sum + i * PIECE, x + i * PIECE, PIECE);
+        grads_add(x + i * PIECE, y + i * PIECE, PIECE);
+    }
+    device_download(other, sum, N * sizeof *sum);
+    for (size_t i = 0; i < N; i++)
+        if (in_share(rank, i))
+            CHECK_MSG(other[i] == 2 * total(i), "[%zu] is %g, expected %g", i, (double)other[i],
+                      2 * (double)total(i));
+    device_free(x);
+    device_free(y);
+    device_free(sum);
+}
+
+TEST(host_memory) {
+    start();
+    int32_t mine[3] = {rank, 10 * rank, -rank}, all[3 * 64];
+    unsigned char bytes[1000] = {0};
+    CHECK(comm_max(100 - rank) == 100);
+    CHECK(comm_max(rank) == ranks - 1);
+    comm_all_gather_host(all, mine, sizeof mine);
+    for (int r = 0; r < ranks; r++) CHECK(all[3 * r] == r && all[3 * r + 2] == -r);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        if ((int)(i % (size_t)ranks) == rank) bytes[i] = (unsigned char)(i + 1);
+    comm_merge(bytes, sizeof bytes);
+    comm_broadcast(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) CHECK(bytes[i] == (unsigned char)(i + 1));
+    comm_barrier();
+}
+
+// ------------------------------------------------------------------------------------------------
+// A step of a model: gradients that leave layer by layer during the backward of the last
+// micro-batch have the bits of those that leave after it.
+
+static void make_model(LlamaModel *m, bool tied) {
+    Error err = {0, "", ""};
+    LlamaConfig c;
+    const LlamaSizes sizes = {64, 32, false, true};
+    const LlamaRanks share = {rank, ranks, ranks > 1, false, ranks, ranks};
+    memset(&c, 0, sizeof c);
+    c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;
+    c.num_heads = 2, c.num_kv_heads = 1, c.head_dim = 64, c.max_position_embeddings = 64;
+    c.rms_norm_eps = 1e-5f, c.rope_theta = 10000, c.initializer_range = 0.05f;
+    c.tie_word_embeddings = tied;
+    llama_plan(m, &c, sizes);
+    llama_plan_ranks(m, share);
+    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    llama_init(m, 7);
+}
+
+static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
+    const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, t};
+    llama_zero_grads(m, 64);
+    for (int micro = 0; micro < 2; micro++) {
+        llama_set_batch(m, &b[micro]);
+        if (overlapped && micro == 1) llama_last_micro_batch(m);
+        llama_forward(m);
+        llama_head_train(m);
+        llama_backward(m);
+        llama_add_losses(m);
+    }
+    llama_reduce_grads(m);
+    llama_update(m, hyper, 1);
+}
+
+static void check_overlap(bool tied) {
+    static int32_t tokens[2][64];
+    static LlamaModel models[2];
+    Batch b[2];
+    for (int micro = 0; micro < 2; micro++) {
+        DocView docs[2];
+        for (int i = 0; i < 64; i++) tokens[micro][i] = (i * (rank + 3) + 11 * micro + i / 5) % 40;
+        docs[0].tokens = tokens[micro], docs[0].length = 32 - rank, docs[0].next_token = -1;
+        docs[1].tokens = tokens[micro] + 32, docs[1].length = 20, docs[1].next_token = 3;
+        batch_init(&b[micro], 64, 2);
+        batch_pack(&b[micro], docs, 2);
+    }
+    for (int k = 0; k < 2; k++) {
+        make_model(&models[k], tied);
+        for (int64_t t = 1; t <= 3; t++) step(&models[k], b, k == 1, t);
+        llama_gather_weights(&models[k]);
+    }
+    const size_t n = models[0].num_elements;
+    float *w = (float *)calloc(2 * n, sizeof *w);
+    for (int k = 0; k < 2; k++)
+        weights_to_host(w + (size_t)k * n, models[k].weights, models[k].master_lo, n);
+    const StepScalars a = llama_read_step(&models[0]), c = llama_read_step(&models[1]);
+    CHECK(a.scale > 0 && a.grad_norm == c.grad_norm && a.loss_sum == c.loss_sum);
+    CHECK_MSG(memcmp(w, w + n, n * sizeof *w) == 0, "weights differ");
+    // every rank has the same weights, and they have moved
+    uint32_t own = crc32c(0, w, n * sizeof *w), all[64];
+    comm_all_gather_host(all, &own, sizeof own);
+    for (int r = 0; r < ranks; r++) CHECK_MSG(all[r] == own, "rank %d has other weights", r);
+    free(w);
+    for (int k = 0; k < 2; k++) llama_free(&models[k]), batch_free(&b[k]);
+}
+
+TEST(overlapped_steps_have_the_bits_of_others_tied) {
+    start();
+    check_overlap(true);
+}
+TEST(overlapped_steps_have_the_bits_of_others_untied) {
+    start();
+    check_overlap(false);
+}
+
+int main(int argc, char **argv) {
+    const DeviceOptions options = {0, "auto", 0, 1};
+    missing = comm_init();
+    if (!missing) missing = device_init(&options);
+    if (!missing && comm_num_ranks() == 1) missing = comm_connect(true);
+    comm_heartbeat(20);
+    const int failed = comm_max(test_main(argc, argv));
+    comm_finalize();
+    return failed;
+}
