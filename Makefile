@@ -31,7 +31,7 @@ MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
              echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
 MPI_CFLAGS := $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
-ON_CPU  := $(CC), $(if $(MPI),MPI found,\
+ON_cpu  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
 
 # Many GPUs need NCCL; NCCL_HOME=DIR when it lies neither beside nvcc nor in /usr or /usr/local
@@ -42,7 +42,7 @@ NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so
 NCCL    := $(if $(and $(NCCL_H),$(NCCL_SO)),found)
 NCCL_FLAGS := $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
 NCCL_LIBS := $(if $(NCCL),-L$(patsubst %/,%,$(dir $(NCCL_SO))) -lnccl)
-ON_GPU  := $(GPU), $(if $(NCCL),NCCL found,\
+ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
              no NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev))
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
@@ -65,9 +65,10 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 
-.PHONY: all test test-programs test-schedules bench bench-mpi calibrate packsim gpu-check gpu-bench clean
+.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
+        gpu-check gpu-bench clean
 all: train_llama
-	@echo "built ./train_llama: backend $(BACKEND), $(if $(filter cuda,$(BACKEND)),$(ON_GPU),$(ON_CPU))"
+	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
@@ -98,7 +99,8 @@ build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
 build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
                               $(KERNELS:%.c=build/cpu/%.o)
 	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
-build/cpu/train_llama build/cpu/train_llama_faulty build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
+build/cpu/train_llama build/cpu/train_llama_faulty: LDLIBS += $(MPI_LIBS)
+build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
 # Made anew when MPI has come or gone since the last build
 build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
@@ -172,7 +174,8 @@ build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
 build/emu/bugs: build/emu/dev/emu/bugs/bugs.o $(EMU)
 	g++ -pthread $^ -o $@
 # clang++ reports more, but its runtime is a package of its own
-TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)
+TSAN_H  := $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h)
+TSAN_CXX := $(if $(TSAN_H),clang++,g++)
 GCC_ONLY := $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init)
 TSAN    := $(filter-out $(GCC_ONLY) -Werror,$(EMUFLAGS)) -DEMU_TSAN
 build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
@@ -188,7 +191,21 @@ build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%
                    build/twin/cpu_kernels.so
 	$(TSAN_CXX) -fsanitize=thread -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 
-.SECONDARY: $(EMU_TESTS:%=build/emu/tests/test_%.o) $(EMU_TESTS:%=build/tsan/tests/test_%.o)
+# The emulated kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+EMUSAN  := $(filter-out -O2,$(EMUFLAGS)) -O1 -fsanitize=address,undefined -fno-sanitize=vptr \
+           -fno-sanitize-recover=all -fno-omit-frame-pointer -U_FORTIFY_SOURCE
+build/emusan/dev/emu/%.o: dev/emu/%.cpp Makefile
+	@mkdir -p $(@D)
+	g++ $(EMUSAN) -c $< -o $@
+build/emusan/%.o: %.cu dev/emu/launch.pl Makefile
+	@mkdir -p $(@D)
+	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
+	g++ -iquote $(<D) $(EMUSAN) -c $(@:.o=.cpp) -o $@
+build/emusan/test_%: build/emusan/tests/test_%.o $(EMULATED:build/emu/%=build/emusan/%) \
+                     build/twin/cpu_kernels.so
+	g++ -fsanitize=address,undefined -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+
+.SECONDARY: $(foreach v,emu tsan emusan,$(EMU_TESTS:%=build/$(v)/tests/test_%.o))
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
 test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
@@ -203,6 +220,12 @@ gpu-check:
 	@dev/gpu_check.sh
 gpu-bench:
 	@dev/gpu_bench.sh
+
+# The emulated kernels under sanitizers: minutes each
+SANITIZED := $(foreach v,emusan tsan,build/$(v)/test_cuda_kernels build/$(v)/test_cuda_attention)
+test-sanitizers: $(SANITIZED)
+	@for suite in $(SANITIZED); do echo "== $$suite" && \
+	    ASAN_OPTIONS=detect_leaks=0 $$suite || exit 1; done
 
 # The emulated kernels under 40 schedules: half an hour
 test-schedules: $(EMU_TESTS:%=build/emu/test_%)

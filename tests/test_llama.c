@@ -1,6 +1,7 @@
 // The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient
 // against central differences in fp64.
 #include "../llama.h"
+#include "../train/reduce.h"
 #include "../train/weights.h"
 
 #include <dirent.h>

@@ -6,6 +6,7 @@
 
 #include "../kernels/cuda/common.cuh"
 #include "../llama.h"
+#include "../train/reduce.h"
 #include "../train/weights.h"
 #include "test.h"
 

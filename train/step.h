@@ -7,6 +7,7 @@
 #include "../data/loader.h"  // defines: StepData
 #include "../llama.h"        // defines: LlamaModel, forward, backward, update
 #include "graph.h"           // defines: PassGraph
+#include "reduce.h"          // defines: llama_end_leaf, llama_reduce_grads
 
 static inline double now_ms(void) {
     struct timespec t;

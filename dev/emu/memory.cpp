@@ -101,8 +101,8 @@ void catch_faults() {
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // The bytes between the end of a block and its guard page, when its size is no multiple of the
-// alignment. Nobody may have written them.
-static void check_slack(uintptr_t p, const Allocation &x) {
+// alignment. Nobody may have written them (AddressSanitizer sees to that by itself).
+[[maybe_unused]] static void check_slack(uintptr_t p, const Allocation &x) {
     if (!opt.poison || x.freed) return;
     for (size_t i = x.bytes; i < round_up(x.bytes, opt.align); i++)
         if (((unsigned char *)p)[i] != 0xff)
