@@ -66,6 +66,7 @@ typedef struct {
     pthread_mutex_t sending, voice;  // who has the voice ends this process, and never gives it back
     RanksKnown *known;               // (num) on rank 0, [0] on the others
     struct pollfd *ready;            // one more than known
+    FILE *plain_stderr;
     char said[1 << 16];              // standard error, held back
     size_t said_before;              // at the last tick
     // rank 0: what will end the job when the grace is over
@@ -572,6 +573,15 @@ static inline void ranks_watch_defaults(int n) {
     pthread_mutex_init(&watch.voice, NULL);
 }
 
+// A stream of our own: one that a library has already written to does not take a new buffer whole.
+static inline int ranks_hold_stderr(void) {
+    FILE *held = fdopen(2, "w");
+    if (!held || setvbuf(held, watch.said, _IOFBF, sizeof watch.said) != 0) return 0;
+    watch.plain_stderr = stderr;
+    stderr = held;  // glibc: a variable
+    return 1;
+}
+
 static inline const char *ranks_watch_start(void) {
     const int n = ranks.rank == 0 ? ranks.num : 1;
     sigset_t all, before;
@@ -580,7 +590,7 @@ static inline const char *ranks_watch_start(void) {
     watch.wake = eventfd(0, EFD_CLOEXEC);
     if (!watch.known || !watch.ready || watch.wake < 0) return "no memory for the list of ranks";
     ranks_watch_defaults(n);
-    setvbuf(stderr, watch.said, _IOFBF, sizeof watch.said);
+    if (!ranks_hold_stderr()) return "no memory to hold standard error back";
     on_exit(ranks_at_exit, NULL);
     watch.running = 1;
     sigfillset(&all);  // signals are the main thread's
@@ -606,7 +616,7 @@ static inline void ranks_watch_stop(void) {
     free(watch.ready);
     if (ranks.rank > 0) __fpurge(stderr);  // all went well: what was held back is rank 0's to say
     fflush(stderr);
-    setvbuf(stderr, NULL, _IONBF, 0);
+    stderr = watch.plain_stderr;
 }
 
 #endif

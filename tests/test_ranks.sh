@@ -114,8 +114,10 @@ for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out g
 same one_giant_document g1/step-00000003 g4/step-00000003
 
 # ---- the same losses: shared out by work --------------------------------------------------------------
-for n in 1 2 4; do ranks $n "${run[@]}" --out w$n --steps 100 --val-every 0; done
-python3 losses.py 1e-5 w1 w2 w4 > out.txt 2>&1 && ok by_work_100_steps_agree_to_1e-5 ||
+for n in 1 2 4 8; do
+    ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 100 --val-every 0
+done
+python3 losses.py 1e-5 w1 w2 w4 w8 > out.txt 2>&1 && ok by_work_100_steps_agree_to_1e-5 ||
     bad by_work_100_steps_agree_to_1e-5 ''
 ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
 ranks 4 "${run[@]}" --out w41 --steps 8
@@ -143,6 +145,10 @@ expect error_on_one_rank 3 'error: nowhere' "${mpi[@]}" -n 3 "${run[@]}" --out m
     : -n 1 "${run[@]/text.bin/nowhere}" --out m
 expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
 expect unknown_flag 2 'did you mean --layout' "${mpi[@]}" -n 2 "$train" --layot packed
+# a library that has written to standard error before: hwloc without a topology
+mkdir no_topology
+HWLOC_FSROOT=$work/no_topology expect said_once_after_a_library_spoke 2 'did you mean --layout' \
+    "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'multiple of 1024' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
 expect compare_is_for_one_rank 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
