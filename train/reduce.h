@@ -1,7 +1,8 @@
 // Gradients of all micro-batches of all ranks become their sum.
 //
-// In order: after each leaf what can be joined is joined, and the rest waits in the slots; then each
-// rank collects the nodes that cover its share and joins them, as one rank alone would have done.
+// In order: after each leaf what can be joined is joined, and the rest waits in the slots; then
+// each rank collects the nodes that cover its share and joins them, as one rank alone would have
+// done.
 #ifndef UNPAD_REDUCE_H
 #define UNPAD_REDUCE_H
 
