@@ -103,13 +103,17 @@ suite attention 240 env UNPAD_FULL=1 build/cuda/test_cuda_attention
 suite training 200 env TRAIN="$root/build/cuda/train_llama" tests/test_cuda_train.sh
 
 # 4. NCCL's calls by one rank; with more GPUs, several ranks
-suite nccl 60 build/cuda/test_nccl
 gpus=$(nvidia-smi -L | grep -c '^GPU ')
-if [ "$gpus" -ge 2 ]; then
+if [ ! -e build/cuda/nccl-found ]; then
+    left_out nccl 'built without NCCL (apt-get install libnccl2 libnccl-dev)'
+else
+    suite nccl 60 build/cuda/test_nccl
+fi
+if [ "$gpus" -ge 2 ] && [ -e build/cuda/nccl-found ]; then
     suite ranks 200 env TRAIN="$root/build/cuda/train_llama" \
         RANKS="2$([ "$gpus" -ge 4 ] && echo ' 4')" tests/test_cuda_ranks.sh
 else
-    echo "        one GPU: several ranks are for a machine with more"
+    echo "        several ranks are for a machine with more GPUs and NCCL"
 fi
 
 # 5. SmolLM2-135M's dimensions, 200 steps: packed, padded, and the CPU backend, meanwhile, for the
