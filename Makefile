@@ -221,7 +221,7 @@ gpu-check:
 gpu-bench:
 	@dev/gpu_bench.sh
 
-# The emulated kernels under AddressSanitizer and UBSan: minutes (ThreadSanitizer: dev/emu/README.md)
+# The emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer: dev/emu/README.md)
 SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-sanitizers: $(SANITIZED)
 	@for suite in $(SANITIZED); do echo "== $$suite" && \
