@@ -18,7 +18,7 @@
 // PCRE2, 8-bit: the few calls of its stable interface that are needed
 
 typedef struct {
-    void *library;
+    void *handle;
     void *(*compile)(const unsigned char *, size_t, uint32_t, int *, size_t *, void *);
     void *(*match_data)(uint32_t, void *);
     int (*match)(const void *, const unsigned char *, size_t, size_t, uint32_t, void *, void *);
@@ -37,10 +37,10 @@ static inline bool pcre2_open(Pcre2 *p, Error *err) {
         {"pcre2_code_free_8", &p->code_free}, {"pcre2_match_data_free_8", &p->match_data_free},
     };
     memset(p, 0, sizeof *p);
-    p->library = dlopen("libpcre2-8.so.0", RTLD_NOW | RTLD_LOCAL);
-    bool found = p->library != NULL;
+    p->handle = dlopen("libpcre2-8.so.0", RTLD_NOW | RTLD_LOCAL);
+    bool found = p->handle != NULL;
     for (size_t i = 0; found && i < sizeof calls / sizeof *calls; i++) {
-        void *call = dlsym(p->library, calls[i].name);
+        void *call = dlsym(p->handle, calls[i].name);
         memcpy(calls[i].at, &call, sizeof call);  // POSIX: a function's address fits
         found = call != NULL;
     }
@@ -268,7 +268,7 @@ static inline bool bpe_read(Bpe *b, const cJSON *root, Error *err) {
 static inline void bpe_close(Bpe *b) {
     for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
     if (b->match_data) b->pcre.match_data_free(b->match_data);
-    if (b->pcre.library) dlclose(b->pcre.library);
+    if (b->pcre.handle) dlclose(b->pcre.handle);
     free(b->added);
     free(b->id1_of);
     free(b->merges);

@@ -158,27 +158,6 @@ static inline uint64_t plan_hash(uint64_t x) {  // splitmix64's finalizer
     return x ^ (x >> 31);
 }
 
-// Runs with equal hashes and data sets plan equal steps; kept in checkpoints beside the state.
-static inline uint64_t plan_settings_hash(const PlanSettings *s) {
-    const int64_t fields[] = {(int64_t)s->seed, s->max_seqlen, s->capacity,
-                              s->num_micro,     s->fill_ppm,   (int)s->long_docs,
-                              s->work_token,    s->work_tile,  s->work_side};
-    uint64_t h = 0;
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        h = plan_hash(h ^ (uint64_t)fields[i]);
-    return h;
-}
-
-static inline bool plan_long_docs_parse(const char *text, LongDocs *out) {
-    static const char *const names[] = {"split", "truncate", "drop", "error"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(text, names[i]) != 0) continue;
-        *out = (LongDocs)i;
-        return true;
-    }
-    return false;
-}
-
 // "TOKEN:TILE" or "TOKEN:TILE:SIDE" into the settings; false when the text is something else.
 static inline bool plan_work_cost_parse(const char *text, PlanSettings *s) {
     int two = 0, three = 0;
@@ -732,28 +711,6 @@ static inline void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
         const int64_t rows = (tokens + s->max_seqlen - 1) / s->max_seqlen;
         p->micro_work[m] = rows * plan_work(s, s->max_seqlen);
     }
-}
-
-// Chunks in the order of the stream, a new micro-batch when one does not fit: what most packers do.
-// Only for comparison; replaces the grouping of a plan made before.
-static inline void plan_next_fit(StepPlan *p, const PlanSettings *s) {
-    plan_reserve_chunks(p, (size_t)p->num_stream);
-    plan_reserve_micros(p, (size_t)p->num_stream);
-    memcpy(p->chunks, p->stream, (size_t)p->num_stream * sizeof(Chunk));
-    p->num_chunks = p->num_stream;
-    p->num_micro = 0;
-    int64_t left = 0;
-    for (int64_t i = 0; i < p->num_chunks; i++) {
-        const int32_t length = p->chunks[i].length;
-        if (length > left) {
-            p->micro_work[p->num_micro] = 0;
-            p->micro_start[p->num_micro++] = i;
-            left = s->capacity;
-        }
-        left -= length;
-        p->micro_work[p->num_micro - 1] += plan_work(s, length);
-    }
-    p->micro_start[p->num_micro] = p->num_chunks;
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -460,25 +460,6 @@ TEST(layouts_hold_the_same_documents) {
     plan_free(&other);
 }
 
-TEST(next_fit_keeps_the_order_and_the_capacity) {
-    StepPlan p = {0};
-    const Lengths l = make_lengths(400, 64);
-    const DocIndex index = index_of(&l);
-    const PlanSettings s = small_settings();
-    const PlanState state = {0, 0, 0, 0};
-    plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-    plan_next_fit(&p, &s);
-    CHECK(p.num_micro >= s.num_micro && p.num_chunks == p.num_stream);
-    for (int64_t i = 0; i < p.num_chunks; i++) CHECK(same_chunk(&p.chunks[i], &p.stream[i]));
-    for (int32_t m = 0; m < p.num_micro; m++) {
-        CHECK(micro_tokens(&p, m) <= s.capacity && micro_tokens(&p, m) > 0);
-        if (m + 1 < p.num_micro)
-            CHECK(micro_tokens(&p, m) + p.chunks[p.micro_start[m + 1]].length > s.capacity);
-    }
-    plan_free(&p);
-    free(l.lengths);
-}
-
 TEST(ranks_share_the_micro_batches) {
     StepPlan p = {0};
     const Lengths l = make_lengths(4000, 64);
@@ -858,9 +839,6 @@ TEST(settings_are_checked) {
     Error err = {0};
     s.work_token = s.work_tile = 0;  // the one way to say that there are no costs
     CHECK(plan_settings_check(&s, &err));
-    LongDocs policy = LONG_SPLIT;
-    CHECK(plan_long_docs_parse("drop", &policy) && policy == LONG_DROP);
-    CHECK(!plan_long_docs_parse("merge", &policy) && policy == LONG_DROP);
 }
 
 TEST(work_cost_is_two_numbers) {
@@ -874,29 +852,6 @@ TEST(work_cost_is_two_numbers) {
     CHECK(plan_work(&s, 128) == 17 * 128 + 3 && plan_work(&s, 129) == 17 * 129 + 3 * 3);
     CHECK(plan_work_cost_parse("17:3:16", &s) && s.work_tile == 3 && s.work_side == 16);
     CHECK(plan_work(&s, 33) == 17 * 33 + 3 * 6);
-}
-
-TEST(hash_sees_every_setting) {
-    PlanSettings s = small_settings();
-    uint64_t seen[10] = {plan_settings_hash(&s)};
-    int n = 1;
-#define CHANGED(change_)                    \
-    do {                                    \
-        s = small_settings();               \
-        change_;                            \
-        seen[n++] = plan_settings_hash(&s); \
-    } while (0)
-    CHANGED(s.seed++);
-    CHANGED(s.max_seqlen++);
-    CHANGED(s.capacity++);
-    CHANGED(s.num_micro++);
-    CHANGED(s.fill_ppm++);
-    CHANGED(s.long_docs = LONG_DROP);
-    CHANGED(s.work_token++);
-    CHANGED(s.work_tile++);
-    CHANGED(s.work_side++);
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < i; k++) CHECK(seen[i] != seen[k]);
 }
 
 TEST(states_of_other_data_are_refused) {
