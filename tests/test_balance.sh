@@ -8,29 +8,8 @@ root=$PWD
 bin=${BIN:-$root/build/cpu}
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad balance XXXXXX")
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
-skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
-# expect NAME EXIT_CODE PATTERN COMMAND...
-expect() {
-    local name=$1 code=$2 pattern=$3 status
-    shift 3
-    timeout -k 5 60 "$@" > out.txt 2>&1
-    status=$?
-    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
-    elif ! grep -aqE -e "$pattern" out.txt; then bad "$name" "no line matches $pattern"
-    else ok "$name"; fi
-}
-# python NAME ARGUMENTS...: the script on standard input
-python() {
-    local name=$1
-    shift
-    if python3 - "$@" > out.txt 2>&1; then ok "$name"; else bad "$name" ''; fi
-}
+. "$root/tests/lib.sh"
+scratch balance
 cat > table.py <<'PY'
 def table(path):
     """packsim's table: {ranks: (planned, deterministic, arrival, next_fit)}, each (mean, worst)"""
@@ -47,7 +26,7 @@ for law in r65 web; do
     expect "packsim_$law" 0 '^padding +none; in padded rows of 8192 tokens 9[0-9]' "$bin/packsim" \
         --lengths $law --docs 100000 --max-seqlen 8192 --micro-batch-tokens 32768 --steps 30
     cp out.txt $law.txt
-    python "packsim_${law}_reaches_the_targets" $law.txt <<'PY'
+    check_python "packsim_${law}_reaches_the_targets" $law.txt <<'PY'
 import sys
 from table import table
 rows = table(sys.argv[1])
@@ -66,7 +45,7 @@ for cost in 100:745 100:200; do       # a plan by other costs than the true ones
     "$bin/packsim" --docs 20000 --max-seqlen 8192 --micro-batch-tokens 32768 --steps 10 \
         --work-cost $cost --true-cost 100:745 > "cost $cost.txt" 2>&1
 done
-python packsim_true_cost 'cost 100:745.txt' 'cost 100:200.txt' <<'PY'
+check_python packsim_true_cost 'cost 100:745.txt' 'cost 100:200.txt' <<'PY'
 import sys
 from table import table
 right, wrong = (table(path) for path in sys.argv[1:])
@@ -81,15 +60,7 @@ expect packsim_missing_shards 3 'error: nowhere' "$bin/packsim" --train nowhere
 # ---- packsim and the trainer on the same shards ------------------------------------------------------
 python3 "$root/dev/shard.py" --dist r65 --tokens 40000 --cap 2048 --vocab 258 --out shards > out.txt ||
     bad shard 'not made'
-cat > config.json <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
- "eos_token_id": 257}
-JSON
-mkdir tiny && mv config.json tiny
+tiny_model tiny 24 40 8
 plan=(--train shards --boundary-token 0 --max-seqlen 512 --micro-batch-tokens 1024 --batch-tokens 6144)
 train=("$bin/train_llama" --model tiny --from-scratch "${plan[@]}" --val-every 0 --num-samples 0
        --schedule constant --lr 1e-3 --keep 0)
@@ -115,7 +86,7 @@ else
     expect without_costs 0 'fill .* \| imbalance \([0-9.]{5}\) \| eta' "${mpi[@]}" -n 2 \
         "${train[@]}" --out arrival --steps 6 --work-cost 0:0 --fill 0.7
     expect with_costs 0 "$screen" "${mpi[@]}" -n 2 "${train[@]}" --out costs --steps 6 --fill 0.7
-    python the_log_says_what_packsim_says packsim.txt <<'PY'
+    check_python the_log_says_what_packsim_says packsim.txt <<'PY'
 import json, sys
 from table import table
 def steps(name):
@@ -132,7 +103,7 @@ for name, ranks, column in (("by_work2", 2, 0), ("by_work4", 4, 0), ("in_order2"
 measured = sorted(s["imbalance_measured"] for s in steps("by_work4"))
 assert rows[4][0][0] > 1.2 and measured[3] > 1.15, measured
 PY
-    python the_same_documents_without_costs <<'PY'
+    check_python the_same_documents_without_costs <<'PY'
 import json
 def losses(name):
     lines = map(json.loads, open(name + "/log.jsonl"))
@@ -155,7 +126,7 @@ if [ -n "${mpi[*]-}" ]; then
     expect memory_of_a_rank 0 '^ranks ' "${mpi[@]}" -n 2 "$bin/train_llama" --model demo \
         --train shards --boundary-token 0 --batch-tokens 8192 --dry-run
     cp out.txt memory.txt
-    python memory_is_as_on_paper memory.txt <<'PY'
+    check_python memory_is_as_on_paper memory.txt <<'PY'
 import re, sys
 text = open(sys.argv[1]).read()
 P = float(re.search(r"([0-9.]+) M parameters", text).group(1)) * 1e6
@@ -169,7 +140,7 @@ fi
 expect calibrate 0 '^--work-cost 10000:[1-9][0-9]*:[0-9]+$' "$bin/calibrate" --model tiny \
     --max-seqlen 1024 --micro-batch-tokens 2048 --runs 3
 cp out.txt calibrate.txt
-python calibrate_is_the_least_squares calibrate.txt <<'PY'
+check_python calibrate_is_the_least_squares calibrate.txt <<'PY'
 import re, sys
 rows, text = [], open(sys.argv[1]).read()
 for line in text.split("not part of the fit")[0].splitlines():
@@ -190,5 +161,4 @@ PY
 expect the_trainer_takes_the_costs 0 'work 10000:' "${train[@]}" --out x --dry-run \
     --work-cost "$(sed -n 's/^--work-cost //p' calibrate.txt)"
 expect calibrate_without_room 2 'error: --max-seqlen' "$bin/calibrate" --max-seqlen 8192
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

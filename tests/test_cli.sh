@@ -6,41 +6,12 @@ cd "$(dirname "$0")/.."
 root=$PWD
 train=${TRAIN:-$root/build/asan/train_llama}
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cli XXXXXX")      # a space in every path
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && grep -avE "^ +(0x|=>|Stack|Global|Poison|Array|Intra|ASan|Left|Right|Shadow|Heap|Freed|Address|Container)" "$work/out.txt" | tail -n 8; }
-# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and the pattern on an error: or any other line
-expect() {
-    local name=$1 code=$2 pattern=$3 status
-    shift 3
-    timeout 60 "$@" > "$work/out.txt" 2>&1
-    status=$?
-    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
-    elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
-    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] && [ "$(grep -c '^error: ' "$work/out.txt")" -ne 1 ]; then
-        bad "$name" "expected exactly one error: line"
-    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] && [ "$(grep -c '^hint: ' "$work/out.txt")" -ne 1 ]; then
-        bad "$name" "expected exactly one hint: line"
-    else ok "$name"; fi
-}
-same() {        # same NAME FILE FILE
-    if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
-}
+. "$root/tests/lib.sh"
+scratch cli
 
 # ---- a tiny model and corpus ------------------------------------------------------------------------------
-mkdir tiny text
-cat > tiny/config.json <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 264, "hidden_size": 24,
- "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": true,
- "initializer_range": 0.05, "bos_token_id": 256, "eos_token_id": 257}
-JSON
-for i in $(seq 1 60); do
-    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of document $((i * i)) says nothing"; done > "text/doc $i.txt"
-done
+tiny_model tiny 24 40 8
+uneven_texts text 31
 python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare "exit code $?"
 common=(--model tiny --from-scratch --train corpus --max-seqlen 128 --micro-batch-tokens 512 --batch-tokens 1024
         --val-tokens 1024 --val-every 4 --num-samples 2 --sample-tokens 4 --lr 1e-3)
@@ -179,5 +150,4 @@ until [ -e killed/final ] || [ $tries -ge 40 ]; do
 done
 same "killed_$((tries - 1))_times_and_resumed_has_the_same_bits" killed/final/model.safetensors a/final/model.safetensors
 
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -11,18 +11,11 @@ bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_DEVICES=4
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cuda ranks XXXXXX")
+. "$root/tests/lib.sh"
+scratch 'cuda ranks'
 export TMPDIR=$work                     # where ranks of one machine meet
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-passed=0 failed=0 skipped=0 jobs=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work"/out*.txt; }
-finish() {
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
+evidence() { tail -n 12 "$work"/out*.txt; }
+jobs=0
 # start N COMMAND...: N ranks; their process ids in $pids
 start() {
     local n=$1 r
@@ -31,7 +24,7 @@ start() {
     rm -f out*.txt
     for ((r = 0; r < n; r++)); do
         env RANK=$r WORLD_SIZE="$n" LOCAL_RANK=$r LOCAL_WORLD_SIZE="$n" \
-            TORCHELASTIC_RUN_ID="$$-$jobs" timeout -k 5 60 "$@" > "out$r.txt" 2>&1 &
+            TORCHELASTIC_RUN_ID="$$-$jobs" timeout -k 5 "$limit_s" "$@" > "out$r.txt" 2>&1 &
         pids+=($!)
     done
 }
@@ -51,33 +44,10 @@ ranks() {       # ranks N COMMAND...
     collect
     [ "$status" -eq 0 ] || bad "$*" "exit code $status"
 }
-# same NAME DIR DIR: weights and optimizer state
-same() {
-    local f
-    for f in model.safetensors optimizer.safetensors; do
-        cmp "$2/$f" "$3/$f" > out.txt 2>&1 || { bad "$1" "$f differs" && return; }
-    done
-    ok "$1"
-}
-check() {       # check NAME COMMAND...
-    local name=$1
-    shift
-    if timeout 60 "$@" > out.txt 2>&1 < /dev/null; then ok "$name"; else bad "$name" "exit code $?"; fi
-}
 
 [ -x "$train" ] || { bad program "$train is not built" && finish; }
-mkdir tiny text
-cat > tiny/config.json << 'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64,
- "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
- "eos_token_id": 257}
-JSON
-for i in $(seq 1 60); do
-    for _ in $(seq 1 $((i * 7 % 5 + 1))); do echo "line $i of $((i * i))"; done > "text/$i.txt"
-done
+tiny_model tiny 64 96 64
+uneven_texts text 5
 check prepare python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 128
         --batch-tokens 768 --val-tokens 128 --val-every 2 --num-samples 0 --lr 1e-3
@@ -106,10 +76,10 @@ else bad calls "$bin/test_nccl is not built"; fi
 "${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
 for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 3
-    same "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
+    same_state "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
 done
 ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
-same deterministic_zero_0_is_zero_1 d1/$end z/$end
+same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
 
 # ---- the same losses: shared out by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
 # which turns the rounding to bf16 of about one weight in 1e5 a step
@@ -134,14 +104,14 @@ if cmp -s w1/$end/model.safetensors "${logs[-1]}/$end/model.safetensors"; then
     bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing'
 else ok the_order_of_a_sum_shows; fi
 ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
-same by_work_zero_0_is_zero_1 w2/$end w20/$end
+same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
 # ---- as graphs --------------------------------------------------------------------------------
 "${exact[@]}" --cuda-graph --out g1 --steps 3 > out.txt 2>&1 || bad one_rank_graph "exit code $?"
 export EMU_STREAMS=1 EMU_SLOW_STREAM=2
 ranks 2 "${exact[@]}" --cuda-graph --out g2 --steps 3
 unset EMU_STREAMS EMU_SLOW_STREAM
-same deterministic_as_graphs g1/$end g2/$end
+same_state deterministic_as_graphs g1/$end g2/$end
 check graphs_were_used grep '^cuda graph: 1 recorded, [1-9]' out0.txt
 
 # ---- going on with another number of ranks ------------------------------------------------------------
@@ -150,13 +120,13 @@ for n in 1 2 1; do
     ranks $n "${exact[@]}" --out e --steps $steps --resume
     steps=$((steps + 1))
 done
-same resume_on_1_2_1_ranks d1/$end e/$end
+same_state resume_on_1_2_1_ranks d1/$end e/$end
 
 # ---- beside the computing: whichever stream lags behind, the same bits ---------------------------------
 if [ -n "$emulated" ]; then
     for slow in 1 2; do
         EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 3
-        same "stream_${slow}_lags_behind" w2/$end s$slow/$end
+        same_state "stream_${slow}_lags_behind" w2/$end s$slow/$end
     done
     # What the host gives to the device, in its order: in the last micro-batch the sum of layer 1
     # before the backward of layer 0, in the next step the forward of layer 0 before it waits for

@@ -7,36 +7,12 @@ cd "$(dirname "$0")/.."
 root=$PWD
 cuda=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad cuda XXXXXX")
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1" && tail -n 12 "$work/out.txt"; }
-check() {       # check NAME COMMAND...
-    local name=$1
-    shift
-    if timeout 200 "$@" > "$work/out.txt" 2>&1; then ok "$name"; else bad "$name"; fi
-}
-finish() {
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
+. "$root/tests/lib.sh"
+scratch cuda
 [ -x "$cuda" ] || { bad "no_program: $cuda" && finish; }
 
-mkdir tiny text
-cat > tiny/config.json <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64,
- "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
- "eos_token_id": 257}
-JSON
-for i in $(seq 1 60); do
-    for _ in $(seq 1 $((i * 7 % 5 + 1))); do echo "line $i of $((i * i))"; done > "text/$i.txt"
-done
+tiny_model tiny 64 128 64
+uneven_texts text 5
 python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare
 common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256
         --batch-tokens 512 --val-tokens 256 --val-every 5 --num-samples 0 --lr 1e-3
@@ -91,7 +67,8 @@ check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resum
 for f in model.safetensors optimizer.safetensors; do
     check "resumed_run_has_the_same_bits_$f" cmp {packed,resumed}/step-00000010/$f
 done
-# A cuBLASLt that has changed its mind: the algorithms are those of the checkpoint. It has other bits
+# A cuBLASLt that has changed its mind: the algorithms are those of the checkpoint, by when every
+# range of lengths has come. It has other bits
 # indeed, or this would show nothing; and a checkpoint of another GPU says that they may differ.
 if [[ $cuda = *emu* ]]; then
     check other_algorithm_10_steps env EMU_LT_ALGO=1 \
@@ -104,7 +81,7 @@ if [[ $cuda = *emu* ]]; then
     cp out.txt repeated.txt
     check repeated_algorithms_have_the_same_bits \
         cmp {algo,repeated}/step-00000010/model.safetensors
-    EMU_ARCH=80 timeout 100 "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
+    EMU_ARCH=80 timeout "$limit_s" "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
     check another_gpu_is_said grep 'warning: .*matmul.txt: .*anew, bits may differ' other.txt
     check the_same_gpu_is_not test -z "$(grep warning: repeated.txt)"
 fi

@@ -5,11 +5,9 @@
 # usage: tests/test_emu.sh [-v]     -v prints what each mode reported
 set -u
 cd "$(dirname "$0")/.."
-passed=0 failed=0 skipped=0 verbose=${1:-}
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2"; }
-skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
-finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ "$failed" -eq 0 ]; exit; }
+root=$PWD verbose=${1:-}
+. "$root/tests/lib.sh"
+evidence() { :; }
 unset $(compgen -v EMU_)       # each run says itself what it wants
 out=$(mktemp) && trap 'rm -f "$out"' EXIT
 

@@ -2,14 +2,10 @@
 # The house rules that a compiler does not check: who includes whom, C that is also C++ and CUDA, line lengths.
 set -u
 cd "$(dirname "$0")/.."
-passed=0 failed=0 skipped=0
-check() {       # check NAME COMMAND...
-    local name=$1 output
-    shift
-    if output=$("$@" 2>&1); then passed=$((passed + 1)) && echo "ok      $name"
-    else failed=$((failed + 1)) && echo "FAILED  $name" && printf '%s\n' "$output" | head -20; fi
-}
-skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
+root=$PWD
+. "$root/tests/lib.sh"
+scratch house
+cd "$root" || exit 1
 
 # Prints every quoted include of the files in $2.. that does not match the pattern $1.
 includes_only() {
@@ -54,5 +50,4 @@ else skip everything_compiles_with_clang 'clang or its omp.h is not installed'; 
 if command -v nvcc > /dev/null; then
     check trainer_compiles_under_nvcc nvcc -x cu -std=c++17 -Werror all-warnings -c train_llama.cu -o /dev/null
 else skip trainer_compiles_under_nvcc 'nvcc is not installed'; fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

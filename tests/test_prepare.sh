@@ -3,17 +3,14 @@
 set -u
 cd "$(dirname "$0")/.."
 prepare=$PWD/data/prepare.py
-passed=0 failed=0 skipped=0
-tmp=$(mktemp -d -p /dev/shm 2> /dev/null || mktemp -d)  # in memory where possible: fsync is slow
-trap 'rm -rf "$tmp"' EXIT
-if ! command -v python3 > /dev/null; then
-    echo 'skipped prepare: python3 is not installed'
-    echo '0 passed, 0 failed, 1 skipped'
-    exit 0
-fi
+root=$PWD
+. "$root/tests/lib.sh"
+scratch prepare
+cd "$root" || exit 1
+command -v python3 > /dev/null || skip_all prepare 'python3 is not installed'
 
 # read_back DIR SPLIT: every document through documents.h and tokenizer.h, each ended by a NUL
-cat > "$tmp/read_back.c" <<'C'
+cat > "$work/read_back.c" <<'C'
 #include "data/documents.h"
 #include "data/tokenizer.h"
 
@@ -44,34 +41,27 @@ int main(int argc, char **argv) {
     return 0;
 }
 C
-${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$tmp/read_back.c" -o "$tmp/read_back" \
+${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$work/read_back.c" -o "$work/read_back" \
     -lcjson -lpthread -lm || exit 1
 
-check() {       # check NAME COMMAND...
-    local name=$1 output
-    shift
-    if output=$("$@" 2>&1); then passed=$((passed + 1)) && echo "ok      $name"
-    else failed=$((failed + 1)) && echo "FAILED  $name" && printf '%s\n' "$output" | head -20; fi
-}
-skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
 run() { python3 "$prepare" --quiet "$@"; }
 
 # refused CODE PATTERN ARGUMENTS...: exit code, one error line that matches, and nothing written
 refused() {
     local code=$1 pattern=$2 status
     shift 2
-    run "$@" --out "$tmp/refused" > "$tmp/stdout" 2> "$tmp/stderr"
+    run "$@" --out "$work/refused" > "$work/stdout" 2> "$work/stderr"
     status=$?
-    cat "$tmp/stderr"
-    [ $status -eq "$code" ] && grep -qE "^error: .*$pattern" "$tmp/stderr" &&
-        [ ! -s "$tmp/stdout" ] && [ "$(grep -c '^error: ' "$tmp/stderr")" -eq 1 ] &&
-        ! grep -qvE '^(error|hint): ' "$tmp/stderr" &&
-        [ ! -e "$tmp/refused/train_00000.bin" ] && [ -z "$(ls -A "$tmp/refused" 2> /dev/null)" ]
+    cat "$work/stderr"
+    [ $status -eq "$code" ] && grep -qE "^error: .*$pattern" "$work/stderr" &&
+        [ ! -s "$work/stdout" ] && [ "$(grep -c '^error: ' "$work/stderr")" -eq 1 ] &&
+        ! grep -qvE '^(error|hint): ' "$work/stderr" &&
+        [ ! -e "$work/refused/train_00000.bin" ] && [ -z "$(ls -A "$work/refused" 2> /dev/null)" ]
 }
 
 # A tree with every byte value, an empty file, a binary one, hidden ones, and names that need care
-mkdir -p "$tmp/tree/b" "$tmp/tree/.hidden" "$tmp/tree/__pycache__"
-python3 - "$tmp" << 'PY'
+mkdir -p "$work/tree/b" "$work/tree/.hidden" "$work/tree/__pycache__"
+python3 - "$work" << 'PY'
 import gzip, json, os, random, sys
 tmp = sys.argv[1]
 random.seed(1)
@@ -101,34 +91,34 @@ PY
 round_trip() {  # round_trip EXPECTED ARGUMENTS...: documents come back in order
     local expected=$1
     shift
-    rm -rf "$tmp/out"
-    run "$@" --val-frac 0 --out "$tmp/out" && "$tmp/read_back" "$tmp/out" > "$tmp/found" &&
-        cmp "$expected" "$tmp/found" && ! ls -A "$tmp/out" | grep -q '^\.prepare'
+    rm -rf "$work/out"
+    run "$@" --val-frac 0 --out "$work/out" && "$work/read_back" "$work/out" > "$work/found" &&
+        cmp "$expected" "$work/found" && ! ls -A "$work/out" | grep -q '^\.prepare'
 }
 one_file() {
-    printf 'alpha\n\0' > "$tmp/one.expected"
-    round_trip "$tmp/one.expected" "$tmp/tree/a.txt"
+    printf 'alpha\n\0' > "$work/one.expected"
+    round_trip "$work/one.expected" "$work/tree/a.txt"
 }
 only_glob() {
-    printf 'h\xc3\xa9llo \xe2\x82\xac\n\0' > "$tmp/glob.expected"
-    round_trip "$tmp/glob.expected" "$tmp/tree" --glob '*.py'
+    printf 'h\xc3\xa9llo \xe2\x82\xac\n\0' > "$work/glob.expected"
+    round_trip "$work/glob.expected" "$work/tree" --glob '*.py'
 }
 functions() {  # a decorated one, a method, an async one; not the rest, not a file that does not parse
-    mkdir -p "$tmp/code"
+    mkdir -p "$work/code"
     printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' \
-        > "$tmp/code/a.py"
-    printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> "$tmp/code/a.py"
-    printf 'def broken(:\n' > "$tmp/code/b.py"
-    printf '@cache\ndef f(x):\n    return x  # \xc3\xa9\n\0    def g(self):\n' > "$tmp/code.expected"
-    printf '        def inner(): pass\n\0async def h(): pass\0' >> "$tmp/code.expected"
-    round_trip "$tmp/code.expected" "$tmp/code" --glob '*.py' --python-functions
+        > "$work/code/a.py"
+    printf '    def g(self):\n        def inner(): pass\n\nasync def h(): pass' >> "$work/code/a.py"
+    printf 'def broken(:\n' > "$work/code/b.py"
+    printf '@cache\ndef f(x):\n    return x  # \xc3\xa9\n\0    def g(self):\n' > "$work/code.expected"
+    printf '        def inner(): pass\n\0async def h(): pass\0' >> "$work/code.expected"
+    round_trip "$work/code.expected" "$work/code" --glob '*.py' --python-functions
 }
 many_shards() {
-    round_trip "$tmp/lines.expected" "$tmp/lines.jsonl" --shard-tokens 5000 &&
-        [ "$(ls "$tmp"/out/train_*.bin | wc -l)" -gt 10 ]
+    round_trip "$work/lines.expected" "$work/lines.jsonl" --shard-tokens 5000 &&
+        [ "$(ls "$work"/out/train_*.bin | wc -l)" -gt 10 ]
 }
 sizes_are_exact() {
-    python3 - "$tmp/out" << 'PY'
+    python3 - "$work/out" << 'PY'
 import glob, json, os, struct, sys
 summary = json.load(open(sys.argv[1] + "/dataset.json"))
 tokens = documents = 0
@@ -144,64 +134,64 @@ assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0}
 PY
 }
 jobs_agree() {
-    run "$tmp/tree" "$tmp/lines.jsonl" --val-frac 0.2 --jobs 1 --out "$tmp/jobs1" &&
-        run "$tmp/tree" "$tmp/lines.jsonl" --val-frac 0.2 --jobs 2 --out "$tmp/jobs2" &&
-        run "$tmp/tree" "$tmp/lines.jsonl.gz" --val-frac 0.2 --jobs 3 --out "$tmp/jobs3" &&
-        diff -r "$tmp/jobs1" "$tmp/jobs2" && diff -r "$tmp/jobs1" "$tmp/jobs3"
+    run "$work/tree" "$work/lines.jsonl" --val-frac 0.2 --jobs 1 --out "$work/jobs1" &&
+        run "$work/tree" "$work/lines.jsonl" --val-frac 0.2 --jobs 2 --out "$work/jobs2" &&
+        run "$work/tree" "$work/lines.jsonl.gz" --val-frac 0.2 --jobs 3 --out "$work/jobs3" &&
+        diff -r "$work/jobs1" "$work/jobs2" && diff -r "$work/jobs1" "$work/jobs3"
 }
-sorted_documents() { "$tmp/read_back" "$1" "$2" | sort -z; }
+sorted_documents() { "$work/read_back" "$1" "$2" | sort -z; }
 validation_by_content() {
-    run "$tmp/lines.jsonl" --val-frac 0.2 --out "$tmp/order1" &&
-        run "$tmp/shuffled.jsonl" --val-frac 0.2 --out "$tmp/order2" &&
-        sorted_documents "$tmp/order1" val > "$tmp/val1" &&
-        sorted_documents "$tmp/order2" val > "$tmp/val2" &&
-        cmp "$tmp/val1" "$tmp/val2" || return 1
+    run "$work/lines.jsonl" --val-frac 0.2 --out "$work/order1" &&
+        run "$work/shuffled.jsonl" --val-frac 0.2 --out "$work/order2" &&
+        sorted_documents "$work/order1" val > "$work/val1" &&
+        sorted_documents "$work/order2" val > "$work/val2" &&
+        cmp "$work/val1" "$work/val2" || return 1
     local n
-    n=$(tr -dc '\0' < "$tmp/val1" | wc -c)
+    n=$(tr -dc '\0' < "$work/val1" | wc -c)
     echo "$n validation documents"
     [ "$n" -gt 70 ] && [ "$n" -lt 130 ] || return 1
-    { "$tmp/read_back" "$tmp/order1" train; "$tmp/read_back" "$tmp/order1" val; } |
-        sort -z > "$tmp/both"
-    sort -z "$tmp/lines.expected" | cmp - "$tmp/both"
+    { "$work/read_back" "$work/order1" train; "$work/read_back" "$work/order1" val; } |
+        sort -z > "$work/both"
+    sort -z "$work/lines.expected" | cmp - "$work/both"
 }
 overwriting() {
-    rm -rf "$tmp/over"
-    run "$tmp/lines.jsonl" --shard-tokens 5000 --out "$tmp/over" &&
-        ! run "$tmp/tree" --out "$tmp/over" 2> "$tmp/stderr" &&
-        grep -q 'holds a data set' "$tmp/stderr" && [ -e "$tmp/over/train_00003.bin" ] &&
-        run "$tmp/tree" --val-frac 0 --out "$tmp/over" --overwrite &&
-        [ ! -e "$tmp/over/train_00001.bin" ] &&
-        "$tmp/read_back" "$tmp/over" | cmp - "$tmp/tree.expected"
+    rm -rf "$work/over"
+    run "$work/lines.jsonl" --shard-tokens 5000 --out "$work/over" &&
+        ! run "$work/tree" --out "$work/over" 2> "$work/stderr" &&
+        grep -q 'holds a data set' "$work/stderr" && [ -e "$work/over/train_00003.bin" ] &&
+        run "$work/tree" --val-frac 0 --out "$work/over" --overwrite &&
+        [ ! -e "$work/over/train_00001.bin" ] &&
+        "$work/read_back" "$work/over" | cmp - "$work/tree.expected"
 }
 no_tokenizers_package() {
-    mkdir -p "$tmp/stub" && echo 'raise ImportError' > "$tmp/stub/tokenizers.py"
-    PYTHONPATH=$tmp/stub refused 2 'needs the Python package tokenizers' "$tmp/tree" \
-        --tokenizer "$tmp/out/tokenizer.json"
+    mkdir -p "$work/stub" && echo 'raise ImportError' > "$work/stub/tokenizers.py"
+    PYTHONPATH=$work/stub refused 2 'needs the Python package tokenizers' "$work/tree" \
+        --tokenizer "$work/out/tokenizer.json"
 }
 summary_is_printed() {
-    python3 "$prepare" "$tmp/tree" --val-frac 0 --out "$tmp/summary" \
-        > "$tmp/stdout" 2> "$tmp/stderr" && cat "$tmp/stdout" &&
-        grep -qE '^train +4 +' "$tmp/stdout" && [ ! -s "$tmp/stderr" ] &&
-        grep -q 'left out: 1 empty documents, 1 binary files' "$tmp/stdout"
+    python3 "$prepare" "$work/tree" --val-frac 0 --out "$work/summary" \
+        > "$work/stdout" 2> "$work/stderr" && cat "$work/stdout" &&
+        grep -qE '^train +4 +' "$work/stdout" && [ ! -s "$work/stderr" ] &&
+        grep -q 'left out: 1 empty documents, 1 binary files' "$work/stdout"
 }
 file_as_directory() {
-    run "$tmp/tree" --out "$tmp/one.expected"
+    run "$work/tree" --out "$work/one.expected"
     [ $? -eq 4 ]
 }
 as_hugging_face() {  # the byte tokenizer.json in the tokenizers package gives the same shards
-    run "$tmp/lines.jsonl" --out "$tmp/by_hf" --tokenizer "$tmp/out/tokenizer.json" &&
-        run "$tmp/lines.jsonl" --out "$tmp/by_byte" &&
+    run "$work/lines.jsonl" --out "$work/by_hf" --tokenizer "$work/out/tokenizer.json" &&
+        run "$work/lines.jsonl" --out "$work/by_byte" &&
         for f in train_00000.{bin,idx} val_00000.bin tokenizer.json tokenizer_config.json; do
-            cmp "$tmp/by_hf/$f" "$tmp/by_byte/$f" || return 1
+            cmp "$work/by_hf/$f" "$work/by_byte/$f" || return 1
         done
 }
 
 check one_file one_file
-check tree round_trip "$tmp/tree.expected" "$tmp/tree"
+check tree round_trip "$work/tree.expected" "$work/tree"
 check tree_with_glob only_glob
 check python_functions functions
-check jsonl round_trip "$tmp/lines.expected" "$tmp/lines.jsonl"
-check gzipped_jsonl round_trip "$tmp/lines.expected" "$tmp/lines.jsonl.gz"
+check jsonl round_trip "$work/lines.expected" "$work/lines.jsonl"
+check gzipped_jsonl round_trip "$work/lines.expected" "$work/lines.jsonl.gz"
 check many_shards many_shards
 check headers_and_summary_agree sizes_are_exact
 check jobs_do_not_change_a_byte jobs_agree
@@ -209,16 +199,16 @@ check validation_is_chosen_by_content validation_by_content
 check overwriting_leaves_no_old_shard overwriting
 check summary_is_printed summary_is_printed
 check refuses_no_arguments refused 2 'required: INPUT'
-check refuses_unknown_option refused 2 'unrecognized' "$tmp/tree" --frobnicate
-check refuses_bad_number refused 2 'val-frac' "$tmp/tree" --val-frac 2
-check refuses_missing_input refused 3 'absent.*found none' "$tmp/absent"
-check refuses_binary_file refused 3 'binary' "$tmp/tree/binary.txt"
-check refuses_wrong_field refused 3 'bad.jsonl:3: expected a string' "$tmp/bad.jsonl"
-check refuses_broken_json refused 3 'broken.jsonl:2: expected JSON' "$tmp/broken.jsonl" --jobs 2
-check refuses_other_key refused 3 'expected a string "body"' "$tmp/lines.jsonl" --text-key body
-check refuses_empty_glob refused 3 'found none' "$tmp/tree" --glob '*.rs'
-check refuses_only_validation refused 3 'no document for training' "$tmp/tree" --val-frac 1
-check refuses_only_empty refused 3 'no document for training' "$tmp/tree/empty.txt"
+check refuses_unknown_option refused 2 'unrecognized' "$work/tree" --frobnicate
+check refuses_bad_number refused 2 'val-frac' "$work/tree" --val-frac 2
+check refuses_missing_input refused 3 'absent.*found none' "$work/absent"
+check refuses_binary_file refused 3 'binary' "$work/tree/binary.txt"
+check refuses_wrong_field refused 3 'bad.jsonl:3: expected a string' "$work/bad.jsonl"
+check refuses_broken_json refused 3 'broken.jsonl:2: expected JSON' "$work/broken.jsonl" --jobs 2
+check refuses_other_key refused 3 'expected a string "body"' "$work/lines.jsonl" --text-key body
+check refuses_empty_glob refused 3 'found none' "$work/tree" --glob '*.rs'
+check refuses_only_validation refused 3 'no document for training' "$work/tree" --val-frac 1
+check refuses_only_empty refused 3 'no document for training' "$work/tree/empty.txt"
 check refuses_without_tokenizers no_tokenizers_package
 check refuses_a_file_as_directory file_as_directory
 if python3 -c 'import tokenizers' 2> /dev/null; then
@@ -226,5 +216,4 @@ if python3 -c 'import tokenizers' 2> /dev/null; then
 else
     skip tokenizer_json_in_tokenizers 'the Python package tokenizers is not installed'
 fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -9,65 +9,24 @@ root=$PWD
 train=${TRAIN:-$root/build/cpu/train_llama}
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad ranks XXXXXX")
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
-finish() {
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-skip_all() { skipped=$((skipped + 1)) && echo "skipped ranks: $1" && finish; }
-# expect NAME EXIT_CODE PATTERN COMMAND...: the exit code, and a line with the pattern; of a failure,
-# one error: line and one hint: line, whatever the number of ranks
-expect() {
-    local name=$1 code=$2 pattern=$3 status
-    shift 3
-    timeout -k 5 30 "$@" > "$work/out.txt" 2>&1
-    status=$?
-    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
-    elif ! grep -aqE "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
-    elif [ "$code" -ge 2 ] && [ "$code" -ne 75 ] &&
-        ! [ "$(grep -ac 'error: ' out.txt) $(grep -ac 'hint: ' out.txt)" = '1 1' ]; then
-        bad "$name" 'expected one error: line and one hint: line'
-    else ok "$name"; fi
-}
-# same NAME DIR DIR: weights, optimizer state and, where both ran from the start, the log's figures
-same() {
-    local name=$1 f
-    for f in model.safetensors optimizer.safetensors; do
-        cmp "$2/$f" "$3/$f" > out.txt 2>&1 || { bad "$name" "$f differs" && return; }
-    done
-    ok "$name"
-}
+. "$root/tests/lib.sh"
+scratch ranks
 ranks() {       # ranks N COMMAND...
     local n=$1
     shift
     set -- mpirun --allow-run-as-root --oversubscribe -n "$n" "$@"
-    timeout -k 5 30 "$@" > out.txt 2>&1 || bad "${*: -4}" "exit code $?"
+    within "$@" || bad "${*: -4}" "$(exit_code $?)"
 }
 
-command -v mpirun > /dev/null || skip_all 'mpirun is not installed'
-[ -x "$train" ] || skip_all "$train is not built"
-ldd "$train" | grep -q libmpi || skip_all "$train is built without MPI"
+command -v mpirun > /dev/null || skip_all ranks 'mpirun is not installed'
+[ -x "$train" ] || skip_all ranks "$train is not built"
+ldd "$train" | grep -q libmpi || skip_all ranks "$train is built without MPI"
 mpi=(mpirun --allow-run-as-root --oversubscribe)
 
 # ---- a tiny model, an uneven corpus, one of a single giant document ---------------------------------
-mkdir tiny text giant
-cat > tiny/config.json <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
- "eos_token_id": 257}
-JSON
-for i in $(seq 1 60); do
-    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of $((i * i)) says"; done > text/$i.txt
-done
+tiny_model tiny 24 40 8
+uneven_texts text 31
+mkdir giant
 seq 1 3000 > giant/all.txt
 for c in text giant; do
     python3 "$root/data/prepare.py" $c --out "$c.bin" --val-frac 0.1 > out.txt 2>&1 ||
@@ -83,7 +42,7 @@ exact=("${run[@]}" --deterministic)
 ranks 1 "${exact[@]}" --out d1 --steps 8 --save-every 4
 for n in 2 3 4; do
     ranks $n "${exact[@]}" --out d$n --steps 8 --save-every 4
-    same "deterministic_on_${n}_ranks" d1/step-00000008 d$n/step-00000008
+    same_state "deterministic_on_${n}_ranks" d1/step-00000008 d$n/step-00000008
 done
 cat > losses.py <<'PY'
 import json, sys
@@ -105,13 +64,13 @@ python3 losses.py 0 d1 d2 d3 d4 > out.txt 2>&1 && ok deterministic_logs_are_equa
 cmp d1/final/model.safetensors d4/step-00000008/model.safetensors > out.txt 2>&1 &&
     ok final_is_the_last_checkpoint || bad final_is_the_last_checkpoint ''
 ranks 2 "${exact[@]}" --out z0 --steps 8 --zero 0
-same deterministic_zero_0_is_zero_1 d2/step-00000008 z0/step-00000008
+same_state deterministic_zero_0_is_zero_1 d2/step-00000008 z0/step-00000008
 for layout in padded rows; do
     for n in 1 4; do ranks $n "${exact[@]}" --out $layout$n --steps 2 --layout $layout; done
-    same "deterministic_$layout" ${layout}1/step-00000002 ${layout}4/step-00000002
+    same_state "deterministic_$layout" ${layout}1/step-00000002 ${layout}4/step-00000002
 done
 for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out g$n --steps 3; done
-same one_giant_document g1/step-00000003 g4/step-00000003
+same_state one_giant_document g1/step-00000003 g4/step-00000003
 
 # ---- the same losses: shared out by work --------------------------------------------------------------
 for n in 1 2 4 8; do
@@ -121,7 +80,7 @@ python3 losses.py 1e-5 w1 w2 w4 w8 > out.txt 2>&1 && ok by_work_100_steps_agree_
     bad by_work_100_steps_agree_to_1e-5 ''
 ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
 ranks 4 "${run[@]}" --out w41 --steps 8
-same by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
+same_state by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
 
 cmp w41/step-00000008/model.safetensors d1/step-00000008/model.safetensors > out.txt 2>&1 &&
     bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing' ||
@@ -133,7 +92,7 @@ for n in 1 2 4 1; do
     ranks $n "${exact[@]}" --out e --steps $steps --resume
     steps=$((steps + 2))
 done
-same resume_on_1_2_4_1_ranks d1/step-00000008 e/step-00000008
+same_state resume_on_1_2_4_1_ranks d1/step-00000008 e/step-00000008
 
 # ---- failures end all ranks ---------------------------------------------------------------------------
 expect unlike_flags 9 'differences in lr \(rank 1\)' \
@@ -171,15 +130,8 @@ expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
 
 # a rank that gets a signal stops all of them after the step; a rank that dies ends the job
 # start_long OUT: $job is mpirun, $child one of its ranks, once the first step is done
-# pids of processes whose command line holds $1
-pids_of() {
-    local p
-    for p in /proc/[0-9]*; do
-        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
-    done
-}
 start_long() {
-    timeout -k 5 60 "${mpi[@]}" -n 2 "${run[@]}" --out "$1" --steps 1000000 --val-every 0 \
+    timeout -k 5 "$limit_s" "${mpi[@]}" -n 2 "${run[@]}" --out "$1" --steps 1000000 --val-every 0 \
         > long.txt 2>&1 &
     job=$!
     for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done

@@ -8,23 +8,9 @@ root=$PWD
 train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad failure XXXXXX")
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/$1.txt"; }
-finish() {
-    echo "$passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-skip_all() { skipped=$((skipped + 1)) && echo "skipped ranks: $1" && finish; }
-# pids of processes whose command line holds $1
-pids_of() {
-    local p
-    for p in /proc/[0-9]*; do
-        tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
-    done
-}
+. "$root/tests/lib.sh"
+scratch failure
+evidence() { tail -n 12 "$work/$1.txt"; }
 clean_up() {
     local left
     left=$(pids_of "$work/")
@@ -32,25 +18,14 @@ clean_up() {
     rm -rf "$work"
 }
 trap clean_up EXIT
-cd "$work" || exit 1
 
-command -v mpirun > /dev/null || skip_all 'mpirun is not installed'
-[ -x "$faulty" ] || skip_all "$faulty is not built"
-ldd "$faulty" | grep -q libmpi || skip_all "$faulty is built without MPI"
+command -v mpirun > /dev/null || skip_all ranks 'mpirun is not installed'
+[ -x "$faulty" ] || skip_all ranks "$faulty is not built"
+ldd "$faulty" | grep -q libmpi || skip_all ranks "$faulty is built without MPI"
 
 # ---- a tiny model, an uneven corpus, and what the job gives when nothing happens -----------------
-mkdir tiny text
-cat > tiny/config.json <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05, "bos_token_id": 256,
- "eos_token_id": 257}
-JSON
-for i in $(seq 1 60); do
-    for _ in $(seq 1 $((i * 7 % 31 + 1))); do echo "line $i of $((i * i)) says"; done > text/$i.txt
-done
+tiny_model tiny 24 40 8
+uneven_texts text 31
 python3 "$root/data/prepare.py" text --out text.bin --val-frac 0.1 > prepare.txt 2>&1 ||
     bad prepare "exit code $?"
 flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen 128
@@ -58,7 +33,7 @@ flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 3)
 mpi=(mpirun --allow-run-as-root --oversubscribe -n 3)
-timeout -k 5 60 "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
+timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
 
 # ---- jobs side by side: start NAME FAULT [FLAGS...]; then await, and check each --------------------
@@ -66,7 +41,7 @@ start() {
     local name=$1 fault=$2
     shift 2
     {
-        timeout -k 5 60 "${mpi[@]}" -x FAULT="$fault" "$faulty" "${flags[@]}" --out "$work/$name" \
+        timeout -k 5 "$limit_s" "${mpi[@]}" -x FAULT="$fault" "$faulty" "${flags[@]}" --out "$work/$name" \
             "$@" > "$name.txt" 2>&1
         echo $? > "$name.code"
     } &
@@ -91,7 +66,7 @@ check() {
 # on another number of ranks, to the same bits: start_going_on NAME, wait, check_going_on NAME
 start_going_on() {
     {
-        timeout -k 5 60 mpirun --allow-run-as-root --oversubscribe -n 2 "$train" "${flags[@]}" \
+        timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 2 "$train" "${flags[@]}" \
             --out "$work/$1" --resume > "$1_goes_on.txt" 2>&1
         echo $? > "$1_goes_on.code"
     } &
@@ -127,7 +102,7 @@ check_stop() {
 until_done() {      # until_done NAME COMMAND...
     local name=$1
     shift
-    { PAUSE=0 timeout -k 5 60 "$root/scripts/train_until_done.sh" "$@" > "$name.txt" 2>&1
+    { PAUSE=0 timeout -k 5 "$limit_s" "$root/scripts/train_until_done.sh" "$@" > "$name.txt" 2>&1
       echo $? > "$name.code"; } &
 }
 job=("${mpi[@]}" "$faulty" "${flags[@]}")
@@ -178,7 +153,7 @@ wait
 for _ in $(seq 100); do [ -z "$(pids_of "--out $work/orphans")" ] && break; sleep 0.1; done
 if [ -z "$(pids_of "--out $work/orphans")" ]; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
-timeout -k 5 60 mpirun --allow-run-as-root --oversubscribe -n 1 "$train" "${flags[@]}" --out "$work/p" \
+timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 1 "$train" "${flags[@]}" --out "$work/p" \
     : -n 1 "$faulty" "${flags[@]}" --out "$work/p" > program.txt 2>&1
 code=$?
 if [ $code -eq 9 ] && grep -q 'differences in the program file (rank 1)$' program.txt; then

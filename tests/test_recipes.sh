@@ -6,21 +6,9 @@ set -u
 cd "$(dirname "$0")/.."
 root=$PWD
 train=${TRAIN:-$root/build/cpu/train_llama}
-work=$(mktemp -d "${TMPDIR:-/tmp}/unpad recipes XXXXXX")
-trap 'rm -rf "$work"' EXIT
-passed=0 failed=0 skipped=0
-ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-bad() { failed=$((failed + 1)) && echo "FAILED  $1: $2" && tail -n 12 "$work/out.txt"; }
-skip() { skipped=$((skipped + 1)) && echo "skipped $1: $2"; }
-expect() {      # expect NAME EXIT_CODE PATTERN COMMAND...
-    local name=$1 code=$2 pattern=$3 status
-    shift 3
-    "$@" > "$work/out.txt" 2>&1
-    status=$?
-    if [ $status -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
-    elif ! grep -aqE -e "$pattern" "$work/out.txt"; then bad "$name" "no line matches $pattern"
-    else ok "$name"; fi
-}
+. "$root/tests/lib.sh"
+scratch recipes
+cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml)
 for f in "${recipes[@]}"; do
@@ -75,7 +63,7 @@ launched() {    # launched NAME PATTERN: what the stand-ins were asked
 }
 in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
     : > "$LAUNCHED"
-    (cd "$work/tree" && timeout -k 5 60 env PATH="$work/bin:$PATH" SLURM_JOB_ID=4711 \
+    (cd "$work/tree" && timeout -k 5 "$limit_s" env PATH="$work/bin:$PATH" SLURM_JOB_ID=4711 \
         SLURM_JOB_NODELIST=n "$@" "${small[@]}")
 }
 plan='plan +packed, 32 micro-batches of 32768'
@@ -86,12 +74,12 @@ expect slurm_with_pmix 0 "$plan" in_cluster LAUNCH=pmix scripts/slurm.sbatch
 launched slurm_uses_pmix '^srun --mpi=pmix --kill-on-bad-exit=0$'
 expect slurm_with_mpirun 0 "$plan" in_cluster LAUNCH=mpirun scripts/slurm.sbatch
 launched slurm_uses_mpirun '^mpirun$'
-expect slurm_other_launch 2 'expected none, pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
+outcome slurm_other_launch 2 'expected none, pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
 expect slurm_out_of_time 75 "$plan" in_cluster PLAY_STATUS=75 scripts/slurm.sbatch
 launched slurm_queues_again '^scontrol requeue 4711$'
-expect slurm_lost_rank 8 "$plan" in_cluster PLAY_STATUS=8 scripts/slurm.sbatch
+outcome slurm_lost_rank 8 "$plan" in_cluster PLAY_STATUS=8 scripts/slurm.sbatch
 launched slurm_queues_again_after_a_lost_rank '^scontrol requeue 4711$'
-expect slurm_out_of_turns 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
+outcome slurm_out_of_turns 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
     scripts/slurm.sbatch
 if grep -q requeue "$LAUNCHED"; then bad slurm_ends 'it was queued again'; else ok slurm_ends; fi
 expect eight_gpus 0 'plan +packed, 16 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
@@ -139,10 +127,9 @@ if "$python" -c 'import yaml' 2> /dev/null; then
     mpijob() {
         local line
         line=$("$python" "$work/manifest.py" scripts/mpijob.yaml) && : > "$LAUNCHED" &&
-            (cd "$work/tree" && PATH=$work/bin:$PATH && timeout -k 5 60 ${line/\/data\/shards/tiny} "${small[@]}")
+            (cd "$work/tree" && PATH=$work/bin:$PATH && timeout -k 5 "$limit_s" ${line/\/data\/shards/tiny} "${small[@]}")
     }
     expect mpijob_options 0 "$plan" mpijob
     launched mpijob_ranks '^mpirun -n 16 --bind-to none -x MASTER_ADDR -x MASTER_PORT$'
 else skip mpijob 'python3 has no yaml (python3-yaml)'; fi
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish
