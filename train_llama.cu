@@ -1,4 +1,4 @@
-// unpad.c: trains a Llama on packed documents. C that is also C++ and CUDA: one loop, two backends.
+// unpad.c: trains a Llama on packed documents. C in both backends; the kernels alone are CUDA.
 //
 //   scripts/quickstart.sh                        everything, from nothing, in a few minutes
 //   ./train_llama                                trains `demo` on what quickstart prepared

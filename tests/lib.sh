@@ -32,11 +32,11 @@ scratch() {
     cd "$work" || exit 1
 }
 
-# within COMMAND...: runs it for at most $limit_s seconds (a shell function: as long as it takes), its
-# output in out.txt
+# within COMMAND...: runs it for at most $limit_s seconds (shell functions and builtins: as long as
+# they take), its output in out.txt
 within() {
     local limit=(timeout -k 10 "$limit_s")
-    [ "$(type -t "$1")" != function ] || limit=()
+    [ "$(type -t "$1")" = file ] || limit=()
     "${limit[@]}" "$@" > "$work/out.txt" 2>&1 < /dev/null
 }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }

@@ -57,9 +57,9 @@ exact=("${run[@]}" --deterministic)
 end=step-00000003
 
 # ---- NCCL's calls ------------------------------------------------------------------------------------
-if [ -x "$bin/test_nccl" ]; then
+if [ -x "$bin/test_cuda_nccl" ]; then
     calls() {       # calls NAME N [CASES]
-        start "$2" "$bin/test_nccl" --filter "${3:-}"
+        start "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
         collect
         if [ "$status" -eq 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' out0.txt
         then ok "$1"
@@ -70,7 +70,7 @@ if [ -x "$bin/test_nccl" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_computing_lags_behind 2 begun
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_moving_lags_behind 2
     fi
-else bad calls "$bin/test_nccl is not built"; fi
+else bad calls "$bin/test_cuda_nccl is not built"; fi
 
 # ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
 "${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
