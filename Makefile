@@ -150,6 +150,8 @@ build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernel
 EMUFLAGS := -std=c++17 -g -O2 $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
             -fno-extern-tls-init -pthread -DBACKEND_CUDA -DWITH_NCCL -MMD -MP \
             -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
+# A GPU's compiler contracts a * b + c to one rounding: kernels here too, where the CPU can
+FMA     := $(if $(shell grep -owm1 fma /proc/cpuinfo 2>/dev/null),-mfma) -ffp-contract=fast
 EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
 EMULATED := $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
 build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
@@ -158,7 +160,7 @@ build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
 build/emu/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $(@D)
 	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	g++ -iquote $(<D) $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
+	g++ -iquote $(<D) $(EMUFLAGS) $(FMA) -c $(@:.o=.cpp) -o $@
 build/emu/train_llama: build/emu/train_llama.o $(EMULATED)
 	g++ -pthread $^ -o $@ $(LDLIBS)
 build/emu/tests/phase_fault.o: tests/phase_fault.c Makefile
@@ -184,7 +186,7 @@ build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
 build/tsan/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $(@D)
 	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	$(TSAN_CXX) -iquote $(<D) $(TSAN) -O1 -fsanitize=thread -c $(@:.o=.cpp) -o $@
+	$(TSAN_CXX) -iquote $(<D) $(TSAN) $(FMA) -O1 -fsanitize=thread -c $(@:.o=.cpp) -o $@
 build/tsan/bugs: build/tsan/dev/emu/bugs/bugs.o $(EMU:build/emu/%=build/tsan/%)
 	$(TSAN_CXX) -fsanitize=thread -pthread $^ -o $@
 build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%) \
@@ -200,7 +202,7 @@ build/emusan/dev/emu/%.o: dev/emu/%.cpp Makefile
 build/emusan/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $(@D)
 	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	g++ -iquote $(<D) $(EMUSAN) -c $(@:.o=.cpp) -o $@
+	g++ -iquote $(<D) $(EMUSAN) $(FMA) -c $(@:.o=.cpp) -o $@
 build/emusan/test_%: build/emusan/tests/test_%.o $(EMULATED:build/emu/%=build/emusan/%) \
                      build/twin/cpu_kernels.so
 	g++ -fsanitize=address,undefined -pthread $(filter %.o,$^) -o $@ $(LDLIBS)

@@ -316,8 +316,10 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
             for (int n = 0; n < COLS / 8; n++)
                 top = fmaxf(top, fmaxf(s.x[m][n][2 * i], s.x[m][n][2 * i + 1]));
             top = quad_max(top);
+            // 0 at the first tile, exactly 1 where the maximum stays: contracted to FMA, a
+            // difference of products would not be 0, and every tile would scale O by the same error
+            const float keep = ex2((state.top.x[m][i] - top) * scale_log2e);
             const float shift = top * scale_log2e;
-            const float keep = ex2(state.top.x[m][i] * scale_log2e - shift);  // 0 at the first tile
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
