@@ -626,16 +626,16 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
         cp_async_commit();
         const int i = threadIdx.x % Z::QUERIES;
         const int64_t at = next_head * s.total_tokens + row + i;
-        const bool is_lse = (int)threadIdx.x < Z::QUERIES;
         float value = 0;
         if (i < rows && (int)threadIdx.x < Z::STATISTICS)
-            value = is_lse ? lse[at] * LOG2E : delta[at];
+            value = (int)threadIdx.x < Z::QUERIES ? lse[at] : delta[at];
         if (++next_tile == num_tiles) next_tile = 0, next_head++;
         return value;
     };
     auto store_statistics = [&](int j, float value) {
+        const float factor = (int)threadIdx.x < Z::QUERIES ? LOG2E : 1;
         if ((int)threadIdx.x < Z::STATISTICS)
-            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value;
+            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value * factor;
     };
     static_assert(Z::STATISTICS <= THREADS, "at most one value a thread");
 
