@@ -3,7 +3,8 @@
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
 #   MPI= NCCL=          empty: one rank only (found by themselves where installed)
-#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
+#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 100 120; others
+#                       get code that the driver compiles when the program starts
 # Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -110,12 +111,17 @@ $(eval $(call VARIANT,fp64,-O2 -DGRADCHECK))
 
 # CUDA: the same program against kernels/cuda
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
-CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
-NEWEST  := $(lastword $(CUDA_ARCHS))
+CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
+# PTX of sm_80 runs on every later GPU, that of 90a on no other
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-           -gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)
+           -gencode arch=compute_80$(comma)code=compute_80
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-CUDA_LIBS = $(LDLIBS) -lcublasLt $(NCCL_LIBS)
+# Found again at run time, without LD_LIBRARY_PATH
+CUDA_LIB := $(firstword $(dir $(wildcard \
+              $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
+NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
+RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
+CUDA_LIBS = $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
 # A register spill is an error: it halves a kernel's speed and shows in no test
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)

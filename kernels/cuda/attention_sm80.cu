@@ -562,7 +562,11 @@ struct BackwardKvSizes {
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
     static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
-    static constexpr int CTAS = D == 64 ? 3 : 2;  // per SM
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+    static constexpr int CTAS = 2;  // per SM: ptxas spills with registers for three
+#else
+    static constexpr int CTAS = D == 64 ? 3 : 2;
+#endif
 };
 
 // As dsoftmax_rows, for columns that are queries; s stays P, for dV.
