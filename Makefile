@@ -3,7 +3,8 @@
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
 #   MPI= NCCL=          empty: one rank only (found by themselves where installed)
-#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
+#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 100 120; others
+#                       get code that the driver compiles when the program starts
 # Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -138,12 +139,17 @@ build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernel
 # The CUDA backend: nvcc compiles kernels/cuda and its tests, nothing else
 
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
-CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
-NEWEST  := $(lastword $(CUDA_ARCHS))
+CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
+# PTX of sm_80 runs on every later GPU, that of 90a on no other
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-           -gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)
+           -gencode arch=compute_80$(comma)code=compute_80
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS)
+# Found again at run time, without LD_LIBRARY_PATH
+CUDA_LIB := $(firstword $(dir $(wildcard \
+              $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
+NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
+RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
+LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
 # A register spill is an error: it halves a kernel's speed and shows in no test
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
@@ -163,6 +169,8 @@ build/cuda/nccl-%:
 EMUFLAGS := -std=c++17 -g $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
             -fno-extern-tls-init -pthread -DBACKEND_CUDA -DWITH_NCCL -MMD -MP \
             -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
+# A GPU's compiler contracts a * b + c to one rounding: kernels here too, where the CPU can
+FMA     := $(if $(shell grep -owm1 fma /proc/cpuinfo 2>/dev/null),-mfma) -ffp-contract=fast
 EMU     := $(patsubst %.cpp,%.o,$(wildcard dev/emu/*.cpp))
 EMULATED := $(CUDA_KERNELS:%.cu=%.o) $(EMU)
 
@@ -176,7 +184,7 @@ build/$(1)/dev/emu/%.o: dev/emu/%.cpp Makefile
 build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile
 	@mkdir -p $$(@D)
 	perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)
-	$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
+	$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
 $(call HOST_RULES,$(1),-O1 -DBACKEND_CUDA $(4))
 $(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),build/twin/cpu_kernels.so)
 build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
