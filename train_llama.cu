@@ -818,7 +818,7 @@ int main(int argc, char **argv) {
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
 
     LlamaModel *m = &run.model;
-    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
+    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
     print_plan(m);
