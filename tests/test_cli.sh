@@ -59,6 +59,19 @@ expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 
 expect compare 0 '^repad ' "${run[@]}" --compare --compare-steps 1
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 grep -q 'max .delta. of a logit .*bit for bit' out.txt && ok check_packing_is_bit_for_bit || bad check_packing_is_bit_for_bit ''
+# a weight that makes every logit NaN: nothing is left to agree
+cp -r a/final poisoned
+python3 - poisoned/model.safetensors <<'PY'
+import json, struct, sys
+with open(sys.argv[1], "r+b") as f:
+    size = struct.unpack("<Q", f.read(8))[0]
+    begin = json.loads(f.read(size))["model.norm.weight"]["data_offsets"][0]
+    f.seek(8 + size + begin)
+    f.write(struct.pack("<2f", 3e38, -3e38))
+PY
+expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned --train corpus \
+    --max-seqlen 128 --micro-batch-tokens 512 --check-packing
+lacks check_packing_says_so 'bit for bit' out.txt
 expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
 [ ! -e nothing ] && ok dry_run_writes_nothing || bad dry_run_writes_nothing "$(ls nothing)"
 expect help 0 '^  --micro-batch-tokens' "$train" --help

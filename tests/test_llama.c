@@ -1,6 +1,7 @@
 // The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient
 // against central differences in fp64.
 #include "../llama.h"
+#include "../train/check_packing.h"
 #include "../train/reduce.h"
 #include "../train/weights.h"
 
@@ -362,6 +363,54 @@ TEST(completed_batches_have_the_same_bits) {
         CHECK(memcmp(grads, m.grads, bytes) == 0);
     }
     free(grads);
+    batch_free(&b);
+    llama_free(&m);
+}
+
+// What --check-packing measures and how it judges: rounding passes, all else does not.
+TEST(check_packing_tells_rounding_from_a_bug) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, docs, NUM_DOCS);
+    PackingDelta d = packing_delta(&m, &b);
+    CHECK(d.max_loss == 0 && d.max_logit == 0 && d.grad_norm2 > 0 && packing_is_rounding(&d));
+    b.targets[3] = b.targets[3] == 5 ? 6 : 5;  // of the packed batch alone: another loss and gradient
+    d = packing_delta(&m, &b);
+    CHECK(d.max_loss > 0.01 && d.max_logit == 0 && !packing_is_rounding(&d));
+    batch_pack(&b, docs, NUM_DOCS);
+    for (int i = 17; i < 24; i++) b.position_ids[i]++;  // and other logits
+    d = packing_delta(&m, &b);
+    CHECK(d.max_logit > 1e-4 && !packing_is_rounding(&d));
+    const PackingDelta usual = {5e-5, 5e-5, 1, 0.25e-10, 1};
+    for (int i = 0; i < 9; i++) {
+        PackingDelta x = usual;
+        double *const field[] = {&x.max_loss, &x.max_logit, &x.grad_error2};
+        CHECK(packing_is_rounding(&x));
+        *field[i % 3] = i < 3 ? *field[i % 3] * 5 : i < 6 ? INFINITY : NAN;
+        CHECK_MSG(!packing_is_rounding(&x), "%d", i);
+    }
+    batch_free(&b);
+    llama_free(&m);
+}
+
+// The row of a document's last token has no target: no loss and no gradient shows its NaN.
+TEST(check_packing_sees_a_nan_logit_of_a_row_without_target) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, false);
+    const int one[] = {1, 20};
+    Batch b;
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(one, 2, c.vocab_size);
+    for (int i = 0; i < 21; i++) pool[i] = i == 0 ? 22 : pool[i] % 22;
+    m.embed_tokens[22 * c.hidden_size] = NAN;  // of a document of one token
+    batch_init(&b, 256, 2);
+    batch_pack(&b, docs, 2);
+    const PackingDelta d = packing_delta(&m, &b);
+    CHECK_MSG(!(d.max_logit <= 1) && !packing_is_rounding(&d), "%g", d.max_logit);
     batch_free(&b);
     llama_free(&m);
 }
