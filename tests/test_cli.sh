@@ -51,12 +51,31 @@ same one_thread_has_the_same_bits t/step-00000003/model.safetensors a/step-00000
 for layout in padded repad rows; do
     expect "layout_$layout" 0 'done' "${run[@]}" --out "l $layout" --steps 2 --layout $layout
 done
+cp -r a named
+expect resume_from_a_named_checkpoint 0 'start +named/step-00000003' "${run[@]}" --resume=named/step-00000003 \
+    --out named --steps 8 --save-every 3 --keep 0
+same_state a_named_checkpoint_has_the_same_bits {a,named}/step-00000008
 expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final --train corpus --out c --steps 1 \
     --max-seqlen 128 --micro-batch-tokens 512 --val-every 0 --num-samples 0
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
 expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
 [ "$(ls -d k/step-* | wc -l)" -eq 2 ] && ok keep_leaves_two || bad keep_leaves_two "$(ls k)"
+begin=$(date +%s%3N)
 expect compare 0 '^repad ' "${run[@]}" --compare --compare-steps 1
+python3 - $(($(date +%s%3N) - begin)) <<'PY' > compare.txt 2>&1 && ok compare_times_are_of_this_run || bad compare_times_are_of_this_run "$(tail -1 compare.txt)"
+import sys
+rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
+assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
+times = [float(r[1]) for r in rows]
+# one warm-up step and a timed one a layout
+assert all(t > 0 for t in times) and sum(times) <= float(sys.argv[1]), (times, sys.argv[1])
+tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents: rates times times
+assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
+loss = {r[0]: float(r[7]) for r in rows}
+assert abs(loss["packed"] - loss["padded"]) < 2e-6 and abs(loss["packed"] - loss["repad"]) < 2e-6, loss
+pairs = {r[0]: int(r[5]) for r in rows}
+assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
+PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 grep -q 'max .delta. of a logit .*bit for bit' out.txt && ok check_packing_is_bit_for_bit || bad check_packing_is_bit_for_bit ''
 # a weight that makes every logit NaN: nothing is left to agree
