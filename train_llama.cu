@@ -597,6 +597,15 @@ static int compare(void) {
     return EXIT_DONE;
 }
 
+static int check_packing_or_exit(LlamaModel *m) {
+    Error err = {0, "", ""};
+    if (check_packing(m, &run.train, run.loader_settings)) return EXIT_DONE;
+    error_set(&err, EXIT_DEVICE_ERROR,
+              "if the model's own losses are finite, a kernel is wrong: please report it",
+              "packing: expected the result of each document alone, found another one");
+    error_exit(&err);
+}
+
 static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
@@ -818,7 +827,7 @@ int main(int argc, char **argv) {
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
 
     LlamaModel *m = &run.model;
-    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
+    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
     print_plan(m);
@@ -828,8 +837,7 @@ int main(int argc, char **argv) {
     must(llama_allocate(m, &err), &err);
     if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
     init_weights(m);
-    if (o.check_packing)
-        return check_packing(m, &run.train, run.loader_settings) ? EXIT_DONE : EXIT_DEVICE_ERROR;
+    if (o.check_packing) return check_packing_or_exit(m);
 
     open_out_dir();
     if (run.resume_dir[0]) {

@@ -3,7 +3,7 @@
 passed=0 failed=0 skipped=0
 # One command may take this long before it counts as hung: far more than it needs on an idle
 # machine, because a busy one must not fail.
-limit_s=${LIMIT_S:-300}
+limit_s=${LIMIT_S:-600}
 
 ok() { passed=$((passed + 1)) && echo "ok      $1"; }
 # What a failed case leaves to look at; a suite may define another.
@@ -88,6 +88,22 @@ check_python() {
 same() {        # same NAME FILE FILE
     if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
 }
+# differ NAME FILE FILE: both are there, and not the same
+differ() {
+    cmp -s "$2" "$3"
+    case $? in
+        0) bad "$1" "$2 and $3 have the same bytes" ;;
+        1) ok "$1" ;;
+        *) bad "$1" "$2 or $3 cannot be read" ;;
+    esac
+}
+# lacks NAME PATTERN FILE...: every file has lines, and none of them matches
+lacks() {
+    local name=$1 pattern=$2 f
+    shift 2
+    for f in "$@"; do [ -s "$f" ] || { bad "$name" "$f is missing or empty" && return; }; done
+    if grep -aqE -e "$pattern" "$@"; then bad "$name" "a line matches $pattern"; else ok "$name"; fi
+}
 # same_state NAME CHECKPOINT CHECKPOINT: weights and optimizer state
 same_state() {
     local f
@@ -102,6 +118,22 @@ pids_of() {
     local p
     for p in /proc/[0-9]*; do
         tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+    done
+}
+
+# await_line PID PATTERN FILE: until FILE has such a line; false when process PID is gone before
+await_line() {
+    until grep -aqE -e "$2" "$3" 2> /dev/null; do
+        kill -0 "$1" 2> /dev/null || { grep -aqE -e "$2" "$3" 2> /dev/null; return; }
+        sleep 0.02
+    done
+}
+# await_gone TEXT: until no process's command line holds TEXT; false after $limit_s seconds
+await_gone() {
+    local start=$SECONDS
+    while [ -n "$(pids_of "$1")" ]; do
+        [ $((SECONDS - start)) -lt "$limit_s" ] || return 1
+        sleep 0.1
     done
 }
 

@@ -70,7 +70,7 @@ cp out.txt packsim.txt
 expect work_cost_is_two_numbers 2 'error: --work-cost' "${train[@]}" --out x --work-cost 5
 expect work_cost_is_not_negative 2 'error: work: expected' "${train[@]}" --out x --work-cost 5:-1
 expect train_alone 0 '^done' "${train[@]}" --out alone --steps 6
-grep -q imbalance alone/log.jsonl out.txt && bad no_imbalance_alone '' || ok no_imbalance_alone
+lacks no_imbalance_alone imbalance alone/log.jsonl out.txt
 expect other_costs_do_not_resume 9 'work_tile \(was 745, is 7\)' \
     "${train[@]}" --out alone --resume --work-cost 100:7
 if ! command -v mpirun > /dev/null || ! ldd "$bin/train_llama" | grep -q libmpi; then

@@ -133,6 +133,23 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
 
+// What --keep 0 leaves: more than the list has room for at first.
+TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
+    enum { MANY = 40 };
+    Error err = {0, "", ""};
+    int64_t *steps;
+    int n = 0;
+    fresh_out_dir();
+    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
+    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
+    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %lld", i, (long long)steps[i]);
+    free(steps);
+    CHECK(newest() == MANY && damaged_seen == 0);
+    CHECK(checkpoint_prune(out_dir(), MANY, 30, &err) && count_names("step-") == 30);
+    CHECK(checkpoint_prune(out_dir(), MANY, 2, &err) && count_names("step-") == 2);
+    CHECK(newest() == MANY && damaged_seen == 0);
+}
+
 TEST(prune_keeps_the_newest) {
     Error err = {0, "", ""};
     fresh_out_dir();

@@ -222,7 +222,7 @@ TEST(host_memory) {
 static void make_model(LlamaModel *m, bool tied) {
     Error err = {0, "", ""};
     LlamaConfig c;
-    const LlamaSizes sizes = {64, 32, false, true};
+    const LlamaSizes sizes = {64, 32, false, true, 0, 0};
     const LlamaRanks share = {rank, ranks, ranks > 1, false, ranks, ranks};
     memset(&c, 0, sizeof c);
     c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;

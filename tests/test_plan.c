@@ -408,6 +408,20 @@ static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     return tokens;
 }
 
+// What a micro-batch costs in its layout: tokens in the linear layers, tiles in attention.
+static int64_t layout_work(const StepPlan *p, const PlanSettings *s, int32_t m) {
+    const int64_t S = s->max_seqlen, n = p->micro_start[m + 1] - p->micro_start[m];
+    int64_t work = 0;
+    if (p->layout == LAYOUT_PADDED) return n * plan_work(s, S);
+    if (p->layout == LAYOUT_ROWS) return (micro_tokens(p, m) + S - 1) / S * plan_work(s, S);
+    for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
+        const int64_t length = p->chunks[i].length;
+        work += plan_work(s, length);
+        if (p->layout == LAYOUT_REPAD) work += (S - length) * s->work_token;
+    }
+    return work;
+}
+
 static void check_layout(const StepPlan *p, const PlanSettings *s) {
     const int64_t rows = s->capacity / s->max_seqlen;
     int64_t at = 0, done = 0;
@@ -419,7 +433,7 @@ static void check_layout(const StepPlan *p, const PlanSettings *s) {
                        : micro_tokens(p, m) == rows * s->max_seqlen);
         else
             CHECK(last ? chunks <= rows && chunks > 0 : chunks == rows);
-        CHECK(p->micro_work[m] > 0);
+        CHECK(p->micro_work[m] == layout_work(p, s, m));
     }
     for (int64_t i = 0; i < p->num_chunks; i++) {  // the stream in order, cut into pieces
         const Chunk *piece = &p->chunks[i], *whole = &p->stream[at];

@@ -5,7 +5,7 @@
 
 #include "../data/options.h"  // defines: Option
 #include "../llama.h"         // defines: LlamaModel
-#include "weights.h"          // defines: llama_chunk
+#include "weights.h"          // defines: llama_list
 
 // ------------------------------------------------------------------------------------------------
 // Fields: names and hashes that are compared across ranks
@@ -56,10 +56,10 @@ static inline void rank_field_program(RankFields *f) {
 
 // All weights as fp32, the exact master.
 static inline void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < LLAMA_IO_CHUNK ? m->num_elements - at : LLAMA_IO_CHUNK;
+        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
         comm_phase("compare", -1);
         weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
