@@ -124,7 +124,7 @@ static const Option option_table[] = {
     {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12,
      "steps between samples; 0: only at the end"},
     {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, MAX_SAMPLES,
-     "texts a round, all in one packed batch; 0: none"},
+     "texts a round, packed into one batch where they fit; 0: none"},
     {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20,
      "tokens written per text"},
     {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0,
@@ -503,7 +503,6 @@ static void make_samples(void) {
     s->how = how;
     s->seed = (uint64_t)o.seed;
     s->max_seqlen = o.max_seqlen;
-    s->capacity = o.micro_batch_tokens;
     must(samples_encode_prompt(s, &err), &err);
 }
 
