@@ -29,6 +29,7 @@ typedef struct {
     int32_t capacity;    // C: tokens of one micro-batch's buffer, >= S
     int32_t num_micro;   // M: micro-batches of a step, all ranks together
     int32_t fill_ppm;    // f in millionths
+    int64_t set_tokens;  // > 0: the most tokens of a step, instead of what f allows (plan_fix_set)
     LongDocs long_docs;  // what becomes of documents longer than S
     // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / work_side).
     // Token and tile 0: documents in the order they come, see plan_pack_arrival.
@@ -168,6 +169,7 @@ static inline bool plan_work_cost_parse(const char *text, PlanSettings *s) {
 
 // The most tokens a step takes: floor(f * M * C).
 static inline int64_t plan_goal(const PlanSettings *s) {
+    if (s->set_tokens > 0) return s->set_tokens;
     const int64_t tokens = (int64_t)s->num_micro * s->capacity;  // < 2^50
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
 }
@@ -750,6 +752,54 @@ static inline void plan_free(StepPlan *p) {
     free(p->fitting.items);
     free(p->full.items);
     memset(p, 0, sizeof *p);
+}
+
+// Tokens of the whole documents at the beginning of the first epoch that fit into most_tokens; of a
+// first document longer than that, tokens of its first chunks, one at least.
+static inline bool plan_first_documents(const DocIndex *index, const PlanSettings *s,
+                                        int64_t most_tokens, int64_t *tokens, Error *err) {
+    PlanState at = {0, 0, 0, 0};
+    LongCounts counts = {0, 0, 0, 0};
+    Chunk chunk = {0, 0, 0, false};
+    bool first_document = true;
+    *tokens = 0;
+    for (int64_t so_far = 0;;) {
+        if (!plan_next_chunk(index, s, &at, &chunk, &counts, err)) return false;
+        if (at.epoch > 0 || (so_far > 0 && so_far + chunk.length > most_tokens)) return true;
+        so_far += chunk.length;
+        if (first_document || !chunk.has_next) *tokens = so_far;
+        first_document = first_document && chunk.has_next;
+    }
+}
+
+// A fixed set of documents instead of steps: the first of the first epoch, at most most_tokens
+// (plan_first_documents). Fills in s->set_tokens and s->num_micro, with which plan_step from {0}
+// gives all of the set and nothing else, packed into about as few micro-batches as hold it.
+static inline bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens,
+                                Error *err) {
+    StepPlan plan;
+    PlanState start = {0, 0, 0, 0};
+    memset(&plan, 0, sizeof plan);
+    s->num_micro = 1;
+    if (!plan_settings_check(s, err) ||
+        !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
+        return false;
+    // where a chunk finds no room, any two micro-batches together hold more than one's capacity
+    int64_t low = (s->set_tokens + s->capacity - 1) / s->capacity;
+    int64_t high = 2 * s->set_tokens / s->capacity + 2;
+    bool ok = true;
+    while (ok && low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        s->num_micro = middle < INT32_MAX ? (int32_t)middle : INT32_MAX;
+        ok = plan_step(&plan, index, s, LAYOUT_PACKED, &start, err);
+        if (plan.real_tokens == s->set_tokens)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    s->num_micro = (int32_t)high;
+    plan_free(&plan);
+    return ok;
 }
 
 // A rank for every micro-batch: order (num_micro) lists them heaviest first, owner (num_micro) the
