@@ -263,7 +263,8 @@ static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *e
     char text[16384];
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
     return save_training_state(ck, m, path, text, n, err);
 }
@@ -348,7 +349,8 @@ static int64_t read_state(void) {
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state;
     memset(&state, 0, sizeof state);
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     must(state_read(&state, run.resume_dir, plan, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
@@ -362,15 +364,16 @@ static int64_t read_state(void) {
 static void check_ranks_agree(void) {
     static RankFields own;
     char text[8192];
-    const uint64_t train = dataset_fingerprint(&run.train),
-                   val = run.has_val ? dataset_fingerprint(&run.val) : 0;
+    uint64_t train[2], val[2] = {0, 0};
+    dataset_fingerprints(&run.train, train);
+    if (run.has_val) dataset_fingerprints(&run.val, val);
     if (comm_num_ranks() == 1) return;
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
-    rank_field(&own, "training data", &train, sizeof train);
-    rank_field(&own, "validation data", &val, sizeof val);
+    rank_field(&own, "training data", train, sizeof train);
+    rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", run.resume_dir);
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
 }
