@@ -175,6 +175,7 @@ typedef struct {
     LlamaConfig config;
     LlamaModel model;
     Dataset train, val;
+    DataSummary train_summary, val_summary;
     bool has_val, has_tokenizer;
     Tokenizer tokenizer;
     const char *tokenizer_dir;
@@ -510,6 +511,13 @@ static void make_samples(void) {
     must(samples_encode_prompt(s, &err), &err);
 }
 
+static void summarize_data(void) {
+    Error err = {0, "", ""};
+    const PlanSettings *s = &run.loader_settings.plan;
+    must(data_summary(&run.train_summary, &run.train, s, &err), &err);
+    if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
+}
+
 // One size for all micro-batches: room for twice the documents that one has on average. More rooms
 // are not free: attention starts a block for each, which finds out that there is no document.
 static void fix_size(LoaderSettings *s) {
@@ -607,7 +615,6 @@ static void print_bytes(const char *name, size_t bytes) {
 static void print_plan(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const PlanSettings *p = &run.loader_settings.plan;
-    char text[512];
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
         "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
@@ -618,10 +625,8 @@ static void print_plan(const LlamaModel *m) {
     printf("start   %s\n", run.resume_dir[0]                      ? run.resume_dir
                            : o.from_scratch || model_is_builtin() ? "random weights"
                                                                   : "weights of --model");
-    dataset_describe(&run.train, text, sizeof text);
-    printf("train   %s\n", text);
-    if (run.has_val) dataset_describe(&run.val, text, sizeof text);
-    printf("val     %s\n", run.has_val ? text : "none");
+    data_summary_print(&run.train_summary, "train   ");
+    data_summary_print(&run.val_summary, "val     ");
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens "
         "(%s), work %d:%d:%d\n",
@@ -766,6 +771,7 @@ static void train(LlamaModel *m) {
 static void finish(LlamaModel *m) {
     Error err = {0, "", ""};
     if (stop_requested()) {
+        data_summary_print_left_out(&run.train_summary);
         printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
         comm_finalize();
@@ -784,6 +790,7 @@ static void finish(LlamaModel *m) {
            (double)device_memory().bytes_peak / 1048576.0,
            (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
+    data_summary_print_left_out(&run.train_summary);
     printf("done: %s/final is a Hugging Face model\n", o.out);
 }
 
@@ -817,6 +824,7 @@ int main(int argc, char **argv) {
     open_tokenizer();
     make_samples();
     make_loader_settings();
+    summarize_data();
     load_validation();
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
 
@@ -842,7 +850,7 @@ int main(int argc, char **argv) {
     }
     if (speaks()) must(log_open(&run.log, o.out, log_before, &err), &err);
     log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
-              &run.config, option_table);
+              &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
     finish(m);
     comm_finalize();

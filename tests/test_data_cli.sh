@@ -97,4 +97,57 @@ else
     skip ranks_with_different_data 'no mpirun, or a trainer without MPI'
 fi
 
+# ---- documents and tokens that are never trained ----------------------------------------------------
+# three documents of 12, 52 and 102 tokens (BOS and EOS among them), and an empty one in the shard
+mkdir lengths
+for n in 10 50 100; do printf "%${n}s" ' ' | tr ' ' x > lengths/$n.txt; done
+prepare lengths --out few --val-frac 0
+python3 - "$root" << 'PY'
+import struct, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+head = bytearray(open("few/train_00000.bin", "rb").read())
+index = open("few/train_00000.idx", "rb").read()
+head[56:64] = struct.pack("<Q", 4)
+head[1020:1024] = struct.pack("<I", crc32c(head[:1020]))
+open("few/train_00000.bin", "wb").write(head)
+body = index[:12] + head[1020:1024] + struct.pack("<Q", 4) + index[24:48] + index[40:-4]
+open("few/train_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)))
+PY
+not_said() { ! grep -E "$1" said.txt; }
+said_at_the_end() { tail -n 3 said.txt | grep -E "$1"; }
+# said NAME ...: expect, whose output is kept for the checks behind it
+said() { expect "$@" && cp out.txt said.txt; }
+few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out few.run "$@"; }
+train_line='^train +1 unpad.c shard, 3 documents, 166 tokens, 1 empty one left out$'
+said empty_documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
+check nothing_is_said_of_long_documents_without_any not_said 'longer than'
+said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens are split$' \
+    $(few --max-seqlen 40)
+check no_token_is_left_out_by_splitting not_said 'never trained|left out: [0-9]+ document'
+said truncated_documents_are_counted 0 \
+    '^ +1 document longer than 100 tokens is truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
+    $(few --max-seqlen 100 --long-docs truncate)
+check truncated_documents_at_the_end said_at_the_end \
+    '^left out: 1 document longer than 100 tokens was truncated: 2 of 166 tokens \(1.2 %\) never trained'
+said dropped_documents_are_counted 0 \
+    '^ +2 documents longer than 40 tokens are dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
+    $(few --max-seqlen 40 --long-docs drop)
+check dropped_documents_at_the_end said_at_the_end \
+    '^left out: 2 documents longer than 40 tokens were dropped: 154 of 166 tokens \(92.8 %\) never trained'
+check_python left_out_tokens_are_in_the_log << 'PY'
+import json
+start = json.loads(open("few.run/log.jsonl").readline())
+assert start["event"] == "start", start
+assert start["data"] == {"train": {
+    "shards": 1, "unchecked_shards": 0, "documents": 3, "tokens": 166, "empty_documents": 1,
+    "long_documents": 2, "tokens_left_out": 154}, "val": None}, start["data"]
+PY
+expect long_documents_as_an_error_before_anything_is_written 3 \
+    'error: data: document [0-9] has (52|102) tokens, expected at most 40' \
+    $(few --max-seqlen 40 --long-docs error --out long.run)
+[ ! -e long.run ] && ok no_directory_of_a_refused_run || bad no_directory_of_a_refused_run "$(ls long.run)"
+expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
+    $(few --max-seqlen 11 --long-docs drop --out long.run)
+
 finish
