@@ -32,6 +32,7 @@
 #include "train/samples.h"        // defines: Samples
 #include "train/saving.h"         // defines: TrainingState, save_model
 #include "train/step.h"           // defines: train_step, validation_loss
+#include "train/vocabulary.h"     // defines: vocabulary_check, vocabulary_warn
 #include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
@@ -42,7 +43,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        dry_run, version, boundary_ends;
+        dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -84,6 +85,8 @@ static const Option option_table[] = {
      "that begins each document; -1: by format"},
     {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0,
      "that token ends documents instead"},
+    {"allow-other-tokenizer", OPTION_FLAG, &o.allow_other_tokenizer, NULL, NULL, 0, 0,
+     "train on shards that were not made with the model's tokenizer.json"},
     OPTION_GROUP("run"),
     {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
      "directory of log.jsonl, checkpoints and final/"},
@@ -495,6 +498,14 @@ static void open_tokenizer(void) {
     }
 }
 
+static void check_vocabulary(void) {
+    Error err = {0, "", ""};
+    const NamedData train = {o.train, &run.train},
+                    val = {o.val ? o.val : o.train, run.has_val ? &run.val : NULL};
+    must(vocabulary_check(o.model, &train, &val, o.allow_other_tokenizer, &err), &err);
+    if (speaks()) must(vocabulary_warn(o.model, &run.config, model_is_builtin(), &train, &err), &err);
+}
+
 static void make_samples(void) {
     Error err = {0, "", ""};
     Samples *s = &run.samples;
@@ -821,6 +832,7 @@ int main(int argc, char **argv) {
     load_config();
     check_config_of_checkpoint();
     open_data();
+    check_vocabulary();
     open_tokenizer();
     make_samples();
     make_loader_settings();

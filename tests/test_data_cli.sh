@@ -150,4 +150,71 @@ expect long_documents_as_an_error_before_anything_is_written 3 \
 expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
     $(few --max-seqlen 11 --long-docs drop --out long.run)
 
+# ---- a model and shards of different tokenizers -----------------------------------------------------
+# with MODEL ARGUMENTS...: another model on the same shards
+with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
+one_warning() { [ "$(grep -c '^warning: ' said.txt)" -eq 1 ]; }
+no_warning() { ! grep '^warning: ' said.txt; }
+cp -r tiny same && cp corpus/tokenizer.json same
+said model_with_the_tokenizer_of_the_shards 0 '^model +same' $(with same)
+check no_warning_for_the_same_tokenizer no_warning
+cp -r same other && echo >> other/tokenizer.json
+said model_with_another_tokenizer 9 \
+    'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' \
+    $(with other)
+grep -q "^hint: .*prepare.py --tokenizer other.*--allow-other-tokenizer" out.txt &&
+    ok hint_names_both_ways_out || bad hint_names_both_ways_out ''
+check the_hash_is_that_of_sha256sum grep -q "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
+said another_tokenizer_allowed 0 '^warning: corpus: .*other/tokenizer.json' \
+    $(with other --allow-other-tokenizer)
+check one_warning_for_the_other_tokenizer one_warning
+# the validation shards of another tokenizer than the training shards, which the model does not have
+cp -r corpus retagged
+python3 - "$root" << 'PY'
+import struct, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+head = bytearray(open("retagged/val_00000.bin", "rb").read())
+index = open("retagged/val_00000.idx", "rb").read()
+head[64] ^= 1
+head[1020:1024] = struct.pack("<I", crc32c(head[:1020]))
+open("retagged/val_00000.bin", "wb").write(head)
+body = index[:12] + head[1020:1024] + index[16:-4]
+open("retagged/val_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)))
+PY
+expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
+    $(with tiny --val retagged)
+# ids that begin and end documents
+model_says() {  # model_says DIR CONFIG_EOS GENERATION_CONFIG
+    rm -rf "$1" && cp -r tiny "$1"
+    sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $2/" "$1/config.json"
+    echo "$3" > "$1/generation_config.json"
+}
+model_says ends 5 '{"eos_token_id": [6, 7]}'
+said another_eos 0 '^warning: corpus: documents end with token 257, but eos_token_id of ends is 5, 6, 7$' \
+    $(with ends)
+check one_warning_for_another_eos one_warning
+model_says ends 5 '{"eos_token_id": [6, 257], "bos_token_id": 256}'
+said an_eos_of_several 0 '^model +ends' $(with ends)
+check no_warning_for_an_eos_of_several no_warning
+model_says ends '[5, 257]' '{}'
+said an_eos_of_several_in_the_config 0 '^model +ends' $(with ends)
+check no_warning_for_an_eos_of_several_in_the_config no_warning
+model_says ends 257 '{"bos_token_id": 3}'
+sed -i 's/"bos_token_id": 256/"bos_token_id": 1/' ends/config.json
+said another_bos 0 '^warning: corpus: documents begin with token 256, but bos_token_id of ends is 1, 3$' \
+    $(with ends)
+check one_warning_for_another_bos one_warning
+model_says ends null '{}'
+said a_model_without_eos 0 '^model +ends' $(with ends)
+check no_warning_without_an_eos no_warning
+model_says ends 257 '{'
+expect a_damaged_generation_config 3 'error: ends/generation_config.json' $(with ends)
+said byte_shards_for_demo 0 '^model +demo' $(with demo)
+check no_warning_for_demo no_warning
+said byte_shards_for_smollm2 0 \
+    '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
+grep -q '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' out.txt &&
+    ok another_eos_of_a_built_in_model || bad another_eos_of_a_built_in_model ''
+
 finish
