@@ -1,10 +1,10 @@
-// What a data set is and what of it is never trained: on the screen at the start and at the end, and
-// in the start event of log.jsonl.
+// What is in a data set, and how much of it is never trained: on the screen at the start and at the
+// end, and in the start event of log.jsonl.
 #ifndef UNPAD_DATA_SUMMARY_H
 #define UNPAD_DATA_SUMMARY_H
 
 #include "../data/json.h"    // defines: JsonWriter
-#include "../data/loader.h"  // defines: dataset_doc_index; with it Dataset, PlanSettings, LongCounts
+#include "../data/loader.h"  // defines: dataset_doc_index; with it Dataset and LongCounts
 
 typedef struct {
     const Dataset *dataset;  // NULL: there is none

@@ -104,7 +104,8 @@ static inline void print_step(const StepReport *r, const StepData *d) {
         "%lld doc%s | pairs %.1f %%",
         (long long)r->step, (long long)r->steps, report_loss(r, d), (double)r->scalars.grad_norm,
         (double)r->lr, r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d),
-        (long long)d->num_chunks, text_plural(d->num_chunks), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+        (long long)d->num_chunks, text_plural(d->num_chunks),
+        100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     balance_print(&r->balance);
     print_eta(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
     printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");

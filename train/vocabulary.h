@@ -79,15 +79,15 @@ static inline bool token_ids_have(const TokenIds *t, int64_t id) {
     return false;
 }
 
-// A number, a list of numbers, or null
+// A number, a list of numbers, or null; -1 stands for none
 static inline bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
     const cJSON *item = json_member(root, key);
     const cJSON *first = cJSON_IsArray(item) ? item->child : item;
     for (; first; first = first == item ? NULL : first->next) {
         int64_t id = -1;
         if (cJSON_IsNull(first)) continue;
-        if (!json_int64_value(first, key, 0, INT32_MAX, &id, err)) return false;
-        if (t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
+        if (!json_int64_value(first, key, -1, INT32_MAX, &id, err)) return false;
+        if (id >= 0 && t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
             t->ids[t->n++] = id;
     }
     return true;
