@@ -33,6 +33,7 @@
 #include "train/saving.h"         // defines: TrainingState, save_model
 #include "train/spike.h"          // defines: LossTrend, loss_is_spike
 #include "train/step.h"           // defines: train_step, validation_loss
+#include "train/vocabulary.h"     // defines: vocabulary_check, vocabulary_warn
 #include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
@@ -43,7 +44,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        dry_run, version, boundary_ends;
+        dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -90,6 +91,8 @@ static const Option option_table[] = {
      "that begins each document; -1: by format"},
     {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0,
      "that token ends documents instead"},
+    {"allow-other-tokenizer", OPTION_FLAG, &o.allow_other_tokenizer, NULL, NULL, 0, 0,
+     "train on shards that were not made with the model's tokenizer.json"},
     OPTION_GROUP("run"),
     {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
      "directory of log.jsonl, checkpoints and final/"},
@@ -204,6 +207,7 @@ typedef struct {
     LlamaConfig config;
     LlamaModel model;
     Dataset train, val;
+    DataSummary train_summary, val_summary;
     bool has_val, has_tokenizer;
     Tokenizer tokenizer;
     const char *tokenizer_dir;
@@ -294,7 +298,8 @@ static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *e
     char text[16384];
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
     return save_training_state(ck, m, path, text, n, err);
 }
@@ -379,7 +384,8 @@ static int64_t read_state(void) {
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state;
     memset(&state, 0, sizeof state);
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     must(state_read(&state, run.resume_dir, plan, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
@@ -393,15 +399,16 @@ static int64_t read_state(void) {
 static void check_ranks_agree(void) {
     static RankFields own;
     char text[8192];
-    const uint64_t train = dataset_fingerprint(&run.train),
-                   val = run.has_val ? dataset_fingerprint(&run.val) : 0;
+    uint64_t train[2], val[2] = {0, 0};
+    dataset_fingerprints(&run.train, train);
+    if (run.has_val) dataset_fingerprints(&run.val, val);
     if (comm_num_ranks() == 1) return;
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
-    rank_field(&own, "training data", &train, sizeof train);
-    rank_field(&own, "validation data", &val, sizeof val);
+    rank_field(&own, "training data", train, sizeof train);
+    rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", run.resume_dir);
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
 }
@@ -522,6 +529,14 @@ static void open_tokenizer(void) {
     }
 }
 
+static void check_vocabulary(void) {
+    Error err = {0, "", ""};
+    const NamedData train = {o.train, &run.train},
+                    val = {o.val ? o.val : o.train, run.has_val ? &run.val : NULL};
+    must(vocabulary_check(o.model, &train, &val, o.allow_other_tokenizer, &err), &err);
+    if (speaks()) must(vocabulary_warn(o.model, &run.config, model_is_builtin(), &train, &err), &err);
+}
+
 static void make_samples(void) {
     Error err = {0, "", ""};
     Samples *s = &run.samples;
@@ -535,6 +550,13 @@ static void make_samples(void) {
     s->seed = (uint64_t)o.seed;
     s->max_seqlen = o.max_seqlen;
     must(samples_encode_prompt(s, &err), &err);
+}
+
+static void summarize_data(void) {
+    Error err = {0, "", ""};
+    const PlanSettings *s = &run.loader_settings.plan;
+    must(data_summary(&run.train_summary, &run.train, s, &err), &err);
+    if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
 }
 
 // One size for all micro-batches: room for twice the documents that one has on average. More rooms
@@ -656,16 +678,16 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-// Which of the validation documents are used; the same line says how many there are.
+// Which of the validation documents are used
 static void print_validation_set(void) {
     const ValidationSet *set = &run.val_set;
     if (o.val_every == 0)
-        printf("; no validation\n");
+        printf("        no validation\n");
     else if (set->docs == dataset_num_docs(&run.val) && set->tokens == dataset_num_tokens(&run.val))
-        printf("; validation takes all of them\n");
+        printf("        validation takes all of them\n");
     else
-        printf("; validation takes %lld document%s, %lld tokens of them\n", (long long)set->docs,
-               set->docs == 1 ? "" : "s", (long long)set->tokens);
+        printf("        validation takes %lld document%s, %lld tokens of them\n",
+               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
 }
 
 // The first steps from here on, by their lengths alone: their real tokens, and the capacity of
@@ -695,8 +717,7 @@ static void print_steps(void) {
     const double epoch = (double)dataset_num_tokens(&run.train) / (tokens / FIRST_STEPS);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
-        "%d "
-        "tokens (%s), about %.*f steps an epoch\n",
+        "%d tokens (%s), about %.*f steps an epoch\n",
         layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
         p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
@@ -716,7 +737,6 @@ static void print_steps(void) {
 
 static void print_plan(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
-    char text[512];
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
         "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
@@ -727,10 +747,8 @@ static void print_plan(const LlamaModel *m) {
     printf("start   %s\n", run.resume_dir[0] ? run.resume_dir
                            : weights_dir()   ? "weights of --model"
                                              : "random weights");
-    dataset_describe(&run.train, text, sizeof text);
-    printf("train   %s\n", text);
-    if (run.has_val) dataset_describe(&run.val, text, sizeof text);
-    printf("val     %s", run.has_val ? text : "none\n");
+    data_summary_print(&run.train_summary, "train   ");
+    data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set();
     print_steps();
     if (o.cuda_graph)
@@ -910,6 +928,7 @@ static void evaluate(LlamaModel *m) {
 static void finish(LlamaModel *m) {
     Error err = {0, "", ""};
     if (stop_requested()) {
+        data_summary_print_left_out(&run.train_summary);
         printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
         comm_finalize();
@@ -928,6 +947,7 @@ static void finish(LlamaModel *m) {
            (double)device_memory().bytes_peak / 1048576.0,
            (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
+    data_summary_print_left_out(&run.train_summary);
     printf("done: %s/final is a Hugging Face model\n", o.out);
 }
 
@@ -958,9 +978,11 @@ int main(int argc, char **argv) {
     load_config();
     check_config_of_checkpoint();
     open_data();
+    check_vocabulary();
     open_tokenizer();
     make_samples();
     make_loader_settings();
+    summarize_data();
     load_validation();
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
 
@@ -992,7 +1014,7 @@ int main(int argc, char **argv) {
     }
     if (speaks()) must(log_open(&run.log, o.out, log_before, &err), &err);
     log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
-              &run.config, option_table);
+              &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
     finish(m);
     comm_finalize();

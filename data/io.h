@@ -74,6 +74,9 @@ static inline void text_copy(char *out, size_t capacity, const char *text) {
     out[n] = 0;
 }
 
+// "1 document", "2 documents"
+static inline const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
+
 // Control characters become \xNN in place, so that no file name can forge a second log line.
 static inline void text_sanitize(char *text, size_t capacity) {
     static const char hex[] = "0123456789abcdef";

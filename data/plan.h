@@ -174,7 +174,7 @@ static inline int64_t plan_goal(const PlanSettings *s) {
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
 }
 
-// Documents longer than max_seqlen, and their tokens beyond it: for the summary at the start.
+// Documents longer than max_seqlen, and their tokens beyond it.
 static inline void plan_count_long(const DocIndex *index, int32_t max_seqlen, int64_t *docs,
                                    int64_t *tokens_beyond) {
     *docs = *tokens_beyond = 0;
@@ -242,6 +242,13 @@ static inline bool plan_nothing_left(const DocIndex *index, const PlanSettings *
                      (long long)index->num_docs, s->max_seqlen);
 }
 
+static inline bool plan_too_long(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
+    return error_set(err, EXIT_BAD_INPUT,
+                     "raise --max-seqlen, or use --long-docs split, truncate or drop",
+                     "data: document %lld has %lld tokens, expected at most %d", (long long)doc,
+                     (long long)length, s->max_seqlen);
+}
+
 // The chunk at *at; moves *at behind it. Fails when the policy says so or when no document is left.
 static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s, PlanState *at,
                                    Chunk *chunk, LongCounts *counts, Error *err) {
@@ -255,11 +262,7 @@ static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s,
         const int64_t rest = length - at->tok_off;
         const bool is_long = length > s->max_seqlen;
         assert(rest > 0);
-        if (is_long && s->long_docs == LONG_ERROR)
-            return error_set(err, EXIT_BAD_INPUT,
-                             "raise --max-seqlen, or use --long-docs split, truncate or drop",
-                             "data: document %lld has %lld tokens, expected at most %d",
-                             (long long)doc, (long long)length, s->max_seqlen);
+        if (is_long && s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
         if (is_long && s->long_docs == LONG_DROP) {
             counts->docs_dropped++;
             counts->tokens_left_out += length;
@@ -280,6 +283,24 @@ static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s,
         return true;
     }
     return plan_nothing_left(index, s, err);
+}
+
+// What becomes of the long documents of a whole data set: for the summary at the start. Fails where
+// training would fail at the first of them.
+static inline bool plan_count_left_out(const DocIndex *index, const PlanSettings *s,
+                                       LongCounts *out, Error *err) {
+    memset(out, 0, sizeof *out);
+    for (int64_t doc = 0; doc < index->num_docs; doc++) {
+        const int64_t length = index->length(index->context, doc);
+        if (length <= s->max_seqlen) continue;
+        if (s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
+        out->docs_split += s->long_docs == LONG_SPLIT;
+        out->docs_truncated += s->long_docs == LONG_TRUNCATE;
+        out->docs_dropped += s->long_docs == LONG_DROP;
+        if (s->long_docs == LONG_TRUNCATE) out->tokens_left_out += length - s->max_seqlen;
+        if (s->long_docs == LONG_DROP) out->tokens_left_out += length;
+    }
+    return out->docs_dropped < index->num_docs || plan_nothing_left(index, s, err);
 }
 
 static inline void plan_reserve_stream(StepPlan *p, size_t n) {

@@ -159,3 +159,17 @@ uneven_texts() {
         for _ in $(seq 1 $((i * 7 % $2 + 1))); do echo "line $i of $((i * i))"; done > "$1/doc $i.txt"
     done
 }
+
+# index_without_checksums FILE.idx...: version 1 of the format, where nothing watches over the tokens
+index_without_checksums() {
+    python3 - "$root" "$@" << 'PY'
+import struct, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+for path in sys.argv[2:]:
+    data = open(path, "rb").read()
+    count = struct.unpack_from("<Q", data, 16)[0]
+    body = data[:8] + struct.pack("<I", 1) + data[12:32] + data[40:40 + 8 * count]
+    open(path, "wb").write(body + struct.pack("<I", crc32c(body)))
+PY
+}

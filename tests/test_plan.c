@@ -892,6 +892,43 @@ TEST(long_documents_are_counted) {
     CHECK(n == 2 && beyond == 1 + 936);
 }
 
+TEST(tokens_that_are_never_trained_are_counted) {
+    int32_t docs[] = {10, 64, 65, 1000, 3};
+    const Lengths l = {docs, 5};
+    const DocIndex index = index_of(&l);
+    const LongCounts expected[] = {{2, 0, 0, 0}, {0, 2, 0, 1 + 936}, {0, 0, 2, 65 + 1000}};
+    for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++) {
+        PlanSettings s = small_settings();
+        PlanState at = {0, 0, 0, 0};
+        LongCounts all, epoch = {0, 0, 0, 0};
+        Chunk chunk;
+        Error err = {0};
+        s.long_docs = (LongDocs)policy;
+        CHECK_MSG(plan_count_left_out(&index, &s, &all, &err), "%s", err.what);
+        CHECK(memcmp(&all, &expected[policy], sizeof all) == 0);
+        // the same as on the way through an epoch, and into the next if the last one is dropped
+        while (at.epoch == 0 && at.doc_pos < index.num_docs)
+            CHECK(plan_next_chunk(&index, &s, &at, &chunk, &epoch, &err));
+        CHECK(at.epoch == 1 ? policy == LONG_DROP : memcmp(&all, &epoch, sizeof all) == 0);
+    }
+}
+
+TEST(long_documents_are_an_error_at_the_start_too) {
+    PlanSettings s = small_settings();
+    int32_t docs[] = {10, 100, 65};
+    const Lengths l = {docs, 3}, dropped = {docs + 1, 2};
+    const DocIndex index = index_of(&l), only_long = index_of(&dropped);
+    LongCounts counts;
+    Error err = {0};
+    s.long_docs = LONG_ERROR;
+    CHECK(!plan_count_left_out(&index, &s, &counts, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "document 1 has 100 tokens"), "%s", err.what);
+    memset(&err, 0, sizeof err);
+    s.long_docs = LONG_DROP;
+    CHECK(!plan_count_left_out(&only_long, &s, &counts, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "all 2 documents"), "%s", err.what);
+}
+
 // -------------------------------------------------------------------------------------------------
 // Settings and states that are wrong
 

@@ -11,6 +11,7 @@
 #include "../data/options.h"  // defines: Option, options_write_json; with it JsonWriter
 #include "../llama.h"         // defines: StepScalars, llama_useful_flops
 #include "balance.h"          // defines: StepBalance
+#include "data_summary.h"     // defines: DataSummary
 
 typedef struct {
     FILE *file;  // NULL: nothing is logged
@@ -46,7 +47,8 @@ static inline void log_line(const RunLog *log, const JsonWriter *w) {
 
 // event: "start" or "resume"
 static inline void log_start(const RunLog *log, const char *event, const char *version,
-                             int64_t step, const LlamaConfig *config, const Option *options) {
+                             int64_t step, const LlamaConfig *config, const DataSummary *train,
+                             const DataSummary *val, const Option *options) {
     char text[16384];
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
@@ -56,6 +58,10 @@ static inline void log_start(const RunLog *log, const char *event, const char *v
     json_string(&w, "device", device_describe());
     json_int(&w, "step", step);
     json_int(&w, "parameters", (int64_t)llama_config_num_params(config));
+    json_begin(&w, "data", '{');
+    data_summary_write(train, &w, "train");
+    data_summary_write(val, &w, "val");
+    json_end(&w, '}');
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
     json_end(&w, '}');
@@ -108,7 +114,7 @@ static inline void print_step(const StepReport *r, const StepData *d) {
         (long long)r->step, (long long)r->steps, plain_nan(report_loss(r, d)),
         plain_nan((double)r->scalars.grad_norm), (double)r->lr, r->ms,
         (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d), (long long)d->num_chunks,
-        d->num_chunks == 1 ? "" : "s",
+        text_plural(d->num_chunks),
         100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     balance_print(&r->balance);
     printf(" | eta ");
