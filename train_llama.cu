@@ -210,7 +210,7 @@ typedef struct {
     DataSummary train_summary, val_summary;
     bool has_val, has_tokenizer;
     Tokenizer tokenizer;
-    const char *tokenizer_dir;
+    ModelFiles files;  // of the model and its tokenizer; rank 0 only
     LoaderSettings loader_settings;
     Loader loader;
     PlanState cursor;   // of the next step to train
@@ -312,7 +312,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     comm_phase("save", run.cursor.step);
     llama_gather_weights(m);
     bool ok = !speaks() || (checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                            save_model(ck, m, run.tokenizer_dir, err) &&
+                            save_model(ck, m, &run.files, err) &&
                             checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!speaks()) {
@@ -514,19 +514,36 @@ static void open_data(void) {
         run.has_val = dataset_open(&run.val, o.train, &options, &err);
 }
 
+// Its files all from one directory: those of two tokenizers would not fit each other.
 static void open_tokenizer(void) {
     Error err = {0, "", ""};
-    const char *dirs[] = {run.resume_dir, o.model, o.train};
+    const char *dirs[] = {run.resume_dir, o.model, o.train}, *from = NULL;
+    const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
-    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !run.has_tokenizer; i++) {
-        if (!dirs[i][0] || !path_is_dir(dirs[i]) ||
-            !path_join(path, sizeof path, dirs[i], "tokenizer.json", &err))
-            continue;
-        if (!path_exists(path)) continue;
-        must(tokenizer_open(&run.tokenizer, path, &err), &err);
-        run.has_tokenizer = true;
-        run.tokenizer_dir = dirs[i];
+    int found = 0;
+    for (size_t i = 0; i < num_dirs && !from; i++) {
+        if (!path_is_dir(dirs[i])) continue;
+        must(path_join(path, sizeof path, dirs[i], "tokenizer.json", &err), &err);
+        if (path_exists(path)) from = dirs[i];
     }
+    run.has_tokenizer = from != NULL;
+    if (from) must(tokenizer_open(&run.tokenizer, path, &err), &err);
+    for (size_t i = 0; i < num_dirs && !found && speaks(); i++)
+        if ((!from || from == dirs[i]) && path_is_dir(dirs[i]))
+            must(model_files_read(&run.files, dirs[i], FIRST_TOKENIZER_FILE, NUM_MODEL_FILES,
+                                  &found, &err),
+                 &err);
+}
+
+static void read_generation_config(void) {
+    Error err = {0, "", ""};
+    const char *dirs[] = {run.resume_dir, o.model};
+    int found = 0;
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && speaks(); i++)
+        if (path_is_dir(dirs[i]))
+            must(model_files_read(&run.files, dirs[i], GENERATION_CONFIG, FIRST_TOKENIZER_FILE,
+                                  &found, &err),
+                 &err);
 }
 
 static void check_vocabulary(void) {
@@ -980,6 +997,7 @@ int main(int argc, char **argv) {
     open_data();
     check_vocabulary();
     open_tokenizer();
+    read_generation_config();
     make_samples();
     make_loader_settings();
     summarize_data();

@@ -68,6 +68,16 @@ static inline const Option *options_find(const Option *table, const char *name);
 // Was --name (or --no-name) on the command line?
 static inline bool options_given(int argc, char **argv, const char *name);
 
+// After options_parse: takes from `stored`, which options_write_json wrote, every option that was
+// not given on this command line, except those named in except ("out|resume"). An option that is not
+// in `stored` keeps its default. Strings live as long as the program.
+static inline bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+                                const char *except, Error *err);
+
+// Prints "resume: --steps 300 -> 400" for each given option whose value is not the stored one.
+static inline void options_print_changes(const Option *table, int argc, char **argv,
+                                         const cJSON *stored, const char *except, FILE *out);
+
 // The word of a "a|b|c" or "a, b, c" list nearest to `word`; false when none is near.
 static inline bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
 
@@ -426,6 +436,93 @@ static inline void options_write_one(const Option *o, JsonWriter *w) {
 
 static inline void options_write_json(const Option *table, JsonWriter *w) {
     for (const Option *o = table; o->name; o++) options_write_one(o, w);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Values of an earlier run
+
+static inline bool options_in_list(const char *name, const char *list) {
+    const size_t length = strlen(name);
+    for (const char *p = list; *p;) {
+        const size_t n = strcspn(p, "|");
+        if (n == length && strncmp(p, name, n) == 0) return true;
+        p += n + (p[n] == '|');
+    }
+    return false;
+}
+
+static inline const cJSON *options_stored(const Option *o, const cJSON *stored) {
+    if (o->kind == OPTION_KIND_GROUP) return NULL;
+    return cJSON_GetObjectItemCaseSensitive(stored, o->name);
+}
+
+// The stored value of an option as it would be typed, numbers with up to `digits` digits; NULL when
+// it is not of the option's kind. The text is in `buffer` or in the item.
+static inline const char *options_stored_text(const Option *o, const cJSON *item, int digits,
+                                              char *buffer, size_t capacity) {
+    const bool text = o->kind == OPTION_STRING || o->kind == OPTION_CHOICE;
+    if (text) return cJSON_IsString(item) ? item->valuestring : NULL;
+    if (o->kind == OPTION_FLAG && cJSON_IsBool(item)) return cJSON_IsTrue(item) ? "true" : "false";
+    if (o->kind == OPTION_FLAG || !cJSON_IsNumber(item)) return NULL;
+    const double value = item->valuedouble;
+    const bool whole = fabs(value) < 1e16 && rint(value) == value;
+    snprintf(buffer, capacity, "%.*g", whole ? 17 : digits, value);
+    return buffer;
+}
+
+static inline bool options_take_one(const Option *o, const cJSON *item, Error *err) {
+    char buffer[40];
+    if (o->kind == OPTION_STRING && cJSON_IsNull(item)) {
+        *(const char **)o->address = NULL;
+        return true;
+    }
+    const char *text = options_stored_text(o, item, 17, buffer, sizeof buffer);
+    if (!text)
+        return error_set(err, EXIT_BAD_INPUT, "give it on the command line",
+                         "options: --%s: expected a value of its kind", o->name);
+    if (o->kind == OPTION_STRING) {
+        char *copy = strdup(text);
+        if (!copy) return error_memory(err, o->name, strlen(text) + 1);
+        text = copy;
+    }
+    if (options_set(o, text, err)) return true;
+    err->code = EXIT_BAD_INPUT;
+    return false;
+}
+
+static inline bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+                                const char *except, Error *err) {
+    for (const Option *o = table; o->name; o++) {
+        const cJSON *item = options_stored(o, stored);
+        if (!item || options_in_list(o->name, except) || options_given(argc, argv, o->name))
+            continue;
+        if (!options_take_one(o, item, err)) return false;
+    }
+    return true;
+}
+
+static inline void options_print_changes(const Option *table, int argc, char **argv,
+                                         const cJSON *stored, const char *except, FILE *out) {
+    char json[16384], was_buffer[40], is_buffer[40];
+    for (const Option *o = table; o->name; o++) {
+        const cJSON *was = options_stored(o, stored);
+        if (!was || options_in_list(o->name, except) || !options_given(argc, argv, o->name))
+            continue;
+        JsonWriter w;
+        json_writer_init(&w, json, sizeof json, 0);
+        json_begin(&w, NULL, '{');
+        options_write_one(o, &w);
+        json_end(&w, '}');
+        cJSON *now = cJSON_Parse(json);
+        const cJSON *is = options_stored(o, now);
+        if (is && !cJSON_Compare(is, was, true)) {
+            const char *from = options_stored_text(o, was, 9, was_buffer, sizeof was_buffer),
+                       *to = options_stored_text(o, is, 9, is_buffer, sizeof is_buffer);
+            fprintf(out, "resume: --%s %s -> %s\n", o->name, from ? from : "(none)",
+                    to ? to : "(none)");
+        }
+        cJSON_Delete(now);
+    }
 }
 
 #endif

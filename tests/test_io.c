@@ -3,6 +3,7 @@
 #include "../data/sha256.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "scratch.h"
@@ -354,6 +355,116 @@ TEST(lock_races) {
         int status = 0;
         waitpid(children[i], &status, 0);
         CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
+    }
+}
+
+TEST(another_directory_in_place_of_the_locked_one_is_noticed) {
+    DirLock lock;
+    Error err = {0, "", ""}, moved = {0, "", ""}, replaced = {0, "", ""};
+    char aside[256], place[256];
+    snprintf(aside, sizeof aside, "%s", scratch("aside"));
+    snprintf(place, sizeof place, "%s", scratch("place"));
+    CHECK(dir_create_all(place, &err) && dir_lock(&lock, place, &err) && lock.works);
+    CHECK(dir_lock_check(&lock, place, &err));
+    CHECK(rename(place, aside) == 0 && !dir_lock_check(&lock, place, &moved));
+    CHECK(moved.code == EXIT_DISK && strstr(moved.what, place));
+    CHECK(dir_create(place, &err) && !dir_lock_check(&lock, place, &replaced));
+    CHECK(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
+    dir_unlock(&lock);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Logs
+
+static const char lines[] = "one\ntwo\nthree\n";
+
+static void put_line(LineFile *f, const char *line) {
+    Error err = {0, "", ""};
+    CHECK_MSG(lines_append(f, line, strlen(line), &err), "%s", err.what);
+}
+
+static void check_lines(const char *path, const char *expected) {
+    uint64_t n = 0;
+    char *text = read_back(path, &n);
+    CHECK_MSG(text && strcmp(text, expected) == 0, "found \"%s\"", text ? text : "");
+    free(text);
+}
+
+TEST(lines_are_appended_and_cut) {
+    // bytes to keep, what is left, lines removed
+    static const struct {
+        int64_t keep;
+        const char *left;
+        int64_t removed;
+    } cuts[] = {{100, "one\ntwo\nthree\n", 0}, {14, "one\ntwo\nthree\n", 0},
+                {13, "one\ntwo\n", 1},          {8, "one\ntwo\n", 1},
+                {7, "one\n", 2},                {4, "one\n", 2},
+                {3, "", 3},                     {0, "", 3}};
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        LineFile f;
+        Error err = {0, "", ""};
+        int64_t removed = -1;
+        CHECK(lines_open(&f, scratch("log"), true, &err));
+        for (const char *line = lines; *line; line = strchr(line, '\n') + 1)
+            CHECK(lines_append(&f, line, (size_t)(strchr(line, '\n') + 1 - line), &err));
+        lines_close(&f);
+        CHECK(lines_open(&f, scratch("log"), false, &err) && f.size_bytes == 14);
+        CHECK(lines_cut(&f, cuts[i].keep, &removed, &err) && removed == cuts[i].removed);
+        check_lines(scratch("log"), cuts[i].left);
+        put_line(&f, "x\n");
+        CHECK(lines_sync(&f, &err) && f.size_bytes == (int64_t)strlen(cuts[i].left) + 2);
+        lines_close(&f);
+    }
+}
+
+TEST(a_piece_of_a_line_at_the_end_counts_as_one) {
+    LineFile f;
+    Error err = {0, "", ""};
+    int64_t removed = -1;
+    CHECK(file_write_all(scratch("torn"), "one\ntwo\nthr", 11, &err));
+    CHECK(lines_open(&f, scratch("torn"), false, &err) && lines_cut(&f, 11, &removed, &err));
+    CHECK(removed == 1 && f.size_bytes == 8);
+    lines_close(&f);
+    check_lines(scratch("torn"), "one\ntwo\n");
+}
+
+// A file that may have 10 bytes, then 100: the line between is lost, and only as a whole.
+TEST(lines_are_whole_on_a_full_disk) {
+    struct rlimit before, full = {10, 0}, roomy = {100, 0};
+    LineFile f;
+    Error err = {0, "", ""}, full_err = {0, "", ""}, again = {0, "", ""};
+    CHECK(lines_open(&f, scratch("full"), true, &err) && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    full.rlim_max = roomy.rlim_max = before.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    put_line(&f, "12345\n");
+    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+    CHECK(!lines_append(&f, "abcdefgh\n", 9, &full_err) && full_err.code == EXIT_DISK);
+    CHECK(!lines_append(&f, "abcdefgh\n", 9, &again) && f.lost == 2 && f.size_bytes == 6);
+    CHECK(setrlimit(RLIMIT_FSIZE, &roomy) == 0);
+    check_lines(scratch("full"), "12345\n");
+    put_line(&f, "67890\n");
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, SIG_DFL);
+    lines_close(&f);
+    check_lines(scratch("full"), "12345\n67890\n");
+}
+
+TEST(closed_standard_streams_become_dev_null) {
+    for (int closed = 0; closed < 8; closed++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            for (int fd = 0; fd < 3; fd++)
+                if (closed >> fd & 1) close(fd);
+            io_open_standard_streams();
+            int next = open("/dev/null", O_RDONLY);
+            _exit(next > 2 && fcntl(0, F_GETFD) == 0 && fcntl(1, F_GETFD) == 0 &&
+                          fcntl(2, F_GETFD) == 0
+                      ? 0
+                      : 1);
+        }
+        waitpid(child, &status, 0);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d", closed);
     }
 }
 
