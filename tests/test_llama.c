@@ -601,19 +601,20 @@ TEST(a_state_of_an_older_version_stands_for_what_that_version_did) {
     const PlanSettings usual = plan_settings();
     StateField plan[STATE_PLAN_FIELDS], now[STATE_PLAN_FIELDS];
     char text[4096];
-    state_plan_fields(plan, &usual, 0x123456789abcdefull);
+    state_plan_fields(plan, &usual, 0x123456789abcdefull, 0xfedcba987654321ull);
     size_t n = state_text(text, sizeof text, &s, plan, "0", none);
     CHECK(n > 0 && n < sizeof text);
     text[n] = 0;
     CHECK(read_state_without(text, plan, "") == 0);
     for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
-        const bool is_new = strncmp(plan[i].name, "work_", 5) == 0;
+        const bool is_cost = strncmp(plan[i].name, "work_", 5) == 0;
+        const bool is_new = is_cost || strcmp(plan[i].name, "token_fingerprint") == 0;
         const int code = read_state_without(text, plan, plan[i].name);
         CHECK_MSG(code == (is_new ? 0 : EXIT_BAD_INPUT), "%s: %d", plan[i].name, code);
         memcpy(now, plan, sizeof now);
         now[i].value++;
         CHECK(read_state_without(text, now, "") == EXIT_CHECKPOINT_MISFIT);
-        if (is_new)  // the older version packed by the usual costs
+        if (is_cost)  // the older version packed by the usual costs
             CHECK(read_state_without(text, now, plan[i].name) == EXIT_CHECKPOINT_MISFIT);
     }
 }

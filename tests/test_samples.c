@@ -17,7 +17,7 @@ static Samples greedy_samples(int32_t max_seqlen) {
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
     Error err = {0, "", ""};
     LlamaConfig config;
-    LlamaSizes sizes = {capacity, max_seqlen, false, false};
+    LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
     llama_plan(m, &config, sizes);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
