@@ -140,7 +140,7 @@ sys.path.insert(0, ".")
 from measured import *
 assert [v["step"] for v in validations("every")] == [0, 2, 4, 5]
 PY
-outcome val_never 0 '; no validation$' "${quiet[@]}" --val golden.ds --out never --steps 2 --val-every 0
+outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.ds --out never --steps 2 --val-every 0
 grep -q '"event": "val"\|^val after' never/log.jsonl out.txt && bad val_never_is_never '' || ok val_never_is_never
 outcome steps_0_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124 targets' \
     "${run[@]}" --val golden.ds --out evaluated --steps 0 --num-samples 1
