@@ -36,6 +36,7 @@ static inline void rank_field_options(RankFields *f, const Option *table) {
     char text[8192];
     for (const Option *option = table; option->name; option++) {
         JsonWriter w;
+        if (!option->address) continue;
         json_writer_init(&w, text, sizeof text, 0);
         json_begin(&w, NULL, '{');
         options_write_one(option, &w);
