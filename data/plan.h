@@ -760,7 +760,7 @@ static inline bool plan_first_documents(const DocIndex *index, const PlanSetting
                                         int64_t most_tokens, int64_t *tokens, Error *err) {
     PlanState at = {0, 0, 0, 0};
     LongCounts counts = {0, 0, 0, 0};
-    Chunk chunk;
+    Chunk chunk = {0, 0, 0, false};
     bool first_document = true;
     *tokens = 0;
     for (int64_t so_far = 0;;) {

@@ -158,7 +158,7 @@ for step in (0.97, 1.03):
 cost = int(re.search(r"^--work-cost 10000:(\d+):", text, re.M).group(1))
 assert abs(cost - 1e4 * b / a) < 2 + 0.01 * cost, (cost, 1e4 * b / a)
 PY
-expect the_trainer_takes_the_costs 0 'work 10000:' "${train[@]}" --out x --dry-run \
+expect the_trainer_takes_the_costs 0 '^cost +10000 of a token, [0-9]+ of an attention tile' "${train[@]}" --out x --dry-run \
     --work-cost "$(sed -n 's/^--work-cost //p' calibrate.txt)"
 expect calibrate_without_room 2 'error: --max-seqlen' "$bin/calibrate" --max-seqlen 8192
 finish

@@ -59,6 +59,26 @@ static inline void llama_list(char *list, size_t capacity, const char *name) {
     snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", name);
 }
 
+// The same tensor under another prefix, as base models and wrappers save it; NULL: there is none.
+static inline const char *llama_other_prefix(const SafetensorsSet *s, const char *name) {
+    const char *base = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (int i = 0; i < s->num_tensors; i++) {
+        const char *found = s->tensors[i].name;
+        const size_t n = strlen(found), tail = strlen(base);
+        if (n >= tail && strcmp(found + n - tail, base) == 0 && strcmp(found, name) != 0)
+            return found;
+    }
+    return NULL;
+}
+
+static inline bool llama_bad_prefix(const char *expected, const char *found, const char *dir,
+                                    Error *err) {
+    return error_set(err, EXIT_BAD_INPUT,
+                     "save it from LlamaForCausalLM itself, not from its base model or a wrapper",
+                     "%s: tensors have another prefix: expected %s, found %s", dir, expected,
+                     found);
+}
+
 // Every tensor of the table, with its shape, and no other (a tied head may be stored twice): all
 // faults at once.
 static inline bool llama_check_tensors(const LlamaModel *m, const SafetensorsSet *s,
@@ -79,10 +99,21 @@ static inline bool llama_check_tensors(const LlamaModel *m, const SafetensorsSet
         if (!tied_head && !buffer && !llama_tensor(m, name)) llama_list(extra, sizeof extra, name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
+    const char *first = m->tensors[0].name, *other = llama_other_prefix(s, first);
+    if (!safetensors_find(s, first) && other) return llama_bad_prefix(first, other, dir, err);
     return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
                      missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
                      misfit, extra[0] ? " unknown: " : "", extra);
+}
+
+// The names and shapes of a Hugging Face directory: what llama_load refuses, without reading it.
+static inline bool llama_check_dir(const LlamaModel *m, const char *dir, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, dir, err)) return false;
+    const bool ok = llama_check_tensors(m, &s, dir, err);
+    safetensors_close(&s);
+    return ok;
 }
 
 static inline bool llama_load_tensor(LlamaModel *m, const LlamaTensor *t, SafetensorsSet *s,
