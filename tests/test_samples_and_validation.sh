@@ -239,7 +239,7 @@ hint export-gguf 'convert_hf_to_gguf'
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
 grep -q '| 1 doc |' out.txt && ! grep -q '| 1 docs' out.txt && ok one_doc || bad one_doc ''
-outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the first 8 steps.*--micro-batch-tokens' \
+outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 outcome an_epoch_is_said 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
 outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
