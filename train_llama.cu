@@ -111,7 +111,7 @@ static const Option option_table[] = {
     {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12,
      "steps between validations, the first before training, the last after it; 0: never"},
     {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12,
-     "largest validation set: the first documents, in an order of its own, that fit into it"},
+     "most tokens of the validation set: whole documents, the first of a fixed order"},
     {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6,
      "steps in a row with a non-finite loss or gradient that end the run with exit code 7; "
      "0: they never do"},
@@ -707,10 +707,9 @@ static void print_validation_set(void) {
                (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
 }
 
-// The first steps from here on, by their lengths alone: their real tokens, and the capacity of
-// their buffers.
-enum { FIRST_STEPS = 8 };
-static void plan_first_steps(double *real_tokens, double *capacity) {
+// Eight steps from here on, fewer where they are large, by the documents' lengths alone: how many,
+// their real tokens, and the capacity of their buffers.
+static int plan_first_steps(double *real_tokens, double *capacity) {
     Error err = {0, "", ""};
     const PlanSettings *s = &run.loader_settings.plan;
     const DocIndex index = dataset_doc_index(&run.train);
@@ -718,20 +717,22 @@ static void plan_first_steps(double *real_tokens, double *capacity) {
     StepPlan plan;
     memset(&plan, 0, sizeof plan);
     *real_tokens = *capacity = 0;
-    for (int i = 0; i < FIRST_STEPS; i++) {
+    int num_steps = 0;
+    for (; num_steps < 8 && *real_tokens < 0x1p24; num_steps++) {
         must(plan_step(&plan, &index, s, LAYOUT_PACKED, &at, &err), &err);
         *real_tokens += (double)plan.real_tokens;
         *capacity += (double)s->num_micro * s->capacity;
         at = plan.cursor_after;
     }
     plan_free(&plan);
+    return num_steps;
 }
 
 static void print_steps(void) {
     const PlanSettings *p = &run.loader_settings.plan;
     double tokens, capacity;
-    plan_first_steps(&tokens, &capacity);
-    const double epoch = (double)dataset_num_tokens(&run.train) / (tokens / FIRST_STEPS);
+    const int num_steps = plan_first_steps(&tokens, &capacity);
+    const double epoch = (double)dataset_num_tokens(&run.train) / tokens * num_steps;
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
         "%d tokens (%s), about %.*f steps an epoch\n",
@@ -747,9 +748,9 @@ static void print_steps(void) {
                p->work_tile, p->work_side, p->work_side);
     if (o.layout == LAYOUT_PACKED && tokens / capacity < 0.8 * p->fill_ppm * 1e-6)
         printf(
-            "fill    %.0f %% in the first %d steps, as few documents fit together: more with "
+            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
             "--micro-batch-tokens several times --max-seqlen (%d)\n",
-            100 * tokens / capacity, FIRST_STEPS, p->max_seqlen);
+            100 * tokens / capacity, num_steps, num_steps == 1 ? "" : "s", p->max_seqlen);
 }
 
 static void print_plan(const LlamaModel *m) {

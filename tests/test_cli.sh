@@ -162,6 +162,8 @@ mkdir bpe && cp "$root/tests/golden/tokenizers/smollm2/tokenizer.json" bpe
 sed 's/"vocab_size": 264/"vocab_size": 401/' tiny/config.json > bpe/config.json
 expect prompt_through_bpe 0 '^the theory of packing' "$train" "${common[@]}" --model bpe --out bp --allow-other-tokenizer \
     --steps 1 --prompt 'the theory of packing' --num-samples 1 --sample-tokens 2
+expect empty_prompt 2 'prompt: expected at least one token' "$train" "${common[@]}" --model bpe --out bp2 \
+    --steps 1 --prompt ''
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json

@@ -85,6 +85,14 @@ same_state by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
 # with any order the same bits the tests above would show nothing
 differ the_order_of_a_sum_shows {w41,d1}/step-00000008/model.safetensors
 
+# ---- nothing but a validation and samples ---------------------------------------------------------------
+for n in 1 2 3; do
+    ranks $n "${exact[@]}" --out nothing --steps 0
+    grep -A 2 '^val after step 0' out.txt > "e$n.txt" || bad "steps_0_on_$n" 'no validation'
+    [ "$n" -eq 1 ] || same "steps_0_on_${n}_ranks" e1.txt "e$n.txt"
+done
+[ ! -e nothing ] && ok steps_0_writes_nothing || bad steps_0_writes_nothing "$(ls nothing)"
+
 # ---- going on with another number of ranks ------------------------------------------------------------
 steps=2
 for n in 1 2 4 1; do

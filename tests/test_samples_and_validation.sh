@@ -218,8 +218,13 @@ expect dry_run_of_good_weights 0 'total' "${quiet[@]}" --dry-run
 
 # ---- the command line ------------------------------------------------------------------------------------
 hint() {        # hint NAME WORDS: the hint for an option of other trainers names one of ours
+    local word
     expect "$1" 2 "^hint: .*$2" "$train" "--$1" 1
+    for word in $(grep '^hint: ' out.txt | grep -oE -e '--[a-z][a-z-]*'); do
+        grep -qE -e "^  $word( |$)" help.txt || bad "hint_of_$1" "there is no $word"
+    done
 }
+"$train" --help > help.txt
 hint epochs '--steps counts'
 hint lora 'no LoRA'
 hint batch-size '--batch-tokens .*--micro-batch-tokens'
@@ -230,12 +235,11 @@ hint wandb 'log.jsonl'
 hint tensorboard 'plot_run.py'
 hint gradient-checkpointing '--micro-batch-tokens'
 hint export-gguf 'convert_hf_to_gguf'
-"$train" --help > help.txt
 "$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
 grep -q '| 1 doc |' out.txt && ! grep -q '| 1 docs' out.txt && ok one_doc || bad one_doc ''
-outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the first 8 steps.*--micro-batch-tokens' \
+outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
 outcome an_epoch_is_said 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
 outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
