@@ -217,4 +217,134 @@ said byte_shards_for_smollm2 0 \
 grep -q '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' out.txt &&
     ok another_eos_of_a_built_in_model || bad another_eos_of_a_built_in_model ''
 
+# ---- inputs that are not text, one document a file, or JSONL ------------------------------------------
+# refused NAME PATTERN HINT ARGUMENTS...: prepare.py ends with exit code 3 and that hint, and writes nothing
+refused() {
+    local name=$1 pattern=$2 hint=$3
+    shift 3
+    expect "$name" 3 "^error: $pattern" python3 "$root/data/prepare.py" "$@" --out none --quiet
+    grep -qE -e "^hint: .*$hint" out.txt || bad "hint_of_$name" "expected $hint"
+    [ ! -e none/train_00000.bin ] || bad "nothing_written_$name" "$(ls none)"
+    rm -rf none
+}
+# documents NAME COUNT ARGUMENTS...: prepare.py makes this many documents
+documents() {
+    local name=$1 count=$2
+    shift 2
+    rm -rf some
+    expect "$name" 0 "^train +$count " python3 "$root/data/prepare.py" "$@" --out some --val-frac 0
+}
+mkdir inputs
+python3 - << 'PY'
+import bz2, gzip, json, lzma
+rows = [{"text": "text %d" % i, "id": i} for i in range(3)]
+lines = "".join(json.dumps(r) + "\n" for r in rows).encode()
+chat = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}]
+put = lambda name, data: open("inputs/" + name, "wb").write(data)
+put("table.csv", b"id,text\n1,one\n2,two\n")
+put("table.tsv", b"id\ttext\n1\tone\n")
+put("array.json", json.dumps(rows, indent=1).encode())
+put("array1.json", json.dumps(rows).encode())
+put("object.json", json.dumps(rows[0], indent=1).encode())
+put("lines.json", lines)
+put("lines.ndjson", lines)
+put("lines.jsonl.gz", gzip.compress(lines))
+put("lines.json.gz", gzip.compress(lines))
+put("table.csv.gz", gzip.compress(b"id,text\n1,one\n"))
+put("text.txt.gz", gzip.compress(b"some text\n" * 10))
+put("cut.txt.gz", gzip.compress(bytes(range(32, 127)) * 100)[:40])
+put("binary.gz", gzip.compress(b"\0\1\2"))
+put("lines.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x00")
+put("text.xz", lzma.compress(b"text"))
+put("part.parquet", b"PAR1\x15\x04\x15\x00PAR1")
+put("chat.jsonl", "".join(json.dumps(c) + "\n" for c in chat).encode())
+put("sharegpt.jsonl", b'{"conversations": [{"from": "human", "value": "hi"}]}\n')
+put("array.jsonl", json.dumps(rows, indent=1).encode())
+PY
+refused csv 'inputs/table.csv: expected text or JSONL, found CSV' '\.jsonl.*--as-text' inputs/table.csv
+refused tsv 'inputs/table.tsv: expected text or JSONL, found CSV' '\.jsonl.*--as-text' inputs/table.tsv
+refused gzipped_csv 'inputs/table.csv.gz: expected text or JSONL, found CSV' '\.jsonl' inputs/table.csv.gz
+refused json_array 'inputs/array.json: expected JSON Lines, found a JSON array' "jq -c '\.\[\]'" inputs/array.json
+refused json_array_in_a_line 'inputs/array1.json: expected JSON Lines, found a JSON array' "jq -c '\.\[\]'" \
+    inputs/array1.json
+refused json_object 'inputs/object.json: expected JSON Lines, found a JSON object over several lines' "jq -c '\.'" \
+    inputs/object.json
+refused json_array_as_jsonl 'inputs/array.jsonl:1: expected one JSON object a line, found an array' \
+    "jq -c '\.\[\]'" inputs/array.jsonl
+refused parquet 'inputs/part.parquet: expected text or JSONL, found Parquet' "read_parquet.*to_json" \
+    inputs/part.parquet
+refused zstandard 'inputs/lines.jsonl.zst: expected text or JSONL, found Zstandard' 'zstd -d' inputs/lines.jsonl.zst
+refused xz 'inputs/text.xz: expected text or JSONL, found xz' 'xz -d' inputs/text.xz
+refused binary_in_gzip 'inputs/binary.gz: expected text, found a binary file' '\.jsonl' inputs/binary.gz
+refused cut_gzip 'inputs/cut.txt.gz: cannot read' 'copy' inputs/cut.txt.gz
+refused chat 'inputs/chat.jsonl:1: expected a string "text", found messages' \
+    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl
+refused chat_by_key 'inputs/chat.jsonl:1: expected a string "messages", found an array' \
+    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl --text-key messages
+refused sharegpt 'inputs/sharegpt.jsonl:1: expected a string "text", found conversations' \
+    'chat messages are not plain text' inputs/sharegpt.jsonl
+documents json_lines_named_json 3 inputs/lines.json
+documents ndjson 3 inputs/lines.ndjson
+documents gzipped_jsonl 3 inputs/lines.jsonl.gz
+documents gzipped_json_lines 3 inputs/lines.json.gz
+documents gzipped_text 1 inputs/text.txt.gz
+check gzipped_text_is_unpacked grep -q '"tokens": 102' some/dataset.json
+documents csv_as_text 1 inputs/table.csv --as-text
+documents json_as_text 1 inputs/array.json --as-text
+# in a tree: tables are left out and counted, data files that hold text are refused
+mkdir tree && cp inputs/table.csv inputs/array.json inputs/object.json inputs/text.txt.gz tree
+echo words > tree/a.txt
+documents tables_in_a_tree 2 tree
+check tables_in_a_tree_are_counted \
+    sh -c 'python3 "$1/data/prepare.py" tree --out some --overwrite | grep "^left out: 3 CSV or JSON files (--as-text takes them)$"' sh "$root"
+documents tables_in_a_tree_as_text 5 tree --as-text
+cp inputs/part.parquet tree
+refused parquet_in_a_tree 'tree/part.parquet: expected text or JSONL, found Parquet' 'read_parquet.*--glob' tree
+documents parquet_not_asked_for 1 tree --glob '*.txt'
+mkdir tables && cp inputs/table.csv tables
+refused a_tree_of_tables 'tables: no document for training' 'CSV or JSON' tables
+
+# ---- which end of text ---------------------------------------------------------------------------------
+# a stand-in for the package tokenizers: as many tokens as words, and the special ones
+mkdir stub gguf
+cat > stub/tokenizers.py << 'PY'
+import json
+class Encoding:
+    def __init__(self, ids): self.ids = ids
+class Tokenizer:
+    @staticmethod
+    def from_str(text):
+        self = Tokenizer()
+        self.vocab = json.loads(text)["model"]["vocab"]
+        return self
+    def no_truncation(self): pass
+    def no_padding(self): pass
+    def get_vocab(self, with_added_tokens): return self.vocab
+    def encode(self, text, add_special_tokens): return Encoding([3] * len(text.split()))
+PY
+echo '{"model": {"vocab": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "word": 3}}}' > gguf/tokenizer.json
+with_stub() { PYTHONPATH=$work/stub python3 "$root/data/prepare.py" tree/a.txt --val-frac 0 \
+    --tokenizer gguf --out some --overwrite; }
+ends() {  # ends NAME EOS WARNING TOKENIZER_CONFIG CONFIG GENERATION_CONFIG: '' for no warning
+    local name=$1 eos=$2 warning=$3
+    echo "$4" > gguf/tokenizer_config.json && echo "$5" > gguf/config.json
+    echo "$6" > gguf/generation_config.json
+    said "$name" 0 "$warning" with_stub
+    [ -n "$warning" ] || check "no_warning_$name" no_warning
+    check "eos_of_$name" grep -q "\"eos\": $eos," some/dataset.json
+}
+ends eos_as_everywhere 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": 2}' '{"eos_token_id": [0, 2]}'
+ends eos_against_the_config 1 \
+    '^warning: gguf: tokenizer_config.json says EOS <\|im_start\|> \(1\), config.json says <\|im_end\|> \(2\): documents end with <\|im_start\|> \(1\)$' \
+    '{"eos_token": "<|im_start|>"}' '{"eos_token_id": 2}' '{}'
+ends eos_against_the_generation_config 1 \
+    '^warning: .* generation_config.json says <\|endoftext\|> \(0\), <\|im_end\|> \(2\): documents end with <\|im_start\|> \(1\)$' \
+    '{"eos_token": {"content": "<|im_start|>"}}' '{}' '{"eos_token_id": [0, 2]}'
+ends eos_of_a_list 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": null}' '{"eos_token_id": [0, 2]}'
+ends eos_by_its_usual_name 0 '^warning: .*the usual name says EOS <\|endoftext\|> \(0\), config.json says' \
+    '{}' '{"eos_token_id": 2}' '{}'
+echo '{"eos_token": "<|im_end|>"}' > gguf/special_tokens_map.json
+ends eos_against_the_special_tokens_map 1 '^warning: .*special_tokens_map.json says <\|im_end\|> \(2\)' \
+    '{"eos_token": "<|im_start|>"}' '{"eos_token_id": 1}' '{}'
+
 finish

@@ -134,7 +134,8 @@ for path in sorted(glob.glob(sys.argv[1] + "/train_*.bin")):
     tokens, documents = tokens + head[2], documents + head[14]
 assert (tokens, documents) == (summary["train"]["tokens"], summary["train"]["documents"])
 assert sum(summary["train"]["documents_up_to"].values()) == documents == 501
-assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0}
+assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0,
+                               "csv_or_json_files": 0}
 PY
 }
 jobs_agree() {
@@ -176,7 +177,7 @@ summary_is_printed() {
     python3 "$prepare" "$work/tree" --val-frac 0 --out "$work/summary" \
         > "$work/stdout" 2> "$work/stderr" && cat "$work/stdout" &&
         grep -qE '^train +4 +' "$work/stdout" && [ ! -s "$work/stderr" ] &&
-        grep -q 'left out: 1 empty documents, 1 binary files' "$work/stdout"
+        grep -q 'left out: 1 empty document, 1 binary file$' "$work/stdout"
 }
 file_as_directory() {
     run "$work/tree" --out "$work/one.expected"
