@@ -544,6 +544,18 @@ TEST(a_batch_is_described_by_its_lengths) {
     llama_free(&m);
 }
 
+// Logits of a chunk take 192 MiB, in whole 128 tokens, or those of 128 tokens
+TEST(tokens_of_a_head_chunk) {
+    static const int32_t vocab[] = {49152, 128256, 32000, 1 << 20};
+    static const int32_t expected[] = {1024, 384, 1536, 128};
+    LlamaConfig c = {0};
+    if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
+    for (int i = 0; i < 4; i++) {
+        c.vocab_size = vocab[i];
+        CHECK(llama_head_chunk(&c, 1 << 20) == expected[i] && llama_head_chunk(&c, 100) == 100);
+    }
+}
+
 TEST(planned_memory_is_what_is_allocated) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
