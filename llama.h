@@ -382,10 +382,12 @@ static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores).
+// head's time on two CPU cores). A GPU, where floatX is bf16, needs 1,024 of a larger one too.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
-    int64_t chunk = (int64_t)(192 << 20) / (4 * (int64_t)c->vocab_size) / 128 * 128;
-    if (chunk < 128) chunk = 128;
+    const int64_t least = sizeof(floatX) == 2 ? 1024 : 128;
+    const int64_t token_bytes = (int64_t)sizeof(floatX) * c->vocab_size;
+    int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
+    if (chunk < least) chunk = least;
     if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
     return chunk < sizes->capacity ? (int32_t)chunk : sizes->capacity;
 }

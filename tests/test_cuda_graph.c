@@ -235,4 +235,18 @@ TEST(padding_changes_nothing) {
     llama_free(&m);
 }
 
+// Logits are bf16, and 192 MiB of them fewer than 1,024 tokens of a large vocabulary: each chunk
+// reads and writes the head's gradient in fp32, which fewer tokens do not pay for.
+TEST(tokens_of_a_head_chunk) {
+    static const int32_t vocab[] = {49152, 128256, 32000};
+    static const int32_t expected[] = {2048, 1024, 3072};
+    LlamaConfig c = LlamaConfig();
+    for (int i = 0; i < 3; i++) {
+        c.vocab_size = vocab[i];
+        CHECK_MSG(llama_head_chunk(&c, 1 << 20) == expected[i], "%d tokens of vocabulary %d",
+                  llama_head_chunk(&c, 1 << 20), vocab[i]);
+        CHECK(llama_head_chunk(&c, 100) == 100);
+    }
+}
+
 TEST_MAIN()

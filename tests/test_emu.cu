@@ -8,6 +8,7 @@
 #ifndef CUDA_EMU
 TEST(emulator) { SKIP("this is a CUDA build"); }
 #else
+#include <atomic>
 #include <cublasLt.h>
 #include <math.h>
 #include <string>
@@ -345,6 +346,29 @@ TEST(devices_streams_events) {
 }
 
 __global__ void add_one(float *p) { p[threadIdx.x] += 1; }
+
+// With EMU_STREAMS=1 a result is there when the stream has come to it, and not before.
+static std::atomic<bool> released;
+TEST(streams_run_beside_the_host) {
+    if (!set_to("EMU_STREAMS", "1")) {
+        CHECK(with_setting("EMU_STREAMS=1", "streams_run_beside") == 0);
+        return;
+    }
+    cudaStream_t stream;
+    float *p = floats(32), *host;
+    auto hold = [](void *) {
+        while (!released) usleep(100);
+    };
+    CUDA_OK(cudaMallocHost(&host, 128));
+    CUDA_OK(cudaStreamCreate(&stream));
+    CUDA_OK(cudaLaunchHostFunc(stream, hold, nullptr));
+    fill<<<1, 32, 0, stream>>>(p, 7.0f);
+    CUDA_OK(cudaMemcpyAsync(host, p, 128, cudaMemcpyDeviceToHost, stream));
+    CHECK(isnan(host[31]) && cudaStreamQuery(stream) == cudaErrorNotReady);
+    released = true;
+    CUDA_OK(cudaStreamSynchronize(stream));
+    CHECK(host[31] == 7);
+}
 
 TEST(captures_run_when_launched) {
     cudaStream_t stream;

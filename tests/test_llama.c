@@ -782,6 +782,19 @@ TEST(regions_of_the_arenas_are_disjoint_and_of_their_shapes) {
         }
 }
 
+// Logits of a chunk take 192 MiB, in whole 128 tokens, or those of 128 tokens
+TEST(tokens_of_a_head_chunk) {
+    static const int32_t vocab[] = {49152, 128256, 32000, 1 << 20};
+    static const int32_t expected[] = {1024, 384, 1536, 128};
+    LlamaConfig c = {0};
+    if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
+    for (int i = 0; i < 4; i++) {
+        c.vocab_size = vocab[i];
+        const LlamaSizes large = {1 << 20, 1, false, false, 0, 0}, small = {100, 1, false, false, 0, 0};
+        CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
+    }
+}
+
 TEST(planned_memory_is_what_is_allocated) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);

@@ -25,8 +25,14 @@
 // for its products, so the first two kernels give a warp 32 queries, and each fragment of K and V
 // serves two products. In backward_kv dK and dV of 32 keys leave too few registers for S and dP: a
 // warp has 16 keys, and at D 64 keeps its rows of K and V in registers. Stages are as long as
-// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. At least two CTAs run on an
-// SM.
+// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. CTAs on an SM, from compiled
+// registers and shared memory (nvcc 13.0):
+//                       forward    backward_q  backward_kv
+//                       64   128   64   128    64   128
+//   sm_80, 87           2    2     2    1      3    2
+//   sm_86, 89, 12x      2    1     1    1      2    1
+//   sm_90               2    2     2    2      3    2
+//   sm_100, 103, 110    2    2     2    2      2    2
 //
 // A block of 16 x 8 fp32 is 4 registers a lane, x[0..3]: lane l holds rows l / 4 (x[0], x[1]) and
 // l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four lanes, a quad, hold a row. The
@@ -432,7 +438,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <int D>
 struct BackwardQSizes {
     static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
-    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage: two CTAs per SM also at 128
+    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage; two CTAs on an SM of 227 KB
     static constexpr int Q_BYTES = QUERY_TILE * D * 2;
     static constexpr int KV_BYTES = KEYS * D * 2;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES;
@@ -562,8 +568,9 @@ struct BackwardKvSizes {
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
     static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
+// CTAs on an SM for which registers are allotted; shared memory may allow fewer
 #if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
-    static constexpr int CTAS = 2;  // per SM: ptxas spills with registers for three
+    static constexpr int CTAS = 2;  // with registers for three ptxas spills
 #else
     static constexpr int CTAS = D == 64 ? 3 : 2;
 #endif
