@@ -180,7 +180,9 @@ static void golden_training(Golden *g) {
         double norm = (double)llama_read_step(&g->model).grad_norm;
         CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
                   "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
-        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step],
+        // the norm averages the errors of its gradients, 1e-5 each before the first update, and the
+        // weights have drifted by as much after ten
+        CHECK_MSG(fabs(norm - (double)norms[step]) <= 5e-5 * (double)norms[step],
                   "%s step %d: norm %.8g, expected %.8g", g->dir, step, norm, (double)norms[step]);
     }
 }
