@@ -574,6 +574,17 @@ static void check_saving(size_t io_chunk) {
     make_model(&b, &c, 16, 16, false);
     CHECK(!llama_load(&b, dir, &err) && err.code == EXIT_BAD_INPUT);
     CHECK_MSG(strstr(err.what, "unknown: model.layers.1.") != NULL, "%s", err.what);
+    for (int layers = 2; layers <= 3; layers++) {  // another shape, then a tensor that is missing
+        Error misfit = {0};
+        c.intermediate_size = layers == 2 ? 24 : 20;
+        c.num_layers = layers;
+        llama_free(&b);
+        make_model(&b, &c, 16, 16, false);
+        CHECK(!llama_load_optimizer(&b, optimizer, &misfit));
+        CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
+        CHECK_MSG(strstr(misfit.what, layers == 2 ? "gate_proj.weight of this model's shape, found another"
+                                                  : "found none"), "%s", misfit.what);
+    }
     llama_free(&a);
     llama_free(&b);
 }
