@@ -88,6 +88,15 @@ with open(sys.argv[1], "r+b") as f:
     f.seek(8 + size + begin)
     f.write(struct.pack("<2f", 3e38, -3e38))
 PY
+cp -r poisoned diverged
+python3 - diverged/model.safetensors <<'PY'
+import struct, sys
+with open(sys.argv[1], "r+b") as f:
+    f.seek(-4, 2)
+    f.write(struct.pack("<f", float("nan")))
+PY
+expect weights_that_are_not_finite 7 'diverged: expected finite weights, found 1 ' "$train" --model diverged \
+    --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n
 expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned --train corpus \
     --max-seqlen 128 --micro-batch-tokens 512 --check-packing
 lacks check_packing_says_so 'bit for bit' out.txt
@@ -139,6 +148,8 @@ cp -r a/final broken && head -c 20000 a/final/model.safetensors > broken/model.s
 expect truncated_weights 3 'model.safetensors' "$train" --model broken --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n3
 
 # ---- the output directory ---------------------------------------------------------------------------------
+mkdir -p log/log.jsonl
+expect log_is_a_directory 4 'log/log.jsonl' "${run[@]}" --out log --steps 1 --overwrite
 touch file
 expect out_is_a_file 4 'file' "${run[@]}" --out file --steps 1
 mkdir -m 555 readonly

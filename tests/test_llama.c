@@ -106,7 +106,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     return x;
 }
 
-// chunk: rows of the head and elements of a tensor at a time; 0: as always, which is all at once here
+// chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
 static void golden_open(Golden *g, const char *name, int chunk) {
     Error err = {0};
     LlamaConfig config;
@@ -180,7 +180,9 @@ static void golden_training(Golden *g) {
         double norm = (double)llama_read_step(&g->model).grad_norm;
         CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
                   "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
-        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step],
+        // the norm averages the errors of its gradients, 1e-5 each before the first update, and the
+        // weights have drifted by as much after ten
+        CHECK_MSG(fabs(norm - (double)norms[step]) <= 5e-5 * (double)norms[step],
                   "%s step %d: norm %.8g, expected %.8g", g->dir, step, norm, (double)norms[step]);
     }
 }
@@ -379,7 +381,7 @@ TEST(check_packing_tells_rounding_from_a_bug) {
     batch_pack(&b, docs, NUM_DOCS);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.max_loss == 0 && d.max_logit == 0 && d.grad_norm2 > 0 && packing_is_rounding(&d));
-    b.targets[3] = b.targets[3] == 5 ? 6 : 5;  // of the packed batch alone: another loss and gradient
+    b.targets[3] = b.targets[3] == 5 ? 6 : 5;  // another loss and gradient
     d = packing_delta(&m, &b);
     CHECK(d.max_loss > 0.01 && d.max_logit == 0 && !packing_is_rounding(&d));
     batch_pack(&b, docs, NUM_DOCS);
@@ -572,6 +574,18 @@ static void check_saving(size_t io_chunk) {
     make_model(&b, &c, 16, 16, false);
     CHECK(!llama_load(&b, dir, &err) && err.code == EXIT_BAD_INPUT);
     CHECK_MSG(strstr(err.what, "unknown: model.layers.1.") != NULL, "%s", err.what);
+    for (int layers = 2; layers <= 3; layers++) {  // another shape, then a tensor that is missing
+        Error misfit = {0};
+        c.intermediate_size = layers == 2 ? 24 : 20;
+        c.num_layers = layers;
+        llama_free(&b);
+        make_model(&b, &c, 16, 16, false);
+        CHECK(!llama_load_optimizer(&b, optimizer, &misfit));
+        CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
+        const char *said = layers == 2 ? "gate_proj.weight of this model's shape, found another"
+                                       : "found none";
+        CHECK_MSG(strstr(misfit.what, said), "%s", misfit.what);
+    }
     llama_free(&a);
     llama_free(&b);
 }
@@ -719,7 +733,8 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
     region(&r, "step", m->step, 1, sizeof(StepScalars));
     region(&r, "loss_scale", m->loss_scale, 1, sizeof(real));
     region(&r, "staging", m->staging, m->staging_ints, sizeof(int32_t));
-    region(&r, "rope_table", m->rope_table, (size_t)m->sizes.max_seqlen * (D / 2) * 2, sizeof(real));
+    const size_t positions = (size_t)m->sizes.max_seqlen;
+    region(&r, "rope_table", m->rope_table, positions * (D / 2) * 2, sizeof(real));
     region(&r, "logits", s->logits, head * V, sizeof(floatX));
     region(&r, "head_rows", s->head_rows, head * C, sizeof(floatX));
     if (m->sizes.train) {
