@@ -240,12 +240,12 @@ TEST(padding_changes_nothing) {
 TEST(tokens_of_a_head_chunk) {
     static const int32_t vocab[] = {49152, 128256, 32000};
     static const int32_t expected[] = {2048, 1024, 3072};
-    LlamaConfig c = LlamaConfig();
+    const LlamaSizes large = {.capacity = 1 << 20}, small = {.capacity = 100};
     for (int i = 0; i < 3; i++) {
-        c.vocab_size = vocab[i];
-        CHECK_MSG(llama_head_chunk(&c, 1 << 20) == expected[i], "%d tokens of vocabulary %d",
-                  llama_head_chunk(&c, 1 << 20), vocab[i]);
-        CHECK(llama_head_chunk(&c, 100) == 100);
+        const LlamaConfig c = {.vocab_size = vocab[i]};
+        CHECK_MSG(llama_head_chunk(&c, &large) == expected[i], "%d tokens of vocabulary %d",
+                  llama_head_chunk(&c, &large), vocab[i]);
+        CHECK(llama_head_chunk(&c, &small) == 100);
     }
 }
 
