@@ -52,7 +52,7 @@ typedef struct {
 } Batch;
 
 // ------------------------------------------------------------------------------------------------
-// Operations, each forward followed by its backward
+// Three helpers, then the operations, each forward followed by its backward
 
 static real dot(const real *a, const real *b, long n) {
     real sum = 0;
@@ -74,7 +74,7 @@ static void softmax(real *x, long n) {
     for (long i = 0; i < n; i++) x[i] /= sum;
 }
 
-// out (T, C) = rows of weight (V, C)
+// out (T, C) = the rows of weight (V, C) that the tokens select
 static void embedding_forward(real *out, const int *tokens, const real *weight, long T, long C) {
     for (long t = 0; t < T; t++) memcpy(out + t * C, weight + tokens[t] * C, C * sizeof(real));
 }
@@ -106,7 +106,7 @@ static void rmsnorm_forward(real *out, const real *x, const real *w, real eps, l
     }
 }
 
-// The second term of dx comes through r: dr / dx = -r^3 x / C
+// The second term of dx comes through r: dr times the derivative of r, which is -r^3 x / C.
 static void rmsnorm_backward(real *dx, real *dw, const real *dout, const real *x, const real *w,
                              real eps, long T, long C) {
     for (long t = 0; t < T; t++, dx += C, dout += C, x += C) {
@@ -232,7 +232,7 @@ typedef struct {
 } Weights;
 
 enum { NUM_WEIGHTS = sizeof(Weights) / sizeof(real) };
-enum { NUM_MATRIX_WEIGHTS = offsetof(Weights, input_layernorm) / sizeof(real) };
+enum { NUM_MATRIX_WEIGHTS = offsetof(Weights, input_layernorm) / sizeof(real) };  // they come first
 
 typedef struct {
     real resid[MAX_LAYERS + 1][MAX_TOKENS * MAX_HIDDEN];               // (T, C), entering layer l
@@ -245,7 +245,7 @@ typedef struct {
     real gate_up[MAX_LAYERS][MAX_TOKENS * 2 * MAX_MLP];                // (T, 2F)
     real swiglu[MAX_LAYERS][MAX_TOKENS * MAX_MLP];                     // (T, F)
     real norm[MAX_TOKENS * MAX_HIDDEN];                                // (T, C)
-    real logits[MAX_TOKENS * MAX_VOCAB];                               // (T, V)
+    real logits[MAX_TOKENS * MAX_VOCAB];                               // (T, V), in the end probs
 } Acts;
 
 // Returns the loss.
@@ -273,7 +273,8 @@ static double forward(Acts *a, const Weights *w, const Batch *b, const Config *c
     return cross_entropy_forward(a->logits, b, V);
 }
 
-// forward's list from bottom to top; adds to dw, overwrites da.
+// forward's list from bottom to top; an addition passes its gradient on to both terms. Adds to dw,
+// overwrites da.
 static void backward(Weights *dw, Acts *da, const Acts *a, const Weights *w, const Batch *b,
                      const Config *c) {
     const long T = b->total_tokens, C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
@@ -312,7 +313,7 @@ typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
 } AdamW;
 
-// All arrays are Weights. step counts from 1; m and v start at zero. Only matrices decay.
+// All four arrays are Weights. step counts from 1; m and v start at zero. Only matrices decay.
 static void adamw_update(real *w, real *m, real *v, const real *dw, AdamW h, long step) {
     for (long i = 0; i < NUM_WEIGHTS; i++) {
         m[i] = h.beta1 * m[i] + (1 - h.beta1) * dw[i];
@@ -363,7 +364,7 @@ int main(void) {
                            MAX_HEADS, 2, 8,     // num_kv_heads, head_dim
                            1e-5, 10000, true};  // rms_norm_eps, rope_theta, tie_word_embeddings
     const AdamW hyper = {.lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
-    static Weights weights, dweights, dweights_alone, m, v;  // static: large, and zero
+    static Weights weights, dweights, dweights_alone, m, v;  // static: too large for the stack
     static Acts acts, dacts;
     const Batch packed = pack(texts, sizeof texts / sizeof *texts);
     init_weights((real *)&weights);
