@@ -20,7 +20,7 @@ ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
 ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
-ifneq ($(MAKECMDGOALS),clean)
+ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
 $(error cJSON is missing. Run: sudo apt-get install libcjson-dev)
 endif
 endif
@@ -72,7 +72,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        gpu-check gpu-bench clean
+        simple gpu-check gpu-bench clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -230,6 +230,12 @@ test-sanitizers: $(SANITIZED)
 # The emulated kernels under 40 schedules: half an hour
 test-schedules: build/emu/test_cuda_kernels build/emu/test_cuda_attention
 	@SEEDS=20 tests/test_cuda_schedules.sh
+
+# The whole idea in one file of plain C; tests/test_simple.c holds llama.h to it
+simple: build/simple
+build/simple: dev/simple/train_llama.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(WARN) $< -o $@ -lm
 
 # What a token and an attention tile cost here, for --work-cost; what a plan does with your shards
 calibrate: build/$(BACKEND)/calibrate

@@ -35,10 +35,20 @@ check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
 check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names
 check kernels_h_knows_no_batch_and_time no_batch_and_time
-check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
+check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/simple/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
 else skip top_level_is_the_agreed_house 'not a git checkout'; fi
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'
+# dev/simple stays what one sitting can read: one file, libc and libm, no more than 400 lines
+at_most_lines() { awk -v most="$1" 'END { if (NR > most) print FILENAME ": " NR " lines"; exit NR > most }' "$2"; }
+simple=dev/simple/train_llama.c
+plain_c() { "$@" -fsyntax-only -std=c11 -pedantic -Wall -Wextra -Werror $simple; }
+includes_nothing_of_ours() { ! grep -n '#include "' $simple; }
+check simple_is_at_most_400_lines at_most_lines 400 $simple
+check simple_includes_nothing_of_the_project includes_nothing_of_ours
+check simple_is_plain_c_for_gcc plain_c gcc
+if command -v clang > /dev/null; then check simple_is_plain_c_for_clang plain_c clang
+else skip simple_is_plain_c_for_clang 'clang is not installed'; fi
 # every C file of the program and its tests, warnings as errors (gcc sees them in the build)
 clang_accepts() {
     local f
