@@ -23,10 +23,10 @@
 static inline const char *ranks_join(RanksHandOver hand_over) {
     static char problem[160];
     RanksMeeting m;
-    RanksPlace own = ranks_place();
     int listener = -1;
     ranks.num = ranks_launched();
     if (ranks.num == 1) return NULL;
+    RanksPlace own = ranks_place();
     if (own.rank < 0 || own.rank >= ranks.num) {
         ranks.num = 1;
         snprintf(problem, sizeof problem, "started as one of several ranks (%s), but %s is not one",

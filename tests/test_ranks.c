@@ -196,9 +196,69 @@ TEST(launchers_are_told_apart) {
     setenv("WORLD_SIZE", "8", 1);  // must not train alone
     CHECK(ranks_launched() == 8);
     CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
-    setenv("RANK", "8", 1);
-    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
     clear_env();
+}
+
+// Numbers of the environment that are none, or not of a rank: by name, and nothing trains.
+typedef struct {
+    const char *name, *value, *expected;
+} EnvCase;
+
+static const EnvCase env_cases[] = {
+    {"WORLD_SIZE", "-3", "from 1 to 65536"},
+    {"WORLD_SIZE", "0", "from 1 to 65536"},
+    {"WORLD_SIZE", "2 ", "from 1 to 65536"},
+    {"WORLD_SIZE", "", "from 1 to 65536"},
+    {"WORLD_SIZE", "99999999999999999999", "from 1 to 65536"},
+    {"WORLD_SIZE", "1", NULL},  // then RANK is none of them
+    {"RANK", "2", "from 0 to 1"},
+    {"RANK", "-1", "from 0 to 1"},
+    {"RANK", "1x", "from 0 to 1"},
+    {"LOCAL_RANK", "0x1", "from 0 to "},
+    {"LOCAL_WORLD_SIZE", "0", "from 1 to "},
+    {"MASTER_PORT", "99999999", "from 1 to 65535"},
+    {"MASTER_PORT", "29500;", "from 1 to 65535"},
+    {"RANKS_JOIN_SECONDS", "-5", "from 1 to "},
+    {"RANKS_JOIN_SECONDS", "5m", "from 1 to "},
+    {"SLURM_PROCID", "two", "from 0 to "},
+    {"OMPI_COMM_WORLD_RANK", "9\nwarning", "from 0 to 0"},
+    {"PMI_SIZE", "4.0", "from 1 to 65536"},
+};
+static const EnvCase *env_case;
+
+static int join_with_env(void) {
+    const int number = (int)(env_case - env_cases);
+    set_env("TORCHELASTIC_RUN_ID", number);  // the same job would speak once
+    set_env("PMIX_NAMESPACE", number);
+    set_env("SLURM_JOB_ID", number);
+    setenv("RANK", "1", 1);
+    if (strcmp(env_case->name, "SLURM_PROCID") == 0) {
+        unsetenv("WORLD_SIZE");
+        setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    }
+    if (strncmp(env_case->name, "OMPI", 4) == 0) setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+    if (strncmp(env_case->name, "PMI", 3) == 0) setenv("PMI_RANK", "0", 1);
+    setenv(env_case->name, env_case->value, 1);
+    setenv("RANKS_JOIN_SECONDS", strncmp(env_case->name, "RANKS", 5) ? "1" : env_case->value, 1);
+    return ranks_join(NULL) ? 1 : 0;
+}
+
+TEST(numbers_in_the_environment_are_whole_and_in_range) {
+    enum { CASES = sizeof env_cases / sizeof *env_cases };
+    Running run[CASES];
+    for (int i = 0; i < CASES; i++) {
+        env_case = &env_cases[i];
+        run[i] = begin_ranks(join_with_env, MASTER, 2, 1);
+    }
+    for (int i = 0; i < CASES; i++) {
+        const EnvCase *c = &env_cases[i];
+        char error[128];
+        Outcome o = end_ranks(&run[i]);
+        CHECK_MSG(o.codes[1] == 2, "%s=%s: %d\n%s", c->name, c->value, o.codes[1], o.said);
+        snprintf(error, sizeof error, "error: ranks: %s: expected a whole number %s",
+                 c->expected ? c->name : "RANK", c->expected ? c->expected : "from 0 to 0");
+        check_one_error(&o, error);
+    }
 }
 
 TEST(an_address_of_this_machine_alone_is_bound_alone) {
@@ -341,7 +401,7 @@ static int late_rank_0(void) {
     strcpy(stale.addresses, "127.0.0.1");
     strcpy(stale.port, "1");
     ranks_meeting_path(path, sizeof path);
-    if (ranks_env_number("OMPI_COMM_WORLD_RANK", 0) == 0) {
+    if (ranks_place().rank == 0) {
         if (ranks_write_meeting(&stale, path) != 0) return 2;
         ranks_sleep_ms(500);
     } else {

@@ -145,6 +145,19 @@ cmp {loop,reference}/final/model.safetensors && ok until_done_same_bits || bad l
 check_loop hopeless '137 8' 1
 check_loop usage 2 0
 
+# ---- a rank that never comes: before MPI_Init, where MPI would wait without end ---------------------
+# absent NAME PATTERN COMMAND...: the command is what rank 0 runs in front of the program
+absent() {
+    local name=$1 pattern=$2
+    shift 2
+    RANKS_JOIN_SECONDS=3 expect "$name" 8 "$pattern" timeout -k 5 60 "${mpi[@]}" bash -c \
+        '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 300; exec "$@"' sh "$@" \
+        "$train" "${flags[@]}" --out "$work/absent"
+}
+absent a_rank_that_never_comes_is_named 'within 3 s, found none of rank 1$' env
+absent without_a_way_but_mpi_the_wait_still_ends 'expected 3 ranks in MPI_Init within 3 s' \
+    env -u OMPI_COMM_WORLD_LOCAL_SIZE
+
 # ---- the launcher; another program ----------------------------------------------------------------
 { "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
 for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done

@@ -42,6 +42,8 @@ void comm_finalize(void) {}
 #else
 
 #include <mpi.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
 
 #ifdef GRADCHECK
 #define REAL MPI_DOUBLE
@@ -63,24 +65,67 @@ static void at_exit(int code, void *unused) {
     if (code == 0) comm_finalize();  // another code ends all ranks: see ranks_watch.h
 }
 
-const char *comm_init(void) {
-    int provided, num_found;
-    const int num_ranks = ranks_launched();
-    if (num_ranks == 1) return NULL;
+// MPI_Init returns when all ranks have called it, however long that takes: this thread ends the job
+// when it takes longer than ranks may take to come. started: an eventfd.
+static void *end_late_start(void *started) {
+    const RanksPlace own = ranks_place();
+    const int64_t limit_ms = ranks_join_ms();
+    struct pollfd in_time = {*(int *)started, POLLIN, 0};
+    if (poll(&in_time, 1, (int)limit_ms) != 0) return NULL;
+    ranks_die(RANKS_EXIT_LOST,
+              "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets the time",
+              "expected %d ranks in MPI_Init within %lld s, found rank %d on %s waiting for others",
+              ranks_launched(), (long long)limit_ms / 1000, own.rank, own.host);
+}
+
+static const char *start_mpi(void) {
+    const uint64_t one = 1;
+    int provided, started = eventfd(0, EFD_CLOEXEC);
+    pthread_t limit;
+    sigset_t all, before;
+    sigfillset(&all);  // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = started < 0 || pthread_create(&limit, NULL, end_late_start, &started) != 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) return "no thread to watch the start of MPI with";
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return "MPI does not start";
+    if (write(started, &one, sizeof one) == sizeof one) pthread_join(limit, NULL);
+    close(started);
+    return NULL;
+}
+
+static const char *check_mpi(int num_ranks) {
+    int num_found;
     MPI_Comm_size(MPI_COMM_WORLD, &num_found);
-    if (num_found != num_ranks) {
-        MPI_Finalize();
-        return "started as one of several ranks, but MPI finds no others: start them with mpirun";
-    }
+    if (num_found == num_ranks) return NULL;
+    MPI_Finalize();
+    return "started as one of several ranks, but MPI finds no others: start them with mpirun";
+}
+
+static const char *make_counts(int num_ranks) {
     counts = (int *)calloc(4 * (size_t)num_ranks, sizeof(int));
     if (!counts) return "no memory for the list of ranks";
     starts = counts + num_ranks;
     collect_counts = starts + num_ranks;
     collect_starts = collect_counts + num_ranks;
-    const char *missing = ranks_join(broadcast_by_mpi);
+    return NULL;
+}
+
+// On one machine the ranks meet before MPI starts, because MPI does not say which of them it waits
+// for; on several, MPI is how they find each other.
+const char *comm_init(void) {
+    const int num_ranks = ranks_launched();
+    if (num_ranks == 1) return NULL;
+    const RanksPlace own = ranks_place();
+    const int here = own.rank >= 0 && ranks_all_here(&own);
+    const char *missing = here ? ranks_join(NULL) : NULL;
+    if (!missing) missing = start_mpi();
+    if (!missing) missing = check_mpi(num_ranks);
+    if (!missing) missing = make_counts(num_ranks);
+    if (!missing && !here) missing = ranks_join(broadcast_by_mpi);
     if (missing) return missing;
+    on_exit(ranks_at_exit, NULL);  // before what MPI has set up to do at exit
     on_exit(at_exit, NULL);
     if (ranks_rank() == 0) return NULL;
     return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";
