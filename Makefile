@@ -98,7 +98,7 @@ build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
 # The same program, which fails where tests/test_ranks_failure.sh wants it to
 build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
                               $(KERNELS:%.c=build/cpu/%.o)
-	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
+	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 build/cpu/train_llama build/cpu/train_llama_faulty: LDLIBS += $(MPI_LIBS)
 build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
 # Made anew when MPI has come or gone since the last build
@@ -165,7 +165,7 @@ build/emu/tests/phase_fault.o: tests/phase_fault.c Makefile
 	@mkdir -p $(@D)
 	g++ $(EMUFLAGS) -x c++ -c $< -o $@
 build/emu/train_llama_faulty: build/emu/train_llama.o $(EMULATED) build/emu/tests/phase_fault.o
-	g++ -pthread $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
+	g++ -pthread $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
 	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
 

@@ -292,6 +292,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
 static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
+    comm_phase("compare", -1);
     llama_gather_weights(m);
     memset(&own, 0, sizeof own);
     rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
@@ -805,6 +806,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
     catch_signals();

@@ -590,9 +590,14 @@ static void be_slow(void) { ranks_sleep_ms((int)(limit_seconds * 500)); }
 static void be_slow_alive(void) {
     for (int i = 0; i < 10; i++, ranks_alive()) ranks_sleep_ms((int)(limit_seconds * 200));
 }
-static void save_long(void) {
+static void save_long(void) {  // what it writes is progress
     ranks_phase("save", 3);
-    ranks_sleep_ms((int)(limit_seconds * 2000));
+    be_slow_alive();
+}
+static void hang_in_save(void) {
+    ranks_phase("save", 3);
+    ranks_sleep_ms(300);
+    spin();
 }
 static void fail(void) {
     fprintf(stderr, "warning: before\nerror: a file: not there\nhint: make it\n");
@@ -637,15 +642,46 @@ static const FaultCase fault_cases[] = {
     {be_slow, 0, 0, 0, NULL},
     {be_slow_alive, 1, 0, 0, NULL},
     {save_long, 2, 0, 0, NULL},
+    {hang_in_save, 0, 8, 8, " in save of step 3, while others wait for it"},
     {be_slow, 1, 0, 0, NULL},
 };
 
-static int wait_in_vain(void) {  // each inside a collective that never ends, rank 2 in the first
+// Each inside a collective that never ends, rank 2 in the first: `blocked` in a call, or turning
+static int blocked;
+static int wait_in_vain(void) {
     if (ranks_join(NULL)) return 1;
     ranks_set_limit(limit_seconds);
     ranks_phase("reduce", 7);
-    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++) ranks_wait();
-    for (;;) ranks_sleep_ms(1000);
+    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++)
+        blocked ? ranks_wait_blocked() : ranks_wait();
+    for (;; ranks_sleep_ms(100))
+        if (!blocked) ranks_alive();
+}
+
+static int hang_in_a_collective(void) {  // before it has said anything to the others
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    ranks_phase("reduce", 7);
+    if (ranks_rank() == faulty) {
+        ranks_wait();
+        spin();
+    }
+    for (;;) ranks_barrier();
+}
+
+TEST(a_rank_hung_inside_a_collective_is_named) {
+    Running run[WORKERS];
+    for (faulty = 0; faulty < WORKERS; faulty++)
+        run[faulty] = begin_ranks(hang_in_a_collective, MASTER, WORKERS, 0);
+    for (int r = 0; r < WORKERS; r++) {
+        char error[64];
+        Outcome o = end_ranks(&run[r]);
+        CHECK_CODES(o, WORKERS, 8);
+        snprintf(error, sizeof error, "error: ranks: rank %d on ", r);
+        check_one_error(&o, error);
+        check_one_error(&o, " in reduce of step 7, while others wait for it");
+        CHECK_MSG(o.seconds < limit_seconds + 10, "%g s", o.seconds);
+    }
 }
 
 static void signal_all(const Running *run, int signal_number) {
@@ -655,16 +691,21 @@ static void signal_all(const Running *run, int signal_number) {
 // The last job is stopped and continued as a whole, as a launcher does that is suspended.
 TEST(killed_stopped_and_spinning_ranks_are_named_and_slow_ones_not) {
     enum { CASES = sizeof fault_cases / sizeof *fault_cases };
-    Running run[CASES], in_vain = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
+    Running run[CASES], in_vain[2];
+    for (blocked = 0; blocked < 2; blocked++)
+        in_vain[blocked] = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
     for (int i = 0; i < CASES; i++) run[i] = begin_fault(fault_cases[i].what, fault_cases[i].rank);
     ranks_sleep_ms(1000);
     signal_all(&run[CASES - 1], SIGSTOP);
     ranks_sleep_ms((int)(limit_seconds * 1500));
     signal_all(&run[CASES - 1], SIGCONT);
-    Outcome o = end_ranks(&in_vain);
-    CHECK_CODES(o, WORKERS, 8);
-    check_one_error(&o, " rank 2 on ");
-    CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
+    Outcome o;
+    for (blocked = 0; blocked < 2; blocked++) {
+        o = end_ranks(&in_vain[blocked]);
+        CHECK_CODES(o, WORKERS, 8);
+        check_one_error(&o, " rank 2 on ");
+        CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
+    }
     for (int i = 0; i < CASES; i++) {
         const FaultCase *c = &fault_cases[i];
         char error[64];

@@ -75,7 +75,7 @@ static inline void rank_field_weights(RankFields *f, const LlamaModel *m) {
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
         n = m->num_elements - at < LLAMA_IO_CHUNK ? m->num_elements - at : LLAMA_IO_CHUNK;
-        comm_phase("compare", -1);
+        comm_progress();
         weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }

@@ -18,7 +18,7 @@ void comm_merge(void *data_host, size_t bytes) { ranks_merge(data_host, bytes); 
 void comm_barrier(void) { ranks_barrier(); }
 void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
 void comm_heartbeat(double seconds) { ranks_set_limit(seconds); }
-void cpu_alive(void) { ranks_alive(); }
+void comm_progress(void) { ranks_alive(); }
 
 #ifndef WITH_MPI
 
@@ -134,14 +134,19 @@ const char *comm_init(void) {
 void comm_finalize(void) {
     if (ranks_num() == 1) return;
     ranks_phase("leave", 0);
-    ranks_wait();
+    ranks_wait_blocked();
     MPI_Finalize();
-    ranks_go();
+    ranks_go_blocked();
     ranks_leave();
 }
 
 // ------------------------------------------------------------------------------------------------
-// Flat buffers. MPI counts in int, which is enough for two thousand million parameters.
+// Flat buffers. MPI counts in int, which is enough for two thousand million parameters. No call
+// blocks: a rank that hangs inside a collective is told from those that wait for it there.
+
+static void wait_for(MPI_Request *request) {
+    for (int done = 0; !done; ranks_alive()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+}
 
 // counts and starts of what of from .. to - 1 is in each share
 static void fill_shares(const size_t *first, size_t from, size_t to) {
@@ -158,11 +163,13 @@ static void fill_shares(const size_t *first, size_t from, size_t to) {
 // ranks is put where the range begins, whichever share it is.
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
     const int rank = ranks_rank();
+    MPI_Request request;
     if (ranks_num() == 1 || from >= to) return 0;
     fill_shares(first, from, to);
     ranks_wait();
     const double start_ms = timer_now_ms();  // waiting for others is not this rank's work
-    MPI_Reduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     timer_leave_out(timer_now_ms() - start_ms);
     ranks_go();
     memmove(x + starts[rank], x + from, (size_t)counts[rank] * sizeof(real));
@@ -170,10 +177,12 @@ uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to)
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
+    MPI_Request request;
     if (ranks_num() == 1 || from >= to) return;
     fill_shares(first, from, to);
     ranks_wait();
-    MPI_Allgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD);
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
@@ -195,6 +204,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
         memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
         return;
     }
+    MPI_Request request;
     fill_shares(first, 0, first[ranks_num()]);
     int own = part_of_share(counts[ranks_rank()], at, chunk);
     for (int r = 0; r < ranks_num(); r++) {
@@ -204,23 +214,28 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
         collect_starts[r] = (int)((size_t)r * chunk);
     }
     ranks_wait();
-    MPI_Alltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
-                  MPI_COMM_WORLD);
+    MPI_Ialltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
+                   MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
 static void sum_over_ranks(double *parts, size_t n) {
+    MPI_Request request;
     if (ranks_num() == 1) return;
     ranks_wait();
-    MPI_Allreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Iallreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
 // Once a step: worth MPI's speed.
 int comm_max(int value) {
+    MPI_Request request;
     if (ranks_num() == 1) return value;
     ranks_wait();
-    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
     return value;
 }

@@ -31,6 +31,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
 }
 static void sum_over_ranks(double *, size_t) {}
 void comm_phase(const char *, int64_t) {}
+void comm_progress(void) {}
 
 #else
 
@@ -121,9 +122,9 @@ const char *comm_connect(bool even_alone) {
     if (num_ranks == 1 && !even_alone) return nullptr;
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
-    ranks_wait();
+    ranks_wait_blocked();
     NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
-    ranks_go();
+    ranks_go_blocked();
     create_stream();
     // before CUDA's own handlers, which may wait for kernels that wait for other ranks
     on_exit(ranks_at_exit, nullptr);
@@ -136,14 +137,14 @@ const char *comm_connect(bool even_alone) {
 void comm_finalize(void) {
     if (nccl) {
         ranks_phase("leave", 0);
-        ranks_wait();
+        ranks_wait_blocked();
         CUDA_CHECK(cudaStreamSynchronize(beside));
         CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
         pthread_mutex_lock(&watching);
         NCCL_CHECK(ncclCommDestroy(nccl));
         nccl = nullptr;
         pthread_mutex_unlock(&watching);
-        ranks_go();
+        ranks_go_blocked();
     }
     ranks_leave();
 }
@@ -152,8 +153,8 @@ void comm_finalize(void) {
 // What the watch of ranks.h hears of the GPU, which works on while the host is elsewhere: that it
 // comes to where it waits for the others and goes on, and that it has come through a phase.
 
-static void CUDART_CB device_waits(void *) { ranks_wait(); }
-static void CUDART_CB device_goes_on(void *) { ranks_go(); }
+static void CUDART_CB device_waits(void *) { ranks_wait_blocked(); }
+static void CUDART_CB device_goes_on(void *) { ranks_go_blocked(); }
 static void CUDART_CB device_is_alive(void *) { ranks_alive(); }
 
 static void mark(cudaStream_t stream, cudaHostFn_t what) {
@@ -282,6 +283,8 @@ void comm_phase(const char *phase, int64_t step) {
     ranks_phase(phase, step);
     if (nccl) mark(cuda_stream(), device_is_alive);
 }
+
+void comm_progress(void) { ranks_alive(); }
 
 #endif
 
