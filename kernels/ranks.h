@@ -185,6 +185,14 @@ static inline void ranks_merge(void *data, size_t bytes) {
 // Returns when all ranks have called it.
 static inline void ranks_barrier(void) { (void)ranks_max(0); }
 
+// For a library that logs to standard output, which ranks but 0 do not have: sets `variable`, which
+// names the file of its log, to standard error, unless it is set. What goes there is not held back:
+// it precedes the error. Not where standard error is a regular file: opening it would empty it.
+static inline void ranks_library_log(const char *variable) {
+    struct stat status;
+    if (fstat(2, &status) == 0 && !S_ISREG(status.st_mode)) setenv(variable, "/dev/stderr", 0);
+}
+
 // The last call: after it a rank may exit with any code.
 static inline void ranks_leave(void) {
     if (!ranks.joined) return;

@@ -858,4 +858,43 @@ TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
     CHECK_MSG(strcmp(o.said, "warning: of rank 0\n") == 0, "%s", o.said);
 }
 
+// Rank 1's standard output goes nowhere, as in the backends; its library says why it failed.
+static int fail_with_a_log(void) {
+    if (ranks_join(NULL)) return 1;
+    if (ranks_rank() == 0) {
+        ranks_barrier();
+        return 1;
+    }
+    struct stat status;
+    if (fstat(2, &status) != 0 || !freopen("/dev/null", "w", stdout)) return 1;
+    ranks_library_log("LIBRARY_LOG");
+    const char *path = getenv("LIBRARY_LOG");
+    if (S_ISREG(status.st_mode)) exit(path ? 1 : 11);  // it would be emptied
+    FILE *log = path ? fopen(path, "w") : stdout;
+    if (!log) return 1;
+    fprintf(log, "LIBRARY WARN no luck\n");
+    fclose(log);
+    fprintf(stderr, "error: library: it failed\nhint: see above\n");
+    exit(11);
+}
+
+TEST(what_a_library_logs_on_other_ranks_is_shown) {
+    Outcome o;
+    pid_t pids[2];
+    int port = free_port(), said[2];
+    CHECK(pipe(said) == 0);
+    memset(&o, 0, sizeof o);
+    for (int r = 0; r < 2; r++) pids[r] = start_rank(fail_with_a_log, MASTER, r, 2, port, said[1]);
+    close(said[1]);
+    for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], ranks_now_ms() + 60000);
+    for (ssize_t n, at = 0; (n = read(said[0], o.said + at, sizeof o.said - 1 - (size_t)at)) > 0;)
+        at += n;
+    close(said[0]);
+    CHECK_CODES(o, 2, 11);
+    check_one_error(&o, "error: library: it failed (rank 1 on ");
+    CHECK_MSG(strncmp(o.said, "LIBRARY WARN no luck\n", 21) == 0, "%s", o.said);
+    o = run_ranks(fail_with_a_log, MASTER, 2, 0);  // into a file
+    CHECK_CODES(o, 2, 11);
+}
+
 TEST_MAIN()

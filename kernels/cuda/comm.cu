@@ -57,7 +57,8 @@ static void report(const char *file, int line, const char *what, ncclResult_t st
     fflush(stdout);
     fprintf(stderr, "error: nccl: %s:%d: %s: %s%s%s\n", file, line, what,
             ncclGetErrorString(status), last && *last ? ": " : "", last ? last : "");
-    fprintf(stderr, "hint: NCCL_DEBUG=WARN says more; each rank needs a GPU of its own\n");
+    fprintf(stderr, "hint: NCCL_DEBUG=WARN says more (NCCL_DEBUG_FILE=nccl.%%h.%%p: in files); "
+                    "each rank needs a GPU of its own\n");
 }
 
 #define NCCL_CHECK(call_)                                \
@@ -122,6 +123,7 @@ const char *comm_connect(bool even_alone) {
     if (num_ranks == 1 && !even_alone) return nullptr;
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
+    if (rank > 0) ranks_library_log("NCCL_DEBUG_FILE");
     ranks_wait_blocked();
     NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
     ranks_go_blocked();
