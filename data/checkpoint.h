@@ -46,12 +46,9 @@ static inline bool checkpoint_path(const Checkpoint *ck, const char *file, char 
 static inline bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes,
                                        uint32_t crc, Error *err);
 
-// Whole small files: written, fsynced, registered. copy_file takes tokenizer.json and its like
-// along.
+// A whole small file: written, fsynced, registered.
 static inline bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data,
                                          size_t n, Error *err);
-static inline bool checkpoint_copy_file(Checkpoint *ck, const char *from_path, const char *file,
-                                        Error *err);
 
 // All or nothing. An older checkpoint of that name is renamed away first and removed afterwards. On
 // failure the temporary directory is removed and whatever was there before is still there.
@@ -63,6 +60,10 @@ static inline void checkpoint_abort(Checkpoint *ck);
 // Removes checkpoints older than the `keep` newest of those <= step, and stale temporary
 // directories. keep 0 = keep all. Its failure does not harm the checkpoint: warn and train on.
 static inline bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
+
+// Removes every checkpoint and final/, for a run that starts over. Killed in between, either the
+// newest one is still there or none is.
+static inline bool checkpoint_remove_all(const char *out_dir, Error *err);
 
 // At program start, under the lock: finishes or undoes what a killed run left (tmp removed, old put
 // back).
@@ -165,29 +166,6 @@ static inline bool checkpoint_write_file(Checkpoint *ck, const char *file, const
     return checkpoint_path(ck, file, path, sizeof path, err) && writer_open(&w, path, err) &&
            writer_write(&w, data, n, err) && writer_close(&w, err) &&
            checkpoint_register(ck, file, w.size_bytes, w.crc, err);
-}
-
-static inline bool checkpoint_copy_bytes(FileWriter *w, const File *from, Error *err) {
-    unsigned char chunk[1 << 14];
-    for (uint64_t done = 0, n; done < from->size_bytes; done += n) {
-        n = from->size_bytes - done < sizeof chunk ? from->size_bytes - done : sizeof chunk;
-        if (file_read_at(from, chunk, n, done, err) && writer_write(w, chunk, n, err)) continue;
-        writer_abort(w);
-        return false;
-    }
-    return writer_close(w, err);
-}
-
-static inline bool checkpoint_copy_file(Checkpoint *ck, const char *from_path, const char *file,
-                                        Error *err) {
-    File from;
-    FileWriter w;
-    char path[IO_PATH_MAX];
-    if (!checkpoint_path(ck, file, path, sizeof path, err) || !file_open(&from, from_path, "", err))
-        return false;
-    bool ok = writer_open(&w, path, err) && checkpoint_copy_bytes(&w, &from, err);
-    file_close(&from);
-    return ok && checkpoint_register(ck, file, w.size_bytes, w.crc, err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -355,6 +333,28 @@ static inline bool checkpoint_prune(const char *out_dir, int64_t step, int keep,
     return ok;
 }
 
+// Out of the readers' sight, for checkpoint_recover or this process to remove.
+static inline bool checkpoint_set_aside(const char *out_dir, const char *name, Error *err) {
+    char path[IO_PATH_MAX], aside[IO_PATH_MAX];
+    return path_join(path, sizeof path, out_dir, name, err) &&
+           path_printf(aside, sizeof aside, err, "%s.tmp-%ld", path, (long)getpid()) &&
+           (!path_exists(path) || (dir_remove_tree(aside, err) && io_rename(path, aside, err)));
+}
+
+static inline bool checkpoint_remove_all(const char *out_dir, Error *err) {
+    int64_t *steps = NULL;
+    int count = 0;
+    char name[64];
+    bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err) &&
+              checkpoint_set_aside(out_dir, "final", err);
+    while (ok && count-- > 0) {  // the oldest first
+        snprintf(name, sizeof name, "step-%08lld", (long long)steps[count]);
+        ok = checkpoint_set_aside(out_dir, name, err);
+    }
+    free(steps);
+    return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, err);
+}
+
 // ------------------------------------------------------------------------------------------------
 // Verifying
 
@@ -474,7 +474,7 @@ static inline bool checkpoint_find_newest(const char *out_dir, char *path, size_
     if (found || err->code) return found;
     if (count == 0) return true;
     return error_set(err, EXIT_BAD_INPUT,
-                     "start a new run in another directory, or restore a backup",
+                     "--overwrite starts over here; or restore a backup",
                      "%s: expected a good checkpoint, found %d damaged", out_dir, count);
 }
 

@@ -5,6 +5,7 @@
 //   host_*           memory or exit 5
 //   File             a file being read: bounded, EINTR-safe, exact
 //   FileWriter       a file being written: CRC32C of what was meant, fsync before close
+//   LineFile         a log: lines appended whole or not at all
 //   path_*, dir_*    paths in bounded buffers; directories made, synced, removed, probed, locked
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
@@ -74,6 +75,9 @@ static inline void text_copy(char *out, size_t capacity, const char *text) {
     memcpy(out, text, n);
     out[n] = 0;
 }
+
+// "1 document", "2 documents"
+static inline const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 // Control characters become \xNN in place, so that no file name can forge a second log line.
 static inline void text_sanitize(char *text, size_t capacity) {
@@ -258,6 +262,15 @@ static inline int io_open(const char *path, int flags, mode_t mode) {
         if (fd >= 0 || errno != EINTR) break;
     }
     return fd;
+}
+
+// For the start of main: where descriptor 0, 1 or 2 is closed it becomes /dev/null, else the next
+// file to be opened would take the number, and what is printed would go into it.
+static inline void io_open_standard_streams(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
 }
 
 static inline bool file_open(File *f, const char *path, const char *hint, Error *err) {
@@ -499,6 +512,101 @@ static inline bool writer_close(FileWriter *w, Error *err) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Logs
+
+typedef struct {
+    int fd;              // -1: not open
+    int64_t size_bytes;  // of whole lines: where the next one begins
+    int64_t lost;        // lines that could not be written since the last one that could
+    char path[IO_PATH_MAX];
+} LineFile;
+
+// Opens or makes the file, emptied if `empty`; else size_bytes is that of the file.
+static inline bool lines_open(LineFile *f, const char *path, bool empty, Error *err) {
+    struct stat st;
+    f->fd = -1;
+    f->size_bytes = f->lost = 0;
+    if (!path_printf(f->path, sizeof f->path, err, "%s", path)) return false;
+    f->fd = io_open(path, O_RDWR | O_CREAT | (empty ? O_TRUNC : 0), 0666);
+    if (f->fd < 0) return disk_error(err, path, "cannot open");
+    if (fstat(f->fd, &st) == 0) f->size_bytes = (int64_t)st.st_size;
+    return true;
+}
+
+static inline void lines_close(LineFile *f) {
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+}
+
+// *count: newlines among bytes from .. to - 1; *last: the end of the last such line, else `from`.
+static inline bool lines_count(const LineFile *f, int64_t from, int64_t to, int64_t *count,
+                               int64_t *last, Error *err) {
+    char chunk[1 << 12];
+    const File file = {f->fd, (uint64_t)f->size_bytes, f->path};
+    *count = 0;
+    *last = from;
+    for (int64_t n; from < to; from += n) {
+        n = to - from < (int64_t)sizeof chunk ? to - from : (int64_t)sizeof chunk;
+        if (!file_read_at(&file, chunk, (uint64_t)n, (uint64_t)from, err)) return false;
+        for (int64_t i = 0; i < n; i++) {
+            if (chunk[i] != '\n') continue;
+            ++*count;
+            *last = from + i + 1;
+        }
+    }
+    return true;
+}
+
+// Cuts the file to the lines that end within the first keep_bytes. *removed: those after them, the
+// last of which may be a piece of one.
+static inline bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err) {
+    const int64_t size = f->size_bytes;
+    int64_t kept, end, last;
+    if (keep_bytes > size) keep_bytes = size;
+    if (!lines_count(f, 0, keep_bytes, &kept, &end, err) ||
+        !lines_count(f, end, size, removed, &last, err))
+        return false;
+    *removed += last < size;
+    if (end < size && ftruncate(f->fd, (off_t)end) != 0)
+        return disk_error(err, f->path, "cannot shorten");
+    f->size_bytes = end;
+    return true;
+}
+
+// pwrite of all n bytes.
+static inline bool io_pwrite_all(int fd, const char *p, size_t n, int64_t offset) {
+    for (int interrupted = 0; n > 0;) {
+        ssize_t put = pwrite(fd, p, n, (off_t)offset);
+        if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
+        if (put == 0) errno = ENOSPC;
+        if (put <= 0) return false;
+        p += put;
+        n -= (size_t)put;
+        offset += put;
+    }
+    return true;
+}
+
+// Appends the n bytes of a line with its newline. On failure nothing of it is left in the file, and
+// f->lost counts it.
+static inline bool lines_append(LineFile *f, const char *line, size_t n, Error *err) {
+    if (io_pwrite_all(f->fd, line, n, f->size_bytes)) {
+        f->size_bytes += (int64_t)n;
+        return true;
+    }
+    disk_error(err, f->path, "a line could not be written");
+    f->lost++;
+    const int cut = ftruncate(f->fd, (off_t)f->size_bytes);
+    (void)cut;  // where it fails, the next line overwrites the piece
+    return false;
+}
+
+// What has been appended is on disk when it returns true.
+static inline bool lines_sync(const LineFile *f, Error *err) {
+    return f->fd < 0 || io_fsync(f->fd) || disk_error(err, f->path, "fsync failed");
+}
+
+// ------------------------------------------------------------------------------------------------
 // Directories
 
 static inline bool dir_create(const char *path, Error *err) {
@@ -609,6 +717,7 @@ static inline bool dir_probe(const char *dir, Error *err) {
 typedef struct {
     int fd;      // -1 = not locked
     bool works;  // false: this file system has no locks; nothing guards the directory, so warn
+    int dir_fd;  // the directory, whatever its path leads to by now
 } DirLock;
 
 static inline bool dir_lock_refused(int fd, const char *path, Error *err) {
@@ -624,7 +733,7 @@ static inline bool dir_lock_refused(int fd, const char *path, Error *err) {
 // of a dead owner, so there is nothing to clean up; the text in it only serves the message.
 static inline bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
-    lock->fd = -1;
+    lock->fd = lock->dir_fd = -1;
     lock->works = true;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
     int fd = io_open(path, O_RDWR | O_CREAT, 0666);
@@ -634,8 +743,10 @@ static inline bool dir_lock(DirLock *lock, const char *dir, Error *err) {
         lock->works = false;
         if (taken) dir_lock_refused(fd, dir, err);
         close(fd);
+        if (!taken) lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
         return !taken;
     }
+    lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
     lock->fd = fd;
     gethostname(host, sizeof host - 1);
     int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
@@ -644,9 +755,23 @@ static inline bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     return true;
 }
 
+// Does the path still lead to the directory that was locked? Another one in its place may be
+// somebody else's.
+static inline bool dir_lock_check(const DirLock *lock, const char *dir, Error *err) {
+    struct stat ours, found;
+    if (lock->dir_fd < 0 || fstat(lock->dir_fd, &ours) != 0) return true;
+    if (stat(dir, &found) == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino)
+        return true;
+    return error_set(err, EXIT_DISK, "put it back where it was",
+                     "%s: expected the directory that this run locked, found it renamed, removed "
+                     "or replaced",
+                     dir);
+}
+
 static inline void dir_unlock(DirLock *lock) {
     if (lock->fd >= 0) close(lock->fd);
-    lock->fd = -1;
+    if (lock->dir_fd >= 0) close(lock->dir_fd);
+    lock->fd = lock->dir_fd = -1;
 }
 
 #endif

@@ -35,6 +35,7 @@ MAGIC_U16, MAGIC_U32, OWN_MAGIC = 20240520, 20240801, 0x44415055
 BOS_FIRST, EOS_LAST = 1, 2
 HEADER_BYTES = 1024
 MAX_SHARD_TOKENS = 2**31 - 1         # the header's count is an int32
+BLOCK_TOKENS = 4096                  # that share a checksum
 MAX_FILE_BYTES = 1 << 30             # of a file that is one document, held in memory
 UNIT_BYTES, UNIT_FILES = 4 << 20, 256  # what a worker gets at a time
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -409,6 +410,27 @@ def crc32c(data):
     return crc ^ 0xffffffff
 
 
+CRC32C_PLANES = [bytes(value >> 8 * k & 255 for value in CRC32C_TABLE) for k in range(4)]
+
+
+def crc32c_blocks(data, size):
+    """CRC32C of every `size` bytes, a multiple of which data is; all blocks advance together, a
+    byte at a time, which is ten times as fast as one after another. A state is four planes: the
+    lowest bytes of all blocks, the next ones, ..."""
+    n, number = len(data) // size, int.from_bytes
+    first, second, third, fourth = CRC32C_PLANES
+    ones = (1 << 8 * n) - 1
+    a = b = c = d = ones
+    for i in range(size):
+        at = (a ^ number(data[i::size], "little")).to_bytes(n, "little")
+        a = b ^ number(at.translate(first), "little")
+        b = c ^ number(at.translate(second), "little")
+        c = d ^ number(at.translate(third), "little")
+        d = number(at.translate(fourth), "little")
+    planes = [(plane ^ ones).to_bytes(n, "little") for plane in (a, b, c, d)]
+    return [int.from_bytes(state, "little") for state in zip(*planes)]
+
+
 class ShardWriter:
     """train_00000.bin, train_00001.bin, ... of one split, each with its .idx."""
 
@@ -427,16 +449,35 @@ class ShardWriter:
             self.close()
         if not self.file:
             self.open()
-        self.file.write(tokens)
+        self.write(tokens)
         self.ends.append((self.ends[-1] if self.ends else 0) + count)
         self.lengths[count] += 1
+
+    def write(self, tokens):
+        """Tokens and, of the blocks that are complete, the checksums, some hundred at a time."""
+        self.file.write(tokens)
+        self.rest += tokens
+        size = BLOCK_TOKENS * self.token_bytes
+        if len(self.rest) >= 256 * size:
+            whole = len(self.rest) // size * size
+            self.sums.extend(crc32c_blocks(bytes(self.rest[:whole]), size))
+            del self.rest[:whole]
+
+    def checksums(self):
+        """Of all blocks; the last one may be shorter."""
+        size = BLOCK_TOKENS * self.token_bytes
+        whole = len(self.rest) // size * size
+        self.sums.extend(crc32c_blocks(bytes(self.rest[:whole]), size))
+        if len(self.rest) > whole:
+            self.sums.append(crc32c(self.rest[whole:]))
+        return struct.pack("<%dI" % len(self.sums), *self.sums)
 
     def open(self):
         self.stem = "%s_%05d" % (self.split, self.num_shards)
         self.num_shards += 1
         self.file = open(os.path.join(self.directory, self.stem + ".bin"), "wb", 1 << 20)
         self.file.write(b"\0" * HEADER_BYTES)
-        self.ends = array("Q")
+        self.ends, self.sums, self.rest = array("Q"), [], bytearray()
 
     def header(self):
         t, wide = self.tokenizer, self.token_bytes == 4
@@ -459,8 +500,10 @@ class ShardWriter:
         self.file = None
         if sys.byteorder != "little":
             self.ends.byteswap()
-        body = b"UNPADIDX" + struct.pack("<I4sQ", 1, head[1020:], len(self.ends)) \
-            + struct.pack("<Q", struct.unpack_from("<i", head, 8)[0]) + self.ends.tobytes()
+        num_tokens = struct.unpack_from("<i", head, 8)[0]
+        body = b"UNPADIDX" + struct.pack("<I4s", 2, head[1020:]) \
+            + struct.pack("<QQQ", len(self.ends), num_tokens, BLOCK_TOKENS) \
+            + self.ends.tobytes() + self.checksums()
         write_file(os.path.join(self.directory, self.stem + ".idx"),
                    body + struct.pack("<I", crc32c(body)))
         self.names.append(self.stem)

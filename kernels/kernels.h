@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#ifdef BACKEND_CUDA
+#if defined(BACKEND_CUDA) && defined(__cplusplus)
 #include <cuda_bf16.h>
 #endif
 
@@ -30,8 +30,13 @@ extern "C" {
 // floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd,
 // gradients of weights, optimizer state); fp32 in every build that ships, double in the
 // gradient-check build.
-#if defined(BACKEND_CUDA)
+#if defined(BACKEND_CUDA) && defined(__cplusplus)
 typedef __nv_bfloat16 floatX;
+typedef float real;
+#elif defined(BACKEND_CUDA)
+typedef struct {
+    uint16_t bits;
+} floatX;  // bf16: the host moves it and never computes with it
 typedef float real;
 #elif defined(GRADCHECK)
 typedef double floatX;

@@ -110,6 +110,6 @@ int __wrap_fsync(int fd) {
 // The weights are there when it returns: on the CPU, and where emulated work is done at the call.
 uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
     const uint64_t ticket = __real_comm_gather_begin(weights, first, from, to);
-    if (drifting && from == 0) weights[0] = (floatX)((float)weights[0] + 1e-2f);
+    if (drifting && from == 0) *(unsigned char *)weights ^= 0x40;  // a bit of the fraction
     return ticket;
 }

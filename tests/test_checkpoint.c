@@ -20,11 +20,10 @@ static const char *out_dir(void) {
 static void fresh_out_dir(void) {
     Error err = {0, "", ""};
     CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
-    CHECK(file_write_all(scratch("tokenizer.json"), "{\"version\": \"1.0\"}", 18, &err));
 }
 
-// A checkpoint with all that real ones have: a stream, a small file, a copy. Contents follow from
-// the step.
+// A checkpoint with all that real ones have: a stream and small files. Contents follow from the
+// step.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
     static SafetensorsWriter w;
     static float data[20000];
@@ -39,7 +38,7 @@ static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
         return false;
     int n = snprintf(state, sizeof state, "{\"step\": %lld}\n", (long long)step);
     return checkpoint_write_file(ck, "state.json", state, (size_t)n, err) &&
-           checkpoint_copy_file(ck, scratch("tokenizer.json"), "tokenizer.json", err);
+           checkpoint_write_file(ck, "tokenizer.json", "{\"version\": \"1.0\"}", 18, err);
 }
 
 static bool save(int64_t step, const char *name, Error *err) {
@@ -159,6 +158,23 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
 
+// What --keep 0 leaves: more than the list has room for at first.
+TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
+    enum { MANY = 40 };
+    Error err = {0, "", ""};
+    int64_t *steps;
+    int n = 0;
+    fresh_out_dir();
+    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
+    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
+    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %lld", i, (long long)steps[i]);
+    free(steps);
+    CHECK(newest() == MANY && damaged_seen == 0);
+    CHECK(checkpoint_prune(out_dir(), MANY, 30, &err) && count_names("step-") == 30);
+    CHECK(checkpoint_prune(out_dir(), MANY, 2, &err) && count_names("step-") == 2);
+    CHECK(newest() == MANY && damaged_seen == 0);
+}
+
 TEST(prune_keeps_the_newest) {
     Error err = {0, "", ""};
     fresh_out_dir();
@@ -171,6 +187,19 @@ TEST(prune_keeps_the_newest) {
     CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
     CHECK(checkpoint_prune(out_dir(), 40, 1, &err) &&
           newest() == 60);  // later ones are not its business
+}
+
+TEST(remove_all_leaves_what_is_not_ours) {
+    Error err = {0, "", ""};
+    fresh_out_dir();
+    CHECK(checkpoint_remove_all(out_dir(), &err));
+    for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
+    must_save(60, "final");
+    CHECK(file_write_all(scratch("out/log.jsonl"), "x\n", 2, &err));
+    CHECK(dir_create_all(scratch("out/step-00000040.tmp-4711"), &err));
+    CHECK(rename(scratch("out/step-00000050"), scratch("out/step-00000050.old-4711")) == 0);
+    CHECK_MSG(checkpoint_remove_all(out_dir(), &err), "%s", err.what);
+    CHECK(newest() == -1 && damaged_seen == 0 && count_names("") == 3);  // log.jsonl, . and ..
 }
 
 TEST(a_step_saved_again_is_replaced) {
@@ -681,6 +710,36 @@ TEST(killed_at_every_io_call) {
             if (calls > 0 && nth > calls) break;
             if (status == 0 && calls == 0 && how == FAULT_KILL) SKIP("built without -Wl,--wrap");
         }
+    printf("    %ld calls\n", calls);
+}
+
+// A run with checkpoints 1 to 3 is overwritten, and the process killed at each call: as before, or
+// nothing of it left.
+TEST(killed_while_all_is_removed) {
+    long calls = 0;
+    for (long nth = 1, status = 137; status; nth++) {
+        Error err = {0, "", ""};
+        int wait_status = 0;
+        fresh_out_dir();
+        for (int step = 1; step <= 3; step++) must_save(step, NULL);
+        must_save(3, "final");
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            fault_arm(FAULT_IO, nth, FAULT_KILL, false);
+            _exit(checkpoint_remove_all(out_dir(), &err) ? 0 : 1);
+        }
+        CHECK(waitpid(child, &wait_status, 0) == child && WIFEXITED(wait_status));
+        status = WEXITSTATUS(wait_status);
+        CHECK_MSG(status == 0 || status == 137, "exit %ld", status);
+        if (status == 0 && nth == 1) SKIP("built without -Wl,--wrap");
+        CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
+        const int64_t found = newest();
+        CHECK_MSG(damaged_seen == 0 && (found == 3 || (found == -1 && count_names("") == 2)),
+                  "killed at %ld: newest %lld, %d names", nth, (long long)found, count_names(""));
+        CHECK(status != 0 || found == -1);
+        calls = nth - 1;
+    }
     printf("    %ld calls\n", calls);
 }
 

@@ -246,6 +246,20 @@ TEST(a_device_error_names_the_call_and_the_work) {
               text);
 }
 
+TEST(code_for_other_gpus_says_how_to_build_for_this_one) {
+    char text[1000], expected[64];
+    for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
+        const int code = exit_code_of(text, sizeof text, [&] {
+            if (init()) exit(77);
+            fprintf(stderr, "CUDA_ARCHS=%d\n", cuda_arch());
+            cuda_fail("file", 7, "a_kernel", status);
+        });
+        if (code == 77) SKIP("no GPU");
+        CHECK(code == 11 && sscanf(text, "%63s", expected) == 1);
+        CHECK_MSG(strstr(strchr(text, '\n'), expected), "expected %s in %s", expected, text);
+    }
+}
+
 // (A missing GPU: tests/test_cuda_ranks.sh)
 TEST(an_unknown_matmul_is_said_in_one_line) {
     char text[1000];

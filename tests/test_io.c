@@ -1,7 +1,9 @@
-// data/io.h and data/json.h: bounds, exactness, locks, strict JSON.
+// data/io.h, data/json.h and data/sha256.h: bounds, exactness, locks, strict JSON, checksums.
 #include "../data/json.h"
+#include "../data/sha256.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "scratch.h"
@@ -56,6 +58,34 @@ TEST(crc32c_vectors) {
     CHECK(crc32c(0, ones, 32) == 0x62a8ab43u);
     CHECK(crc32c(0, up, 32) == 0x46dd794eu);
     CHECK(crc32c(0, "", 0) == 0);
+}
+
+static void check_sha256(const char *text, size_t repeat, const char *expected) {
+    Sha256 s;
+    unsigned char digest[32];
+    char hex[65];
+    const size_t n = strlen(text);
+    for (size_t piece = 1; piece <= 129; piece += 64) {
+        size_t done = 0;
+        sha256_begin(&s);
+        for (size_t i = 0; i < repeat; i++)
+            for (done = 0; done < n; done += piece)
+                sha256_add(&s, text + done, n - done < piece ? n - done : piece);
+        sha256_end(&s, digest);
+        for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+        CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
+    }
+}
+
+TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the padding
+    check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
+                 "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    check_sha256("a", 1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    check_sha256("a", 55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
+    check_sha256("a", 56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
+    check_sha256("a", 64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
 }
 
 TEST(crc32c_paths_and_pieces_agree) {
@@ -325,6 +355,116 @@ TEST(lock_races) {
         int status = 0;
         waitpid(children[i], &status, 0);
         CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
+    }
+}
+
+TEST(another_directory_in_place_of_the_locked_one_is_noticed) {
+    DirLock lock;
+    Error err = {0, "", ""}, moved = {0, "", ""}, replaced = {0, "", ""};
+    char aside[256], place[256];
+    snprintf(aside, sizeof aside, "%s", scratch("aside"));
+    snprintf(place, sizeof place, "%s", scratch("place"));
+    CHECK(dir_create_all(place, &err) && dir_lock(&lock, place, &err) && lock.works);
+    CHECK(dir_lock_check(&lock, place, &err));
+    CHECK(rename(place, aside) == 0 && !dir_lock_check(&lock, place, &moved));
+    CHECK(moved.code == EXIT_DISK && strstr(moved.what, place));
+    CHECK(dir_create(place, &err) && !dir_lock_check(&lock, place, &replaced));
+    CHECK(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
+    dir_unlock(&lock);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Logs
+
+static const char lines[] = "one\ntwo\nthree\n";
+
+static void put_line(LineFile *f, const char *line) {
+    Error err = {0, "", ""};
+    CHECK_MSG(lines_append(f, line, strlen(line), &err), "%s", err.what);
+}
+
+static void check_lines(const char *path, const char *expected) {
+    uint64_t n = 0;
+    char *text = read_back(path, &n);
+    CHECK_MSG(text && strcmp(text, expected) == 0, "found \"%s\"", text ? text : "");
+    free(text);
+}
+
+TEST(lines_are_appended_and_cut) {
+    // bytes to keep, what is left, lines removed
+    static const struct {
+        int64_t keep;
+        const char *left;
+        int64_t removed;
+    } cuts[] = {{100, "one\ntwo\nthree\n", 0}, {14, "one\ntwo\nthree\n", 0},
+                {13, "one\ntwo\n", 1},          {8, "one\ntwo\n", 1},
+                {7, "one\n", 2},                {4, "one\n", 2},
+                {3, "", 3},                     {0, "", 3}};
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        LineFile f;
+        Error err = {0, "", ""};
+        int64_t removed = -1;
+        CHECK(lines_open(&f, scratch("log"), true, &err));
+        for (const char *line = lines; *line; line = strchr(line, '\n') + 1)
+            CHECK(lines_append(&f, line, (size_t)(strchr(line, '\n') + 1 - line), &err));
+        lines_close(&f);
+        CHECK(lines_open(&f, scratch("log"), false, &err) && f.size_bytes == 14);
+        CHECK(lines_cut(&f, cuts[i].keep, &removed, &err) && removed == cuts[i].removed);
+        check_lines(scratch("log"), cuts[i].left);
+        put_line(&f, "x\n");
+        CHECK(lines_sync(&f, &err) && f.size_bytes == (int64_t)strlen(cuts[i].left) + 2);
+        lines_close(&f);
+    }
+}
+
+TEST(a_piece_of_a_line_at_the_end_counts_as_one) {
+    LineFile f;
+    Error err = {0, "", ""};
+    int64_t removed = -1;
+    CHECK(file_write_all(scratch("torn"), "one\ntwo\nthr", 11, &err));
+    CHECK(lines_open(&f, scratch("torn"), false, &err) && lines_cut(&f, 11, &removed, &err));
+    CHECK(removed == 1 && f.size_bytes == 8);
+    lines_close(&f);
+    check_lines(scratch("torn"), "one\ntwo\n");
+}
+
+// A file that may have 10 bytes, then 100: the line between is lost, and only as a whole.
+TEST(lines_are_whole_on_a_full_disk) {
+    struct rlimit before, full = {10, 0}, roomy = {100, 0};
+    LineFile f;
+    Error err = {0, "", ""}, full_err = {0, "", ""}, again = {0, "", ""};
+    CHECK(lines_open(&f, scratch("full"), true, &err) && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    full.rlim_max = roomy.rlim_max = before.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    put_line(&f, "12345\n");
+    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+    CHECK(!lines_append(&f, "abcdefgh\n", 9, &full_err) && full_err.code == EXIT_DISK);
+    CHECK(!lines_append(&f, "abcdefgh\n", 9, &again) && f.lost == 2 && f.size_bytes == 6);
+    CHECK(setrlimit(RLIMIT_FSIZE, &roomy) == 0);
+    check_lines(scratch("full"), "12345\n");
+    put_line(&f, "67890\n");
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, SIG_DFL);
+    lines_close(&f);
+    check_lines(scratch("full"), "12345\n67890\n");
+}
+
+TEST(closed_standard_streams_become_dev_null) {
+    for (int closed = 0; closed < 8; closed++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            for (int fd = 0; fd < 3; fd++)
+                if (closed >> fd & 1) close(fd);
+            io_open_standard_streams();
+            int next = open("/dev/null", O_RDONLY);
+            _exit(next > 2 && fcntl(0, F_GETFD) == 0 && fcntl(1, F_GETFD) == 0 &&
+                          fcntl(2, F_GETFD) == 0
+                      ? 0
+                      : 1);
+        }
+        waitpid(child, &status, 0);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d", closed);
     }
 }
 

@@ -28,6 +28,7 @@ static const Option table[] = {
     {"out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "the same bits every time"},
     {"overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"},
+    OPTION_ELSEWHERE("output-dir", "it is --out"),
     {"no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"},
     {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
     {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
@@ -36,7 +37,7 @@ static const Option table[] = {
     OPTION_END,
 };
 
-enum { MAX_ARGS = 16 };
+enum { MAX_ARGS = 32 };
 
 // Splits at spaces ("_" stands for an empty argument) and parses.
 static bool parse(const char *line, Error *err) {
@@ -105,6 +106,12 @@ TEST(limits_of_types) {
           o.any_double == -5);
     must_parse("--any-int 007 --any-int64 -0 --any-float +1E-3");
     CHECK(o.any_int == 7 && o.any_int64 == 0 && o.any_float == 1e-3f);
+    must_parse("--any-int 1e3 --any-int64 -2.50E+6 --steps 1.2340e3");
+    CHECK(o.any_int == 1000 && o.any_int64 == -2500000 && o.steps == 1234);
+    must_parse("--any-int .5e1 --any-int64 9.223372036854775807e18 --steps 5.e0");
+    CHECK(o.any_int == 5 && o.any_int64 == INT64_MAX && o.steps == 5);
+    must_parse("--any-int64 0e999");
+    CHECK(o.any_int64 == 0);
 }
 
 TEST(errors_say_what_and_what_to_do) {
@@ -128,7 +135,22 @@ TEST(errors_say_what_and_what_to_do) {
         {"--steps --lr 1", "--steps: expected a value", "--name=value"},
         {"--steps=", "--steps: expected a whole number, found \"\"", ""},
         {"--steps _", "expected a whole number", ""},
-        {"--steps 1e3", "expected a whole number, found \"1e3\"", ""},
+        {"--steps 1e", "expected a whole number, found \"1e\"", ""},
+        {"--steps 1e-3", "expected a whole number", ""},
+        {"--steps e3", "expected a whole number", ""},
+        {"--steps .e3", "expected a whole number", ""},
+        {"--steps 1.5e0", "expected a whole number", ""},
+        {"--steps 1.2345e3", "expected a whole number", ""},
+        {"--steps 1e3e3", "expected a whole number", ""},
+        {"--steps 1e3x", "expected a whole number", ""},
+        {"--steps 1e1000", "expected a whole number", ""},
+        {"--steps 1.5", "expected a whole number", ""},
+        {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
+        {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
+        {"--any-int64 1e999", "expected a number from", ""},
+        {"--output-dir x", "--output-dir: unknown option", "it is --out"},
+        {"--output_dir=x", "--output_dir=x: unknown option", "it is --out"},
+        {"--output-dirs x", "unknown option", "see --help"},
         {"--steps 1.0", "expected a whole number", ""},
         {"--steps +1", "expected a whole number", ""},
         {"--steps 0x10", "expected a whole number", ""},
@@ -211,7 +233,8 @@ TEST(help_fits_and_names_everything) {
         CHECK_MSG(length <= 100, "%.*s", (int)length, line);
         CHECK_MSG(length == 0 || line[length - 1] != ' ', "%.*s", (int)length, line);
     }
-    for (const Option *p = table; p->name; p++) CHECK_MSG(strstr(text, p->name), "%s", p->name);
+    for (const Option *p = table; p->name; p++)
+        CHECK_MSG(!strstr(text, p->name) == (p->kind == OPTION_KIND_HINT), "%s", p->name);
     CHECK(strncmp(text, "usage: program [options]\n\ndata:\n", 32) == 0);
     CHECK(strstr(text, "(default: 3e-4)") && strstr(text, "--layout packed|padded|rows|repad\n"));
     CHECK(strstr(text, "--[no-]overlap") && strstr(text, "(default: on)") &&
@@ -250,6 +273,78 @@ TEST(values_as_json) {
          cJSON_IsNull(cJSON_GetObjectItem(root, "resume"));
     cJSON_Delete(root);
     CHECK_MSG(ok, "%s", text);
+}
+
+// What a run with arguments `first` stores, and then a start with arguments `second` makes of it, in
+// o; the changes it prints in `changes`.
+static void take(const char *first, const char *second, char *changes, size_t capacity) {
+    static char text[4096], words[512];
+    char *argv[MAX_ARGS + 1];
+    int argc = 0;
+    JsonWriter w;
+    Error err = {0, "", ""};
+    must_parse(first);
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    options_write_json(table, &w);
+    json_end(&w, '}');
+    must_parse(second);
+    snprintf(words, sizeof words, "program %s", second);
+    for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    cJSON *stored = json_parse(text, w.n, "options", &err);
+    CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s", err.what);
+    memset(changes, 0, capacity);
+    FILE *out = fmemopen(changes, capacity, "w");
+    CHECK(out);
+    options_print_changes(table, argc, argv, stored, "out|resume", out);
+    fclose(out);
+    cJSON_Delete(stored);
+}
+
+TEST(stored_values_are_taken_unless_given) {
+    char changes[1024];
+    take("--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
+         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-double 0.1 --any-int -5",
+         "--steps 9 --overlap", changes, sizeof changes);
+    CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 9000000000000000);
+    CHECK(o.lr == 1.7e-3f && o.deterministic);
+    CHECK_MSG(o.any_float == 1e-30f && o.any_double == 0.1, "%.9g %.17g", (double)o.any_float,
+              o.any_double);
+    CHECK(o.any_int == -5 && o.steps == 9 && o.overlap);
+    CHECK(strcmp(o.out, "out") == 0 && !o.resume);  // excepted
+    CHECK_MSG(strcmp(changes, "resume: --steps 7 -> 9\nresume: --overlap false -> true\n") == 0,
+              "%s", changes);
+    free((void *)o.train_data);
+}
+
+TEST(given_values_that_are_the_stored_ones_are_no_change) {
+    char changes[1024];
+    take("--steps 7 --lr 0.1 --layout rows", "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap "
+         "--train-data d --any-double 1e300", changes, sizeof changes);
+    CHECK_MSG(strcmp(changes, "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
+                              "resume: --any-double 0 -> 1e+300\n") == 0, "%s", changes);
+}
+
+TEST(stored_values_of_another_kind_are_refused) {
+    static const char *const bad[] = {
+        "{\"steps\": \"7\"}", "{\"steps\": 0}",       "{\"steps\": 1.5}",  "{\"lr\": true}",
+        "{\"layout\": 1}",    "{\"layout\": \"new\"}", "{\"out\": 1}",     "{\"lr\": null}",
+        "{\"steps\": 1e300}", "{\"overlap\": 1}",      "{\"steps\": [1]}",
+    };
+    char *argv[] = {(char *)"p", NULL};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Error err = {0, "", ""};
+        must_parse("");
+        cJSON *stored = json_parse(bad[i], strlen(bad[i]), "options", &err);
+        CHECK_MSG(stored && !options_take(table, 1, argv, stored, "resume", &err), "%s", bad[i]);
+        CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "--"), "%s: %s", bad[i], err.what);
+        cJSON_Delete(stored);
+    }
+    Error err = {0, "", ""};
+    must_parse("");
+    cJSON *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
+    CHECK(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
+    cJSON_Delete(older);
 }
 
 // Any arguments: an answer, never a crash, and values within their ranges.

@@ -162,7 +162,7 @@ check_loop usage 2 0
 absent() {
     local name=$1 pattern=$2
     shift 2
-    RANKS_JOIN_SECONDS=3 expect "$name" 8 "$pattern" timeout -k 5 60 "${mpi[@]}" bash -c \
+    RANKS_JOIN_SECONDS=3 expect "$name" 8 "$pattern" "${mpi[@]}" bash -c \
         '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 300; exec "$@"' sh "$@" \
         "$train" "${flags[@]}" --out "$work/absent"
 }
@@ -171,12 +171,12 @@ absent without_a_way_but_mpi_the_wait_still_ends 'expected 3 ranks in MPI_Init w
     env -u OMPI_COMM_WORLD_LOCAL_SIZE
 
 # ---- the launcher; another program ----------------------------------------------------------------
-{ "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
-for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done
-kill -9 $(pids_of "mpirun --allow-run-as-root --oversubscribe -n 3 $train")
-wait
-for _ in $(seq 100); do [ -z "$(pids_of "--out $work/orphans")" ] && break; sleep 0.1; done
-if [ -z "$(pids_of "--out $work/orphans")" ]; then ok ranks_end_with_their_launcher
+"${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1 &
+launcher=$!
+disown $launcher        # bash would say that it was killed
+await_line $launcher '^step' orphans.txt || bad orphans 'it ended before its first step'
+kill -9 $launcher
+if await_gone "--out $work/orphans"; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
 timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 1 "$train" "${flags[@]}" --out "$work/p" \
     : -n 1 "$faulty" "${flags[@]}" --out "$work/p" > program.txt 2>&1

@@ -5,7 +5,7 @@
 
 #include "../data/options.h"  // defines: Option
 #include "../llama.h"         // defines: LlamaModel
-#include "weights.h"          // defines: llama_chunk
+#include "weights.h"          // defines: llama_list
 
 // ------------------------------------------------------------------------------------------------
 // Fields: names and hashes that are compared across ranks
@@ -36,6 +36,7 @@ static inline void rank_field_options(RankFields *f, const Option *table) {
     char text[8192];
     for (const Option *option = table; option->name; option++) {
         JsonWriter w;
+        if (!option->address) continue;
         json_writer_init(&w, text, sizeof text, 0);
         json_begin(&w, NULL, '{');
         options_write_one(option, &w);
@@ -71,10 +72,10 @@ static inline void rank_field_checkpoint(RankFields *f, const char *dir) {
 
 // All weights as fp32, the exact master: those that this rank computes with.
 static inline void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < LLAMA_IO_CHUNK ? m->num_elements - at : LLAMA_IO_CHUNK;
+        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
         comm_progress();
         weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));

@@ -13,19 +13,48 @@
 // The model: config.json, generation_config.json, tokenizer files, model.safetensors: what
 // from_pretrained loads
 
-// Tokenizer files travel with every model we write. dir NULL: there are none.
-static inline bool save_tokenizer(Checkpoint *ck, const char *dir, Error *err) {
-    static const char *const names[] = {
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
-        "merges.txt",     "tokenizer.model"};
+// Small files of a model directory that every model we write carries unchanged. They are read once,
+// at the start, so that nothing that happens to that directory later takes them away.
+static const char *const model_file_names[] = {
+    "generation_config.json",  // the others are the tokenizer's
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"};
+enum {
+    NUM_MODEL_FILES = sizeof model_file_names / sizeof *model_file_names,
+    GENERATION_CONFIG = 0,
+    FIRST_TOKENIZER_FILE = 1,
+};
+
+typedef struct {
+    char *text[NUM_MODEL_FILES];  // NULL: there is none
+    uint64_t size_bytes[NUM_MODEL_FILES];
+} ModelFiles;
+
+// Files first .. last - 1 of the table, those that `dir` has. *found: how many.
+static inline bool model_files_read(ModelFiles *f, const char *dir, int first, int last, int *found,
+                                    Error *err) {
+    const uint64_t max_bytes = 1 << 28;
     char path[IO_PATH_MAX];
-    for (size_t i = 0; dir && i < sizeof names / sizeof *names; i++) {
-        if (!path_join(path, sizeof path, dir, names[i], err)) return false;
-        if (path_exists(path) && !checkpoint_copy_file(ck, path, names[i], err)) return false;
+    *found = 0;
+    for (int i = first; i < last; i++) {
+        if (!path_join(path, sizeof path, dir, model_file_names[i], err)) return false;
+        if (!path_exists(path)) continue;
+        f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
+        if (!f->text[i]) return false;
+        ++*found;
     }
     return true;
 }
 
+static inline bool save_model_files(Checkpoint *ck, const ModelFiles *f, Error *err) {
+    for (int i = 0; i < NUM_MODEL_FILES; i++)
+        if (f->text[i] && !checkpoint_write_file(ck, model_file_names[i], f->text[i],
+                                                 (size_t)f->size_bytes[i], err))
+            return false;
+    return true;
+}
+
+// For a model that came without one.
 static inline bool save_generation_config(Checkpoint *ck, const LlamaConfig *c, Error *err) {
     char text[256];
     JsonWriter w;
@@ -34,16 +63,17 @@ static inline bool save_generation_config(Checkpoint *ck, const LlamaConfig *c, 
     if (c->bos_token_id >= 0) json_int(&w, "bos_token_id", c->bos_token_id);
     if (c->eos_token_id >= 0) json_int(&w, "eos_token_id", c->eos_token_id);
     json_end(&w, '}');
-    return checkpoint_write_file(ck, "generation_config.json", text, w.n, err);
+    return checkpoint_write_file(ck, model_file_names[GENERATION_CONFIG], text, w.n, err);
 }
 
-static inline bool save_model(Checkpoint *ck, const LlamaModel *m, const char *tokenizer_dir,
+static inline bool save_model(Checkpoint *ck, const LlamaModel *m, const ModelFiles *files,
                               Error *err) {
     char text[8192], path[IO_PATH_MAX];
     SafetensorsWriter w;
     size_t n = llama_config_text(&m->config, "float32", text, sizeof text);
     return checkpoint_write_file(ck, "config.json", text, n, err) &&
-           save_generation_config(ck, &m->config, err) && save_tokenizer(ck, tokenizer_dir, err) &&
+           (files->text[GENERATION_CONFIG] || save_generation_config(ck, &m->config, err)) &&
+           save_model_files(ck, files, err) &&
            checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
            llama_save_weights(m, path, &w, err) &&
            checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
@@ -64,13 +94,15 @@ typedef struct {
     int64_t value;
     int64_t before;  // what checkpoints stand for that do not have it; -1: all have
 } StateField;
-enum { STATE_PLAN_FIELDS = 10 };
+enum { STATE_PLAN_FIELDS = 11 };
 
 static inline void state_plan_fields(StateField *f, const PlanSettings *p,
-                                     uint64_t data_fingerprint) {
+                                     uint64_t data_fingerprint, uint64_t token_fingerprint) {
     const PlanSettings usual = plan_settings();
+    const int64_t tokens = (int64_t)(token_fingerprint >> 12);  // 52 bits: exact in JSON
     StateField fields[STATE_PLAN_FIELDS] = {
-        {"data_fingerprint", (int64_t)(data_fingerprint >> 12), -1},  // 52 bits: exact in JSON
+        {"data_fingerprint", (int64_t)(data_fingerprint >> 12), -1},
+        {"token_fingerprint", tokens, tokens},
         {"seed", (int64_t)p->seed, -1},
         {"max_seqlen", p->max_seqlen, -1},
         {"micro_batch_tokens", p->capacity, -1},

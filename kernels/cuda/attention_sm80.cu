@@ -316,8 +316,10 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
             for (int n = 0; n < COLS / 8; n++)
                 top = fmaxf(top, fmaxf(s.x[m][n][2 * i], s.x[m][n][2 * i + 1]));
             top = quad_max(top);
+            // 0 at the first tile, exactly 1 where the maximum stays: contracted to FMA, a
+            // difference of products would not be 0, and every tile would scale O by the same error
+            const float keep = ex2((state.top.x[m][i] - top) * scale_log2e);
             const float shift = top * scale_log2e;
-            const float keep = ex2(state.top.x[m][i] * scale_log2e - shift);  // 0 at the first tile
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
@@ -560,7 +562,11 @@ struct BackwardKvSizes {
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
     static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
-    static constexpr int CTAS = D == 64 ? 3 : 2;  // per SM
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+    static constexpr int CTAS = 2;  // per SM: ptxas spills with registers for three
+#else
+    static constexpr int CTAS = D == 64 ? 3 : 2;
+#endif
 };
 
 // As dsoftmax_rows, for columns that are queries; s stays P, for dV.
@@ -624,16 +630,16 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
         cp_async_commit();
         const int i = threadIdx.x % Z::QUERIES;
         const int64_t at = next_head * s.total_tokens + row + i;
-        const bool is_lse = (int)threadIdx.x < Z::QUERIES;
         float value = 0;
         if (i < rows && (int)threadIdx.x < Z::STATISTICS)
-            value = is_lse ? lse[at] * LOG2E : delta[at];
+            value = (int)threadIdx.x < Z::QUERIES ? lse[at] : delta[at];
         if (++next_tile == num_tiles) next_tile = 0, next_head++;
         return value;
     };
     auto store_statistics = [&](int j, float value) {
+        const float factor = (int)threadIdx.x < Z::QUERIES ? LOG2E : 1;
         if ((int)threadIdx.x < Z::STATISTICS)
-            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value;
+            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value * factor;
     };
     static_assert(Z::STATISTICS <= THREADS, "at most one value a thread");
 

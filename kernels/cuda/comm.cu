@@ -19,7 +19,9 @@ const char *comm_init(void) {
                ? "started as one of several ranks, but the CUDA backend was built without NCCL"
                : nullptr;
 }
-const char *comm_connect(bool even_alone) { return even_alone ? "built without NCCL" : nullptr; }
+extern "C" const char *comm_connect(bool even_alone) {
+    return even_alone ? "built without NCCL" : nullptr;
+}
 void comm_finalize(void) {}
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
@@ -115,7 +117,7 @@ static void create_stream() {
         CUDA_CHECK(cudaEventCreateWithFlags(&moved[i], cudaEventDisableTiming));
 }
 
-const char *comm_connect(bool even_alone) {
+extern "C" const char *comm_connect(bool even_alone) {
     ncclUniqueId id;
     pthread_t thread;
     rank = ranks_rank();

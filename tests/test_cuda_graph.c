@@ -27,7 +27,7 @@ static void make_model(LlamaModel *m, int num_leaves) {
     const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);
-    LlamaSizes sizes = {CAPACITY, LONGEST, false, true};
+    LlamaSizes sizes = {CAPACITY, LONGEST, false, true, 0, 0};
     llama_plan(m, &config, sizes);
     LlamaRanks in_order = {0, 1, false, true, num_leaves, num_leaves};
     if (num_leaves) llama_plan_ranks(m, in_order);
