@@ -69,7 +69,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 # tests/phase_fault.c in front of the program: fails where tests/test_ranks_failure.sh wants it to
-PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
+PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
         simple gpu-check gpu-bench clean

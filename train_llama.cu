@@ -328,6 +328,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
 static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
+    comm_phase("compare", -1);
     llama_gather_weights(m);
     memset(&own, 0, sizeof own);
     rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
@@ -409,8 +410,18 @@ static void check_ranks_agree(void) {
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
-    rank_field_text(&own, "checkpoint", run.resume_dir);
+    rank_field_checkpoint(&own, run.resume_dir);
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
+}
+
+// With --zero 1 a rank's other weights would get into those of all at the first update.
+static void check_ranks_start_alike(const LlamaModel *m) {
+    static RankFields own;
+    if (comm_num_ranks() == 1) return;
+    comm_phase("compare", -1);
+    rank_field_weights(&own, m);
+    rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
+    comm_phase("set-up", -1);
 }
 
 static void print_ranks(const LlamaModel *m) {
@@ -980,6 +991,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
     catch_signals();
@@ -1017,6 +1029,7 @@ int main(int argc, char **argv) {
     must(llama_allocate(m, &err), &err);
     if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
     init_weights(m);
+    check_ranks_start_alike(m);
     if (o.check_packing) return check_packing_or_exit(m);
 
     if (o.steps == 0) {

@@ -328,9 +328,11 @@ void comm_barrier(void);
 
 // What the main thread comes to, for the message when this rank is lost or stuck, and the mark of
 // its progress: "forward", "save", ... at most 15 characters. step: 1 for the first; 0: none; -1:
-// as before. A rank that the others wait for, and that says nothing for as long as comm_heartbeat
-// allows, ends the job with exit code 8.
+// as before. A rank that the others wait for, and that makes no progress for as long as
+// comm_heartbeat allows (ten times that in "set-up"), ends the job with exit code 8.
 void comm_phase(const char *phase, int64_t step);
+// A mark of progress alone, from any thread: what takes long makes it for each part.
+void comm_progress(void);
 void comm_heartbeat(double seconds);  // 60 at first; 0: wait for ever
 
 // The last call: after it a rank may exit with any code.

@@ -54,6 +54,32 @@ static void must_save(int64_t step, const char *name) {
     CHECK_MSG(save(step, name, &err), "%s", err.what);
 }
 
+static int parts_moved;
+static void count_part(void) { parts_moved++; }
+
+TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
+    enum { CHUNK = 1 << 20 };
+    static unsigned char data[CHUNK];
+    static FileWriter w;
+    Error err = {0, "", ""};
+    int syncs = 0;
+    unlink(scratch("large"));
+    CHECK_MSG(writer_open(&w, scratch("large"), &err), "%s", err.what);
+    fault_arm(FAULT_IO, 0, 0, false);
+    parts_moved = 0;
+    io_progress = count_part;
+    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
+        CHECK_MSG(writer_write(&w, data, CHUNK, &err), "%s", err.what);
+    const bool ok = writer_close(&w, &err);
+    io_progress = NULL;
+    CHECK_MSG(ok, "%s", err.what);
+    for (const char *p = fault_trace(); (p = strstr(p, "fsync ")); p++) syncs++;
+    CHECK_MSG(syncs == 2, "%d", syncs);
+    const long calls = fault_disarm() - 1;  // but the close
+    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
+    unlink(scratch("large"));
+}
+
 static int damaged_seen;
 static void count_damaged(void *context, const char *dir, const Error *why) {
     (void)context;

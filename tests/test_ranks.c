@@ -200,9 +200,69 @@ TEST(launchers_are_told_apart) {
     setenv("WORLD_SIZE", "8", 1);  // must not train alone
     CHECK(ranks_launched() == 8);
     CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
-    setenv("RANK", "8", 1);
-    CHECK(strstr(ranks_join(NULL), "started as one of several ranks") != NULL);
     clear_env();
+}
+
+// Numbers of the environment that are none, or not of a rank: by name, and nothing trains.
+typedef struct {
+    const char *name, *value, *expected;
+} EnvCase;
+
+static const EnvCase env_cases[] = {
+    {"WORLD_SIZE", "-3", "from 1 to 65536"},
+    {"WORLD_SIZE", "0", "from 1 to 65536"},
+    {"WORLD_SIZE", "2 ", "from 1 to 65536"},
+    {"WORLD_SIZE", "", "from 1 to 65536"},
+    {"WORLD_SIZE", "99999999999999999999", "from 1 to 65536"},
+    {"WORLD_SIZE", "1", NULL},  // then RANK is none of them
+    {"RANK", "2", "from 0 to 1"},
+    {"RANK", "-1", "from 0 to 1"},
+    {"RANK", "1x", "from 0 to 1"},
+    {"LOCAL_RANK", "0x1", "from 0 to "},
+    {"LOCAL_WORLD_SIZE", "0", "from 1 to "},
+    {"MASTER_PORT", "99999999", "from 1 to 65535"},
+    {"MASTER_PORT", "29500;", "from 1 to 65535"},
+    {"RANKS_JOIN_SECONDS", "-5", "from 1 to "},
+    {"RANKS_JOIN_SECONDS", "5m", "from 1 to "},
+    {"SLURM_PROCID", "two", "from 0 to "},
+    {"OMPI_COMM_WORLD_RANK", "9\nwarning", "from 0 to 0"},
+    {"PMI_SIZE", "4.0", "from 1 to 65536"},
+};
+static const EnvCase *env_case;
+
+static int join_with_env(void) {
+    const int number = (int)(env_case - env_cases);
+    set_env("TORCHELASTIC_RUN_ID", number);  // the same job would speak once
+    set_env("PMIX_NAMESPACE", number);
+    set_env("SLURM_JOB_ID", number);
+    setenv("RANK", "1", 1);
+    if (strcmp(env_case->name, "SLURM_PROCID") == 0) {
+        unsetenv("WORLD_SIZE");
+        setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    }
+    if (strncmp(env_case->name, "OMPI", 4) == 0) setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+    if (strncmp(env_case->name, "PMI", 3) == 0) setenv("PMI_RANK", "0", 1);
+    setenv(env_case->name, env_case->value, 1);
+    setenv("RANKS_JOIN_SECONDS", strncmp(env_case->name, "RANKS", 5) ? "1" : env_case->value, 1);
+    return ranks_join(NULL) ? 1 : 0;
+}
+
+TEST(numbers_in_the_environment_are_whole_and_in_range) {
+    enum { CASES = sizeof env_cases / sizeof *env_cases };
+    Running run[CASES];
+    for (int i = 0; i < CASES; i++) {
+        env_case = &env_cases[i];
+        run[i] = begin_ranks(join_with_env, MASTER, 2, 1);
+    }
+    for (int i = 0; i < CASES; i++) {
+        const EnvCase *c = &env_cases[i];
+        char error[128];
+        Outcome o = end_ranks(&run[i]);
+        CHECK_MSG(o.codes[1] == 2, "%s=%s: %d\n%s", c->name, c->value, o.codes[1], o.said);
+        snprintf(error, sizeof error, "error: ranks: %s: expected a whole number %s",
+                 c->expected ? c->name : "RANK", c->expected ? c->expected : "from 0 to 0");
+        check_one_error(&o, error);
+    }
 }
 
 TEST(an_address_of_this_machine_alone_is_bound_alone) {
@@ -346,7 +406,7 @@ static int late_rank_0(void) {
     strcpy(stale.addresses, "127.0.0.1");
     strcpy(stale.port, "1");
     ranks_meeting_path(path, sizeof path);
-    if (ranks_env_number("OMPI_COMM_WORLD_RANK", 0) == 0) {
+    if (ranks_place().rank == 0) {
         if (ranks_write_meeting(&stale, path) != 0) return 2;
         ranks_sleep_ms(500);
     } else {
@@ -551,9 +611,14 @@ static void be_slow(void) { ranks_sleep_ms((int)(limit_seconds * 500)); }
 static void be_slow_alive(void) {
     for (int i = 0; i < 10; i++, ranks_alive()) ranks_sleep_ms((int)(limit_seconds * 200));
 }
-static void save_long(void) {
+static void save_long(void) {  // what it writes is progress
     ranks_phase("save", 3);
-    ranks_sleep_ms((int)(limit_seconds * 2000));
+    be_slow_alive();
+}
+static void hang_in_save(void) {
+    ranks_phase("save", 3);
+    await_told();
+    spin();
 }
 static void fail(void) {
     fprintf(stderr, "warning: before\nerror: a file: not there\nhint: make it\n");
@@ -598,15 +663,46 @@ static const FaultCase fault_cases[] = {
     {be_slow, 0, 0, 0, NULL},
     {be_slow_alive, 1, 0, 0, NULL},
     {save_long, 2, 0, 0, NULL},
+    {hang_in_save, 0, 8, 8, " in save of step 3, while others wait for it"},
     {be_slow, 1, 0, 0, NULL},
 };
 
-static int wait_in_vain(void) {  // each inside a collective that never ends, rank 2 in the first
+// Each inside a collective that never ends, rank 2 in the first: `blocked` in a call, or turning
+static int blocked;
+static int wait_in_vain(void) {
     if (ranks_join(NULL)) return 1;
     ranks_set_limit(limit_seconds);
     ranks_phase("reduce", 7);
-    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++) ranks_wait();
-    for (;;) ranks_sleep_ms(1000);
+    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++)
+        blocked ? ranks_wait_blocked() : ranks_wait();
+    for (;; ranks_sleep_ms(100))
+        if (!blocked) ranks_alive();
+}
+
+static int hang_in_a_collective(void) {  // before it has said anything to the others
+    if (ranks_join(NULL)) return 1;
+    ranks_set_limit(limit_seconds);
+    ranks_phase("reduce", 7);
+    if (ranks_rank() == faulty) {
+        ranks_wait();
+        spin();
+    }
+    for (;;) ranks_barrier();
+}
+
+TEST(a_rank_hung_inside_a_collective_is_named) {
+    Running run[WORKERS];
+    for (faulty = 0; faulty < WORKERS; faulty++)
+        run[faulty] = begin_ranks(hang_in_a_collective, MASTER, WORKERS, 0);
+    for (int r = 0; r < WORKERS; r++) {
+        char error[64];
+        Outcome o = end_ranks(&run[r]);
+        CHECK_CODES(o, WORKERS, 8);
+        snprintf(error, sizeof error, "error: ranks: rank %d on ", r);
+        check_one_error(&o, error);
+        check_one_error(&o, " in reduce of step 7, while others wait for it");
+        CHECK_MSG(o.seconds < limit_seconds * RANKS_PATIENCE, "%g s", o.seconds);
+    }
 }
 
 static void signal_all(const Running *run, int signal_number) {
@@ -616,16 +712,21 @@ static void signal_all(const Running *run, int signal_number) {
 // The last job is stopped and continued as a whole, as a launcher does that is suspended.
 TEST(killed_stopped_and_spinning_ranks_are_named_and_slow_ones_not) {
     enum { CASES = sizeof fault_cases / sizeof *fault_cases };
-    Running run[CASES], in_vain = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
+    Running run[CASES], in_vain[2];
+    for (blocked = 0; blocked < 2; blocked++)
+        in_vain[blocked] = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
     for (int i = 0; i < CASES; i++) run[i] = begin_fault(fault_cases[i].what, fault_cases[i].rank);
     ranks_sleep_ms(1000);
     signal_all(&run[CASES - 1], SIGSTOP);
     ranks_sleep_ms((int)(limit_seconds * 1500));
     signal_all(&run[CASES - 1], SIGCONT);
-    Outcome o = end_ranks(&in_vain);
-    CHECK_CODES(o, WORKERS, 8);
-    check_one_error(&o, " rank 2 on ");
-    CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
+    Outcome o;
+    for (blocked = 0; blocked < 2; blocked++) {
+        o = end_ranks(&in_vain[blocked]);
+        CHECK_CODES(o, WORKERS, 8);
+        check_one_error(&o, " rank 2 on ");
+        CHECK_MSG(strstr(o.said, "furthest behind in reduce of step 7\n"), "%s", o.said);
+    }
     for (int i = 0; i < CASES; i++) {
         const FaultCase *c = &fault_cases[i];
         char error[64];
@@ -779,6 +880,45 @@ TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
     Outcome o = run_ranks(warn, MASTER, 2, 0);
     CHECK_CODES(o, 2, 0);
     CHECK_MSG(strcmp(o.said, "warning: of rank 0\n") == 0, "%s", o.said);
+}
+
+// Rank 1's standard output goes nowhere, as in the backends; its library says why it failed.
+static int fail_with_a_log(void) {
+    if (ranks_join(NULL)) return 1;
+    if (ranks_rank() == 0) {
+        ranks_barrier();
+        return 1;
+    }
+    struct stat status;
+    if (fstat(2, &status) != 0 || !freopen("/dev/null", "w", stdout)) return 1;
+    ranks_library_log("LIBRARY_LOG");
+    const char *path = getenv("LIBRARY_LOG");
+    if (S_ISREG(status.st_mode)) exit(path ? 1 : 11);  // it would be emptied
+    FILE *log = path ? fopen(path, "w") : stdout;
+    if (!log) return 1;
+    fprintf(log, "LIBRARY WARN no luck\n");
+    fclose(log);
+    fprintf(stderr, "error: library: it failed\nhint: see above\n");
+    exit(11);
+}
+
+TEST(what_a_library_logs_on_other_ranks_is_shown) {
+    Outcome o;
+    pid_t pids[2];
+    int port = free_port(), said[2];
+    CHECK(pipe(said) == 0);
+    memset(&o, 0, sizeof o);
+    for (int r = 0; r < 2; r++) pids[r] = start_rank(fail_with_a_log, MASTER, r, 2, port, said[1]);
+    close(said[1]);
+    for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], ranks_now_ms() + HANG_SECONDS * 1000);
+    for (ssize_t n, at = 0; (n = read(said[0], o.said + at, sizeof o.said - 1 - (size_t)at)) > 0;)
+        at += n;
+    close(said[0]);
+    CHECK_CODES(o, 2, 11);
+    check_one_error(&o, "error: library: it failed (rank 1 on ");
+    CHECK_MSG(strncmp(o.said, "LIBRARY WARN no luck\n", 21) == 0, "%s", o.said);
+    o = run_ranks(fail_with_a_log, MASTER, 2, 0);  // into a file
+    CHECK_CODES(o, 2, 11);
 }
 
 TEST_MAIN()

@@ -106,6 +106,16 @@ expect unlike_flags 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
 expect unlike_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
     : -n 1 "${run[@]/text.bin/giant.bin}" --val text.bin --out m --steps 1
+# the same directory name, other weights in it: the last byte of the last one
+for d in here there; do mkdir $d && cp -r d1/final $d/m; done
+size=$(stat -c %s there/m/model.safetensors)
+printf '\x3c' | dd of=there/m/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2> out.txt
+loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$work/m" --steps 1)
+for zero in 0 1; do
+    expect "unlike_weights_zero_$zero" 9 'found differences in weights \(rank 1\)$' \
+        "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" --zero $zero \
+        : -n 1 --wdir there "${loaded[@]}" --zero $zero
+done
 [ ! -e m ] && ok nothing_is_written_before_ranks_agree || bad nothing_is_written_before_ranks_agree ''
 expect error_on_one_rank 3 'error: nowhere' "${mpi[@]}" -n 3 "${run[@]}" --out m \
     : -n 1 "${run[@]/text.bin/nowhere}" --out m

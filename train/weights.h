@@ -35,6 +35,7 @@ static inline void llama_init_tensor(LlamaModel *m, const LlamaTensor *t, uint64
         size_t n = llama_chunk(m, t, first), at = t->offset + first;
         for (size_t i = 0; i < n; i++)
             chunk[i] = t->init_std > 0 ? t->init_std * llama_normal(key, first + i) : 1;
+        comm_progress();
         weights_from_host(m->weights + at, m->master_lo ? m->master_lo + at : NULL, chunk, n);
     }
 }
