@@ -107,21 +107,40 @@ __device__ __forceinline__ uint32_t step(uint32_t at, int rows, int cols) {
     return (at ^ (cols * 32)) + rows * 16 * D * 2;
 }
 
-// tile (ROWS, D) = rows [0, rows) of src, and zeros: the address of a row past them is never used
+// The part of a tile that a thread copies: a chunk of every STEP-th row
+template <int D>
+struct CopyPart {
+    static constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(STEP % 8 == 0, "a chunk keeps its place from row to row");
+    static __device__ __forceinline__ int first_row() { return threadIdx.x / CHUNKS; }
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % CHUNKS; }
+    static __device__ __forceinline__ const floatX *begin(const floatX *tile, int64_t row_stride) {
+        return tile + (first_row() * row_stride + chunk() * 8);
+    }
+};
+
+// tile (ROWS, D) = rows [0, rows) of the tile in memory where this thread's part begins at `part`,
+// and zeros. The address of a row past them is never used: `valid` stands in for it.
+template <int ROWS, int D>
+__device__ __forceinline__ void load_part(uint32_t tile, const floatX *part, int64_t row_stride,
+                                          int rows, const floatX *valid) {
+    typedef CopyPart<D> Part;
+    const int first = Part::first_row();
+    const uint32_t to = tile + chunk_at<D>(first, Part::chunk());
+    static_assert(ROWS % Part::STEP == 0, "rows of a tile");
+#pragma unroll
+    for (int i = 0; i < ROWS / Part::STEP; i++) {
+        const bool is_row = first + i * Part::STEP < rows;
+        cp_async16(to + i * Part::STEP * D * 2, is_row ? part : valid, is_row);
+        part += Part::STEP * row_stride;
+    }
+}
+
+// tile (ROWS, D) = rows [0, rows) of src, and zeros
 template <int ROWS, int D>
 __device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int64_t row_stride,
                                           int rows) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const uint32_t to = tile + chunk_at<D>(first, chunk);  // STEP keeps the place of the chunk
-    const floatX *from = src + (first * row_stride + chunk * 8);
-    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "rows of a tile");
-#pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        const bool valid = first + i * STEP < rows;
-        cp_async16(to + i * STEP * D * 2, valid ? from : src, valid);
-        from += STEP * row_stride;
-    }
+    load_part<ROWS, D>(tile, CopyPart<D>::begin(src, row_stride), row_stride, rows, src);
 }
 
 // The rows of a tile that this warp owns, as left operand: in registers, or where those are short,
@@ -624,27 +643,39 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     const uint32_t k_tile = shared_begin(), v_tile = k_tile + Z::KV_BYTES;
     const uint32_t q_tiles = v_tile + Z::KV_BYTES;
     float *statistics = reinterpret_cast<float *>(smem + 2 * Z::KV_BYTES + 2 * Z::STAGE_BYTES);
+    // Where this thread reads the next stage, moved on from stage to stage: fewer instructions than
+    // addresses made from rows and heads
+    const int64_t first_query = (int64_t)item.start + first;
+    const int statistic = threadIdx.x % Z::QUERIES;
+    const bool is_lse = (int)threadIdx.x < Z::QUERIES;
+    const floatX *next_q =
+        CopyPart<D>::begin(qkv + first_query * s.qkv_row + first_head * D, s.qkv_row);
+    const floatX *next_dout =
+        CopyPart<D>::begin(dout + first_query * s.out_row + first_head * D, s.out_row);
+    const float *next_statistic =
+        (is_lse ? lse : delta) + first_head * s.total_tokens + first_query + statistic;
+    int next_rows = item.len - first;
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
     // stores after it has computed the stage before: one global latency is hidden by arithmetic.
-    int next_tile = 0, next_head = first_head;
     auto load_stage = [&](int j) {
-        const int query = first + next_tile * Z::QUERIES, rows = item.len - query;
-        const int64_t row = (int64_t)item.start + query;
         const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
-        load_tile<Z::QUERIES, D>(q_tile, qkv + row * s.qkv_row + next_head * D, s.qkv_row, rows);
-        load_tile<Z::QUERIES, D>(q_tile + Z::Q_BYTES, dout + row * s.out_row + next_head * D,
-                                 s.out_row, rows);
+        load_part<Z::QUERIES, D>(q_tile, next_q, s.qkv_row, next_rows, qkv);
+        load_part<Z::QUERIES, D>(q_tile + Z::Q_BYTES, next_dout, s.out_row, next_rows, dout);
         cp_async_commit();
-        const int i = threadIdx.x % Z::QUERIES;
-        const int64_t at = next_head * s.total_tokens + row + i;
         float value = 0;
-        if (i < rows && (int)threadIdx.x < Z::STATISTICS)
-            value = (int)threadIdx.x < Z::QUERIES ? lse[at] : delta[at];
-        if (++next_tile == num_tiles) next_tile = 0, next_head++;
+        if (statistic < next_rows && (int)threadIdx.x < Z::STATISTICS) value = *next_statistic;
+        next_q += Z::QUERIES * s.qkv_row, next_dout += Z::QUERIES * s.out_row;
+        next_statistic += Z::QUERIES, next_rows -= Z::QUERIES;
+        if (next_rows <= 0) {  // the first query of the next head
+            const int64_t queries = num_tiles * Z::QUERIES;
+            next_q += D - queries * s.qkv_row, next_dout += D - queries * s.out_row;
+            next_statistic += s.total_tokens - queries;
+            next_rows = item.len - first;
+        }
         return value;
     };
     auto store_statistics = [&](int j, float value) {
-        const float factor = (int)threadIdx.x < Z::QUERIES ? LOG2E : 1;
+        const float factor = is_lse ? LOG2E : 1;
         if ((int)threadIdx.x < Z::STATISTICS)
             statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value * factor;
     };
