@@ -208,7 +208,8 @@ $(eval $(call EMULATED_VARIANT,emusan,g++,,-O1 -fsanitize=address$(comma)undefin
 
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
-test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
+SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
+test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate \
                build/emu/bugs build/tsan/bugs train_llama
@@ -221,8 +222,8 @@ gpu-check:
 gpu-bench:
 	@dev/gpu_bench.sh
 
-# The emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer: dev/emu/README.md)
-SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
+# All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
+# dev/emu/README.md)
 test-sanitizers: $(SANITIZED)
 	@for suite in $(SANITIZED); do echo "== $$suite" && \
 	    ASAN_OPTIONS=detect_leaks=0 $$suite || exit 1; done
