@@ -3,6 +3,7 @@
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, plots, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
+#   scripts/quickstart.sh --resume                   continues a run that was stopped
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
@@ -24,8 +25,10 @@ else
     "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
 fi
 
-say 'train: about 3 minutes on 2 cores; Ctrl-C saves, and --resume goes on'
-./train_llama --train data/demo --out out/demo --overwrite --prompt 'def ' "$@"
+say 'train: about 3 minutes on 2 cores; Ctrl-C saves, --resume continues'
+replace=--overwrite
+for word in "$@"; do case $word in --resume*) replace= ;; esac; done
+./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@"
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo
