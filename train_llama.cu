@@ -3,7 +3,7 @@
 //   scripts/quickstart.sh                        everything, from nothing, in a few minutes
 //   ./train_llama                                trains `demo` on what quickstart prepared
 //   ./train_llama --model DIR --train 'shards/train_*.bin' --out run --steps 1000
-//   ./train_llama --resume --out run             goes on from the newest checkpoint, bit for bit
+//   ./train_llama --resume --out run             continues from the newest checkpoint, bit for bit
 //   ./train_llama --compare                      packed, padded, rows, repad on the same documents
 //   ./train_llama --check-packing                packed against each document alone
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
@@ -97,10 +97,10 @@ static const Option option_table[] = {
     {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
      "directory of log.jsonl, checkpoints and final/"},
     {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
-     "go on from a checkpoint; without DIR the newest valid "
-     "one in --out"},
+     "continue from a checkpoint, with the options of its run but for those given here; without "
+     "DIR from the newest valid one in --out"},
     {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0,
-     "start anew in an --out that holds a run"},
+     "replace the run in --out: its checkpoints, final/ and log are removed"},
     {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12,
      "optimizer steps; 0: validate, print samples and write nothing"},
     {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15,
@@ -200,6 +200,11 @@ static const Option option_table[] = {
     OPTION_END,
 };
 
+// What --resume does not take from the run it continues: options of this start and this machine.
+static const char options_of_a_start[] =
+    "out|resume|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-packing|"
+    "dry-run|version";
+
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
 
@@ -218,6 +223,8 @@ typedef struct {
     ValidationSet val_set;
     LossTrend trend;
     char resume_dir[IO_PATH_MAX];
+    bool in_place;  // resume_dir is a checkpoint of --out, whose log and checkpoints continue
+    bool model_given, locked;
     DirLock lock;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
@@ -274,6 +281,7 @@ static void catch_signals(void) {
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -311,7 +319,8 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
     llama_gather_weights(m);
-    bool ok = !speaks() || (checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
+    bool ok = !speaks() || (dir_lock_check(&run.lock, o.out, err) && log_sync(&run.log, err) &&
+                            checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
                             save_model(ck, m, &run.files, err) &&
                             checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
@@ -319,7 +328,8 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
         if (ok && name == NULL) llama_send_optimizer(m);
         return true;
     }
-    ok = ok && (name != NULL || save_state(ck, m, path, err)) && checkpoint_publish(ck, err);
+    ok = ok && (name != NULL || save_state(ck, m, path, err)) &&
+         dir_lock_check(&run.lock, o.out, err) && checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
 }
@@ -340,7 +350,7 @@ static void check_ranks_still_agree(LlamaModel *m) {
 }
 
 // A failed save leaves the older checkpoints; training goes on and tries again, and gives up after
-// three in a row.
+// three in a row, or at once when what it has is not worth saving.
 static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0, "", ""};
     double start = now_ms();
@@ -354,7 +364,31 @@ static void save_or_warn(LlamaModel *m, bool last) {
         return;
     }
     error_print(&err);
-    if (++run.failed_saves >= 3 || last) exit(err.code);
+    if (++run.failed_saves >= 3 || last || err.code == EXIT_DIVERGED) exit(err.code);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The output directory, and what --resume finds in it
+
+// Not --compare and the like, which leave --out alone.
+static bool trains(void) { return !o.dry_run && !o.compare && !o.check_packing; }
+
+// Rank 0: from here on this run is the only one that writes there. Undoes what a killed one left.
+static void lock_out_dir(void) {
+    Error err = {0, "", ""};
+    if (run.locked) return;
+    must(dir_lock(&run.lock, o.out, &err), &err);
+    run.locked = true;
+    if (!run.lock.works)
+        fprintf(stderr,
+                "warning: %s: this file system has no locks: nothing keeps a second run out\n",
+                o.out);
+    must(checkpoint_recover(o.out, &err), &err);
+}
+
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 static void report_damaged(void *context, const char *dir, const Error *why) {
@@ -362,21 +396,84 @@ static void report_damaged(void *context, const char *dir, const Error *why) {
     fprintf(stderr, "warning: %s passed over: %s\n", dir, why->what);
 }
 
+// A later --resume takes the newest checkpoint: one that this run has turned its back on must not
+// be there.
+static void check_named_is_newest(int64_t step) {
+    Error err = {0, "", ""};
+    int64_t *steps = NULL;
+    int count = 0;
+    must(checkpoint_list(o.out, &steps, &count, &err), &err);
+    if (count > 0 && steps[0] > step)
+        error_set(&err, EXIT_USAGE, "remove the newer ones first, or give another --out",
+                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08lld",
+                  o.resume, o.out, (long long)steps[0]);
+    free(steps);
+    must(!err.code, &err);
+}
+
+// A bare --resume found nothing. A run that was killed before its first checkpoint starts again, as
+// does one in a new directory; where checkpoints must have been there, something is wrong.
+static void start_without_checkpoint(void) {
+    Error err = {0, "", ""};
+    char path[IO_PATH_MAX];
+    int64_t last_step, first_save;
+    if (!speaks()) return;
+    must(path_join(path, sizeof path, o.out, "final", &err), &err);
+    const bool finished = path_exists(path);
+    must(log_read_progress(o.out, &last_step, &first_save, &err), &err);
+    if (finished || last_step > first_save)
+        error_set(&err, EXIT_BAD_INPUT, "restore the step-* directories; --overwrite starts over",
+                  "%s: expected a checkpoint beside %s, found none", o.out,
+                  finished ? "final/" : "log.jsonl, whose run saved some");
+    must(!err.code, &err);
+    fprintf(stderr, "warning: %s: no checkpoint to resume from: training starts from scratch\n",
+            o.out);
+}
+
 // Fills run.resume_dir, or leaves it empty when a bare --resume finds no checkpoint: a fresh start.
 static void find_resume_dir(void) {
     Error err = {0, "", ""};
     int64_t step = -1;
+    char own[IO_PATH_MAX];
+    if (o.resume && o.overwrite)
+        usage_error("--resume continues the run in --out, --overwrite replaces it: give one",
+                    "--resume and --overwrite: expected at most one of them");
+    if (o.resume && trains() && speaks() && path_is_dir(o.out)) lock_out_dir();
+    comm_barrier();  // what a killed run left is in order
     if (!o.resume) return;
     if (strcmp(o.resume, "newest") != 0) {
         must(checkpoint_verify(o.resume, &step, &err), &err);
         must(path_printf(run.resume_dir, sizeof run.resume_dir, &err, "%s", o.resume), &err);
+        must(path_printf(own, sizeof own, &err, "%s/step-%08lld", o.out, (long long)step), &err);
+        run.in_place = same_file(own, run.resume_dir);
+        if (run.in_place && trains()) check_named_is_newest(step);
         return;
     }
-    if (!path_is_dir(o.out)) return;
-    must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step, report_damaged,
-                                NULL, &err),
-         &err);
-    if (step < 0) run.resume_dir[0] = 0;
+    if (path_is_dir(o.out))
+        must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step,
+                                    report_damaged, NULL, &err),
+             &err);
+    run.in_place = step >= 0;
+    if (run.in_place) return;
+    run.resume_dir[0] = 0;
+    start_without_checkpoint();
+}
+
+// Options that are not on the command line are those of the resumed run.
+static void take_options(int argc, char **argv) {
+    Error err = {0, "", ""};
+    run.model_given = options_given(argc, argv, "model");
+    if (!run.resume_dir[0]) return;
+    cJSON *state = state_open(run.resume_dir, &err);
+    must(state != NULL, &err);
+    const cJSON *stored = json_member(state, "options");
+    if (!options_take(option_table, argc, argv, stored, options_of_a_start, &err)) {
+        error_prefix(&err, run.resume_dir);
+        error_exit(&err);
+    }
+    if (speaks())
+        options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
+    cJSON_Delete(state);
 }
 
 // Sets the cursor; returns how long the log was.
@@ -452,7 +549,28 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
 // ------------------------------------------------------------------------------------------------
 // Set-up
 
+static bool model_is_builtin(void) {
+    LlamaConfig c;
+    return llama_config_builtin(&c, o.model);
+}
+
+// --overwrite must not remove what the weights come from.
+static void check_model_stays(void) {
+    Error err = {0, "", ""};
+    char model[IO_PATH_MAX], parent[IO_PATH_MAX];
+    int64_t step;
+    if (!o.overwrite || model_is_builtin() || !realpath(o.model, model)) return;
+    const char *name = strrchr(model, '/') + 1;
+    must(path_parent(parent, sizeof parent, model, &err), &err);
+    if (!same_file(parent, o.out)) return;
+    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return;
+    error_set(&err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+              "--overwrite: expected a --model that it does not remove, found %s", o.model);
+    error_exit(&err);
+}
+
 static void check_options(void) {
+    check_model_stays();
     if (o.micro_batch_tokens < o.max_seqlen)
         usage_error("raise --micro-batch-tokens or lower --max-seqlen",
                     "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
@@ -467,14 +585,13 @@ static void check_options(void) {
                     "--batch-tokens must be a multiple of --micro-batch-tokens");
 }
 
-static bool model_is_builtin(void) {
-    LlamaConfig c;
-    return llama_config_builtin(&c, o.model);
-}
-
 static void load_config(void) {
     Error err = {0, "", ""};
     char near_name[64], hint[256];
+    if (run.resume_dir[0] && !run.model_given) {
+        must(llama_config_read(&run.config, run.resume_dir, &err), &err);
+        return;
+    }
     if (llama_config_builtin(&run.config, o.model)) return;
     if (!path_exists(o.model)) {
         bool near =
@@ -830,21 +947,48 @@ static void check_memory(const LlamaModel *m) {
     error_exit(&err);
 }
 
-static void open_out_dir(void) {
+// What the checkpoints of this run will need, and final/, against what is free. A guess early on is
+// better than the truth after the last step.
+static void warn_if_space_is_short(const LlamaModel *m) {
+    Error err = {0, "", ""};
+    const int64_t steps = o.steps - run.cursor.step;
+    const double model = 4.0 * (double)llama_config_num_params(&m->config), whole = 3 * model;
+    int64_t *old = NULL, saves = steps > 0, there = 0;
+    int num_old = 0;
+    uint64_t free_bytes = 0;
+    if (steps > 0 && o.save_every > 0) saves = (steps - 1) / o.save_every + 1;
+    if (o.keep > 0 && saves > o.keep + 1) saves = o.keep + 1;  // the oldest goes after the newest
+    if (checkpoint_list(o.out, &old, &num_old, &err)) there = num_old;
+    free(old);
+    if (o.keep > 0 && saves > 1 && there > 0) saves = saves > there ? saves - there : 1;
+    const double needed = (double)saves * whole + model;
+    if (!disk_free_bytes(o.out, &free_bytes, &err) || needed <= (double)free_bytes) return;
+    fprintf(stderr,
+            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
+            "%.1f MiB free%s\n",
+            o.out, needed / 1048576, (long long)saves, whole / 1048576,
+            (double)free_bytes / 1048576,
+            o.save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
+}
+
+static void open_out_dir(const LlamaModel *m) {
     Error err = {0, "", ""};
     char path[IO_PATH_MAX];
     comm_barrier();  // every rank's inputs are good, and what it reads has been found
     if (!speaks()) return;
     must(dir_create_all(o.out, &err), &err);
-    must(dir_lock(&run.lock, o.out, &err), &err);
-    must(checkpoint_recover(o.out, &err), &err);
+    lock_out_dir();
     must(dir_probe(o.out, &err), &err);
     must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
-    if (o.resume || o.overwrite || !path_exists(path)) return;
-    error_set(&err, EXIT_USAGE,
-              "--resume goes on, --out DIR starts elsewhere, --overwrite starts anew here",
-              "%s: expected an empty directory, found a run", o.out);
-    error_exit(&err);
+    const bool replaces = o.overwrite || (o.resume && !run.resume_dir[0]);
+    if (!run.in_place && !replaces && path_exists(path)) {
+        error_set(&err, EXIT_USAGE,
+                  "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
+                  "%s: expected an empty directory, found a run", o.out);
+        error_exit(&err);
+    }
+    if (o.overwrite) must(checkpoint_remove_all(o.out, &err), &err);
+    warn_if_space_is_short(m);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -904,7 +1048,7 @@ static void print_trained(int64_t steps, int64_t tokens, double ms, double pause
 static void train(LlamaModel *m) {
     Error err = {0, "", ""};
     double mean_ms = 0, all_ms = 0, pauses_ms = 0;
-    int64_t last_saved = -1, tokens = 0;
+    int64_t last_saved = run.in_place ? run.cursor.step : -1, tokens = 0;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
@@ -982,6 +1126,7 @@ static void finish(LlamaModel *m) {
 
 int main(int argc, char **argv) {
     Error err = {0, "", ""};
+    io_open_standard_streams();
     device_prepare_process(argv);
     const char *missing = comm_init();
     if (missing) no_ranks(missing);
@@ -995,6 +1140,8 @@ int main(int argc, char **argv) {
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
     catch_signals();
+    find_resume_dir();
+    take_options(argc, argv);
     check_options();
     check_ranks();
 
@@ -1004,7 +1151,6 @@ int main(int argc, char **argv) {
     if (missing) no_device(missing);
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
-    find_resume_dir();
     load_config();
     check_config_of_checkpoint();
     open_data();
@@ -1016,6 +1162,7 @@ int main(int argc, char **argv) {
     summarize_data();
     load_validation();
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
+    if (!run.in_place) log_before = -1;  // another run's log is not continued
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
@@ -1038,13 +1185,13 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
 
-    open_out_dir();
+    open_out_dir(m);
     if (run.resume_dir[0]) {
         char path[IO_PATH_MAX];
         must(path_join(path, sizeof path, run.resume_dir, "optimizer.safetensors", &err), &err);
         must(llama_load_optimizer(m, path, &err), &err);
     }
-    if (speaks()) must(log_open(&run.log, o.out, log_before, &err), &err);
+    if (speaks()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
               &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);

@@ -69,8 +69,8 @@ static inline const Option *options_find(const Option *table, const char *name);
 static inline bool options_given(int argc, char **argv, const char *name);
 
 // After options_parse: takes from `stored`, which options_write_json wrote, every option that was
-// not given on this command line, except those named in except ("out|resume"). An option that is not
-// in `stored` keeps its default. Strings live as long as the program.
+// not given on this command line, except those named in except ("out|resume"). An option that
+// `stored` does not have keeps its default. Strings live as long as the program.
 static inline bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
                                 const char *except, Error *err);
 

@@ -260,7 +260,9 @@ void grads_add(real *sum, const real *x, size_t n);
 void global_norm_squared(double *sum, const real *x, size_t n);
 // What the update needs to know, made on the device so that no step reads back:
 //   grad_norm = sqrt(norm_squared)     scale = min(1, max_norm / grad_norm), max_norm <= 0: 1
-//   scale is 0 when loss_sum or norm_squared is not finite: adamw_update then changes nothing.
+//   scale is 0 when loss_sum or norm_squared is not finite, or when the clipped norm is above
+//   MAX_UPDATE_NORM: adamw_update then changes nothing.
+#define MAX_UPDATE_NORM 1e19  // its square, which v may become, is a float still
 typedef struct {
     double loss_sum, norm_squared;
     float grad_norm, scale;

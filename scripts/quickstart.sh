@@ -3,6 +3,7 @@
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, plots, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
+#   scripts/quickstart.sh --resume                   continues a run that was stopped
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
@@ -25,9 +26,9 @@ else
 fi
 
 say 'train: each line ends with the time left (eta); Ctrl-C saves'
-again=--overwrite
-case " $* " in *' --resume'*) again= ;; esac
-./train_llama --train data/demo --out out/demo ${again:+$again} --prompt 'def ' "$@" || {
+replace=--overwrite
+for word in "$@"; do case $word in --resume*) replace= ;; esac; done
+./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@" || {
     status=$?
     [ $status -ne 75 ] || echo 'scripts/quickstart.sh --resume resumes; without --resume it starts over'
     exit $status

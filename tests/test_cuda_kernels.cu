@@ -946,7 +946,7 @@ static void check_clip(double norm, double loss, float limit) {
 
 TEST(clip_factor) {
     start();
-    const double norms[] = {0, 0.25, 1, 9.3, 1e300, INFINITY, NAN};
+    const double norms[] = {0, 0.25, 1, 9.3, 0.9e38, 1.1e38, 1e300, INFINITY, NAN};
     const double losses[] = {3.5, INFINITY, NAN};
     const float limits[] = {1, 0, -1, 0.01f};
     FOR_EACH(const double, norm, norms)

@@ -244,6 +244,25 @@ TEST(global_norm_and_clip_scale) {
     device_free(x);
 }
 
+// The largest gradient that is let through, all of the norm in one element, over many steps.
+TEST(no_gradient_overflows_the_optimizer_state) {
+    real *m = zeros(1), *v = zeros(1), *g = zeros(1);
+    floatX *w = random_floats(1, 1, 0);
+    AdamW h = {1e-3f, 0.9f, 0.95f, 1e-8f, 0, 0};
+    StepScalars s = {1, 1e38, 0, 0}, over = {1, 1.1e38, 0, 0};
+    clip_scale(&s, 0);
+    CHECK(s.scale == 1);
+    g[0] = (real)1e19;
+    for (h.t = 1; h.t <= 300; h.t++) adamw_update(w, NULL, m, v, g, &s, h, 1);
+    CHECK_MSG(isfinite(v[0]) && isfinite(m[0]) && isfinite(w[0]) && w[0] < 0, "v %g, w %g",
+              (double)v[0], (double)w[0]);
+    clip_scale(&over, 0);
+    CHECK(over.scale == 0);
+    clip_scale(&over, 1);
+    CHECK(over.scale > 0);
+    device_free(m), device_free(v), device_free(g), device_free(w);
+}
+
 TEST(gradients_and_parts_add_up) {
     enum { N = 40001 };
     real *x = random_floats(N, 1, 0), *y = random_floats(N, 1, 0), *sum = zeros(N);

@@ -275,8 +275,8 @@ TEST(values_as_json) {
     CHECK_MSG(ok, "%s", text);
 }
 
-// What a run with arguments `first` stores, and then a start with arguments `second` makes of it, in
-// o; the changes it prints in `changes`.
+// A run with arguments `first` stores its options, and a start with arguments `second` takes them:
+// what it then has is in o, the changes it prints in `changes`.
 static void take(const char *first, const char *second, char *changes, size_t capacity) {
     static char text[4096], words[512];
     char *argv[MAX_ARGS + 1];
@@ -292,7 +292,8 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     snprintf(words, sizeof words, "program %s", second);
     for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     cJSON *stored = json_parse(text, w.n, "options", &err);
-    CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s", err.what);
+    CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s",
+              err.what);
     memset(changes, 0, capacity);
     FILE *out = fmemopen(changes, capacity, "w");
     CHECK(out);
@@ -319,8 +320,9 @@ TEST(stored_values_are_taken_unless_given) {
 
 TEST(given_values_that_are_the_stored_ones_are_no_change) {
     char changes[1024];
-    take("--steps 7 --lr 0.1 --layout rows", "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap "
-         "--train-data d --any-double 1e300", changes, sizeof changes);
+    take("--steps 7 --lr 0.1 --layout rows",
+         "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-double 1e300",
+         changes, sizeof changes);
     CHECK_MSG(strcmp(changes, "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
                               "resume: --any-double 0 -> 1e+300\n") == 0, "%s", changes);
 }

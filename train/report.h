@@ -14,40 +14,93 @@
 #include "data_summary.h"     // defines: DataSummary
 
 typedef struct {
-    FILE *file;  // NULL: nothing is logged
-    char path[IO_PATH_MAX];
+    LineFile lines;  // not open: nothing is logged
+    bool open;
 } RunLog;
 
+// Where the log and the checkpoint of `step` that is resumed do not fit each other.
+static inline void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
+                                int64_t removed) {
+    if (found < kept)
+        fprintf(stderr,
+                "warning: %s: expected %lld bytes at step %lld, found %lld: records are missing\n",
+                log->lines.path, (long long)kept, (long long)step, (long long)found);
+    else if (removed > 0)
+        fprintf(stderr, "warning: %s: removed %lld record%s (%lld bytes) after step %lld\n",
+                log->lines.path, (long long)removed, removed == 1 ? "" : "s",
+                (long long)(found - log->lines.size_bytes), (long long)step);
+}
+
 // keep_bytes < 0: begins an empty log; else the one that is there is cut to that length, which it
-// had when the checkpoint was made.
-static inline bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, Error *err) {
-    const bool fresh = keep_bytes < 0;
-    if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
-    log->file = fopen(log->path, fresh ? "we" : "r+e");
-    if (!log->file && !fresh) log->file = fopen(log->path, "we");
-    if (!log->file)
-        return error_set(err, EXIT_DISK, "check the permissions of --out", "%s: cannot open: %s",
-                         log->path, strerror(errno));
-    if (fresh) return true;
-    fseek(log->file, 0, SEEK_END);
-    if (ftell(log->file) < keep_bytes) keep_bytes = ftell(log->file);
-    if (ftruncate(fileno(log->file), (off_t)keep_bytes) == 0)
-        fseek(log->file, (long)keep_bytes, SEEK_SET);
+// had when the checkpoint of `step` was made.
+static inline bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step,
+                            Error *err) {
+    char path[IO_PATH_MAX];
+    int64_t removed = 0;
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err) ||
+        !lines_open(&log->lines, path, keep_bytes < 0, err))
+        return false;
+    log->open = true;
+    const int64_t found = log->lines.size_bytes;
+    if (keep_bytes >= 0) {
+        if (!lines_cut(&log->lines, keep_bytes, &removed, err)) return false;
+        log_warn_cut(log, step, keep_bytes, found, removed);
+    }
+    return dir_sync(dir, err);
+}
+
+// Before a checkpoint that refers to its length: on disk.
+static inline bool log_sync(const RunLog *log, Error *err) {
+    return !log->open || lines_sync(&log->lines, err);
+}
+
+static inline int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
+
+// Records that a full disk does not take are given up, with one warning, and another when it takes
+// them again.
+static inline void log_line(RunLog *log, JsonWriter *w) {
+    Error err = {0, "", ""};
+    const int64_t lost = log->lines.lost;
+    json_put_text(w, "\n");
+    if (!log->open || w->overflow) return;
+    if (!lines_append(&log->lines, w->text, w->n, &err)) {
+        if (lost == 0) fprintf(stderr, "warning: %s; records are lost until it can\n", err.what);
+        return;
+    }
+    if (lost == 0) return;
+    fprintf(stderr, "warning: %s: written again, %lld record%s were lost\n", log->lines.path,
+            (long long)lost, lost == 1 ? "" : "s");
+    log->lines.lost = 0;
+}
+
+// Of the log in `dir`: the last step in it, and the step after which its run was to save first.
+// Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
+static inline bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
+                                     Error *err) {
+    char path[IO_PATH_MAX], *line = NULL;
+    size_t capacity = 0;
+    long long number;
+    *last_step = 0;
+    *first_save = INT64_MAX;
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
+    FILE *file = fopen(path, "re");
+    if (!file) return errno == ENOENT || disk_error(err, path, "cannot open");
+    while (getline(&line, &capacity, file) > 0) {
+        const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
+        const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
+        if (save && sscanf(save, "\"save-every\": %lld", &number) == 1 && number > 0)
+            *first_save = number;
+        if (sscanf(line, "{\"step\": %lld", &number) == 1 && number > *last_step)
+            *last_step = number;
+    }
+    free(line);
+    fclose(file);
     return true;
 }
 
-static inline int64_t log_bytes(const RunLog *log) { return log->file ? ftell(log->file) : 0; }
-
-static inline void log_line(const RunLog *log, const JsonWriter *w) {
-    if (!log->file || w->overflow) return;
-    if (fprintf(log->file, "%s\n", w->text) < 0 || fflush(log->file) != 0)
-        fprintf(stderr, "warning: %s: a line could not be written: %s\n", log->path,
-                strerror(errno));
-}
-
 // event: "start" or "resume"
-static inline void log_start(const RunLog *log, const char *event, const char *version,
-                             int64_t step, const LlamaConfig *config, const DataSummary *train,
+static inline void log_start(RunLog *log, const char *event, const char *version, int64_t step,
+                             const LlamaConfig *config, const DataSummary *train,
                              const DataSummary *val, const Option *options) {
     char text[16384];
     JsonWriter w;
@@ -122,7 +175,7 @@ static inline void print_step(const StepReport *r, const StepData *d) {
     printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
 }
 
-static inline void log_step(const RunLog *log, const StepReport *r, const StepData *d) {
+static inline void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     char text[2048];
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
@@ -149,12 +202,12 @@ static inline void log_step(const RunLog *log, const StepReport *r, const StepDa
     log_line(log, &w);
 }
 
-static inline void report_step(const RunLog *log, const StepReport *r, const StepData *d) {
+static inline void report_step(RunLog *log, const StepReport *r, const StepData *d) {
     print_step(r, d);
     log_step(log, r, d);
 }
 
-static inline void report_validation(const RunLog *log, int64_t step, double loss,
+static inline void report_validation(RunLog *log, int64_t step, double loss,
                                      const ValidationSet *set) {
     printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
            plain_nan(loss), (long long)set->docs, set->docs == 1 ? "" : "s",

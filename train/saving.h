@@ -169,13 +169,19 @@ static inline bool state_check_plan(const cJSON *state, const StateField *plan, 
                      path, misfits);
 }
 
+// The trainer_state.json of `dir`, for the caller to delete; NULL with the error.
+static inline cJSON *state_open(const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    if (!path_join(path, sizeof path, dir, "trainer_state.json", err)) return NULL;
+    return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
+}
+
 // *s from the trainer_state.json of `dir`; every field of the plan must be as it is now.
 static inline bool state_read(TrainingState *s, const char *dir, const StateField *plan,
                               Error *err) {
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, dir, "trainer_state.json", err)) return false;
-    cJSON *state = json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
-    if (!state) return false;
+    cJSON *state = state_open(dir, err);
+    if (!state || !path_join(path, sizeof path, dir, "trainer_state.json", err)) return false;
     const bool ok = state_read_cursor(state, s, err) && state_check_plan(state, plan, path, err);
     cJSON_Delete(state);
     return ok;

@@ -128,6 +128,15 @@ static inline bool llama_load_tensor(LlamaModel *m, const LlamaTensor *t, Safete
     return true;
 }
 
+static inline bool llama_check_loaded(const SafetensorsSet *s, const char *path, const char *what,
+                                      Error *err) {
+    return s->num_nonfinite == 0 ||
+           error_set(err, EXIT_DIVERGED,
+                     "this checkpoint was saved after training diverged: take an earlier one",
+                     "%s: expected finite %s, found %llu values that are NaN or Inf", path, what,
+                     (unsigned long long)s->num_nonfinite);
+}
+
 // All weights of a Hugging Face directory; F32, BF16, F16 or F64.
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     SafetensorsSet s;
@@ -136,11 +145,7 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     bool ok = llama_check_tensors(m, &s, dir, err);
     for (int i = 0; ok && i < m->num_tensors; i++)
         ok = llama_load_tensor(m, &m->tensors[i], &s, chunk, err);
-    if (ok && s.num_nonfinite)
-        ok = error_set(err, EXIT_DIVERGED,
-                       "this checkpoint was saved after training diverged: take an earlier one",
-                       "%s: expected finite weights, found %llu that are NaN or Inf", dir,
-                       (unsigned long long)s.num_nonfinite);
+    ok = ok && llama_check_loaded(&s, dir, "weights", err);
     free(chunk);
     safetensors_close(&s);
     return ok;
@@ -158,6 +163,16 @@ static inline TensorInfo *llama_tensor_infos(const LlamaModel *m, const char *pr
     return out;
 }
 
+// NaN and Inf must not reach a checkpoint. bad: how many of them `what` of tensor t has.
+static inline bool llama_check_finite(size_t bad, const char *path, const char *what,
+                                      const LlamaTensor *t, Error *err) {
+    return bad == 0 ||
+           error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+                     "%s: not saved, training diverged: expected finite values, found NaN or Inf "
+                     "in %s of %s",
+                     path, what, t->name);
+}
+
 // Weights as fp32, the exact master, into `path`; *w then holds size and checksum.
 static inline bool llama_save_weights(const LlamaModel *m, const char *path, SafetensorsWriter *w,
                                       Error *err) {
@@ -171,12 +186,17 @@ static inline bool llama_save_weights(const LlamaModel *m, const char *path, Saf
         for (size_t first = 0; ok && first < t->count; first += m->sizes.io_chunk) {
             size_t n = llama_chunk(m, t, first), at = t->offset + first;
             weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
-            ok = safetensors_write(w, chunk, n * sizeof(float), err);
+            size_t bad = 0;
+            for (size_t k = 0; k < n; k++) bad += !isfinite(chunk[k]);
+            ok = llama_check_finite(bad, path, "weights", t, err) &&
+                 safetensors_write(w, chunk, n * sizeof(float), err);
         }
     }
     free(chunk);
     free(infos);
-    return ok && safetensors_finish(w, err);
+    if (ok) return safetensors_finish(w, err);
+    safetensors_abort(w);
+    return false;
 }
 
 // Elements at .. at + n - 1 of m or v for rank 0, from the ranks that hold them.
@@ -220,12 +240,18 @@ static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, S
         for (size_t first = 0; first < t->count; first += m->sizes.io_chunk) {
             size_t n = llama_chunk(m, t, first);
             llama_read_moment(m, moments[i / m->num_tensors], t->offset + first, n, chunk);
-            ok = ok && safetensors_write(w, chunk, n * sizeof(real), err);
+            size_t bad = 0;
+            for (size_t k = 0; k < n; k++) bad += !isfinite(chunk[k]);
+            ok = ok &&
+                 llama_check_finite(bad, path, i < m->num_tensors ? "m" : "v", t, err) &&
+                 safetensors_write(w, chunk, n * sizeof(real), err);
         }
     }
     free(chunk);
     free(infos);
-    return ok && safetensors_finish(w, err);
+    if (ok) return safetensors_finish(w, err);
+    safetensors_abort(w);
+    return false;
 }
 
 // Of elements at .. at + n - 1 of m or v, those that this rank holds.
@@ -261,6 +287,7 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
             if (ok) llama_write_moment(m, moment, t->offset + first, n, chunk);
         }
     }
+    ok = ok && llama_check_loaded(&s, path, "optimizer state", err);
     free(chunk);
     safetensors_close(&s);
     return ok;

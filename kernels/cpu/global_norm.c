@@ -30,7 +30,8 @@ void clip_scale(StepScalars *step, float max_norm) {
     double norm = sqrt(step->norm_squared);
     step->grad_norm = (float)norm;
     step->scale = max_norm > 0 && norm > (double)max_norm ? (float)((double)max_norm / norm) : 1.0f;
-    if (!isfinite(norm) || !isfinite(step->loss_sum)) step->scale = 0;
+    const int too_large = norm * (double)step->scale > MAX_UPDATE_NORM;
+    if (!isfinite(norm) || !isfinite(step->loss_sum) || too_large) step->scale = 0;
 }
 
 static CLONES void add_span(real *RESTRICT sum, const real *RESTRICT x, size_t n) {

@@ -58,7 +58,8 @@ void global_norm_squared(double *sum, const real *x, size_t n) {
 __global__ void clip_scale_kernel(StepScalars *step, float max_norm) {
     const double norm = sqrt(step->norm_squared), max = (double)max_norm;
     float scale = max > 0 && norm > max ? (float)(max / norm) : 1.0f;
-    if (!isfinite(norm) || !isfinite(step->loss_sum)) scale = 0;
+    const int too_large = norm * (double)scale > MAX_UPDATE_NORM;
+    if (!isfinite(norm) || !isfinite(step->loss_sum) || too_large) scale = 0;
     step->grad_norm = (float)norm;
     step->scale = scale;
 }

@@ -1,0 +1,317 @@
+#!/usr/bin/env bash
+# The output directory: what checkpoints carry, what --overwrite and --resume leave and take, the log
+# on a full disk and after damage, and directories that vanish or have no locks.
+# Runs the sanitizer build; set TRAIN to test another one.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+. "$root/tests/lib.sh"
+scratch out_dir
+mounted=()
+job=
+clean_up() {
+    local dir
+    [ -z "$job" ] || kill -9 "$job" 2> /dev/null
+    for dir in "${mounted[@]}"; do umount "$dir"; done
+    rm -rf "$work"
+}
+trap clean_up EXIT
+
+tiny_model tiny 24 40 8
+uneven_texts text 31
+python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare "exit code $?"
+common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 256
+        --batch-tokens 512 --val-every 0 --val-tokens 512 --num-samples 0 --lr 1e-3)
+run=("$train" "${common[@]}" --threads 1)
+resume=("$train" --threads 1 --resume)
+
+# traced STRACE_ARGUMENTS... -- COMMAND...: its system calls in trace.txt; the sanitizer's leak check
+# does not work under ptrace
+can_trace=no
+if strace -o trace.txt -e trace=none true 2> /dev/null; then can_trace=yes; fi
+traced() { ASAN_OPTIONS=detect_leaks=0 strace -f -o trace.txt "$@"; }
+# small_disk DIR SIZE: an empty file system
+small_disk() {
+    mkdir "$1" && mount -t tmpfs -o size="$2" tmpfs "$work/$1" 2> /dev/null && mounted+=("$work/$1")
+}
+names() { (cd "$1" && echo *); }
+warnings() {    # warnings NAME COUNT: of the last command
+    local n
+    n=$(grep -ac '^warning: ' out.txt)
+    if [ "$n" -eq "$2" ]; then ok "$1"; else bad "$1" "$n warnings, expected $2"; fi
+}
+# await COMMAND...: until it succeeds or $job has ended
+await() {
+    local end=$((SECONDS + limit_s))
+    until "$@" || ! kill -0 $job 2> /dev/null || [ $SECONDS -ge $end ]; do sleep 0.05; done
+}
+more_steps_than() { [ "$(grep -c '^step' long.txt)" -gt "$1" ]; }
+# start_long OUT FLAGS...: $job has trained a step
+start_long() {
+    local out=$1
+    shift
+    : > long.txt
+    "${run[@]}" --out "$out" --steps 1000000 "$@" > long.txt 2>&1 &
+    job=$!
+    await more_steps_than 0
+}
+end_long() {    # end_long SIGNAL: $status, and its output in out.txt
+    kill "-$1" $job
+    wait $job 2> /dev/null
+    status=$?
+    job=
+    cp long.txt out.txt
+}
+
+# ---- files that travel with the model -----------------------------------------------------------------
+for f in tokenizer.json tokenizer_config.json special_tokens_map.json; do [ -e corpus/$f ] || bad corpus "no $f"; done
+expect tokenizer_run 0 done "${run[@]}" --out t --steps 4 --save-every 2 --keep 2
+expect tokenizer_resumed 0 done "${run[@]}" --out t --steps 10 --save-every 2 --keep 2 --resume
+for f in tokenizer.json tokenizer_config.json special_tokens_map.json; do
+    for d in final step-00000010; do same "resumed_${d%-*}_has_$f" corpus/$f t/$d/$f; done
+done
+cp -r tiny chat
+companions=(tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt
+            tokenizer.model chat_template.jinja)
+cp corpus/tokenizer.json chat
+for f in "${companions[@]}"; do echo "{\"made for\": \"$f\"}" > "chat/$f"; done
+cp corpus/tokenizer_config.json corpus/special_tokens_map.json chat
+echo '{"eos_token_id": [257, 7], "pad_token_id": 3, "temperature": 0.6, "transformers_version": "4"}' \
+    > chat/generation_config.json
+expect companions_run 0 done "${run[@]}" --model chat --out c --steps 2
+mv chat chat.aside
+expect companions_resumed_without_the_model 0 done "${resume[@]}" --out c --steps 4 --save-every 1 --keep 1
+for f in tokenizer.json generation_config.json "${companions[@]}"; do
+    same "resumed_final_has_the_model's_$f" "chat.aside/$f" c/final/"$f"
+done
+mv chat.aside chat
+rm chat/generation_config.json
+expect no_generation_config_run 0 done "${run[@]}" --model chat --out c2 --steps 1
+expect eos_and_bos_without_one 0 '"eos_token_id": 257' cat c2/final/generation_config.json
+mkfifo chat/vocab.fifo && mv chat/vocab.fifo chat/vocab.json
+expect a_tokenizer_file_that_cannot_be_read 3 'chat/vocab.json' "${run[@]}" --model chat --out c3 --steps 1
+
+# ---- --overwrite ------------------------------------------------------------------------------------------
+expect old_run 0 done "${run[@]}" --out o --steps 8 --save-every 2 --keep 3
+cp -r o old
+expect resume_and_overwrite 2 'overwrite' "${run[@]}" --out o --resume --overwrite
+expect overwrite 0 done "${run[@]}" --out o --steps 1 --lr 1e-4 --overwrite
+[ "$(names o)" = 'final log.jsonl step-00000001' ] && ok overwrite_leaves_nothing_of_the_old_run ||
+    bad overwrite_leaves_nothing_of_the_old_run "$(names o)"
+rm -r o && cp -r old o
+start_long o --lr 1e-4 --overwrite
+end_long KILL
+[ "$(names o)" = log.jsonl ] && ok nothing_old_before_the_first_step || bad nothing_old_before_the_first_step "$(names o)"
+expect killed_before_its_first_checkpoint 0 'start +random weights' "${run[@]}" --out o --lr 1e-4 --steps 2 --resume
+warnings and_says_that_it_starts_from_scratch 1
+mkdir m && cp -r old/final m
+expect overwrite_spares_the_model_it_was_given 2 'm/final' "$train" --model m/final --train corpus --max-seqlen 64 \
+    --micro-batch-tokens 256 --out m --steps 1 --overwrite
+if [ $can_trace = yes ]; then
+    # killed at each rename and removal: the old run is there with its newest checkpoint, or it is gone
+    broken=
+    for call in rename:2 rename:3 rename:4 rename:5 unlink:3 rmdir:1 rmdir:4; do
+        rm -rf o && cp -r old o
+        traced -e trace="${call%:*}" -e inject="${call%:*}:signal=KILL:when=${call#*:}" \
+            "${run[@]}" --out o --steps 0 --overwrite > out.txt 2>&1
+        [ $? -eq 137 ] || { broken="$call: not killed" && break; }
+        "${resume[@]}" --out o --steps 8 > out.txt 2>&1
+        code=$?
+        grep -q 'start .*o/step-0000000[2-6]' out.txt && broken="$call: an older checkpoint of the old run"
+        if ! grep -q 'start .*o/step-00000008' out.txt && [ $code -ne 3 ]; then broken="$call: exit code $code"; fi
+    done
+    [ -z "$broken" ] && ok overwrite_killed_is_all_or_nothing || bad overwrite_killed_is_all_or_nothing "$broken"
+else skip overwrite_killed_is_all_or_nothing 'strace does not work here'; fi
+
+# ---- what --resume takes --------------------------------------------------------------------------------
+cp -r old r
+mv r/step-00000008 r/step-00000008.old-4711
+cp -r r/step-00000008.old-4711 r/step-00000008.tmp-4711
+before=$(stat -c %i r/step-00000008.old-4711/model.safetensors)
+expect killed_while_saved_again 0 'start +r/step-00000008' "${run[@]}" --out r --steps 8 --resume
+[ "$(stat -c %i r/step-00000008/model.safetensors)" = "$before" ] && ok what_was_resumed_is_not_saved_again ||
+    bad what_was_resumed_is_not_saved_again 'another file'
+mv r/step-00000008 r/step-00000008.old-4711
+expect named_and_killed_while_saved_again 0 done "${run[@]}" --out r --steps 8 --resume=r/step-00000008
+expect older_than_the_newest 2 'r/step-00000008' "${run[@]}" --out r --steps 9 --resume=r/step-00000006
+expect older_into_another_directory 0 'start +r/step-00000006' "${run[@]}" --out r2 --steps 8 --resume=r/step-00000006
+same_state a_branch_has_the_same_bits r/step-00000008 r2/step-00000008
+expect a_run_in_the_way_of_a_branch 2 'found a run' "${run[@]}" --out old --steps 8 --resume=r2/step-00000008
+expect resume_in_a_new_directory 0 'start +random weights' "${run[@]}" --out new --steps 2 --resume
+warnings a_new_directory_is_said 1
+mkdir empty
+expect resume_in_an_empty_directory 0 '^warning: empty: no checkpoint' "${run[@]}" --out empty --steps 2 --resume
+rm -rf l && cp -r old l && rm -r l/step-*
+expect checkpoints_gone_final_there 3 'final' "${run[@]}" --out l --steps 8 --resume
+rm -r l/final
+expect checkpoints_gone_log_there 3 'log.jsonl' "${run[@]}" --out l --steps 8 --resume
+same log_of_lost_checkpoints_is_kept l/log.jsonl old/log.jsonl
+sed -i '/"step": [3-9],/d' l/log.jsonl
+expect log_ends_where_the_first_checkpoint_was_due 0 'start +random weights' "${run[@]}" --out l --steps 8 --resume
+
+# ---- --resume takes the options of the run ----------------------------------------------------------------
+options=(--schedule cosine --weight-decay 0.2 --beta2 0.9 --seed 7 --long-docs truncate --deterministic --grad-clip 0.5
+         --min-lr-frac 0.1 --keep 0)
+expect with_options 0 done "${run[@]}" "${options[@]}" --out p --steps 6 --save-every 3
+cp -r p q && rm -r q/step-00000006 q/final
+expect bare_resume 0 'start +q/step-00000003' "${resume[@]}" --out q
+same_state bare_resume_has_the_same_bits p/step-00000006 q/step-00000006
+grep -q '^resume: ' out.txt && bad nothing_was_changed "$(grep '^resume: ' out.txt)" || ok nothing_was_changed
+rm -r q/step-00000006 q/final
+expect bare_resume_with_changes 0 '^resume: --steps 6 -> 5$' "${resume[@]}" --out q --steps 5 --seed 7 --no-deterministic \
+    --schedule wsd-sqrt --heartbeat-seconds 5
+[ "$(grep -c '^resume: ' out.txt)" -eq 3 ] && grep -q '^resume: --deterministic true -> false$' out.txt &&
+    grep -q '^resume: --schedule cosine -> wsd-sqrt$' out.txt && ok changes_are_listed || bad changes_are_listed ''
+expect changed_plan 9 'seed \(was 7, is 8\)' "${resume[@]}" --out q --seed 8
+expect bare_dry_run 0 'start +q/step-00000005' "${resume[@]}" --out q --dry-run
+
+if command -v mpirun > /dev/null && [ -x "$root/build/cpu/train_llama" ] &&
+    ldd "$root/build/cpu/train_llama" | grep -q libmpi; then
+    mpi=(mpirun --allow-run-as-root --oversubscribe)
+    cp -r p p2 && rm -r p2/step-00000006 p2/final && cp -r p2 p1
+    expect bare_resume_of_the_release_build 0 done "$root/build/cpu/train_llama" --threads 1 --resume --out p1
+    expect bare_resume_on_two_ranks 0 'start +p2/step-00000003' "${mpi[@]}" -n 2 "$root/build/cpu/train_llama" \
+        --threads 1 --resume --out p2
+    same_state two_ranks_have_the_same_bits p1/step-00000006 p2/step-00000006
+    one=("$root/build/cpu/train_llama" "${common[@]}" --threads 1 --out p2)
+    expect resume_of_one_rank_only 9 'differences in .*resume \(rank 1\)' "${mpi[@]}" -n 1 "${one[@]}" --resume : -n 1 "${one[@]}"
+else skip bare_resume_on_two_ranks 'no mpirun, or no release build with MPI'; fi
+mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json
+printf 'all:\n' > tree/Makefile
+printf '#!/bin/sh\n' | tee tree/scripts/setup.sh > tree/scripts/plot_run.py
+printf '#!/bin/sh\necho "asked: $*"\n' > tree/train_llama
+chmod +x tree/train_llama tree/scripts/*
+expect quickstart_starts_over 0 '^asked: .* --overwrite .*--steps 9$' tree/scripts/quickstart.sh --steps 9
+expect quickstart_resumes 0 '^asked: .*--resume --steps 9$' tree/scripts/quickstart.sh --resume --steps 9
+grep -q -e --overwrite out.txt && bad quickstart_resumes_what_is_there '' || ok quickstart_resumes_what_is_there
+
+# ---- the log ------------------------------------------------------------------------------------------------
+if [ $can_trace = yes ]; then
+    traced -y -e trace=fsync,rename "${run[@]}" --out f --steps 2 > out.txt 2>&1
+    grep -nE 'fsync\(.*log.jsonl|rename\(.*step-00000002"\)' trace.txt > order.txt
+    if grep -q 'log.jsonl' order.txt && [ "$(grep -c '"f/step-00000002")' order.txt)" -eq 1 ] &&
+        grep -B 1 'rename' order.txt | head -n 1 | grep -q log.jsonl
+    then ok log_is_synced_before_a_checkpoint; else bad log_is_synced_before_a_checkpoint "$(cat order.txt)"; fi
+else skip log_is_synced_before_a_checkpoint 'strace does not work here'; fi
+cp -r old g
+printf '{"step": 9, "loss": 1}\n{"step": 10, "lo' >> g/log.jsonl
+expect longer_log 0 "^warning: g/log.jsonl: removed 2 records \([0-9]+ bytes\) after step 8" "${resume[@]}" --out g
+python3 - <<'PY' > out.txt 2>&1 && ok longer_log_is_cut || bad longer_log_is_cut ''
+import json
+lines = [json.loads(l) for l in open("g/log.jsonl")]
+assert [l["step"] for l in lines if "event" not in l] == list(range(1, 9)) and lines[-1]["event"] == "resume"
+PY
+cp -r old h
+truncate -s $(($(grep -abo '{"step": 8,' h/log.jsonl | cut -d: -f1) + 5)) h/log.jsonl
+expect shorter_log 0 '^warning: h/log.jsonl: expected [0-9]+ bytes at step 8, found [0-9]+' "${resume[@]}" --out h
+python3 - <<'PY' > out.txt 2>&1 && ok torn_line_is_removed || bad torn_line_is_removed ''
+import json
+lines = [json.loads(l) for l in open("h/log.jsonl")]
+assert [l["step"] for l in lines if "event" not in l] == list(range(1, 8)) and lines[-1]["event"] == "resume"
+PY
+expect clean_resume_warns_of_nothing 0 done "${resume[@]}" --out p --steps 7
+warnings no_warning_on_a_clean_resume 0
+if small_disk disk 2m; then
+    start_long disk/d
+    dd if=/dev/zero of=disk/ballast bs=1k > out.txt 2>&1
+    await grep -q log.jsonl long.txt
+    await more_steps_than $(($(grep -c '^step' long.txt) + 20))
+    rm disk/ballast
+    await more_steps_than $(($(grep -c '^step' long.txt) + 20))
+    end_long TERM
+    [ $status -eq 75 ] && ok a_full_disk_under_the_log || bad a_full_disk_under_the_log "exit code $status"
+    warnings lost_records_are_said_twice 2
+    python3 - <<'PY' > out.txt 2>&1 && ok log_lines_are_whole || bad log_lines_are_whole ''
+import json, re
+lines = [json.loads(l) for l in open("disk/d/log.jsonl")]
+steps = [l["step"] for l in lines if "event" not in l]
+lost = int(re.search(r"([0-9]+) records were lost", open("long.txt").read()).group(1))
+assert steps == sorted(set(steps)) and lost >= 20, lost
+assert steps[-1] == len(steps) + lost, (steps[-1], len(steps), lost)
+PY
+else skip a_full_disk_under_the_log 'mounting a tmpfs needs root'; fi
+
+# ---- nothing infinite is saved ------------------------------------------------------------------------------
+wild=("${run[@]}" --batch-tokens 256 --warmup-steps 0 --schedule constant --grad-clip 0 --max-skips 3 --save-every 1
+      --steps 60 --keep 0)
+cat > finite.py <<'PY'
+import glob, json, math, struct, sys
+for path in glob.glob(sys.argv[1] + "/*/*.safetensors"):
+    data = open(path, "rb").read()
+    header = struct.unpack("<Q", data[:8])[0]
+    body = data[8 + header:]
+    assert all(map(math.isfinite, struct.unpack("<%df" % (len(body) // 4), body))), path
+PY
+for settings in '--lr 30 --weight-decay 1' '--lr 1e15 --weight-decay 1' '--lr 1e30 --weight-decay 0.1'; do
+    name=$(echo "$settings" | tr -c 'a-z0-9\n' _)
+    # shellcheck disable=SC2086
+    outcome "diverges$name" 7 'error: .*(diverged|finite)' "${wild[@]}" --out "w$name" $settings
+    check "only_finite_values_saved$name" python3 finite.py "w$name"
+done
+cp -r old n
+python3 - <<'PY'
+import struct
+path = "n/step-00000008/optimizer.safetensors"
+data = bytearray(open(path, "rb").read())
+data[-4:] = struct.pack("<f", float("inf"))
+open(path, "wb").write(data)
+PY
+# its manifest made to fit, as a program that saved it would have
+cat > fit.py <<'PY'
+import json, re, sys
+def crc32c(data):
+    c = 0xffffffff
+    for b in data:
+        c ^= b
+        for _ in range(8):
+            c = (c >> 1) ^ (0x82f63b78 & -(c & 1))
+    return c ^ 0xffffffff
+d = sys.argv[1]
+text = open(d + "/manifest.json").read()
+new = "%08x" % crc32c(open(d + "/optimizer.safetensors", "rb").read())
+text = re.sub(r'("optimizer.safetensors".*?"crc32c": ")[0-9a-f]{8}', lambda m: m.group(1) + new, text)
+body = text[:text.index(',\n  "manifest_crc32c"')]
+open(d + "/manifest.json", "w").write(body + ',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body.encode()))
+PY
+python3 fit.py n/step-00000008
+expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out n --steps 9
+
+# ---- what the process finds at its start ----------------------------------------------------------------------
+(ulimit -f 100; exec "${run[@]}" --out x --steps 2 --save-every 1) > out.txt 2>&1
+status=$?
+[ $status -eq 4 ] && grep -q 'File too large' out.txt && ok file_size_limit_is_a_full_disk ||
+    bad file_size_limit_is_a_full_disk "exit code $status"
+"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --max-skips 0 --steps 9 <&- >&- 2>&-
+status=$?
+[ $status -eq 7 ] && ok closed_descriptors_run || bad closed_descriptors_run "exit code $status"
+check closed_descriptors_write_into_no_file python3 -c '
+import json
+[json.loads(line) for line in open("closed/log.jsonl")]
+assert open("closed/.lock").read().count("\n") == 1'
+
+# ---- the directory and its disk -------------------------------------------------------------------------------
+if small_disk little 128k; then
+    outcome too_little_space 4 '^warning: little: .*0\.2 MiB.* found 0\.1 MiB.*save-every' "${run[@]}" --out little --steps 2
+    warnings too_little_space_is_one_warning 1
+    small_disk enough 4m
+    expect enough_space 0 done "${run[@]}" --out enough --steps 4 --save-every 1 --keep 2
+    warnings enough_space_is_no_warning 0
+    outcome several_kept 4 'warning: enough/2: .*\(20 of 0\.2 MiB' "${run[@]}" --out enough/2 --steps 20 --save-every 1 --keep 0
+else skip too_little_space 'mounting a tmpfs needs root'; fi
+start_long s
+mv s s.aside
+mkdir s
+end_long TERM
+[ $status -eq 4 ] && grep -q '^error: s: ' out.txt && ok swapped_directory || bad swapped_directory "exit code $status"
+[ -z "$(ls -A s)" ] && ok nothing_in_the_other_directory || bad nothing_in_the_other_directory "$(ls -A s)"
+start_long gone
+rm -r gone
+end_long TERM
+[ $status -eq 4 ] && [ ! -e gone ] && ok removed_directory || bad removed_directory "exit code $status"
+if [ $can_trace = yes ]; then
+    expect no_locks 0 '^warning: nolock: ' traced -e trace=flock -e inject=flock:error=ENOLCK "${run[@]}" --out nolock --steps 1
+    warnings no_locks_is_one_warning 1
+else skip no_locks 'strace does not work here'; fi
+finish
