@@ -28,7 +28,7 @@ static LlamaConfig llama_config(int heads, int kv_heads, int head_dim, bool tied
 // Random weights, those of the norms too
 static void llama_make(LlamaModel *m, const LlamaConfig *c) {
     Error err = {0};
-    LlamaSizes sizes = {CAPACITY, CAPACITY, false, true};
+    LlamaSizes sizes = {CAPACITY, CAPACITY, false, true, 0, 0};
     llama_plan(m, c, sizes);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
