@@ -90,7 +90,7 @@ cat > losses.py << 'PY'
 import json, sys
 runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[2:]]
 runs = [[l for l in r if "loss" in l] for r in runs]
-assert len(runs[0]) == 5 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
+assert len(runs[0]) == 6 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
 for run in runs[1:]:
     for a, b in zip(runs[0], run):
         assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
