@@ -575,7 +575,7 @@ static void check_options(void) {
         usage_error("raise --micro-batch-tokens or lower --max-seqlen",
                     "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
     if (o.cuda_graph && !device_has_graphs())
-        usage_error("leave it out, or use a trainer made by make BACKEND=cuda",
+        usage_error("--no-cuda-graph, or a trainer made by make BACKEND=cuda",
                     "--cuda-graph: this is the CPU backend");
     if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
         usage_error("leave it out", "--cuda-graph is for training with --layout packed");
@@ -953,14 +953,14 @@ static void warn_if_space_is_short(const LlamaModel *m) {
     Error err = {0, "", ""};
     const int64_t steps = o.steps - run.cursor.step;
     const double model = 4.0 * (double)llama_config_num_params(&m->config), whole = 3 * model;
-    int64_t *old = NULL, saves = steps > 0, there = 0;
-    int num_old = 0;
+    int64_t *old = NULL, saves = steps > 0;
+    int there = 0;
     uint64_t free_bytes = 0;
     if (steps > 0 && o.save_every > 0) saves = (steps - 1) / o.save_every + 1;
-    if (o.keep > 0 && saves > o.keep + 1) saves = o.keep + 1;  // the oldest goes after the newest
-    if (checkpoint_list(o.out, &old, &num_old, &err)) there = num_old;
+    if (!checkpoint_list(o.out, &old, &there, &err)) there = 0;
     free(old);
-    if (o.keep > 0 && saves > 1 && there > 0) saves = saves > there ? saves - there : 1;
+    const int64_t room = o.keep + 1 - there;  // the oldest goes after the newest has come
+    if (o.keep > 0 && saves > room) saves = room > 1 ? room : 1;
     const double needed = (double)saves * whole + model;
     if (!disk_free_bytes(o.out, &free_bytes, &err) || needed <= (double)free_bytes) return;
     fprintf(stderr,
