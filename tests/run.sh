@@ -22,12 +22,9 @@ log=$run_dir/log skips=$run_dir/skips
 # Processes that this run has started: they inherit its name.
 export UNPAD_TEST_RUN=$run_dir
 processes_left() {
-    local p pid
-    for p in /proc/[0-9]*; do
-        pid=${p#/proc/}
-        [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ] ||
-            { grep -qzFx "UNPAD_TEST_RUN=$run_dir" "$p/environ" && echo "$pid"; } 2> /dev/null
-    done
+    local files
+    files=$(env -u UNPAD_TEST_RUN grep -slzFx "UNPAD_TEST_RUN=$run_dir" /proc/[0-9]*/environ)
+    echo "${files//[^0-9$'\n']/}"
 }
 # Those that are about to end may do so.
 end_processes_left() {
@@ -101,8 +98,9 @@ list_skips() {
     echo '== skipped'
     sed 's/^\([^:]*\): \(.*\)/\2\t\1/' "$skips" | sort | awk -F '\t' '
         { n[$1]++; if (n[$1] <= 3) names[$1] = names[$1] (n[$1] > 1 ? ", " : "") $2 }
-        END { for (why in n) printf "   %3d  %s (%s%s)\n", n[why], why, names[why],
-                                    n[why] > 3 ? ", ..." : "" }' | sort -k 2
+        END { for (why in n)
+                  printf("   %3d  %s (%s%s)\n", n[why], why, names[why],
+                         (n[why] > 3) ? ", ..." : "") }' | sort -k 2
 }
 list_unexpected_skips() {
     local expected
