@@ -15,7 +15,8 @@ passed=0 failed=0 skipped=0 unexpected=0 suite_pid=
 run_dir=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
 # in memory where that is possible: a busy disk takes seconds for an fsync; often no program can be
 # executed there, so it is for the C suites, which have none to execute
-memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) || memory_dir=$run_dir
+memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) ||
+    { memory_dir=$run_dir/memory && mkdir "$memory_dir"; }
 log=$run_dir/log skips=$run_dir/skips
 : > "$skips"
 
@@ -90,7 +91,7 @@ run_suite() {
     skips_of "$(basename "$suite")" "$log" >> "$skips"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     # what a killed case left behind
-    rm -rf "$memory_dir"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
+    rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
 }
 # Every reason once, with the number of cases and the first of them
 list_skips() {
