@@ -15,19 +15,17 @@ passed=0 failed=0 skipped=0 unexpected=0 suite_pid=
 run_dir=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
 # in memory where that is possible: a busy disk takes seconds for an fsync; often no program can be
 # executed there, so it is for the C suites, which have none to execute
-memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) || memory_dir=$run_dir
+memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) ||
+    { memory_dir=$run_dir/memory && mkdir "$memory_dir"; }
 log=$run_dir/log skips=$run_dir/skips
 : > "$skips"
 
 # Processes that this run has started: they inherit its name.
 export UNPAD_TEST_RUN=$run_dir
 processes_left() {
-    local p pid
-    for p in /proc/[0-9]*; do
-        pid=${p#/proc/}
-        [ "$pid" = $$ ] || [ "$pid" = "$BASHPID" ] ||
-            { grep -qzFx "UNPAD_TEST_RUN=$run_dir" "$p/environ" && echo "$pid"; } 2> /dev/null
-    done
+    local files
+    files=$(env -u UNPAD_TEST_RUN grep -slzFx "UNPAD_TEST_RUN=$run_dir" /proc/[0-9]*/environ)
+    echo "${files//[^0-9$'\n']/}"
 }
 # Those that are about to end may do so.
 end_processes_left() {
@@ -93,7 +91,7 @@ run_suite() {
     skips_of "$(basename "$suite")" "$log" >> "$skips"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     # what a killed case left behind
-    rm -rf "$memory_dir"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
+    rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
 }
 # Every reason once, with the number of cases and the first of them
 list_skips() {
@@ -101,8 +99,9 @@ list_skips() {
     echo '== skipped'
     sed 's/^\([^:]*\): \(.*\)/\2\t\1/' "$skips" | sort | awk -F '\t' '
         { n[$1]++; if (n[$1] <= 3) names[$1] = names[$1] (n[$1] > 1 ? ", " : "") $2 }
-        END { for (why in n) printf "   %3d  %s (%s%s)\n", n[why], why, names[why],
-                                    n[why] > 3 ? ", ..." : "" }' | sort -k 2
+        END { for (why in n)
+                  printf("   %3d  %s (%s%s)\n", n[why], why, names[why],
+                         (n[why] > 3) ? ", ..." : "") }' | sort -k 2
 }
 list_unexpected_skips() {
     local expected

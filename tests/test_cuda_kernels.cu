@@ -213,7 +213,7 @@ static int exit_code_of(char *text, size_t size, Op op) {
 
 TEST(unsupported_shapes_end_with_exit_code_11) {
     char text[1000];
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
             void *p = cuda_scratch();
@@ -225,11 +225,14 @@ TEST(unsupported_shapes_end_with_exit_code_11) {
             if (i == 3) rmsnorm_apply(x, x, x, (real *)p, 1, 16392);
             if (i == 4) global_norm_squared((double *)p, (real *)p + 1, 4);
             if (i == 5) cuda_fail("file", 7, "what", cudaErrorInvalidValue);
+            if (i == 6) matmul_forward(x, x, x, 1, 64, 0);
+            if (i == 7) matmul_forward(x, x, x, 1, 0, 64);
         });
         if (code == 77) SKIP("no GPU");
         CHECK_MSG(code == 11, "case %d: exit code %d: %s", i, code, text);
         CHECK_MSG(strncmp(text, "error: cuda: ", 13) == 0 && strstr(text, "\nhint: "),
                   "case %d: %s", i, text);
+        if (i == 1 || i >= 6) CHECK_MSG(strstr(text, "multiples of 8"), "case %d: %s", i, text);
     }
 }
 

@@ -132,6 +132,9 @@ expect run_in_the_way 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
 expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB a rank' \
     "${mpi[@]}" -n 2 "${run[@]}" --dry-run
 [ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
+core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
+expect plan_tells_where_ranks_run 0 ", cores $core: " \
+    "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
 expect no_other_ranks_there 2 'started as one of several ranks' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
 for variant in asan emu; do
