@@ -679,7 +679,7 @@ static void check_vocabulary(void) {
     const NamedData train = {o.train, &run.train},
                     val = {o.val ? o.val : o.train, run.has_val ? &run.val : NULL};
     must(vocabulary_check(o.model, &train, &val, o.allow_other_tokenizer, &err), &err);
-    if (speaks()) must(vocabulary_warn(o.model, &run.config, model_is_builtin(), &train, &err), &err);
+    must(vocabulary_warn(o.model, &run.config, model_is_builtin(), &train, &err), &err);
 }
 
 static void make_samples(void) {

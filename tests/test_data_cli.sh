@@ -76,26 +76,26 @@ expect resume_on_edited_tokens_without_checksums 9 'error: .*token_fingerprint \
 flip old/train_00000.bin 1500
 expect resume_on_unchecked_tokens_as_they_were 0 '^done' $(on old --steps 4 --out old.run --resume)
 flip llmc/train_00000.bin 20000
+# a checkpoint of before there was a fingerprint of tokens
+forget_tokens() { python3 - "$root" old.run/step-00000004 << 'PY'
+import re, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+state, manifest = (sys.argv[2] + name for name in ("/trainer_state.json", "/manifest.json"))
+text = re.sub(rb' *"token_fingerprint": \d+,\n', b"", open(state, "rb").read())
+assert b"token_fingerprint" not in text and b"data_fingerprint" in text
+open(state, "wb").write(text)
+entry = b'"trainer_state.json", "size_bytes": %d, "crc32c": "%08x"' % (len(text), crc32c(text))
+body = re.sub(rb'"trainer_state.json".*?"crc32c": "[0-9a-f]*"', entry,
+              open(manifest, "rb").read())[:-36]
+open(manifest, "wb").write(body + b',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body))
+PY
+}
+check checkpoint_without_a_fingerprint_of_tokens forget_tokens
+expect resume_from_a_checkpoint_of_an_older_program 0 '^done' \
+    $(on old --steps 6 --out old.run --resume=old.run/step-00000004)
 expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
     $(on llmc --boundary-token 256 --steps 4 --out llmc.run --resume)
-
-# ranks that find different shards under the same path
-ranks_train=${RANKS_TRAIN:-$root/build/cpu/train_llama}
-if command -v mpirun > /dev/null && ldd "$ranks_train" 2> /dev/null | grep -q libmpi; then
-    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-    one=(mpirun --allow-run-as-root --oversubscribe)
-    for kind in corpus old; do
-        mkdir -p p1 p2 && cp -r tiny $kind p1 && cp -r tiny $kind p2
-        prepare edited --out p2/corpus --val-frac 0.2 --overwrite
-        [ $kind = corpus ] || flip p2/old/train_00000.bin 1500
-        job=("$ranks_train" "${options[@]}" --train $kind --batch-tokens 1024 --steps 2 --out run)
-        expect "ranks_with_different_data_$kind" 9 'differences in training data \(rank 1\)' \
-            "${one[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"
-        rm -r p1 p2
-    done
-else
-    skip ranks_with_different_data 'no mpirun, or a trainer without MPI'
-fi
 
 # ---- documents and tokens that are never trained ----------------------------------------------------
 # three documents of 12, 52 and 102 tokens (BOS and EOS among them), and an empty one in the shard
@@ -216,6 +216,31 @@ said byte_shards_for_smollm2 0 \
     '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
 grep -q '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' out.txt &&
     ok another_eos_of_a_built_in_model || bad another_eos_of_a_built_in_model ''
+
+# ---- ranks -----------------------------------------------------------------------------------------
+# that find different shards under the same path
+ranks_train=${RANKS_TRAIN:-$root/build/cpu/train_llama}
+if command -v mpirun > /dev/null && ldd "$ranks_train" 2> /dev/null | grep -q libmpi; then
+    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+    one=(mpirun --allow-run-as-root --oversubscribe)
+    for kind in corpus old; do
+        mkdir -p p1 p2 && cp -r tiny $kind p1 && cp -r tiny $kind p2
+        prepare edited --out p2/corpus --val-frac 0.2 --overwrite
+        [ $kind = corpus ] || flip p2/old/train_00000.bin 1500
+        job=("$ranks_train" "${options[@]}" --train $kind --batch-tokens 1024 --steps 2 --out run)
+        expect "ranks_with_different_data_$kind" 9 'differences in training data \(rank 1\)' \
+            "${one[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"
+        rm -r p1 p2
+    done
+    # one error and one warning for all of them
+    two=("${one[@]}" -n 2 "$ranks_train" "${options[@]}" --train corpus --batch-tokens 1024 --dry-run)
+    expect another_tokenizer_on_two_ranks 9 'expected the tokenizer of other' "${two[@]}" --model other
+    said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' \
+        "${two[@]}" --model other --allow-other-tokenizer
+    check one_warning_of_two_ranks one_warning
+else
+    skip ranks 'no mpirun, or a trainer without MPI'
+fi
 
 # ---- inputs that are not text, one document a file, or JSONL ------------------------------------------
 # refused NAME PATTERN HINT ARGUMENTS...: prepare.py ends with exit code 3 and that hint, and writes nothing

@@ -1,6 +1,6 @@
-// data/io.h, data/json.h and data/sha256.h: bounds, exactness, locks, strict JSON, checksums.
+// data/io.h, data/json.h and data/digest.h: bounds, exactness, locks, strict JSON, checksums.
 #include "../data/json.h"
-#include "../data/sha256.h"
+#include "../data/digest.h"
 
 #include <signal.h>
 #include <sys/resource.h>

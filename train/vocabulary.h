@@ -4,9 +4,9 @@
 #define UNPAD_VOCABULARY_H
 
 #include "../data/config.h"     // defines: LlamaConfig
+#include "../data/digest.h"     // defines: sha256_file
 #include "../data/documents.h"  // defines: Dataset
 #include "../data/json.h"       // defines: json_read
-#include "../data/sha256.h"     // defines: sha256_file
 
 typedef struct {
     const char *path;   // as the user named it

@@ -1,6 +1,6 @@
 // SHA-256 (FIPS 180-4) of a file: shards say with it which tokenizer.json they were made with.
-#ifndef UNPAD_SHA256_H
-#define UNPAD_SHA256_H
+#ifndef UNPAD_DIGEST_H
+#define UNPAD_DIGEST_H
 
 #include "io.h"
 
