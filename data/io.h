@@ -20,6 +20,7 @@
 #define _GNU_SOURCE  // flock, O_CLOEXEC under -std=c11; include this header first
 #endif
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -489,6 +490,7 @@ static inline bool writer_write(FileWriter *w, const void *data, uint64_t n, Err
                          w->path);
     w->crc = crc32c(w->crc, data, (size_t)n);
     w->size_bytes += n;
+    assert(w->buffered <= sizeof w->buffer);
     if (n <= sizeof w->buffer - w->buffered) {
         if (n > 0) memcpy(w->buffer + w->buffered, data, (size_t)n);
         w->buffered += (size_t)n;
