@@ -59,7 +59,7 @@ static void *hang_soon(void *unused) {
 
 static void do_fault(const char *what) {
     pthread_t thread;
-    sleep_ms(400);  // the other ranks know where this one is
+    sleep_ms(1000);  // the thread that tells the others where this rank is has had its turn
     if (strcmp(what, "kill") == 0) raise(SIGKILL);
     if (strcmp(what, "stop") == 0) raise(SIGSTOP);
     if (strcmp(what, "quiet") == 0) sleep_ms(atol(setting("QUIET_MS", "0")));
