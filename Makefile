@@ -49,7 +49,7 @@ ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
 # order.
 WARN    := -Wall -Wextra $(WERROR)
-CFLAGS  := -std=gnu11 -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
+CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
 LDLIBS  := -lcjson -lm -ldl -lpthread
 OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \

@@ -17,12 +17,20 @@
 #ifndef UNPAD_LLAMA_H
 #define UNPAD_LLAMA_H
 
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <math.h>
 
-#include "data/batch.h"       // defines: Batch
-#include "data/config.h"      // defines: LlamaConfig
-#include "data/io.h"          // defines: Error, host_calloc
-#include "data/plan.h"        // defines: PlanNode, the tree of sums over micro-batches
+#include "data/base/error.h"
+#include "data/base/memory.h"
+#include "data/base/sum_tree.h"
+#include "data/batches/batch.h"
+#include "data/models/config.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
 
 // ------------------------------------------------------------------------------------------------

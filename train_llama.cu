@@ -8,19 +8,36 @@
 //   ./train_llama --check-packing                packed against each document alone
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
+#include <assert.h>
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <time.h>
 
-#include "data/checkpoint.h"      // defines: Checkpoint and its protocol
-#include "data/config.h"          // defines: LlamaConfig
-#include "data/documents.h"       // defines: Dataset
-#include "data/io.h"              // defines: Error, exit codes, checked reads and writes, DirLock
-#include "data/loader.h"          // defines: Loader, StepData; with them Batch and StepPlan
-#include "data/options.h"         // defines: Option and its table
-#include "data/schedule.h"        // defines: Schedule, schedule_lr
-#include "data/tokenizer.h"       // defines: Tokenizer
+#include "data/base/dir.h"
+#include "data/base/error.h"
+#include "data/base/file.h"
+#include "data/base/json.h"
+#include "data/base/options.h"
+#include "data/base/path.h"
+#include "data/batches/batch.h"
+#include "data/batches/loader.h"
+#include "data/batches/plan.h"
+#include "data/models/config.h"
+#include "data/models/tokenizer.h"
+#include "data/runs/checkpoint.h"
+#include "data/runs/sampling.h"
+#include "data/runs/schedule.h"
+#include "data/shards/dataset.h"
 #include "kernels/kernels.h"      // defines: the device
 #include "llama.h"                // defines: LlamaModel, forward, backward, update
 #include "train/algorithms.h"     // defines: repeat_matmul_choices

@@ -13,9 +13,22 @@
 //
 // A time is the least of --runs rounds over all micro-batches: other programs only ever add to it.
 // The constant is what a micro-batch costs whatever is in it; a plan has no use for it.
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <math.h>
 
-#include "../data/options.h"
+#include "../data/base/error.h"
+#include "../data/base/memory.h"
+#include "../data/base/options.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/permute.h"
+#include "../data/batches/plan.h"
+#include "../data/models/config.h"
 #include "../kernels/kernels.h"
 #include "../llama.h"
 #include "../train/graph.h"

@@ -3,9 +3,13 @@
 #ifndef UNPAD_LENGTHS_H
 #define UNPAD_LENGTHS_H
 
+#include <stddef.h>
+#include <stdint.h>
 #include <math.h>
 
-#include "../data/plan.h"
+#include "../data/base/memory.h"
+#include "../data/batches/permute.h"
+#include "../data/batches/plan.h"
 
 // r65: log-normal, mean 700, sigma 1.04, up to 8192 tokens: web pages; the law of the reference
 // batch of dev/shard.py. web: mean 700, sigma 1.3, up to 62000: a heavier tail, as whole crawls

@@ -13,9 +13,22 @@
 //            micro-batches that follow each other
 // arrival    the same documents as they come, each to the micro-batch with the most room
 // next-fit   documents as they come, a new micro-batch when one does not fit; no end of a step
-#include "../data/documents.h"
-#include "../data/loader.h"
-#include "../data/options.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/memory.h"
+#include "../data/base/options.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/distribute.h"
+#include "../data/batches/loader.h"
+#include "../data/batches/plan.h"
+#include "../data/shards/dataset.h"
 #include "lengths.h"
 
 static struct {

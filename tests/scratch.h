@@ -3,7 +3,14 @@
 #ifndef UNPAD_SCRATCH_H
 #define UNPAD_SCRATCH_H
 
-#include "../data/io.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "../data/base/dir.h"
+#include "../data/base/error.h"
 
 static struct {
     char dir[160];

@@ -1,6 +1,13 @@
 // Batch: the four layouts against a slow model of each, and batch_check against planted
 // corruptions.
-#include "../data/batch.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/batches/batch.h"
 #include "test.h"
 
 enum { VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };

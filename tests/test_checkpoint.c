@@ -1,12 +1,31 @@
 // data/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
 // killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
-#include "../data/checkpoint.h"
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../data/base/dir.h"
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/hash.h"
+#include "../data/base/json.h"
+#include "../data/base/memory.h"
+#include "../data/base/path.h"
+#include "../data/models/config.h"
+#include "../data/models/safetensors.h"
+#include "../data/runs/checkpoint.h"
 
 #include <sys/wait.h>
 
-#include "../data/config.h"
-#include "../data/options.h"
-#include "../data/safetensors.h"
 #include "fault.c"
 #include "scratch.h"
 #include "test.h"

@@ -1,5 +1,15 @@
 // data/config.h: published configs in and out, and every way a config can be wrong.
-#include "../data/config.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/json.h"
+#include "../data/models/config.h"
 
 #include "scratch.h"
 #include "test.h"

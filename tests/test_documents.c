@@ -1,5 +1,19 @@
 // Shards: what is read, and that every damaged one is refused before anything is used.
-#include "../data/documents.h"
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/hash.h"
+#include "../data/shards/dataset.h"
+#include "../data/shards/shard.h"
 #include "scratch.h"
 #include "test.h"
 

@@ -1,6 +1,26 @@
 // data/io.h, data/json.h and data/digest.h: bounds, exactness, locks, strict JSON, checksums.
-#include "../data/json.h"
-#include "../data/digest.h"
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../data/base/digest.h"
+#include "../data/base/dir.h"
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/hash.h"
+#include "../data/base/json.h"
+#include "../data/base/line_file.h"
+#include "../data/base/memory.h"
+#include "../data/base/path.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,5 +1,6 @@
 // The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient
 // against central differences in fp64.
+#include <sys/stat.h>
 #include "../llama.h"
 #include "../train/check_packing.h"
 #include "../train/reduce.h"

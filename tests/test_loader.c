@@ -1,5 +1,23 @@
 // The loader: the same steps as without a thread, in every layout; errors arrive where they belong.
-#include "../data/loader.h"
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../data/base/error.h"
+#include "../data/base/hash.h"
+#include "../data/base/memory.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/loader.h"
+#include "../data/batches/permute.h"
+#include "../data/batches/plan.h"
+#include "../data/shards/dataset.h"
 #include "scratch.h"
 #include "test.h"
 

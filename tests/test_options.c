@@ -1,5 +1,16 @@
 // data/options.h: strict parsing, useful errors, a help text that fits.
-#include "../data/options.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/json.h"
+#include "../data/base/options.h"
 
 #include "test.h"
 

@@ -1,6 +1,20 @@
 // Step plans: the packing against a slow one, and that no token is lost, repeated or left to
 // chance.
-#include "../data/plan.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/memory.h"
+#include "../data/base/sum_tree.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/distribute.h"
+#include "../data/batches/packing.h"
+#include "../data/batches/permute.h"
+#include "../data/batches/plan.h"
 
 #include "../dev/lengths.h"
 #include "test.h"

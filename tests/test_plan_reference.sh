@@ -9,7 +9,7 @@ scratch 'plan reference'
 command -v python3 > /dev/null || skip_all plan_reference 'python3 is not installed'
 
 cat > plans.c <<'C'
-#include "data/plan.h"
+#include "data/batches/plan.h"
 
 typedef struct {
     int64_t length[100];

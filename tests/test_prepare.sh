@@ -11,8 +11,13 @@ command -v python3 > /dev/null || skip_all prepare 'python3 is not installed'
 
 # read_back DIR SPLIT: every document through documents.h and tokenizer.h, each ended by a NUL
 cat > "$work/read_back.c" <<'C'
-#include "data/documents.h"
-#include "data/tokenizer.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "data/base/error.h"
+#include "data/base/memory.h"
+#include "data/models/tokenizer.h"
+#include "data/shards/dataset.h"
 
 int main(int argc, char **argv) {
     Error err = {0, "", ""};
@@ -43,7 +48,7 @@ int main(int argc, char **argv) {
     return 0;
 }
 C
-${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$work/read_back.c" -o "$work/read_back" \
+${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$work/read_back.c" build/cpu/libhost.a -o "$work/read_back" \
     -lcjson -lpthread -lm || exit 1
 
 run() { python3 "$prepare" --quiet "$@"; }

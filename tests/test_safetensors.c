@@ -1,6 +1,19 @@
 // data/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the
 // hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
-#include "../data/safetensors.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../data/base/dir.h"
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/hash.h"
+#include "../data/base/path.h"
+#include "../data/models/safetensors.h"
 
 #include <math.h>
 

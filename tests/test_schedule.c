@@ -1,6 +1,10 @@
 // Learning rates and the choice of the next token, against values worked out by hand.
-#include "../data/sampling.h"
-#include "../data/schedule.h"
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "../data/runs/sampling.h"
+#include "../data/runs/schedule.h"
 #include "test.h"
 
 static Schedule schedule(ScheduleKind kind) {

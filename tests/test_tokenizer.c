@@ -1,5 +1,20 @@
 // Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
-#include "../data/bpe.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/json.h"
+#include "../data/base/path.h"
+#include "../data/models/bpe.h"
+#include "../data/models/tokenizer.h"
 #include "scratch.h"
 #include "test.h"
 

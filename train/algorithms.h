@@ -3,7 +3,17 @@
 #ifndef UNPAD_ALGORITHMS_H
 #define UNPAD_ALGORITHMS_H
 
-#include "../data/checkpoint.h"  // defines: Checkpoint
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/memory.h"
+#include "../data/base/path.h"
+#include "../data/runs/checkpoint.h"
 #include "../kernels/kernels.h"  // defines: matmul_choices, matmul_repeat_choices
 
 static const char MATMUL_CHOICES_FILE[] = "matmul.txt";

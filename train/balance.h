@@ -2,8 +2,14 @@
 #ifndef UNPAD_BALANCE_H
 #define UNPAD_BALANCE_H
 
-#include "../data/json.h"        // defines: JsonWriter
-#include "../data/loader.h"      // defines: StepData
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../data/base/json.h"
+#include "../data/base/memory.h"
+#include "../data/batches/loader.h"
 #include "../kernels/kernels.h"  // defines: comm_all_gather_host, device_timer_ms
 
 // The busiest rank over the mean of all: 1 is even. Alone, all of it is 0.

@@ -2,7 +2,20 @@
 #ifndef UNPAD_CHECK_PACKING_H
 #define UNPAD_CHECK_PACKING_H
 
-#include "../data/loader.h"  // defines: Loader's settings, Dataset, Batch
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/memory.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/loader.h"
+#include "../data/batches/plan.h"
+#include "../data/shards/dataset.h"
 #include "../llama.h"        // defines: LlamaModel
 
 typedef struct {

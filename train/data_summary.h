@@ -3,8 +3,17 @@
 #ifndef UNPAD_DATA_SUMMARY_H
 #define UNPAD_DATA_SUMMARY_H
 
-#include "../data/json.h"    // defines: JsonWriter
-#include "../data/loader.h"  // defines: dataset_doc_index; with it Dataset and LongCounts
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/json.h"
+#include "../data/batches/loader.h"
+#include "../data/batches/plan.h"
+#include "../data/shards/dataset.h"
 
 typedef struct {
     const Dataset *dataset;  // NULL: there is none

@@ -3,7 +3,20 @@
 #ifndef UNPAD_TRAIN_RANKS_H
 #define UNPAD_TRAIN_RANKS_H
 
-#include "../data/options.h"  // defines: Option
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../data/base/error.h"
+#include "../data/base/hash.h"
+#include "../data/base/json.h"
+#include "../data/base/memory.h"
+#include "../data/base/options.h"
+#include "../data/base/path.h"
 #include "../llama.h"         // defines: LlamaModel
 #include "weights.h"          // defines: llama_list
 

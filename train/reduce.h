@@ -6,7 +6,12 @@
 #ifndef UNPAD_REDUCE_H
 #define UNPAD_REDUCE_H
 
-#include "../data/plan.h"  // defines: PlanNode, the tree of sums over micro-batches
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../data/base/sum_tree.h"
 #include "../llama.h"      // defines: LlamaModel, LlamaSum
 
 static inline real *llama_slot(LlamaModel *m, int slot) {

@@ -3,12 +3,25 @@
 #ifndef UNPAD_REPORT_H
 #define UNPAD_REPORT_H
 
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
 
-#include "../data/loader.h"   // defines: StepData
-#include "../data/options.h"  // defines: Option, options_write_json; with it JsonWriter
+#include "../data/base/dir.h"
+#include "../data/base/error.h"
+#include "../data/base/json.h"
+#include "../data/base/line_file.h"
+#include "../data/base/options.h"
+#include "../data/base/path.h"
+#include "../data/batches/loader.h"
+#include "../data/models/config.h"
 #include "../llama.h"         // defines: StepScalars, llama_useful_flops
 #include "balance.h"          // defines: StepBalance
 #include "data_summary.h"     // defines: DataSummary

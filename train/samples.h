@@ -3,12 +3,21 @@
 #ifndef UNPAD_SAMPLES_H
 #define UNPAD_SAMPLES_H
 
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
 #include <stdio.h>
 
-#include "../data/bpe.h"        // defines: tokenizer_encode
-#include "../data/documents.h"  // defines: Dataset
-#include "../data/sampling.h"   // defines: Sampling, sample_token
-#include "../data/tokenizer.h"  // defines: Tokenizer
+#include "../data/base/error.h"
+#include "../data/base/memory.h"
+#include "../data/batches/batch.h"
+#include "../data/models/bpe.h"
+#include "../data/models/tokenizer.h"
+#include "../data/runs/sampling.h"
+#include "../data/shards/dataset.h"
 #include "../llama.h"           // defines: LlamaModel
 #include "weights.h"            // defines: llama_hash
 

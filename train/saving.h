@@ -2,9 +2,22 @@
 #ifndef UNPAD_SAVING_H
 #define UNPAD_SAVING_H
 
-#include "../data/checkpoint.h"  // defines: Checkpoint and its protocol
-#include "../data/options.h"     // defines: Option
-#include "../data/plan.h"        // defines: PlanState, PlanSettings
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/file.h"
+#include "../data/base/json.h"
+#include "../data/base/options.h"
+#include "../data/base/path.h"
+#include "../data/batches/plan.h"
+#include "../data/models/config.h"
+#include "../data/models/safetensors.h"
+#include "../data/runs/checkpoint.h"
 #include "../llama.h"            // defines: LlamaModel
 #include "algorithms.h"          // defines: save_matmul_choices
 #include "weights.h"             // defines: llama_save_weights, llama_save_optimizer

@@ -2,9 +2,13 @@
 #ifndef UNPAD_STEP_H
 #define UNPAD_STEP_H
 
+#include <stdint.h>
 #include <time.h>
 
-#include "../data/loader.h"  // defines: StepData
+#include "../data/base/error.h"
+#include "../data/base/sum_tree.h"
+#include "../data/batches/batch.h"
+#include "../data/batches/loader.h"
 #include "../llama.h"        // defines: LlamaModel, forward, backward, update
 #include "graph.h"           // defines: PassGraph
 #include "reduce.h"          // defines: llama_end_leaf, llama_reduce_grads

@@ -3,10 +3,19 @@
 #ifndef UNPAD_VOCABULARY_H
 #define UNPAD_VOCABULARY_H
 
-#include "../data/config.h"     // defines: LlamaConfig
-#include "../data/digest.h"     // defines: sha256_file
-#include "../data/documents.h"  // defines: Dataset
-#include "../data/json.h"       // defines: json_read
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../data/base/digest.h"
+#include "../data/base/error.h"
+#include "../data/base/json.h"
+#include "../data/base/path.h"
+#include "../data/models/config.h"
+#include "../data/shards/dataset.h"
 
 typedef struct {
     const char *path;   // as the user named it

@@ -3,7 +3,18 @@
 #ifndef UNPAD_WEIGHTS_H
 #define UNPAD_WEIGHTS_H
 
-#include "../data/safetensors.h"  // defines: SafetensorsSet
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../data/base/error.h"
+#include "../data/base/hash.h"
+#include "../data/base/memory.h"
+#include "../data/models/safetensors.h"
 #include "../llama.h"             // defines: LlamaModel and its table of tensors
 
 // ------------------------------------------------------------------------------------------------

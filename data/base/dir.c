@@ -1,0 +1,169 @@
+#include "dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "file.h"
+#include "memory.h"
+#include "path.h"
+
+// ------------------------------------------------------------------------------------------------
+// Directories
+
+static bool dir_remove_level(const char *path, int depth, Error *err);
+
+bool dir_create(const char *path, Error *err) {
+    if (mkdir(path, 0777) == 0) return true;
+    int why = errno;
+    if (why == EEXIST && path_is_dir(path)) return true;
+    errno = why;
+    return disk_error(err, path, "cannot create the directory");
+}
+
+bool dir_create_all(const char *path, Error *err) {
+    char part[IO_PATH_MAX];
+    if (!path_printf(part, sizeof part, err, "%s", path)) return false;
+    for (char *p = part + 1; part[0] && *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        bool ok = path_is_dir(part) || dir_create(part, err);
+        *p = '/';
+        if (!ok) return false;
+    }
+    return dir_create(path, err);
+}
+
+bool dir_sync(const char *path, Error *err) {
+    int fd = io_open(path, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) return disk_error(err, path, "cannot open the directory");
+    bool ok = io_fsync(fd) || errno == EINVAL;  // EINVAL: a file system without directory fsync
+    if (!ok) disk_error(err, path, "fsync of the directory failed");
+    close(fd);
+    return ok;
+}
+
+bool io_rename(const char *from, const char *to, Error *err) {
+    return rename(from, to) == 0 || disk_error(err, to, "rename failed");
+}
+
+static bool dir_remove_entry(const char *dir, const char *name, int depth, Error *err) {
+    char path[IO_PATH_MAX];
+    struct stat st;
+    if (!path_join(path, sizeof path, dir, name, err)) return false;
+    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) return dir_remove_level(path, depth + 1, err);
+    return unlink(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove");
+}
+
+static bool dir_remove_level(const char *path, int depth, Error *err) {
+    if (depth > 8) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
+    DIR *dir = opendir(path);
+    if (!dir) return errno == ENOENT || disk_error(err, path, "cannot open the directory");
+    bool ok = true;
+    for (struct dirent *e; ok && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            ok = dir_remove_entry(path, e->d_name, depth, err);
+    closedir(dir);
+    return ok && (rmdir(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove"));
+}
+
+bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
+
+bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
+    FileWriter w;
+    char temp[IO_PATH_MAX], parent[IO_PATH_MAX];
+    if (!path_parent(parent, sizeof parent, path, err)) return false;
+    if (!path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid())) return false;
+    unlink(temp);  // of a dead process that had our number
+    if (!writer_open(&w, temp, err)) return false;
+    if (!writer_write(&w, data, n, err) || !writer_close(&w, err)) return false;
+    if (!io_rename(temp, path, err)) {
+        unlink(temp);
+        return false;
+    }
+    return dir_sync(parent, err);
+}
+
+bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
+    struct statvfs st;
+    if (statvfs(path, &st) != 0) return disk_error(err, path, "cannot ask for free space");
+    if (!checked_mul(st.f_bavail, st.f_frsize, out)) *out = UINT64_MAX;
+    return true;
+}
+
+bool dir_probe(const char *dir, Error *err) {
+    FileWriter w;
+    char from[IO_PATH_MAX], to[IO_PATH_MAX];
+    long pid = (long)getpid();
+    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid)) return false;
+    if (!path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid)) return false;
+    unlink(from);
+    if (!writer_open(&w, from, err)) return false;
+    if (!writer_write(&w, "probe\n", 6, err) || !writer_close(&w, err)) return false;
+    bool ok = io_rename(from, to, err) && dir_sync(dir, err);
+    const char *left = ok ? to : from;
+    return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// One writer per directory
+
+static bool dir_lock_refused(int fd, const char *path, Error *err) {
+    char owner[256] = "an unknown process";
+    ssize_t n = pread(fd, owner, sizeof owner - 1, 0);
+    if (n > 0) owner[n] = 0;
+    owner[strcspn(owner, "\n")] = 0;
+    return error_set(err, EXIT_DIR_IN_USE, "wait for it, stop it, or choose another directory",
+                     "%s: directory in use by %s", path, owner);
+}
+
+bool dir_lock(DirLock *lock, const char *dir, Error *err) {
+    char path[IO_PATH_MAX], owner[256], host[128] = "?";
+    lock->fd = lock->dir_fd = -1;
+    lock->works = true;
+    if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
+    int fd = io_open(path, O_RDWR | O_CREAT, 0666);
+    if (fd < 0) return disk_error(err, path, "cannot create the lock");
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        bool taken = errno == EWOULDBLOCK;
+        lock->works = false;
+        if (taken) dir_lock_refused(fd, dir, err);
+        close(fd);
+        if (!taken) lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
+        return !taken;
+    }
+    lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
+    lock->fd = fd;
+    gethostname(host, sizeof host - 1);
+    int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)n, 0) != n)
+        lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;  // a full disk: locked all the same
+    return true;
+}
+
+bool dir_lock_check(const DirLock *lock, const char *dir, Error *err) {
+    struct stat ours, found;
+    if (lock->dir_fd < 0 || fstat(lock->dir_fd, &ours) != 0) return true;
+    if (stat(dir, &found) == 0 && found.st_dev == ours.st_dev && found.st_ino == ours.st_ino)
+        return true;
+    return error_set(err, EXIT_DISK, "put it back where it was",
+                     "%s: expected the directory that this run locked, found it renamed, removed "
+                     "or replaced",
+                     dir);
+}
+
+void dir_unlock(DirLock *lock) {
+    if (lock->fd >= 0) close(lock->fd);
+    if (lock->dir_fd >= 0) close(lock->dir_fd);
+    lock->fd = lock->dir_fd = -1;
+}

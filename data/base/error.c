@@ -1,0 +1,77 @@
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ------------------------------------------------------------------------------------------------
+// Errors
+
+void text_copy(char *out, size_t capacity, const char *text) {
+    size_t n = strlen(text);
+    if (n >= capacity) n = capacity - 1;
+    memcpy(out, text, n);
+    out[n] = 0;
+}
+
+const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+void text_sanitize(char *text, size_t capacity) {
+    static const char hex[] = "0123456789abcdef";
+    char clean[2048];
+    size_t n = 0;
+    for (const unsigned char *p = (const unsigned char *)text; *p && n + 5 < sizeof clean; p++) {
+        if (*p >= 0x20 && *p != 0x7f) {
+            clean[n++] = (char)*p;  // UTF-8 passes
+        } else {
+            clean[n++] = '\\';
+            clean[n++] = 'x';
+            clean[n++] = hex[*p >> 4];
+            clean[n++] = hex[*p & 15];
+        }
+    }
+    clean[n] = 0;
+    text_copy(text, capacity, clean);
+}
+
+__attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
+                                                     const char *format, ...) {
+    if (err->code) return false;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->what, sizeof err->what, format, args);
+    va_end(args);
+    text_sanitize(err->what, sizeof err->what);
+    text_copy(err->hint, sizeof err->hint, hint ? hint : "");
+    text_sanitize(err->hint, sizeof err->hint);
+    err->code = code;
+    return false;
+}
+
+// Every error has a hint: where a parser knows no better one, the exit code does.
+static const char *error_hint(const Error *err) {
+    if (err->hint[0]) return err->hint;
+    if (err->code == EXIT_USAGE) return "see --help";
+    if (err->code == EXIT_BAD_INPUT) return "make or copy that file again, or give another one";
+    if (err->code == EXIT_DISK) return "check the disk, its space and the permissions";
+    return "please report this with the command that led to it";
+}
+
+void error_print(const Error *err) {
+    fflush(stdout);
+    fprintf(stderr, "error: %s\n", err->what);
+    fprintf(stderr, "hint: %s\n", error_hint(err));
+}
+
+__attribute__((noreturn)) void error_exit(const Error *err) {
+    error_print(err);
+    exit(err->code);
+}
+
+void must(bool ok, const Error *err) {
+    if (!ok) error_exit(err);
+}

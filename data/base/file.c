@@ -1,0 +1,212 @@
+#include "file.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "error.h"
+#include "hash.h"
+#include "memory.h"
+#include "path.h"
+
+#ifdef __FAST_MATH__
+#error "-ffast-math turns isfinite(NaN) into true; build without it"
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Reading
+
+void (*io_progress)(void);
+
+static void io_moved(void) {
+    if (io_progress) io_progress();
+}
+
+int io_open(const char *path, int flags, mode_t mode) {
+    int fd = -1;
+    for (int i = 0; i < IO_MAX_EINTR; i++) {
+        fd = open(path, flags | O_CLOEXEC, mode);
+        if (fd >= 0 || errno != EINTR) break;
+    }
+    return fd;
+}
+
+void io_open_standard_streams(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0) close(fd);
+}
+
+bool file_open(File *f, const char *path, const char *hint, Error *err) {
+    struct stat st;
+    f->path = path;
+    f->size_bytes = 0;
+    f->fd = io_open(path, O_RDONLY | O_NONBLOCK, 0);  // O_NONBLOCK: a FIFO must not hang us
+    if (f->fd < 0)
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: cannot open: %s", path, strerror(errno));
+    if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        close(f->fd);
+        f->fd = -1;
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a regular file", path);
+    }
+    f->size_bytes = (uint64_t)st.st_size;
+    return true;
+}
+
+void file_close(File *f) {
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+}
+
+static bool file_range_error(const File *f, uint64_t n, uint64_t offset, Error *err) {
+    return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
+                     "%s: expected %llu bytes at offset %llu, found a file of %llu bytes", f->path,
+                     (unsigned long long)n, (unsigned long long)offset,
+                     (unsigned long long)f->size_bytes);
+}
+
+bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err) {
+    uint64_t end = 0;
+    if (!checked_add(offset, n, &end) || end > f->size_bytes)
+        return file_range_error(f, n, offset, err);
+    char *p = (char *)buffer;
+    for (int interrupted = 0; n > 0;) {
+        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
+        ssize_t got = pread(f->fd, p, want, (off_t)offset);
+        if (got < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
+        if (got < 0)
+            return error_set(err, EXIT_DISK, "check the disk", "%s: read failed at offset %llu: %s",
+                             f->path, (unsigned long long)offset, strerror(errno));
+        if (got == 0)
+            return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
+                             "%s: file shrank to %llu bytes", f->path, (unsigned long long)offset);
+        interrupted = 0;
+        io_moved();
+        p += got;
+        offset += (uint64_t)got;
+        n -= (uint64_t)got;
+    }
+    return true;
+}
+
+char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
+                    Error *err) {
+    File f;
+    if (!file_open(&f, path, hint, err)) return NULL;
+    char *text = NULL;
+    *n = f.size_bytes;
+    if (f.size_bytes > max_bytes) {
+        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %llu bytes, found %llu", path,
+                  (unsigned long long)max_bytes, (unsigned long long)f.size_bytes);
+    } else if (!(text = malloc((size_t)f.size_bytes + 1))) {
+        error_memory(err, path, f.size_bytes + 1);
+    } else if (!file_read_at(&f, text, f.size_bytes, 0, err)) {
+        free(text);
+        text = NULL;
+    } else {
+        text[f.size_bytes] = 0;
+    }
+    file_close(&f);
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Writing
+
+bool writer_open(FileWriter *w, const char *path, Error *err) {
+    w->fd = -1;
+    w->size_bytes = 0;
+    w->crc = 0;
+    w->unsynced = 0;
+    w->buffered = 0;
+    if (!path_printf(w->path, sizeof w->path, err, "%s", path)) return false;
+    w->fd = io_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    return w->fd >= 0 || disk_error(err, path, "cannot create");
+}
+
+void writer_abort(FileWriter *w) {
+    if (w->fd < 0) return;
+    close(w->fd);
+    unlink(w->path);
+    w->fd = -1;
+}
+
+static bool writer_failed(FileWriter *w, const char *what, Error *err) {
+    disk_error(err, w->path, what);
+    writer_abort(w);
+    return false;
+}
+
+bool io_fsync(int fd) {
+    for (int i = 0; i < IO_MAX_EINTR; i++) {
+        if (fsync(fd) == 0) return io_moved(), true;
+        if (errno != EINTR) return false;
+    }
+    return false;
+}
+
+// A large file goes to the disk in parts, so that no single fsync takes long.
+static bool writer_sync(FileWriter *w, Error *err) {
+    w->unsynced = 0;
+    return io_fsync(w->fd) || writer_failed(w, "fsync failed", err);
+}
+
+static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
+    for (int interrupted = 0; n > 0;) {
+        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
+        ssize_t put = write(w->fd, p, want);
+        if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
+        if (put == 0) errno = ENOSPC;  // a device that takes nothing would loop for ever
+        if (put <= 0) return writer_failed(w, "write failed", err);
+        interrupted = 0;
+        io_moved();
+        p += put;
+        n -= (uint64_t)put;
+        w->unsynced += (uint64_t)put;
+        if (w->unsynced >= IO_PART && !writer_sync(w, err)) return false;
+    }
+    return true;
+}
+
+static bool writer_flush(FileWriter *w, Error *err) {
+    size_t n = w->buffered;
+    w->buffered = 0;
+    return writer_raw(w, w->buffer, n, err);
+}
+
+bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err) {
+    if (w->fd < 0)
+        return error_set(err, EXIT_DISK, "", "%s: written to after it failed or was closed",
+                         w->path);
+    w->crc = crc32c(w->crc, data, (size_t)n);
+    w->size_bytes += n;
+    assert(w->buffered <= sizeof w->buffer);
+    if (n <= sizeof w->buffer - w->buffered) {
+        if (n > 0) memcpy(w->buffer + w->buffered, data, (size_t)n);
+        w->buffered += (size_t)n;
+        return true;
+    }
+    return writer_flush(w, err) && writer_raw(w, (const unsigned char *)data, n, err);
+}
+
+bool writer_close(FileWriter *w, Error *err) {
+    if (w->fd < 0)
+        return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);
+    if (!writer_flush(w, err)) return false;
+    if (!writer_sync(w, err)) return false;
+    int closed = close(w->fd);  // never twice: after any error Linux has freed the number
+    w->fd = -1;
+    if (closed == 0 || errno == EINTR) return true;
+    disk_error(err, w->path, "close failed");
+    unlink(w->path);
+    return false;
+}

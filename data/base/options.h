@@ -1,0 +1,107 @@
+// Command line options: one table parses, documents and logs them.
+//
+//   const Option table[] = {
+//       OPTION_GROUP("data"),
+//       {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards (glob)"},
+//       {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded", 0, 0, "how ..."},
+//       {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
+//       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
+//       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
+//       OPTION_END,
+//   };
+//   options_parse_or_exit(table, argc, argv, "train_llama [options]");
+//
+// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) where an int is asked for, no
+// abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
+// is on by default.
+#ifndef UNPAD_OPTIONS_H
+#define UNPAD_OPTIONS_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "error.h"
+#include "json.h"
+
+typedef enum {
+    OPTION_KIND_GROUP,  // a title in --help
+    OPTION_KIND_HINT,   // no option: a name that other programs have, and what there is instead
+    OPTION_FLAG,        // bool *
+    OPTION_INT,         // int *
+    OPTION_INT64,       // int64_t *
+    OPTION_FLOAT,       // float *
+    OPTION_DOUBLE,      // double *
+    OPTION_STRING,      // const char **, pointing into argv or the table
+    OPTION_CHOICE,      // int *: index into choices
+} OptionKind;
+
+typedef struct {
+    const char *name;  // without the dashes
+    OptionKind kind;
+    void *address;
+    const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
+    const char
+        *choices;  // CHOICE: "a|b|c". STRING: the value of a bare `--name`, NULL = value required
+    double min, max;  // numbers; both 0 = the type's own range
+    const char *help;
+} Option;
+
+#define OPTION_ELSEWHERE(name_, hint_) \
+    { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
+#define OPTION_GROUP(title_) \
+    { title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL }
+#define OPTION_END \
+    { NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL }
+
+// ------------------------------------------------------------------------------------------------
+// Nearest word
+
+// Edit distance: insertions, deletions and substitutions that turn one word into the other.
+int options_distance(const char *a, const char *b);
+
+// The word of a "a|b|c" or "a, b, c" list nearest to `word`; false when none is near.
+bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
+
+// ------------------------------------------------------------------------------------------------
+// Parsing. Not getopt_long: it accepts abbreviations, moves arguments about and keeps global state.
+
+// Defaults, then the arguments. *help is set by --help or -h (nothing printed). Errors have
+// EXIT_USAGE.
+bool options_parse(const Option *table, int argc, char **argv, bool *help, Error *err);
+
+// Was --name (or --no-name) on the command line?
+bool options_given(int argc, char **argv, const char *name);
+
+// ------------------------------------------------------------------------------------------------
+// Help
+
+// Grouped, aligned, within 100 columns, with defaults and choices.
+void options_print_help(const Option *table, const char *usage, FILE *out);
+
+// The same for main(): --help prints and exits 0, an error prints and exits 2.
+void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage);
+
+// ------------------------------------------------------------------------------------------------
+// The resolved values
+
+void options_write_one(const Option *o, JsonWriter *w);
+
+// Every option with its resolved value as members of the object being written.
+void options_write_json(const Option *table, JsonWriter *w);
+
+// ------------------------------------------------------------------------------------------------
+// Values of an earlier run
+
+// After options_parse: takes from `stored`, which options_write_json wrote, every option that was
+// not given on this command line, except those named in except ("out|resume"). An option that
+// `stored` does not have keeps its default. Strings live as long as the program.
+bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+                  const char *except, Error *err);
+
+// Prints "resume: --steps 300 -> 400" for each given option whose value is not the stored one.
+void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
+                           const char *except, FILE *out);
+
+#endif

@@ -1,0 +1,44 @@
+#include "sum_tree.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+// -------------------------------------------------------------------------------------------------
+// Sums that do not depend on the number of ranks. Floating-point addition is not associative, so
+// the order of a step's sum is fixed: a binary tree over M leaves, leaf i holding the micro-batches
+// that plan_leaf gives it. Two neighbours of 2^k leaves join where the left one begins at a
+// multiple of 2^(k+1); what is left over joins from the right. A rank that owns a block of leaves
+// can join inside it, and the ranks together, in any grouping, make the same tree.
+
+int32_t plan_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves) {
+    return (int32_t)((int64_t)micro * num_leaves / num_micro);
+}
+
+void plan_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first, int32_t *last) {
+    *first = (int32_t)((int64_t)n * rank / num_ranks);
+    *last = (int32_t)((int64_t)n * (rank + 1) / num_ranks);
+}
+
+bool plan_nodes_join(PlanNode left, PlanNode right) {
+    return left.size == right.size && left.first % (2 * left.size) == 0;
+}
+
+int plan_add_leaf(PlanNode *nodes, int num_nodes, int32_t leaf) {
+    PlanNode node = {leaf, 1};
+    while (num_nodes > 0 && plan_nodes_join(nodes[num_nodes - 1], node)) {
+        node = nodes[--num_nodes];
+        node.size *= 2;
+    }
+    nodes[num_nodes] = node;
+    return num_nodes + 1;
+}
+
+int plan_block_nodes(int32_t first, int32_t last, PlanNode *nodes, int *most) {
+    int n = 0;
+    *most = 0;
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        if (n > *most) *most = n;
+        n = plan_add_leaf(nodes, n, leaf);
+    }
+    return n;
+}

@@ -1,0 +1,221 @@
+#include "loader.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/memory.h"
+#include "batch.h"
+#include "distribute.h"
+#include "plan.h"
+#include "../shards/dataset.h"
+
+// -------------------------------------------------------------------------------------------------
+// One step
+
+static int64_t dataset_index_length(const void *dataset, int64_t doc) {
+    return dataset_doc_length((const Dataset *)dataset, doc);
+}
+
+DocIndex dataset_doc_index(const Dataset *ds) {
+    DocIndex index;
+    index.num_docs = dataset_num_docs(ds);
+    index.length = dataset_index_length;
+    index.context = ds;
+    return index;
+}
+
+static void step_data_free_batches(StepData *d) {
+    for (int32_t i = 0; i < d->num_allocated; i++) batch_free(&d->micro[i]);
+    free(d->micro);
+    d->micro = NULL;
+    d->num_allocated = 0;
+}
+
+void step_data_free(StepData *d) {
+    step_data_free_batches(d);
+    plan_free(&d->plan);
+    free(d->tokens);
+    free(d->own_micros);
+    free(d->views);
+    memset(d, 0, sizeof *d);
+}
+
+// At least n batches of this capacity; batches are kept, and made again only for another capacity.
+static void step_data_reserve(StepData *d, int32_t n, int32_t capacity) {
+    if (d->num_allocated > 0 && d->micro[0].capacity != capacity) step_data_free_batches(d);
+    if (n <= d->num_allocated) return;
+    size_t slots = (size_t)d->num_allocated;
+    d->micro = host_grow(d->micro, &slots, (size_t)n, sizeof(Batch), "batches");
+    while (d->num_allocated < n) batch_init(&d->micro[d->num_allocated++], capacity, capacity);
+}
+
+// The rows of a micro-batch in this layout, for chunks that hold `tokens`.
+static int64_t step_rows(const StepPlan *plan, const PlanSettings *s, int64_t chunks,
+                         int64_t tokens) {
+    if (plan->layout == LAYOUT_PACKED) return tokens;
+    if (plan->layout != LAYOUT_ROWS) return chunks * s->max_seqlen;
+    return (tokens + s->max_seqlen - 1) / s->max_seqlen * s->max_seqlen;
+}
+
+// What does not need the tokens.
+static void step_data_count(StepData *d, const PlanSettings *s, const PlanState *state) {
+    const StepPlan *plan = &d->plan;
+    const int64_t row_pairs = (int64_t)s->max_seqlen * (s->max_seqlen + 1) / 2;
+    d->step = state->step;
+    d->num_targets = plan->num_targets;
+    d->real_tokens = plan->real_tokens;
+    d->num_chunks = plan->num_stream;
+    d->capacity_tokens = (int64_t)plan->num_micro * s->capacity;
+    d->longest_doc = plan->longest_chunk;
+    d->cursor_after = plan->cursor_after;
+    d->padded_pairs = plan->num_stream * row_pairs;
+    d->padded_tokens = plan->num_stream * s->max_seqlen;
+    d->real_pairs = d->total_tokens = 0;
+    for (int64_t i = 0; i < plan->num_stream; i++) {
+        const int64_t length = plan->stream[i].length;
+        d->real_pairs += length * (length + 1) / 2;
+    }
+    for (int32_t m = 0; m < plan->num_micro; m++) {
+        int64_t tokens = 0;
+        for (int64_t i = plan->micro_start[m]; i < plan->micro_start[m + 1]; i++)
+            tokens += plan->chunks[i].length;
+        d->total_tokens +=
+            step_rows(plan, s, plan->micro_start[m + 1] - plan->micro_start[m], tokens);
+    }
+    const bool whole_rows = plan->layout == LAYOUT_PADDED || plan->layout == LAYOUT_ROWS;
+    d->attention_pairs = whole_rows ? d->total_tokens / s->max_seqlen * row_pairs : d->real_pairs;
+}
+
+// Reads the chunks of one micro-batch, each with its next token if it has one, and lays them out.
+static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
+                           int32_t micro, Error *err) {
+    const StepPlan *plan = &d->plan;
+    const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
+    const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.capacity + n;
+    d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
+    d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
+    int32_t *at = d->tokens;
+    for (int64_t i = from; i < to; i++) {
+        const Chunk *chunk = &plan->chunks[i];
+        DocView *view = &d->views[i - from];
+        const int32_t count = chunk->length + chunk->has_next;
+        if (!dataset_read(ds, chunk->doc, chunk->tok_off, count, at, err)) return false;
+        view->tokens = at;
+        view->length = chunk->length;
+        view->next_token = chunk->has_next ? at[chunk->length] : -1;
+        at += count;
+    }
+    batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
+    if (s->fixed_segments) batch_complete(b, s->plan.capacity, s->fixed_segments);
+    d->local_tokens += b->total_tokens;
+    return batch_check(b, dataset_vocab_size(ds), err);
+}
+
+static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
+    int64_t *work = host_calloc((size_t)s->num_ranks, sizeof(int64_t), "the step plan");
+    if (s->in_order)
+        plan_block_work(plan, s->plan.num_micro, s->num_ranks, work);
+    else
+        plan_rank_work(plan, s->num_ranks, work);
+    const double imbalance = plan_imbalance(work, s->num_ranks);
+    free(work);
+    return imbalance;
+}
+
+bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
+                      Error *err) {
+    const DocIndex index = dataset_doc_index(ds);
+    if (!plan_step(&out->plan, &index, &s->plan, s->layout, &state, err)) return false;
+    const size_t most = (size_t)out->plan.num_micro;
+    out->own_micros =
+        host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
+    out->num_micro =
+        s->in_order
+            ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank, s->num_ranks, out->own_micros)
+            : plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
+    step_data_reserve(out, out->num_micro, s->plan.capacity);
+    step_data_count(out, &s->plan, &state);
+    out->imbalance = step_imbalance(&out->plan, s);
+    out->local_tokens = 0;
+    for (int32_t i = 0; i < out->num_micro; i++)
+        if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The thread: fills the two slots in turn, each once the trainer has left it
+
+static void *loader_run(void *argument) {
+    Loader *l = (Loader *)argument;
+    for (int slot = 0;; slot = 1 - slot) {
+        pthread_mutex_lock(&l->lock);
+        while (!l->stop && l->filled[slot]) pthread_cond_wait(&l->changed, &l->lock);
+        const bool stop = l->stop;
+        pthread_mutex_unlock(&l->lock);
+        if (stop) return NULL;
+        Error err;
+        memset(&err, 0, sizeof err);
+        const bool ok = loader_load_step(&l->slots[slot], l->dataset, &l->settings, l->next, &err);
+        l->next = l->slots[slot].cursor_after;
+        pthread_mutex_lock(&l->lock);
+        if (ok)
+            l->filled[slot] = true;
+        else
+            l->error = err;
+        pthread_cond_broadcast(&l->changed);
+        pthread_mutex_unlock(&l->lock);
+        if (!ok) return NULL;
+    }
+}
+
+bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err) {
+    memset(l, 0, sizeof *l);
+    if (!plan_settings_check(&s->plan, err)) return false;
+    l->dataset = ds;
+    l->settings = *s;
+    l->next = state;
+    l->current = -1;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    sigset_t all, before;  // signals are for the main thread
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = pthread_create(&l->thread, NULL, loader_run, l);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    l->running = failed == 0;
+    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the limit of threads (ulimit -u)",
+                                   "data loader: cannot start a thread: %s", strerror(failed));
+}
+
+const StepData *loader_next(Loader *l, Error *err) {
+    const int slot = l->current < 0 ? 0 : 1 - l->current;
+    pthread_mutex_lock(&l->lock);
+    if (l->current >= 0) l->filled[l->current] = false;
+    l->current = slot;
+    pthread_cond_broadcast(&l->changed);
+    while (!l->filled[slot] && l->error.code == 0) pthread_cond_wait(&l->changed, &l->lock);
+    const bool ok = l->filled[slot];
+    if (!ok) *err = l->error;
+    pthread_mutex_unlock(&l->lock);
+    return ok ? &l->slots[slot] : NULL;
+}
+
+void loader_stop(Loader *l) {
+    if (!l->running) return;
+    pthread_mutex_lock(&l->lock);
+    l->stop = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    pthread_join(l->thread, NULL);
+    pthread_mutex_destroy(&l->lock);
+    pthread_cond_destroy(&l->changed);
+    step_data_free(&l->slots[0]);
+    step_data_free(&l->slots[1]);
+    memset(l, 0, sizeof *l);
+}

@@ -1,0 +1,448 @@
+#include "bpe.h"
+
+#include <cjson/cJSON.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/memory.h"
+#include "tokenizer.h"
+
+// ------------------------------------------------------------------------------------------------
+// PCRE2, 8-bit: the few calls of its stable interface that are needed
+
+typedef struct {
+    void *handle;
+    void *(*compile)(const unsigned char *, size_t, uint32_t, int *, size_t *, void *);
+    void *(*match_data)(uint32_t, void *);
+    int (*match)(const void *, const unsigned char *, size_t, size_t, uint32_t, void *, void *);
+    size_t *(*ovector)(void *);
+    void (*code_free)(void *);
+    void (*match_data_free)(void *);
+} Pcre2;
+
+static bool pcre2_open(Pcre2 *p, Error *err) {
+    const struct {
+        const char *name;
+        void *at;
+    } calls[] = {
+        {"pcre2_compile_8", &p->compile},     {"pcre2_match_data_create_8", &p->match_data},
+        {"pcre2_match_8", &p->match},         {"pcre2_get_ovector_pointer_8", &p->ovector},
+        {"pcre2_code_free_8", &p->code_free}, {"pcre2_match_data_free_8", &p->match_data_free},
+    };
+    memset(p, 0, sizeof *p);
+    p->handle = dlopen("libpcre2-8.so.0", RTLD_NOW | RTLD_LOCAL);
+    bool found = p->handle != NULL;
+    for (size_t i = 0; found && i < sizeof calls / sizeof *calls; i++) {
+        void *call = dlsym(p->handle, calls[i].name);
+        memcpy(calls[i].at, &call, sizeof call);  // POSIX: a function's address fits
+        found = call != NULL;
+    }
+    return found ||
+           error_set(err, EXIT_USAGE, "apt-get install libpcre2-8-0, or leave --prompt out",
+                     "prompt: this tokenizer's patterns need the library libpcre2-8");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tables: byte strings to ids, pairs of ids to what they merge into. Open addressing; 0 is empty.
+
+typedef struct {
+    uint64_t key;       // two ids, the left one in the high half
+    int32_t rank, id1;  // of the merge; the merged token's id + 1
+} BpeMerge;
+
+enum { BPE_MAX_PATTERNS = 8 };
+
+typedef struct {
+    const Tokenizer *tokenizer;
+    bool *added;       // (vocab_size) cut out of the text before any pattern
+    int32_t *id1_of;   // (id_slots) ids + 1 by the bytes of their token, added ones left out
+    BpeMerge *merges;  // (merge_slots)
+    size_t id_slots, merge_slots;
+    bool ignore_merges;  // a piece that is a token is that token
+    Pcre2 pcre;
+    void *patterns[BPE_MAX_PATTERNS], *match_data;
+    int num_patterns;
+    // the ids of the current text
+    int32_t *ids;
+    size_t num_ids, ids_capacity;
+} Bpe;
+
+static uint64_t bpe_hash_bytes(const unsigned char *p, size_t n) {  // FNV-1a
+    uint64_t h = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3ull;
+    return h ^ h >> 29;
+}
+
+static size_t bpe_slots(size_t entries) {  // a power of two, at most half full
+    size_t slots = 16;
+    while (slots < 2 * entries) slots *= 2;
+    return slots;
+}
+
+// Where the id of these bytes is or belongs
+static size_t bpe_id_slot(const Bpe *b, const unsigned char *p, size_t n) {
+    size_t at = (size_t)bpe_hash_bytes(p, n) & (b->id_slots - 1);
+    for (; b->id1_of[at]; at = (at + 1) & (b->id_slots - 1)) {
+        size_t length;
+        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, b->id1_of[at] - 1, &length);
+        if (length == n && memcmp(bytes, p, n) == 0) break;
+    }
+    return at;
+}
+
+static int32_t bpe_id(const Bpe *b, const unsigned char *p, size_t n) {
+    return b->id1_of[bpe_id_slot(b, p, n)] - 1;
+}
+
+static size_t bpe_merge_slot(const Bpe *b, uint64_t key) {
+    size_t at = (size_t)(key * 0x9e3779b97f4a7c15ull >> 20) & (b->merge_slots - 1);
+    while (b->merges[at].id1 && b->merges[at].key != key) at = (at + 1) & (b->merge_slots - 1);
+    return at;
+}
+
+static uint64_t bpe_pair(int32_t left, int32_t right) {
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
+
+// ------------------------------------------------------------------------------------------------
+// tokenizer.json
+
+static bool bpe_unknown(const char *what, Error *err) {
+    return error_set(err, EXIT_USAGE,
+                     "leave --prompt out: texts then begin as documents of the validation set do",
+                     "prompt: cannot be encoded with a tokenizer that has %s", what);
+}
+
+static bool json_is_set(const cJSON *item) {  // neither null, "" nor [] nor {}
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
+    if (cJSON_IsString(item)) return item->valuestring[0] != 0;
+    return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || item->child;
+}
+
+// The first normalizer that does something: neither none nor a sequence of such; NULL: no such.
+static const cJSON *bpe_normalizer(const cJSON *item) {
+    const cJSON *type = cJSON_IsObject(item) ? json_member(item, "type") : NULL,
+                *list = cJSON_IsObject(item) ? json_member(item, "normalizers") : NULL;
+    if (!item || cJSON_IsNull(item)) return NULL;
+    if (!cJSON_IsString(type) || !cJSON_IsArray(list)) return item;
+    if (strcmp(type->valuestring, "Sequence") != 0) return item;
+    for (item = list->child; item; item = item->next) {
+        const cJSON *found = bpe_normalizer(item);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+static bool bpe_check_normalizer(const cJSON *root, Error *err) {
+    char what[100] = "a normalizer";
+    const cJSON *found = bpe_normalizer(json_member(root, "normalizer"));
+    const cJSON *type = cJSON_IsObject(found) ? json_member(found, "type") : NULL;
+    if (cJSON_IsString(type))
+        snprintf(what, sizeof what, "a normalizer (%.60s)", type->valuestring);
+    return !found || bpe_unknown(what, err);
+}
+
+// Where every byte has a token, no text falls back to tokens such as <0x0A>.
+static bool bpe_check_byte_fallback(const Bpe *b, const cJSON *model, Error *err) {
+    char what[100];
+    bool fallback = false;
+    if (!json_get_bool(model, "byte_fallback", &fallback, false, err)) return false;
+    for (int byte = 0; fallback && byte < 256; byte++) {
+        const unsigned char text = (unsigned char)byte;
+        if (bpe_id(b, &text, 1) >= 0) continue;
+        snprintf(what, sizeof what, "byte_fallback and no token for byte %d", byte);
+        return bpe_unknown(what, err);
+    }
+    return true;
+}
+
+static bool bpe_fill_ids(Bpe *b, const cJSON *root, Error *err) {
+    const cJSON *added = json_member(root, "added_tokens");
+    const int32_t V = b->tokenizer->vocab_size;
+    b->added = host_calloc((size_t)V, sizeof(bool), "the vocabulary");
+    for (const cJSON *item = added ? added->child : NULL; item; item = item->next) {
+        int id = 0;
+        if (!json_get_int(item, "id", 0, V - 1, &id, true, err)) return false;
+        b->added[id] = true;
+    }
+    b->id_slots = bpe_slots((size_t)V);
+    b->id1_of = host_calloc(b->id_slots, sizeof(int32_t), "the vocabulary");
+    for (int32_t id = 0; id < V; id++) {
+        size_t n;
+        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &n);
+        if (n && !b->added[id]) b->id1_of[bpe_id_slot(b, bytes, n)] = id + 1;
+    }
+    return true;
+}
+
+// The two halves of a merge in the alphabet: "left right" or ["left", "right"]
+static bool bpe_merge_names(const cJSON *merge, char *text, size_t capacity, const char **right) {
+    const cJSON *second = merge->child ? merge->child->next : NULL;
+    if (cJSON_IsString(merge)) {
+        text_copy(text, capacity, merge->valuestring);
+    } else {
+        if (!second || second->next || !cJSON_IsString(merge->child) || !cJSON_IsString(second))
+            return false;
+        const int n =
+            snprintf(text, capacity, "%s %s", merge->child->valuestring, second->valuestring);
+        if (n < 0 || (size_t)n >= capacity) return false;
+    }
+    char *space = strchr(text, ' ');
+    if (!space || strchr(space + 1, ' ')) return false;
+    *space = 0;
+    *right = space + 1;
+    return true;
+}
+
+static bool bpe_add_merge(Bpe *b, const cJSON *merge, int32_t rank, Error *err) {
+    char text[2048];
+    unsigned char bytes[2048];
+    const char *right = NULL;
+    int64_t left_bytes = -1, right_bytes = -1;
+    if (bpe_merge_names(merge, text, sizeof text, &right)) {
+        left_bytes = gpt2_decode(text, bytes);
+        if (left_bytes > 0) right_bytes = gpt2_decode(right, bytes + left_bytes);
+    }
+    if (right_bytes > 0) {
+        const int32_t l = bpe_id(b, bytes, (size_t)left_bytes),
+                      r = bpe_id(b, bytes + left_bytes, (size_t)right_bytes),
+                      id = bpe_id(b, bytes, (size_t)(left_bytes + right_bytes));
+        if (l >= 0 && r >= 0 && id >= 0) {
+            const BpeMerge entry = {bpe_pair(l, r), rank, id + 1};
+            b->merges[bpe_merge_slot(b, entry.key)] = entry;
+            return true;
+        }
+    }
+    return error_set(err, EXIT_BAD_INPUT, "",
+                     "model.merges: expected two tokens that make a third, found another thing "
+                     "at %d",
+                     rank);
+}
+
+static bool bpe_fill_merges(Bpe *b, const cJSON *model, Error *err) {
+    const cJSON *merges = json_member(model, "merges");
+    if (!merges || !cJSON_IsArray(merges))
+        return error_set(err, EXIT_BAD_INPUT, "", "model.merges: required, not found");
+    b->merge_slots = bpe_slots((size_t)cJSON_GetArraySize(merges));
+    b->merges = host_calloc(b->merge_slots, sizeof(BpeMerge), "merges");
+    int32_t rank = 0;
+    for (const cJSON *item = merges->child; item; item = item->next)
+        if (!bpe_add_merge(b, item, rank++, err)) return false;
+    return true;
+}
+
+static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
+    enum { UCP = 0x00020000, UTF = 0x00080000 };  // classes and characters of Unicode
+    int code = 0;
+    size_t at = 0;
+    if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("so many pre_tokenizers", err);
+    void *compiled = b->pcre.compile((const unsigned char *)pattern, strlen(pattern), UCP | UTF,
+                                     &code, &at, NULL);
+    if (!compiled)
+        return error_set(err, EXIT_BAD_INPUT, "", "pre_tokenizer: pattern '%s' is wrong at %zu",
+                         pattern, at);
+    b->patterns[b->num_patterns++] = compiled;
+    return true;
+}
+
+// Split with every match a piece of its own ("Isolated")
+static bool bpe_add_split(Bpe *b, const cJSON *item, Error *err) {
+    const char *behavior = "", *pattern = NULL;
+    bool invert = false;
+    if (!json_get_string(item, "behavior", &behavior, true, err) ||
+        !json_get_bool(item, "invert", &invert, false, err))
+        return false;
+    if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("another Split", err);
+    const cJSON *how = json_member(item, "pattern");
+    if (!how || !json_get_string(how, "Regex", &pattern, false, err) || !pattern)
+        return bpe_unknown("a Split without a Regex", err);
+    return bpe_add_pattern(b, pattern, err);
+}
+
+static bool bpe_add_pre_tokenizer(Bpe *b, const cJSON *item, Error *err) {
+    static const char gpt2[] =  // openai/gpt-2, encoder.py
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    const char *type = "";
+    bool flag = false;
+    if (!json_get_string(item, "type", &type, true, err)) return false;
+    if (strcmp(type, "Split") == 0) return bpe_add_split(b, item, err);
+    if (strcmp(type, "Digits") == 0)
+        return json_get_bool(item, "individual_digits", &flag, false, err) &&
+               bpe_add_pattern(b, flag ? "\\p{N}" : "\\p{N}+", err);
+    if (strcmp(type, "ByteLevel") != 0) return bpe_unknown("an unknown pre_tokenizer", err);
+    if (!json_get_bool(item, "add_prefix_space", &flag, false, err)) return false;
+    if (flag) return bpe_unknown("add_prefix_space", err);
+    flag = true;
+    if (!json_get_bool(item, "use_regex", &flag, false, err)) return false;
+    return !flag || bpe_add_pattern(b, gpt2, err);
+}
+
+static bool bpe_read(Bpe *b, const cJSON *root, Error *err) {
+    static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
+                                          "end_of_word_suffix"};
+    const cJSON *model = json_member(root, "model"), *pre = json_member(root, "pre_tokenizer");
+    if (!bpe_check_normalizer(root, err)) return false;
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
+    if (!json_mentions_type(pre, "ByteLevel"))
+        return bpe_unknown("no ByteLevel pre_tokenizer", err);
+    if (!json_get_bool(model, "ignore_merges", &b->ignore_merges, false, err)) return false;
+    const cJSON *list = json_member(pre, "pretokenizers");
+    const cJSON *first = list && cJSON_IsArray(list) ? list->child : pre;
+    for (const cJSON *item = first; item; item = first == pre ? NULL : item->next)
+        if (!bpe_add_pre_tokenizer(b, item, err)) return false;
+    return bpe_fill_ids(b, root, err) && bpe_check_byte_fallback(b, model, err) &&
+           bpe_fill_merges(b, model, err);
+}
+
+static void bpe_close(Bpe *b) {
+    for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
+    if (b->match_data) b->pcre.match_data_free(b->match_data);
+    if (b->pcre.handle) dlclose(b->pcre.handle);
+    free(b->added);
+    free(b->id1_of);
+    free(b->merges);
+    free(b->ids);
+    memset(b, 0, sizeof *b);
+}
+
+// t is what tokenizer_open read from the same file, and is kept. On failure nothing is left open.
+static bool bpe_open(Bpe *b, const Tokenizer *t, Error *err) {
+    memset(b, 0, sizeof *b);
+    b->tokenizer = t;
+    cJSON *root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    if (!root) return false;
+    const bool ok = pcre2_open(&b->pcre, err) && bpe_read(b, root, err);
+    cJSON_Delete(root);
+    if (ok) b->match_data = b->pcre.match_data(1, NULL);
+    if (ok) return true;
+    bpe_close(b);
+    return err->code == EXIT_USAGE ? false : error_prefix(err, t->file);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Text
+
+static void bpe_emit(Bpe *b, int32_t id) {
+    if (b->num_ids == b->ids_capacity)
+        b->ids = host_grow(b->ids, &b->ids_capacity, b->num_ids + 1, sizeof(int32_t), "prompt");
+    b->ids[b->num_ids++] = id;
+}
+
+// The pair of ids[0 .. n-1] that was merged first in training, the leftmost of equals; NULL: none.
+static const BpeMerge *bpe_best_merge(const Bpe *b, const int32_t *ids, size_t n, size_t *at) {
+    const BpeMerge *best = NULL;
+    for (size_t i = 0; i + 1 < n; i++) {
+        const BpeMerge *m = &b->merges[bpe_merge_slot(b, bpe_pair(ids[i], ids[i + 1]))];
+        if (!m->id1 || (best && m->rank >= best->rank)) continue;
+        best = m;
+        *at = i;
+    }
+    return best;
+}
+
+static bool bpe_piece(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+    const size_t first = b->num_ids;
+    if (b->ignore_merges && bpe_id(b, p, n) >= 0) {
+        bpe_emit(b, bpe_id(b, p, n));
+        return true;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const int32_t id = bpe_id(b, p + i, 1);
+        if (id < 0)
+            return error_set(err, EXIT_USAGE, "", "prompt: the tokenizer has no token for byte %d",
+                             p[i]);
+        bpe_emit(b, id);
+    }
+    int32_t *ids = b->ids + first;
+    size_t at = 0;
+    for (const BpeMerge *m; (m = bpe_best_merge(b, ids, b->num_ids - first, &at));) {
+        ids[at] = m->id1 - 1;
+        memmove(ids + at + 1, ids + at + 2, (--b->num_ids - first - at - 1) * sizeof(int32_t));
+    }
+    return true;
+}
+
+// Matches of the pattern and what lies between them are pieces for the next pattern.
+static bool bpe_cut(Bpe *b, int pattern, const unsigned char *p, size_t n, Error *err) {
+    if (n == 0) return true;
+    if (pattern == b->num_patterns) return bpe_piece(b, p, n, err);
+    size_t done = 0;
+    while (done < n) {
+        size_t from = n, to = n;
+        const int found = b->pcre.match(b->patterns[pattern], p, n, done, 0, b->match_data, NULL);
+        if (found >= 0) {
+            from = b->pcre.ovector(b->match_data)[0];
+            to = b->pcre.ovector(b->match_data)[1];
+        } else if (found != -1) {  // anything but "no match"
+            return error_set(err, EXIT_USAGE, "", "prompt: PCRE2 gave up with error %d", found);
+        }
+        if (found >= 0 && to == from) return bpe_unknown("a pattern that matches nothing", err);
+        if (!bpe_cut(b, pattern + 1, p + done, from - done, err) ||
+            !bpe_cut(b, pattern + 1, p + from, to - from, err))
+            return false;
+        done = to;
+    }
+    return true;
+}
+
+// The longest added token that the text begins with; -1: none.
+static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size_t *length) {
+    int32_t best = -1;
+    *length = 0;
+    for (int32_t id = 0; id < b->tokenizer->vocab_size; id++) {
+        size_t m;
+        if (!b->added[id]) continue;
+        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &m);
+        if (m <= *length || m > n || memcmp(bytes, p, m) != 0) continue;
+        best = id;
+        *length = m;
+    }
+    return best;
+}
+
+static bool bpe_text(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+    size_t done = 0, length;
+    for (size_t i = 0; i < n;) {
+        const int32_t id = bpe_added_at(b, p + i, n - i, &length);
+        if (id < 0) {
+            i++;
+            continue;
+        }
+        if (!bpe_cut(b, 0, p + done, i - done, err)) return false;
+        bpe_emit(b, id);
+        done = i += length;
+    }
+    return bpe_cut(b, 0, p + done, n - done, err);
+}
+
+static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
+    for (size_t i = 0, length; i < n; i += length) {
+        length = utf8_length(p + i, n - i);
+        if (length == 0)
+            return error_set(err, EXIT_USAGE, "",
+                             "prompt: expected UTF-8, found byte 0x%02x at %zu", p[i], i);
+    }
+    return true;
+}
+
+int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
+                         int64_t capacity, Error *err) {
+    Bpe b;
+    const unsigned char *p = (const unsigned char *)text;
+    if (t->byte_ids) return tokenizer_encode_bytes(t, text, n, out, capacity, err);
+    if (!bpe_check_utf8(p, n, err) || !bpe_open(&b, t, err)) return -1;
+    if (t->bos >= 0 && t->bos != t->eos) bpe_emit(&b, t->bos);
+    int64_t count = bpe_text(&b, p, n, err) ? (int64_t)b.num_ids : -1;
+    if (count > capacity) count = prompt_too_long(count, capacity, err);
+    if (count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
+    bpe_close(&b);
+    return count;
+}

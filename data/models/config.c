@@ -1,0 +1,447 @@
+#include "config.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/dir.h"
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/path.h"
+
+// ------------------------------------------------------------------------------------------------
+// Built-in models: published values of each model's config.json (base models' bos and eos)
+
+typedef struct {
+    const char *name;
+    int vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
+    int max_position_embeddings;
+    double rope_theta, llama3_factor;  // factor 0 = plain RoPE
+    bool tie_word_embeddings;
+    double initializer_range;
+    int bos_token_id, eos_token_id;
+} LlamaBuiltin;
+
+static const LlamaBuiltin llama_builtins[] = {
+    // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim,
+    //     positions, theta, factor, tied, init, bos, eos
+    {"demo", 264, 192, 512, 6, 3, 1, 64, 8192, 1e4, 0, true, 0.02, 256, 257},
+    {"smollm2-135m", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e5, 0, true, 1.0 / 24, 0, 0},
+    {"smollm2-360m", 49152, 960, 2560, 32, 15, 5, 64, 8192, 1e5, 0, true, 0.02, 0, 0},
+    {"smollm2-1.7b", 49152, 2048, 8192, 24, 32, 32, 64, 8192, 1.3e5, 0, true, 0.02, 0, 0},
+    {"llama-3.2-1b", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 5e5, 32, true, 0.02, 128000,
+     128001},
+    {"llama-3.2-3b", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 5e5, 32, true, 0.02, 128000,
+     128001},
+    {"llama-3.1-8b", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 5e5, 8, false, 0.02, 128000,
+     128001},
+};
+
+const char *llama_config_builtin_names(void) {
+    return "demo, smollm2-135m, smollm2-360m, smollm2-1.7b, "
+           "llama-3.2-1b, llama-3.2-3b, llama-3.1-8b";
+}
+
+static void llama_config_from_builtin(LlamaConfig *c, const LlamaBuiltin *b) {
+    memset(c, 0, sizeof *c);
+    c->vocab_size = b->vocab_size;
+    c->hidden_size = b->hidden_size;
+    c->intermediate_size = b->intermediate_size;
+    c->num_layers = b->num_layers;
+    c->num_heads = b->num_heads;
+    c->num_kv_heads = b->num_kv_heads;
+    c->head_dim = b->head_dim;
+    c->max_position_embeddings = b->max_position_embeddings;
+    c->rms_norm_eps = 1e-5f;
+    c->rope_theta = b->rope_theta;
+    if (b->llama3_factor > 0) {
+        c->rope_scaling.llama3 = true;
+        c->rope_scaling.factor = b->llama3_factor;
+        c->rope_scaling.low_freq_factor = 1;
+        c->rope_scaling.high_freq_factor = 4;
+        c->rope_scaling.original_max_position_embeddings = 8192;
+    }
+    c->tie_word_embeddings = b->tie_word_embeddings;
+    c->initializer_range = (float)b->initializer_range;
+    c->bos_token_id = b->bos_token_id;
+    c->eos_token_id = b->eos_token_id;
+}
+
+bool llama_config_builtin(LlamaConfig *c, const char *name) {
+    for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++) {
+        if (strcmp(llama_builtins[i].name, name) != 0) continue;
+        llama_config_from_builtin(c, &llama_builtins[i]);
+        return true;
+    }
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Sizes
+
+uint64_t llama_config_num_params(const LlamaConfig *c) {
+    uint64_t hidden = (uint64_t)c->hidden_size, q = (uint64_t)c->num_heads * (uint64_t)c->head_dim;
+    uint64_t kv = (uint64_t)c->num_kv_heads * (uint64_t)c->head_dim;
+    uint64_t attention = hidden * (q + 2 * kv) + q * hidden;
+    uint64_t mlp = 3 * hidden * (uint64_t)c->intermediate_size;
+    uint64_t embedding = (uint64_t)c->vocab_size * hidden;
+    uint64_t layers = (uint64_t)c->num_layers * (attention + mlp + 2 * hidden);
+    return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
+}
+
+// The largest value of each field; their products then fit in 64 bits with room to spare.
+enum {
+    LLAMA_MAX_VOCAB = 1 << 24,
+    LLAMA_MAX_WIDTH = 1 << 18,
+    LLAMA_MAX_LAYERS = 1024,
+    LLAMA_MAX_HEADS = 1024,
+    LLAMA_MAX_HEAD_DIM = 1024,
+    LLAMA_MAX_POSITIONS = 1 << 26,
+};
+
+static bool llama_check_heads(const LlamaConfig *c, const char *where, Error *err) {
+    if (c->num_heads % c->num_kv_heads != 0)
+        return error_set(
+            err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
+            "%s: num_attention_heads %d: expected a multiple of num_key_value_heads %d", where,
+            c->num_heads, c->num_kv_heads);
+    if (c->head_dim % 2 != 0)
+        return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
+                         "%s: head_dim %d: expected an even number", where, c->head_dim);
+    if (c->num_heads * c->head_dim > LLAMA_MAX_WIDTH)
+        return error_set(err, EXIT_BAD_INPUT, "",
+                         "%s: num_attention_heads %d x head_dim %d: expected at most %d", where,
+                         c->num_heads, c->head_dim, LLAMA_MAX_WIDTH);
+    return true;
+}
+
+bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
+    if (!llama_check_heads(c, where, err)) return false;
+    if (c->bos_token_id >= c->vocab_size || c->eos_token_id >= c->vocab_size)
+        return error_set(err, EXIT_BAD_INPUT, "token ids count from 0",
+                         "%s: bos_token_id %d, eos_token_id %d: expected less than vocab_size %d",
+                         where, c->bos_token_id, c->eos_token_id, c->vocab_size);
+    if (c->rope_scaling.llama3 &&
+        !(c->rope_scaling.high_freq_factor > c->rope_scaling.low_freq_factor))
+        return error_set(err, EXIT_BAD_INPUT, "",
+                         "%s: high_freq_factor %g: expected more than low_freq_factor %g", where,
+                         c->rope_scaling.high_freq_factor, c->rope_scaling.low_freq_factor);
+    uint64_t params = llama_config_num_params(c);
+    if (params > (uint64_t)1 << 40)
+        return error_set(err, EXIT_BAD_INPUT, "",
+                         "%s: expected at most 2^40 parameters, found %llu", where,
+                         (unsigned long long)params);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Reading
+
+// Keys that change the maths, each with the only value that leaves our maths right ("null":
+// absent). What is in neither list (use_cache, transformers_version, ...) says nothing about the
+// maths.
+static const char *const llama_neutral_keys[][2] = {
+    {"alibi", "false"},
+    {"attention_bias", "false"},
+    {"attention_dropout", "0"},
+    {"attention_multiplier", "null"},
+    {"attention_out_bias", "false"},
+    {"attn_logit_softcapping", "null"},
+    {"auto_map", "null"},  // code of the model's own
+    {"bias", "false"},
+    {"clip_qkv", "null"},
+    {"embd_pdrop", "0"},
+    {"embedding_multiplier", "1"},
+    {"final_logit_softcapping", "null"},
+    {"hidden_act", "silu"},
+    {"hidden_activation", "null"},
+    {"hidden_dropout", "0"},
+    {"is_encoder_decoder", "false"},
+    {"logit_scale", "1"},
+    {"logits_scaling", "1"},
+    {"mlp_bias", "false"},
+    {"model_type", "llama"},
+    {"mup_scale", "null"},
+    {"no_rope_layers", "null"},
+    {"num_experts", "null"},
+    {"num_local_experts", "null"},
+    {"parallel_residual", "false"},
+    {"partial_rotary_factor", "1"},
+    {"pretraining_tp", "1"},  // another order of summation, and a layout of its own
+    {"qk_layernorm", "false"},
+    {"qk_norm", "false"},
+    {"qkv_bias", "false"},
+    {"quantization_config", "null"},
+    {"residual_multiplier", "1"},
+    {"resid_pdrop", "0"},
+    {"rope_interleaved", "false"},  // Hugging Face weights are half-rotated, whatever they were
+    {"rotary_pct", "1"},
+    {"scale_depth", "1"},
+    {"scale_emb", "1"},
+    {"sliding_window", "null"},
+    {"use_bias", "false"},
+    {"use_parallel_residual", "false"},
+    {"use_qk_norm", "false"},
+    {"use_sliding_window", "false"},
+};
+
+static bool llama_value_is(const cJSON *item, const char *text) {
+    if (cJSON_IsNull(item)) return strcmp(text, "silu") != 0;
+    if (cJSON_IsBool(item)) return strcmp(text, cJSON_IsTrue(item) ? "true" : "false") == 0;
+    if (cJSON_IsString(item)) return strcmp(text, item->valuestring) == 0;
+    if (cJSON_IsNumber(item)) return text[0] <= '9' && item->valuedouble == atof(text);
+    return false;
+}
+
+static bool llama_refuse(const char *key, const char *expected, const cJSON *item, Error *err) {
+    char found[64] = "something else";
+    if (cJSON_IsString(item))
+        snprintf(found, sizeof found, "\"%.40s\"", item->valuestring);
+    else if (cJSON_IsNumber(item))
+        snprintf(found, sizeof found, "%g", item->valuedouble);
+    else if (cJSON_IsBool(item))
+        text_copy(found, sizeof found, cJSON_IsTrue(item) ? "true" : "false");
+    return error_set(err, EXIT_BAD_INPUT, "this trainer computes plain Llama; the model needs more",
+                     "%s: expected %s, found %s", key, expected, found);
+}
+
+static bool llama_read_neutral(const cJSON *root, Error *err) {
+    for (size_t i = 0; i < sizeof llama_neutral_keys / sizeof *llama_neutral_keys; i++) {
+        const char *key = llama_neutral_keys[i][0], *expected = llama_neutral_keys[i][1];
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+        if (item && !llama_value_is(item, expected)) return llama_refuse(key, expected, item, err);
+    }
+    const char *type = NULL;
+    return json_get_string(root, "model_type", &type, true, err);
+}
+
+// architectures: a list with LlamaForCausalLM. layer_types: every one full_attention.
+static bool llama_read_lists(const cJSON *root, Error *err) {
+    const cJSON *list = json_member(root, "architectures"), *item;
+    bool found = !list;
+    if (list && !cJSON_IsArray(list))
+        return json_type_error(list, "architectures", "an array", err);
+    cJSON_ArrayForEach(item, list) {
+        if (cJSON_IsString(item) && strcmp(item->valuestring, "LlamaForCausalLM") == 0)
+            found = true;
+    }
+    if (!found) return llama_refuse("architectures", "LlamaForCausalLM", list->child, err);
+    list = json_member(root, "layer_types");
+    if (list && !cJSON_IsArray(list)) return json_type_error(list, "layer_types", "an array", err);
+    cJSON_ArrayForEach(item, list) {
+        if (!cJSON_IsString(item) || strcmp(item->valuestring, "full_attention") != 0)
+            return llama_refuse("layer_types", "full_attention", item, err);
+    }
+    return true;
+}
+
+static bool llama_read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
+    const int width = LLAMA_MAX_WIDTH, heads = LLAMA_MAX_HEADS, dim = LLAMA_MAX_HEAD_DIM;
+    if (!json_get_int(root, "vocab_size", 1, LLAMA_MAX_VOCAB, &c->vocab_size, true, err) ||
+        !json_get_int(root, "hidden_size", 1, width, &c->hidden_size, true, err) ||
+        !json_get_int(root, "intermediate_size", 1, width, &c->intermediate_size, true, err) ||
+        !json_get_int(root, "num_hidden_layers", 1, LLAMA_MAX_LAYERS, &c->num_layers, true, err) ||
+        !json_get_int(root, "num_attention_heads", 1, heads, &c->num_heads, true, err))
+        return false;
+    c->num_kv_heads = c->num_heads;
+    if (!json_get_int(root, "num_key_value_heads", 1, heads, &c->num_kv_heads, false, err) ||
+        !json_get_int(root, "head_dim", 2, dim, &c->head_dim, false, err))
+        return false;
+    if (c->head_dim == 0) {
+        if (c->hidden_size % c->num_heads != 0)
+            return error_set(err, EXIT_BAD_INPUT, "or give head_dim",
+                             "hidden_size %d: expected a multiple of num_attention_heads %d",
+                             c->hidden_size, c->num_heads);
+        c->head_dim = c->hidden_size / c->num_heads;
+    }
+    c->max_position_embeddings = 2048;
+    return json_get_int(root, "max_position_embeddings", 1, LLAMA_MAX_POSITIONS,
+                        &c->max_position_embeddings, false, err);
+}
+
+// A number, or null for none, or (eos) a list of which the first counts.
+static bool llama_read_token(const cJSON *root, const char *key, int fallback, int vocab_size,
+                             int *out, Error *err) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    int64_t id = -1;
+    if (!item) id = fallback < vocab_size ? fallback : -1;
+    if (cJSON_IsArray(item) && strcmp(key, "eos_token_id") == 0) item = item->child;
+    if (item && !cJSON_IsNull(item) && !json_int64_value(item, key, 0, vocab_size - 1, &id, err))
+        return false;
+    *out = (int)id;
+    return true;
+}
+
+// Missing keys have the defaults of transformers' LlamaConfig.
+static bool llama_read_scalars(LlamaConfig *c, const cJSON *root, Error *err) {
+    double eps = 1e-6, range = 0.02;
+    if (!json_get_double(root, "rms_norm_eps", 1e-20, 0.1, &eps, false, err) ||
+        !json_get_double(root, "initializer_range", 0, 10, &range, false, err) ||
+        !json_get_bool(root, "tie_word_embeddings", &c->tie_word_embeddings, false, err) ||
+        !llama_read_token(root, "bos_token_id", 1, c->vocab_size, &c->bos_token_id, err) ||
+        !llama_read_token(root, "eos_token_id", 2, c->vocab_size, &c->eos_token_id, err))
+        return false;
+    c->rms_norm_eps = (float)eps;
+    c->initializer_range = (float)range;
+    return true;
+}
+
+static bool llama_read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
+    int *original = &c->rope_scaling.original_max_position_embeddings;
+    c->rope_scaling.llama3 = true;
+    return json_get_double(rope, "factor", 1, 1e6, &c->rope_scaling.factor, true, err) &&
+           json_get_double(rope, "low_freq_factor", 1e-6, 1e6, &c->rope_scaling.low_freq_factor,
+                           true, err) &&
+           json_get_double(rope, "high_freq_factor", 1e-6, 1e6, &c->rope_scaling.high_freq_factor,
+                           true, err) &&
+           json_get_int(rope, "original_max_position_embeddings", 1, LLAMA_MAX_POSITIONS, original,
+                        true, err);
+}
+
+static bool llama_read_rope_type(const cJSON *rope, const char **type, Error *err) {
+    const char *old_type = NULL;
+    if (!json_get_string(rope, "type", &old_type, false, err) ||
+        !json_get_string(rope, "rope_type", type, false, err))
+        return false;
+    if (*type && old_type && strcmp(*type, old_type) != 0)
+        return error_set(err, EXIT_BAD_INPUT, "delete one of them",
+                         "expected one rope_type, found \"%.60s\" and, as type, \"%.60s\"", *type,
+                         old_type);
+    if (!*type) *type = old_type;
+    if (!*type && json_member(rope, "factor"))
+        return error_set(err, EXIT_BAD_INPUT, "", "rope_type: required beside factor, not found");
+    return true;
+}
+
+// The object rope_scaling (old) or rope_parameters (new, with rope_theta inside).
+static bool llama_read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
+    const char *type = NULL;
+    const cJSON *item;
+    if (!cJSON_IsObject(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
+    cJSON_ArrayForEach(item, rope) {
+        if (item->child) return llama_refuse(item->string, "one RoPE for all layers", item, err);
+    }
+    item = json_member(rope, "partial_rotary_factor");
+    if (item && !llama_value_is(item, "1")) return llama_refuse(item->string, "1", item, err);
+    if (!llama_read_rope_type(rope, &type, err)) return false;
+    if (!type || strcmp(type, "default") == 0) return true;
+    if (strcmp(type, "llama3") == 0) return llama_read_llama3(c, rope, err);
+    return error_set(err, EXIT_BAD_INPUT, "this trainer knows plain and llama3 RoPE only",
+                     "rope_type: expected llama3 or default, found \"%.60s\"", type);
+}
+
+static bool llama_read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
+    const double min = 1, max = 1e12;
+    const cJSON *rope = json_member(root, "rope_scaling");
+    const cJSON *parameters = json_member(root, "rope_parameters");
+    double outer = 0, inner = 0;
+    if (rope && parameters)
+        return error_set(err, EXIT_BAD_INPUT, "delete one of them",
+                         "expected rope_scaling or rope_parameters, found both");
+    if (!rope) rope = parameters;
+    if (!json_get_double(root, "rope_theta", min, max, &outer, false, err)) return false;
+    if (rope && (!llama_read_rope_object(c, rope, err) ||
+                 !json_get_double(rope, "rope_theta", min, max, &inner, false, err)))
+        return error_prefix(err, rope->string);
+    if (outer > 0 && inner > 0 && outer != inner)
+        return error_set(err, EXIT_BAD_INPUT, "delete one of them",
+                         "rope_theta: expected one value, found %g and, in %s, %g", outer,
+                         rope->string, inner);
+    c->rope_theta = inner > 0 ? inner : outer > 0 ? outer : 10000;
+    return true;
+}
+
+bool llama_config_parse(LlamaConfig *c, const cJSON *root, const char *path, Error *err) {
+    memset(c, 0, sizeof *c);
+    bool ok = cJSON_IsObject(root)
+                  ? llama_read_neutral(root, err) && llama_read_lists(root, err) &&
+                        llama_read_sizes(c, root, err) && llama_read_scalars(c, root, err) &&
+                        llama_read_rope(c, root, err)
+                  : error_set(err, EXIT_BAD_INPUT, "", "expected an object, found another value");
+    return ok ? llama_config_check(c, path, err) : error_prefix(err, path);
+}
+
+bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
+    char inside[IO_PATH_MAX];
+    const char *hint = "expected a Hugging Face config.json or the directory it is in";
+    if (path_is_dir(path)) {
+        if (!path_join(inside, sizeof inside, path, "config.json", err)) return false;
+        path = inside;
+    }
+    cJSON *root = json_read(path, JSON_MAX_CONFIG, hint, err);
+    bool ok = root && llama_config_parse(c, root, path, err);
+    cJSON_Delete(root);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Writing
+
+static void llama_write_rope(JsonWriter *w, const LlamaConfig *c) {
+    if (!c->rope_scaling.llama3) {
+        json_null(w, "rope_scaling");
+        return;
+    }
+    json_begin(w, "rope_scaling", '{');
+    json_double(w, "factor", c->rope_scaling.factor);
+    json_double(w, "high_freq_factor", c->rope_scaling.high_freq_factor);
+    json_double(w, "low_freq_factor", c->rope_scaling.low_freq_factor);
+    json_int(w, "original_max_position_embeddings",
+             c->rope_scaling.original_max_position_embeddings);
+    json_string(w, "rope_type", "llama3");
+    json_end(w, '}');
+}
+
+static void llama_write_token(JsonWriter *w, const char *key, int id) {
+    if (id < 0)
+        json_null(w, key);
+    else
+        json_int(w, key, id);
+}
+
+size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,
+                         size_t capacity) {
+    JsonWriter w;
+    json_writer_init(&w, text, capacity, 2);
+    json_begin(&w, NULL, '{');
+    json_begin(&w, "architectures", '[');
+    json_string(&w, NULL, "LlamaForCausalLM");
+    json_end(&w, ']');
+    json_bool(&w, "attention_bias", false);
+    json_double(&w, "attention_dropout", 0);
+    llama_write_token(&w, "bos_token_id", c->bos_token_id);
+    llama_write_token(&w, "eos_token_id", c->eos_token_id);
+    json_int(&w, "head_dim", c->head_dim);
+    json_string(&w, "hidden_act", "silu");
+    json_int(&w, "hidden_size", c->hidden_size);
+    json_float(&w, "initializer_range", c->initializer_range);
+    json_int(&w, "intermediate_size", c->intermediate_size);
+    json_int(&w, "max_position_embeddings", c->max_position_embeddings);
+    json_bool(&w, "mlp_bias", false);
+    json_string(&w, "model_type", "llama");
+    json_int(&w, "num_attention_heads", c->num_heads);
+    json_int(&w, "num_hidden_layers", c->num_layers);
+    json_int(&w, "num_key_value_heads", c->num_kv_heads);
+    json_int(&w, "pretraining_tp", 1);
+    json_float(&w, "rms_norm_eps", c->rms_norm_eps);
+    llama_write_rope(&w, c);
+    json_double(&w, "rope_theta", c->rope_theta);
+    json_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
+    json_string(&w, "torch_dtype", torch_dtype);
+    json_bool(&w, "use_cache", true);
+    json_int(&w, "vocab_size", c->vocab_size);
+    json_end(&w, '}');
+    json_put_text(&w, "\n");
+    return w.overflow ? 0 : w.n;
+}
+
+bool llama_config_write(const LlamaConfig *c, const char *torch_dtype, const char *path,
+                        Error *err) {
+    char text[4096];
+    size_t n = llama_config_text(c, torch_dtype, text, sizeof text);
+    return file_write_all(path, text, n, err);
+}

@@ -1,0 +1,295 @@
+#include "tokenizer.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/memory.h"
+#include "../base/path.h"
+
+void tokenizer_free(Tokenizer *t) {
+    free(t->offset);
+    free(t->bytes);
+    free(t->special);
+    memset(t, 0, sizeof *t);
+}
+
+// -------------------------------------------------------------------------------------------------
+// GPT-2's alphabet: every byte is one printable character, so that BPE never sees a raw byte
+
+static bool gpt2_is_printable(int byte) {
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
+
+void gpt2_alphabet(int16_t code_points[256]) {
+    int next = 256;
+    for (int byte = 0; byte < 256; byte++)
+        code_points[byte] = (int16_t)(gpt2_is_printable(byte) ? byte : next++);
+}
+
+int64_t gpt2_decode(const char *text, unsigned char *out) {
+    int16_t code_points[256];
+    int16_t byte_of[512];
+    int64_t n = 0;
+    gpt2_alphabet(code_points);
+    memset(byte_of, 0xff, sizeof byte_of);
+    for (int byte = 0; byte < 256; byte++) byte_of[code_points[byte]] = (int16_t)byte;
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        int code = *p++;
+        if (code >= 0xc2 && code < 0xc8 && (*p & 0xc0) == 0x80)
+            code = (code & 31) << 6 | (*p++ & 63);
+        else if (code >= 0x80)
+            return -1;
+        if (byte_of[code] < 0) return -1;
+        out[n++] = (unsigned char)byte_of[code];
+    }
+    return n;
+}
+
+// BPE with byte fallback: "<0x0A>" is that byte, U+2581 a space.
+static int64_t fallback_decode(const char *text, unsigned char *out) {
+    unsigned int byte = 0;
+    int used = 0;
+    int64_t n = 0;
+    if (strlen(text) == 6 && sscanf(text, "<0x%2X>%n", &byte, &used) == 1 && used == 6) {
+        out[0] = (unsigned char)byte;
+        return 1;
+    }
+    for (const char *p = text; *p;) {
+        const bool space = strncmp(p, "\xe2\x96\x81", 3) == 0;
+        out[n++] = space ? ' ' : (unsigned char)*p;
+        p += space ? 3 : 1;
+    }
+    return n;
+}
+
+// -------------------------------------------------------------------------------------------------
+// tokenizer.json
+
+typedef struct {
+    const char *text;  // into the JSON tree; NULL: no such id
+    bool added, special;
+} TokenName;
+
+typedef struct {
+    TokenName *items;
+    size_t n, capacity;
+} TokenNames;
+
+// An added token may take the id of the same token in the vocabulary; anything else is a clash.
+static bool token_names_add(TokenNames *names, const cJSON *id, const char *text, bool added,
+                            bool special, Error *err) {
+    int64_t at = 0;
+    if (!json_int64_value(id, "token id", 0, TOKENIZER_MAX_IDS - 1, &at, err)) return false;
+    const size_t before = names->n;
+    if ((size_t)at >= before) {
+        names->items = host_grow(names->items, &names->capacity, (size_t)at + 1, sizeof(TokenName),
+                                 "the vocabulary");
+        memset(names->items + before, 0, ((size_t)at + 1 - before) * sizeof(TokenName));
+        names->n = (size_t)at + 1;
+    }
+    TokenName *name = &names->items[at];
+    if (name->text && strcmp(name->text, text) != 0)
+        return error_set(err, EXIT_BAD_INPUT, "", "token id %lld is both '%s' and '%s'",
+                         (long long)at, name->text, text);
+    name->text = text;
+    name->added = added;
+    name->special = special;
+    return true;
+}
+
+static bool token_names_read(TokenNames *names, const cJSON *root, const cJSON *model, Error *err) {
+    const cJSON *vocab = json_member(model, "vocab");
+    if (!vocab || !cJSON_IsObject(vocab))
+        return error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected an object of token ids");
+    for (const cJSON *item = vocab->child; item; item = item->next)
+        if (!token_names_add(names, item, item->string, false, false, err)) return false;
+    const cJSON *added = json_member(root, "added_tokens");
+    for (const cJSON *item = added ? added->child : NULL; item; item = item->next) {
+        const char *content = NULL;
+        bool special = false;
+        const cJSON *id = json_member(item, "id");
+        if (!json_get_string(item, "content", &content, true, err) ||
+            !json_get_bool(item, "special", &special, false, err))
+            return false;
+        if (!id) return error_set(err, EXIT_BAD_INPUT, "", "added token '%s' has no id", content);
+        if (!token_names_add(names, id, content, true, special, err)) return false;
+    }
+    return names->n > 0 ||
+           error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected tokens, found none");
+}
+
+bool json_mentions_type(const cJSON *value, const char *name) {
+    const cJSON *type = value ? cJSON_GetObjectItemCaseSensitive(value, "type") : NULL;
+    if (cJSON_IsString(type) && strcmp(type->valuestring, name) == 0) return true;
+    for (const cJSON *item = value ? value->child : NULL; item; item = item->next)
+        if (json_mentions_type(item, name)) return true;
+    return false;
+}
+
+static void tokenizer_fill(Tokenizer *t, const TokenNames *names, bool byte_level) {
+    size_t most = 0;
+    for (size_t i = 0; i < names->n; i++)
+        most += names->items[i].text ? strlen(names->items[i].text) : 0;
+    t->vocab_size = (int32_t)names->n;
+    t->offset = host_calloc(names->n + 1, sizeof(uint32_t), "the vocabulary");
+    t->special = host_calloc(names->n, sizeof(bool), "the vocabulary");
+    t->bytes = host_calloc(most + 1, 1, "the vocabulary");
+    uint32_t at = 0;
+    for (size_t i = 0; i < names->n; i++) {
+        const TokenName *name = &names->items[i];
+        int64_t n = -1;
+        t->offset[i] = at;
+        t->special[i] = name->special;
+        if (!name->text) continue;
+        if (!name->added)
+            n = byte_level ? gpt2_decode(name->text, t->bytes + at)
+                           : fallback_decode(name->text, t->bytes + at);
+        if (n < 0) {  // an added token, or one outside the alphabet: as it is written
+            n = (int64_t)strlen(name->text);
+            memcpy(t->bytes + at, name->text, (size_t)n);
+        }
+        at += (uint32_t)n;
+    }
+    t->offset[names->n] = at;
+}
+
+static int32_t token_names_find(const TokenNames *names, const char *text) {
+    for (size_t i = names->n; i-- > 0;)  // special tokens are usually at the end
+        if (names->items[i].text && strcmp(names->items[i].text, text) == 0) return (int32_t)i;
+    return -1;
+}
+
+static int32_t token_names_find_any(const TokenNames *names, const char *const *texts) {
+    for (; *texts; texts++) {
+        const int32_t id = token_names_find(names, *texts);
+        if (id >= 0) return id;
+    }
+    return -1;
+}
+
+// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names.
+static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const char *config_path,
+                                Error *err) {
+    static const char *const bos[] = {"<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>", NULL};
+    static const char *const eos[] = {"<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>", NULL};
+    t->bos = token_names_find_any(names, bos);
+    t->eos = token_names_find_any(names, eos);
+    if (!path_exists(config_path)) return true;
+    cJSON *root = json_read(config_path, JSON_MAX_CONFIG, "", err);
+    if (!root) return false;
+    for (int i = 0; i < 2; i++) {
+        const cJSON *item = json_member(root, i == 0 ? "bos_token" : "eos_token");
+        if (item && cJSON_IsObject(item)) item = json_member(item, "content");
+        if (!item || !cJSON_IsString(item)) continue;
+        const int32_t id = token_names_find(names, item->valuestring);
+        if (i == 0)
+            t->bos = id;
+        else
+            t->eos = id;
+    }
+    cJSON_Delete(root);
+    return true;
+}
+
+// Whether ids below 256 are the bytes themselves and there is nothing to merge.
+static bool tokenizer_has_byte_ids(const Tokenizer *t, const cJSON *model) {
+    const cJSON *merges = json_member(model, "merges");
+    if ((merges && merges->child) || t->vocab_size < 256) return false;
+    for (uint32_t i = 0; i < 256; i++)
+        if (t->offset[i + 1] - t->offset[i] != 1 || t->bytes[t->offset[i]] != i) return false;
+    return true;
+}
+
+static bool tokenizer_read(Tokenizer *t, const cJSON *root, const char *config_path, Error *err) {
+    TokenNames names;
+    memset(&names, 0, sizeof names);
+    const cJSON *model = json_member(root, "model");
+    const char *type = "BPE";
+    bool fallback = false;
+    if (!model || !cJSON_IsObject(model))
+        return error_set(err, EXIT_BAD_INPUT, "", "model: required, not found");
+    if (!json_get_string(model, "type", &type, false, err) ||
+        !json_get_bool(model, "byte_fallback", &fallback, false, err))
+        return false;
+    const bool byte_level = json_mentions_type(json_member(root, "decoder"), "ByteLevel") ||
+                            json_mentions_type(json_member(root, "pre_tokenizer"), "ByteLevel");
+    if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
+        return error_set(err, EXIT_BAD_INPUT, "", "expected BPE, byte-level or with byte fallback");
+    const bool ok = token_names_read(&names, root, model, err);
+    if (ok) tokenizer_fill(t, &names, byte_level);
+    const bool done = ok && tokenizer_find_ends(t, &names, config_path, err);
+    free(names.items);
+    t->byte_ids = done && tokenizer_has_byte_ids(t, model);
+    return done;
+}
+
+bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
+    char file[IO_PATH_MAX], dir[IO_PATH_MAX], config[IO_PATH_MAX];
+    memset(t, 0, sizeof *t);
+    const bool is_dir = path_is_dir(path);
+    const bool named = is_dir ? path_join(file, sizeof file, path, "tokenizer.json", err) &&
+                                    path_printf(dir, sizeof dir, err, "%s", path)
+                              : path_printf(file, sizeof file, err, "%s", path) &&
+                                    path_parent(dir, sizeof dir, path, err);
+    if (!named || !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
+        return false;
+    cJSON *root =
+        json_read(file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
+    if (!root) return false;
+    const bool ok = tokenizer_read(t, root, config, err);
+    cJSON_Delete(root);
+    text_copy(t->file, sizeof t->file, file);
+    if (ok) return true;
+    tokenizer_free(t);
+    return error_prefix(err, file);
+}
+
+void tokenizer_byte(Tokenizer *t) {
+    static const char names[] = "<|bos|><|eos|>";
+    memset(t, 0, sizeof *t);
+    t->vocab_size = BYTE_VOCAB_SIZE;
+    t->bos = BYTE_BOS;
+    t->eos = BYTE_EOS;
+    t->byte_ids = true;
+    t->offset = host_calloc(BYTE_VOCAB_SIZE + 1, sizeof(uint32_t), "the vocabulary");
+    t->special = host_calloc(BYTE_VOCAB_SIZE, sizeof(bool), "the vocabulary");
+    t->bytes = host_calloc(256 + sizeof names, 1, "the vocabulary");
+    for (uint32_t i = 0; i < 256; i++) t->bytes[t->offset[i] = i] = (unsigned char)i;
+    memcpy(t->bytes + 256, names, sizeof names - 1);
+    t->offset[BYTE_BOS] = 256;
+    t->offset[BYTE_EOS] = 256 + 7;
+    t->offset[BYTE_VOCAB_SIZE] = 256 + 14;
+    t->special[BYTE_BOS] = t->special[BYTE_EOS] = true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Use
+
+const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) {
+    const bool known = id >= 0 && id < t->vocab_size;
+    *n = known ? t->offset[id + 1] - t->offset[id] : 0;
+    return known ? t->bytes + t->offset[id] : t->bytes;
+}
+
+int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
+    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
+    return -1;
+}
+
+int64_t tokenizer_encode_bytes(const Tokenizer *t, const char *text, size_t n, int32_t *out,
+                               int64_t capacity, Error *err) {
+    int64_t count = 0;
+    const int64_t needed = (int64_t)n + (t->bos >= 0);
+    if (needed > capacity) return prompt_too_long(needed, capacity, err);
+    if (t->bos >= 0) out[count++] = t->bos;
+    for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
+    return count;
+}

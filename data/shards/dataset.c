@@ -1,0 +1,305 @@
+#include "dataset.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/file.h"
+#include "../base/hash.h"
+#include "../base/memory.h"
+#include "find_files.h"
+#include "formats.h"
+#include "shard.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "shards are little-endian, and read without swapping"
+#endif
+
+DatasetOptions dataset_options(void) {
+    DatasetOptions options;
+    memset(&options, 0, sizeof options);
+    options.boundary_token = -1;
+    return options;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The data set
+
+void dataset_close(Dataset *ds) {
+    for (size_t i = 0; i < ds->num_shards; i++) {
+        if (ds->shards[i].file.fd >= 0) file_close(&ds->shards[i].file);
+        free(ds->shards[i].doc_ends);
+        free(ds->shards[i].block_crcs);
+        free(ds->shards[i].path);
+    }
+    free(ds->shards);
+    free(ds->block);
+    pthread_mutex_destroy(&ds->lock);
+    memset(ds, 0, sizeof *ds);
+}
+
+static uint64_t dataset_mix(uint64_t h, const void *data, size_t n) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 1099511628211ull;  // FNV-1a
+    return h;
+}
+
+static const char *path_basename(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// All shards must come from one tokenizer, as far as they say.
+static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
+    if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
+        return error_set(err, EXIT_BAD_INPUT, "prepare the data with the model's tokenizer",
+                         "%s: made for a vocabulary of %d, the model has %d", s->path,
+                         s->vocab_size, options->vocab_size);
+    const bool other_vocab =
+        s->vocab_size > 0 && ds->vocab_size > 0 && s->vocab_size != ds->vocab_size;
+    const bool other_hash = s->tokenizer_hash != 0 && ds->tokenizer_hash != 0 &&
+                            s->tokenizer_hash != ds->tokenizer_hash;
+    if (other_vocab || other_hash)
+        return error_set(err, EXIT_BAD_INPUT, "use shards made with one tokenizer",
+                         "%s: made with another tokenizer than %s", s->path, ds->shards[0].path);
+    if (s->vocab_size > 0) ds->vocab_size = s->vocab_size;
+    if (s->tokenizer_hash != 0) ds->tokenizer_hash = s->tokenizer_hash;
+    if (s->bos >= 0) ds->bos = s->bos;
+    if (s->eos >= 0) ds->eos = s->eos;
+    return true;
+}
+
+static void dataset_close_oldest(Dataset *ds) {
+    Shard *oldest = NULL;
+    for (size_t i = 0; i < ds->num_shards; i++) {
+        Shard *s = &ds->shards[i];
+        if (s->file.fd >= 0 && (!oldest || s->last_use < oldest->last_use)) oldest = s;
+    }
+    if (oldest) file_close(&oldest->file);
+    ds->num_open -= oldest != NULL;
+}
+
+// Opens a shard that is closed; it must still have the size that was proven.
+static bool dataset_touch(Dataset *ds, Shard *s, Error *err) {
+    s->last_use = ++ds->clock;
+    if (s->file.fd >= 0) return true;
+    const uint64_t size = s->file.size_bytes;
+    if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
+    s->file.fd = -1;
+    if (!file_open(&s->file, s->path, "do not move files while training", err)) return false;
+    ds->num_open++;
+    if (s->file.size_bytes == size) return true;
+    const uint64_t found = s->file.size_bytes;
+    s->file.size_bytes = size;
+    return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
+                     "%s: expected %llu bytes as before, found %llu", s->path,
+                     (unsigned long long)size, (unsigned long long)found);
+}
+
+static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, Error *err) {
+    ds->shards = host_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, sizeof(Shard),
+                           "the list of shards");
+    Shard *s = &ds->shards[ds->num_shards];
+    memset(s, 0, sizeof *s);
+    const size_t size = strlen(path) + 1;
+    s->path = host_calloc(size, 1, "a path");
+    memcpy(s->path, path, size);
+    s->file.fd = s->vocab_size = s->bos = s->eos = -1;
+    s->first_doc = ds->num_docs;
+    s->last_use = ++ds->clock;
+    if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
+    ds->num_shards++;
+    if (!file_open(&s->file, s->path, "", err)) return false;
+    ds->num_open++;
+    if (!shard_open(s, options, err) || !dataset_agrees(ds, s, options, err)) return false;
+    if ((s->format == SHARD_LLMC || s->format == SHARD_LLMQ) && s->num_tokens > 0)
+        ds->scanned_token = s->bos >= 0 ? s->bos : s->eos;
+    ds->num_docs += s->num_docs;
+    ds->num_tokens += s->num_tokens;
+    ds->num_empty += s->num_empty;
+    const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
+    const char *name = path_basename(s->path);
+    ds->fingerprint =
+        dataset_mix(dataset_mix(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
+    ds->token_fingerprint = dataset_mix(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
+    return true;
+}
+
+static bool dataset_add_all(Dataset *ds, const PathList *paths, const DatasetOptions *options,
+                            Error *err) {
+    for (size_t i = 0; i < paths->n; i++)
+        if (!dataset_add(ds, paths->items[i], options, err)) return false;
+    if (ds->num_docs == 0)
+        return error_set(err, EXIT_BAD_INPUT, "",
+                         "%s: expected documents, found none in %zu shards", paths->items[0],
+                         paths->n);
+    if (ds->vocab_size > 0) return true;
+    ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
+    return true;
+}
+
+bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
+    PathList paths;
+    memset(&paths, 0, sizeof paths);
+    memset(ds, 0, sizeof *ds);
+    ds->vocab_size = ds->bos = ds->eos = ds->scanned_token = -1;
+    ds->fingerprint = ds->token_fingerprint = 14695981039346656037ull;
+    pthread_mutex_init(&ds->lock, NULL);
+    const bool ok =
+        path_list_expand(&paths, spec, options->split ? options->split : "train", err) &&
+        dataset_add_all(ds, &paths, options, err);
+    path_list_free(&paths);
+    if (!ok) dataset_close(ds);
+    return ok;
+}
+
+int64_t dataset_num_docs(const Dataset *ds) { return ds->num_docs; }
+
+int64_t dataset_num_tokens(const Dataset *ds) { return ds->num_tokens; }
+
+int64_t dataset_num_empty(const Dataset *ds) { return ds->num_empty; }
+
+int32_t dataset_vocab_size(const Dataset *ds) { return ds->vocab_size; }
+
+int32_t dataset_bos(const Dataset *ds) { return ds->bos; }  // -1: not known
+
+int32_t dataset_eos(const Dataset *ds) { return ds->eos; }
+
+uint64_t dataset_fingerprint(const Dataset *ds) { return ds->fingerprint; }
+
+uint64_t dataset_token_fingerprint(const Dataset *ds) { return ds->token_fingerprint; }
+
+size_t dataset_num_unchecked(const Dataset *ds) {
+    size_t n = 0;
+    for (size_t i = 0; i < ds->num_shards; i++) n += ds->shards[i].block_tokens == 0;
+    return n;
+}
+
+void dataset_fingerprints(const Dataset *ds, uint64_t out[2]) {
+    out[0] = dataset_fingerprint(ds);
+    out[1] = dataset_token_fingerprint(ds);
+}
+
+void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
+    static const char *const names[] = {"unpad.c", "llm.c", "datatrove", "Megatron", "llmq"};
+    const size_t unchecked = dataset_num_unchecked(ds);
+    char empty[64] = "", scanned[96] = "", sums[96] = "";
+    if (ds->num_empty > 0)
+        snprintf(empty, sizeof empty, ", %lld empty one%s left out", (long long)ds->num_empty,
+                 text_plural(ds->num_empty));
+    if (unchecked == ds->num_shards)
+        snprintf(sums, sizeof sums, ", tokens unchecked: no checksums");
+    else if (unchecked > 0)
+        snprintf(sums, sizeof sums, ", tokens unchecked in %zu of them: no checksums", unchecked);
+    if (ds->scanned_token >= 0)
+        snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
+                 ds->scanned_token);
+    snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s", ds->num_shards,
+             names[ds->shards[0].format], text_plural((int64_t)ds->num_shards),
+             (long long)ds->num_docs, text_plural(ds->num_docs), (long long)ds->num_tokens,
+             text_plural(ds->num_tokens), empty, scanned, sums);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Documents
+
+// The shard of a document, and its first and behind-last token there.
+static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64_t *end) {
+    assert(doc >= 0 && doc < ds->num_docs);
+    size_t low = 0, high = ds->num_shards;  // the last shard with first_doc <= doc
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (ds->shards[middle].first_doc <= doc)
+            low = middle;
+        else
+            high = middle;
+    }
+    Shard *s = &ds->shards[low];
+    const int64_t local = doc - s->first_doc;
+    *start = local > 0 ? (int64_t)s->doc_ends[local - 1] : 0;
+    *end = (int64_t)s->doc_ends[local];
+    return s;
+}
+
+int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
+    int64_t start, end;
+    dataset_find(ds, doc, &start, &end);
+    return end - start;
+}
+
+static bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t doc, int64_t offset,
+                              int32_t token, Error *err) {
+    return error_set(err, EXIT_BAD_INPUT, "prepare the data with the model's tokenizer",
+                     "%s: document %lld, token %lld: expected an id below %d, found %u", s->path,
+                     (long long)(doc - s->first_doc), (long long)offset, ds->vocab_size,
+                     (uint32_t)token);
+}
+
+// Block b of the shard into ds->block, equal to its checksum.
+static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
+                               Error *err) {
+    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
+                   at = s->data_offset + (uint64_t)(b * s->block_tokens) * width;
+    ds->block = host_grow(ds->block, &ds->block_capacity, (size_t)bytes, 1, "a block of tokens");
+    if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
+    const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
+    return crc == s->block_crcs[b] ||
+           error_set(err, EXIT_BAD_INPUT,
+                     "the file is damaged or was changed: copy it again, or make it again with "
+                     "data/prepare.py",
+                     "%s: bytes %llu to %llu: expected checksum %08x, found %08x", s->path,
+                     (unsigned long long)at, (unsigned long long)(at + bytes - 1), s->block_crcs[b],
+                     crc);
+}
+
+// Tokens [from, from + n) of the shard as they are stored, out of whole blocks when those have
+// checksums. What is returned is what was checked: the file is not read twice.
+static bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64_t n,
+                                unsigned char *out, Error *err) {
+    const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
+    if (size == 0)
+        return file_read_at(&s->file, out, (uint64_t)(n * width),
+                            s->data_offset + (uint64_t)(from * width), err);
+    for (int64_t b = from / size; b * size < to; b++) {
+        const int64_t first = b * size, left = s->num_tokens - first,
+                      last = first + (left < size ? left : size);
+        if (!dataset_read_block(ds, s, b, last - first, err)) return false;
+        const int64_t low = from > first ? from : first, high = to < last ? to : last;
+        memcpy(out + (low - from) * width, ds->block + (low - first) * width,
+               (size_t)((high - low) * width));
+    }
+    return true;
+}
+
+bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err) {
+    int64_t start, end;
+    Shard *s = dataset_find(ds, doc, &start, &end);
+    assert(offset >= 0 && n >= 0 && n <= end - start - offset);
+    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width;
+    // 16-bit tokens are read into the second half of out and widened forwards: out[i] never covers
+    // a token that is still to be read
+    unsigned char *raw = (unsigned char *)(out + n) - bytes;
+    pthread_mutex_lock(&ds->lock);
+    const bool ok =
+        dataset_touch(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
+    pthread_mutex_unlock(&ds->lock);
+    if (!ok) return false;
+    for (int64_t i = 0; width == 2 && i < n; i++) {
+        uint16_t token;
+        memcpy(&token, raw + 2 * i, sizeof token);
+        out[i] = token;
+    }
+    const uint32_t vocab_size = (uint32_t)ds->vocab_size;
+    bool bad = false;
+    for (int64_t i = 0; i < n; i++) bad |= (uint32_t)out[i] >= vocab_size;
+    for (int64_t i = 0; bad && i < n; i++)
+        if ((uint32_t)out[i] >= vocab_size)
+            return dataset_bad_token(ds, s, doc, offset + i, out[i], err);
+    return true;
+}
