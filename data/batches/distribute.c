@@ -11,7 +11,6 @@
 #include "../base/sum_tree.h"
 #include "packing.h"
 #include "plan.h"
-#include "../../kernels/ranks_meet.h"
 
 void plan_assign_ranks(const StepPlan *p, int32_t num_ranks, int32_t *order, int32_t *owner) {
     assert(num_ranks > 0);
