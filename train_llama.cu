@@ -34,6 +34,7 @@
 #include "data/batches/plan.h"
 #include "data/models/config.h"
 #include "data/models/tokenizer.h"
+#include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
@@ -51,7 +52,6 @@
 #include "train/spike.h"          // defines: LossTrend, loss_is_spike
 #include "train/step.h"           // defines: train_step, validation_loss
 #include "train/vocabulary.h"     // defines: vocabulary_check, vocabulary_warn
-#include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -806,9 +806,9 @@ static const char *weights_dir(void) {
 }
 
 // Before memory is taken, and in a dry run too.
-static void check_weights(const LlamaModel *m) {
+static void check_weights(LlamaModel *m) {
     Error err = {0, "", ""};
-    if (weights_dir()) must(llama_check_dir(m, weights_dir(), &err), &err);
+    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
 }
 
 static void init_weights(LlamaModel *m) {

@@ -32,7 +32,6 @@
 #include "../kernels/kernels.h"
 #include "../llama.h"
 #include "../train/graph.h"
-#include "../train/weights.h"
 #include "lengths.h"
 
 static struct {

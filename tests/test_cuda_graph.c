@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "../train/step.h"
-#include "../train/weights.h"
 
 #include "test.h"
 

@@ -4,9 +4,9 @@
 
 #include <unistd.h>
 
+#include "../data/base/hash.h"
 #include "../llama.h"
 #include "../train/reduce.h"
-#include "../train/weights.h"
 #include "test.h"
 
 // kernels/cuda/comm.cu: makes the communicator, of a single rank too when asked to

@@ -5,7 +5,6 @@
 #include "../train/check_packing.h"
 #include "../train/reduce.h"
 #include "../train/saving.h"
-#include "../train/weights.h"
 
 #include <dirent.h>
 
@@ -144,7 +143,7 @@ static void golden_close(Golden *g) {
 
 static void golden_gradients(Golden *g) {
     for (int i = 0; i < g->model.num_tensors; i++) {
-        const LlamaTensor *t = &g->model.tensors[i];
+        const Parameter *t = &g->model.tensors[i];
         char name[128];
         size_t n = 0;
         snprintf(name, sizeof name, "grad.%s", t->name);
@@ -518,7 +517,7 @@ TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
     make_model(&a, &c, 16, 16, false);
     make_model(&b, &c, 32, 32, false);
     for (int i = 0; i < a.num_tensors; i++) {
-        const LlamaTensor *t = &a.tensors[i];
+        const Parameter *t = &a.tensors[i];
         double sum = 0, squares = 0, n = (double)t->count;
         for (size_t k = 0; k < t->count; k++) {
             double w = (double)a.weights[t->offset + k];
@@ -767,7 +766,7 @@ static void check_parameters(const LlamaModel *m) {
     static Regions r;
     r.n = 0;
     for (int i = 0; i < m->num_tensors; i++) {
-        const LlamaTensor *t = &m->tensors[i];
+        const Parameter *t = &m->tensors[i];
         CHECK(t->count == (size_t)t->rows * (size_t)(t->cols ? t->cols : 1));
         CHECK((t->offset + t->count <= m->num_decayed) == (t->cols > 0));
         region(&r, t->name, m->weights + t->offset, t->count, sizeof(floatX));
@@ -842,7 +841,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout) {
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
     for (int i = 0; i < m.num_tensors; i++) {
-        const LlamaTensor *t = &m.tensors[i];
+        const Parameter *t = &m.tensors[i];
         double error = 0, norm = 0;
         for (size_t k = 0; k < t->count; k++) {
             double *w = &m.weights[t->offset + k], w0 = *w, f[4], steps[4] = {-2 * h, -h, h, 2 * h};

@@ -18,7 +18,6 @@
 #include "../data/base/options.h"
 #include "../data/base/path.h"
 #include "../llama.h"         // defines: LlamaModel
-#include "weights.h"          // defines: llama_list
 
 // ------------------------------------------------------------------------------------------------
 // Fields: names and hashes that are compared across ranks
@@ -111,7 +110,7 @@ static inline void rank_fields_agree(const RankFields *own, const char *what, co
         if (memcmp(first, other, sizeof *first) == 0) continue;
         snprintf(text, sizeof text, "%s (rank %zu)", first->name[0] ? first->name : other->name,
                  i / MAX_RANK_FIELDS);
-        llama_list(differing, sizeof differing, text);
+        text_list(differing, sizeof differing, text);
     }
     free(fields);
     if (!differing[0]) return;

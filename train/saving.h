@@ -20,7 +20,6 @@
 #include "../data/runs/checkpoint.h"
 #include "../llama.h"            // defines: LlamaModel
 #include "algorithms.h"          // defines: save_matmul_choices
-#include "weights.h"             // defines: llama_save_weights, llama_save_optimizer
 
 // ------------------------------------------------------------------------------------------------
 // The model: config.json, generation_config.json, tokenizer files, model.safetensors: what
@@ -79,7 +78,7 @@ static inline bool save_generation_config(Checkpoint *ck, const LlamaConfig *c, 
     return checkpoint_write_file(ck, model_file_names[GENERATION_CONFIG], text, w.n, err);
 }
 
-static inline bool save_model(Checkpoint *ck, const LlamaModel *m, const ModelFiles *files,
+static inline bool save_model(Checkpoint *ck, LlamaModel *m, const ModelFiles *files,
                               Error *err) {
     char text[8192], path[IO_PATH_MAX];
     SafetensorsWriter w;
@@ -202,7 +201,7 @@ static inline bool state_read(TrainingState *s, const char *dir, const StateFiel
 
 // trainer_state.json of this text, and beside it what else going on needs. path: of
 // optimizer.safetensors.
-static inline bool save_training_state(Checkpoint *ck, const LlamaModel *m, const char *path,
+static inline bool save_training_state(Checkpoint *ck, LlamaModel *m, const char *path,
                                        const char *text, size_t n, Error *err) {
     SafetensorsWriter w;
     return llama_save_optimizer(m, path, &w, err) &&

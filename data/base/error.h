@@ -43,6 +43,9 @@ void text_copy(char *out, size_t capacity, const char *text);
 // "1 document", "2 documents"
 const char *text_plural(int64_t n);
 
+// Appends ", item", or the first item, while there is room.
+void text_list(char *list, size_t capacity, const char *item);
+
 // Control characters become \xNN in place, so that no file name can forge a second log line.
 void text_sanitize(char *text, size_t capacity);
 

@@ -59,3 +59,9 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
 #endif
     return ~crc32c_portable(~crc, p, n);
 }
+
+uint64_t hash64(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
