@@ -946,6 +946,16 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
+// A forward pass and llama_logits, for texts that grow token by token.
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
+                                     int32_t n, float *logits) {
+    LlamaModel *m = model;
+    comm_progress();
+    llama_set_batch(m, batch);
+    llama_forward(m);
+    llama_logits(m, logits, rows, n);
+}
+
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 

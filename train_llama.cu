@@ -36,6 +36,7 @@
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/samples.h"
 #include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
 #include "data/shards/dataset.h"
@@ -47,7 +48,6 @@
 #include "train/compare.h"        // defines: compare_layouts
 #include "train/ranks.h"          // defines: RankFields, rank_places_print
 #include "train/report.h"         // defines: RunLog, StepReport
-#include "train/samples.h"        // defines: Samples
 #include "train/saving.h"         // defines: TrainingState, save_model
 #include "train/spike.h"          // defines: LossTrend, loss_is_spike
 #include "train/step.h"           // defines: train_step, validation_loss
@@ -706,7 +706,7 @@ static void make_samples(void) {
     s->num_samples = o.num_samples;
     s->sample_tokens = o.sample_tokens;
     s->prompt = o.prompt;
-    s->borrowed = run.has_val ? &run.val : &run.train;
+    s->documents = run.has_val ? &run.val : &run.train;
     s->tokenizer = run.has_tokenizer ? &run.tokenizer : NULL;
     s->how = how;
     s->seed = (uint64_t)o.seed;
@@ -1041,12 +1041,24 @@ static void validate(LlamaModel *m, int64_t step) {
     report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
 }
 
+static void print_samples(LlamaModel *m) {
+    const SampleModel model = {.vocab_size = m->config.vocab_size,
+                               .end_of_text = m->config.eos_token_id,
+                               .micro_batch_tokens = m->sizes.capacity,
+                               .max_rows = m->head_chunk,
+                               .context = m,
+                               .next_logits = llama_next_logits};
+    if (!speaks()) return;
+    comm_phase("sample", -1);
+    samples_print(&run.samples, &model, run.cursor.step);
+}
+
 // Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
 static bool pause_training(LlamaModel *m, int64_t step) {
     const bool last = step == o.steps;
     if (every(step, o.val_every) || last) validate(m, step);
     if (last) return false;
-    if (every(step, o.sample_every) && speaks()) samples_print(&run.samples, m, step);
+    if (every(step, o.sample_every)) print_samples(m);
     // last, so that the log it refers to holds all of this step
     if (every(step, o.save_every)) save_or_warn(m, false);
     return every(step, o.save_every);
@@ -1111,7 +1123,7 @@ static void train(LlamaModel *m) {
 // --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
 static void evaluate(LlamaModel *m) {
     validate(m, run.cursor.step);
-    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    print_samples(m);
     printf("done: nothing was trained or written\n");
 }
 
@@ -1125,7 +1137,7 @@ static void finish(LlamaModel *m) {
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
-    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    print_samples(m);
     if (o.cuda_graph)
         printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
                run.graph.graph != NULL, (long long)run.graph.num_launches,
