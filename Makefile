@@ -3,7 +3,8 @@
 #   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
 #   MPI= NCCL=          empty: one rank only (found by themselves where installed)
-#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 120
+#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 100 120; others
+#                       get code that the driver compiles when the program starts
 # Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -19,7 +20,7 @@ ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
 ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
-ifneq ($(MAKECMDGOALS),clean)
+ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
 $(error cJSON is missing. Run: sudo apt-get install libcjson-dev)
 endif
 endif
@@ -54,71 +55,106 @@ OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
 
+# What a program is made of: host code in C, the same in every build, and one backend's kernels
+HOST    := $(wildcard data/*/*.c kernels/comm/*.c)
 KERNELS := $(wildcard kernels/cpu/*.c)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu)
-TESTS   := $(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c))
-EMU_TESTS := $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
-BENCHES := $(patsubst dev/bench_%.c,%,$(wildcard dev/bench_*.c))
+CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
+TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
+EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
+DEV     := $(patsubst dev/%.c,%,$(wildcard dev/*.c)) $(patsubst dev/%.cu,%,$(wildcard dev/*.cu))
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 # Calls that tests/fault.c can make fail; only our own objects see the wrappers
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
+# tests/phase_fault.c in front of the program: fails where tests/test_ranks_failure.sh wants it to
+PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        gpu-check gpu-bench clean
+        simple gpu-check gpu-bench clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
 train_llama: build/$(BACKEND)/train_llama
 	@cp $< $@.tmp && mv $@.tmp $@
 
-# One rule set per variant: $(1) = name, $(2) = flags
-define VARIANT
+# ------------------------------------------------------------------------------------------------
+# Host code, compiled by the C compiler: $(1) = variant, $(2) = flags
+
+define HOST_RULES
 build/$(1)/%.o: %.c Makefile
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $(2) -c $$< -o $$@
 build/$(1)/train_llama.o: train_llama.cu Makefile
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $(2) -x c -c $$< -o $$@
-build/$(1)/train_llama: build/$(1)/train_llama.o $$(KERNELS:%.c=build/$(1)/%.o)
-	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
-build/$(1)/test_%: build/$(1)/tests/test_%.o $$(KERNELS:%.c=build/$(1)/%.o)
-	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS) $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
-build/$(1)/bench_%: build/$(1)/dev/bench_%.o $$(KERNELS:%.c=build/$(1)/%.o)
-	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
-build/$(1)/calibrate: build/$(1)/dev/calibrate.o $$(KERNELS:%.c=build/$(1)/%.o)
-	$$(CC) -fopenmp $(2) $$^ -o $$@ $$(LDLIBS)
-build/$(1)/packsim: build/$(1)/dev/packsim.o
-	$$(CC) $(2) $$^ -o $$@ $$(LDLIBS)
-.SECONDARY: $$(KERNELS:%.c=build/$(1)/%.o) $$(TESTS:%=build/$(1)/tests/test_%.o)
+build/$(1)/libhost.a: $$(HOST:%.c=build/$(1)/%.o) Makefile
+	@mkdir -p $$(@D) && rm -f $$@
+	ar rcs $$@ $$(filter %.o,$$^)
+.SECONDARY: $$(HOST:%.c=build/$(1)/%.o) $$(TESTS:%=build/$(1)/tests/test_%.o) \
+            $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
 endef
-$(eval $(call VARIANT,cpu,$(OPT)))
+
+# Programs of a variant: $(1) = variant, $(2) = what links, $(3) = objects of the backend, $(4) = what
+# tests need besides
+define PROGRAM_RULES
+build/$(1)/train_llama: build/$(1)/train_llama.o build/$(1)/libhost.a $(3)
+	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
+build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
+                               build/$(1)/libhost.a $(3)
+	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) $$(PHASE_FAULT)
+build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3) $(4)
+	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
+	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
+$$(DEV:%=build/$(1)/%): build/$(1)/%: build/$(1)/dev/%.o build/$(1)/libhost.a $(3)
+	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
+endef
+
+# ------------------------------------------------------------------------------------------------
+# The CPU backend: release, sanitizers, and double precision for gradient checks
+
+define CPU_VARIANT
+LIBS_$(1) := $$(LDLIBS)
+$(call HOST_RULES,$(1),$(2))
+$(call PROGRAM_RULES,$(1),$$(CC) -fopenmp $(2),$$(KERNELS:%.c=build/$(1)/%.o))
+.SECONDARY: $$(KERNELS:%.c=build/$(1)/%.o)
+endef
+$(eval $(call CPU_VARIANT,cpu,$(OPT)))
+$(eval $(call CPU_VARIANT,asan,$(ASAN)))
+$(eval $(call CPU_VARIANT,fp64,-O2 -DGRADCHECK))
+LIBS_cpu += $(MPI_LIBS)
 build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
-# The same program, which fails where tests/test_ranks_failure.sh wants it to
-build/cpu/train_llama_faulty: build/cpu/train_llama.o build/cpu/tests/phase_fault.o \
-                              $(KERNELS:%.c=build/cpu/%.o)
-	$(CC) -fopenmp $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
-build/cpu/train_llama build/cpu/train_llama_faulty: LDLIBS += $(MPI_LIBS)
-build/cpu/bench_% build/cpu/calibrate: LDLIBS += $(MPI_LIBS)
-# Made anew when MPI has come or gone since the last build
+# Made again when MPI has come or gone since the last build
 build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
 	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
-$(eval $(call VARIANT,asan,$(ASAN)))
-$(eval $(call VARIANT,fp64,-O2 -DGRADCHECK))
 
-# CUDA: the same program against kernels/cuda
+# The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
+build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
+
+# ------------------------------------------------------------------------------------------------
+# The CUDA backend: nvcc compiles kernels/cuda and its tests, nothing else
+
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
-CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 120)
-NEWEST  := $(lastword $(CUDA_ARCHS))
+CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
+# PTX of sm_80 runs on every later GPU, that of 90a on no other
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
-           -gencode arch=compute_$(NEWEST)$(comma)code=compute_$(NEWEST)
+           -gencode arch=compute_80$(comma)code=compute_80
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-CUDA_LIBS = $(LDLIBS) -lcublasLt $(NCCL_LIBS)
+# Found again at run time, without LD_LIBRARY_PATH
+CUDA_LIB := $(firstword $(dir $(wildcard \
+              $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
+NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
+RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
+LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
 # A register spill is an error: it halves a kernel's speed and shows in no test
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
+$(eval $(call HOST_RULES,cuda,$(OPT) -DBACKEND_CUDA))
+$(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),build/twin/cpu_kernels.so))
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
@@ -126,89 +162,54 @@ build/cuda/kernels/cuda/comm.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/cuda/comm.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:
 	@mkdir -p $(@D) && rm -f $(@D)/nccl-* && touch $@
-build/cuda/train_llama: build/cuda/train_llama.o $(CUDA)
-	$(NVCC) $^ -o $@ $(CUDA_LIBS)
-build/cuda/test_%: build/cuda/tests/test_%.o $(CUDA) build/twin/cpu_kernels.so
-	$(NVCC) $(filter %.o,$^) -o $@ $(CUDA_LIBS)
 
-build/cuda/bench_%: build/cuda/dev/bench_%.o $(CUDA)
-	$(NVCC) $^ -o $@ $(CUDA_LIBS)
+# ------------------------------------------------------------------------------------------------
+# Emulated CUDA (dev/emu): the same .cu files, compiled by a C++ compiler, every CUDA thread a fiber
 
-# C that is also C++, like the trainer
-build/cuda/dev/calibrate.o: dev/calibrate.c Makefile
-	@mkdir -p $(@D)
-	$(NVCC) -x cu $(NVFLAGS) -c $< -o $@
-build/cuda/calibrate: build/cuda/dev/calibrate.o $(CUDA)
-	$(NVCC) $^ -o $@ $(CUDA_LIBS)
-
-# The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
-build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
-	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
-
-# Emulated CUDA (dev/emu): the same .cu files, compiled by g++, every CUDA thread a fiber
-EMUFLAGS := -std=c++17 -g -O2 $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
+EMUFLAGS := -std=c++17 -g $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
             -fno-extern-tls-init -pthread -DBACKEND_CUDA -DWITH_NCCL -MMD -MP \
             -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
-EMU     := $(patsubst dev/emu/%.cpp,build/emu/dev/emu/%.o,$(wildcard dev/emu/*.cpp))
-EMULATED := $(CUDA_KERNELS:%.cu=build/emu/%.o) $(EMU)
-build/emu/dev/emu/%.o: dev/emu/%.cpp Makefile
-	@mkdir -p $(@D)
-	g++ $(EMUFLAGS) -O3 -c $< -o $@
-build/emu/%.o: %.cu dev/emu/launch.pl Makefile
-	@mkdir -p $(@D)
-	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	g++ -iquote $(<D) $(EMUFLAGS) -c $(@:.o=.cpp) -o $@
-build/emu/train_llama: build/emu/train_llama.o $(EMULATED)
-	g++ -pthread $^ -o $@ $(LDLIBS)
-build/emu/tests/phase_fault.o: tests/phase_fault.c Makefile
-	@mkdir -p $(@D)
-	g++ $(EMUFLAGS) -x c++ -c $< -o $@
-build/emu/train_llama_faulty: build/emu/train_llama.o $(EMULATED) build/emu/tests/phase_fault.o
-	g++ -pthread $^ -o $@ $(LDLIBS) -Wl,--wrap=comm_phase,--wrap=comm_gather_begin
-build/emu/test_%: build/emu/tests/test_%.o $(EMULATED) build/twin/cpu_kernels.so
-	g++ -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+# A GPU's compiler contracts a * b + c to one rounding: kernels here too, where the CPU can
+FMA     := $(if $(shell grep -owm1 fma /proc/cpuinfo 2>/dev/null),-mfma) -ffp-contract=fast
+EMU     := $(patsubst %.cpp,%.o,$(wildcard dev/emu/*.cpp))
+EMULATED := $(CUDA_KERNELS:%.cu=%.o) $(EMU)
 
-# Kernels with planted bugs, which tests/test_emu.sh expects to be found; and the same under
-# ThreadSanitizer: kernels instrumented, the emulator not, because it says itself what is ordered
-build/emu/bugs: build/emu/dev/emu/bugs/bugs.o $(EMU)
-	g++ -pthread $^ -o $@
-# clang++ reports more, but its runtime is a package of its own
-TSAN_H  := $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h)
-TSAN_CXX := $(if $(TSAN_H),clang++,g++)
-GCC_ONLY := $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init)
-TSAN    := $(filter-out $(GCC_ONLY) -Werror,$(EMUFLAGS)) -DEMU_TSAN
-build/tsan/dev/emu/%.o: dev/emu/%.cpp Makefile
-	@mkdir -p $(@D)
-	$(TSAN_CXX) $(TSAN) -c $< -o $@
-build/tsan/%.o: %.cu dev/emu/launch.pl Makefile
-	@mkdir -p $(@D)
-	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	$(TSAN_CXX) -iquote $(<D) $(TSAN) -O1 -fsanitize=thread -c $(@:.o=.cpp) -o $@
-build/tsan/bugs: build/tsan/dev/emu/bugs/bugs.o $(EMU:build/emu/%=build/tsan/%)
-	$(TSAN_CXX) -fsanitize=thread -pthread $^ -o $@
-build/tsan/test_%: build/tsan/tests/test_%.o $(EMULATED:build/emu/%=build/tsan/%) \
-                   build/twin/cpu_kernels.so
-	$(TSAN_CXX) -fsanitize=thread -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+# $(1) = variant, $(2) = C++ compiler, and flags: $(3) of the emulator, $(4) of everything, $(5) of
+# kernels and the linker
+define EMULATED_VARIANT
+LIBS_$(1) := $$(LDLIBS)
+build/$(1)/dev/emu/%.o: dev/emu/%.cpp Makefile
+	@mkdir -p $$(@D)
+	$(2) $$(EMUFLAGS_$(1)) $(4) $(3) -c $$< -o $$@
+build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile
+	@mkdir -p $$(@D)
+	perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)
+	$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
+$(call HOST_RULES,$(1),-O1 -DBACKEND_CUDA $(4))
+$(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),build/twin/cpu_kernels.so)
+build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
+	$(2) -pthread $(4) $(5) $$^ -o $$@
+endef
 
-# The emulated kernels under AddressSanitizer and UndefinedBehaviorSanitizer
-EMUSAN  := $(filter-out -O2,$(EMUFLAGS)) -O1 -fsanitize=address,undefined -fno-sanitize=vptr \
-           -fno-sanitize-recover=all -fno-omit-frame-pointer -U_FORTIFY_SOURCE
-build/emusan/dev/emu/%.o: dev/emu/%.cpp Makefile
-	@mkdir -p $(@D)
-	g++ $(EMUSAN) -c $< -o $@
-build/emusan/%.o: %.cu dev/emu/launch.pl Makefile
-	@mkdir -p $(@D)
-	perl dev/emu/launch.pl $< < $< > $(@:.o=.cpp)
-	g++ -iquote $(<D) $(EMUSAN) -c $(@:.o=.cpp) -o $@
-build/emusan/test_%: build/emusan/tests/test_%.o $(EMULATED:build/emu/%=build/emusan/%) \
-                     build/twin/cpu_kernels.so
-	g++ -fsanitize=address,undefined -pthread $(filter %.o,$^) -o $@ $(LDLIBS)
+EMUFLAGS_emu = $(EMUFLAGS)
+$(eval $(call EMULATED_VARIANT,emu,g++,-O3,,-O2))
+# ThreadSanitizer: kernels are instrumented, the emulator not, because it says itself what is
+# ordered. clang++ reports more than g++, but its runtime is a package of its own.
+TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)
+EMUFLAGS_tsan = $(filter-out -Werror $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init),\
+                  $(EMUFLAGS)) -DEMU_TSAN
+$(eval $(call EMULATED_VARIANT,tsan,$(TSAN_CXX),-O2,,-O1 -fsanitize=thread))
+EMUFLAGS_emusan = $(EMUFLAGS)
+$(eval $(call EMULATED_VARIANT,emusan,g++,,-O1 -fsanitize=address$(comma)undefined \
+    -fno-sanitize-recover=all -fno-omit-frame-pointer -U_FORTIFY_SOURCE,-fno-sanitize=vptr))
 
-.SECONDARY: $(foreach v,emu tsan emusan,$(EMU_TESTS:%=build/$(v)/tests/test_%.o))
+# ------------------------------------------------------------------------------------------------
+# Tests, checks, measurements
+
 PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
             $(EMU_TESTS:%=build/emu/test_%)
-test-programs: $(PROGRAMS) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
+SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
+test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate \
                build/emu/bugs build/tsan/bugs train_llama
@@ -221,15 +222,21 @@ gpu-check:
 gpu-bench:
 	@dev/gpu_bench.sh
 
-# The emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer: dev/emu/README.md)
-SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
+# All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
+# dev/emu/README.md)
 test-sanitizers: $(SANITIZED)
 	@for suite in $(SANITIZED); do echo "== $$suite" && \
 	    ASAN_OPTIONS=detect_leaks=0 $$suite || exit 1; done
 
 # The emulated kernels under 40 schedules: half an hour
-test-schedules: $(EMU_TESTS:%=build/emu/test_%)
+test-schedules: build/emu/test_cuda_kernels build/emu/test_cuda_attention
 	@SEEDS=20 tests/test_cuda_schedules.sh
+
+# The whole idea in one file of plain C; tests/test_simple.c holds llama.h to it
+simple: build/simple
+build/simple: dev/simple/train_llama.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(WARN) $< -o $@ -lm
 
 # What a token and an attention tile cost here, for --work-cost; what a plan does with your shards
 calibrate: build/$(BACKEND)/calibrate
@@ -237,7 +244,7 @@ calibrate: build/$(BACKEND)/calibrate
 packsim: build/cpu/packsim
 	@echo "built $<; see its --help"
 
-bench: train_llama $(BENCHES:%=build/cpu/bench_%)
+bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
 	@dev/bench.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh

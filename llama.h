@@ -107,6 +107,8 @@ typedef struct {
     int32_t max_seqlen;  // longest segment: positions in the rope table
     bool repad;          // room for the repad layout
     bool train;          // gradients and optimizer state
+    int32_t head_chunk;  // tokens whose logits exist at one time; 0: see llama_head_chunk
+    size_t io_chunk;     // elements that pass the host at a time; 0: 2^20
 } LlamaSizes;
 
 // How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
@@ -380,11 +382,14 @@ static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores).
-static inline int32_t llama_head_chunk(const LlamaConfig *c, int32_t capacity) {
-    int64_t chunk = (int64_t)(192 << 20) / (4 * (int64_t)c->vocab_size) / 128 * 128;
-    if (chunk < 128) chunk = 128;
-    return chunk < capacity ? (int32_t)chunk : capacity;
+// head's time on two CPU cores). A GPU, where floatX is bf16, needs 1,024 of a larger one too.
+static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
+    const int64_t least = sizeof(floatX) == 2 ? 1024 : 128;
+    const int64_t token_bytes = (int64_t)sizeof(floatX) * c->vocab_size;
+    int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
+    if (chunk < least) chunk = least;
+    if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
+    return chunk < sizes->capacity ? (int32_t)chunk : sizes->capacity;
 }
 
 // Everything but the allocation: tables, views with NULL bases, bytes of each arena in m->memory.
@@ -395,7 +400,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->ranks.num_ranks = 1;
     HeadShape heads = {config->num_heads, config->num_kv_heads, config->head_dim};
     m->heads = heads;
-    m->head_chunk = llama_head_chunk(config, sizes.capacity);
+    m->head_chunk = llama_head_chunk(config, &sizes);
+    if (sizes.io_chunk == 0) m->sizes.io_chunk = 1 << 20;
     size_t T = (size_t)sizes.capacity,
            plan_ints = attention_plan_size(sizes.capacity, sizes.capacity);
     m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 3 * T + 1 + plan_ints : 0);

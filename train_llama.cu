@@ -1,4 +1,4 @@
-// unpad.c: trains a Llama on packed documents. C that is also C++ and CUDA: one loop, two backends.
+// unpad.c: trains a Llama on packed documents. C in both backends; the kernels alone are CUDA.
 //
 //   scripts/quickstart.sh                        everything, from nothing, in a few minutes
 //   ./train_llama                                trains `demo` on what quickstart prepared
@@ -31,7 +31,9 @@
 #include "train/report.h"         // defines: RunLog, StepReport
 #include "train/samples.h"        // defines: Samples
 #include "train/saving.h"         // defines: TrainingState, save_model
+#include "train/spike.h"          // defines: LossTrend, loss_is_spike
 #include "train/step.h"           // defines: train_step, validation_loss
+#include "train/vocabulary.h"     // defines: vocabulary_check, vocabulary_warn
 #include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
@@ -42,7 +44,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        dry_run, version, boundary_ends;
+        dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -53,6 +55,11 @@ typedef struct {
 } Options;
 
 static Options o;
+
+#define EPOCHS_HINT "--steps counts optimizer steps; --dry-run says how many an epoch has"
+#define BATCH_SIZE_HINT \
+    "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"
+#define LOG_HINT "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"
 
 static const Option option_table[] = {
     OPTION_GROUP("model"),
@@ -84,6 +91,8 @@ static const Option option_table[] = {
      "that begins each document; -1: by format"},
     {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0,
      "that token ends documents instead"},
+    {"allow-other-tokenizer", OPTION_FLAG, &o.allow_other_tokenizer, NULL, NULL, 0, 0,
+     "train on shards that were not made with the model's tokenizer.json"},
     OPTION_GROUP("run"),
     {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
      "directory of log.jsonl, checkpoints and final/"},
@@ -92,19 +101,20 @@ static const Option option_table[] = {
      "DIR from the newest valid one in --out"},
     {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0,
      "replace the run in --out: its checkpoints, final/ and log are removed"},
-    {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12, "optimizer steps"},
+    {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12,
+     "optimizer steps; 0: validate, print samples and write nothing"},
     {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15,
      "of initial weights, document order and samples"},
     {"save-every", OPTION_INT64, &o.save_every, "0", NULL, 0, 1e12,
      "steps between checkpoints; 0: only at the end"},
     {"keep", OPTION_INT, &o.keep, "2", NULL, 0, 1e6, "newest checkpoints kept; 0: all"},
     {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12,
-     "steps between validations; 0: never"},
+     "steps between validations, the first before training, the last after it; 0: never"},
     {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12,
-     "tokens of the fixed validation set"},
+     "most tokens of the validation set: whole documents, the first of a fixed order"},
     {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6,
-     "steps in a row with a non-finite loss or gradient "
-     "before the run ends with exit code 7"},
+     "steps in a row with a non-finite loss or gradient that end the run with exit code 7; "
+     "0: they never do"},
     OPTION_GROUP("optimizer"),
     {"lr", OPTION_FLOAT, &o.lr, "2e-3", NULL, 0, 1e30, "peak learning rate"},
     {"schedule", OPTION_CHOICE, &o.schedule, "wsd", SCHEDULE_NAMES, 0, 0,
@@ -124,7 +134,7 @@ static const Option option_table[] = {
     {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12,
      "steps between samples; 0: only at the end"},
     {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, MAX_SAMPLES,
-     "texts a round, all in one packed batch; 0: none"},
+     "texts a round, packed into one batch where they fit; 0: none"},
     {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20,
      "tokens written per text"},
     {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0,
@@ -165,6 +175,28 @@ static const Option option_table[] = {
     {"dry-run", OPTION_FLAG, &o.dry_run, NULL, NULL, 0, 0,
      "print the plan and the memory, and stop"},
     {"version", OPTION_FLAG, &o.version, NULL, NULL, 0, 0, "print the version"},
+    // what other trainers have
+    OPTION_ELSEWHERE("epochs", EPOCHS_HINT),
+    OPTION_ELSEWHERE("num-epochs", EPOCHS_HINT),
+    OPTION_ELSEWHERE("num-train-epochs", EPOCHS_HINT),
+    OPTION_ELSEWHERE("max-steps", "it is --steps"),
+    OPTION_ELSEWHERE("batch-size", BATCH_SIZE_HINT),
+    OPTION_ELSEWHERE("per-device-train-batch-size", BATCH_SIZE_HINT),
+    OPTION_ELSEWHERE("gradient-accumulation-steps", BATCH_SIZE_HINT),
+    OPTION_ELSEWHERE("learning-rate", "it is --lr"),
+    OPTION_ELSEWHERE("output-dir", "it is --out"),
+    OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
+    OPTION_ELSEWHERE("generate", "--steps 0 --prompt TEXT --sample-tokens N prints text"),
+    OPTION_ELSEWHERE("eval", "--steps 0 validates and writes nothing"),
+    OPTION_ELSEWHERE("wandb", LOG_HINT),
+    OPTION_ELSEWHERE("tensorboard", LOG_HINT),
+    OPTION_ELSEWHERE("report-to", LOG_HINT),
+    OPTION_ELSEWHERE("gradient-checkpointing",
+                     "activations take what --dry-run prints; a smaller --micro-batch-tokens takes "
+                     "less"),
+    OPTION_ELSEWHERE("export-gguf",
+                     "final/ in --out is a Hugging Face model, which llama.cpp's "
+                     "convert_hf_to_gguf.py reads"),
     OPTION_END,
 };
 
@@ -180,6 +212,7 @@ typedef struct {
     LlamaConfig config;
     LlamaModel model;
     Dataset train, val;
+    DataSummary train_summary, val_summary;
     bool has_val, has_tokenizer;
     Tokenizer tokenizer;
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
@@ -187,6 +220,8 @@ typedef struct {
     Loader loader;
     PlanState cursor;   // of the next step to train
     StepData val_step;  // the fixed validation set
+    ValidationSet val_set;
+    LossTrend trend;
     char resume_dir[IO_PATH_MAX];
     bool in_place;  // resume_dir is a checkpoint of --out, whose log and checkpoints continue
     bool model_given, locked;
@@ -271,7 +306,8 @@ static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *e
     char text[16384];
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
     return save_training_state(ck, m, path, text, n, err);
 }
@@ -302,6 +338,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
 static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
+    comm_phase("compare", -1);
     llama_gather_weights(m);
     memset(&own, 0, sizeof own);
     rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
@@ -445,7 +482,8 @@ static int64_t read_state(void) {
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state;
     memset(&state, 0, sizeof state);
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
+                      dataset_token_fingerprint(&run.train));
     must(state_read(&state, run.resume_dir, plan, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
@@ -459,17 +497,28 @@ static int64_t read_state(void) {
 static void check_ranks_agree(void) {
     static RankFields own;
     char text[8192];
-    const uint64_t train = dataset_fingerprint(&run.train),
-                   val = run.has_val ? dataset_fingerprint(&run.val) : 0;
+    uint64_t train[2], val[2] = {0, 0};
+    dataset_fingerprints(&run.train, train);
+    if (run.has_val) dataset_fingerprints(&run.val, val);
     if (comm_num_ranks() == 1) return;
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
-    rank_field(&own, "training data", &train, sizeof train);
-    rank_field(&own, "validation data", &val, sizeof val);
-    rank_field_text(&own, "checkpoint", run.resume_dir);
+    rank_field(&own, "training data", train, sizeof train);
+    rank_field(&own, "validation data", val, sizeof val);
+    rank_field_checkpoint(&own, run.resume_dir);
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
+}
+
+// With --zero 1 a rank's other weights would get into those of all at the first update.
+static void check_ranks_start_alike(const LlamaModel *m) {
+    static RankFields own;
+    if (comm_num_ranks() == 1) return;
+    comm_phase("compare", -1);
+    rank_field_weights(&own, m);
+    rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
+    comm_phase("set-up", -1);
 }
 
 static void print_ranks(const LlamaModel *m) {
@@ -625,6 +674,14 @@ static void read_generation_config(void) {
                  &err);
 }
 
+static void check_vocabulary(void) {
+    Error err = {0, "", ""};
+    const NamedData train = {o.train, &run.train},
+                    val = {o.val ? o.val : o.train, run.has_val ? &run.val : NULL};
+    must(vocabulary_check(o.model, &train, &val, o.allow_other_tokenizer, &err), &err);
+    must(vocabulary_warn(o.model, &run.config, model_is_builtin(), &train, &err), &err);
+}
+
 static void make_samples(void) {
     Error err = {0, "", ""};
     Samples *s = &run.samples;
@@ -637,8 +694,14 @@ static void make_samples(void) {
     s->how = how;
     s->seed = (uint64_t)o.seed;
     s->max_seqlen = o.max_seqlen;
-    s->capacity = o.micro_batch_tokens;
     must(samples_encode_prompt(s, &err), &err);
+}
+
+static void summarize_data(void) {
+    Error err = {0, "", ""};
+    const PlanSettings *s = &run.loader_settings.plan;
+    must(data_summary(&run.train_summary, &run.train, s, &err), &err);
+    if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
 }
 
 // One size for all micro-batches: room for twice the documents that one has on average. More rooms
@@ -695,32 +758,48 @@ static void check_ranks(void) {
     error_exit(&err);
 }
 
+static ValidationSet describe_set(const StepData *data) {
+    ValidationSet set = {0, data->real_tokens, data->num_targets};
+    for (int64_t i = 0; i < data->plan.num_stream; i++)
+        set.docs += data->plan.stream[i].tok_off == 0;
+    return set;
+}
+
 // Validation: the first documents of a fixed order, the same for every run and seed.
 static void load_validation(void) {
     Error err = {0, "", ""};
     LoaderSettings s = run.loader_settings;
     PlanState start = {0, 0, 0, 0};
     if (!run.has_val) return;
-    int64_t available = dataset_num_tokens(&run.val),
-            wanted = o.val_tokens < available ? o.val_tokens : available;
+    const DocIndex index = dataset_doc_index(&run.val);
     s.layout = LAYOUT_PACKED;
     s.fixed_segments = 0;
     s.in_order = s.num_ranks > 1 || sums_in_order();
     s.plan.seed = 0;
-    s.plan.num_micro = (int32_t)((wanted + s.plan.capacity - 1) / s.plan.capacity);
-    double fill = 1e6 * (double)wanted / ((double)s.plan.num_micro * s.plan.capacity);
-    s.plan.fill_ppm = fill < 970000 ? (int32_t)fill : 970000;
+    must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
     must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
+    assert(run.val_step.real_tokens == s.plan.set_tokens);
+    run.val_set = describe_set(&run.val_step);
+}
+
+// Where the weights come from; NULL: random ones.
+static const char *weights_dir(void) {
+    if (run.resume_dir[0]) return run.resume_dir;
+    return o.from_scratch || model_is_builtin() ? NULL : o.model;
+}
+
+// Before memory is taken, and in a dry run too.
+static void check_weights(const LlamaModel *m) {
+    Error err = {0, "", ""};
+    if (weights_dir()) must(llama_check_dir(m, weights_dir(), &err), &err);
 }
 
 static void init_weights(LlamaModel *m) {
     Error err = {0, "", ""};
-    if (run.resume_dir[0])
-        must(llama_load(m, run.resume_dir, &err), &err);
-    else if (o.from_scratch || model_is_builtin())
-        llama_init(m, (uint64_t)o.seed);
+    if (weights_dir())
+        must(llama_load(m, weights_dir(), &err), &err);
     else
-        must(llama_load(m, o.model, &err), &err);
+        llama_init(m, (uint64_t)o.seed);
 }
 
 static int compare(void) {
@@ -731,14 +810,79 @@ static int compare(void) {
     return EXIT_DONE;
 }
 
+static int check_packing_or_exit(LlamaModel *m) {
+    Error err = {0, "", ""};
+    if (check_packing(m, &run.train, run.loader_settings)) return EXIT_DONE;
+    error_set(&err, EXIT_DEVICE_ERROR,
+              "if the model's own losses are finite, a kernel is wrong: please report it",
+              "packing: expected the result of each document alone, found another one");
+    error_exit(&err);
+}
+
 static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
+// Which of the validation documents are used
+static void print_validation_set(void) {
+    const ValidationSet *set = &run.val_set;
+    if (o.val_every == 0)
+        printf("        no validation\n");
+    else if (set->docs == dataset_num_docs(&run.val) && set->tokens == dataset_num_tokens(&run.val))
+        printf("        validation takes all of them\n");
+    else
+        printf("        validation takes %lld document%s, %lld tokens of them\n",
+               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
+}
+
+// Eight steps from here on, fewer where they are large, by the documents' lengths alone: how many,
+// their real tokens, and the capacity of their buffers.
+static int plan_first_steps(double *real_tokens, double *capacity) {
+    Error err = {0, "", ""};
+    const PlanSettings *s = &run.loader_settings.plan;
+    const DocIndex index = dataset_doc_index(&run.train);
+    PlanState at = run.cursor;
+    StepPlan plan;
+    memset(&plan, 0, sizeof plan);
+    *real_tokens = *capacity = 0;
+    int num_steps = 0;
+    for (; num_steps < 8 && *real_tokens < 0x1p24; num_steps++) {
+        must(plan_step(&plan, &index, s, LAYOUT_PACKED, &at, &err), &err);
+        *real_tokens += (double)plan.real_tokens;
+        *capacity += (double)s->num_micro * s->capacity;
+        at = plan.cursor_after;
+    }
+    plan_free(&plan);
+    return num_steps;
+}
+
+static void print_steps(void) {
+    const PlanSettings *p = &run.loader_settings.plan;
+    double tokens, capacity;
+    const int num_steps = plan_first_steps(&tokens, &capacity);
+    const double epoch = (double)dataset_num_tokens(&run.train) / tokens * num_steps;
+    printf(
+        "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
+        "%d tokens (%s), about %.*f steps an epoch\n",
+        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
+        p->fill_ppm * 1e-4, p->max_seqlen,
+        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
+    const PlanSettings usual = plan_settings();
+    if (p->work_token == 0 && p->work_tile == 0)
+        printf("cost    none: documents go to micro-batches in the order they come\n");
+    else if (p->work_token != usual.work_token || p->work_tile != usual.work_tile ||
+             p->work_side != usual.work_side)
+        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", p->work_token,
+               p->work_tile, p->work_side, p->work_side);
+    if (o.layout == LAYOUT_PACKED && tokens / capacity < 0.8 * p->fill_ppm * 1e-6)
+        printf(
+            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
+            "--micro-batch-tokens several times --max-seqlen (%d)\n",
+            100 * tokens / capacity, num_steps, num_steps == 1 ? "" : "s", p->max_seqlen);
+}
+
 static void print_plan(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
-    const PlanSettings *p = &run.loader_settings.plan;
-    char text[512];
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
         "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
@@ -746,20 +890,13 @@ static void print_plan(const LlamaModel *m) {
         o.model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
-    printf("start   %s\n", run.resume_dir[0]                      ? run.resume_dir
-                           : o.from_scratch || model_is_builtin() ? "random weights"
-                                                                  : "weights of --model");
-    dataset_describe(&run.train, text, sizeof text);
-    printf("train   %s\n", text);
-    if (run.has_val) dataset_describe(&run.val, text, sizeof text);
-    printf("val     %s\n", run.has_val ? text : "none");
-    printf(
-        "plan    %s, %d micro-batch%s of %d tokens a step, fill %.1f %%, documents up to %d tokens "
-        "(%s), work %d:%d:%d\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
-        p->fill_ppm * 1e-4, p->max_seqlen,
-        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", p->work_token,
-        p->work_tile, p->work_side);
+    printf("start   %s\n", run.resume_dir[0] ? run.resume_dir
+                           : weights_dir()   ? "weights of --model"
+                                             : "random weights");
+    data_summary_print(&run.train_summary, "train   ");
+    data_summary_print(&run.val_summary, "val     ");
+    if (run.has_val) print_validation_set();
+    print_steps();
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
@@ -868,11 +1005,11 @@ static bool stop_requested(void) {
 static void leave_if_diverged(const StepScalars *s) {
     Error err = {0, "", ""};
     run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
-    if (run.skips_in_a_row <= o.max_skips) return;
+    if (o.max_skips == 0 || run.skips_in_a_row < o.max_skips) return;
     error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
-              "training diverged: %d steps in a row had a non-finite loss or gradient norm; no "
-              "weight was touched by them",
-              run.skips_in_a_row);
+              "training diverged: %d step%s had a non-finite loss or gradient norm, and touched no "
+              "weight",
+              run.skips_in_a_row, run.skips_in_a_row == 1 ? "" : "s in a row");
     error_exit(&err);
 }
 
@@ -882,13 +1019,40 @@ static double useful_flops(const StepData *d) {
     return llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs);
 }
 
+static void validate(LlamaModel *m, int64_t step) {
+    if (!run.has_val || o.val_every == 0) return;
+    report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
+}
+
+// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
+static bool pause_training(LlamaModel *m, int64_t step) {
+    const bool last = step == o.steps;
+    if (every(step, o.val_every) || last) validate(m, step);
+    if (last) return false;
+    if (every(step, o.sample_every) && speaks()) samples_print(&run.samples, m, step);
+    // last, so that the log it refers to holds all of this step
+    if (every(step, o.save_every)) save_or_warn(m, false);
+    return every(step, o.save_every);
+}
+
+static void print_trained(int64_t steps, int64_t tokens, double ms, double pauses_ms) {
+    if (steps == 0) return;
+    printf("trained %lld step%s, %lld tokens in ", (long long)steps, steps == 1 ? "" : "s",
+           (long long)tokens);
+    print_duration(ms * 1e-3);
+    printf("; validation, samples and checkpoints ");
+    print_duration(pauses_ms * 1e-3);
+    printf("\n");
+}
+
 static void train(LlamaModel *m) {
     Error err = {0, "", ""};
-    double mean_ms = 0;
-    int64_t last_saved = run.in_place ? run.cursor.step : -1;
+    double mean_ms = 0, all_ms = 0, pauses_ms = 0;
+    int64_t last_saved = run.in_place ? run.cursor.step : -1, tokens = 0;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
+    if (!run.resume_dir[0]) validate(m, 0);
     for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
         comm_phase("read", step + 1);
@@ -902,28 +1066,42 @@ static void train(LlamaModel *m) {
         assert(device_memory().waits == before.waits + 1);
         double ms = now_ms() - start_ms;
         mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
-        StepReport report = {step + 1,           o.steps,           ms, mean_ms, scalars, hyper.lr,
-                             step_balance(data), useful_flops(data)};
+        const double pause_ms = step == first ? 0 : pauses_ms / (double)(step - first);
+        const double loss = scalars.loss_sum / (double)data->num_targets;
+        StepReport report = {step + 1,
+                             o.steps,
+                             ms,
+                             mean_ms + pause_ms,
+                             scalars,
+                             hyper.lr,
+                             step_balance(data),
+                             useful_flops(data),
+                             loss_is_spike(&run.trend, loss)};
         report_step(&run.log, &report, data);
+        tokens += data->real_tokens;
+        all_ms += ms;
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
-        if (run.has_val && (every(step + 1, o.val_every) || step + 1 == o.steps))
-            report_validation(&run.log, step + 1, validation_loss(m, &run.val_step));
-        if (every(step + 1, o.sample_every) && step + 1 < o.steps && speaks())
-            samples_print(&run.samples, m, step + 1);
-        // last, so that the log it refers to holds all of this step
-        if (every(step + 1, o.save_every) && step + 1 < o.steps) {
-            save_or_warn(m, false);
-            last_saved = step + 1;
-        }
+        start_ms = now_ms();
+        if (pause_training(m, step + 1)) last_saved = step + 1;
+        pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&run.loader);
+    print_trained(run.cursor.step - first, tokens, all_ms, pauses_ms);
     if (last_saved != run.cursor.step) save_or_warn(m, true);
+}
+
+// --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
+static void evaluate(LlamaModel *m) {
+    validate(m, run.cursor.step);
+    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    printf("done: nothing was trained or written\n");
 }
 
 static void finish(LlamaModel *m) {
     Error err = {0, "", ""};
     if (stop_requested()) {
+        data_summary_print_left_out(&run.train_summary);
         printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
         comm_finalize();
@@ -942,6 +1120,7 @@ static void finish(LlamaModel *m) {
            (double)device_memory().bytes_peak / 1048576.0,
            (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
+    data_summary_print_left_out(&run.train_summary);
     printf("done: %s/final is a Hugging Face model\n", o.out);
 }
 
@@ -957,6 +1136,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
     catch_signals();
@@ -974,27 +1154,36 @@ int main(int argc, char **argv) {
     load_config();
     check_config_of_checkpoint();
     open_data();
+    check_vocabulary();
     open_tokenizer();
     read_generation_config();
     make_samples();
     make_loader_settings();
+    summarize_data();
     load_validation();
     int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
     if (!run.in_place) log_before = -1;  // another run's log is not continued
 
     LlamaModel *m = &run.model;
-    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true};
+    LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
     print_plan(m);
+    check_weights(m);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
     if (o.compare) return compare();
     must(llama_allocate(m, &err), &err);
     if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
     init_weights(m);
-    if (o.check_packing)
-        return check_packing(m, &run.train, run.loader_settings) ? EXIT_DONE : EXIT_DEVICE_ERROR;
+    check_ranks_start_alike(m);
+    if (o.check_packing) return check_packing_or_exit(m);
+
+    if (o.steps == 0) {
+        evaluate(m);
+        comm_finalize();
+        return EXIT_DONE;
+    }
 
     open_out_dir(m);
     if (run.resume_dir[0]) {
@@ -1004,7 +1193,7 @@ int main(int argc, char **argv) {
     }
     if (speaks()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
-              &run.config, option_table);
+              &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
     finish(m);
     comm_finalize();

@@ -126,6 +126,43 @@ static inline bool json_is_set(const cJSON *item) {  // neither null, "" nor [] 
     return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || item->child;
 }
 
+// The first normalizer that does something: neither none nor a sequence of such; NULL: no such.
+static inline const cJSON *bpe_normalizer(const cJSON *item) {
+    const cJSON *type = cJSON_IsObject(item) ? json_member(item, "type") : NULL,
+                *list = cJSON_IsObject(item) ? json_member(item, "normalizers") : NULL;
+    if (!item || cJSON_IsNull(item)) return NULL;
+    if (!cJSON_IsString(type) || !cJSON_IsArray(list)) return item;
+    if (strcmp(type->valuestring, "Sequence") != 0) return item;
+    for (item = list->child; item; item = item->next) {
+        const cJSON *found = bpe_normalizer(item);
+        if (found) return found;
+    }
+    return NULL;
+}
+
+static inline bool bpe_check_normalizer(const cJSON *root, Error *err) {
+    char what[100] = "a normalizer";
+    const cJSON *found = bpe_normalizer(json_member(root, "normalizer"));
+    const cJSON *type = cJSON_IsObject(found) ? json_member(found, "type") : NULL;
+    if (cJSON_IsString(type))
+        snprintf(what, sizeof what, "a normalizer (%.60s)", type->valuestring);
+    return !found || bpe_unknown(what, err);
+}
+
+// Where every byte has a token, no text falls back to tokens such as <0x0A>.
+static inline bool bpe_check_byte_fallback(const Bpe *b, const cJSON *model, Error *err) {
+    char what[100];
+    bool fallback = false;
+    if (!json_get_bool(model, "byte_fallback", &fallback, false, err)) return false;
+    for (int byte = 0; fallback && byte < 256; byte++) {
+        const unsigned char text = (unsigned char)byte;
+        if (bpe_id(b, &text, 1) >= 0) continue;
+        snprintf(what, sizeof what, "byte_fallback and no token for byte %d", byte);
+        return bpe_unknown(what, err);
+    }
+    return true;
+}
+
 static inline bool bpe_fill_ids(Bpe *b, const cJSON *root, Error *err) {
     const cJSON *added = json_member(root, "added_tokens");
     const int32_t V = b->tokenizer->vocab_size;
@@ -250,9 +287,9 @@ static inline bool bpe_add_pre_tokenizer(Bpe *b, const cJSON *item, Error *err) 
 
 static inline bool bpe_read(Bpe *b, const cJSON *root, Error *err) {
     static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
-                                          "end_of_word_suffix", "byte_fallback"};
+                                          "end_of_word_suffix"};
     const cJSON *model = json_member(root, "model"), *pre = json_member(root, "pre_tokenizer");
-    if (json_is_set(json_member(root, "normalizer"))) return bpe_unknown("a normalizer", err);
+    if (!bpe_check_normalizer(root, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
     if (!json_mentions_type(pre, "ByteLevel"))
@@ -262,7 +299,8 @@ static inline bool bpe_read(Bpe *b, const cJSON *root, Error *err) {
     const cJSON *first = list && cJSON_IsArray(list) ? list->child : pre;
     for (const cJSON *item = first; item; item = first == pre ? NULL : item->next)
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;
-    return bpe_fill_ids(b, root, err) && bpe_fill_merges(b, model, err);
+    return bpe_fill_ids(b, root, err) && bpe_check_byte_fallback(b, model, err) &&
+           bpe_fill_merges(b, model, err);
 }
 
 static inline void bpe_close(Bpe *b) {

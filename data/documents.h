@@ -5,7 +5,8 @@
 //
 // Documents are numbered from 0 over all shards in order; empty ones are left out and counted.
 // Every shard's size is proven to be what its header says before anything is used, and every count
-// is bounded by a file size before memory is asked for. Token ids are checked when they are read.
+// is bounded by a file size before memory is asked for. Tokens are checked when they are read: each
+// block of them against its checksum where the index has checksums (ours has), and each id.
 #ifndef UNPAD_DOCUMENTS_H
 #define UNPAD_DOCUMENTS_H
 
@@ -43,6 +44,9 @@ typedef struct {
     uint64_t *doc_ends;            // (num_docs) cumulative, strictly increasing
     int64_t num_empty;
     uint32_t checksum;  // of the header and the index
+    int64_t block_tokens;  // that have a checksum together; 0: tokens have none
+    uint32_t *block_crcs;  // (shard_num_blocks) CRC32C of the bytes of each block; NULL: none
+    uint32_t token_sum;    // of those checksums, else of the tokens that were read at the start
     int64_t last_use;
 } Shard;
 
@@ -51,10 +55,12 @@ typedef struct {
     size_t num_shards, shard_capacity;
     int64_t num_docs, num_tokens, num_empty;
     int32_t vocab_size, bos, eos;
-    uint64_t tokenizer_hash, fingerprint;
+    uint64_t tokenizer_hash, fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary that an index was built with; -1: none was
     int64_t clock;
     int num_open;
+    unsigned char *block;  // one block while it is checked
+    size_t block_capacity;
     pthread_mutex_t lock;
 } Dataset;
 
@@ -68,8 +74,12 @@ enum {
     SHARD_OWN_VERSION = 1,
     SHARD_FLAG_BOS_FIRST = 1,
     SHARD_FLAG_EOS_LAST = 2,
-    INDEX_VERSION = 1,
-    INDEX_HEADER_BYTES = 32,
+    INDEX_VERSION = 2,
+    INDEX_HEADER_BYTES = 40,
+    INDEX_V1_HEADER_BYTES = 32,  // without checksums of tokens
+    INDEX_MAX_BLOCK = 1 << 20,   // tokens
+    SAMPLE_PIECES = 8,           // read of shards whose tokens have no checksums
+    SAMPLE_BYTES = 4096,
     DATASET_MAX_OPEN = 256,  // descriptors; shards beyond are closed and opened again
 };
 
@@ -262,6 +272,26 @@ static inline bool path_ends_with(const char *path, const char *ending) {
     return n >= k && strcmp(path + n - k, ending) == 0;
 }
 
+static inline uint64_t shard_num_blocks(const Shard *s) {
+    const uint64_t block = (uint64_t)s->block_tokens;
+    return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
+}
+
+// CRC32C of a few pieces spread evenly over the tokens, the first and the last bytes among them: it
+// finds another file of the same size, but not every changed byte.
+static inline bool shard_sample_tokens(Shard *s, Error *err) {
+    unsigned char piece[SAMPLE_BYTES];
+    const uint64_t bytes = (uint64_t)s->num_tokens * (uint64_t)s->token_bytes,
+                   n = bytes < sizeof piece ? bytes : sizeof piece;
+    for (uint64_t i = 0; i < SAMPLE_PIECES; i++) {
+        const uint64_t at = (bytes - n) / (SAMPLE_PIECES - 1) * i +
+                            (bytes - n) % (SAMPLE_PIECES - 1) * i / (SAMPLE_PIECES - 1);
+        if (!file_read_at(&s->file, piece, n, s->data_offset + at, err)) return false;
+        s->token_sum = crc32c(s->token_sum, piece, (size_t)n);
+    }
+    return true;
+}
+
 // -------------------------------------------------------------------------------------------------
 // Indexes built by scanning: formats that mark documents by a token only
 
@@ -298,7 +328,9 @@ static inline bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *e
     for (int64_t at = 0; ok && at < s->num_tokens; at += BLOCK_TOKENS) {
         const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
         const uint64_t offset = s->data_offset + (uint64_t)at * (uint64_t)s->token_bytes;
-        ok = file_read_at(&s->file, block, (uint64_t)n * (uint64_t)s->token_bytes, offset, err);
+        const uint64_t bytes = (uint64_t)n * (uint64_t)s->token_bytes;
+        ok = file_read_at(&s->file, block, bytes, offset, err);
+        if (ok) s->token_sum = crc32c(s->token_sum, block, (size_t)bytes);
         if (ok && shard_scan_block(s, &ends, block, at, n, (uint32_t)token, token_ends))
             found = true;
     }
@@ -321,17 +353,15 @@ static inline bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *e
 // Our shards, and llm.c's that they extend
 
 // The sidecar: 8 bytes magic, uint32 version, uint32 checksum of the shard's header, uint64
-// documents, uint64 tokens, the ends, CRC32C of all before.
+// documents, uint64 tokens, uint64 tokens of a block, the ends, uint32 checksums of the blocks,
+// CRC32C of all before. Version 1 has no blocks.
 static inline bool shard_check_index(const Shard *s, const File *f, const unsigned char *text,
-                                     uint64_t count, Error *err) {
-    const uint64_t body = INDEX_HEADER_BYTES + count * 8;
-    if (memcmp(text, "UNPADIDX", 8) != 0 || shard_word(text + 8, 4) != INDEX_VERSION)
+                                     uint64_t count, uint64_t body, Error *err) {
+    const uint32_t crc = crc32c(0, text, (size_t)body),
+                   expected = (uint32_t)shard_word(text + body, 4);
+    if (expected != crc)
         return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
-                         "%s: expected an index of version %d", f->path, INDEX_VERSION);
-    if (shard_word(text + body, 4) != crc32c(0, text, (size_t)body))
-        return error_set(
-            err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE, "%s: expected checksum %08llx, found %08x",
-            f->path, (unsigned long long)shard_word(text + body, 4), crc32c(0, text, (size_t)body));
+                         "%s: expected checksum %08x, found %08x", f->path, expected, crc);
     const bool belongs = shard_word(text + 12, 4) == s->checksum &&
                          shard_word(text + 16, 8) == count &&
                          shard_word(text + 24, 8) == (uint64_t)s->num_tokens;
@@ -339,29 +369,59 @@ static inline bool shard_check_index(const Shard *s, const File *f, const unsign
                                 "%s: is the index of another shard", f->path);
 }
 
-// `count` comes from the shard's header; the file must have exactly that size before it is read.
+// How long the header of the index is and how many tokens share a checksum.
+static inline bool shard_index_header(Shard *s, const File *f, uint64_t *header_bytes, Error *err) {
+    unsigned char head[INDEX_HEADER_BYTES] = {0};
+    const uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
+    if (!file_read_at(f, head, n, 0, err)) return false;
+    const uint64_t version = shard_word(head + 8, 4), block = shard_word(head + 32, 8);
+    if (memcmp(head, "UNPADIDX", 8) != 0 || version < 1 || version > INDEX_VERSION)
+        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+                         "%s: expected an index of version 1 or %d", f->path, INDEX_VERSION);
+    *header_bytes = version == 1 ? INDEX_V1_HEADER_BYTES : INDEX_HEADER_BYTES;
+    if (version == 1) return true;
+    if (block < 1 || block > INDEX_MAX_BLOCK)
+        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+                         "%s: checksums of blocks of %llu tokens, expected 1 to %d", f->path,
+                         (unsigned long long)block, INDEX_MAX_BLOCK);
+    s->block_tokens = (int64_t)block;
+    return true;
+}
+
+// `count` comes from the shard's header; the file must have exactly the size that follows.
+static inline bool shard_read_index_file(Shard *s, const File *f, uint64_t count, Error *err) {
+    uint64_t at = 0, size = 0;
+    if (!shard_index_header(s, f, &at, err)) return false;
+    const uint64_t num_blocks = shard_num_blocks(s), tail = at + num_blocks * 4 + 4;
+    if (!checked_mul(count, 8, &size) || !checked_add(size, tail, &size) || size != f->size_bytes)
+        return shard_size_error(f, size, "from the shard's header", err);
+    unsigned char *text = (unsigned char *)host_calloc((size_t)size, 1, "a shard index");
+    bool ok = file_read_at(f, text, size, 0, err) &&
+              shard_check_index(s, f, text, count, size - 4, err);
+    if (ok) {
+        uint64_t *ends = (uint64_t *)host_calloc((size_t)count, 8, "document ends");
+        memcpy(ends, text + at, (size_t)count * 8);
+        if (s->block_tokens)
+            s->block_crcs = (uint32_t *)host_calloc((size_t)num_blocks, 4, "checksums of tokens");
+        if (num_blocks) memcpy(s->block_crcs, text + at + count * 8, (size_t)num_blocks * 4);
+        s->token_sum = crc32c(0, text + at + count * 8, (size_t)num_blocks * 4);
+        // without the file's own checksum at the end: over both together it would be a constant
+        s->checksum = crc32c(s->checksum, text, (size_t)size - 4);
+        ok = shard_set_ends(s, ends, count, f->path, err);
+    }
+    free(text);
+    return ok;
+}
+
 static inline bool shard_read_index(Shard *s, uint64_t count, Error *err) {
     char path[4096];
     File f;
-    uint64_t size = 0;
     if (!shard_sidecar(path, sizeof path, s->path, path_ends_with(s->path, ".bin") ? 4 : 0, ".idx",
-                       err))
+                       err) ||
+        !file_open(&f, path, "copy each .bin together with its .idx", err))
         return false;
-    if (!file_open(&f, path, "copy each .bin together with its .idx", err)) return false;
-    bool ok = checked_mul(count, 8, &size) && checked_add(size, INDEX_HEADER_BYTES + 4, &size);
-    ok = (ok && size == f.size_bytes) || shard_size_error(&f, size, "from the shard's header", err);
-    unsigned char *text =
-        ok ? (unsigned char *)host_calloc((size_t)size, 1, "a shard index") : NULL;
-    ok = ok && file_read_at(&f, text, size, 0, err) && shard_check_index(s, &f, text, count, err);
+    const bool ok = shard_read_index_file(s, &f, count, err);
     file_close(&f);
-    if (ok) {
-        uint64_t *ends = (uint64_t *)host_calloc((size_t)count, 8, "document ends");
-        memcpy(ends, text + INDEX_HEADER_BYTES, (size_t)count * 8);
-        // without the file's own checksum at the end: over both together it would be a constant
-        s->checksum = crc32c(s->checksum, text, (size_t)size - 4);
-        ok = shard_set_ends(s, ends, count, path, err);
-    }
-    free(text);
     return ok;
 }
 
@@ -596,7 +656,7 @@ static inline bool shard_unknown(const Shard *s, const unsigned char *head, uint
                      looks);
 }
 
-static inline bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
+static inline bool shard_open_format(Shard *s, const DatasetOptions *options, Error *err) {
     unsigned char head[SHARD_HEADER_BYTES] = {0};
     char path[4096];
     File index;
@@ -615,6 +675,12 @@ static inline bool shard_open(Shard *s, const DatasetOptions *options, Error *er
     return ok;
 }
 
+static inline bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
+    if (!shard_open_format(s, options, err)) return false;
+    const bool scanned = s->format == SHARD_LLMC || s->format == SHARD_LLMQ;
+    return scanned || s->block_tokens || shard_sample_tokens(s, err);
+}
+
 // -------------------------------------------------------------------------------------------------
 // The data set
 
@@ -622,9 +688,11 @@ static inline void dataset_close(Dataset *ds) {
     for (size_t i = 0; i < ds->num_shards; i++) {
         if (ds->shards[i].file.fd >= 0) file_close(&ds->shards[i].file);
         free(ds->shards[i].doc_ends);
+        free(ds->shards[i].block_crcs);
         free(ds->shards[i].path);
     }
     free(ds->shards);
+    free(ds->block);
     pthread_mutex_destroy(&ds->lock);
     memset(ds, 0, sizeof *ds);
 }
@@ -713,6 +781,8 @@ static inline bool dataset_add(Dataset *ds, char *path, const DatasetOptions *op
     const char *name = path_basename(s->path);
     ds->fingerprint =
         dataset_mix(dataset_mix(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
+    ds->token_fingerprint =
+        dataset_mix(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
     return true;
 }
 
@@ -738,7 +808,7 @@ static inline bool dataset_open(Dataset *ds, const char *spec, const DatasetOpti
     memset(&paths, 0, sizeof paths);
     memset(ds, 0, sizeof *ds);
     ds->vocab_size = ds->bos = ds->eos = ds->scanned_token = -1;
-    ds->fingerprint = 14695981039346656037ull;
+    ds->fingerprint = ds->token_fingerprint = 14695981039346656037ull;
     pthread_mutex_init(&ds->lock, NULL);
     const bool ok =
         path_list_expand(&paths, spec, options->split ? options->split : "train", err) &&
@@ -758,18 +828,43 @@ static inline int32_t dataset_eos(const Dataset *ds) { return ds->eos; }
 // Hash of names, sizes, headers and indexes, in order; kept in checkpoints.
 static inline uint64_t dataset_fingerprint(const Dataset *ds) { return ds->fingerprint; }
 
+// Hash of the tokens, in order; kept in checkpoints. Of shards with checksums it covers every byte,
+// once all blocks have been read; of scanned ones every byte as it was then; of others a sample.
+static inline uint64_t dataset_token_fingerprint(const Dataset *ds) {
+    return ds->token_fingerprint;
+}
+
+static inline size_t dataset_num_unchecked(const Dataset *ds) {
+    size_t n = 0;
+    for (size_t i = 0; i < ds->num_shards; i++) n += ds->shards[i].block_tokens == 0;
+    return n;
+}
+
+// Both: what must be the same for two data sets to be one.
+static inline void dataset_fingerprints(const Dataset *ds, uint64_t out[2]) {
+    out[0] = dataset_fingerprint(ds);
+    out[1] = dataset_token_fingerprint(ds);
+}
+
 // One line for people, with whatever was assumed.
 static inline void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     static const char *const names[] = {"unpad.c", "llm.c", "datatrove", "Megatron", "llmq"};
-    char empty[64] = "", scanned[96] = "";
+    const size_t unchecked = dataset_num_unchecked(ds);
+    char empty[64] = "", scanned[96] = "", sums[96] = "";
     if (ds->num_empty > 0)
-        snprintf(empty, sizeof empty, ", %lld empty ones left out", (long long)ds->num_empty);
+        snprintf(empty, sizeof empty, ", %lld empty one%s left out", (long long)ds->num_empty,
+                 text_plural(ds->num_empty));
+    if (unchecked == ds->num_shards)
+        snprintf(sums, sizeof sums, ", tokens unchecked: no checksums");
+    else if (unchecked > 0)
+        snprintf(sums, sizeof sums, ", tokens unchecked in %zu of them: no checksums", unchecked);
     if (ds->scanned_token >= 0)
         snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
                  ds->scanned_token);
-    snprintf(out, capacity, "%zu %s shard%s, %lld documents, %lld tokens%s%s", ds->num_shards,
-             names[ds->shards[0].format], ds->num_shards == 1 ? "" : "s", (long long)ds->num_docs,
-             (long long)ds->num_tokens, empty, scanned);
+    snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s", ds->num_shards,
+             names[ds->shards[0].format], text_plural((int64_t)ds->num_shards),
+             (long long)ds->num_docs, text_plural(ds->num_docs), (long long)ds->num_tokens,
+             text_plural(ds->num_tokens), empty, scanned, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -805,6 +900,43 @@ static inline bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t 
                      (uint32_t)token);
 }
 
+// Block b of the shard into ds->block, equal to its checksum.
+static inline bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
+                                      Error *err) {
+    const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
+                   at = s->data_offset + (uint64_t)(b * s->block_tokens) * width;
+    ds->block = (unsigned char *)host_grow(ds->block, &ds->block_capacity, (size_t)bytes, 1,
+                                           "a block of tokens");
+    if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
+    const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
+    return crc == s->block_crcs[b] ||
+           error_set(err, EXIT_BAD_INPUT,
+                     "the file is damaged or was changed: copy it again, or make it again with "
+                     "data/prepare.py",
+                     "%s: bytes %llu to %llu: expected checksum %08x, found %08x", s->path,
+                     (unsigned long long)at, (unsigned long long)(at + bytes - 1),
+                     s->block_crcs[b], crc);
+}
+
+// Tokens [from, from + n) of the shard as they are stored, out of whole blocks when those have
+// checksums. What is returned is what was checked: the file is not read twice.
+static inline bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64_t n,
+                                       unsigned char *out, Error *err) {
+    const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
+    if (size == 0)
+        return file_read_at(&s->file, out, (uint64_t)(n * width),
+                            s->data_offset + (uint64_t)(from * width), err);
+    for (int64_t b = from / size; b * size < to; b++) {
+        const int64_t first = b * size, left = s->num_tokens - first,
+                      last = first + (left < size ? left : size);
+        if (!dataset_read_block(ds, s, b, last - first, err)) return false;
+        const int64_t low = from > first ? from : first, high = to < last ? to : last;
+        memcpy(out + (low - from) * width, ds->block + (low - first) * width,
+               (size_t)((high - low) * width));
+    }
+    return true;
+}
+
 // Tokens [offset, offset + n) of a document, each proven to be below vocab_size. Safe to call from
 // several threads.
 static inline bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out,
@@ -818,8 +950,7 @@ static inline bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_
     unsigned char *raw = (unsigned char *)(out + n) - bytes;
     pthread_mutex_lock(&ds->lock);
     const bool ok = dataset_touch(ds, s, err) &&
-                    file_read_at(&s->file, raw, bytes,
-                                 s->data_offset + (uint64_t)(start + offset) * width, err);
+                    dataset_read_stored(ds, s, start + offset, n, raw, err);
     pthread_mutex_unlock(&ds->lock);
     if (!ok) return false;
     for (int64_t i = 0; width == 2 && i < n; i++) {

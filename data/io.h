@@ -20,6 +20,7 @@
 #define _GNU_SOURCE  // flock, O_CLOEXEC under -std=c11; include this header first
 #endif
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -37,6 +38,7 @@
 enum {
     IO_PATH_MAX = 4096,     // Linux's own limit, with the terminating 0
     IO_BUFFER = 1 << 16,
+    IO_PART = 1 << 26,      // most bytes of one read or write, and between two fsyncs
     IO_MAX_EINTR = 1000,    // interruptions in a row before a call counts as failed
 };
 
@@ -74,6 +76,9 @@ static inline void text_copy(char *out, size_t capacity, const char *text) {
     memcpy(out, text, n);
     out[n] = 0;
 }
+
+// "1 document", "2 documents"
+static inline const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 // Control characters become \xNN in place, so that no file name can forge a second log line.
 static inline void text_sanitize(char *text, size_t capacity) {
@@ -243,6 +248,13 @@ typedef struct {
     const char *path;     // not owned
 } File;
 
+// Called after each part of a long read or write; NULL: nobody wants to know.
+static void (*io_progress)(void);
+
+static inline void io_moved(void) {
+    if (io_progress) io_progress();
+}
+
 // open(2), patient with signals.
 static inline int io_open(const char *path, int flags, mode_t mode) {
     int fd = -1;
@@ -298,7 +310,7 @@ static inline bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_
         return file_range_error(f, n, offset, err);
     char *p = (char *)buffer;
     for (int interrupted = 0; n > 0;) {
-        size_t want = n > (1u << 30) ? (1u << 30) : (size_t)n;
+        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
         ssize_t got = pread(f->fd, p, want, (off_t)offset);
         if (got < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (got < 0)
@@ -308,6 +320,7 @@ static inline bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_
             return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
                              "%s: file shrank to %llu bytes", f->path, (unsigned long long)offset);
         interrupted = 0;
+        io_moved();
         p += got;
         offset += (uint64_t)got;
         n -= (uint64_t)got;
@@ -399,6 +412,7 @@ typedef struct {
     int fd;
     uint64_t size_bytes;  // of what was meant to be written
     uint32_t crc;  // CRC32C of the same, computed from memory: the disk is not asked what it got
+    uint64_t unsynced;  // bytes written since the last fsync
     size_t buffered;
     char path[IO_PATH_MAX];
     unsigned char buffer[IO_BUFFER];
@@ -409,6 +423,7 @@ static inline bool writer_open(FileWriter *w, const char *path, Error *err) {
     w->fd = -1;
     w->size_bytes = 0;
     w->crc = 0;
+    w->unsynced = 0;
     w->buffered = 0;
     if (!path_printf(w->path, sizeof w->path, err, "%s", path)) return false;
     w->fd = io_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
@@ -423,20 +438,41 @@ static inline void writer_abort(FileWriter *w) {
     w->fd = -1;
 }
 
+static inline bool writer_failed(FileWriter *w, const char *what, Error *err) {
+    disk_error(err, w->path, what);
+    writer_abort(w);
+    return false;
+}
+
+// fsync may be interrupted, but an I/O error is final: the kernel has dropped the dirty pages, and
+// a second fsync would report success for data that is gone.
+static inline bool io_fsync(int fd) {
+    for (int i = 0; i < IO_MAX_EINTR; i++) {
+        if (fsync(fd) == 0) return io_moved(), true;
+        if (errno != EINTR) return false;
+    }
+    return false;
+}
+
+// A large file goes to the disk in parts, so that no single fsync takes long.
+static inline bool writer_sync(FileWriter *w, Error *err) {
+    w->unsynced = 0;
+    return io_fsync(w->fd) || writer_failed(w, "fsync failed", err);
+}
+
 static inline bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
     for (int interrupted = 0; n > 0;) {
-        size_t want = n > (1u << 30) ? (1u << 30) : (size_t)n;
+        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
         ssize_t put = write(w->fd, p, want);
         if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (put == 0) errno = ENOSPC;  // a device that takes nothing would loop for ever
-        if (put <= 0) {
-            disk_error(err, w->path, "write failed");
-            writer_abort(w);
-            return false;
-        }
+        if (put <= 0) return writer_failed(w, "write failed", err);
         interrupted = 0;
+        io_moved();
         p += put;
         n -= (uint64_t)put;
+        w->unsynced += (uint64_t)put;
+        if (w->unsynced >= IO_PART && !writer_sync(w, err)) return false;
     }
     return true;
 }
@@ -454,6 +490,7 @@ static inline bool writer_write(FileWriter *w, const void *data, uint64_t n, Err
                          w->path);
     w->crc = crc32c(w->crc, data, (size_t)n);
     w->size_bytes += n;
+    assert(w->buffered <= sizeof w->buffer);
     if (n <= sizeof w->buffer - w->buffered) {
         if (n > 0) memcpy(w->buffer + w->buffered, data, (size_t)n);
         w->buffered += (size_t)n;
@@ -462,26 +499,12 @@ static inline bool writer_write(FileWriter *w, const void *data, uint64_t n, Err
     return writer_flush(w, err) && writer_raw(w, (const unsigned char *)data, n, err);
 }
 
-// fsync may be interrupted, but an I/O error is final: the kernel has dropped the dirty pages, and
-// a second fsync would report success for data that is gone.
-static inline bool io_fsync(int fd) {
-    for (int i = 0; i < IO_MAX_EINTR; i++) {
-        if (fsync(fd) == 0) return true;
-        if (errno != EINTR) return false;
-    }
-    return false;
-}
-
 // On disk when it returns true. After false the file is gone.
 static inline bool writer_close(FileWriter *w, Error *err) {
     if (w->fd < 0)
         return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);
     if (!writer_flush(w, err)) return false;
-    if (!io_fsync(w->fd)) {
-        disk_error(err, w->path, "fsync failed");
-        writer_abort(w);
-        return false;
-    }
+    if (!writer_sync(w, err)) return false;
     int closed = close(w->fd);  // never twice: after any error Linux has freed the number
     w->fd = -1;
     if (closed == 0 || errno == EINTR) return true;

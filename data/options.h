@@ -6,11 +6,12 @@
 //       {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded", 0, 0, "how ..."},
 //       {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
 //       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
+//       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
 //   };
 //   options_parse_or_exit(table, argc, argv, "train_llama [options]");
 //
-// Strict: `--name value` or `--name=value`, whole numbers only where an int is asked for, no
+// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) where an int is asked for, no
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
 // is on by default.
 #ifndef UNPAD_OPTIONS_H
@@ -21,6 +22,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
+    OPTION_KIND_HINT,   // no option: a name that other programs have, and what there is instead
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
@@ -41,6 +43,8 @@ typedef struct {
     const char *help;
 } Option;
 
+#define OPTION_ELSEWHERE(name_, hint_) \
+    { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
 #define OPTION_GROUP(title_) {title_, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL}
 #define OPTION_END {NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL}
 
@@ -142,13 +146,41 @@ static inline bool options_out_of_range(const Option *o, const char *text, doubl
     return options_bad(o, text, expected, err);
 }
 
+// "1.5e3" as "1500": digits without a sign, and where an exponent follows also with a point. False
+// when the number is not whole, or no such number at all; exact, so nothing is rounded.
+static inline bool options_whole_digits(const char *text, char *out, size_t capacity) {
+    const size_t whole = strspn(text, "0123456789");
+    const bool point = text[whole] == '.';
+    const char *fraction = text + whole + point;
+    const size_t places = point ? strspn(fraction, "0123456789") : 0;
+    const char *exponent = fraction + places;
+    size_t n = whole + places, zeros = 0;
+    if (n == 0 || n >= capacity / 2) return false;
+    memcpy(out, text, whole);
+    memcpy(out + whole, fraction, places);
+    if (*exponent) {
+        if ((*exponent | 0x20) != 'e') return false;
+        exponent += exponent[1] == '+' ? 2 : 1;
+        const size_t digits = strspn(exponent, "0123456789");
+        if (digits == 0 || digits > 3 || exponent[digits]) return false;
+        zeros = strtoul(exponent, NULL, 10);
+    } else if (point) {
+        return false;
+    }
+    for (; n > whole + zeros; n--)
+        if (out[n - 1] != '0') return false;
+    for (; n < whole + zeros && n + 1 < capacity; n++) out[n] = '0';
+    out[n] = 0;
+    return true;
+}
+
 static inline bool options_set_int(const Option *o, const char *text, Error *err) {
-    const char *digits = text + (text[0] == '-');
-    bool narrow = o->kind == OPTION_INT;
-    if (!*digits || digits[strspn(digits, "0123456789")])
+    char digits[128] = "-";
+    const bool negative = text[0] == '-', narrow = o->kind == OPTION_INT;
+    if (!options_whole_digits(text + negative, digits + 1, sizeof digits - 1))
         return options_bad(o, text, "a whole number", err);
     errno = 0;
-    long long value = strtoll(text, NULL, 10);
+    long long value = strtoll(digits + !negative, NULL, 10);
     double min = o->min, max = o->max;
     if (min == 0 && max == 0) {
         min = narrow ? (double)INT32_MIN : (double)INT64_MIN;
@@ -195,7 +227,8 @@ static inline bool options_set_choice(const Option *o, const char *text, Error *
 
 static inline bool options_set(const Option *o, const char *text, Error *err) {
     switch (o->kind) {
-        case OPTION_KIND_GROUP: return true;
+        case OPTION_KIND_GROUP:
+        case OPTION_KIND_HINT: return true;
         case OPTION_FLAG: *(bool *)o->address = strcmp(text, "true") == 0; return true;
         case OPTION_INT:
         case OPTION_INT64: return options_set_int(o, text, err);
@@ -214,7 +247,7 @@ static inline bool options_set_default(const Option *o, Error *err) {
     else if (o->kind == OPTION_INT64) *(int64_t *)o->address = 0;
     else if (o->kind == OPTION_FLOAT) *(float *)o->address = 0;
     else if (o->kind == OPTION_DOUBLE) *(double *)o->address = 0;
-    else if (o->kind != OPTION_KIND_GROUP) *(int *)o->address = 0;
+    else if (o->address) *(int *)o->address = 0;
     return true;
 }
 
@@ -223,7 +256,18 @@ static inline bool options_set_default(const Option *o, Error *err) {
 
 static inline const Option *options_find(const Option *table, const char *name) {
     for (const Option *o = table; o->name; o++)
-        if (o->kind != OPTION_KIND_GROUP && strcmp(o->name, name) == 0) return o;
+        if (o->address && strcmp(o->name, name) == 0) return o;
+    return NULL;
+}
+
+// What there is instead of an option of other programs, in whichever spelling; NULL: not known.
+static inline const char *options_elsewhere(const Option *table, const char *name) {
+    for (const Option *o = table; o->name; o++) {
+        if (o->kind != OPTION_KIND_HINT) continue;
+        size_t i = 0;
+        while (name[i] && (name[i] == '_' ? '-' : name[i]) == o->name[i]) i++;
+        if (!name[i] && !o->name[i]) return o->help;
+    }
     return NULL;
 }
 
@@ -231,8 +275,10 @@ static inline bool options_unknown(const Option *table, const char *argument, co
                                    Error *err) {
     char hint[128] = "see --help";
     int best = 1000;
+    const char *elsewhere = options_elsewhere(table, name);
+    if (elsewhere) return error_set(err, EXIT_USAGE, elsewhere, "%.100s: unknown option", argument);
     for (const Option *o = table; o->name; o++) {
-        if (o->kind == OPTION_KIND_GROUP || options_cost(name, o->name) >= best) continue;
+        if (!o->address || options_cost(name, o->name) >= best) continue;
         best = options_cost(name, o->name);
         snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
     }
@@ -325,7 +371,7 @@ static inline void options_print_words(const char *words, int *at, FILE *out) {
 }
 
 static inline void options_print_one(const Option *o, FILE *out) {
-    static const char *const values[] = {"", "", " N", " N", " X", " X", " TEXT", ""};
+    static const char *const values[] = {"", "", "", " N", " N", " X", " X", " TEXT", ""};
     char left[256], tail[256] = "";
     bool optional = o->kind == OPTION_STRING && o->choices,
          on = o->fallback && strcmp(o->fallback, "true") == 0;
@@ -349,7 +395,7 @@ static inline void options_print_help(const Option *table, const char *usage, FI
     fprintf(out, "usage: %s\n", usage);
     for (const Option *o = table; o->name; o++) {
         if (o->kind == OPTION_KIND_GROUP) fprintf(out, "\n%s:\n", o->name);
-        else options_print_one(o, out);
+        else if (o->address) options_print_one(o, out);
     }
 }
 
@@ -376,7 +422,8 @@ static inline void options_write_choice(const Option *o, JsonWriter *w) {
 
 static inline void options_write_one(const Option *o, JsonWriter *w) {
     switch (o->kind) {
-        case OPTION_KIND_GROUP: break;
+        case OPTION_KIND_GROUP:
+        case OPTION_KIND_HINT: break;
         case OPTION_FLAG: json_bool(w, o->name, *(const bool *)o->address); break;
         case OPTION_INT: json_int(w, o->name, *(const int *)o->address); break;
         case OPTION_INT64: json_int(w, o->name, *(const int64_t *)o->address); break;

@@ -29,6 +29,7 @@ typedef struct {
     int32_t capacity;    // C: tokens of one micro-batch's buffer, >= S
     int32_t num_micro;   // M: micro-batches of a step, all ranks together
     int32_t fill_ppm;    // f in millionths
+    int64_t set_tokens;  // > 0: the most tokens of a step, instead of what f allows (plan_fix_set)
     LongDocs long_docs;  // what becomes of documents longer than S
     // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / work_side).
     // Token and tile 0: documents in the order they come, see plan_pack_arrival.
@@ -168,11 +169,12 @@ static inline bool plan_work_cost_parse(const char *text, PlanSettings *s) {
 
 // The most tokens a step takes: floor(f * M * C).
 static inline int64_t plan_goal(const PlanSettings *s) {
+    if (s->set_tokens > 0) return s->set_tokens;
     const int64_t tokens = (int64_t)s->num_micro * s->capacity;  // < 2^50
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
 }
 
-// Documents longer than max_seqlen, and their tokens beyond it: for the summary at the start.
+// Documents longer than max_seqlen, and their tokens beyond it.
 static inline void plan_count_long(const DocIndex *index, int32_t max_seqlen, int64_t *docs,
                                    int64_t *tokens_beyond) {
     *docs = *tokens_beyond = 0;
@@ -240,6 +242,13 @@ static inline bool plan_nothing_left(const DocIndex *index, const PlanSettings *
                      (long long)index->num_docs, s->max_seqlen);
 }
 
+static inline bool plan_too_long(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
+    return error_set(err, EXIT_BAD_INPUT,
+                     "raise --max-seqlen, or use --long-docs split, truncate or drop",
+                     "data: document %lld has %lld tokens, expected at most %d", (long long)doc,
+                     (long long)length, s->max_seqlen);
+}
+
 // The chunk at *at; moves *at behind it. Fails when the policy says so or when no document is left.
 static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s, PlanState *at,
                                    Chunk *chunk, LongCounts *counts, Error *err) {
@@ -253,11 +262,7 @@ static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s,
         const int64_t rest = length - at->tok_off;
         const bool is_long = length > s->max_seqlen;
         assert(rest > 0);
-        if (is_long && s->long_docs == LONG_ERROR)
-            return error_set(err, EXIT_BAD_INPUT,
-                             "raise --max-seqlen, or use --long-docs split, truncate or drop",
-                             "data: document %lld has %lld tokens, expected at most %d",
-                             (long long)doc, (long long)length, s->max_seqlen);
+        if (is_long && s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
         if (is_long && s->long_docs == LONG_DROP) {
             counts->docs_dropped++;
             counts->tokens_left_out += length;
@@ -278,6 +283,24 @@ static inline bool plan_next_chunk(const DocIndex *index, const PlanSettings *s,
         return true;
     }
     return plan_nothing_left(index, s, err);
+}
+
+// What becomes of the long documents of a whole data set: for the summary at the start. Fails where
+// training would fail at the first of them.
+static inline bool plan_count_left_out(const DocIndex *index, const PlanSettings *s,
+                                       LongCounts *out, Error *err) {
+    memset(out, 0, sizeof *out);
+    for (int64_t doc = 0; doc < index->num_docs; doc++) {
+        const int64_t length = index->length(index->context, doc);
+        if (length <= s->max_seqlen) continue;
+        if (s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
+        out->docs_split += s->long_docs == LONG_SPLIT;
+        out->docs_truncated += s->long_docs == LONG_TRUNCATE;
+        out->docs_dropped += s->long_docs == LONG_DROP;
+        if (s->long_docs == LONG_TRUNCATE) out->tokens_left_out += length - s->max_seqlen;
+        if (s->long_docs == LONG_DROP) out->tokens_left_out += length;
+    }
+    return out->docs_dropped < index->num_docs || plan_nothing_left(index, s, err);
 }
 
 static inline void plan_reserve_stream(StepPlan *p, size_t n) {
@@ -750,6 +773,54 @@ static inline void plan_free(StepPlan *p) {
     free(p->fitting.items);
     free(p->full.items);
     memset(p, 0, sizeof *p);
+}
+
+// Tokens of the whole documents at the beginning of the first epoch that fit into most_tokens; of a
+// first document longer than that, tokens of its first chunks, one at least.
+static inline bool plan_first_documents(const DocIndex *index, const PlanSettings *s,
+                                        int64_t most_tokens, int64_t *tokens, Error *err) {
+    PlanState at = {0, 0, 0, 0};
+    LongCounts counts = {0, 0, 0, 0};
+    Chunk chunk = {0, 0, 0, false};
+    bool first_document = true;
+    *tokens = 0;
+    for (int64_t so_far = 0;;) {
+        if (!plan_next_chunk(index, s, &at, &chunk, &counts, err)) return false;
+        if (at.epoch > 0 || (so_far > 0 && so_far + chunk.length > most_tokens)) return true;
+        so_far += chunk.length;
+        if (first_document || !chunk.has_next) *tokens = so_far;
+        first_document = first_document && chunk.has_next;
+    }
+}
+
+// A fixed set of documents instead of steps: the first of the first epoch, at most most_tokens
+// (plan_first_documents). Fills in s->set_tokens and s->num_micro, with which plan_step from {0}
+// gives all of the set and nothing else, packed into about as few micro-batches as hold it.
+static inline bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens,
+                                Error *err) {
+    StepPlan plan;
+    PlanState start = {0, 0, 0, 0};
+    memset(&plan, 0, sizeof plan);
+    s->num_micro = 1;
+    if (!plan_settings_check(s, err) ||
+        !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
+        return false;
+    // where a chunk finds no room, any two micro-batches together hold more than one's capacity
+    int64_t low = (s->set_tokens + s->capacity - 1) / s->capacity;
+    int64_t high = 2 * s->set_tokens / s->capacity + 2;
+    bool ok = true;
+    while (ok && low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        s->num_micro = middle < INT32_MAX ? (int32_t)middle : INT32_MAX;
+        ok = plan_step(&plan, index, s, LAYOUT_PACKED, &start, err);
+        if (plan.real_tokens == s->set_tokens)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    s->num_micro = (int32_t)high;
+    plan_free(&plan);
+    return ok;
 }
 
 // A rank for every micro-batch: order (num_micro) lists them heaviest first, owner (num_micro) the

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Text to token shards: prepare.py INPUT... --out DIR [--tokenizer byte|tokenizer.json]
 
-INPUT is a text file (one document), a .jsonl or .jsonl.gz file (one document a line) or a directory
-(every text and JSONL file in it, in order of path). DIR receives train_00000.bin and .idx,
-val_00000.bin and .idx, the tokenizer's files and dataset.json; formats: data/README.md.
+INPUT is a text file (one document), a JSON Lines file (.jsonl, .ndjson, or .json with an object a
+line: one document a line) or a directory (every such file in it, in order of path); each may be
+packed with gzip (.gz). CSV and other JSON is refused, or with --as-text taken as text.
+
+DIR receives train_00000.bin and .idx, val_00000.bin and .idx, the tokenizer's files and
+dataset.json; formats: data/README.md.
 
 Standard library only; a tokenizer.json other than the built-in byte tokenizer needs `tokenizers`.
 The output depends on the input and the options only, never on --jobs or the time. Everything is
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from array import array
 from concurrent.futures.process import BrokenProcessPool
 
@@ -35,8 +39,28 @@ MAGIC_U16, MAGIC_U32, OWN_MAGIC = 20240520, 20240801, 0x44415055
 BOS_FIRST, EOS_LAST = 1, 2
 HEADER_BYTES = 1024
 MAX_SHARD_TOKENS = 2**31 - 1         # the header's count is an int32
+BLOCK_TOKENS = 4096                  # that share a checksum
 MAX_FILE_BYTES = 1 << 30             # of a file that is one document, held in memory
 UNIT_BYTES, UNIT_FILES = 4 << 20, 256  # what a worker gets at a time
+UNPACK = "unpack it first: "
+AS_LINES = ("write an object {\"text\": ...} a line into a .jsonl file; --as-text takes this file "
+            "as text")
+# what is refused by its ending: format, hint, and whether a directory with it is refused too: a
+# data set of which only the README would be found
+REFUSED = {
+    ".parquet": ("Parquet", "pandas writes JSON Lines: pandas.read_parquet(\"FILE\")"
+                 ".to_json(\"FILE.jsonl\", orient=\"records\", lines=True)", True),
+    ".arrow": ("Arrow", "datasets writes JSON Lines: datasets.Dataset.from_file(\"FILE\")"
+               ".to_json(\"FILE.jsonl\")", True),
+    ".zst": ("Zstandard", UNPACK + "zstd -d FILE", True),
+    ".xz": ("xz", UNPACK + "xz -dk FILE", False),
+    ".bz2": ("bzip2", UNPACK + "bzip2 -dk FILE", False),
+    ".zip": ("zip", UNPACK + "unzip FILE", False),
+}
+CHAT_KEYS = ("messages", "conversations", "conversation", "chat")
+CHAT_HINT = ("chat messages are not plain text: write each chat as one string into \"text\", with "
+             "the template of its model: transformers, "
+             "tokenizer.apply_chat_template(messages, tokenize=False)")
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>")
 USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>")
@@ -107,7 +131,7 @@ def byte_tokenizer_files():
 class ByteTokenizer:
     """id = byte, BOS 256, EOS 257."""
 
-    name, vocab_size = "byte", 258
+    name, vocab_size, warning = "byte", 258, ""
 
     def __init__(self, with_bos, with_eos):
         self.files = byte_tokenizer_files()
@@ -150,6 +174,7 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(vocab.values()) + 1
         self.dtype = "H" if self.vocab_size <= 65536 else "I"
         self.eos = self.find(vocab, config, "eos_token", USUAL_EOS, path) if with_eos else -1
+        self.warning = self.other_eos(vocab, config, os.path.dirname(path)) if with_eos else ""
         self.bos = self.find(vocab, config, "bos_token", USUAL_BOS, path) if with_bos else -1
         if self.bos == self.eos:  # one token between documents is enough
             self.bos = -1
@@ -165,6 +190,31 @@ class HuggingFaceTokenizer:
             return -1
         raise PrepareError(BAD_INPUT, "%s: no %s found" % (path, key),
                            "name it in tokenizer_config.json, or use --no-eos")
+
+    def other_eos(self, vocab, config, directory):
+        """A warning when a file beside the tokenizer names another EOS than the one found."""
+        def content(values):
+            token = values.get("eos_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            return [vocab[token]] if token in vocab else []
+
+        def ids(values):
+            found = values.get("eos_token_id")
+            return [i for i in (found if isinstance(found, list) else [found])
+                    if isinstance(i, int) and i >= 0]
+
+        def show(found):
+            names = {i: name for name, i in vocab.items() if i in found}
+            return ", ".join("%s (%d)" % (names.get(i, "an unknown token"), i) for i in found)
+
+        sources = [("special_tokens_map.json", content), ("config.json", ids),
+                   ("generation_config.json", ids)]
+        said = [(name, kind(read_json(os.path.join(directory, name)))) for name, kind in sources]
+        others = ["%s says %s" % (name, show(found)) for name, found in said
+                  if found and self.eos not in found]
+        own = "tokenizer_config.json" if content(config) else "the usual name"
+        return "%s says EOS %s, %s: documents end with %s" % (
+            own, show([self.eos]), ", ".join(others), show([self.eos])) if others else ""
 
     def encode(self, data):
         text = data.decode("utf-8", "replace")
@@ -190,12 +240,74 @@ def read_file(path):
         raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e.strerror)) from None
 
 
+def read_json(path):
+    """The object in a file; {} without one."""
+    if not os.path.isfile(path):
+        return {}
+    try:
+        value = json.loads(read_file(path).decode("utf-8"))
+    except (ValueError, RecursionError) as e:
+        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (path, e)) from None
+    return value if isinstance(value, dict) else {}
+
+
 # --------------------------------------------------------------------------------------------------
 # Which files, and what a worker gets at a time
 
+TEXT, LINES, TABLE = "text", "lines", "table"  # kinds of files; a table is CSV or JSON
+InputFile = collections.namedtuple("InputFile", "path size named kind")
 
-def is_jsonl(path):
-    return path.endswith((".jsonl", ".jsonl.gz"))
+
+def open_input(path):
+    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
+
+
+def cannot_read(path, e):
+    return PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, getattr(e, "strerror", "") or e),
+                        "check it, or copy it again")
+
+
+def kind_of_json(path, named, text_key):
+    """LINES when the first line is a whole object (in a tree: one with a text); what is there."""
+    try:
+        with open_input(path) as f:
+            line = f.readline(1 << 16).lstrip()
+            while not line and f.peek(1):
+                line = f.readline(1 << 16).lstrip()
+            if line[:1] == b"{" and not line.endswith(b"\n"):
+                line += f.readline(MAX_FILE_BYTES)
+    except (OSError, EOFError, zlib.error) as e:
+        raise cannot_read(path, e) from None
+    try:
+        record = json.loads(line) if line[:1] == b"{" else None
+    except (ValueError, RecursionError):
+        record = None
+    if record is not None and (named or isinstance(record.get(text_key), str)):
+        return LINES, ""
+    return TABLE, {b"[": "a JSON array", b"{": "a JSON object over several lines"}.get(
+        line[:1], "neither an object nor an array")
+
+
+def kind_of(path, named, options):
+    ending = os.path.splitext(path[:-3] if path.endswith(".gz") else path)[1].lower()
+    name, hint, data_set = REFUSED.get(ending, ("", "", False))
+    if name and (named or data_set):
+        hint = hint.replace("FILE", path) + ("" if named else "; or choose files with --glob")
+        raise PrepareError(BAD_INPUT, "%s: expected text or JSONL, found %s" % (path, name), hint)
+    if ending in (".jsonl", ".ndjson"):
+        return LINES
+    if ending not in (".csv", ".tsv", ".json") or options["as_text"]:
+        return TEXT
+    if ending != ".json":
+        kind, found, hint = TABLE, "text or JSONL, found CSV", AS_LINES
+    else:
+        kind, what = kind_of_json(path, named, options["text_key"])
+        found = "JSON Lines, found " + what
+        hint = "jq -c '%s' %s > FILE.jsonl writes an object a line; --as-text takes it as text" % (
+            ".[]" if "array" in what else ".", path)
+    if kind == TABLE and named:
+        raise PrepareError(BAD_INPUT, "%s: expected %s" % (path, found), hint)
+    return kind
 
 
 def walk(directory, pattern, out_dir):
@@ -218,8 +330,8 @@ def walk(directory, pattern, out_dir):
     return [path for _, path in sorted(found)]
 
 
-def collect(inputs, pattern, out_dir):
-    """[(path, size, named by the user)] in a fixed order."""
+def collect(inputs, pattern, out_dir, options):
+    """[InputFile] in a fixed order. named: by the user, not found in a directory."""
     files = []
     for given in inputs:
         if os.path.isdir(given):
@@ -229,7 +341,8 @@ def collect(inputs, pattern, out_dir):
         else:
             raise PrepareError(BAD_INPUT, "%s: expected a file or a directory, found none" % given)
         try:
-            files += [(path, os.stat(path).st_size, named) for path, named in paths]
+            files += [InputFile(path, os.stat(path).st_size, named, kind_of(path, named, options))
+                      for path, named in paths]
         except OSError as e:
             raise PrepareError(BAD_INPUT, "%s: %s" % (e.filename, e.strerror)) from None
     if not files:
@@ -242,15 +355,15 @@ def line_units(path):
     """A JSONL file in blocks of whole lines, so that its size does not matter."""
     number, lines, size = 1, [], 0
     try:
-        with (gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")) as f:
+        with open_input(path) as f:
             for line in f:
                 lines.append(line)
                 size += len(line)
                 if size >= UNIT_BYTES:
                     yield ("lines", path, number, lines)
                     number, lines, size = number + len(lines), [], 0
-    except (OSError, EOFError) as e:
-        raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e)) from None
+    except (OSError, EOFError, zlib.error) as e:
+        raise cannot_read(path, e) from None
     if lines:
         yield ("lines", path, number, lines)
 
@@ -258,18 +371,18 @@ def line_units(path):
 def units(files):
     """(bytes of input done after it, unit) for the workers, in order."""
     batch, batch_bytes, done = [], 0, 0
-    for path, size, named in files:
-        full = batch_bytes + size > UNIT_BYTES or len(batch) == UNIT_FILES
-        if batch and (full or is_jsonl(path)):
+    for file in files:
+        full = batch_bytes + file.size > UNIT_BYTES or len(batch) == UNIT_FILES
+        if batch and (full or file.kind == LINES):
             yield done, ("files", batch)
             batch, batch_bytes = [], 0
-        if is_jsonl(path):
-            for unit in line_units(path):
+        if file.kind == LINES:
+            for unit in line_units(file.path):
                 yield done, unit
-        else:
-            batch.append((path, size, named))
-            batch_bytes += size
-        done += size
+        elif file.kind == TEXT:
+            batch.append(file)
+            batch_bytes += file.size
+        done += file.size
     if batch:
         yield done, ("files", batch)
 
@@ -293,17 +406,24 @@ def pool_worker_start(options):
     worker_start(options)
 
 
-def text_of_file(path, size, named):
+def text_of_file(file):
     """The bytes of one document, or None for a binary file found in a tree."""
-    if size > MAX_FILE_BYTES:
-        raise PrepareError(BAD_INPUT, "%s: one document of %d bytes" % (path, size),
+    try:
+        with open_input(file.path) as f:
+            data = f.read(8192)
+            binary = b"\0" in data
+            if not binary:
+                data += f.read(MAX_FILE_BYTES)
+    except (OSError, EOFError, zlib.error) as e:
+        raise cannot_read(file.path, e) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise PrepareError(BAD_INPUT, "%s: one document of more than %d bytes"
+                           % (file.path, MAX_FILE_BYTES),
                            "write it as .jsonl with one document a line")
-    data = read_file(path)
-    if b"\0" not in data[:8192]:
-        return data
-    if named:
-        raise PrepareError(BAD_INPUT, "%s: expected text, found a binary file" % path)
-    return None
+    if binary and file.named:
+        raise PrepareError(BAD_INPUT, "%s: expected text, found a binary file" % file.path,
+                           "give text or .jsonl, or either packed with gzip")
+    return None if binary else data
 
 
 def python_functions(source):
@@ -323,25 +443,40 @@ def python_functions(source):
     return found
 
 
+def wrong_line(path, number, record, key):
+    """Why a line has no text, and what to do."""
+    if not isinstance(record, dict):
+        return PrepareError(BAD_INPUT, "%s:%d: expected one JSON object a line, found %s"
+                            % (path, number, "an array" if isinstance(record, list) else "none"),
+                            "jq -c '.[]' %s > FILE.jsonl writes an object a line" % path)
+    kinds = {list: "an array", dict: "an object", type(None): "null"}
+    found = kinds.get(type(record[key]), "a number") if key in record \
+        else ", ".join(sorted(record)[:8])
+    chat = any(isinstance(record.get(name), list) for name in CHAT_KEYS)
+    return PrepareError(BAD_INPUT, "%s:%d: expected a string \"%s\", found %s"
+                        % (path, number, key, found),
+                        CHAT_HINT if chat else "name the field with --text-key")
+
+
 def text_of_line(path, number, line, key):
     line = line.strip()
     if not line:
         return b""
+    if line[:1] == b"[":
+        raise wrong_line(path, number, [], key)
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as e:
         raise PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e)) from None
     if not isinstance(record, dict) or not isinstance(record.get(key), str):
-        keys = ", ".join(sorted(record)[:8]) if isinstance(record, dict) else "no object"
-        raise PrepareError(BAD_INPUT, "%s:%d: expected a string \"%s\", found %s"
-                           % (path, number, key, keys), "name the field with --text-key")
+        raise wrong_line(path, number, record, key)
     return record[key].encode("utf-8", "replace")
 
 
 def worker_encode(unit):
     options, tokenizer = worker_state["options"], worker_state["tokenizer"]
     if unit[0] == "files":
-        texts = [text_of_file(*file) for file in unit[1]]
+        texts = [text_of_file(file) for file in unit[1]]
     else:
         _, path, first, lines = unit
         texts = [text_of_line(path, first + i, line, options["text_key"])
@@ -409,6 +544,27 @@ def crc32c(data):
     return crc ^ 0xffffffff
 
 
+CRC32C_PLANES = [bytes(value >> 8 * k & 255 for value in CRC32C_TABLE) for k in range(4)]
+
+
+def crc32c_blocks(data, size):
+    """CRC32C of every `size` bytes, a multiple of which data is; all blocks advance together, a
+    byte at a time, which is ten times as fast as one after another. A state is four planes: the
+    lowest bytes of all blocks, the next ones, ..."""
+    n, number = len(data) // size, int.from_bytes
+    first, second, third, fourth = CRC32C_PLANES
+    ones = (1 << 8 * n) - 1
+    a = b = c = d = ones
+    for i in range(size):
+        at = (a ^ number(data[i::size], "little")).to_bytes(n, "little")
+        a = b ^ number(at.translate(first), "little")
+        b = c ^ number(at.translate(second), "little")
+        c = d ^ number(at.translate(third), "little")
+        d = number(at.translate(fourth), "little")
+    planes = [(plane ^ ones).to_bytes(n, "little") for plane in (a, b, c, d)]
+    return [int.from_bytes(state, "little") for state in zip(*planes)]
+
+
 class ShardWriter:
     """train_00000.bin, train_00001.bin, ... of one split, each with its .idx."""
 
@@ -427,16 +583,35 @@ class ShardWriter:
             self.close()
         if not self.file:
             self.open()
-        self.file.write(tokens)
+        self.write(tokens)
         self.ends.append((self.ends[-1] if self.ends else 0) + count)
         self.lengths[count] += 1
+
+    def write(self, tokens):
+        """Tokens and, of the blocks that are complete, the checksums, some hundred at a time."""
+        self.file.write(tokens)
+        self.rest += tokens
+        size = BLOCK_TOKENS * self.token_bytes
+        if len(self.rest) >= 256 * size:
+            whole = len(self.rest) // size * size
+            self.sums.extend(crc32c_blocks(bytes(self.rest[:whole]), size))
+            del self.rest[:whole]
+
+    def checksums(self):
+        """Of all blocks; the last one may be shorter."""
+        size = BLOCK_TOKENS * self.token_bytes
+        whole = len(self.rest) // size * size
+        self.sums.extend(crc32c_blocks(bytes(self.rest[:whole]), size))
+        if len(self.rest) > whole:
+            self.sums.append(crc32c(self.rest[whole:]))
+        return struct.pack("<%dI" % len(self.sums), *self.sums)
 
     def open(self):
         self.stem = "%s_%05d" % (self.split, self.num_shards)
         self.num_shards += 1
         self.file = open(os.path.join(self.directory, self.stem + ".bin"), "wb", 1 << 20)
         self.file.write(b"\0" * HEADER_BYTES)
-        self.ends = array("Q")
+        self.ends, self.sums, self.rest = array("Q"), [], bytearray()
 
     def header(self):
         t, wide = self.tokenizer, self.token_bytes == 4
@@ -459,8 +634,10 @@ class ShardWriter:
         self.file = None
         if sys.byteorder != "little":
             self.ends.byteswap()
-        body = b"UNPADIDX" + struct.pack("<I4sQ", 1, head[1020:], len(self.ends)) \
-            + struct.pack("<Q", struct.unpack_from("<i", head, 8)[0]) + self.ends.tobytes()
+        num_tokens = struct.unpack_from("<i", head, 8)[0]
+        body = b"UNPADIDX" + struct.pack("<I4s", 2, head[1020:]) \
+            + struct.pack("<QQQ", len(self.ends), num_tokens, BLOCK_TOKENS) \
+            + self.ends.tobytes() + self.checksums()
         write_file(os.path.join(self.directory, self.stem + ".idx"),
                    body + struct.pack("<I", crc32c(body)))
         self.names.append(self.stem)
@@ -517,6 +694,13 @@ def padding_share(lengths, tokens, row):
     return 1 - tokens / (rows * row) if rows else 0
 
 
+def count_of(n, what):
+    """"1 empty document", of "empty_documents"."""
+    text = "%d %s" % (n, what.replace("_", " ").replace("csv or json", "CSV or JSON"))
+    note = " (--as-text takes them)" if what == "csv_or_json_files" else ""
+    return (text[:-1] if n == 1 else text) + note
+
+
 def print_summary(summary):
     print("         documents        tokens   median     mean      p90      p99    longest")
     for split in ("train", "val"):
@@ -528,10 +712,9 @@ def print_summary(summary):
     rows = summary["train"]["padding_percent_in_rows_of"]
     print("padding that packing saves: " + ", ".join(
         "%s %% in rows of %s" % (rows[row], row) for row in rows))
-    left_out = summary["left_out"]
-    if left_out["empty_documents"] or left_out["binary_files"]:
-        print("left out: %d empty documents, %d binary files" % (
-            left_out["empty_documents"], left_out["binary_files"]))
+    left_out = [count_of(n, what) for what, n in summary["left_out"].items() if n]
+    if left_out:
+        print("left out: " + ", ".join(left_out))
 
 
 class Progress:
@@ -588,7 +771,8 @@ def write_dataset(args, options, files, temporary):
     tokenizer = make_tokenizer(options)
     writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens)
                for split in ("train", "val")}
-    progress = Progress(sum(size for _, size, _ in files), args.quiet)
+    progress = Progress(sum(file.size for file in files), args.quiet)
+    tables = sum(file.kind == TABLE for file in files)
     tokens = empty = binary = done = 0
     for done, result in encode_all(files, options, args.jobs):
         for is_val, document in result.documents:
@@ -602,7 +786,9 @@ def write_dataset(args, options, files, temporary):
         writer.close()
     if not writers["train"].names:
         raise PrepareError(BAD_INPUT, "%s: no document for training" % " ".join(args.input),
-                           "lower --val-frac" if writers["val"].names else "")
+                           "lower --val-frac" if writers["val"].names else
+                           count_of(tables, "csv_or_json_files") + "; better: " + AS_LINES
+                           if tables else "give text files or JSON Lines")
     for name, data in tokenizer.files.items():
         write_file(os.path.join(temporary, name), data)
     summary = {
@@ -611,7 +797,7 @@ def write_dataset(args, options, files, temporary):
                       "bos": tokenizer.bos, "eos": tokenizer.eos,
                       "sha256": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()},
         "train": split_summary(writers["train"]), "val": split_summary(writers["val"]),
-        "left_out": {"empty_documents": empty, "binary_files": binary},
+        "left_out": {"empty_documents": empty, "binary_files": binary, "csv_or_json_files": tables},
         "val_frac": args.val_frac,
     }
     write_file(os.path.join(temporary, "dataset.json"),
@@ -622,13 +808,16 @@ def write_dataset(args, options, files, temporary):
 def prepare(args):
     options = {"tokenizer": args.tokenizer, "bos": not args.no_bos, "eos": not args.no_eos,
                "text_key": args.text_key, "val_frac": args.val_frac,
-               "functions": args.python_functions}
+               "functions": args.python_functions, "as_text": args.as_text}
     out = args.out
     if os.path.exists(os.path.join(out, "dataset.json")) and not args.overwrite:
         raise PrepareError(USAGE, "%s: holds a data set already" % out,
                            "choose another --out, or pass --overwrite")
-    files = collect(args.input, args.glob, os.path.realpath(out))
-    make_tokenizer(options)  # before anything is written
+    files = collect(args.input, args.glob, os.path.realpath(out), options)
+    tokenizer = make_tokenizer(options)  # before anything is written
+    if tokenizer.warning:
+        print("warning: %s" % printable("%s: %s" % (args.tokenizer, tokenizer.warning)),
+              file=sys.stderr)
     temporary = None
     try:
         os.makedirs(out, exist_ok=True)
@@ -666,13 +855,16 @@ def number_between(kind, low, high):
 
 def parse_args(argv):
     p = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    p.add_argument("input", nargs="+", metavar="INPUT", help="text file, .jsonl(.gz), or directory")
+    p.add_argument("input", nargs="+", metavar="INPUT",
+                   help="text file or .jsonl, with or without .gz, or directory")
     p.add_argument("--out", required=True, metavar="DIR", help="directory for the shards")
     p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
                    "directory of a model")
     p.add_argument("--glob", metavar="PATTERN", help="only these files of directories, e.g. '*.py'")
     p.add_argument("--python-functions", action="store_true",
                    help="every function and method of a Python file is a document")
+    p.add_argument("--as-text", action="store_true",
+                   help="CSV and JSON files are documents as they are")
     p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
     p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
                    help="share of documents for validation, chosen by content (default 0.01)")

@@ -298,7 +298,7 @@ int main(int argc, char **argv) {
     if (!llama_config_builtin(&config, o.model))
         must(llama_config_read(&config, o.model, &err), &err);
     make_mixes(config.vocab_size);
-    const LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, false, true};
+    const LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, false, true, 0, 0};
     llama_plan(&m, &config, sizes);
     must(llama_allocate(&m, &err), &err);
     llama_init(&m, 1);

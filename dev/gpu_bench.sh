@@ -60,10 +60,10 @@ peers() {
     echo "gpu      $(nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit \
         --format=csv,noheader | head -n 1)"
     echo "commit   $(git rev-parse --short HEAD 2> /dev/null || echo unknown)"
-    make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/bench_attention || exit 1
+    make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/bench_attention_cuda || exit 1
     for part in $parts; do
         case $part in
-            attention) run build/cuda/bench_attention ;;
+            attention) run build/cuda/bench_attention_cuda ;;
             steps) steps ;;
             peers) peers ;;
         esac

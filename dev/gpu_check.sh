@@ -84,7 +84,7 @@ fi
 head -n 1 "$log"
 check build 400 make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/test_conform \
     build/cuda/test_cuda_kernels build/cuda/test_cuda_attention build/cuda/test_cuda_graph \
-    build/cuda/test_nccl build/cpu/train_llama
+    build/cuda/test_cuda_nccl build/cpu/train_llama
 if [ -n "$why" ]; then
     left_out 'everything else' 'the build failed'
     finish
@@ -107,7 +107,7 @@ gpus=$(nvidia-smi -L | grep -c '^GPU ')
 if [ ! -e build/cuda/nccl-found ]; then
     left_out nccl 'built without NCCL (apt-get install libnccl2 libnccl-dev)'
 else
-    suite nccl 60 build/cuda/test_nccl
+    suite nccl 60 build/cuda/test_cuda_nccl
 fi
 if [ "$gpus" -ge 2 ] && [ -e build/cuda/nccl-found ]; then
     suite ranks 200 env TRAIN="$root/build/cuda/train_llama" \

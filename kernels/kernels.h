@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#ifdef BACKEND_CUDA
+#if defined(BACKEND_CUDA) && defined(__cplusplus)
 #include <cuda_bf16.h>
 #endif
 
@@ -30,8 +30,13 @@ extern "C" {
 // floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd,
 // gradients of weights, optimizer state); fp32 in every build that ships, double in the
 // gradient-check build.
-#if defined(BACKEND_CUDA)
+#if defined(BACKEND_CUDA) && defined(__cplusplus)
 typedef __nv_bfloat16 floatX;
+typedef float real;
+#elif defined(BACKEND_CUDA)
+typedef struct {
+    uint16_t bits;
+} floatX;  // bf16: the host moves it and never computes with it
 typedef float real;
 #elif defined(GRADCHECK)
 typedef double floatX;
@@ -325,9 +330,11 @@ void comm_barrier(void);
 
 // What the main thread comes to, for the message when this rank is lost or stuck, and the mark of
 // its progress: "forward", "save", ... at most 15 characters. step: 1 for the first; 0: none; -1:
-// as before. A rank that the others wait for, and that says nothing for as long as comm_heartbeat
-// allows, ends the job with exit code 8.
+// as before. A rank that the others wait for, and that makes no progress for as long as
+// comm_heartbeat allows (ten times that in "set-up"), ends the job with exit code 8.
 void comm_phase(const char *phase, int64_t step);
+// A mark of progress alone, from any thread: what takes long makes it for each part.
+void comm_progress(void);
 void comm_heartbeat(double seconds);  // 60 at first; 0: wait for ever
 
 // The last call: after it a rank may exit with any code.

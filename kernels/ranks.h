@@ -8,6 +8,7 @@
 //   ranks_broadcast    and its kind: blocking, all ranks in the same order
 //   ranks_phase        what the main thread is at: for the message if it never ends
 //   ranks_wait, _go    around what waits for all ranks, so that it is not held guilty
+//   ranks_alive        progress: again and again in what takes long, and while waiting
 //   ranks_leave        the last call
 //
 // Included by one file of each backend. Include it first: it asks libc for GNU extensions.
@@ -23,10 +24,10 @@
 static inline const char *ranks_join(RanksHandOver hand_over) {
     static char problem[160];
     RanksMeeting m;
-    RanksPlace own = ranks_place();
     int listener = -1;
     ranks.num = ranks_launched();
     if (ranks.num == 1) return NULL;
+    RanksPlace own = ranks_place();
     if (own.rank < 0 || own.rank >= ranks.num) {
         ranks.num = 1;
         snprintf(problem, sizeof problem, "started as one of several ranks (%s), but %s is not one",
@@ -50,6 +51,7 @@ static inline const char *ranks_join(RanksHandOver hand_over) {
 // Small things in host memory: all ranks make the same calls in the same order
 
 enum { RANKS_IS_BROADCAST = 1, RANKS_IS_GATHER, RANKS_IS_MERGE };
+enum { RANKS_TURN_MS = 100 };  // how often what waits for bytes shows that it does not hang
 
 typedef struct {
     uint32_t kind, number;
@@ -64,11 +66,25 @@ __attribute__((noreturn)) static inline void ranks_gone(int r) {
     exit(RANKS_EXIT_LOST);
 }
 
+// All bytes to (events POLLOUT) or from (POLLIN) rank r
+static inline void ranks_move(int r, short events, void *data, size_t bytes) {
+    char *p = (char *)data;
+    struct pollfd ready = {ranks.sockets[RANKS_DATA][r], events, 0};
+    while (bytes > 0) {
+        ranks_alive();
+        if (poll(&ready, 1, RANKS_TURN_MS) <= 0) continue;
+        ssize_t n = events == POLLOUT ? send(ready.fd, p, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                      : recv(ready.fd, p, bytes, MSG_DONTWAIT);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n <= 0) ranks_gone(r);
+        p += n;
+        bytes -= (size_t)n;
+    }
+}
+
 static inline void ranks_put(int r, RanksHeader h, const void *data) {
-    int fd = ranks.sockets[RANKS_DATA][r];
-    if (ranks_send(fd, &h, sizeof h, h.bytes ? MSG_MORE : 0) != 0 ||
-        ranks_send(fd, data, h.bytes, 0) != 0)
-        ranks_gone(r);
+    ranks_move(r, POLLOUT, &h, sizeof h);
+    ranks_move(r, POLLOUT, (void *)data, h.bytes);
 }
 
 __attribute__((noreturn)) static inline void ranks_unlike(int r, RanksHeader h, RanksHeader own) {
@@ -82,7 +98,7 @@ __attribute__((noreturn)) static inline void ranks_unlike(int r, RanksHeader h, 
 
 static inline RanksHeader ranks_expect(int r, RanksHeader wanted) {
     RanksHeader h;
-    if (ranks_receive(ranks.sockets[RANKS_DATA][r], &h, sizeof h) != 0) ranks_gone(r);
+    ranks_move(r, POLLIN, &h, sizeof h);
     if (h.kind != wanted.kind || h.number != wanted.number || h.first + h.bytes > wanted.bytes ||
         (h.kind != RANKS_IS_MERGE && h.bytes != wanted.bytes))
         ranks_unlike(r, h, wanted);
@@ -91,8 +107,7 @@ static inline RanksHeader ranks_expect(int r, RanksHeader wanted) {
 
 static inline void ranks_get(int r, RanksHeader wanted, void *data) {
     RanksHeader h = ranks_expect(r, wanted);
-    if (ranks_receive(ranks.sockets[RANKS_DATA][r], data, h.bytes) != 0) ranks_gone(r);
-    ranks_alive();
+    ranks_move(r, POLLIN, data, h.bytes);
 }
 
 // data (bytes) =  rank 0's
@@ -160,16 +175,23 @@ static inline void ranks_merge(void *data, size_t bytes) {
         RanksHeader part = ranks_expect(r, h);
         for (uint64_t i = 0, n; i < part.bytes; i += n) {
             n = part.bytes - i < sizeof chunk ? part.bytes - i : sizeof chunk;
-            if (ranks_receive(ranks.sockets[RANKS_DATA][r], chunk, n) != 0) ranks_gone(r);
+            ranks_move(r, POLLIN, chunk, n);
             for (uint64_t k = 0; k < n; k++) mine[part.first + i + k] |= chunk[k];
         }
-        ranks_alive();
     }
     ranks_go();
 }
 
 // Returns when all ranks have called it.
 static inline void ranks_barrier(void) { (void)ranks_max(0); }
+
+// For a library that logs to standard output, which ranks but 0 do not have: sets `variable`, which
+// names the file of its log, to standard error, unless it is set. What goes there is not held back:
+// it precedes the error. Not where standard error is a regular file: opening it would empty it.
+static inline void ranks_library_log(const char *variable) {
+    struct stat status;
+    if (fstat(2, &status) == 0 && !S_ISREG(status.st_mode)) setenv(variable, "/dev/stderr", 0);
+}
 
 // The last call: after it a rank may exit with any code.
 static inline void ranks_leave(void) {

@@ -38,11 +38,13 @@
 #include <unistd.h>
 
 enum {
+    RANKS_EXIT_USAGE = 2,    // exit code: the environment makes no sense
     RANKS_EXIT_LOST = 8,     // exit code: a rank lost, hung or never there
     RANKS_EXIT_DEVICE = 11,  // exit code: the device or its network failed
     RANKS_MAX = 1 << 16,
     RANKS_DEFAULT_PORT = 29500,
     RANKS_JOIN_SECONDS = 300,
+    RANKS_MOST_SECONDS = 1000000,  // that RANKS_JOIN_SECONDS may ask for
     RANKS_HELLO_MS = 5000,  // for a connection to say who it is, and for rank 0 to answer
     RANKS_STRANGERS = 64,   // connections that have not said it yet, besides one for each rank
 };
@@ -110,12 +112,24 @@ enum { RANKS_LAUNCHERS = sizeof ranks_launchers / sizeof *ranks_launchers };
 
 static inline const char *ranks_env(const char *name) { return name ? getenv(name) : NULL; }
 
-static inline long ranks_env_number(const char *name, long otherwise) {
+__attribute__((noreturn, format(printf, 3, 4))) static inline void ranks_die(int code,
+                                                                             const char *hint,
+                                                                             const char *what, ...);
+
+// A whole number from `least` to `most`; `otherwise` when the variable is unset. Anything else ends
+// the process with exit code 2: to guess at it could mean to train alone.
+static inline int ranks_env_number(const char *name, int least, int most, int otherwise) {
     const char *text = ranks_env(name);
-    char *end;
-    if (!text || !*text) return otherwise;
-    long n = strtol(text, &end, 10);
-    return *end ? otherwise : n;
+    char shown[32];
+    if (!text) return otherwise;
+    const size_t digits = strspn(text, "0123456789");
+    if (digits > 0 && digits < 10 && !text[digits] && atoi(text) >= least && atoi(text) <= most)
+        return atoi(text);
+    snprintf(shown, sizeof shown, "%s", text);
+    for (char *p = shown; *p; p++)
+        if (*p < ' ' || *p > '~') *p = '?';
+    ranks_die(RANKS_EXIT_USAGE, "set it as the launcher would, or unset it",
+              "%s: expected a whole number from %d to %d, found \"%s\"", name, least, most, shown);
 }
 
 // The launcher that started this process; NULL when it was started alone. One that says how many
@@ -132,8 +146,9 @@ static inline const RanksLauncher *ranks_launcher(void) {
 // Ranks that the launcher speaks of; 1 when this process was started alone.
 static inline int ranks_launched(void) {
     const RanksLauncher *by = ranks_launcher();
-    long n = by ? ranks_env_number(by->size, 1) : 1;
-    return n > 1 ? n < RANKS_MAX ? (int)n : (int)RANKS_MAX : 1;
+    const int n = by ? ranks_env_number(by->size, 1, RANKS_MAX, 1) : 1;
+    if (by) ranks_env_number(by->rank, 0, n - 1, 0);
+    return n;
 }
 
 static inline uint64_t ranks_hash(uint64_t h, const char *text) {
@@ -161,10 +176,26 @@ static inline RanksPlace ranks_place(void) {
     if (gethostname(p.host, sizeof p.host - 1) != 0) strcpy(p.host, "unknown");
     p.machine = ranks_machine(p.host);
     p.pid = (int32_t)getpid();
-    p.rank = by ? (int32_t)ranks_env_number(by->rank, -1) : 0;
-    p.local_rank = by ? (int32_t)ranks_env_number(by->local_rank, -1) : 0;
-    p.local_size = by ? (int32_t)ranks_env_number(by->local_size, -1) : 1;
+    p.rank = by ? ranks_env_number(by->rank, 0, RANKS_MAX - 1, -1) : 0;
+    p.local_rank = by ? ranks_env_number(by->local_rank, 0, RANKS_MAX - 1, -1) : 0;
+    p.local_size = by ? ranks_env_number(by->local_size, 1, RANKS_MAX, -1) : 1;
     return p;
+}
+
+// Are all ranks of the job on this machine, as far as the launcher says?
+static inline int ranks_all_here(const RanksPlace *own) {
+    return own->local_size == ranks_launched() ||
+           ranks_env_number("SLURM_STEP_NUM_NODES", 1, RANKS_MAX, 0) == 1;
+}
+
+// The same on all ranks of a job, from what the launcher calls it; else from its process.
+static inline uint64_t ranks_job_key(void) {
+    const RanksLauncher *by = ranks_launcher();
+    const char *job = by ? ranks_env(by->job) : NULL;
+    uint64_t key = ranks_hash(ranks_hash(14695981039346656037ull, job), getenv("SLURM_STEP_ID"));
+    char parent[32];
+    snprintf(parent, sizeof parent, "%ld", (long)getppid());
+    return job ? key : ranks_hash(key, parent);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -187,23 +218,24 @@ static inline void ranks_unlink_meeting(void) {
     if (ranks.path[0]) unlink(ranks.path);
 }
 
-__attribute__((noreturn, format(printf, 2, 3))) static inline void ranks_die(const char *hint,
-                                                                             const char *what,
-                                                                             ...) {
+// One error for the job: before the ranks have met, of those on a machine the first one speaks.
+static inline void ranks_die(int code, const char *hint, const char *what, ...) {
     char text[1024];
     va_list args;
     va_start(args, what);
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
-    if (ranks.rank == 0) ranks_unlink_meeting();
-    if (ranks_first_to_speak()) {
+    if (ranks.rank == 0 && !ranks.joined) ranks_unlink_meeting();
+    if (!ranks.token[0]) ranks.token[0] = ranks_job_key();
+    if (ranks.joined || ranks_first_to_speak()) {
         fprintf(stderr, "error: ranks: %s\nhint: %s\n", text, hint);
+        if (ranks.joined) exit(code);  // see ranks_at_exit
         fflush(stderr);
-        for (int r = 1; ranks.rank == 0 && r < ranks.num; r++)
+        for (int r = 1; ranks.rank == 0 && ranks.sockets[RANKS_DATA] && r < ranks.num; r++)
             shutdown(ranks.sockets[RANKS_DATA][r], SHUT_RDWR);
         ranks_sleep_ms(1000);  // while the others find the same
     }
-    _exit(RANKS_EXIT_LOST);
+    _exit(code);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -335,17 +367,14 @@ static inline void ranks_own_addresses(char *out, size_t capacity) {
     if (!out[0]) snprintf(out, capacity, "127.0.0.1");
 }
 
-static inline int ranks_all_here(const RanksPlace *own) {
-    return own->local_size == ranks.num || ranks_env_number("SLURM_STEP_NUM_NODES", 0) == 1;
-}
-
 // Way 1. torchrun itself answers on MASTER_PORT: the next one is ours.
 static inline void ranks_meet_at_master(RanksMeeting *m, const char *address) {
     const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE"),
                *job = ranks_env(ranks_launcher()->job);
-    long port = ranks_env_number("MASTER_PORT", RANKS_DEFAULT_PORT);
+    const int next = store && strcmp(store, "True") == 0;
+    const int port = ranks_env_number("MASTER_PORT", 1, 65535 - next, RANKS_DEFAULT_PORT);
     snprintf(m->addresses, sizeof m->addresses, "%s", address);
-    snprintf(m->port, sizeof m->port, "%ld", port + (store && strcmp(store, "True") == 0));
+    snprintf(m->port, sizeof m->port, "%d", (port + next) & 0xffff);
     m->token[0] = ranks_hash(14695981039346656037ull, job);
     m->token[1] = ranks_hash(ranks_hash(m->token[0], address), m->port);
 }
@@ -362,16 +391,11 @@ static inline int ranks_open_meeting(RanksMeeting *m, const RanksPlace *own) {
     return ranks_listen(m);
 }
 
-// Way 3: the file's name, from what the launcher calls the job; else from its process.
+// Way 3: the file's name
 static inline void ranks_meeting_path(char *path, size_t capacity) {
-    const char *dir = getenv("TMPDIR"), *job = ranks_env(ranks_launcher()->job),
-               *step = getenv("SLURM_STEP_ID");
-    uint64_t key = ranks_hash(ranks_hash(14695981039346656037ull, job), step);
-    char parent[32];
-    snprintf(parent, sizeof parent, "%ld", (long)getppid());
-    if (!job) key = ranks_hash(key, parent);
+    const char *dir = getenv("TMPDIR");
     snprintf(path, capacity, "%s/unpad-ranks-%ld-%016llx", dir && *dir ? dir : "/tmp",
-             (long)getuid(), (unsigned long long)key);
+             (long)getuid(), (unsigned long long)ranks_job_key());
 }
 
 // Under its name only when whole. 0, or -1 with errno.
@@ -469,10 +493,11 @@ static inline int ranks_introduce(const RanksMeeting *m, const char *address, in
         memcmp(answer.token, m->token, sizeof answer.token) != 0)
         return close(fd), -1;
     if (answer.verdict == RANKS_TAKEN)
-        ranks_die("does another job use the same MASTER_ADDR and MASTER_PORT? Give one another",
+        ranks_die(RANKS_EXIT_LOST,
+                  "does another job use the same MASTER_ADDR and MASTER_PORT? Give one another",
                   "rank %d is there already at %s:%s", ranks.rank, address, m->port);
     if (answer.verdict == RANKS_OTHER_SIZE)
-        ranks_die("start all ranks with the same number of ranks",
+        ranks_die(RANKS_EXIT_LOST, "start all ranks with the same number of ranks",
                   "expected %d ranks, but rank 0 at %s:%s found another number", ranks.num, address,
                   m->port);
     ranks_set_timeout(fd, 0);
@@ -635,7 +660,8 @@ static inline void ranks_take_in(int listener, const RanksMeeting *m, int64_t un
 // Joining
 
 static inline int64_t ranks_join_ms(void) {
-    return 1000 * (int64_t)ranks_env_number("RANKS_JOIN_SECONDS", RANKS_JOIN_SECONDS);
+    return 1000 * (int64_t)ranks_env_number("RANKS_JOIN_SECONDS", 1, RANKS_MOST_SECONDS,
+                                            RANKS_JOIN_SECONDS);
 }
 
 static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *own) {
@@ -647,7 +673,8 @@ static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPl
     close(listener);
     ranks_list_missing(missing, sizeof missing);
     if (missing[0])
-        ranks_die("start all ranks, where they can reach rank 0; RANKS_JOIN_SECONDS sets the time",
+        ranks_die(RANKS_EXIT_LOST,
+                  "start all ranks, where they can reach rank 0; RANKS_JOIN_SECONDS sets the time",
                   "expected %d ranks at port %s of %s within %lld s, found none of rank %s",
                   ranks.num, m->port, own->host, (long long)limit_ms / 1000, missing);
     ranks_fill_local();
@@ -674,15 +701,15 @@ static inline void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
     memcpy(ranks.token, m->token, sizeof ranks.token);
     const char *where = m->addresses[0] ? m->addresses : ranks.path;
     if (fd[RANKS_WATCH] < 0)
-        ranks_die(RANKS_NO_RANK_0,
+        ranks_die(RANKS_EXIT_LOST, RANKS_NO_RANK_0,
                   "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
                   "on %s)",
                   where, m->port, (long long)limit_ms / 1000, ranks.rank, own->host);
     ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 speaks first
     if (ranks_receive(fd[RANKS_DATA], &all_there, sizeof all_there) != 0 ||
         ranks_receive(fd[RANKS_DATA], ranks.places, (size_t)ranks.num * sizeof *ranks.places) != 0)
-        ranks_die(RANKS_NO_RANK_0, "rank 0 at %s port %s lost before all ranks had come",
-                  m->addresses, m->port);
+        ranks_die(RANKS_EXIT_LOST, RANKS_NO_RANK_0,
+                  "rank 0 at %s port %s lost before all ranks had come", m->addresses, m->port);
     ranks_set_timeout(fd[RANKS_DATA], 0);
     for (int c = 0; c < RANKS_CHANNELS; c++) ranks.sockets[c][0] = fd[c];
 }
@@ -728,7 +755,8 @@ static inline const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *
     }
     memcpy(ranks.token, m->token, sizeof ranks.token);
     if (m->problem[0])
-        ranks_die("set MASTER_ADDR and MASTER_PORT to a free port that all ranks reach",
+        ranks_die(RANKS_EXIT_LOST,
+                  "set MASTER_ADDR and MASTER_PORT to a free port that all ranks reach",
                   "rank 0: %s", m->problem);
     return NULL;
 }

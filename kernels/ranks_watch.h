@@ -6,9 +6,9 @@
 //   - a connection breaks: the rank is lost; found within milliseconds, whatever the limit
 //   - nothing is heard of a rank for `limit`: silent (stopped, or its machine is gone)
 //   - ranks have waited in a collective for `limit`, and a rank that has not come there has made no
-//     progress for as long: stuck. Progress is a phase, a collective, ranks_alive(). Where a phase
-//     may be long (see ranks_patient), ten times the limit, counted from the last byte that the
-//     process read or wrote.
+//     progress for as long: stuck. So is one inside the collective whose main thread has ceased to
+//     say that it waits. Progress is a phase, a collective, ranks_alive(). In set-up ten times the
+//     limit (see ranks_limit_of).
 //   - all wait in the same collective for `limit`
 // and the others do when rank 0 is lost or silent. Ranks that are slow all alike are never stuck.
 //
@@ -27,7 +27,7 @@
 
 enum {
     RANKS_LIMIT_SECONDS = 60,
-    RANKS_PATIENCE = 10,   // times the limit, in a phase that may be long
+    RANKS_PATIENCE = 10,   // times the limit, in set-up
     RANKS_GRACE_MS = 300,  // for rank 0 to find the same error itself, or more ranks to be lost
     RANKS_END_MS = 10000,  // for the others to end this process before it does so itself
     RANKS_TEXT = 4096,     // of an error that one rank sends
@@ -41,6 +41,8 @@ typedef struct {
     int32_t kind, code;         // RanksKind; exit code of a report and of the end
     int64_t step;               // 0: before the first
     uint32_t entered, waiting;  // collectives entered so far; inside one now
+    uint32_t turning;           // inside, and the main thread says so again and again
+    uint32_t waited_ms;         // inside for this long; 0: not inside
     uint32_t idle_ms, bytes;    // since the last progress; of the text that follows
     char phase[16];
     uint64_t machine;  // the end: of a process that cannot leave by itself
@@ -54,9 +56,9 @@ typedef struct {
 } RanksKnown;
 
 typedef struct {
-    const char *phase;  // atomic, as all up to progress_ms: of the main thread
-    int64_t step, progress_ms;
-    uint32_t entered, waiting;
+    const char *phase;  // atomic, as all up to turning: of the main thread
+    int64_t step, progress_ms, entered_ms;
+    uint32_t entered, waiting, turning;
     int64_t limit_ms;        // 0: none
     int running, bye;        // bye: rank 0 leaves because all is done
     int64_t overslept_ms;    // when this process last ran again after more than the limit; or 0
@@ -73,20 +75,14 @@ typedef struct {
     int verdict_rank, verdict_code, num_lost;
     int64_t verdict_ms;
     char verdict_text[RANKS_TEXT];
-    pid_t parent;          // the launcher; 0: any
-    int wake;              // an eventfd that ends the thread's poll
-    uint64_t bytes_moved;  // read and written by this process
+    pid_t parent;  // the launcher; 0: any
+    int wake;      // an eventfd that ends the thread's poll
 } RanksWatch;
 
 static RanksWatch watch;
 
 #define RANKS_RESUME \
     "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
-
-// Phases in which the main thread may legitimately be quiet for long: reading, indexing, syncing.
-static inline int ranks_patient(const char *phase) {
-    return strcmp(phase, "set-up") == 0 || strcmp(phase, "save") == 0;
-}
 
 #define RANKS_GET(x_) __atomic_load_n(&(x_), __ATOMIC_RELAXED)
 #define RANKS_SET(x_, value_) __atomic_store_n(&(x_), value_, __ATOMIC_RELAXED)
@@ -101,6 +97,8 @@ static inline RanksMessage ranks_message(RanksKind kind) {
     m.step = RANKS_GET(watch.step);
     m.entered = RANKS_GET(watch.entered);
     m.waiting = RANKS_GET(watch.waiting);
+    m.turning = RANKS_GET(watch.turning);
+    m.waited_ms = m.waiting ? (uint32_t)(ranks_now_ms() - RANKS_GET(watch.entered_ms)) : 0;
     m.idle_ms = (uint32_t)(ranks_now_ms() - RANKS_GET(watch.progress_ms));
     snprintf(m.phase, sizeof m.phase, "%s", RANKS_GET(watch.phase));
     return m;
@@ -137,18 +135,32 @@ static inline void ranks_phase(const char *phase, int64_t step) {
     ranks_alive();
 }
 
-// Around what waits for all ranks. On a device that works by itself, from where it comes there.
-static inline void ranks_wait(void) {
+// Around what waits for all ranks where nothing can call ranks_alive meanwhile: a library's call,
+// or a device that works by itself, from where it comes there. When a rank hangs inside, it is
+// only known that all wait.
+static inline void ranks_wait_blocked(void) {
     if (!ranks.joined) return;
     ranks_alive();
+    RANKS_SET(watch.entered_ms, ranks_now_ms());
     __atomic_add_fetch(&watch.entered, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
 }
 
-static inline void ranks_go(void) {
+// Around what waits for all ranks and calls ranks_alive again and again: who ceases to is stuck.
+static inline void ranks_wait(void) {
+    ranks_wait_blocked();
+    RANKS_SET(watch.turning, 1);
+}
+
+static inline void ranks_go_blocked(void) {
     if (!ranks.joined) return;
     __atomic_sub_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
     ranks_alive();
+}
+
+static inline void ranks_go(void) {
+    RANKS_SET(watch.turning, 0);
+    ranks_go_blocked();
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -341,23 +353,24 @@ __attribute__((noreturn)) static inline void ranks_convict_network(void) {
         0,
         "error: ranks: all %d wait for each other for %lld s, rank %d on %s furthest behind "
         "in %s\nhint: look at the network between them; " RANKS_RESUME "\n",
-        ranks.num, (long long)watch.known[r].last.idle_ms / 1000, r, ranks.places[r].host, when);
+        ranks.num, (long long)watch.known[r].last.waited_ms / 1000, r, ranks.places[r].host, when);
     ranks_end_all(RANKS_EXIT_LOST, -1);
 }
 
+// In set-up much is done that cannot say how far it is: libraries are loaded, drivers compile.
 static inline int64_t ranks_limit_of(const RanksMessage *m) {
-    return watch.limit_ms * (ranks_patient(m->phase) ? RANKS_PATIENCE : 1);
+    return watch.limit_ms * (strcmp(m->phase, "set-up") == 0 ? RANKS_PATIENCE : 1);
 }
 
-// The rank that the others wait for: of those that do not wait, the one furthest behind, of these
-// the one idle longest.
+// The rank that the others wait for: of those that make no progress and are not inside a collective
+// that would keep them from it, the one furthest behind, of these the one idle longest.
 static inline int ranks_stuck(int64_t waited_ms) {
     int culprit = -1;
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last,
                            *worst = &watch.known[culprit < 0 ? 0 : culprit].last;
-        if (m->waiting || m->idle_ms <= ranks_limit_of(m) || waited_ms <= ranks_limit_of(m))
-            continue;
+        if (m->waiting && !m->turning) continue;
+        if (m->idle_ms <= ranks_limit_of(m) || waited_ms <= ranks_limit_of(m)) continue;
         if (culprit < 0 || m->entered < worst->entered ||
             (m->entered == worst->entered && m->idle_ms > worst->idle_ms))
             culprit = r;
@@ -374,8 +387,9 @@ static inline void ranks_judge(int64_t now) {
             ranks_convict(r, 1, now - watch.known[r].heard_ms);
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last;
-        if (m->waiting && m->idle_ms > waited_ms) waited_ms = m->idle_ms;
-        all_wait = all_wait && m->waiting && m->idle_ms > ranks_limit_of(m);
+        if (m->waited_ms > waited_ms) waited_ms = m->waited_ms;
+        all_wait = all_wait && m->waited_ms > ranks_limit_of(m) &&
+                   (m->turning || m->idle_ms > ranks_limit_of(m));
     }
     int culprit = ranks_stuck(waited_ms);
     if (culprit >= 0) ranks_convict(culprit, 0, watch.known[culprit].last.idle_ms);
@@ -438,21 +452,6 @@ static inline void ranks_hear(int r) {
     ranks_verdict(r, m.code, text);
 }
 
-// Bytes that this process has read and written: progress in a phase that may be long. Its own
-// reading of them is none.
-static inline void ranks_note_bytes(void) {
-    char text[512];
-    unsigned long long in = 0, out = 0;
-    if (!ranks_patient(RANKS_GET(watch.phase)) || RANKS_GET(watch.waiting)) return;
-    int fd = open("/proc/self/io", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
-    if (fd >= 0) close(fd);
-    text[n > 0 ? n : 0] = 0;
-    if (sscanf(text, "rchar: %llu wchar: %llu", &in, &out) != 2) return;
-    if (in + out > watch.bytes_moved + sizeof text) ranks_alive();
-    watch.bytes_moved = in + out;
-}
-
 // Rank 0's warnings are shown when they have been held back for a whole tick: an error that ends
 // this process is spoken by ranks_at_exit.
 static inline void ranks_show_warnings(void) {
@@ -489,7 +488,6 @@ static inline void ranks_beat(const RanksMessage *beat, int64_t now) {
 }
 
 static inline void ranks_tick(int64_t now) {
-    ranks_note_bytes();
     ranks_check_parent();
     RanksMessage beat = ranks_message(RANKS_BEAT);
     ranks_beat(&beat, now);
@@ -522,12 +520,14 @@ static inline void ranks_poll(struct pollfd *ready, int n) {
 // Time in which this process did not run does not count: it has heard nobody, what came meanwhile
 // is still to be read, and it could make no progress.
 static inline void ranks_forgive(int n, int64_t gap_ms) {
-    const int64_t now = ranks_now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms;
+    const int64_t now = ranks_now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms,
+                  entered_ms = RANKS_GET(watch.entered_ms) + gap_ms;
     for (int r = 0; r < n; r++) {
         watch.known[r].heard_ms += gap_ms;
-        watch.known[r].last.idle_ms = 0;
+        watch.known[r].last.idle_ms = watch.known[r].last.waited_ms = 0;
     }
     RANKS_SET(watch.progress_ms, progress_ms < now ? progress_ms : now);
+    RANKS_SET(watch.entered_ms, entered_ms < now ? entered_ms : now);
 }
 
 static void *ranks_watch_thread(void *polled) {

@@ -15,8 +15,8 @@ def fail(code, what, hint):
 
 
 def read_log(path):
-    """Steps and validations of log.jsonl; a last line cut short by a crash is left out."""
-    steps, vals, bad = {}, {}, 0
+    """Steps, validations and start of log.jsonl; a last line cut short by a crash is left out."""
+    steps, vals, start, bad = {}, {}, {}, 0
     try:
         with open(path, encoding="utf-8") as lines:
             for line in lines:
@@ -27,6 +27,8 @@ def read_log(path):
                     continue
                 if entry.get("event") == "val":
                     vals[entry["step"]] = entry["loss"]
+                elif entry.get("event") in ("start", "resume"):
+                    start = entry
                 elif "event" not in entry:
                     steps[entry["step"]] = entry
     except OSError as e:
@@ -36,17 +38,31 @@ def read_log(path):
         fail(3, f"{path}: expected at least one step, found none", "let the run make a step first")
     if bad:
         print(f"warning: {path}: {bad} lines are not JSON and were left out", file=sys.stderr)
-    return [steps[k] for k in sorted(steps)], sorted(vals.items())
+    return [steps[k] for k in sorted(steps)], sorted(vals.items()), start
 
 
-def smooth(values, weight=0.9):
-    """Exponential mean, its start corrected; None (a step that was not finite) is passed over."""
-    out, mean, norm = [], 0.0, 0.0
-    for v in values:
-        if v is not None:
-            mean, norm = weight * mean + (1 - weight) * v, weight * norm + (1 - weight)
-        out.append(mean / norm if norm else float("nan"))
+def title_of(start):
+    """Model, size and data, as the log's start says them."""
+    options = start.get("options", {})
+    name = {k: os.path.basename(os.path.normpath(options.get(k) or "?")) for k in ("model", "train")}
+    size = f" ({start['parameters'] / 1e6:.3g} M parameters)" if start.get("parameters") else ""
+    return f"{name['model']}{size} on {name['train']}"
+
+
+def smooth(values):
+    """Mean of as many neighbours before as behind: no lag. None (not finite) is passed over."""
+    out, widest = [], max(2, min(25, len(values) // 30))
+    for i in range(len(values)):
+        half = min(i, len(values) - 1 - i, widest)
+        near = [v for v in values[i - half:i + half + 1] if v is not None]
+        out.append(sum(near) / len(near) if near else float("nan"))
     return out
+
+
+def figures(values):
+    """The first and the last one."""
+    values = plain(values)
+    return f"{values[0]:.3f} to {values[-1]:.3f}"
 
 
 def plain(values):
@@ -63,12 +79,12 @@ def draw(steps, vals, out, title):
     x = [s["step"] for s in steps]
     loss = [s["loss"] for s in steps]
     figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(9, 9), height_ratios=[2, 1, 1])
-    axes[0].plot(x, plain(loss), color="0.8", linewidth=1, label="train, each step")
+    axes[0].plot(x, plain(loss), color="0.75", linewidth=1, label="train, each step")
     axes[0].plot(x, smooth(loss), color="C0", linewidth=2, label="train, smoothed")
     if vals:
-        axes[0].plot(*zip(*vals), "o-", color="C3", markersize=4, label="validation")
+        axes[0].plot([step for step, _ in vals], plain([v for _, v in vals]), "o-", color="C3",
+                     markersize=4, label="validation")
     axes[0].set_ylabel("loss (nats per token)")
-    axes[0].legend(frameon=False)
     axes[1].plot(x, [s["tokens_per_s"] for s in steps], color="C2", linewidth=1)
     axes[1].set_ylabel("real tokens/s")
     axes[1].set_ylim(bottom=0)
@@ -80,11 +96,13 @@ def draw(steps, vals, out, title):
     axes[2].set_ylabel("%")
     axes[2].set_ylim(0, 105)
     axes[2].set_xlabel("step")
-    axes[2].legend(frameon=False)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    axes[0].set_title(title, loc="left")
+    for axis in axes[0], axes[2]:       # above the curves, which it must not hide
+        axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3,
+                    borderaxespad=0)
+    figure.suptitle(title, x=0.01, ha="left")
     figure.tight_layout()
     partial = out + ".tmp.png"
     figure.savefig(partial, dpi=110)
@@ -97,10 +115,11 @@ def main():
     parser.add_argument("--out", help="the picture (default: plot.png beside the log)")
     args = parser.parse_args()
     log = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
-    steps, vals = read_log(log)
+    steps, vals, start = read_log(log)
     out = args.out or os.path.join(os.path.dirname(log) or ".", "plot.png")
-    draw(steps, vals, out, os.path.basename(os.path.dirname(os.path.abspath(log))) or "run")
-    print(f"wrote {out}: {len(steps)} steps, loss {steps[0]['loss']} to {steps[-1]['loss']}")
+    draw(steps, vals, out, title_of(start))
+    print(f"wrote {out}: {len(steps)} steps, loss {figures(s['loss'] for s in steps)}"
+          + (f", validation {figures(v for _, v in vals)}" if vals else ""))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a trained model in a few minutes on two CPU cores: installs what is missing,
+# From nothing to a trained model in minutes on two CPU cores: installs what is missing,
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, plots, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
@@ -25,10 +25,14 @@ else
     "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
 fi
 
-say 'train: about 3 minutes on 2 cores; Ctrl-C saves, --resume continues'
+say 'train: each line ends with the time left (eta); Ctrl-C saves'
 replace=--overwrite
 for word in "$@"; do case $word in --resume*) replace= ;; esac; done
-./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@"
+./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@" || {
+    status=$?
+    [ $status -ne 75 ] || echo 'scripts/quickstart.sh --resume resumes; without --resume it starts over'
+    exit $status
+}
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo

@@ -3,7 +3,7 @@
 passed=0 failed=0 skipped=0
 # One command may take this long before it counts as hung: far more than it needs on an idle
 # machine, because a busy one must not fail.
-limit_s=${LIMIT_S:-300}
+limit_s=${LIMIT_S:-600}
 
 ok() { passed=$((passed + 1)) && echo "ok      $1"; }
 # What a failed case leaves to look at; a suite may define another.
@@ -32,11 +32,11 @@ scratch() {
     cd "$work" || exit 1
 }
 
-# within COMMAND...: runs it for at most $limit_s seconds (a shell function: as long as it takes), its
-# output in out.txt
+# within COMMAND...: runs it for at most $limit_s seconds (shell functions and builtins: as long as
+# they take), its output in out.txt
 within() {
     local limit=(timeout -k 10 "$limit_s")
-    [ "$(type -t "$1")" != function ] || limit=()
+    [ "$(type -t "$1")" = file ] || limit=()
     "${limit[@]}" "$@" > "$work/out.txt" 2>&1 < /dev/null
 }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
@@ -88,6 +88,22 @@ check_python() {
 same() {        # same NAME FILE FILE
     if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
 }
+# differ NAME FILE FILE: both are there, and not the same
+differ() {
+    cmp -s "$2" "$3"
+    case $? in
+        0) bad "$1" "$2 and $3 have the same bytes" ;;
+        1) ok "$1" ;;
+        *) bad "$1" "$2 or $3 cannot be read" ;;
+    esac
+}
+# lacks NAME PATTERN FILE...: every file has lines, and none of them matches
+lacks() {
+    local name=$1 pattern=$2 f
+    shift 2
+    for f in "$@"; do [ -s "$f" ] || { bad "$name" "$f is missing or empty" && return; }; done
+    if grep -aqE -e "$pattern" "$@"; then bad "$name" "a line matches $pattern"; else ok "$name"; fi
+}
 # same_state NAME CHECKPOINT CHECKPOINT: weights and optimizer state
 same_state() {
     local f
@@ -102,6 +118,22 @@ pids_of() {
     local p
     for p in /proc/[0-9]*; do
         tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -qF -- "$1" && echo "${p#/proc/}"
+    done
+}
+
+# await_line PID PATTERN FILE: until FILE has such a line; false when process PID is gone before
+await_line() {
+    until grep -aqE -e "$2" "$3" 2> /dev/null; do
+        kill -0 "$1" 2> /dev/null || { grep -aqE -e "$2" "$3" 2> /dev/null; return; }
+        sleep 0.02
+    done
+}
+# await_gone TEXT: until no process's command line holds TEXT; false after $limit_s seconds
+await_gone() {
+    local start=$SECONDS
+    while [ -n "$(pids_of "$1")" ]; do
+        [ $((SECONDS - start)) -lt "$limit_s" ] || return 1
+        sleep 0.1
     done
 }
 
@@ -126,4 +158,18 @@ uneven_texts() {
     for i in $(seq 1 60); do
         for _ in $(seq 1 $((i * 7 % $2 + 1))); do echo "line $i of $((i * i))"; done > "$1/doc $i.txt"
     done
+}
+
+# index_without_checksums FILE.idx...: version 1 of the format, where nothing watches over the tokens
+index_without_checksums() {
+    python3 - "$root" "$@" << 'PY'
+import struct, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+for path in sys.argv[2:]:
+    data = open(path, "rb").read()
+    count = struct.unpack_from("<Q", data, 16)[0]
+    body = data[:8] + struct.pack("<I", 1) + data[12:32] + data[40:40 + 8 * count]
+    open(path, "wb").write(body + struct.pack("<I", crc32c(body)))
+PY
 }

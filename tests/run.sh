@@ -1,33 +1,119 @@
 #!/usr/bin/env bash
-# Runs every test program and script and adds up their last lines. Called by `make test` with the
-# programs.
-# A suite that dies without its last line counts as one failure.
+# Runs test programs and all shell suites one after another and adds up their last lines; called by
+# `make test` with the programs. Skips are listed by reason; one that tests/expected_skips.txt does
+# not know is said, and fails the run where CI=true.
+#
+#   SUITE_LIMIT_S=1800   a suite may take this long: 50 times what it needs on an idle machine
+#   SUITES='a b'         run only these instead of all tests/test_*.sh
+#
+# A suite that dies or is out of time without its last line counts as one failure. What it started
+# is ended with it, and its files lie in directories that are removed at the end, however it ended.
 set -u
-cd "$(dirname "$0")/.."
-passed=0 failed=0 skipped=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+cd "$(dirname "$0")/.." || exit 1
+limit_s=${SUITE_LIMIT_S:-1800}
+passed=0 failed=0 skipped=0 unexpected=0 suite_pid=
+run_dir=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
+# in memory where that is possible: a busy disk takes seconds for an fsync; often no program can be
+# executed there, so it is for the C suites, which have none to execute
+memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) ||
+    { memory_dir=$run_dir/memory && mkdir "$memory_dir"; }
+log=$run_dir/log skips=$run_dir/skips
+: > "$skips"
+
+# Processes that this run has started: they inherit its name.
+export UNPAD_TEST_RUN=$run_dir
+processes_left() {
+    local files
+    files=$(env -u UNPAD_TEST_RUN grep -slzFx "UNPAD_TEST_RUN=$run_dir" /proc/[0-9]*/environ)
+    echo "${files//[^0-9$'\n']/}"
+}
+# Those that are about to end may do so.
+end_processes_left() {
+    local left i
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        left=$(processes_left)
+        [ -n "$left" ] || return 0
+        [ "$i" -lt 10 ] && sleep 0.3
+    done
+    printf '   still running, ended: %s\n' \
+        "$(for p in $left; do tr '\0' ' ' < "/proc/$p/cmdline" | head -c 80; done 2> /dev/null)"
+    # shellcheck disable=SC2086
+    kill -9 $left 2> /dev/null
+}
+clean_up() {
+    [ -z "$suite_pid" ] || kill -9 "$suite_pid" 2> /dev/null
+    local left
+    left=$(processes_left)
+    # shellcheck disable=SC2086
+    [ -z "$left" ] || kill -9 $left 2> /dev/null
+    rm -rf "$run_dir" "$memory_dir"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
 # waiting threads sleep: on a busy machine spinning ones starve the others
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+# MPI's shared memory too (the name has changed with Open MPI 5)
+export OMPI_MCA_btl_vader_backing_directory=$memory_dir OMPI_MCA_btl_sm_backing_directory=$memory_dir
 
-for suite in "$@" tests/test_*.sh; do
-    start=$SECONDS
+# "SUITE CASE: REASON" for every skip of the log
+skips_of() {
+    awk -v suite="$1" '/^ +skipped: / { sub(/^ +skipped: /, ""); why = $0; next }
+        /^skipped [^:]+: / { sub(/^skipped /, ""); print suite " " $0; next }
+        /^skipped / { print suite " " $2 ": " why }' "$2"
+}
+run_suite() {
+    local suite=$1 start=$SECONDS status last p=0 f=1 s=0
+    case $suite in *.sh) export TMPDIR=$run_dir ;; *) export TMPDIR=$memory_dir ;; esac
     printf -- '== %s\n' "$suite"
-    timeout 300 "$suite" > "$log" 2>&1
+    timeout -k 10 "$limit_s" "$suite" > "$log" 2>&1 < /dev/null &    # and wait: signals get through
+    suite_pid=$!
+    wait "$suite_pid"
     status=$?
+    suite_pid=
+    end_processes_left
     last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
+    [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]] &&
         p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]} s=${BASH_REMATCH[3]}
-    else
-        p=0 f=1 s=0
-    fi
     # a leak report or a crash after the last case
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
-    if [ "$f" -gt 0 ]; then cat "$log"; else grep -E '^ +skipped:|^skipped ' "$log"; fi
+    if [ "$f" -gt 0 ]; then cat "$log"; fi
+    if [ $((SECONDS - start)) -ge "$limit_s" ] && [ "$status" -ne 0 ]; then
+        printf '   TIMED OUT: %s, after %d s; it had last printed: %s\n' "$suite" "$limit_s" \
+            "$(tail -n 1 "$log")"
+    elif [ -z "$last" ]; then
+        printf '   NO LAST LINE: %s ended with status %d\n' "$suite" "$status"
+    fi
     printf '   %d passed, %d failed, %d skipped in %d s\n' "$p" "$f" "$s" $((SECONDS - start))
+    skips_of "$(basename "$suite")" "$log" >> "$skips"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-done
+    # what a killed case left behind
+    rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
+}
+# Every reason once, with the number of cases and the first of them
+list_skips() {
+    [ -s "$skips" ] || return 0
+    echo '== skipped'
+    sed 's/^\([^:]*\): \(.*\)/\2\t\1/' "$skips" | sort | awk -F '\t' '
+        { n[$1]++; if (n[$1] <= 3) names[$1] = names[$1] (n[$1] > 1 ? ", " : "") $2 }
+        END { for (why in n)
+                  printf("   %3d  %s (%s%s)\n", n[why], why, names[why],
+                         (n[why] > 3) ? ", ..." : "") }' | sort -k 2
+}
+list_unexpected_skips() {
+    local expected
+    expected=$(grep -vE '^(#|$)' tests/expected_skips.txt)
+    unexpected=$(grep -cvE -e "$expected" "$skips")
+    grep -vE -e "$expected" "$skips" | sed 's/^/unexpected skip: /'
+}
+
+# shellcheck disable=SC2086
+for suite in "$@" ${SUITES-tests/test_*.sh}; do run_suite "$suite"; done
+list_skips
+list_unexpected_skips
 echo "$passed passed, $failed failed, $skipped skipped"
+[ "$unexpected" -eq 0 ] || [ "${CI:-}" != true ] || failed=$((failed + 1))
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,13 +1,19 @@
-// A directory of its own for a test program's files, removed when the program ends.
+// A directory of its own for a test program's files, removed when the program ends: below TMPDIR,
+// which tests/run.sh removes whatever becomes of the program.
 #ifndef UNPAD_SCRATCH_H
 #define UNPAD_SCRATCH_H
 
 #include "../data/io.h"
 
 static struct {
-    char dir[64];
+    char dir[160];
     pid_t owner;
 } scratch_root;
+
+static bool scratch_make(const char *parent) {
+    snprintf(scratch_root.dir, sizeof scratch_root.dir, "%s/unpad_test_XXXXXX", parent);
+    return mkdtemp(scratch_root.dir) != NULL;
+}
 
 static void scratch_remove(void) {
     Error err = {0, "", ""};
@@ -15,16 +21,13 @@ static void scratch_remove(void) {
 }
 
 // <directory>/<name>, in a buffer that lives until the fourth next call.
-static const char *scratch(const char *name) {
+__attribute__((unused)) static const char *scratch(const char *name) {
     static char paths[4][256];
     static int next;
     if (!scratch_root.dir[0]) {
+        const char *dir = getenv("TMPDIR");
         // in memory where that is possible: a busy disk takes seconds for an fsync
-        snprintf(scratch_root.dir, sizeof scratch_root.dir, "/dev/shm/unpad_test_XXXXXX");
-        if (!mkdtemp(scratch_root.dir)) {
-            snprintf(scratch_root.dir, sizeof scratch_root.dir, "/tmp/unpad_test_XXXXXX");
-            if (!mkdtemp(scratch_root.dir)) abort();
-        }
+        if (dir ? !scratch_make(dir) : !scratch_make("/dev/shm") && !scratch_make("/tmp")) abort();
         scratch_root.owner = getpid();
         atexit(scratch_remove);
     }

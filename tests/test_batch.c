@@ -350,6 +350,56 @@ TEST(check_refuses_every_planted_corruption) {
     COMPLETED_CORRUPTIONS(CORRUPT_COMPLETED)
 }
 
+// What follows from a change is put right, so that only the check of that layout itself can see it.
+static void put_right(Batch *b) {
+    const bool repad = b->layout == LAYOUT_REPAD;
+    const int32_t *cu = repad ? b->real_cu_seqlens : b->cu_seqlens;
+    const int32_t n = repad ? b->num_real_segments : b->num_docs;
+    batch_sort_tokens(b);
+    b->attention_pairs = b->max_seqlen = b->real_max_seqlen = 0;
+    for (int32_t s = 0; s < n; s++) {
+        const int64_t length = cu[s + 1] - cu[s];
+        b->attention_pairs += length * (length + 1) / 2;
+        if (repad && length > b->real_max_seqlen) b->real_max_seqlen = (int32_t)length;
+    }
+    for (int32_t s = 0; s < b->num_docs; s++) {
+        const int32_t start = b->cu_seqlens[s], end = b->cu_seqlens[s + 1];
+        if (end - start > b->max_seqlen) b->max_seqlen = end - start;
+        for (int32_t i = start; i < end; i++) b->position_ids[i] = i - start;
+    }
+}
+
+#define REFUSED_FOR(layout_, change_, why_)                                    \
+    {                                                                          \
+        Batch batch, *b = &batch;                                              \
+        Error err = {0};                                                       \
+        make_small(b, layout_);                                                \
+        put_right(b);                                                          \
+        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);                \
+        change_;                                                               \
+        put_right(b);                                                          \
+        CHECK(!batch_check(b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);     \
+        CHECK_MSG(strstr(err.what, why_), "%s, expected %s", err.what, why_);  \
+        batch_free(b);                                                         \
+    }
+
+TEST(check_refuses_what_only_its_layout_forbids) {
+    REFUSED_FOR(LAYOUT_PACKED, b->tokens[1] = 9, "row 0: target 11, next token 9")
+    REFUSED_FOR(LAYOUT_PADDED, b->tokens[5] = 3, "row 5 is after its document")
+    REFUSED_FOR(LAYOUT_PADDED, b->cu_seqlens[1] = 5, "2 documents, 2 rows of 7, 12 in all")
+    REFUSED_FOR(LAYOUT_PADDED, b->tokens[6] = 0; b->targets[6] = -1; b->num_targets--,
+                "row 7 is after its document")
+    REFUSED_FOR(LAYOUT_ROWS, b->cu_seqlens[1] = 5, "8 tokens in 2 rows of 7, 12 in all")
+    REFUSED_FOR(LAYOUT_ROWS, b->tokens[11] = 3, "row 11 is not padding")
+    REFUSED_FOR(LAYOUT_ROWS, b->tokens[2] = 9, "3 documents end, expected at most 2")
+    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 7, "7 real rows in row 0 of 6")
+    REFUSED_FOR(LAYOUT_REPAD, b->real_rows[7] = 9, "real_rows[7] is 9, expected 8")
+    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 4; for (int i = 0; i < 4; i++)
+                b->real_rows[4 + i] = 6 + i, "row 4 is left out, not padding")
+    REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--; b->real_cu_seqlens[2]--,
+                "7 real rows of 8, 2 segments of 2")
+}
+
 static uint32_t *field_at(Batch *b, uint32_t i) {
     uint32_t *const arrays[] = {(uint32_t *)b->tokens,       (uint32_t *)b->targets,
                                 (uint32_t *)b->position_ids, (uint32_t *)b->token_order,

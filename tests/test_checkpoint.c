@@ -54,6 +54,32 @@ static void must_save(int64_t step, const char *name) {
     CHECK_MSG(save(step, name, &err), "%s", err.what);
 }
 
+static int parts_moved;
+static void count_part(void) { parts_moved++; }
+
+TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
+    enum { CHUNK = 1 << 20 };
+    static unsigned char data[CHUNK];
+    static FileWriter w;
+    Error err = {0, "", ""};
+    int syncs = 0;
+    unlink(scratch("large"));
+    CHECK_MSG(writer_open(&w, scratch("large"), &err), "%s", err.what);
+    fault_arm(FAULT_IO, 0, 0, false);
+    parts_moved = 0;
+    io_progress = count_part;
+    for (uint64_t done = 0; done <= IO_PART; done += CHUNK)
+        CHECK_MSG(writer_write(&w, data, CHUNK, &err), "%s", err.what);
+    const bool ok = writer_close(&w, &err);
+    io_progress = NULL;
+    CHECK_MSG(ok, "%s", err.what);
+    for (const char *p = fault_trace(); (p = strstr(p, "fsync ")); p++) syncs++;
+    CHECK_MSG(syncs == 2, "%d", syncs);
+    const long calls = fault_disarm() - 1;  // but the close
+    CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
+    unlink(scratch("large"));
+}
+
 static int damaged_seen;
 static void count_damaged(void *context, const char *dir, const Error *why) {
     (void)context;
@@ -130,6 +156,23 @@ TEST(names_that_are_not_ours_are_left_alone) {
               err.what);
     CHECK(newest() == 1 && damaged_seen == 0);
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
+}
+
+// What --keep 0 leaves: more than the list has room for at first.
+TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
+    enum { MANY = 40 };
+    Error err = {0, "", ""};
+    int64_t *steps;
+    int n = 0;
+    fresh_out_dir();
+    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
+    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
+    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %lld", i, (long long)steps[i]);
+    free(steps);
+    CHECK(newest() == MANY && damaged_seen == 0);
+    CHECK(checkpoint_prune(out_dir(), MANY, 30, &err) && count_names("step-") == 30);
+    CHECK(checkpoint_prune(out_dir(), MANY, 2, &err) && count_names("step-") == 2);
+    CHECK(newest() == MANY && damaged_seen == 0);
 }
 
 TEST(prune_keeps_the_newest) {

@@ -31,7 +31,7 @@ lines = [json.loads(l) for l in open("a/log.jsonl")]
 assert lines[0]["event"] == "start" and lines[0]["options"]["max-seqlen"] == 128
 steps = [l for l in lines if "event" not in l]
 assert [s["step"] for s in steps] == list(range(1, 9))
-assert [l["step"] for l in lines if l.get("event") == "val"] == [4, 8]
+assert [l["step"] for l in lines if l.get("event") == "val"] == [0, 4, 8]
 assert steps[-1]["loss"] < steps[0]["loss"]
 PY
 expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
@@ -51,14 +51,55 @@ same one_thread_has_the_same_bits t/step-00000003/model.safetensors a/step-00000
 for layout in padded repad rows; do
     expect "layout_$layout" 0 'done' "${run[@]}" --out "l $layout" --steps 2 --layout $layout
 done
+cp -r a named
+expect resume_from_a_named_checkpoint 0 'start +named/step-00000003' "${run[@]}" --resume=named/step-00000003 \
+    --out named --steps 8 --save-every 3 --keep 0
+same_state a_named_checkpoint_has_the_same_bits {a,named}/step-00000008
 expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final --train corpus --out c --steps 1 \
     --max-seqlen 128 --micro-batch-tokens 512 --val-every 0 --num-samples 0
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
 expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
 [ "$(ls -d k/step-* | wc -l)" -eq 2 ] && ok keep_leaves_two || bad keep_leaves_two "$(ls k)"
+begin=$(date +%s%3N)
 expect compare 0 '^repad ' "${run[@]}" --compare --compare-steps 1
+python3 - $(($(date +%s%3N) - begin)) <<'PY' > compare.txt 2>&1 && ok compare_times_are_of_this_run || bad compare_times_are_of_this_run "$(tail -1 compare.txt)"
+import sys
+rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
+assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
+times = [float(r[1]) for r in rows]
+# one warm-up step and a timed one a layout
+assert all(t > 0 for t in times) and sum(times) <= float(sys.argv[1]), (times, sys.argv[1])
+tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents: rates times times
+assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
+loss = {r[0]: float(r[7]) for r in rows}
+assert abs(loss["packed"] - loss["padded"]) < 2e-6 and abs(loss["packed"] - loss["repad"]) < 2e-6, loss
+pairs = {r[0]: int(r[5]) for r in rows}
+assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
+PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
 grep -q 'max .delta. of a logit .*bit for bit' out.txt && ok check_packing_is_bit_for_bit || bad check_packing_is_bit_for_bit ''
+# a weight that makes every logit NaN: nothing is left to agree
+cp -r a/final poisoned
+python3 - poisoned/model.safetensors <<'PY'
+import json, struct, sys
+with open(sys.argv[1], "r+b") as f:
+    size = struct.unpack("<Q", f.read(8))[0]
+    begin = json.loads(f.read(size))["model.norm.weight"]["data_offsets"][0]
+    f.seek(8 + size + begin)
+    f.write(struct.pack("<2f", 3e38, -3e38))
+PY
+cp -r poisoned diverged
+python3 - diverged/model.safetensors <<'PY'
+import struct, sys
+with open(sys.argv[1], "r+b") as f:
+    f.seek(-4, 2)
+    f.write(struct.pack("<f", float("nan")))
+PY
+expect weights_that_are_not_finite 7 'diverged: expected finite weights, found 1 ' "$train" --model diverged \
+    --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n
+expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned --train corpus \
+    --max-seqlen 128 --micro-batch-tokens 512 --check-packing
+lacks check_packing_says_so 'bit for bit' out.txt
 expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
 [ ! -e nothing ] && ok dry_run_writes_nothing || bad dry_run_writes_nothing "$(ls nothing)"
 expect help 0 '^  --micro-batch-tokens' "$train" --help
@@ -95,7 +136,8 @@ expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
 mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut
 expect truncated_shard 3 'cut/train_00000.bin' "${run[@]/corpus/cut}" --out n
 expect empty_directory 3 'empty' "${run[@]/corpus/empty}" --out n
-cp corpus/train_00000.* vocab && printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
+cp corpus/train_00000.* vocab && index_without_checksums vocab/train_00000.idx
+printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
 expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
 sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
 expect config_that_is_no_llama 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n
@@ -106,19 +148,20 @@ cp -r a/final broken && head -c 20000 a/final/model.safetensors > broken/model.s
 expect truncated_weights 3 'model.safetensors' "$train" --model broken --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n3
 
 # ---- the output directory ---------------------------------------------------------------------------------
+mkdir -p log/log.jsonl
+expect log_is_a_directory 4 'log/log.jsonl' "${run[@]}" --out log --steps 1 --overwrite
 touch file
 expect out_is_a_file 4 'file' "${run[@]}" --out file --steps 1
-if [ "$(id -u)" -ne 0 ]; then
-    mkdir -m 555 readonly
-    expect out_is_read_only 4 'readonly' "${run[@]}" --out readonly/x --steps 1
-fi
+mkdir -m 555 readonly
+if [ -w readonly ]; then skip out_is_read_only 'root may write everywhere'
+else expect out_is_read_only 4 'readonly' "${run[@]}" --out readonly/x --steps 1; fi
 (ulimit -f 100; trap '' XFSZ; exec "${run[@]}" --out full --steps 2 --save-every 1) > out.txt 2>&1
 status=$?
 if [ $status -eq 4 ] && [ -z "$(ls -d full/step-* 2> /dev/null)" ]; then ok disk_full_leaves_no_half_checkpoint
 else bad disk_full_leaves_no_half_checkpoint "exit code $status, $(ls full)"; fi
 "${run[@]}" --out lock --steps 100000 > long.txt 2>&1 &
 owner=$!
-for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done
+await_line $owner '^step' long.txt || bad long_run 'it ended before its first step'
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
 kill -TERM $owner
 wait $owner
@@ -128,8 +171,10 @@ if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_sav
 expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 --prompt "$(seq -s ' ' 200)"
 mkdir bpe && cp "$root/tests/golden/tokenizers/smollm2/tokenizer.json" bpe
 sed 's/"vocab_size": 264/"vocab_size": 401/' tiny/config.json > bpe/config.json
-expect prompt_through_bpe 0 '^the theory of packing' "$train" "${common[@]}" --model bpe --out bp \
+expect prompt_through_bpe 0 '^the theory of packing' "$train" "${common[@]}" --model bpe --out bp --allow-other-tokenizer \
     --steps 1 --prompt 'the theory of packing' --num-samples 1 --sample-tokens 2
+expect empty_prompt 2 'prompt: expected at least one token' "$train" "${common[@]}" --model bpe --out bp2 \
+    --steps 1 --prompt ''
 mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json
@@ -137,17 +182,37 @@ expect diverged 7 'training diverged' "${run[@]}" --out nan --lr 1e30 --grad-cli
 python3 - <<'PY' > out.txt 2>&1 && ok diverged_log_is_valid_json || bad diverged_log_is_valid_json ''
 import json
 lines = [json.loads(l, parse_constant=lambda c: 1 / 0) for l in open("nan/log.jsonl")]
-assert [l["skipped"] for l in lines if "event" not in l][-3:] == [True] * 3
+assert [l["skipped"] for l in lines if "event" not in l][-3:] == [False, True, True]
 PY
-# kill -9 at random moments, resume until done: the same bits as never interrupted
-tries=0
-until [ -e killed/final ] || [ $tries -ge 40 ]; do
-    "${resume[@]}" --out killed --steps 8 --save-every 1 --keep 0 > out.txt 2>&1 &
+# kill -9 at random moments, resume until done: the same bits as never interrupted. Where it fell is
+# read from what is left: an unfinished checkpoint (in a save), a checkpoint more than before (after
+# one), or steps in the log and no checkpoint more (in training).
+steps_of() { ls -d "$1"/step-???????? 2> /dev/null | wc -l; }
+in_training=0 in_or_after_save=0
+for try in $(seq 60); do
+    before=$(steps_of killed)
+    "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0 > kill.txt 2>&1 &
     child=$!
-    if [ $tries -lt 12 ]; then sleep "0.$((RANDOM % 4))$((RANDOM % 10))"; kill -9 $child 2> /dev/null; fi
+    # half of them any time from the start on, half at a step or at a checkpoint that appears
+    case $((try % 4)) in
+        0 | 2) sleep "0.$((RANDOM % 4))$((RANDOM % 10))" ;;
+        1) await_line $child '^step' kill.txt ;;
+        3) while kill -0 $child 2> /dev/null; do
+               [ "$(steps_of killed)" -eq "$before" ] && ! ls -d killed/*.tmp-* > /dev/null 2>&1 || break
+           done ;;
+    esac
+    kill -9 $child 2> /dev/null
     wait $child 2> /dev/null
-    tries=$((tries + 1))
+    if ls -d killed/*.tmp-* > /dev/null 2>&1 || [ "$(steps_of killed)" -gt "$before" ]; then
+        in_or_after_save=$((in_or_after_save + 1))
+    elif grep -q '^step' kill.txt; then in_training=$((in_training + 1)); fi
+    [ -e killed/final ] && break
+    [ "$try" -ge 12 ] && [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ] && break
 done
-same "killed_$((tries - 1))_times_and_resumed_has_the_same_bits" killed/final/model.safetensors a/final/model.safetensors
+expect "resumed_after_${try}_kills" 0 '^done' "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0
+same killed_and_resumed_has_the_same_bits killed/final/model.safetensors a/final/model.safetensors
+echo "        $try kills: $in_training in training, $in_or_after_save in or after a save"
+if [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ]; then ok kills_fell_in_training_and_in_saves
+else bad kills_fell_in_training_and_in_saves "$in_training in training, $in_or_after_save in saves"; fi
 
 finish

@@ -267,6 +267,24 @@ TEST(bad_configs_are_refused_by_name) {
     }
 }
 
+// Each member is in its range, not what they make together.
+TEST(members_that_do_not_go_together_are_refused) {
+    const char *const said[] = {"num_attention_heads 1024 x head_dim 1024: expected at most",
+                                "bos_token_id 400", "eos_token_id 401", "2^40 parameters"};
+    for (int i = 0; i < 4; i++) {
+        LlamaConfig c;
+        Error err = {0, "", ""};
+        CHECK(llama_config_builtin(&c, "demo") && llama_config_check(&c, "demo", &err));
+        c.vocab_size = 400;
+        if (i == 0) c.num_heads = 1024, c.num_kv_heads = 1, c.head_dim = 1024;
+        if (i == 1) c.bos_token_id = 400;
+        if (i == 2) c.eos_token_id = 401;
+        if (i == 3) c.hidden_size = c.intermediate_size = 1 << 18, c.num_layers = 1024;
+        CHECK(!llama_config_check(&c, "demo", &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(strstr(err.what, said[i]), "%s", err.what);
+    }
+}
+
 TEST(harmless_values_are_accepted) {
     static const char *const good[][2] = {
         {"attention_bias", "null"},

@@ -72,6 +72,33 @@ static std::vector<T> to_host(const T *p, size_t n) {
     return host;
 }
 
+// What the code that this GPU runs was compiled with
+__global__ void has_kernel(int *tma_and_wgmma) {
+#if HAS_TMA
+    tma_and_wgmma[0] = 1;
+#endif
+#if HAS_WGMMA
+    tma_and_wgmma[1] = 1;
+#endif
+    tma_and_wgmma[2] = 1;
+}
+static void need_code(int which, const char *archs) {
+    int *has = device_buffer<int>(3);
+    has_kernel<<<1, 1>>>(has);
+    RAN();
+    const std::vector<int> host = to_host(has, 3);
+    CHECK(host[2] == 1);
+    if (!host[(size_t)which]) SKIP("built for other GPUs: make CUDA_ARCHS=%s", archs);
+}
+static void need_tma() {
+    need(9, 99);
+    need_code(0, "90a or later");
+}
+static void need_wgmma() {
+    need(9, 9);
+    need_code(1, "90a");
+}
+
 static std::vector<bf16> small_integers(size_t n) {
     std::vector<bf16> v(n);
     for (bf16 &x : v) x = __float2bfloat16((float)((int)test_rng_below(17) - 8));
@@ -338,7 +365,7 @@ __global__ void mbarrier_kernel(int *out) {
 }
 
 TEST(mbarrier_and_elect) {
-    need(9, 99);
+    need_tma();
     release();
     int *out = device_buffer<int>(65);
     mbarrier_kernel<<<1, 64>>>(out);
@@ -426,7 +453,7 @@ __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap fr
 
 // row_bits: how many of the address bits 7.. are folded onto bits 4.. by the swizzle
 static void tma_case(const char *name, const Tiles &t, int c0, int c1, int c2, uint32_t row_bits) {
-    need(9, 99);
+    need_tma();
     release();
     int depth = t.rank > 2 ? t.dim[2] : 1, planes = t.rank > 2 ? t.box[2] : 1;
     int n = t.dim[0] * t.dim[1] * depth, box = t.box[0] * t.box[1] * planes;
@@ -496,7 +523,7 @@ __global__ void bulk_kernel(float *out, const float *in) {
 }
 
 TEST(bulk_load_and_reduce_add) {
-    need(9, 99);
+    need_tma();
     release();
     std::vector<float> in(128), ten(128, 10.0f);
     for (int i = 0; i < 128; i++) in[i] = (float)i;
@@ -523,7 +550,7 @@ __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
 }
 
 TEST(setmaxnreg) {
-    need(9, 9);
+    need_wgmma();
     release();
     int *out = device_buffer<int>(384);
     setmaxnreg_kernel<<<1, 384>>>(out);
@@ -586,7 +613,7 @@ __global__ void wgmma_kernel(float *out, const __grid_constant__ CUtensorMap map
 
 template <int TA, int TB, int RS, int N>
 static void wgmma_case(const char *name) {
-    need(9, 9);
+    need_wgmma();
     release();
     std::vector<bf16> a = small_integers(64 * 64), b = small_integers(N * 64);
     float *out = device_buffer<float>(64 * N);

@@ -721,6 +721,43 @@ TEST(uniform_softmax) {
     free_batch(b);
 }
 
+// A running maximum that does not change must leave what was summed before exactly as it is: every
+// tile would repeat the error. Scores, all equal, are scaled, exponentiated and scaled back: one
+// rounding each, and one of the sum.
+static void check_equal_scores(int D, float q_value) {
+    enum { T = 4096, USED = 7 };  // seven columns: the score is no power of two
+    const int len = T;
+    const HeadShape h = {1, 1, D};
+    Batch b = new_batch(h, &len, 1, 0);
+    for (int t = 0; t < T; t++)
+        for (int x = 0; x < D; x++) {
+            floatX *row = b.qkv + t * qkv_row(h);
+            row[x] = (floatX)(x < USED ? q_value : 0.0f);
+            row[D + x] = (floatX)(x < USED ? 1.0f : 0.0f);
+            row[2 * D + x] = (floatX)1.0f;
+        }
+    const OnDevice d = on_device(b);
+    attention_forward(d.out, d.lse, d.qkv, &d.docs, h);
+    from_device("lse", b.lse, d.lse, T, T);
+    device_free(d.out), device_free(d.dqkv), device_free(d.delta);
+    free_inputs(d);
+    const double score = USED * (double)(float)b.qkv[0] / sqrt((double)D);
+    for (int t = 0; t < T; t++) {
+        const double lse = score + log(t + 1.0), error = fabs(b.lse[t] - lse);
+        CHECK_MSG(error <= 4 * 0x1p-24 * lse, "head_dim %d, score %g, key %d: lse is off by %.2g",
+                  D, score, t, error);
+    }
+    free_batch(b);
+}
+TEST(equal_scores_of_a_long_document) {
+#if defined(CUDA_EMU) && !defined(__FMA__) && !defined(__FP_FAST_FMAF)
+    SKIP("this CPU contracts nothing to FMA, as a GPU does");
+#endif
+    check_equal_scores(64, 22.875f);
+    check_equal_scores(64, 70.5f);
+    check_equal_scores(128, 99.5f);
+}
+
 TEST(random_layouts) {
     for (int n = 0; n < 12; n++) {
         int lengths[4], num_docs;

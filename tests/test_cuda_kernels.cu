@@ -213,7 +213,7 @@ static int exit_code_of(char *text, size_t size, Op op) {
 
 TEST(unsupported_shapes_end_with_exit_code_11) {
     char text[1000];
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
             void *p = cuda_scratch();
@@ -225,11 +225,14 @@ TEST(unsupported_shapes_end_with_exit_code_11) {
             if (i == 3) rmsnorm_apply(x, x, x, (real *)p, 1, 16392);
             if (i == 4) global_norm_squared((double *)p, (real *)p + 1, 4);
             if (i == 5) cuda_fail("file", 7, "what", cudaErrorInvalidValue);
+            if (i == 6) matmul_forward(x, x, x, 1, 64, 0);
+            if (i == 7) matmul_forward(x, x, x, 1, 0, 64);
         });
         if (code == 77) SKIP("no GPU");
         CHECK_MSG(code == 11, "case %d: exit code %d: %s", i, code, text);
         CHECK_MSG(strncmp(text, "error: cuda: ", 13) == 0 && strstr(text, "\nhint: "),
                   "case %d: %s", i, text);
+        if (i == 1 || i >= 6) CHECK_MSG(strstr(text, "multiples of 8"), "case %d: %s", i, text);
     }
 }
 
@@ -244,6 +247,34 @@ TEST(a_device_error_names_the_call_and_the_work) {
     CHECK(code == 11);
     CHECK_MSG(strstr(text, "file:7: a_kernel: ") && strstr(text, "; lengths 5 7\nhint: "), "%s",
               text);
+}
+
+#ifdef CUDA_EMU
+TEST(a_cublaslt_without_an_algorithm_is_said) {
+    char text[1000];
+    const int code = exit_code_of(text, sizeof text, [] {
+        setenv("EMU_LT_ALGO", "none", 1);
+        if (init()) exit(77);
+        floatX *x = (floatX *)cuda_scratch();
+        matmul_forward(x, x, x, 3, 64, 8);
+    });
+    CHECK_MSG(code == 11 && strstr(text, "cuBLASLt has no algorithm for T 3, K 64, N 8"),
+              "exit code %d: %s", code, text);
+}
+#endif
+
+TEST(code_for_other_gpus_says_how_to_build_for_this_one) {
+    char text[1000], expected[64];
+    for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
+        const int code = exit_code_of(text, sizeof text, [&] {
+            if (init()) exit(77);
+            fprintf(stderr, "CUDA_ARCHS=%d\n", cuda_arch());
+            cuda_fail("file", 7, "a_kernel", status);
+        });
+        if (code == 77) SKIP("no GPU");
+        CHECK(code == 11 && sscanf(text, "%63s", expected) == 1);
+        CHECK_MSG(strstr(strchr(text, '\n'), expected), "expected %s in %s", expected, text);
+    }
 }
 
 // (A missing GPU: tests/test_cuda_ranks.sh)
@@ -733,12 +764,13 @@ TEST(matmul_of_many_lengths) {
     CHECK_MSG(n >= 16 + 8 * 8 && n <= 16 + 8 * 10, "%d choices", n);
 }
 
-// What does not fit into the table is asked for each time.
-TEST(matmul_of_more_shapes_than_are_kept) {
+// Far more than a model has
+TEST(matmul_of_many_shapes) {
     start();
     const int64_t most = 66 * 8;
     Tensor inp = tensor("inp", true, 1, most, 1), weight = tensor("weight", true, most, most, 1);
     Tensor out = tensor("out", true, 1, most, 0);
+    CHECK(matmul_repeat_choices("") != NULL);
     for (int64_t K = 8; K <= most; K += 8)
         for (int64_t N = 8; N <= most; N += 8)
             matmul_forward(bf(out), bf(inp), bf(weight), 1, K, N);
@@ -746,7 +778,7 @@ TEST(matmul_of_more_shapes_than_are_kept) {
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-6 * (double)most);
     const char *text = choices_text();
-    CHECK(lines_with(text, "matmul_forward T ") > 4000 && lines_with(text, "\n") == 4096 + 1);
+    CHECK(lines_with(text, "matmul_forward T ") == 66 * 66);
     CHECK(matmul_repeat_choices(text) == NULL && strlen(choices_text()) == strlen(text));
     CHECK(matmul_repeat_choices("") != NULL);
 }
@@ -823,6 +855,28 @@ TEST(matmul_of_a_length_that_its_algorithm_refuses) {
         CHECK(lines_with(choices_text(), "weight T 35 ") == 1);
     choose_anew(NULL);
 }
+
+#ifdef CUDA_EMU
+namespace emu {
+extern int lt_refusals;
+}
+// Lengths that their bucket's algorithm has refused once keep their own: it is not tried again.
+TEST(matmul_remembers_what_was_refused) {
+    start();
+    choose_anew("refuse");
+    const int before = emu::lt_refusals;
+    for (int64_t T = 65; T <= 72; T++) check_matmul(T, 64, 64);
+    CHECK(emu::lt_refusals - before == 3 * 7);  // all but the longest
+    CHECK(lines_with(choices_text(), "\n") == 1 + 3 * 8);
+    for (int64_t T = 65; T <= 72; T++) check_matmul(T, 64, 64);
+    CHECK_MSG(emu::lt_refusals - before == 3 * 7, "%d refused", emu::lt_refusals - before);
+    const char *text = choices_text();
+    CHECK(matmul_repeat_choices(text) == NULL);
+    check_matmul(65, 64, 64);
+    CHECK(emu::lt_refusals - before == 3 * 7);
+    choose_anew(NULL);
+}
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // Optimizer

@@ -57,9 +57,9 @@ exact=("${run[@]}" --deterministic)
 end=step-00000003
 
 # ---- NCCL's calls ------------------------------------------------------------------------------------
-if [ -x "$bin/test_nccl" ]; then
+if [ -x "$bin/test_cuda_nccl" ]; then
     calls() {       # calls NAME N [CASES]
-        start "$2" "$bin/test_nccl" --filter "${3:-}"
+        start "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
         collect
         if [ "$status" -eq 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' out0.txt
         then ok "$1"
@@ -70,7 +70,7 @@ if [ -x "$bin/test_nccl" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_computing_lags_behind 2 begun
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_moving_lags_behind 2
     fi
-else bad calls "$bin/test_nccl is not built"; fi
+else bad calls "$bin/test_cuda_nccl is not built"; fi
 
 # ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
 "${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
@@ -90,7 +90,7 @@ cat > losses.py << 'PY'
 import json, sys
 runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[2:]]
 runs = [[l for l in r if "loss" in l] for r in runs]
-assert len(runs[0]) == 5 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
+assert len(runs[0]) == 6 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
 for run in runs[1:]:
     for a, b in zip(runs[0], run):
         assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
@@ -100,9 +100,8 @@ logs=()
 for n in "${counts[@]}"; do logs+=("w$n"); done
 check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
 check losses_are_the_cpu_backends_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
-if cmp -s w1/$end/model.safetensors "${logs[-1]}/$end/model.safetensors"; then
-    bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing'
-else ok the_order_of_a_sum_shows; fi
+# with any order the same bits the tests above would show nothing
+differ the_order_of_a_sum_shows {w1,"${logs[-1]}"}/$end/model.safetensors
 ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
 same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
@@ -177,11 +176,11 @@ if [ -n "$emulated" ]; then
     faulty stop:1:forward:2 8 '^error: ranks: rank 1 on .* silent for .* in forward of step 2'
     faulty drift:1:update:2 9 'weights \(rank 1\)'
 fi
-start 2 "${run[@]}" --out k --steps 1000000 --val-every 0
+start 2 "${run[@]}" --out "$work/k" --steps 1000000 --val-every 0
 disown "${pids[1]}"     # bash would say that it was killed
-for _ in $(seq 100); do grep -q '^step' out0.txt && break; sleep 0.1; done
+await_line "${pids[0]}" '^step' out0.txt || bad death 'it ended before its first step'
 for p in /proc/[0-9]*; do
-    tr '\0' ' ' 2> /dev/null < "$p/cmdline" | grep -q "^$train .*--out k " &&
+    [[ $(tr '\0' ' ' 2> /dev/null < "$p/cmdline") = "$train "*"--out $work/k "* ]] &&
         grep -qz '^RANK=1$' "$p/environ" && kill -KILL "${p#/proc/}"
 done
 wait "${pids[0]}"

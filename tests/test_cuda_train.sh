@@ -73,8 +73,8 @@ done
 if [[ $cuda = *emu* ]]; then
     check other_algorithm_10_steps env EMU_LT_ALGO=1 \
         "$cuda" "${common[@]}" --out algo --steps 10 --save-every 5 --keep 0
-    check other_algorithm_has_other_bits test -f algo/step-00000005/matmul.txt -a \
-        -n "$(cmp {packed,algo}/step-00000010/model.safetensors)"
+    check algorithms_are_saved test -f algo/step-00000005/matmul.txt
+    differ other_algorithm_has_other_bits {packed,algo}/step-00000010/model.safetensors
     cp -r algo repeated
     rm -r repeated/step-00000010 repeated/final
     check resume_repeats_algorithms "$cuda" "${common[@]}" --out repeated --steps 10 --resume
@@ -83,7 +83,7 @@ if [[ $cuda = *emu* ]]; then
         cmp {algo,repeated}/step-00000010/model.safetensors
     EMU_ARCH=80 timeout "$limit_s" "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
     check another_gpu_is_said grep 'warning: .*matmul.txt: .*anew, bits may differ' other.txt
-    check the_same_gpu_is_not test -z "$(grep 'warning: .*matmul' repeated.txt)"
+    lacks the_same_gpu_is_not 'warning: .*matmul' repeated.txt
 fi
 cp -r packed crossed
 rm -r crossed/step-00000010 crossed/final

@@ -21,12 +21,19 @@ typedef struct {
 
 static const int32_t LENGTHS[] = {5, 1, 0, 7, 30, 0, 2};
 enum { NUM_ENDS = 7, NUM_DOCS = 5, NUM_TOKENS = 45, VOCAB = 100 };
+enum { BLOCK = 16, NUM_BLOCKS = 3 };  // of checksums: 16, 16 and 13 tokens
+enum { ENDS_AT = 40, SUMS_AT = ENDS_AT + 8 * NUM_ENDS };
 
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
 static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * word, &value, 4); }
 
-// Checksums of header and index made right again after a change.
+// Checksums of tokens, header and index made right again after a change.
 static void seal(Files *f) {
+    for (int b = 0; b < NUM_BLOCKS && f->idx_size == SUMS_AT + 4 * NUM_BLOCKS + 4; b++) {
+        const int n = b + 1 < NUM_BLOCKS ? BLOCK : NUM_TOKENS - b * BLOCK;
+        put(f->idx + SUMS_AT + 4 * b,
+            crc32c(0, f->bin + 1024 + b * BLOCK * f->width, (size_t)(n * f->width)), 4);
+    }
     put(f->bin + 1020, crc32c(0, f->bin, 1020), 4);
     put(f->idx + 12, crc32c(0, f->bin, 1020), 4);
     put(f->idx + f->idx_size - 4, crc32c(0, f->idx, f->idx_size - 4), 4);
@@ -51,11 +58,22 @@ static void make_files(Files *f, int width) {
         put(f->bin + 1024 + i * width, (uint64_t)(i % VOCAB), (size_t)width);
     f->bin_size = (size_t)(1024 + NUM_TOKENS * width);
     memcpy(f->idx, "UNPADIDX", 8);
-    put(f->idx + 8, 1, 4);
+    put(f->idx + 8, 2, 4);
     put(f->idx + 16, NUM_ENDS, 8);
     put(f->idx + 24, NUM_TOKENS, 8);
+    put(f->idx + 32, BLOCK, 8);
     uint64_t end = 0;
-    for (int i = 0; i < NUM_ENDS; i++) put(f->idx + 32 + 8 * i, end += (uint64_t)LENGTHS[i], 8);
+    for (int i = 0; i < NUM_ENDS; i++)
+        put(f->idx + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
+    f->idx_size = SUMS_AT + 4 * NUM_BLOCKS + 4;
+    seal(f);
+}
+
+// The index as it was before tokens had checksums.
+static void make_files_v1(Files *f, int width) {
+    make_files(f, width);
+    put(f->idx + 8, 1, 4);
+    memmove(f->idx + 32, f->idx + ENDS_AT, 8 * NUM_ENDS);
     f->idx_size = 32 + 8 * NUM_ENDS + 4;
     seal(f);
 }
@@ -132,7 +150,30 @@ TEST(own_shards_of_both_widths) {
         check_documents(&ds, 0);
         dataset_describe(&ds, text, sizeof text);
         CHECK_MSG(strstr(text, "5 documents, 45 tokens, 2 empty"), "%s", text);
+        CHECK_MSG(!strstr(text, "unchecked"), "%s", text);
         dataset_close(&ds);
+    }
+}
+
+TEST(indexes_of_version_1_are_read_and_said_to_be_unchecked) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        char text[256];
+        make_files_v1(&f, width);
+        save(&f, "old");
+        CHECK_MSG(dataset_open(&ds, scratch("old.bin"), &options, &err), "%s", err.what);
+        CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
+        check_documents(&ds, 0);
+        dataset_describe(&ds, text, sizeof text);
+        CHECK_MSG(strstr(text, "tokens unchecked"), "%s", text);
+        dataset_close(&ds);
+        for (size_t n = f.idx_size; n-- > 0;) {
+            CHECK(truncate(scratch("old.idx"), (off_t)n) == 0);
+            CHECK_MSG(refused_by_size_or_sum(scratch("old.bin")), "%zu", n);
+        }
     }
 }
 
@@ -217,12 +258,17 @@ TEST(header_fields_are_proven) {
 TEST(index_fields_are_proven) {
     FIELD(put(f.idx + 16, NUM_ENDS + 1, 8), "another shard");
     FIELD(put(f.idx + 24, NUM_TOKENS + 1, 8), "another shard");
-    FIELD(put(f.idx + 8, 2, 4), "version 1");
-    FIELD(put(f.idx + 32, NUM_TOKENS + 1, 8), "document 0 ends");
-    FIELD(put(f.idx + 32, UINT64_MAX, 8), "document 0 ends");
-    FIELD(put(f.idx + 32 + 8 * 3, 5, 8), "document 3 ends");
-    FIELD(put(f.idx + 32 + 8 * 6, NUM_TOKENS - 1, 8), "documents end at token 44");
-    FIELD(put(f.idx + 32 + 8 * 6, NUM_TOKENS - 3, 8), "document 6 ends");
+    FIELD(put(f.idx + 8, 3, 4), "version 1 or 2");
+    FIELD(put(f.idx + 8, 0, 4), "version 1 or 2");
+    FIELD(put(f.idx + 8, 1, 4), "expected exactly");
+    FIELD(put(f.idx + 32, 0, 8), "blocks of 0 tokens");
+    FIELD(put(f.idx + 32, UINT64_MAX, 8), "blocks of 18446744073709551615 tokens");
+    FIELD(put(f.idx + 32, BLOCK - 8, 8), "expected exactly");
+    FIELD(put(f.idx + ENDS_AT, NUM_TOKENS + 1, 8), "document 0 ends");
+    FIELD(put(f.idx + ENDS_AT, UINT64_MAX, 8), "document 0 ends");
+    FIELD(put(f.idx + ENDS_AT + 8 * 3, 5, 8), "document 3 ends");
+    FIELD(put(f.idx + ENDS_AT + 8 * 6, NUM_TOKENS - 1, 8), "documents end at token 44");
+    FIELD(put(f.idx + ENDS_AT + 8 * 6, NUM_TOKENS - 3, 8), "document 6 ends");
 }
 
 TEST(an_index_belongs_to_its_shard) {
@@ -250,6 +296,7 @@ TEST(a_bad_token_is_named_wherever_it_is) {
             make_files(&f, width);
             const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
             put(f.bin + 1024 + bad * width, id, (size_t)width);
+            seal(&f);  // a writer's mistake, not a damaged file
             save(&f, "bad");
             CHECK_MSG(dataset_open(&ds, scratch("bad.bin"), &options, &err), "%s", err.what);
             int64_t start = 0, failed = 0;
@@ -271,6 +318,49 @@ TEST(a_bad_token_is_named_wherever_it_is) {
         }
 }
 
+// Which documents have tokens in block b
+static bool doc_in_block(const Dataset *ds, int64_t doc, int b) {
+    int64_t start = 0;
+    for (int64_t d = 0; d < doc; d++) start += dataset_doc_length(ds, d);
+    const int64_t end = start + dataset_doc_length(ds, doc);
+    return start < (b + 1) * BLOCK && end > b * BLOCK;
+}
+
+TEST(every_flipped_bit_of_the_tokens_is_found) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        int32_t out[64];
+        make_files(&f, width);
+        save(&f, "flip");
+        const char *path = scratch("flip.bin");
+        const int fd = open(path, O_RDWR);
+        CHECK(fd >= 0 && dataset_open(&ds, path, &options, &err));
+        for (size_t bit = 0; bit < (size_t)(8 * NUM_TOKENS * width); bit++) {
+            const size_t at = 1024 + bit / 8;
+            const unsigned char bad = f.bin[at] ^ (unsigned char)(1 << bit % 8);
+            const int b = (int)(bit / 8) / width / BLOCK;
+            char range[64];
+            CHECK(pwrite(fd, &bad, 1, (off_t)at) == 1);
+            snprintf(range, sizeof range, "flip.bin: bytes %d to %d: ", 1024 + b * BLOCK * width,
+                     1024 + (b + 1 < NUM_BLOCKS ? (b + 1) * BLOCK : NUM_TOKENS) * width - 1);
+            for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
+                memset(&err, 0, sizeof err);
+                const bool ok = dataset_read(&ds, doc, 0, dataset_doc_length(&ds, doc), out, &err);
+                CHECK_MSG(ok == !doc_in_block(&ds, doc, b), "bit %zu, document %d", bit, (int)doc);
+                CHECK_MSG(ok || (err.code == EXIT_BAD_INPUT && strstr(err.what, range)),
+                          "expected '%s', found '%s'", range, err.what);
+            }
+            CHECK(pwrite(fd, &f.bin[at], 1, (off_t)at) == 1);
+        }
+        memset(&err, 0, sizeof err);
+        CHECK(dataset_read(&ds, 0, 0, 5, out, &err) && close(fd) == 0);
+        dataset_close(&ds);
+    }
+}
+
 TEST(a_shard_that_shrinks_is_noticed) {
     Files f;
     Dataset ds;
@@ -280,9 +370,9 @@ TEST(a_shard_that_shrinks_is_noticed) {
     make_files(&f, 2);
     save(&f, "shrink");
     CHECK(dataset_open(&ds, scratch("shrink.bin"), &options, &err));
-    CHECK(truncate(scratch("shrink.bin"), 1030) == 0);
+    CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
     CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
-    CHECK(!dataset_read(&ds, 0, 0, 5, out, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
     file_close(&ds.shards[0].file);  // and when it has to be opened again
     memset(&err, 0, sizeof err);
     CHECK(!dataset_read(&ds, 0, 0, 3, out, &err) && strstr(err.what, "as before"));
@@ -384,18 +474,18 @@ TEST(datatrove_sets) {
         const DatasetOptions options = dataset_options();
         make_files(&f, width);
         write_bytes(scratch("a.ds"), f.bin + 1024, f.bin_size - 1024);
-        write_bytes(scratch("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, 8 * NUM_ENDS);
         CHECK_MSG(dataset_open(&ds, scratch("a.ds"), &options, &err), "%s", err.what);
         CHECK(dataset_num_docs(&ds) == NUM_DOCS && dataset_num_empty(&ds) == 2);
         check_documents(&ds, 0);
         dataset_close(&ds);
         for (size_t n = 8 * NUM_ENDS; n-- > 0;) {
-            write_bytes(scratch("a.ds.index"), f.idx + 32, n);
+            write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, n);
             // one document fewer, and that document empty, is nothing that can be seen
             if (n != 8 * (NUM_ENDS - 1))
                 CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
         }
-        write_bytes(scratch("a.ds.index"), f.idx + 32, 8 * NUM_ENDS);
+        write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, 8 * NUM_ENDS);
         for (size_t n = f.bin_size - 1024; n-- > 0;) {
             CHECK(truncate(scratch("a.ds"), (off_t)n) == 0);
             if (n != 2 * NUM_TOKENS) CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
@@ -611,7 +701,7 @@ TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
     CHECK(fingerprint_of(scratch("moved/print.bin")) == one);
     save(&f, "other_name");
     CHECK(fingerprint_of(scratch("other_name.bin")) != one);
-    put(f.idx + 32, 4, 8);  // the first document one token shorter
+    put(f.idx + ENDS_AT, 4, 8);  // the first document one token shorter
     seal(&f);
     save(&f, "print");
     CHECK(fingerprint_of(scratch("print.bin")) != one);
@@ -623,6 +713,72 @@ TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
     char list[600];
     snprintf(list, sizeof list, "%s,%s", scratch("moved/print.bin"), scratch("moved/print.bin"));
     CHECK(fingerprint_of(list) != one);
+    make_files(&f, 2);
+    f.bin[1024 + 2 * 20] ^= 1;  // another token, in a shard that says so
+    seal(&f);
+    save(&f, "print");
+    CHECK(fingerprint_of(scratch("print.bin")) != one);
+}
+
+static uint64_t token_fingerprint_of(const char *path) {
+    Dataset ds;
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    CHECK_MSG(dataset_open(&ds, path, &options, &err), "%s", err.what);
+    const uint64_t fingerprint = dataset_token_fingerprint(&ds);
+    dataset_close(&ds);
+    return fingerprint;
+}
+
+// Without checksums in the files: what scanning reads anyway, else a sample, here of all tokens.
+TEST(fingerprint_of_tokens_without_checksums) {
+    Files f, g;
+    make_files(&f, 2);
+    save(&f, "sum");
+    const uint64_t checked = token_fingerprint_of(scratch("sum.bin"));
+    f.bin[1024 + 2 * 20] ^= 1;
+    seal(&f);
+    save(&f, "sum");
+    CHECK(token_fingerprint_of(scratch("sum.bin")) != checked);
+    make_files_v1(&f, 2);
+    make_llmc(&g, 2, 50256, false);
+    save(&f, "sum");
+    write_bytes(scratch("scan.bin"), g.bin, g.bin_size);
+    const uint64_t sampled = token_fingerprint_of(scratch("sum.bin")),
+                   scanned = token_fingerprint_of(scratch("scan.bin"));
+    CHECK(token_fingerprint_of(scratch("sum.bin")) == sampled);
+    for (int i = 0; i < NUM_TOKENS; i++) {
+        f.bin[1024 + 2 * i] ^= 1;
+        save(&f, "sum");
+        f.bin[1024 + 2 * i] ^= 1;
+        CHECK(token_fingerprint_of(scratch("sum.bin")) != sampled);
+        const uint64_t id = shard_word(g.bin + 1024 + 2 * i, 2);
+        if (id == 50256 || id == 50257) continue;
+        g.bin[1024 + 2 * i] ^= 1;
+        write_bytes(scratch("scan.bin"), g.bin, g.bin_size);
+        g.bin[1024 + 2 * i] ^= 1;
+        CHECK(token_fingerprint_of(scratch("scan.bin")) != scanned);
+    }
+}
+
+// A longer shard than the sample: its first and last bytes are in it, and pieces between.
+TEST(the_sample_of_tokens_spreads_over_the_shard) {
+    enum { TOKENS = 300000 };
+    static unsigned char tokens[2 * TOKENS];
+    const uint64_t end = TOKENS;
+    int seen = 0;
+    write_bytes(scratch("long.ds.index"), &end, 8);
+    write_bytes(scratch("long.ds"), tokens, sizeof tokens);
+    const uint64_t before = token_fingerprint_of(scratch("long.ds"));
+    for (size_t part = 0; part < 100; part++) {  // one percent of the file is another
+        memset(tokens + part * 6000, 1, 6000);
+        write_bytes(scratch("long.ds"), tokens, sizeof tokens);
+        memset(tokens + part * 6000, 0, 6000);
+        const bool differs = token_fingerprint_of(scratch("long.ds")) != before;
+        CHECK(differs || (part > 0 && part < 99));
+        seen += differs;
+    }
+    CHECK_MSG(seen >= 8, "%d of 100 parts", seen);
 }
 
 TEST(tokenizers_must_agree) {
@@ -661,13 +817,15 @@ TEST(empty_shards) {
     make_files(&f, 2);
     put_word(&f, 2, 0);
     f.bin_size = 1024;
-    memset(f.idx + 24, 0, 8 + 8 * NUM_ENDS);
+    put(f.idx + 24, 0, 8);
+    memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
+    f.idx_size = SUMS_AT + 4;
     seal(&f);
     save(&f, "empty");
     check_refused(scratch("empty.bin"), "expected documents, found none");
     put_word(&f, 14, 0);
     put(f.idx + 16, 0, 8);
-    f.idx_size = 36;
+    f.idx_size = 44;
     seal(&f);
     save(&f, "empty");
     check_refused(scratch("empty.bin"), "expected documents, found none");

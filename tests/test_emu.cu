@@ -8,6 +8,7 @@
 #ifndef CUDA_EMU
 TEST(emulator) { SKIP("this is a CUDA build"); }
 #else
+#include <atomic>
 #include <cublasLt.h>
 #include <math.h>
 #include <string>
@@ -48,6 +49,22 @@ static void must_die(Run run, int code, const char *text) {
     int found = child(run);
     CHECK_MSG(found == code && child_output.find(text) != std::string::npos,
               "exit code %d, not %d, or no \"%s\" in: %s", found, code, text, child_output.c_str());
+}
+
+// This program again with a setting of the emulator, for some of its cases; its exit code
+static int with_setting(const char *setting, const char *filter) {
+    char self[4096], command[8192];
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(n > 0);
+    self[n] = 0;
+    snprintf(command, sizeof command, "%s '%s' --filter %s > /dev/null 2>&1", setting, self,
+             filter);
+    const int status = system(command);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+static bool set_to(const char *variable, const char *value) {
+    const char *v = getenv(variable);
+    return v && strcmp(v, value) == 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -241,6 +258,63 @@ TEST(launches_are_checked) {
     CUDA_OK(cudaFree(p));
 }
 
+// 10 KB of static shared memory, and dynamic
+__global__ void static_and_dynamic(float *p) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    __shared__ float s[2][1280];
+    s[1][threadIdx.x] = 1;
+    smem[threadIdx.x] = 1;
+    p[threadIdx.x] = s[1][threadIdx.x];
+}
+static int optin_bytes() {
+    int bytes = 0;
+    CUDA_OK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    return bytes;
+}
+static void ask_for(int bytes) {
+    CUDA_OK(cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 bytes));
+}
+static void over_48_kb() { static_and_dynamic<<<1, 32, (38 << 10) + 1>>>(floats(32)); }
+static void over_the_optin() {
+    ask_for(optin_bytes());
+    static_and_dynamic<<<1, 32, 64 << 10>>>(floats(32));
+}
+TEST(static_shared_memory_counts_with_the_dynamic) {
+    float *p = floats(32);
+    static_and_dynamic<<<1, 32, 38 << 10>>>(p);
+    CUDA_OK(cudaGetLastError());
+    must_die(over_48_kb, 97, "10240 bytes of static shared memory beside 38913 dynamic ones");
+    must_die(over_the_optin, 97, "has room for 0");
+    ask_for(optin_bytes() - (10 << 10));
+    static_and_dynamic<<<1, 32, 64 << 10>>>(p);
+    CUDA_OK(cudaGetLastError());
+    CUDA_OK(cudaFree(p));
+}
+
+// CUDA C++ programming guide, table "Technical Specifications per Compute Capability"
+static const int optin_kb[][2] = {{80, 163},  {86, 99},   {87, 163},  {89, 99},  {90, 227},
+                                  {100, 227}, {103, 227}, {110, 227}, {120, 99}, {121, 99}};
+TEST(shared_memory_of_this_architecture) {
+    cudaDeviceProp prop;
+    CUDA_OK(cudaGetDeviceProperties(&prop, 0));
+    int expected = 0;
+    for (auto &row : optin_kb)
+        if (row[0] == prop.major * 10 + prop.minor) expected = row[1] << 10;
+    CHECK_MSG(optin_bytes() == expected, "%d bytes, expected %d", optin_bytes(), expected);
+    CHECK((int)prop.sharedMemPerMultiprocessor == expected + 1024);
+    CHECK(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, expected + 1) ==
+          cudaErrorInvalidValue);
+    cudaGetLastError();
+}
+TEST(shared_memory_of_every_architecture) {
+    for (auto &row : optin_kb) {
+        const std::string arch = "EMU_ARCH=" + std::to_string(row[0]);
+        CHECK_MSG(with_setting(arch.c_str(), "memory_of_this") == 0, "%s", arch.c_str());
+        CHECK_MSG(with_setting(arch.c_str(), "static_shared") == 0, "%s", arch.c_str());
+    }
+}
+
 TEST(devices_streams_events) {
     int n = 0, major = 0, driver = 0;
     cudaDeviceProp prop;
@@ -272,6 +346,29 @@ TEST(devices_streams_events) {
 }
 
 __global__ void add_one(float *p) { p[threadIdx.x] += 1; }
+
+// With EMU_STREAMS=1 a result is there when the stream has come to it, and not before.
+static std::atomic<bool> released;
+TEST(streams_run_beside_the_host) {
+    if (!set_to("EMU_STREAMS", "1")) {
+        CHECK(with_setting("EMU_STREAMS=1", "streams_run_beside") == 0);
+        return;
+    }
+    cudaStream_t stream;
+    float *p = floats(32), *host;
+    auto hold = [](void *) {
+        while (!released) usleep(100);
+    };
+    CUDA_OK(cudaMallocHost(&host, 128));
+    CUDA_OK(cudaStreamCreate(&stream));
+    CUDA_OK(cudaLaunchHostFunc(stream, hold, nullptr));
+    fill<<<1, 32, 0, stream>>>(p, 7.0f);
+    CUDA_OK(cudaMemcpyAsync(host, p, 128, cudaMemcpyDeviceToHost, stream));
+    CHECK(isnan(host[31]) && cudaStreamQuery(stream) == cudaErrorNotReady);
+    released = true;
+    CUDA_OK(cudaStreamSynchronize(stream));
+    CHECK(host[31] == 7);
+}
 
 TEST(captures_run_when_launched) {
     cudaStream_t stream;
@@ -330,6 +427,31 @@ TEST(captures_are_spoilt_by_what_they_cannot_hold) {
     CUDA_OK(cudaFree(p));
 }
 
+static float *used_by_host_function;
+static void in_a_host_function(cudaHostFn_t fn) {
+    cudaStream_t stream;
+    used_by_host_function = floats(32);
+    cudaStreamCreate(&stream);
+    cudaLaunchHostFunc(stream, fn, stream);
+    cudaStreamSynchronize(stream);
+}
+static void calls_malloc() {
+    in_a_host_function([](void *) { cudaMalloc(&used_by_host_function, 64); });
+}
+static void calls_a_kernel() {
+    in_a_host_function(
+        [](void *stream) { add_one<<<1, 32, 0, (cudaStream_t)stream>>>(used_by_host_function); });
+}
+static void calls_nothing() {
+    in_a_host_function([](void *) {});
+    if (cudaFree(used_by_host_function) == cudaSuccess) _exit(3);
+}
+TEST(host_functions_do_not_use_cuda) {
+    must_die(calls_malloc, 97, "emu_malloc in a host function of a stream");
+    must_die(calls_a_kernel, 97, "add_one in a host function of a stream");
+    must_die(calls_nothing, 3, "");
+}
+
 // ------------------------------------------------------------------------------------------------
 // Arithmetic
 
@@ -349,6 +471,23 @@ TEST(atomics) {
     CHECK(*(float *)host == 384.0f && *(int *)(host + 8) == 1536 && *(int *)(host + 12) == 95);
     CHECK(*(unsigned long long *)(host + 16) == 768ull << 33);
     CUDA_OK(cudaFree(p));
+}
+
+__global__ void exponentials(float *p) { p[threadIdx.x] = __expf(-(float)threadIdx.x / 12); }
+
+// CUDA allows __expf 2 + 1.173 |x| ulp: up to a hundred here. EMU_FAST_MATH=1 takes them.
+TEST(expf_of_a_gpu) {
+    float *p = floats(1024), host[1024];
+    double worst = 0;
+    exponentials<<<1, 1024>>>(p);
+    CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < 1024; i++) {
+        const double x = (double)(-(float)i / 12), ulp = ldexp(1, ilogb(exp(x)) - 23);
+        worst = fmax(worst, fabs(host[i] - exp(x)) / ulp / (3 + 1.173 * fabs(x)));
+    }
+    CHECK_MSG(worst <= 1 && (worst > 0.9) == set_to("EMU_FAST_MATH", "1"), "%.2f", worst);
+    CUDA_OK(cudaFree(p));
+    if (!getenv("EMU_FAST_MATH")) CHECK(with_setting("EMU_FAST_MATH=1", "expf_of_a_gpu") == 0);
 }
 
 // Against the definition: of the two neighbours the nearer one, of two equally near the even one.
@@ -544,6 +683,77 @@ TEST(cublaslt_refuses) {
     CUDA_OK(cudaFree(p));
     lt_close(&lt);
     must_die(misaligned_operand, 97, "A at 0x");
+}
+
+// An algorithm is for the operations and types that it was asked for.
+TEST(cublaslt_algorithms_do_only_their_form) {
+    const cublasOperation_t N = CUBLAS_OP_N, T = CUBLAS_OP_T;
+    const Gemm gemms[] = {{8, 8, 8, N, N, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 0.0f},
+                          {8, 8, 8, T, N, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 0.0f},
+                          {8, 8, 8, N, T, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 0.0f},
+                          {8, 8, 8, N, N, CUDA_R_16BF, CUDA_R_32F, 0, 1.0f, 0.0f},
+                          {8, 8, 8, N, N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f}};
+    float *p = floats(64), *q = floats(64);
+    CUDA_OK(cudaMemset(p, 0, 256));
+    for (const Gemm &g : gemms)
+        for (const Gemm &other : gemms) {
+            Lt lt, lt_other;
+            cublasLtMatmulHeuristicResult_t result;
+            CHECK(lt_open(&lt, g, 0) == 0 && lt_open(&lt_other, other, 0) == 0);
+            const cublasStatus_t expected =
+                &g == &other ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+            CHECK(cublasLtMatmul(lt.handle, lt.op, &g.alpha, p, lt.a, p, lt.b, &g.beta, q, lt.c, q,
+                                 lt.c, &lt_other.result[0].algo, nullptr, 0, nullptr) == expected);
+            CHECK(cublasLtMatmulAlgoCheck(lt.handle, lt.op, lt.a, lt.b, lt.c, lt.c,
+                                          &lt_other.result[0].algo, &result) == expected);
+            lt_close(&lt), lt_close(&lt_other);
+        }
+    CUDA_OK(cudaFree(p));
+    CUDA_OK(cudaFree(q));
+}
+
+static const Gemm plain = {8,          8,          8, CUBLAS_OP_N, CUBLAS_OP_N,
+                           CUDA_R_32F, CUDA_R_32F, 0, 1.0f,        0.0f};
+
+TEST(cublaslt_knows_no_algorithm) {
+    Lt lt;
+    if (set_to("EMU_LT_ALGO", "none"))
+        CHECK(lt_open(&lt, plain, 1 << 20) == CUBLAS_STATUS_SUCCESS && lt.found == 0);
+    else
+        CHECK(with_setting("EMU_LT_ALGO=none", "cublaslt_knows_no_algorithm") == 0);
+}
+
+TEST(cublaslt_refuses_other_sizes) {
+    if (!set_to("EMU_LT_ALGO", "refuse")) {
+        CHECK(with_setting("EMU_LT_ALGO=refuse", "cublaslt_refuses_other_sizes") == 0);
+        return;
+    }
+    Gemm shorter = plain;
+    shorter.n = 7;
+    Lt lt, lt_shorter;
+    float *p = floats(64), *q = floats(64);
+    CUDA_OK(cudaMemset(p, 0, 256));
+    CHECK(lt_open(&lt, plain, 0) == 0 && lt_open(&lt_shorter, shorter, 0) == 0);
+    for (const Lt *x : {&lt, &lt_shorter})
+        CHECK(cublasLtMatmul(x->handle, x->op, &plain.alpha, p, x->a, p, x->b, &plain.beta, q, x->c,
+                             q, x->c, &lt.result[0].algo, nullptr, 0, nullptr) ==
+              (x == &lt ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED));
+    lt_close(&lt), lt_close(&lt_shorter);
+    CUDA_OK(cudaFree(p));
+    CUDA_OK(cudaFree(q));
+}
+
+TEST(cublaslt_is_not_asked_during_a_capture) {
+    Lt lt;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    CUDA_OK(cudaStreamCreate(&stream));
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(lt_open(&lt, plain, 0) == CUBLAS_STATUS_INTERNAL_ERROR && lt.found == 0);
+    lt_close(&lt);
+    CUDA_OK(cudaStreamEndCapture(stream, &graph));
+    CUDA_OK(cudaGraphDestroy(graph));
+    CUDA_OK(cudaStreamDestroy(stream));
 }
 #endif
 

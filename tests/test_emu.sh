@@ -9,7 +9,7 @@ root=$PWD verbose=${1:-}
 . "$root/tests/lib.sh"
 evidence() { :; }
 unset $(compgen -v EMU_)       # each run says itself what it wants
-out=$(mktemp) && trap 'rm -f "$out"' EXIT
+out=$(mktemp) && broken=$(mktemp) && trap 'rm -f "$out" "$broken"' EXIT
 
 if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
     tail -20 "$out"
@@ -20,12 +20,21 @@ if make -s BACKEND=cpu build/tsan/bugs > "$out" 2>&1; then no_tsan=
 else no_tsan='no compiler here links -fsanitize=thread'; fi
 # ThreadSanitizer wants its addresses where they always are
 run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"
-$run true 2> /dev/null || run='timeout 60'
+$run true 2> /dev/null || run="timeout $limit_s"
 
-seen() {        # seen CASE [VARIABLE=VALUE...]: the emulator or the comparison objects to CASE
+# seen CASE [VARIABLE=VALUE...]: the comparison or the emulator objects to CASE, which it says. Out
+# of time, or ended without a word: nothing was found, and the suite fails.
+seen() {
     local name=$1
     shift
-    ! env EMU_TIMEOUT=20 "$@" build/emu/bugs "$name" > "$out" 2>&1
+    env EMU_TIMEOUT="$limit_s" "$@" build/emu/bugs "$name" > "$out" 2>&1
+    case $? in
+        0) return 1 ;;
+        1) grep -q ': WRONG$' "$out" && return ;;
+        97 | 98) grep -qE '^EMU (ERROR|DEADLOCK)' "$out" && ! grep -q time-out "$out" && return ;;
+    esac
+    echo "$name $*: $(head -c 200 "$out")" >> "$broken"
+    return 1
 }
 seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds show it
     local seed n=0
@@ -100,4 +109,6 @@ bug gemm_no_wgmma_fence        yes  10     10   yes   -     'without a preceding
 bug gemm_no_proxy_fence        no   0      0    yes   no    'WRONG'
 bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA store'
 bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
+if [ ! -s "$broken" ]; then ok every_run_ended_with_a_verdict
+else bad every_run_ended_with_a_verdict "$(head -3 "$broken")"; fi
 finish

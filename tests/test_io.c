@@ -1,5 +1,6 @@
-// data/io.h and data/json.h: bounds, exactness, locks, strict JSON.
+// data/io.h, data/json.h and data/digest.h: bounds, exactness, locks, strict JSON, checksums.
 #include "../data/json.h"
+#include "../data/digest.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -57,6 +58,34 @@ TEST(crc32c_vectors) {
     CHECK(crc32c(0, ones, 32) == 0x62a8ab43u);
     CHECK(crc32c(0, up, 32) == 0x46dd794eu);
     CHECK(crc32c(0, "", 0) == 0);
+}
+
+static void check_sha256(const char *text, size_t repeat, const char *expected) {
+    Sha256 s;
+    unsigned char digest[32];
+    char hex[65];
+    const size_t n = strlen(text);
+    for (size_t piece = 1; piece <= 129; piece += 64) {
+        size_t done = 0;
+        sha256_begin(&s);
+        for (size_t i = 0; i < repeat; i++)
+            for (done = 0; done < n; done += piece)
+                sha256_add(&s, text + done, n - done < piece ? n - done : piece);
+        sha256_end(&s, digest);
+        for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+        CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
+    }
+}
+
+TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the padding
+    check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
+                 "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    check_sha256("a", 1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    check_sha256("a", 55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
+    check_sha256("a", 56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
+    check_sha256("a", 64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
 }
 
 TEST(crc32c_paths_and_pieces_agree) {

@@ -1,11 +1,14 @@
 // The whole model: PyTorch goldens, layouts, isolation, saving; with -DGRADCHECK its gradient
 // against central differences in fp64.
 #include "../llama.h"
+#include "../train/check_packing.h"
 #include "../train/reduce.h"
+#include "../train/saving.h"
 #include "../train/weights.h"
 
 #include <dirent.h>
 
+#include "scratch.h"
 #include "test.h"
 
 static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied) {
@@ -22,7 +25,7 @@ static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied)
 static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
                        bool repad) {
     Error err = {0};
-    LlamaSizes sizes = {capacity, max_seqlen, repad, true};
+    LlamaSizes sizes = {capacity, max_seqlen, repad, true, 0, 0};
     llama_plan(m, c, sizes);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
@@ -103,7 +106,8 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     return x;
 }
 
-static void golden_open(Golden *g, const char *name) {
+// chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
+static void golden_open(Golden *g, const char *name, int chunk) {
     Error err = {0};
     LlamaConfig config;
     char path[600];
@@ -123,8 +127,8 @@ static void golden_open(Golden *g, const char *name) {
     }
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
-    LlamaSizes sizes = {num_tokens + 5, longest, false,
-                        true};  // slack rows are NaN in a poison build
+    // slack rows are NaN in a poison build
+    LlamaSizes sizes = {num_tokens + 5, longest, false, true, chunk, (size_t)chunk};
     llama_plan(&g->model, &config, sizes);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
@@ -176,15 +180,18 @@ static void golden_training(Golden *g) {
         double norm = (double)llama_read_step(&g->model).grad_norm;
         CHECK_MSG(fabs(loss - (double)losses[step]) <= 2e-5 * (double)losses[step],
                   "%s step %d: loss %.8g, expected %.8g", g->dir, step, loss, (double)losses[step]);
-        CHECK_MSG(fabs(norm - (double)norms[step]) <= 1e-3 * (double)norms[step],
+        // the norm averages the errors of its gradients, 1e-5 each before the first update, and the
+        // weights have drifted by as much after ten
+        CHECK_MSG(fabs(norm - (double)norms[step]) <= 5e-5 * (double)norms[step],
                   "%s step %d: norm %.8g, expected %.8g", g->dir, step, norm, (double)norms[step]);
     }
 }
 
-static void check_golden(const char *name) {
+static void check_golden(const char *name, int chunk) {
     static Golden g;
     size_t n = 0;
-    golden_open(&g, name);
+    golden_open(&g, name, chunk);
+    CHECK(chunk == 0 || (g.model.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
     CHECK(expected && n == 1);
@@ -196,7 +203,7 @@ static void check_golden(const char *name) {
     golden_close(&g);
 }
 
-TEST(goldens_of_transformers) {
+static void check_goldens(int chunk) {
     DIR *dir = opendir("tests/golden");
     char names[32][256];
     int checked = 0;
@@ -208,16 +215,19 @@ TEST(goldens_of_transformers) {
         snprintf(names[checked++], 256, "%s", e->d_name);
     }
     closedir(dir);
-    for (int i = 0; i < checked; i++) check_golden(names[i]);
+    for (int i = 0; i < checked; i++) check_golden(names[i], chunk);
     CHECK_MSG(checked >= 3, "%d goldens found", checked);
 }
+
+TEST(goldens_of_transformers) { check_goldens(0); }
+TEST(goldens_with_the_head_and_the_weights_in_chunks) { check_goldens(64); }
 
 // The weights of a directory, on the host.
 static float *load_weights(const char *dir, size_t *n) {
     Error err = {0};
     LlamaConfig config;
     LlamaModel m;
-    LlamaSizes sizes = {16, 16, false, false};
+    LlamaSizes sizes = {16, 16, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
     llama_plan(&m, &config, sizes);
     CHECK_MSG(llama_allocate(&m, &err) && llama_load(&m, dir, &err), "%s", err.what);
@@ -360,6 +370,54 @@ TEST(completed_batches_have_the_same_bits) {
     llama_free(&m);
 }
 
+// What --check-packing measures and how it judges: rounding passes, all else does not.
+TEST(check_packing_tells_rounding_from_a_bug) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, docs, NUM_DOCS);
+    PackingDelta d = packing_delta(&m, &b);
+    CHECK(d.max_loss == 0 && d.max_logit == 0 && d.grad_norm2 > 0 && packing_is_rounding(&d));
+    b.targets[3] = b.targets[3] == 5 ? 6 : 5;  // another loss and gradient
+    d = packing_delta(&m, &b);
+    CHECK(d.max_loss > 0.01 && d.max_logit == 0 && !packing_is_rounding(&d));
+    batch_pack(&b, docs, NUM_DOCS);
+    for (int i = 17; i < 24; i++) b.position_ids[i]++;  // and other logits
+    d = packing_delta(&m, &b);
+    CHECK(d.max_logit > 1e-4 && !packing_is_rounding(&d));
+    const PackingDelta usual = {5e-5, 5e-5, 1, 0.25e-10, 1};
+    for (int i = 0; i < 9; i++) {
+        PackingDelta x = usual;
+        double *const field[] = {&x.max_loss, &x.max_logit, &x.grad_error2};
+        CHECK(packing_is_rounding(&x));
+        *field[i % 3] = i < 3 ? *field[i % 3] * 5 : i < 6 ? INFINITY : NAN;
+        CHECK_MSG(!packing_is_rounding(&x), "%d", i);
+    }
+    batch_free(&b);
+    llama_free(&m);
+}
+
+// The row of a document's last token has no target: no loss and no gradient shows its NaN.
+TEST(check_packing_sees_a_nan_logit_of_a_row_without_target) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, false);
+    const int one[] = {1, 20};
+    Batch b;
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(one, 2, c.vocab_size);
+    for (int i = 0; i < 21; i++) pool[i] = i == 0 ? 22 : pool[i] % 22;
+    m.embed_tokens[22 * c.hidden_size] = NAN;  // of a document of one token
+    batch_init(&b, 256, 2);
+    batch_pack(&b, docs, 2);
+    const PackingDelta d = packing_delta(&m, &b);
+    CHECK_MSG(!(d.max_logit <= 1) && !packing_is_rounding(&d), "%g", d.max_logit);
+    batch_free(&b);
+    llama_free(&m);
+}
+
 TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
@@ -403,7 +461,7 @@ TEST(sums_in_order_follow_the_tree) {
     enum { MOST = 23 };
     Error err = {0};
     LlamaConfig c = tiny_config(3, 1, 4, false);
-    LlamaSizes sizes = {16, 16, false, true};
+    LlamaSizes sizes = {16, 16, false, true, 0, 0};
     for (int leaves = 1; leaves <= MOST; leaves++) {
         LlamaRanks alone = {0, 1, false, true, leaves, leaves};
         llama_plan(&m, &c, sizes);
@@ -480,17 +538,24 @@ TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
     llama_free(&b);
 }
 
-TEST(saved_weights_and_moments_come_back_bit_for_bit) {
+// io_chunk: elements that pass the host at a time, 0: every tensor of this model at once
+static void check_saving(size_t io_chunk) {
     static LlamaModel a, b;
     Error err = {0};
     SafetensorsWriter w;
     LlamaConfig c = tiny_config(3, 1, 4, false);
-    char dir[] = "/tmp/unpad_test_XXXXXX", path[64], optimizer[64];
-    CHECK(mkdtemp(dir));
+    char dir[256], path[300], optimizer[300];
+    snprintf(dir, sizeof dir, "%s%zu", scratch("saved"), io_chunk);
+    CHECK(mkdir(dir, 0755) == 0);
     snprintf(path, sizeof path, "%s/model.safetensors", dir);
     snprintf(optimizer, sizeof optimizer, "%s/optimizer.safetensors", dir);
     make_model(&a, &c, 16, 16, false);
     make_model(&b, &c, 16, 16, false);
+    if (io_chunk) {  // the same initial weights
+        a.sizes.io_chunk = b.sizes.io_chunk = io_chunk;
+        llama_init(&b, 7);
+        CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
+    }
     llama_init(&b, 99);
     for (int i = 0; i < a.num_tensors; i++)
         for (size_t k = 0; k < a.tensors[i].count; k++)
@@ -509,9 +574,63 @@ TEST(saved_weights_and_moments_come_back_bit_for_bit) {
     make_model(&b, &c, 16, 16, false);
     CHECK(!llama_load(&b, dir, &err) && err.code == EXIT_BAD_INPUT);
     CHECK_MSG(strstr(err.what, "unknown: model.layers.1.") != NULL, "%s", err.what);
-    unlink(path), unlink(optimizer), rmdir(dir);
+    for (int layers = 2; layers <= 3; layers++) {  // another shape, then a tensor that is missing
+        Error misfit = {0};
+        c.intermediate_size = layers == 2 ? 24 : 20;
+        c.num_layers = layers;
+        llama_free(&b);
+        make_model(&b, &c, 16, 16, false);
+        CHECK(!llama_load_optimizer(&b, optimizer, &misfit));
+        CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
+        const char *said = layers == 2 ? "gate_proj.weight of this model's shape, found another"
+                                       : "found none";
+        CHECK_MSG(strstr(misfit.what, said), "%s", misfit.what);
+    }
     llama_free(&a);
     llama_free(&b);
+}
+
+TEST(saved_weights_and_moments_come_back_bit_for_bit) { check_saving(0); }
+TEST(saved_in_chunks_they_come_back_bit_for_bit) { check_saving(64); }
+
+// trainer_state.json without one of its lines, as older versions wrote it
+static int read_state_without(const char *text, const StateField *plan, const char *field) {
+    Error err = {0};
+    TrainingState s;
+    char dir[256], path[300], name[64], edited[4096];
+    snprintf(dir, sizeof dir, "%s", scratch("state"));
+    snprintf(path, sizeof path, "%s/trainer_state.json", dir);
+    snprintf(name, sizeof name, "\"%s\"", field);
+    snprintf(edited, sizeof edited, "%s", text);
+    char *line = strstr(edited, name);
+    CHECK(dir_create_all(dir, &err) && (line || !field[0]));
+    if (line) memmove(line, strchr(line, '\n') + 1, strlen(strchr(line, '\n') + 1) + 1);
+    CHECK(file_write_all(path, edited, strlen(edited), &err));
+    return state_read(&s, dir, plan, &err) ? 0 : err.code;
+}
+
+TEST(a_state_of_an_older_version_stands_for_what_that_version_did) {
+    const Option none[] = {OPTION_END};
+    const TrainingState s = {{1, 2, 3, 4}, 5, 0};
+    const PlanSettings usual = plan_settings();
+    StateField plan[STATE_PLAN_FIELDS], now[STATE_PLAN_FIELDS];
+    char text[4096];
+    state_plan_fields(plan, &usual, 0x123456789abcdefull, 0xfedcba987654321ull);
+    size_t n = state_text(text, sizeof text, &s, plan, "0", none);
+    CHECK(n > 0 && n < sizeof text);
+    text[n] = 0;
+    CHECK(read_state_without(text, plan, "") == 0);
+    for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
+        const bool is_cost = strncmp(plan[i].name, "work_", 5) == 0;
+        const bool is_new = is_cost || strcmp(plan[i].name, "token_fingerprint") == 0;
+        const int code = read_state_without(text, plan, plan[i].name);
+        CHECK_MSG(code == (is_new ? 0 : EXIT_BAD_INPUT), "%s: %d", plan[i].name, code);
+        memcpy(now, plan, sizeof now);
+        now[i].value++;
+        CHECK(read_state_without(text, now, "") == EXIT_CHECKPOINT_MISFIT);
+        if (is_cost)  // the older version packed by the usual costs
+            CHECK(read_state_without(text, now, plan[i].name) == EXIT_CHECKPOINT_MISFIT);
+    }
 }
 
 TEST(a_batch_is_described_by_its_lengths) {
@@ -542,6 +661,153 @@ TEST(a_batch_is_described_by_its_lengths) {
     CHECK(strlen(text) == capacity - 1);
     batch_free(&b);
     llama_free(&m);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Memory: the regions of an arena, of the sizes that llama.h's comments say
+
+typedef struct {
+    const char *name, *first;
+    size_t bytes;
+} Region;
+
+typedef struct {
+    Region list[256];
+    int n;
+} Regions;
+
+static void region(Regions *r, const char *name, const void *first, size_t count, size_t size) {
+    const Region new_one = {name, (const char *)first, count * size};
+    r->list[r->n++] = new_one;
+}
+
+static int by_address(const void *a, const void *b) {
+    const char *x = ((const Region *)a)->first, *y = ((const Region *)b)->first;
+    return (x > y) - (x < y);
+}
+
+// They fill the arena one after another, with gaps below the alignment of 256 bytes only.
+static void check_regions(Regions *r, const void *arena, size_t bytes) {
+    const char *end = (const char *)arena;
+    qsort(r->list, (size_t)r->n, sizeof r->list[0], by_address);
+    for (int i = 0; i < r->n; end = r->list[i].first + r->list[i].bytes, i++)
+        CHECK_MSG(r->list[i].first >= end && r->list[i].first < end + 256,
+                  "%s begins %td bytes after the end of %s", r->list[i].name,
+                  r->list[i].first - end, i ? r->list[i - 1].name : "nothing");
+    CHECK_MSG(end == (const char *)arena + bytes, "the last region ends %td bytes before the arena",
+              (const char *)arena + bytes - end);
+}
+
+static void check_activations(const LlamaModel *m, size_t T, size_t C, size_t F, size_t QKV,
+                              size_t H, size_t D) {
+    const LlamaScratch *s = &m->scratch;
+    static Regions r;
+    r.n = 0;
+    for (int l = 0; l < (m->sizes.train ? m->config.num_layers : 1); l++) {
+        const LlamaActs *a = &m->acts[l];
+        region(&r, "resid_attn", a->resid_attn, T * C, sizeof(floatX));
+        region(&r, "rstd_attn", a->rstd_attn, T, sizeof(real));
+        region(&r, "qkv", a->qkv, T * QKV, sizeof(floatX));
+        region(&r, "attn", a->attn, T * H * D, sizeof(floatX));
+        region(&r, "lse", a->lse, H * T, sizeof(real));
+        region(&r, "resid_mlp", a->resid_mlp, T * C, sizeof(floatX));
+        region(&r, "rstd_mlp", a->rstd_mlp, T, sizeof(real));
+        region(&r, "gate_up", a->gate_up, T * 2 * F, sizeof(floatX));
+    }
+    region(&r, "norm", s->norm, T * C, sizeof(floatX));
+    region(&r, "delta", s->delta, T * C, sizeof(floatX));
+    region(&r, "swiglu", s->swiglu, T * F, sizeof(floatX));
+    region(&r, "resid_final", s->resid_final, T * C, sizeof(floatX));
+    region(&r, "rstd_final", s->rstd_final, T, sizeof(real));
+    region(&r, "losses", s->losses, T, sizeof(real));
+    check_regions(&r, m->activations_arena, m->memory.activations);
+}
+
+static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, size_t QKV, size_t H,
+                            size_t D) {
+    const LlamaScratch *s = &m->scratch;
+    const size_t V = (size_t)m->config.vocab_size, head = (size_t)m->head_chunk,
+                 ranks = (size_t)m->ranks.num_ranks, rounds = (size_t)m->sum.num_rounds;
+    static Regions r;
+    r.n = 0;
+    region(&r, "step", m->step, 1, sizeof(StepScalars));
+    region(&r, "loss_scale", m->loss_scale, 1, sizeof(real));
+    region(&r, "staging", m->staging, m->staging_ints, sizeof(int32_t));
+    const size_t positions = (size_t)m->sizes.max_seqlen;
+    region(&r, "rope_table", m->rope_table, positions * (D / 2) * 2, sizeof(real));
+    region(&r, "logits", s->logits, head * V, sizeof(floatX));
+    region(&r, "head_rows", s->head_rows, head * C, sizeof(floatX));
+    if (m->sizes.train) {
+        region(&r, "dresid", s->dresid, T * C, sizeof(floatX));
+        region(&r, "dnorm", s->dnorm, T * C, sizeof(floatX));
+        region(&r, "dqkv", s->dqkv, T * QKV, sizeof(floatX));
+        region(&r, "dattn", s->dattn, T * H * D, sizeof(floatX));
+        region(&r, "dgate_up", s->dgate_up, T * 2 * F, sizeof(floatX));
+        region(&r, "dswiglu", s->dswiglu, T * F, sizeof(floatX));
+        region(&r, "attn_delta", s->attn_delta, H * T, sizeof(real));
+    }
+    if (m->sizes.repad) {
+        region(&r, "real_qkv", s->real_qkv, T * QKV, sizeof(floatX));
+        region(&r, "real_attn", s->real_attn, T * H * D, sizeof(floatX));
+        region(&r, "real_dattn", s->real_dattn, T * H * D, sizeof(floatX));
+        region(&r, "real_dqkv", s->real_dqkv, T * QKV, sizeof(floatX));
+    }
+    if (m->ranks.in_order) {
+        region(&r, "norm_parts", s->norm_parts, LLAMA_PIECES, sizeof(double));
+        region(&r, "loss_parts", s->loss_parts, (size_t)m->ranks.num_losses, sizeof(double));
+        if (ranks > 1)
+            region(&r, "collected", s->collected, rounds * ranks * LLAMA_COLLECT, sizeof(real));
+    }
+    check_regions(&r, m->workspace_arena, m->memory.workspace);
+}
+
+// Every tensor has its elements of the parameter arenas for itself; matrices come first.
+static void check_parameters(const LlamaModel *m) {
+    static Regions r;
+    r.n = 0;
+    for (int i = 0; i < m->num_tensors; i++) {
+        const LlamaTensor *t = &m->tensors[i];
+        CHECK(t->count == (size_t)t->rows * (size_t)(t->cols ? t->cols : 1));
+        CHECK((t->offset + t->count <= m->num_decayed) == (t->cols > 0));
+        region(&r, t->name, m->weights + t->offset, t->count, sizeof(floatX));
+    }
+    region(&r, "the end", m->weights + m->num_elements, 0, 1);
+    check_regions(&r, m->weights, m->num_elements * sizeof(floatX));
+}
+
+TEST(regions_of_the_arenas_are_disjoint_and_of_their_shapes) {
+    static LlamaModel m;
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    const LlamaRanks ranks[] = {
+        {0, 1, false, false, 0, 0}, {0, 1, false, true, 7, 9}, {1, 3, true, true, 7, 9}};
+    const LlamaSizes sizes[] = {{100, 33, false, true, 0, 0}, {100, 33, true, true, 64, 0},
+                                {100, 33, false, false, 7, 0}, {1, 1, true, true, 0, 0}};
+    const size_t C = 12, F = 20, H = 3, D = 4, QKV = (3 + 2 * 1) * 4;
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
+        for (size_t i = 0; i < (sizes[k].train ? sizeof ranks / sizeof *ranks : 1); i++) {
+            Error err = {0};
+            llama_plan(&m, &c, sizes[k]);
+            if (i > 0) llama_plan_ranks(&m, ranks[i]);
+            CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
+            CHECK(m.head_chunk == (sizes[k].head_chunk ? sizes[k].head_chunk : sizes[k].capacity));
+            check_activations(&m, (size_t)sizes[k].capacity, C, F, QKV, H, D);
+            check_workspace(&m, (size_t)sizes[k].capacity, C, F, QKV, H, D);
+            check_parameters(&m);
+            llama_free(&m);
+        }
+}
+
+// Logits of a chunk take 192 MiB, in whole 128 tokens, or those of 128 tokens
+TEST(tokens_of_a_head_chunk) {
+    static const int32_t vocab[] = {49152, 128256, 32000, 1 << 20};
+    static const int32_t expected[] = {1024, 384, 1536, 128};
+    LlamaConfig c = {0};
+    if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
+    for (int i = 0; i < 4; i++) {
+        c.vocab_size = vocab[i];
+        const LlamaSizes large = {1 << 20, 1, false, false, 0, 0}, small = {100, 1, false, false, 0, 0};
+        CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
+    }
 }
 
 TEST(planned_memory_is_what_is_allocated) {

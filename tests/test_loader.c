@@ -3,7 +3,7 @@
 #include "scratch.h"
 #include "test.h"
 
-enum { NUM_DOCS = 300, VOCAB = 1000 };
+enum { NUM_DOCS = 300, VOCAB = 1000, BLOCK = 64 };
 
 static char dir[64], path[96];  // of the data set, and of its shard
 static int32_t lengths[NUM_DOCS];
@@ -21,8 +21,28 @@ static void write_all(const char *ending, const unsigned char *data, size_t n) {
     if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) abort();
 }
 
+// The index of the shard `bin`, with checksums of its tokens or, in version 1, without.
+static void write_index(const unsigned char *bin, bool checksums) {
+    const uint64_t total = starts[NUM_DOCS], blocks = checksums ? (total + BLOCK - 1) / BLOCK : 0,
+                   ends_at = checksums ? 40 : 32, size = ends_at + 8 * NUM_DOCS + 4 * blocks + 4;
+    unsigned char *idx = (unsigned char *)host_calloc(size, 1, "test");
+    memcpy(idx, checksums ? "UNPADIDX\2" : "UNPADIDX\1", 9);
+    memcpy(idx + 12, bin + 1020, 4);
+    put(idx + 16, NUM_DOCS, 8);
+    put(idx + 24, total, 8);
+    if (checksums) put(idx + 32, BLOCK, 8);
+    memcpy(idx + ends_at, starts + 1, 8 * NUM_DOCS);
+    for (uint64_t b = 0; b < blocks; b++) {
+        const uint64_t n = b + 1 < blocks ? BLOCK : total - b * BLOCK;
+        put(idx + ends_at + 8 * NUM_DOCS + 4 * b, crc32c(0, bin + 1024 + 2 * b * BLOCK, 2 * n), 4);
+    }
+    put(idx + size - 4, crc32c(0, idx, size - 4), 4);
+    write_all("idx", idx, size);
+    free(idx);
+}
+
 // One of our shards: mostly short documents, a few far longer than max_seqlen.
-static void write_shard(void) {
+static void write_shard(bool checksums) {
     uint64_t total = 0;
     for (int d = 0; d < NUM_DOCS; d++) {
         lengths[d] = 2 + (int32_t)(plan_hash((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
@@ -30,9 +50,8 @@ static void write_shard(void) {
         total += (uint64_t)lengths[d];
     }
     starts[NUM_DOCS] = total;
-    const size_t bin_size = 1024 + 2 * (size_t)total, idx_size = 32 + 8 * NUM_DOCS + 4;
+    const size_t bin_size = 1024 + 2 * (size_t)total;
     unsigned char *bin = (unsigned char *)host_calloc(bin_size, 1, "test");
-    unsigned char *idx = (unsigned char *)host_calloc(idx_size, 1, "test");
     const int32_t words[] = {20240520,   1, (int32_t)total, 0, 0,  0,  0,       0,
                              0x44415055, 1, VOCAB,          0, -1, -1, NUM_DOCS};
     memcpy(bin, words, sizeof words);
@@ -40,16 +59,9 @@ static void write_shard(void) {
     for (int d = 0; d < NUM_DOCS; d++)
         for (int i = 0; i < lengths[d]; i++)
             put(bin + 1024 + 2 * (starts[d] + (uint64_t)i), (uint64_t)token_of(d, i), 2);
-    memcpy(idx, "UNPADIDX\1", 9);
-    memcpy(idx + 12, bin + 1020, 4);
-    put(idx + 16, NUM_DOCS, 8);
-    put(idx + 24, total, 8);
-    memcpy(idx + 32, starts + 1, 8 * NUM_DOCS);
-    put(idx + idx_size - 4, crc32c(0, idx, idx_size - 4), 4);
     write_all("bin", bin, bin_size);
-    write_all("idx", idx, idx_size);
+    write_index(bin, checksums);
     free(bin);
-    free(idx);
 }
 
 static void make_data(void) {
@@ -57,7 +69,7 @@ static void make_data(void) {
     snprintf(dir, sizeof dir, "%s", scratch("data"));
     snprintf(path, sizeof path, "%s/train_00000.bin", dir);
     CHECK(mkdir(dir, 0777) == 0);
-    write_shard();
+    write_shard(false);
 }
 
 static void open_data(Dataset *ds) {
@@ -339,6 +351,28 @@ TEST(a_bad_token_fails_its_own_step) {
     }
 }
 
+// The steps before the first that reads the block come as usual.
+TEST(a_flipped_bit_fails_the_step_that_reads_it) {
+    const LoaderSettings s = settings_of(LAYOUT_PACKED);
+    make_data();
+    write_shard(true);
+    Dataset ds;
+    Loader loader;
+    Error err = {0};
+    open_data(&ds);
+    const int64_t doc = 201, bad_step = step_with(&ds, &s, doc);
+    poke_token(doc, 1, (uint16_t)(token_of(doc, 1) ^ 1));
+    CHECK(loader_start(&loader, &ds, &s, START, &err));
+    int64_t steps = 0;
+    while (loader_next(&loader, &err)) steps++;
+    CHECK_MSG(steps <= bad_step && err.code == EXIT_BAD_INPUT, "step %d of %d: %s", (int)steps,
+              (int)bad_step, err.what);
+    CHECK_MSG(strstr(err.what, "expected checksum"), "%s", err.what);
+    loader_stop(&loader);
+    dataset_close(&ds);
+    write_shard(false);
+}
+
 TEST(a_shrinking_file_fails_the_run) {
     Dataset ds;
     Loader loader;
@@ -353,7 +387,7 @@ TEST(a_shrinking_file_fails_the_run) {
     CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "shrank"), "%s", err.what);
     loader_stop(&loader);
     dataset_close(&ds);
-    write_shard();
+    write_shard(false);
 }
 
 TEST(planning_errors_are_delivered) {

@@ -134,11 +134,37 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
 // -------------------------------------------------------------------------------------------------
 // Accuracy
 
+// Whether this CPU and this build have what `name` asks for: of our own kernels, known here.
+static bool own_is_there(const char *name, int bf16)
+{
+#if defined(__x86_64__) && !defined(GRADCHECK)
+    if (bf16) return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+    if (strcmp(name, "own-avx512") == 0) return __builtin_cpu_supports("avx512f");
+    if (strcmp(name, "own-avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !bf16 && strcmp(name, "own-portable") == 0;
+}
+
+// Selects it, skips what is not there, and finds out that nothing else was selected.
+static void select_or_skip(const char *name, int bf16)
+{
+    char expected[64];
+    const bool selected = matmul_select(name, bf16) == 0;
+    if (strncmp(name, "own", 3) == 0)
+        CHECK_MSG(selected == own_is_there(name, bf16), "%s%s", name, bf16 ? " bf16" : "");
+    if (!selected) SKIP("%s%s is not available here", name, bf16 ? " bf16" : "");
+    snprintf(expected, sizeof expected, "%.3s%s%s", name, bf16 ? " avx512_bf16 " : "",
+             strncmp(name, "own-", 4) == 0 ? strchr(name, '-') : bf16 ? "" : name + 3);
+    if (expected[3] == '-') expected[3] = ' ';
+    CHECK_MSG(strncmp(matmul_describe(), expected, strlen(expected)) == 0, "%s, expected %s...",
+              matmul_describe(), expected);
+}
+
 // Sizes around the edges of the register tile mr x nr, around the blocks of matmul.c, then any.
 static void check_sizes(const char *name, int bf16)
 {
-    if (matmul_select(name, bf16) != 0)
-        SKIP("%s%s is not available here", name, bf16 ? " bf16" : "");
+    select_or_skip(name, bf16);
     int mr = 8, nr = 16;                                 // libraries do not tell theirs
     sscanf(matmul_describe(), "own %*s %dx%d", &mr, &nr);
     int edges[] = {0, 1, 2, 3, mr - 1, mr, mr + 1, 2 * mr + 1, nr - 1, nr, nr + 1, 2 * nr + 1};

@@ -28,6 +28,7 @@ static const Option table[] = {
     {"out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "the same bits every time"},
     {"overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"},
+    OPTION_ELSEWHERE("output-dir", "it is --out"),
     {"no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"},
     {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
     {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
@@ -105,6 +106,12 @@ TEST(limits_of_types) {
           o.any_double == -5);
     must_parse("--any-int 007 --any-int64 -0 --any-float +1E-3");
     CHECK(o.any_int == 7 && o.any_int64 == 0 && o.any_float == 1e-3f);
+    must_parse("--any-int 1e3 --any-int64 -2.50E+6 --steps 1.2340e3");
+    CHECK(o.any_int == 1000 && o.any_int64 == -2500000 && o.steps == 1234);
+    must_parse("--any-int .5e1 --any-int64 9.223372036854775807e18 --steps 5.e0");
+    CHECK(o.any_int == 5 && o.any_int64 == INT64_MAX && o.steps == 5);
+    must_parse("--any-int64 0e999");
+    CHECK(o.any_int64 == 0);
 }
 
 TEST(errors_say_what_and_what_to_do) {
@@ -128,7 +135,22 @@ TEST(errors_say_what_and_what_to_do) {
         {"--steps --lr 1", "--steps: expected a value", "--name=value"},
         {"--steps=", "--steps: expected a whole number, found \"\"", ""},
         {"--steps _", "expected a whole number", ""},
-        {"--steps 1e3", "expected a whole number, found \"1e3\"", ""},
+        {"--steps 1e", "expected a whole number, found \"1e\"", ""},
+        {"--steps 1e-3", "expected a whole number", ""},
+        {"--steps e3", "expected a whole number", ""},
+        {"--steps .e3", "expected a whole number", ""},
+        {"--steps 1.5e0", "expected a whole number", ""},
+        {"--steps 1.2345e3", "expected a whole number", ""},
+        {"--steps 1e3e3", "expected a whole number", ""},
+        {"--steps 1e3x", "expected a whole number", ""},
+        {"--steps 1e1000", "expected a whole number", ""},
+        {"--steps 1.5", "expected a whole number", ""},
+        {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
+        {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
+        {"--any-int64 1e999", "expected a number from", ""},
+        {"--output-dir x", "--output-dir: unknown option", "it is --out"},
+        {"--output_dir=x", "--output_dir=x: unknown option", "it is --out"},
+        {"--output-dirs x", "unknown option", "see --help"},
         {"--steps 1.0", "expected a whole number", ""},
         {"--steps +1", "expected a whole number", ""},
         {"--steps 0x10", "expected a whole number", ""},
@@ -211,7 +233,8 @@ TEST(help_fits_and_names_everything) {
         CHECK_MSG(length <= 100, "%.*s", (int)length, line);
         CHECK_MSG(length == 0 || line[length - 1] != ' ', "%.*s", (int)length, line);
     }
-    for (const Option *p = table; p->name; p++) CHECK_MSG(strstr(text, p->name), "%s", p->name);
+    for (const Option *p = table; p->name; p++)
+        CHECK_MSG(!strstr(text, p->name) == (p->kind == OPTION_KIND_HINT), "%s", p->name);
     CHECK(strncmp(text, "usage: program [options]\n\ndata:\n", 32) == 0);
     CHECK(strstr(text, "(default: 3e-4)") && strstr(text, "--layout packed|padded|rows|repad\n"));
     CHECK(strstr(text, "--[no-]overlap") && strstr(text, "(default: on)") &&

@@ -408,6 +408,20 @@ static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     return tokens;
 }
 
+// What a micro-batch costs in its layout: tokens in the linear layers, tiles in attention.
+static int64_t layout_work(const StepPlan *p, const PlanSettings *s, int32_t m) {
+    const int64_t S = s->max_seqlen, n = p->micro_start[m + 1] - p->micro_start[m];
+    int64_t work = 0;
+    if (p->layout == LAYOUT_PADDED) return n * plan_work(s, S);
+    if (p->layout == LAYOUT_ROWS) return (micro_tokens(p, m) + S - 1) / S * plan_work(s, S);
+    for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
+        const int64_t length = p->chunks[i].length;
+        work += plan_work(s, length);
+        if (p->layout == LAYOUT_REPAD) work += (S - length) * s->work_token;
+    }
+    return work;
+}
+
 static void check_layout(const StepPlan *p, const PlanSettings *s) {
     const int64_t rows = s->capacity / s->max_seqlen;
     int64_t at = 0, done = 0;
@@ -419,7 +433,7 @@ static void check_layout(const StepPlan *p, const PlanSettings *s) {
                        : micro_tokens(p, m) == rows * s->max_seqlen);
         else
             CHECK(last ? chunks <= rows && chunks > 0 : chunks == rows);
-        CHECK(p->micro_work[m] > 0);
+        CHECK(p->micro_work[m] == layout_work(p, s, m));
     }
     for (int64_t i = 0; i < p->num_chunks; i++) {  // the stream in order, cut into pieces
         const Chunk *piece = &p->chunks[i], *whole = &p->stream[at];
@@ -797,6 +811,78 @@ TEST(tiny_data_sets_wrap_inside_a_step) {
     plan_free(&p);
 }
 
+// What a document gives under a policy, and how many of the set's tokens it must have.
+static int64_t tokens_under(LongDocs policy, int64_t length, int32_t max_seqlen) {
+    if (length <= max_seqlen || policy == LONG_SPLIT) return length;
+    return policy == LONG_DROP ? 0 : max_seqlen;
+}
+
+static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int64_t all) {
+    StepPlan p = {0};
+    const PlanState start = {0};
+    const DocIndex index = index_of(l);
+    int64_t *found = (int64_t *)host_calloc((size_t)l->n, sizeof(int64_t), "test");
+    int64_t tokens = 0, docs = 0;
+    plan_ok(&p, &index, s, LAYOUT_PACKED, &start);
+    for (int64_t i = 0; i < p.num_stream; i++) found[p.stream[i].doc] += p.stream[i].length;
+    for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order to the last
+        const int64_t doc = plan_permute(s->seed, 0, l->n, pos);
+        const int64_t whole = tokens_under(s->long_docs, l->lengths[doc], s->max_seqlen);
+        if (whole == 0) continue;
+        if (docs > 0 && tokens + whole > most) break;
+        if (found[doc] < whole) {  // a first document longer than the set
+            CHECK(docs == 0 && whole > most && found[doc] > 0);
+            CHECK(found[doc] <= most || found[doc] <= s->max_seqlen);
+        }
+        tokens += found[doc], docs++;
+        if (found[doc] < whole) break;
+    }
+    CHECK_MSG(tokens == p.real_tokens && tokens == s->set_tokens, "%lld of %lld tokens",
+              (long long)p.real_tokens, (long long)tokens);
+    CHECK(most < all || tokens == all);
+    CHECK(p.num_micro == s->num_micro && p.num_micro <= 2 * tokens / s->capacity + 2);
+    plan_free(&p);
+    free(found);
+}
+
+TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
+    for (int round = 0; round < 300; round++) {
+        PlanSettings s = random_settings();
+        Error err = {0};
+        s.long_docs = (LongDocs)test_rng_below(3);
+        if (round % 4 == 0) s.work_token = s.work_tile = 0;
+        Lengths l = make_lengths(1 + (int64_t)test_rng_below(60), 2 * (uint32_t)s.max_seqlen);
+        const DocIndex index = index_of(&l);
+        l.lengths[0] = s.max_seqlen;  // something is left when the longer ones are dropped
+        if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // and has a target
+        int64_t all = 0;
+        for (int64_t i = 0; i < l.n; i++)
+            all += tokens_under(s.long_docs, l.lengths[i], s.max_seqlen);
+        const int64_t most =
+            round % 2 ? 1 + (int64_t)test_rng_below((uint32_t)all) : all + (int64_t)(round % 3);
+        if (plan_fix_set(&s, &index, most, &err))
+            check_set(&l, &s, most, all);
+        else  // documents of one token, and nothing else
+            CHECK_MSG(most < all && strstr(err.what, "no token to predict"), "%s", err.what);
+        free(l.lengths);
+    }
+}
+
+// ceil(tokens / capacity) micro-batches hold the tokens but not the documents.
+TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
+    PlanSettings s = small_settings();
+    Error err = {0};
+    Lengths l = {(int32_t *)host_calloc(5, sizeof(int32_t), "test"), 5};
+    const DocIndex index = index_of(&l);
+    s.capacity = 64;
+    for (int i = 0; i < 5; i++) l.lengths[i] = 40;
+    CHECK_MSG(plan_fix_set(&s, &index, 1000, &err), "%s", err.what);
+    CHECK_MSG(s.num_micro == 5 && s.set_tokens == 200, "%d, %lld", s.num_micro,
+              (long long)s.set_tokens);
+    CHECK(plan_fix_set(&s, &index, 119, &err) && s.num_micro == 2 && s.set_tokens == 80);
+    free(l.lengths);
+}
+
 TEST(long_documents_are_counted) {
     int32_t docs[] = {10, 64, 65, 1000};
     const Lengths l = {docs, 4};
@@ -804,6 +890,43 @@ TEST(long_documents_are_counted) {
     int64_t n, beyond;
     plan_count_long(&index, 64, &n, &beyond);
     CHECK(n == 2 && beyond == 1 + 936);
+}
+
+TEST(tokens_that_are_never_trained_are_counted) {
+    int32_t docs[] = {10, 64, 65, 1000, 3};
+    const Lengths l = {docs, 5};
+    const DocIndex index = index_of(&l);
+    const LongCounts expected[] = {{2, 0, 0, 0}, {0, 2, 0, 1 + 936}, {0, 0, 2, 65 + 1000}};
+    for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++) {
+        PlanSettings s = small_settings();
+        PlanState at = {0, 0, 0, 0};
+        LongCounts all, epoch = {0, 0, 0, 0};
+        Chunk chunk;
+        Error err = {0};
+        s.long_docs = (LongDocs)policy;
+        CHECK_MSG(plan_count_left_out(&index, &s, &all, &err), "%s", err.what);
+        CHECK(memcmp(&all, &expected[policy], sizeof all) == 0);
+        // the same as on the way through an epoch, and into the next if the last one is dropped
+        while (at.epoch == 0 && at.doc_pos < index.num_docs)
+            CHECK(plan_next_chunk(&index, &s, &at, &chunk, &epoch, &err));
+        CHECK(at.epoch == 1 ? policy == LONG_DROP : memcmp(&all, &epoch, sizeof all) == 0);
+    }
+}
+
+TEST(long_documents_are_an_error_at_the_start_too) {
+    PlanSettings s = small_settings();
+    int32_t docs[] = {10, 100, 65};
+    const Lengths l = {docs, 3}, dropped = {docs + 1, 2};
+    const DocIndex index = index_of(&l), only_long = index_of(&dropped);
+    LongCounts counts;
+    Error err = {0};
+    s.long_docs = LONG_ERROR;
+    CHECK(!plan_count_left_out(&index, &s, &counts, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "document 1 has 100 tokens"), "%s", err.what);
+    memset(&err, 0, sizeof err);
+    s.long_docs = LONG_DROP;
+    CHECK(!plan_count_left_out(&only_long, &s, &counts, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "all 2 documents"), "%s", err.what);
 }
 
 // -------------------------------------------------------------------------------------------------

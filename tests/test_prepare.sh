@@ -22,10 +22,12 @@ int main(int argc, char **argv) {
     options.split = argc > 2 ? argv[2] : "train";
     if (!dataset_open(&ds, argv[1], &options, &err)) error_exit(&err);
     if (!tokenizer_open(&t, argv[1], &err)) error_exit(&err);
+    for (size_t i = 0; i < ds.num_shards; i++)
+        if (ds.shards[i].block_tokens == 0) return 1;
     for (int64_t doc = 0; doc < dataset_num_docs(&ds); doc++) {
         const int64_t n = dataset_doc_length(&ds, doc);
         int32_t *ids = (int32_t *)host_calloc((size_t)n, sizeof(int32_t), "tokens");
-        if (!dataset_read(&ds, doc, 0, n, ids, &err)) error_exit(&err);
+        if (!dataset_read(&ds, doc, 0, n, ids, &err)) error_exit(&err);  // checksums too
         for (int64_t i = 0; i < n; i++) {
             size_t size;
             const unsigned char *bytes = tokenizer_bytes(&t, ids[i], &size);
@@ -126,11 +128,14 @@ for path in sorted(glob.glob(sys.argv[1] + "/train_*.bin")):
     head = struct.unpack("<256i", open(path, "rb").read(1024))
     assert head[:3] == (20240520, 1, (os.path.getsize(path) - 1024) // 2), head[:3]
     assert head[8:14] == (0x44415055, 1, 258, 3, 256, 257), head[8:14]
-    assert os.path.getsize(path[:-4] + ".idx") == 36 + 8 * head[14]
+    index = open(path[:-4] + ".idx", "rb").read()
+    assert struct.unpack_from("<Q", index, 32) == (4096,)
+    assert len(index) == 44 + 8 * head[14] + 4 * -(-head[2] // 4096)
     tokens, documents = tokens + head[2], documents + head[14]
 assert (tokens, documents) == (summary["train"]["tokens"], summary["train"]["documents"])
 assert sum(summary["train"]["documents_up_to"].values()) == documents == 501
-assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0}
+assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0,
+                               "csv_or_json_files": 0}
 PY
 }
 jobs_agree() {
@@ -172,7 +177,7 @@ summary_is_printed() {
     python3 "$prepare" "$work/tree" --val-frac 0 --out "$work/summary" \
         > "$work/stdout" 2> "$work/stderr" && cat "$work/stdout" &&
         grep -qE '^train +4 +' "$work/stdout" && [ ! -s "$work/stderr" ] &&
-        grep -q 'left out: 1 empty documents, 1 binary files' "$work/stdout"
+        grep -q 'left out: 1 empty document, 1 binary file$' "$work/stdout"
 }
 file_as_directory() {
     run "$work/tree" --out "$work/one.expected"

@@ -82,9 +82,16 @@ ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
 ranks 4 "${run[@]}" --out w41 --steps 8
 same_state by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
 
-cmp w41/step-00000008/model.safetensors d1/step-00000008/model.safetensors > out.txt 2>&1 &&
-    bad the_order_of_a_sum_shows 'with any order the same bits: the tests above show nothing' ||
-    ok the_order_of_a_sum_shows
+# with any order the same bits the tests above would show nothing
+differ the_order_of_a_sum_shows {w41,d1}/step-00000008/model.safetensors
+
+# ---- nothing but a validation and samples ---------------------------------------------------------------
+for n in 1 2 3; do
+    ranks $n "${exact[@]}" --out nothing --steps 0
+    grep -A 2 '^val after step 0' out.txt > "e$n.txt" || bad "steps_0_on_$n" 'no validation'
+    [ "$n" -eq 1 ] || same "steps_0_on_${n}_ranks" e1.txt "e$n.txt"
+done
+[ ! -e nothing ] && ok steps_0_writes_nothing || bad steps_0_writes_nothing "$(ls nothing)"
 
 # ---- going on with another number of ranks ------------------------------------------------------------
 steps=2
@@ -99,6 +106,16 @@ expect unlike_flags 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
 expect unlike_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
     : -n 1 "${run[@]/text.bin/giant.bin}" --val text.bin --out m --steps 1
+# the same directory name, other weights in it: the last byte of the last one
+for d in here there; do mkdir $d && cp -r d1/final $d/m; done
+size=$(stat -c %s there/m/model.safetensors)
+printf '\x3c' | dd of=there/m/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2> out.txt
+loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$work/m" --steps 1)
+for zero in 0 1; do
+    expect "unlike_weights_zero_$zero" 9 'found differences in weights \(rank 1\)$' \
+        "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" --zero $zero \
+        : -n 1 --wdir there "${loaded[@]}" --zero $zero
+done
 [ ! -e m ] && ok nothing_is_written_before_ranks_agree || bad nothing_is_written_before_ranks_agree ''
 expect error_on_one_rank 3 'error: nowhere' "${mpi[@]}" -n 3 "${run[@]}" --out m \
     : -n 1 "${run[@]/text.bin/nowhere}" --out m
@@ -115,6 +132,9 @@ expect run_in_the_way 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
 expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB a rank' \
     "${mpi[@]}" -n 2 "${run[@]}" --dry-run
 [ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
+core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
+expect plan_tells_where_ranks_run 0 ", cores $core: " \
+    "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
 expect no_other_ranks_there 2 'started as one of several ranks' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
 for variant in asan emu; do
@@ -131,11 +151,12 @@ expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
 # a rank that gets a signal stops all of them after the step; a rank that dies ends the job
 # start_long OUT: $job is mpirun, $child one of its ranks, once the first step is done
 start_long() {
-    timeout -k 5 "$limit_s" "${mpi[@]}" -n 2 "${run[@]}" --out "$1" --steps 1000000 --val-every 0 \
+    timeout -k 5 "$limit_s" "${mpi[@]}" -n 2 "${run[@]}" --out "$work/$1" --steps 1000000 \
+        --val-every 0 \
         > long.txt 2>&1 &
     job=$!
-    for _ in $(seq 100); do grep -q '^step' long.txt && break; sleep 0.1; done
-    child=$(pids_of "--out $1 --steps 1000000" | while read -r p; do
+    await_line $job '^step' long.txt || bad "$1" 'it ended before its first step'
+    child=$(pids_of "--out $work/$1 --steps 1000000" | while read -r p; do
         grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$p/environ" 2> /dev/null && echo "$p"; done)
 }
 start_long s
@@ -150,8 +171,7 @@ kill -KILL $child
 wait $job
 status=$?
 cp long.txt out.txt
-if [ $status -ne 0 ] && [ $status -ne 124 ] && 
-    [ -z "$(pids_of '--out k --steps 1000000')" ]
+if [ $status -ne 0 ] && [ $status -ne 124 ] && await_gone "--out $work/k --steps 1000000"
 then ok death_of_one_rank_ends_all
 else bad death_of_one_rank_ends_all "exit code $status"; fi
 finish

@@ -41,8 +41,8 @@ start() {
     local name=$1 fault=$2
     shift 2
     {
-        timeout -k 5 "$limit_s" "${mpi[@]}" -x FAULT="$fault" "$faulty" "${flags[@]}" --out "$work/$name" \
-            "$@" > "$name.txt" 2>&1
+        HUNG=$work/$name.hung timeout -k 5 "$limit_s" "${mpi[@]}" -x FAULT="$fault" "$faulty" \
+            "${flags[@]}" --out "$work/$name" "$@" > "$name.txt" 2>&1
         echo $? > "$name.code"
     } &
     while [ "$(jobs -pr | wc -l)" -ge 9 ]; do wait -n; done
@@ -114,7 +114,12 @@ until_done usage "$train" --no-such-flag
 each_phase start_kill
 offset=1 each_phase start_stop
 for r in 0 2; do start "spin_rank_$r" "spin:$r:backward:4"; done
-export QUIET_MS=6000
+for r in 0 2; do        # ranks 0 and 2 wait in a collective for rank 1 when one of them hangs there
+    start "hang_rank_$r" "hang:$r:reduce:4 late:1:reduce:4"
+done
+start hang_in_save spin:0:save:4
+export QUIET_MS=6000 SLOW_MS=1000
+start slow_save slow:0:save:4
 start quiet_set_up quiet:1:set-up:0 --steps 1
 start drifting_weights drift:1:update:3
 start error_of_one_rank fail:2:forward:4
@@ -124,6 +129,13 @@ offset=1 each_phase check_stop
 for r in 0 2; do
     check "spin_rank_$r" 8 "ranks: rank $r on .* stuck for [2-9] s in backward of step 4, while others"
 done
+for r in 0 2; do
+    check "hang_rank_$r" 8 "ranks: rank $r on .* stuck for [2-9] s in reduce of step 4, while others"
+done
+check hang_in_save 8 'ranks: rank 0 on .* stuck for [2-9] s in save of step 4, while others'
+if [ "$(cat slow_save.code)" -eq 0 ] && ! grep -q 'error: ' slow_save.txt
+then ok a_save_of_many_slow_parts_is_not_hung
+else bad slow_save "exit code $(cat slow_save.code)"; fi
 if [ "$(cat quiet_set_up.code)" -eq 0 ] && ! grep -q 'error: ' quiet_set_up.txt
 then ok a_long_set_up_is_not_hung; else bad quiet_set_up "exit code $(cat quiet_set_up.code)"; fi
 check drifting_weights 9 'ranks: expected the same .* differences in weights \(rank 1\)$'
@@ -145,13 +157,26 @@ cmp {loop,reference}/final/model.safetensors && ok until_done_same_bits || bad l
 check_loop hopeless '137 8' 1
 check_loop usage 2 0
 
+# ---- a rank that never comes: before MPI_Init, where MPI would wait without end ---------------------
+# absent NAME PATTERN COMMAND...: the command is what rank 0 runs in front of the program
+absent() {
+    local name=$1 pattern=$2
+    shift 2
+    RANKS_JOIN_SECONDS=3 expect "$name" 8 "$pattern" "${mpi[@]}" bash -c \
+        '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 300; exec "$@"' sh "$@" \
+        "$train" "${flags[@]}" --out "$work/absent"
+}
+absent a_rank_that_never_comes_is_named 'within 3 s, found none of rank 1$' env
+absent without_a_way_but_mpi_the_wait_still_ends 'expected 3 ranks in MPI_Init within 3 s' \
+    env -u OMPI_COMM_WORLD_LOCAL_SIZE
+
 # ---- the launcher; another program ----------------------------------------------------------------
-{ "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1; } 2> /dev/null &
-for _ in $(seq 100); do grep -q '^step' orphans.txt 2> /dev/null && break; sleep 0.1; done
-kill -9 $(pids_of "mpirun --allow-run-as-root --oversubscribe -n 3 $train")
-wait
-for _ in $(seq 100); do [ -z "$(pids_of "--out $work/orphans")" ] && break; sleep 0.1; done
-if [ -z "$(pids_of "--out $work/orphans")" ]; then ok ranks_end_with_their_launcher
+"${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1 &
+launcher=$!
+disown $launcher        # bash would say that it was killed
+await_line $launcher '^step' orphans.txt || bad orphans 'it ended before its first step'
+kill -9 $launcher
+if await_gone "--out $work/orphans"; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
 timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 1 "$train" "${flags[@]}" --out "$work/p" \
     : -n 1 "$faulty" "${flags[@]}" --out "$work/p" > program.txt 2>&1

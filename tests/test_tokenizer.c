@@ -149,6 +149,45 @@ TEST(bpe_cut_as_smollm2_encodes_as_hugging_face) {
 }
 TEST(bpe_cut_as_llama3_encodes_as_hugging_face) { check_golden("tests/golden/tokenizers/llama3"); }
 
+static void text_replace(char *text, size_t capacity, const char *from, const char *to) {
+    char *at = strstr(text, from);
+    const size_t tail = at ? strlen(at + strlen(from)) + 1 : 0;
+    CHECK_MSG(at && strlen(text) + strlen(to) < capacity, "'%s' not found", from);
+    memmove(at + strlen(to), at + strlen(from), tail);
+    memcpy(at, to, strlen(to));
+}
+
+// What transformers writes from a GGUF file: a normalizer that does nothing, and a byte fallback
+// that no text needs, as every byte has a token.
+TEST(keys_without_effect_do_not_change_the_ids) {
+    static const char *const empty[] = {
+        "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": []}",
+        "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
+        " \"normalizers\": []}]}"};
+    const char *dir = "tests/golden/tokenizers/smollm2";
+    static char text[1 << 20];
+    char path[IO_PATH_MAX];
+    Error err = {0};
+    for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
+        Tokenizer t;
+        uint64_t n = 0;
+        CHECK(path_join(path, sizeof path, dir, "tokenizer.json", &err));
+        char *golden = file_read_all(path, sizeof text / 2, &n, "", &err);
+        CHECK_MSG(golden != NULL, "%s", err.what);
+        memcpy(text, golden, n + 1);
+        free(golden);
+        text_replace(text, sizeof text, "\"normalizer\":null", empty[i]);
+        text_replace(text, sizeof text, "\"byte_fallback\":false", "\"byte_fallback\":true");
+        CHECK_MSG(open_text(&t, text, &err), "%s", err.what);
+        CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
+        cJSON *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
+        CHECK_MSG(cases != NULL, "%s", err.what);
+        for (const cJSON *item = cases->child; item; item = item->next) check_case(&t, item);
+        cJSON_Delete(cases);
+        tokenizer_free(&t);
+    }
+}
+
 // Five tokens and two merges; `pre` and `more` go into pre_tokenizer and model.
 static void small_bpe(char *text, size_t capacity, const char *pre, const char *more) {
     snprintf(
@@ -194,6 +233,30 @@ static void check_refused(const char *pre, const char *more, const char *text, c
     CHECK_MSG((err.code == EXIT_USAGE || err.code == EXIT_BAD_INPUT) && strstr(err.what, why), "%s",
               err.what);
     tokenizer_free(&t);
+}
+
+static void check_normalizer_refused(const char *normalizer, const char *why) {
+    Tokenizer t;
+    Error err;
+    int32_t ids[8];
+    char text[1024], with[2048];
+    small_bpe(text, sizeof text, BYTE_LEVEL, "");
+    snprintf(with, sizeof with, "{\"normalizer\": %s, %s", normalizer, text + 1);
+    CHECK_MSG(open_text(&t, with, &err), "%s", err.what);
+    CHECK(tokenizer_encode(&t, "a", 1, ids, 8, &err) == -1 && err.code == EXIT_USAGE);
+    CHECK_MSG(strstr(err.what, why), "%s", err.what);
+    tokenizer_free(&t);
+}
+
+TEST(keys_that_change_the_ids_are_named) {
+    check_normalizer_refused("{\"type\": \"NFC\"}", "a normalizer (NFC)");
+    check_normalizer_refused("{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
+                             " \"normalizers\": []}, {\"type\": \"Lowercase\"}]}",
+                             "a normalizer (Lowercase)");
+    check_normalizer_refused("{\"type\": \"Sequence\"}", "a normalizer (Sequence)");
+    check_normalizer_refused("[1]", "a normalizer");
+    check_refused(BYTE_LEVEL, ", \"byte_fallback\": true", "a",
+                  "byte_fallback and no token for byte 0");
 }
 
 TEST(bpe_refuses_what_it_does_not_know) {

@@ -42,8 +42,8 @@ static inline void balance_print(const StepBalance *b) {
 
 static inline void balance_write(const StepBalance *b, JsonWriter *w) {
     if (b->measured == 0) return;
-    if (b->planned > 0) json_double(w, "imbalance_planned", b->planned);
-    json_double(w, "imbalance_measured", b->measured);
+    if (b->planned > 0) json_float(w, "imbalance_planned", (float)b->planned);
+    json_float(w, "imbalance_measured", (float)b->measured);
     json_int(w, "slowest_rank", b->slowest_rank);
 }
 

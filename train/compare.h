@@ -62,7 +62,7 @@ static inline int64_t compare_layout(const Comparison *c, Layout layout, int64_t
     memset(&data, 0, sizeof data);
     settings.layout = layout;
     must(loader_load_step(&data, c->dataset, &settings, start, &err), &err);
-    LlamaSizes sizes = {0, settings.plan.max_seqlen, layout == LAYOUT_REPAD, true};
+    LlamaSizes sizes = {0, settings.plan.max_seqlen, layout == LAYOUT_REPAD, true, 0, 0};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > sizes.capacity)
             sizes.capacity = data.micro[i].total_tokens;

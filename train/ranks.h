@@ -5,7 +5,7 @@
 
 #include "../data/options.h"  // defines: Option
 #include "../llama.h"         // defines: LlamaModel
-#include "weights.h"          // defines: llama_chunk
+#include "weights.h"          // defines: llama_list
 
 // ------------------------------------------------------------------------------------------------
 // Fields: names and hashes that are compared across ranks
@@ -36,6 +36,7 @@ static inline void rank_field_options(RankFields *f, const Option *table) {
     char text[8192];
     for (const Option *option = table; option->name; option++) {
         JsonWriter w;
+        if (!option->address) continue;
         json_writer_init(&w, text, sizeof text, 0);
         json_begin(&w, NULL, '{');
         options_write_one(option, &w);
@@ -43,24 +44,39 @@ static inline void rank_field_options(RankFields *f, const Option *table) {
     }
 }
 
-// The file that runs, even when another has taken its name.
-static inline void rank_field_program(RankFields *f) {
+// What a file holds; one that cannot be read counts as empty.
+static inline void rank_field_file(RankFields *f, const char *name, const char *path) {
     unsigned char bytes[1 << 14];
     uint32_t crc = 0;
-    FILE *program = fopen("/proc/self/exe", "rbe");
-    for (size_t n; program && (n = fread(bytes, 1, sizeof bytes, program)) > 0;)
+    FILE *file = fopen(path, "rbe");
+    for (size_t n; file && (n = fread(bytes, 1, sizeof bytes, file)) > 0;)
         crc = crc32c(crc, bytes, n);
-    if (program) fclose(program);
-    rank_field(f, "the program file", &crc, sizeof crc);
+    if (file) fclose(file);
+    rank_field(f, name, &crc, sizeof crc);
 }
 
-// All weights as fp32, the exact master.
+// The file that runs, even when another has taken its name.
+static inline void rank_field_program(RankFields *f) {
+    rank_field_file(f, "the program file", "/proc/self/exe");
+}
+
+// Its manifest has the checksums of all its files, which the rank has verified. dir "": none.
+static inline void rank_field_checkpoint(RankFields *f, const char *dir) {
+    Error err = {0, "", ""};
+    char path[IO_PATH_MAX];
+    rank_field_text(f, "checkpoint", dir);
+    if (!dir[0]) return;
+    must(path_join(path, sizeof path, dir, "manifest.json", &err), &err);
+    rank_field_file(f, "files of the checkpoint", path);
+}
+
+// All weights as fp32, the exact master: those that this rank computes with.
 static inline void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < LLAMA_IO_CHUNK ? m->num_elements - at : LLAMA_IO_CHUNK;
-        comm_phase("compare", -1);
+        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
+        comm_progress();
         weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }

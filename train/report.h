@@ -11,6 +11,7 @@
 #include "../data/options.h"  // defines: Option, options_write_json; with it JsonWriter
 #include "../llama.h"         // defines: StepScalars, llama_useful_flops
 #include "balance.h"          // defines: StepBalance
+#include "data_summary.h"     // defines: DataSummary
 
 typedef struct {
     LineFile lines;  // not open: nothing is logged
@@ -98,8 +99,9 @@ static inline bool log_read_progress(const char *dir, int64_t *last_step, int64_
 }
 
 // event: "start" or "resume"
-static inline void log_start(RunLog *log, const char *event, const char *version,
-                             int64_t step, const LlamaConfig *config, const Option *options) {
+static inline void log_start(RunLog *log, const char *event, const char *version, int64_t step,
+                             const LlamaConfig *config, const DataSummary *train,
+                             const DataSummary *val, const Option *options) {
     char text[16384];
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
@@ -109,6 +111,10 @@ static inline void log_start(RunLog *log, const char *event, const char *version
     json_string(&w, "device", device_describe());
     json_int(&w, "step", step);
     json_int(&w, "parameters", (int64_t)llama_config_num_params(config));
+    json_begin(&w, "data", '{');
+    data_summary_write(train, &w, "train");
+    data_summary_write(val, &w, "val");
+    json_end(&w, '}');
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
     json_end(&w, '}');
@@ -121,12 +127,18 @@ static inline void log_start(RunLog *log, const char *event, const char *version
 
 typedef struct {
     int64_t step, steps;  // of the run: this one, 1-based, and all
-    double ms, mean_ms;   // this step's, and about what the next will take
+    double ms, mean_ms;   // this step's, and about what the next will take, pauses included
     StepScalars scalars;
     float lr;
     StepBalance balance;
     double useful_flops;  // 0: of this layout not known
+    bool spike;           // loss_is_spike
 } StepReport;
+
+// The fixed set that a validation goes over: documents, their tokens, and those with a target.
+typedef struct {
+    int64_t docs, tokens, targets;
+} ValidationSet;
 
 static inline double report_loss(const StepReport *r, const StepData *d) {
     return r->scalars.loss_sum / (double)d->num_targets;
@@ -136,25 +148,31 @@ static inline double report_fill(const StepData *d) {
     return (double)d->real_tokens / (double)d->capacity_tokens;
 }
 
-static inline void print_eta(double seconds) {
+static inline void print_duration(double seconds) {
     int64_t s = (int64_t)seconds;
     if (s >= 3600)
-        printf(" | eta %lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
+        printf("%lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
                (long long)(s % 60));
     else
-        printf(" | eta %lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+        printf("%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
 }
+
+// NaN has a sign, which says nothing.
+static inline double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
 
 static inline void print_step(const StepReport *r, const StepData *d) {
     printf(
         "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
-        "%lld docs | pairs %.1f %%",
-        (long long)r->step, (long long)r->steps, report_loss(r, d), (double)r->scalars.grad_norm,
-        (double)r->lr, r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d),
-        (long long)d->num_chunks, 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+        "%lld doc%s | pairs %.1f %%",
+        (long long)r->step, (long long)r->steps, plain_nan(report_loss(r, d)),
+        plain_nan((double)r->scalars.grad_norm), (double)r->lr, r->ms,
+        (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d), (long long)d->num_chunks,
+        text_plural(d->num_chunks),
+        100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     balance_print(&r->balance);
-    print_eta(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
-    printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : "");
+    printf(" | eta ");
+    print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
+    printf("%s\n", r->scalars.scale == 0 ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
 }
 
 static inline void log_step(RunLog *log, const StepReport *r, const StepData *d) {
@@ -163,21 +181,23 @@ static inline void log_step(RunLog *log, const StepReport *r, const StepData *d)
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
     json_int(&w, "step", r->step);
-    json_double(&w, "loss", report_loss(r, d));
-    json_double(&w, "grad_norm", (double)r->scalars.grad_norm);
-    json_double(&w, "lr", (double)r->lr);
-    json_double(&w, "ms", r->ms);
-    json_double(&w, "tokens_per_s", (double)d->real_tokens / r->ms * 1e3);
+    json_float(&w, "loss", (float)report_loss(r, d));
+    json_float(&w, "grad_norm", (float)r->scalars.grad_norm);
+    json_float(&w, "lr", r->lr);
+    json_float(&w, "ms", (float)r->ms);
+    json_float(&w, "tokens_per_s", (float)((double)d->real_tokens / r->ms * 1e3));
     json_int(&w, "real_tokens", d->real_tokens);
     json_int(&w, "targets", d->num_targets);
-    json_double(&w, "fill", report_fill(d));
+    json_float(&w, "fill", (float)report_fill(d));
     json_int(&w, "docs", d->num_chunks);
     json_int(&w, "longest_doc", d->longest_doc);
     json_int(&w, "attention_pairs", d->attention_pairs);
     json_int(&w, "padded_pairs", d->padded_pairs);
-    if (r->useful_flops > 0) json_double(&w, "useful_tflops", r->useful_flops / r->ms * 1e-9);
+    if (r->useful_flops > 0)
+        json_float(&w, "useful_tflops", (float)(r->useful_flops / r->ms * 1e-9));
     balance_write(&r->balance, &w);
     json_bool(&w, "skipped", r->scalars.scale == 0);
+    json_bool(&w, "spike", r->spike);
     json_end(&w, '}');
     log_line(log, &w);
 }
@@ -187,15 +207,21 @@ static inline void report_step(RunLog *log, const StepReport *r, const StepData 
     log_step(log, r, d);
 }
 
-static inline void report_validation(RunLog *log, int64_t step, double loss) {
-    printf("val after step %lld | loss %.4f\n", (long long)step, loss);
+static inline void report_validation(RunLog *log, int64_t step, double loss,
+                                     const ValidationSet *set) {
+    printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
+           plain_nan(loss), (long long)set->docs, set->docs == 1 ? "" : "s",
+           (long long)set->targets);
     char text[256];
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
     json_string(&w, "event", "val");
     json_int(&w, "step", step);
-    json_double(&w, "loss", loss);
+    json_float(&w, "loss", (float)loss);
+    json_int(&w, "docs", set->docs);
+    json_int(&w, "real_tokens", set->tokens);
+    json_int(&w, "targets", set->targets);
     json_end(&w, '}');
     log_line(log, &w);
 }

@@ -94,13 +94,15 @@ typedef struct {
     int64_t value;
     int64_t before;  // what checkpoints stand for that do not have it; -1: all have
 } StateField;
-enum { STATE_PLAN_FIELDS = 10 };
+enum { STATE_PLAN_FIELDS = 11 };
 
 static inline void state_plan_fields(StateField *f, const PlanSettings *p,
-                                     uint64_t data_fingerprint) {
+                                     uint64_t data_fingerprint, uint64_t token_fingerprint) {
     const PlanSettings usual = plan_settings();
+    const int64_t tokens = (int64_t)(token_fingerprint >> 12);  // 52 bits: exact in JSON
     StateField fields[STATE_PLAN_FIELDS] = {
-        {"data_fingerprint", (int64_t)(data_fingerprint >> 12), -1},  // 52 bits: exact in JSON
+        {"data_fingerprint", (int64_t)(data_fingerprint >> 12), -1},
+        {"token_fingerprint", tokens, tokens},
         {"seed", (int64_t)p->seed, -1},
         {"max_seqlen", p->max_seqlen, -1},
         {"micro_batch_tokens", p->capacity, -1},

@@ -1,5 +1,5 @@
 // Where weights come from and go to: random numbers at the start, Hugging Face directories, and the
-// optimizer state beside them. They pass through the host as fp32, LLAMA_IO_CHUNK at a time.
+// optimizer state beside them. They pass through the host as fp32, sizes.io_chunk at a time.
 #ifndef UNPAD_WEIGHTS_H
 #define UNPAD_WEIGHTS_H
 
@@ -22,25 +22,26 @@ static inline float llama_normal(uint64_t key, uint64_t element) {  // Box-Mulle
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
 
-static const size_t LLAMA_IO_CHUNK = 1 << 20;  // elements that pass the host at a time
-
-static inline size_t llama_chunk(const LlamaTensor *t, size_t first) {
-    return t->count - first < LLAMA_IO_CHUNK ? t->count - first : LLAMA_IO_CHUNK;
+// Elements of the chunk of t that begins at its element `first`.
+static inline size_t llama_chunk(const LlamaModel *m, const LlamaTensor *t, size_t first) {
+    const size_t most = m->sizes.io_chunk, left = t->count - first;
+    return left < most ? left : most;
 }
 
 static inline void llama_init_tensor(LlamaModel *m, const LlamaTensor *t, uint64_t seed,
                                      float *chunk) {
     uint64_t key = llama_hash(seed ^ crc32c(0, t->name, strlen(t->name)));
-    for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
-        size_t n = llama_chunk(t, first), at = t->offset + first;
+    for (size_t first = 0; first < t->count; first += m->sizes.io_chunk) {
+        size_t n = llama_chunk(m, t, first), at = t->offset + first;
         for (size_t i = 0; i < n; i++)
             chunk[i] = t->init_std > 0 ? t->init_std * llama_normal(key, first + i) : 1;
+        comm_progress();
         weights_from_host(m->weights + at, m->master_lo ? m->master_lo + at : NULL, chunk, n);
     }
 }
 
 static inline void llama_init(LlamaModel *m, uint64_t seed) {
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "initial weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "initial weights");
     for (int i = 0; i < m->num_tensors; i++) llama_init_tensor(m, &m->tensors[i], seed, chunk);
     free(chunk);
 }
@@ -57,6 +58,26 @@ static inline bool llama_same_shape(const LlamaTensor *t, const TensorInfo *info
 static inline void llama_list(char *list, size_t capacity, const char *name) {
     size_t used = strlen(list);
     snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", name);
+}
+
+// The same tensor under another prefix, as base models and wrappers save it; NULL: there is none.
+static inline const char *llama_other_prefix(const SafetensorsSet *s, const char *name) {
+    const char *base = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (int i = 0; i < s->num_tensors; i++) {
+        const char *found = s->tensors[i].name;
+        const size_t n = strlen(found), tail = strlen(base);
+        if (n >= tail && strcmp(found + n - tail, base) == 0 && strcmp(found, name) != 0)
+            return found;
+    }
+    return NULL;
+}
+
+static inline bool llama_bad_prefix(const char *expected, const char *found, const char *dir,
+                                    Error *err) {
+    return error_set(err, EXIT_BAD_INPUT,
+                     "save it from LlamaForCausalLM itself, not from its base model or a wrapper",
+                     "%s: tensors have another prefix: expected %s, found %s", dir, expected,
+                     found);
 }
 
 // Every tensor of the table, with its shape, and no other (a tied head may be stored twice): all
@@ -79,17 +100,28 @@ static inline bool llama_check_tensors(const LlamaModel *m, const SafetensorsSet
         if (!tied_head && !buffer && !llama_tensor(m, name)) llama_list(extra, sizeof extra, name);
     }
     if (!missing[0] && !misfit[0] && !extra[0]) return true;
+    const char *first = m->tensors[0].name, *other = llama_other_prefix(s, first);
+    if (!safetensors_find(s, first) && other) return llama_bad_prefix(first, other, dir, err);
     return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
                      missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
                      misfit, extra[0] ? " unknown: " : "", extra);
 }
 
+// The names and shapes of a Hugging Face directory: what llama_load refuses, without reading it.
+static inline bool llama_check_dir(const LlamaModel *m, const char *dir, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, dir, err)) return false;
+    const bool ok = llama_check_tensors(m, &s, dir, err);
+    safetensors_close(&s);
+    return ok;
+}
+
 static inline bool llama_load_tensor(LlamaModel *m, const LlamaTensor *t, SafetensorsSet *s,
                                      float *chunk, Error *err) {
     const TensorInfo *info = safetensors_find(s, t->name);
-    for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
-        size_t n = llama_chunk(t, first), at = t->offset + first;
+    for (size_t first = 0; first < t->count; first += m->sizes.io_chunk) {
+        size_t n = llama_chunk(m, t, first), at = t->offset + first;
         if (!safetensors_read_f32(s, info, chunk, first, n, err)) return false;
         weights_from_host(m->weights + at, m->master_lo ? m->master_lo + at : NULL, chunk, n);
     }
@@ -109,7 +141,7 @@ static inline bool llama_check_loaded(const SafetensorsSet *s, const char *path,
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     SafetensorsSet s;
     if (!safetensors_open(&s, dir, err)) return false;
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     bool ok = llama_check_tensors(m, &s, dir, err);
     for (int i = 0; ok && i < m->num_tensors; i++)
         ok = llama_load_tensor(m, &m->tensors[i], &s, chunk, err);
@@ -146,13 +178,13 @@ static inline bool llama_save_weights(const LlamaModel *m, const char *path, Saf
                                       Error *err) {
     TensorInfo *infos =
         (TensorInfo *)host_calloc((size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "weights");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     llama_tensor_infos(m, "", infos);
     bool ok = safetensors_create(w, path, infos, m->num_tensors, err);
     for (int i = 0; ok && i < m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i];
-        for (size_t first = 0; ok && first < t->count; first += LLAMA_IO_CHUNK) {
-            size_t n = llama_chunk(t, first), at = t->offset + first;
+        for (size_t first = 0; ok && first < t->count; first += m->sizes.io_chunk) {
+            size_t n = llama_chunk(m, t, first), at = t->offset + first;
             weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
             size_t bad = 0;
             for (size_t k = 0; k < n; k++) bad += !isfinite(chunk[k]);
@@ -183,12 +215,12 @@ static inline void llama_read_moment(const LlamaModel *m, const real *moment, si
 // The part of the other ranks while rank 0 is in llama_save_optimizer.
 static inline void llama_send_optimizer(const LlamaModel *m) {
     if (!m->ranks.shard_optimizer) return;
-    real *chunk = (real *)host_calloc(LLAMA_IO_CHUNK, sizeof(real), "optimizer");
+    real *chunk = (real *)host_calloc(m->sizes.io_chunk, sizeof(real), "optimizer");
     for (int i = 0; i < 2 * m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i % m->num_tensors];
-        for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK)
+        for (size_t first = 0; first < t->count; first += m->sizes.io_chunk)
             llama_read_moment(m, i < m->num_tensors ? m->m : m->v, t->offset + first,
-                              llama_chunk(t, first), chunk);
+                              llama_chunk(m, t, first), chunk);
     }
     free(chunk);
 }
@@ -199,14 +231,14 @@ static inline bool llama_save_optimizer(const LlamaModel *m, const char *path, S
                                         Error *err) {
     TensorInfo *infos =
         (TensorInfo *)host_calloc(2 * (size_t)m->num_tensors, sizeof(TensorInfo), "tensor list");
-    real *chunk = (real *)host_calloc(LLAMA_IO_CHUNK, sizeof(real), "optimizer");
+    real *chunk = (real *)host_calloc(m->sizes.io_chunk, sizeof(real), "optimizer");
     llama_tensor_infos(m, "v.", llama_tensor_infos(m, "m.", infos));
     bool ok = safetensors_create(w, path, infos, 2 * m->num_tensors, err);
     const real *moments[2] = {m->m, m->v};
     for (int i = 0; i < 2 * m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i % m->num_tensors];
-        for (size_t first = 0; first < t->count; first += LLAMA_IO_CHUNK) {
-            size_t n = llama_chunk(t, first);
+        for (size_t first = 0; first < t->count; first += m->sizes.io_chunk) {
+            size_t n = llama_chunk(m, t, first);
             llama_read_moment(m, moments[i / m->num_tensors], t->offset + first, n, chunk);
             size_t bad = 0;
             for (size_t k = 0; k < n; k++) bad += !isfinite(chunk[k]);
@@ -236,7 +268,7 @@ static inline void llama_write_moment(const LlamaModel *m, real *moment, size_t 
 static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *err) {
     SafetensorsSet s;
     if (!safetensors_open(&s, path, err)) return false;
-    float *chunk = (float *)host_calloc(LLAMA_IO_CHUNK, sizeof(float), "optimizer");
+    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "optimizer");
     bool ok = true;
     for (int i = 0; ok && i < 2 * m->num_tensors; i++) {
         const LlamaTensor *t = &m->tensors[i % m->num_tensors];
@@ -249,8 +281,8 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
                            "resume with the model that was being trained",
                            "%s: expected tensor %s of this model's shape, found %s", path, name,
                            info ? "another shape" : "none");
-        for (size_t first = 0; ok && first < t->count; first += LLAMA_IO_CHUNK) {
-            size_t n = llama_chunk(t, first);
+        for (size_t first = 0; ok && first < t->count; first += m->sizes.io_chunk) {
+            size_t n = llama_chunk(m, t, first);
             ok = safetensors_read_f32(&s, info, chunk, first, n, err);
             if (ok) llama_write_moment(m, moment, t->offset + first, n, chunk);
         }

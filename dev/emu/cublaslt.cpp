@@ -1,7 +1,9 @@
 // cuBLASLt on the host: D = alpha op(A) op(B) + beta C, column-major, fp32 accumulation. Two
 // algorithms, so that choosing among several and handing over a workspace are exercised too:
 // 0 sums over k in one go, 1 in two halves that meet in the workspace and does not do an odd k.
-// The heuristic prefers 0; EMU_LT_ALGO=1 makes it one that prefers 1, as another version might.
+// The heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might; none
+// knows no algorithm; refuse gives one that does the very sizes it was asked about and no others.
+// During a capture it answers with an error, as cuBLASLt 13.3 and later do.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -12,14 +14,20 @@ struct cublasLtContext {
     uint64_t magic;
 };
 
+namespace emu {
+bool any_capture();
+int lt_refusals;  // products that their algorithm does not do: for tests
+}  // namespace emu
+
 namespace {
 constexpr uint64_t CONTEXT_MAGIC = 0x6d61746d756c4c74ull;
 constexpr int NUM_ALGOS = 2;
 
 // What an algorithm descriptor holds in its eight opaque words: a mark, the number, the workspace
-// it was promised and the alignment of A, B, C, D that it was chosen for.
-enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_WORKSPACE, ALGO_ALIGN };
-constexpr uint64_t ALGO_MAGIC = 0x616c676f;
+// it was promised, the alignment of A, B, C, D and the operations and types that it was chosen for;
+// and the only m, n, k that it does, or zeros.
+enum AlgoWord { ALGO_MARK, ALGO_ID, ALGO_WORKSPACE, ALGO_ALIGN, ALGO_FORM, ALGO_M, ALGO_N, ALGO_K };
+constexpr uint64_t ALGO_MAGIC = 0x616c676f, ANY_FORM = ~0ull;
 
 bool is_context(cublasLtHandle_t h) { return h && h->magic == CONTEXT_MAGIC; }
 
@@ -81,9 +89,33 @@ cublasStatus_t check_product(const cublasLtMatmulDescOpaque_t *op,
     return check_types(op->compute, op->scale, a->type, b->type, c->type, d->type);
 }
 
+uint64_t depth(const cublasLtMatmulDescOpaque_t *op, const cublasLtMatrixLayoutOpaque_t *a) {
+    return op->trans_a == CUBLAS_OP_N ? a->cols : a->rows;
+}
 bool algo_does(int id, const cublasLtMatmulDescOpaque_t *op,
                const cublasLtMatrixLayoutOpaque_t *a) {
-    return id == 0 || (op->trans_a == CUBLAS_OP_N ? a->cols : a->rows) % 2 == 0;
+    return id == 0 || depth(op, a) % 2 == 0;
+}
+
+// Operations and types, one byte each, of a product of these; an algorithm does no others.
+uint64_t form(const cublasLtMatmulDescOpaque_t *op, const cublasLtMatrixLayoutOpaque_t *a,
+              const cublasLtMatrixLayoutOpaque_t *d) {
+    return (uint64_t)op->trans_a << 24 | (uint64_t)op->trans_b << 16 | (uint64_t)a->type << 8 |
+           d->type;
+}
+
+cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmulDescOpaque_t *op,
+                          const cublasLtMatrixLayoutOpaque_t *a,
+                          const cublasLtMatrixLayoutOpaque_t *d) {
+    const uint64_t *word = algo->data;
+    if (word[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+    if (word[ALGO_FORM] != ANY_FORM && word[ALGO_FORM] != form(op, a, d))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    const bool its_sizes =
+        word[ALGO_M] == 0 ||
+        (word[ALGO_M] == d->rows && word[ALGO_N] == d->cols && word[ALGO_K] == depth(op, a));
+    return its_sizes && algo_does((int)word[ALGO_ID], op, a) ? CUBLAS_STATUS_SUCCESS
+                                                             : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
@@ -95,7 +127,9 @@ void fill_algo(cublasLtMatmulAlgo_t *algo, int id, size_t workspace, const uint3
     algo->data[ALGO_MARK] = ALGO_MAGIC;
     algo->data[ALGO_ID] = (uint64_t)id;
     algo->data[ALGO_WORKSPACE] = workspace;
-    for (int i = 0; i < 4; i++) algo->data[ALGO_ALIGN + i] = alignment ? alignment[i] : 1;
+    algo->data[ALGO_FORM] = ANY_FORM;
+    for (int i = 0; i < 4; i++)
+        algo->data[ALGO_ALIGN] |= (uint64_t)(alignment ? alignment[i] : 1) << 16 * i;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -372,7 +406,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     cublasStatus_t status = check_product(op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (emu::any_capture()) return CUBLAS_STATUS_INTERNAL_ERROR;
     const char *first = getenv("EMU_LT_ALGO");
+    if (first && strcmp(first, "none") == 0) return CUBLAS_STATUS_SUCCESS;
+    const bool only_these_sizes = first && strcmp(first, "refuse") == 0;
     for (int i = 0; i < NUM_ALGOS && *returned < requested; i++) {
         const int id = (i + (first ? atoi(first) : 0)) % NUM_ALGOS;
         size_t workspace = algo_workspace(id, d);
@@ -382,6 +419,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         cublasLtMatmulHeuristicResult_t *r = &results[(*returned)++];
         *r = {};
         fill_algo(&r->algo, id, workspace, pref->alignment);
+        uint64_t *word = r->algo.data;
+        word[ALGO_FORM] = form(op, a, d);
+        if (only_these_sizes)
+            word[ALGO_M] = d->rows, word[ALGO_N] = d->cols, word[ALGO_K] = depth(op, a);
         r->workspaceSize = workspace;
         r->state = CUBLAS_STATUS_SUCCESS;
         r->wavesCount = 1.0f;
@@ -421,10 +462,10 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
                                        const cublasLtMatmulAlgo_t *algo,
                                        cublasLtMatmulHeuristicResult_t *result) {
     if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!algo || algo->data[ALGO_MARK] != ALGO_MAGIC || !result) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = check_product(op, a, b, c, d);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_algo(algo, op, a, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (!algo_does((int)algo->data[ALGO_ID], op, a)) return CUBLAS_STATUS_NOT_SUPPORTED;
     *result = {};
     result->algo = *algo;
     result->workspaceSize = algo_workspace((int)algo->data[ALGO_ID], d);
@@ -474,15 +515,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
             emu::fail("cublasLtMatmul: %c is not a device pointer (%p)", letter[i], operand[i]);
     int id = 0;
     if (algo) {
-        if (algo->data[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
+        status = check_algo(algo, op, a, d);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED) emu::lt_refusals++;
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
         id = (int)algo->data[ALGO_ID];
-        if (!algo_does(id, op, a)) return CUBLAS_STATUS_NOT_SUPPORTED;
-        for (int i = 0; i < 4; i++)
-            if ((uintptr_t)operand[i] % algo->data[ALGO_ALIGN + i])
+        for (int i = 0; i < 4; i++) {
+            const unsigned alignment = algo->data[ALGO_ALIGN] >> 16 * i & 0xffff;
+            if ((uintptr_t)operand[i] % alignment)
                 emu::fail(
-                    "cublasLtMatmul: %c at %p is less aligned than the %llu bytes that the "
+                    "cublasLtMatmul: %c at %p is less aligned than the %u bytes that the "
                     "algorithm was chosen for",
-                    letter[i], operand[i], (unsigned long long)algo->data[ALGO_ALIGN + i]);
+                    letter[i], operand[i], alignment);
+        }
     }
     size_t need = algo_workspace(id, d);
     if (workspace_bytes < need || (need && !workspace)) return CUBLAS_STATUS_INVALID_VALUE;

@@ -67,7 +67,7 @@ struct Options {
     Sched sched = FIFO;
     AsyncMode async = LAZY;
     int threads = 1, proxy = 0, trunc = 0, timeout = 0, guard = 1, poison = 1, stats = 0;
-    int arch = 90, devices = 1, streams = 0, slow_stream = 0, trace = 0;
+    int arch = 90, devices = 1, streams = 0, slow_stream = 0, trace = 0, fast_math = 0;
     size_t align = 64, memory = (size_t)8 << 30;
     uint64_t seed = 1;
     Options();
@@ -177,7 +177,8 @@ struct Block {
     size_t head = 0;  // ready[head..] can run
     int n = 0, live = 0;
     uint64_t rng = 0;
-    size_t dynamic_smem = 0;
+    size_t dynamic_smem = 0, static_smem = 0, static_limit = 0;
+    std::vector<const void *> statics;  // the variables that static_smem counts
     void *sched_sp = nullptr;
     void (*call)(void *) = nullptr;
     void *context = nullptr;

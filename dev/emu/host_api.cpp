@@ -38,6 +38,13 @@ static cudaError_t answer(cudaError_t e) {
     if (e != cudaSuccess) last_error = e;
     return e;
 }
+// What cudaLaunchHostFunc runs may not use CUDA; a GPU's runtime may answer with an error or hang.
+static void entered(const char *call) {
+    if (cur.in_host_function)
+        fail("%s in a host function of a stream, which may not use CUDA", call);
+}
+#define API_CALL entered(__func__)
+bool any_capture() { return !captures.empty(); }
 static bool capturing(cudaStream_t s) { return s && s->capture; }
 static cudaError_t spoil_captures() {
     for (CUgraph_st *graph : captures) graph->spoilt = true;
@@ -45,6 +52,7 @@ static cudaError_t spoil_captures() {
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) {
+    entered(name);
     if (opt.trace) fprintf(stderr, "EMU TRACE stream %d %s\n", stream ? stream->number : 0, name);
     if (capturing(stream) && stream->capture->spoilt)
         answer(cudaErrorStreamCaptureInvalidated);
@@ -58,7 +66,30 @@ void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) 
         work();
 }
 
+// The largest block's shared memory, static and dynamic, by architecture
+static size_t smem_optin() {
+    switch (opt.arch) {
+        case 80:
+        case 87:
+            return 163 << 10;
+        case 86:
+        case 89:
+        case 120:
+        case 121:
+            return 99 << 10;
+    }
+    return SMEM_MAX;
+}
+// What a launch leaves for static variables: without cudaFuncSetAttribute all of shared memory is
+// 48 KB, with it the dynamic part counts as large as was allowed.
+size_t static_smem_limit(size_t smem_bytes, const void *kernel) {
+    auto it = max_dynamic_smem.find(kernel);
+    return it == max_dynamic_smem.end() ? (48 << 10) - smem_bytes
+                                        : smem_optin() - (size_t)it->second;
+}
+
 bool check_launch(dim3 grid, dim3 block, size_t smem_bytes, const void *kernel, const char *name) {
+    entered(name);
     auto it = max_dynamic_smem.find(kernel);
     size_t limit = it == max_dynamic_smem.end() ? 48 << 10 : (size_t)it->second;
     size_t threads = (size_t)block.x * block.y * block.z;
@@ -97,27 +128,35 @@ const char *cudaGetErrorName(cudaError_t error) {
     return "unrecognized error code";
 }
 cudaError_t cudaGetLastError() {
+    API_CALL;
     cudaError_t e = last_error;
     last_error = cudaSuccess;
     return e;
 }
-cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaPeekAtLastError() {
+    API_CALL;
+    return last_error;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Devices
 
 cudaError_t cudaGetDeviceCount(int *count) {
+    API_CALL;
     *count = opt.devices;
     return answer(opt.devices ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int device) {
+    API_CALL;
     return answer(device >= 0 && device < opt.devices ? cudaSuccess : cudaErrorInvalidDevice);
 }
 cudaError_t cudaGetDevice(int *device) {
+    API_CALL;
     *device = 0;
     return answer(opt.devices ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    API_CALL;
     if (device < 0 || device >= opt.devices) return answer(cudaErrorInvalidDevice);
     *p = {};
     snprintf(p->name, sizeof p->name, "emulated sm_%d", opt.arch);
@@ -130,13 +169,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->maxThreadsPerMultiProcessor = 2048;
     p->regsPerBlock = 65536;
     p->sharedMemPerBlock = 48 << 10;
-    p->sharedMemPerBlockOptin = opt.arch >= 90 ? SMEM_MAX : opt.arch == 80 ? 163 << 10 : 99 << 10;
+    p->sharedMemPerBlockOptin = smem_optin();
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
     p->l2CacheSize = 40 << 20;
     p->memoryBusWidth = 5120;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) {
+    API_CALL;
     cudaDeviceProp p{};
     cudaError_t status = cudaGetDeviceProperties(&p, device);
     if (status != cudaSuccess) return status;
@@ -177,24 +217,31 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) 
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) {
+    API_CALL;
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version) {
+    API_CALL;
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+    API_CALL;
     if (!captures.empty()) return spoil_captures();
     drain_all();
     return cudaSuccess;
 }
-cudaError_t cudaDeviceReset() { return cudaSuccess; }
+cudaError_t cudaDeviceReset() {
+    API_CALL;
+    return cudaSuccess;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Memory
 
 cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
+    API_CALL;
     *p = nullptr;
     if (!opt.devices) return answer(cudaErrorNoDevice);
     if (!captures.empty()) return spoil_captures();
@@ -203,12 +250,14 @@ cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
     return answer(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void *p) {
+    API_CALL;
     if (!captures.empty()) return spoil_captures();
     drain_all();
     if (p) device_release(p);
     return cudaSuccess;
 }
 cudaError_t emu_malloc_host(void **p, size_t bytes) {
+    API_CALL;
     if (!captures.empty()) return spoil_captures();
     *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*p) return answer(cudaErrorMemoryAllocation);
@@ -217,11 +266,13 @@ cudaError_t emu_malloc_host(void **p, size_t bytes) {
     return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void *p) {
+    API_CALL;
     if (p && !host_blocks.erase(p)) return answer(cudaErrorInvalidValue);
     free(p);
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+    API_CALL;
     *total = opt.memory;
     *free_bytes = opt.memory - device_memory_in_use();
     return cudaSuccess;
@@ -249,6 +300,7 @@ static bool is_steady(const void *p, size_t bytes) {
 }
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+    API_CALL;
     if (!bytes) return cudaSuccess;
     check_copy(dst, src, kind);
     if (!stream || !stream->worker || (is_steady(src, bytes) && is_steady(dst, bytes))) {
@@ -266,9 +318,11 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     return last_error;
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    API_CALL;
     return cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
 }
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    API_CALL;
     if (!bytes) return cudaSuccess;
     if (!is_device_ptr(dst)) fail("cudaMemset of a host pointer");
     enqueue(
@@ -276,6 +330,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     return last_error;
 }
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
+    API_CALL;
     return cudaMemsetAsync(dst, value, bytes, nullptr);
 }
 
@@ -283,6 +338,7 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
 // Streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    API_CALL;
     static int streams;
     *stream = new CUstream_st;
     (*stream)->number = ++streams;
@@ -291,25 +347,30 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    API_CALL;
     return cudaStreamCreateWithFlags(stream, flags);
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    API_CALL;
     *least = 0;
     *greatest = -5;
     return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    API_CALL;
     if (!stream) return answer(cudaErrorInvalidResourceHandle);
     if (stream->worker) drain(stream->worker);
     delete stream;
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    API_CALL;
     if (capturing(stream)) return spoil_captures();
     if (stream && stream->worker) drain(stream->worker);
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    API_CALL;
     if (capturing(stream)) return spoil_captures();
     return stream && stream->worker && !worker_idle(stream->worker) ? cudaErrorNotReady
                                                                     : cudaSuccess;
@@ -317,6 +378,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 // Waits for what was recorded last before this call; later records are others' to wait for. An
 // event from outside a capture means nothing inside it.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    API_CALL;
     const uint64_t count = mark_now(&event->mark);
     if (capturing(stream) && event->capture != stream->capture) return spoil_captures();
     if (!capturing(stream) && event->capture && captures.count(event->capture))
@@ -327,23 +389,33 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *data) {
+    API_CALL;
     enqueue(
-        stream, [=] { fn(data); }, "host function");
+        stream,
+        [=] {
+            cur.in_host_function = true;
+            fn(data);
+            cur.in_host_function = false;
+        },
+        "host function");
     return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    API_CALL;
     *event = new CUevent_st;
     (*event)->timing = !(flags & cudaEventDisableTiming);
     return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    API_CALL;
     if (opt.streams) mark_wait(&event->mark, mark_now(&event->mark));
     delete event;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    API_CALL;
     event->capture = capturing(stream) ? stream->capture : nullptr;
     const uint64_t count = mark_set(&event->mark);
     auto record = [=] {
@@ -355,13 +427,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    API_CALL;
     return mark_reached(&event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    API_CALL;
     mark_wait(&event->mark, mark_now(&event->mark));
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    API_CALL;
     if (!start->timing || !end->timing || !start->recorded || !end->recorded)
         return answer(cudaErrorInvalidResourceHandle);
     *ms = std::chrono::duration<float, std::milli>(end->when - start->when).count();
@@ -372,6 +447,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 // Graphs: a capture is a list of closures
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    API_CALL;
     if (!stream) return answer(cudaErrorStreamCaptureUnsupported);
     if (stream->capture) return answer(cudaErrorIllegalState);
     stream->capture = new CUgraph_st;
@@ -379,6 +455,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    API_CALL;
     if (!capturing(stream)) return answer(cudaErrorIllegalState);
     *graph = stream->capture;
     stream->capture = nullptr;
@@ -389,14 +466,17 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     return answer(cudaErrorStreamCaptureInvalidated);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    API_CALL;
     *status = capturing(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    API_CALL;
     *exec = new CUgraphExec_st{graph->work};
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    API_CALL;
     enqueue(
         stream,
         [exec] {
@@ -406,10 +486,12 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     return last_error;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    API_CALL;
     delete graph;
     return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    API_CALL;
     delete exec;
     return cudaSuccess;
 }
@@ -418,6 +500,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 // Kernels and tensor maps
 
 cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value) {
+    API_CALL;
     if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     cudaDeviceProp p{};
     cudaGetDeviceProperties(&p, 0);
@@ -428,6 +511,7 @@ cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int v
 
 // From threads and shared memory alone: registers are not known here.
 cudaError_t emu_occupancy(int *blocks, int threads, size_t smem_bytes) {
+    API_CALL;
     cudaDeviceProp p{};
     cudaGetDeviceProperties(&p, 0);
     int by_threads = p.maxThreadsPerMultiProcessor / std::max(threads, 1);
@@ -483,6 +567,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType t
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **entry, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult *result) {
+    API_CALL;
     bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
     *entry = known ? (void *)&cuTensorMapEncodeTiled : nullptr;
     if (result) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;

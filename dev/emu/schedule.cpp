@@ -43,6 +43,7 @@ Options::Options() {
     streams = (int)env_number("EMU_STREAMS", 0);
     slow_stream = (int)env_number("EMU_SLOW_STREAM", 0);
     trace = (int)env_number("EMU_TRACE", 0);
+    fast_math = (int)env_number("EMU_FAST_MATH", 0);
     align = std::max<size_t>(16, env_number("EMU_ALIGN", align));
     memory = env_number("EMU_MEMORY", memory);
 }
@@ -210,6 +211,8 @@ static void prepare(Block *b) {
     b->head = 0;
     b->async.clear();
     b->mbars.clear();
+    b->statics.clear();
+    b->static_smem = 0;
     for (Barrier &r : b->bars) {
         r.arrived = r.expect = 0;
         r.waiters.reserve(1024);
@@ -307,7 +310,7 @@ static void pool_put(std::unique_ptr<Block> b, const char *name, const Stats &su
 
 struct Grid {
     dim3 grid, block;
-    size_t smem;
+    size_t smem, static_limit;
     const char *name;
     void (*call)(void *);
     void *context;
@@ -331,6 +334,7 @@ static void run_blocks(Grid *g) {
                     unsigned(i / ((unsigned long)g->grid.x * g->grid.y))};
         b->n = (int)(g->block.x * g->block.y * g->block.z);
         b->dynamic_smem = g->smem;
+        b->static_limit = g->static_limit;
         b->call = g->call;
         b->context = g->context;
         b->name = g->name;
@@ -344,10 +348,10 @@ static void run_blocks(Grid *g) {
     pool_put(std::move(own), g->name, sum);
 }
 
-void run_grid(dim3 grid, dim3 block, size_t smem_bytes, const char *name, void (*call)(void *),
-              void *context) {
+void run_grid(dim3 grid, dim3 block, size_t smem_bytes, size_t static_limit, const char *name,
+              void (*call)(void *), void *context) {
     catch_faults();
-    Grid g{grid, block, smem_bytes, name, call, context, {}, {}};
+    Grid g{grid, block, smem_bytes, static_limit, name, call, context, {}, {}};
     g.order.resize((size_t)grid.x * grid.y * grid.z);
     for (size_t i = 0; i < g.order.size(); i++) g.order[i] = (long)i;
     uint64_t s = opt.seed;

@@ -3,6 +3,7 @@
 // addresses count from a 1024-byte boundary below both.
 #include "engine.h"
 
+#include <algorithm>
 #include <link.h>
 
 alignas(1024) thread_local unsigned char smem[SMEM_MAX];
@@ -59,6 +60,17 @@ void check_past_dynamic_smem(Block *b) {
     for (size_t i = b->dynamic_smem; i < std::min(SMEM_MAX, b->dynamic_smem + 1024); i++)
         if (smem[i] != 0xA5)
             fail("write past dynamic shared memory: byte %zu of %zu", i, b->dynamic_smem);
+}
+
+// Each thread says it where the variable is declared; it counts once.
+void static_smem(const void *p, size_t bytes) {
+    Block *b = cur.blk;
+    if (std::find(b->statics.begin(), b->statics.end(), p) != b->statics.end()) return;
+    b->statics.push_back(p);
+    b->static_smem += bytes;
+    if (b->static_smem > b->static_limit)
+        fail("%zu bytes of static shared memory beside %zu dynamic ones; sm_%d has room for %zu",
+             b->static_smem, b->dynamic_smem, opt.arch, b->static_limit);
 }
 
 uint32_t smem_addr(const void *p) {

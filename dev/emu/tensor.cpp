@@ -17,6 +17,17 @@ float ex2(float x) {
     return y < 0x1p-126f ? 0.0f : y;
 }
 
+// EMU_FAST_MATH=1: as far off as CUDA's programming guide allows __expf, 2 + 1.173 |x| ulp, up or
+// down by the bits of x; of 0 it is 1, as the PTX manual promises.
+float expf_of_a_gpu(float x) {
+    const float y = expf(x);
+    if (!opt.fast_math || x == 0 || !(fabsf(x) < 87)) return y;
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof x);
+    const float error = (2 + floorf(1.173f * fabsf(x))) * ldexpf(1, ilogbf(y) - 23);
+    return splitmix(bits) & 1 ? y + error : y - error;
+}
+
 // ------------------------------------------------------------------------------------------------
 // ldmatrix
 

@@ -30,6 +30,7 @@ from transformers.models.llama import modeling_llama
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 LENGTHS = [1, 2, 17, 5, 33, 64, 9]
 EMPTY_AT = [0, 3, 3, 7]       # places where cu_seqlens_empty has a document of no tokens
+NEW_TOKENS, LEAST_MARGIN = 12, 1e-3    # of the greedy continuations
 STEPS, LR, BETAS, EPS, DECAY, CLIP = 10, 3e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 RECIPE = {"adamw": f"steps {STEPS} lr {LR} betas {BETAS[0]} {BETAS[1]} eps {EPS} "
                    f"weight_decay {DECAY} (ndim >= 2) grad_clip {CLIP}"}    # one key: no order
@@ -147,6 +148,22 @@ def padded(model, docs):
     return loss, torch.cat([out[i, :len(d)] for i, d in enumerate(docs)])
 
 
+def greedy(model, docs):
+    """What generate() writes after each document alone, (documents, NEW_TOKENS); -1 after the end."""
+    out = torch.full((len(docs), NEW_TOKENS), -1, dtype=torch.int32)
+    for i, doc in enumerate(docs):
+        text = model.generate(doc[None], attention_mask=torch.ones_like(doc)[None],
+                              do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0)[0]
+        out[i, :len(text) - len(doc)] = text[len(doc):]
+        # no token may be a matter of rounding: the likeliest leads by far more than fp32's error
+        logits = model(input_ids=text[None, :-1], use_cache=False).logits[0, len(doc) - 1:]
+        best = logits.topk(2, dim=-1)
+        assert torch.equal(best.indices[:, 0], text[len(doc):])
+        margin = (best.values[:, 0] - best.values[:, 1]).min().item()
+        assert margin >= LEAST_MARGIN, f"document {i}: a margin of {margin:.1e}"
+    return out
+
+
 def backward(model, loss):
     model.zero_grad()
     loss.backward()
@@ -180,6 +197,7 @@ def expected(path, batch, keep_final):
         losses, norms, final = train(copy.deepcopy(double), docs)
     hf_loss, hf_logits = each_alone(single, docs)
     hf_grads = backward(single, hf_loss)
+    continued = greedy(single, docs)
     pad_loss, pad_logits = padded(single, docs)
     pad_grads = backward(single, pad_loss)
     hf_losses, hf_norms, hf_final = train(copy.deepcopy(single), docs)
@@ -222,6 +240,7 @@ def expected(path, batch, keep_final):
     out["loss_fp64"] = loss.detach().reshape(1)
     out["loss_hf_fp32"] = hf_loss.detach().reshape(1)
     out["logits"] = logits.detach().float()
+    out["greedy"] = continued
     out["inv_freq"] = exact_inv_freq(single.config).float()
     for name, values in ("train_losses", losses), ("grad_norms", norms):
         out[name] = torch.tensor(values, dtype=torch.float64).float()

@@ -18,7 +18,7 @@ void comm_merge(void *data_host, size_t bytes) { ranks_merge(data_host, bytes); 
 void comm_barrier(void) { ranks_barrier(); }
 void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
 void comm_heartbeat(double seconds) { ranks_set_limit(seconds); }
-void cpu_alive(void) { ranks_alive(); }
+void comm_progress(void) { ranks_alive(); }
 
 #ifndef WITH_MPI
 
@@ -42,6 +42,8 @@ void comm_finalize(void) {}
 #else
 
 #include <mpi.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
 
 #ifdef GRADCHECK
 #define REAL MPI_DOUBLE
@@ -63,24 +65,67 @@ static void at_exit(int code, void *unused) {
     if (code == 0) comm_finalize();  // another code ends all ranks: see ranks_watch.h
 }
 
-const char *comm_init(void) {
-    int provided, num_found;
-    const int num_ranks = ranks_launched();
-    if (num_ranks == 1) return NULL;
+// MPI_Init returns when all ranks have called it, however long that takes: this thread ends the job
+// when it takes longer than ranks may take to come. started: an eventfd.
+static void *end_late_start(void *started) {
+    const RanksPlace own = ranks_place();
+    const int64_t limit_ms = ranks_join_ms();
+    struct pollfd in_time = {*(int *)started, POLLIN, 0};
+    if (poll(&in_time, 1, (int)limit_ms) != 0) return NULL;
+    ranks_die(RANKS_EXIT_LOST,
+              "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets the time",
+              "expected %d ranks in MPI_Init within %lld s, found rank %d on %s waiting for others",
+              ranks_launched(), (long long)limit_ms / 1000, own.rank, own.host);
+}
+
+static const char *start_mpi(void) {
+    const uint64_t one = 1;
+    int provided, started = eventfd(0, EFD_CLOEXEC);
+    pthread_t limit;
+    sigset_t all, before;
+    sigfillset(&all);  // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int failed = started < 0 || pthread_create(&limit, NULL, end_late_start, &started) != 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) return "no thread to watch the start of MPI with";
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return "MPI does not start";
+    if (write(started, &one, sizeof one) == sizeof one) pthread_join(limit, NULL);
+    close(started);
+    return NULL;
+}
+
+static const char *check_mpi(int num_ranks) {
+    int num_found;
     MPI_Comm_size(MPI_COMM_WORLD, &num_found);
-    if (num_found != num_ranks) {
-        MPI_Finalize();
-        return "started as one of several ranks, but MPI finds no others: start them with mpirun";
-    }
+    if (num_found == num_ranks) return NULL;
+    MPI_Finalize();
+    return "started as one of several ranks, but MPI finds no others: start them with mpirun";
+}
+
+static const char *make_counts(int num_ranks) {
     counts = (int *)calloc(4 * (size_t)num_ranks, sizeof(int));
     if (!counts) return "no memory for the list of ranks";
     starts = counts + num_ranks;
     collect_counts = starts + num_ranks;
     collect_starts = collect_counts + num_ranks;
-    const char *missing = ranks_join(broadcast_by_mpi);
+    return NULL;
+}
+
+// On one machine the ranks meet before MPI starts, because MPI does not say which of them it waits
+// for; on several, MPI is how they find each other.
+const char *comm_init(void) {
+    const int num_ranks = ranks_launched();
+    if (num_ranks == 1) return NULL;
+    const RanksPlace own = ranks_place();
+    const int here = own.rank >= 0 && ranks_all_here(&own);
+    const char *missing = here ? ranks_join(NULL) : NULL;
+    if (!missing) missing = start_mpi();
+    if (!missing) missing = check_mpi(num_ranks);
+    if (!missing) missing = make_counts(num_ranks);
+    if (!missing && !here) missing = ranks_join(broadcast_by_mpi);
     if (missing) return missing;
+    on_exit(ranks_at_exit, NULL);  // before what MPI has set up to do at exit
     on_exit(at_exit, NULL);
     if (ranks_rank() == 0) return NULL;
     return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";
@@ -89,14 +134,19 @@ const char *comm_init(void) {
 void comm_finalize(void) {
     if (ranks_num() == 1) return;
     ranks_phase("leave", 0);
-    ranks_wait();
+    ranks_wait_blocked();
     MPI_Finalize();
-    ranks_go();
+    ranks_go_blocked();
     ranks_leave();
 }
 
 // ------------------------------------------------------------------------------------------------
-// Flat buffers. MPI counts in int, which is enough for two thousand million parameters.
+// Flat buffers. MPI counts in int, which is enough for two thousand million parameters. No call
+// blocks: a rank that hangs inside a collective is told from those that wait for it there.
+
+static void wait_for(MPI_Request *request) {
+    for (int done = 0; !done; ranks_alive()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+}
 
 // counts and starts of what of from .. to - 1 is in each share
 static void fill_shares(const size_t *first, size_t from, size_t to) {
@@ -113,11 +163,13 @@ static void fill_shares(const size_t *first, size_t from, size_t to) {
 // ranks is put where the range begins, whichever share it is.
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
     const int rank = ranks_rank();
+    MPI_Request request;
     if (ranks_num() == 1 || from >= to) return 0;
     fill_shares(first, from, to);
     ranks_wait();
     const double start_ms = timer_now_ms();  // waiting for others is not this rank's work
-    MPI_Reduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     timer_leave_out(timer_now_ms() - start_ms);
     ranks_go();
     memmove(x + starts[rank], x + from, (size_t)counts[rank] * sizeof(real));
@@ -125,10 +177,12 @@ uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to)
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
+    MPI_Request request;
     if (ranks_num() == 1 || from >= to) return;
     fill_shares(first, from, to);
     ranks_wait();
-    MPI_Allgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD);
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
@@ -150,6 +204,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
         memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
         return;
     }
+    MPI_Request request;
     fill_shares(first, 0, first[ranks_num()]);
     int own = part_of_share(counts[ranks_rank()], at, chunk);
     for (int r = 0; r < ranks_num(); r++) {
@@ -159,23 +214,28 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
         collect_starts[r] = (int)((size_t)r * chunk);
     }
     ranks_wait();
-    MPI_Alltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
-                  MPI_COMM_WORLD);
+    MPI_Ialltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
+                   MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
 static void sum_over_ranks(double *parts, size_t n) {
+    MPI_Request request;
     if (ranks_num() == 1) return;
     ranks_wait();
-    MPI_Allreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Iallreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
 }
 
 // Once a step: worth MPI's speed.
 int comm_max(int value) {
+    MPI_Request request;
     if (ranks_num() == 1) return value;
     ranks_wait();
-    MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
+    wait_for(&request);
     ranks_go();
     return value;
 }

@@ -29,9 +29,6 @@
 double timer_now_ms(void);
 void timer_leave_out(double ms);
 
-// comm.c: this rank computes. Long micro-batches are progress too, where others wait for them.
-void cpu_alive(void);
-
 // Sums run in LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { LANES = 16 };

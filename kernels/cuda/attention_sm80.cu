@@ -25,8 +25,14 @@
 // for its products, so the first two kernels give a warp 32 queries, and each fragment of K and V
 // serves two products. In backward_kv dK and dV of 32 keys leave too few registers for S and dP: a
 // warp has 16 keys, and at D 64 keeps its rows of K and V in registers. Stages are as long as
-// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. At least two CTAs run on an
-// SM.
+// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. CTAs on an SM, from compiled
+// registers and shared memory (nvcc 13.0):
+//                       forward    backward_q  backward_kv
+//                       64   128   64   128    64   128
+//   sm_80, 87           2    2     2    1      3    2
+//   sm_86, 89, 12x      2    1     1    1      2    1
+//   sm_90               2    2     2    2      3    2
+//   sm_100, 103, 110    2    2     2    2      2    2
 //
 // A block of 16 x 8 fp32 is 4 registers a lane, x[0..3]: lane l holds rows l / 4 (x[0], x[1]) and
 // l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four lanes, a quad, hold a row. The
@@ -101,21 +107,40 @@ __device__ __forceinline__ uint32_t step(uint32_t at, int rows, int cols) {
     return (at ^ (cols * 32)) + rows * 16 * D * 2;
 }
 
-// tile (ROWS, D) = rows [0, rows) of src, and zeros: the address of a row past them is never used
+// The part of a tile that a thread copies: a chunk of every STEP-th row
+template <int D>
+struct CopyPart {
+    static constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
+    static_assert(STEP % 8 == 0, "a chunk keeps its place from row to row");
+    static __device__ __forceinline__ int first_row() { return threadIdx.x / CHUNKS; }
+    static __device__ __forceinline__ int chunk() { return threadIdx.x % CHUNKS; }
+    static __device__ __forceinline__ const floatX *begin(const floatX *tile, int64_t row_stride) {
+        return tile + (first_row() * row_stride + chunk() * 8);
+    }
+};
+
+// tile (ROWS, D) = rows [0, rows) of the tile in memory where this thread's part begins at `part`,
+// and zeros. The address of a row past them is never used: `valid` stands in for it.
+template <int ROWS, int D>
+__device__ __forceinline__ void load_part(uint32_t tile, const floatX *part, int64_t row_stride,
+                                          int rows, const floatX *valid) {
+    typedef CopyPart<D> Part;
+    const int first = Part::first_row();
+    const uint32_t to = tile + chunk_at<D>(first, Part::chunk());
+    static_assert(ROWS % Part::STEP == 0, "rows of a tile");
+#pragma unroll
+    for (int i = 0; i < ROWS / Part::STEP; i++) {
+        const bool is_row = first + i * Part::STEP < rows;
+        cp_async16(to + i * Part::STEP * D * 2, is_row ? part : valid, is_row);
+        part += Part::STEP * row_stride;
+    }
+}
+
+// tile (ROWS, D) = rows [0, rows) of src, and zeros
 template <int ROWS, int D>
 __device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int64_t row_stride,
                                           int rows) {
-    constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
-    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const uint32_t to = tile + chunk_at<D>(first, chunk);  // STEP keeps the place of the chunk
-    const floatX *from = src + (first * row_stride + chunk * 8);
-    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "rows of a tile");
-#pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++) {
-        const bool valid = first + i * STEP < rows;
-        cp_async16(to + i * STEP * D * 2, valid ? from : src, valid);
-        from += STEP * row_stride;
-    }
+    load_part<ROWS, D>(tile, CopyPart<D>::begin(src, row_stride), row_stride, rows, src);
 }
 
 // The rows of a tile that this warp owns, as left operand: in registers, or where those are short,
@@ -316,8 +341,10 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
             for (int n = 0; n < COLS / 8; n++)
                 top = fmaxf(top, fmaxf(s.x[m][n][2 * i], s.x[m][n][2 * i + 1]));
             top = quad_max(top);
+            // 0 at the first tile, exactly 1 where the maximum stays: contracted to FMA, a
+            // difference of products would not be 0, and every tile would scale O by the same error
+            const float keep = ex2((state.top.x[m][i] - top) * scale_log2e);
             const float shift = top * scale_log2e;
-            const float keep = ex2(state.top.x[m][i] * scale_log2e - shift);  // 0 at the first tile
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
@@ -430,7 +457,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 template <int D>
 struct BackwardQSizes {
     static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
-    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage: two CTAs per SM also at 128
+    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage; two CTAs on an SM of 227 KB
     static constexpr int Q_BYTES = QUERY_TILE * D * 2;
     static constexpr int KV_BYTES = KEYS * D * 2;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES;
@@ -560,7 +587,12 @@ struct BackwardKvSizes {
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
     static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
-    static constexpr int CTAS = D == 64 ? 3 : 2;  // per SM
+// CTAs on an SM for which registers are allotted; shared memory may allow fewer
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+    static constexpr int CTAS = 2;  // with registers for three ptxas spills
+#else
+    static constexpr int CTAS = D == 64 ? 3 : 2;
+#endif
 };
 
 // As dsoftmax_rows, for columns that are queries; s stays P, for dV.
@@ -611,29 +643,41 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     const uint32_t k_tile = shared_begin(), v_tile = k_tile + Z::KV_BYTES;
     const uint32_t q_tiles = v_tile + Z::KV_BYTES;
     float *statistics = reinterpret_cast<float *>(smem + 2 * Z::KV_BYTES + 2 * Z::STAGE_BYTES);
+    // Where this thread reads the next stage, moved on from stage to stage: fewer instructions than
+    // addresses made from rows and heads
+    const int64_t first_query = (int64_t)item.start + first;
+    const int statistic = threadIdx.x % Z::QUERIES;
+    const bool is_lse = (int)threadIdx.x < Z::QUERIES;
+    const floatX *next_q =
+        CopyPart<D>::begin(qkv + first_query * s.qkv_row + first_head * D, s.qkv_row);
+    const floatX *next_dout =
+        CopyPart<D>::begin(dout + first_query * s.out_row + first_head * D, s.out_row);
+    const float *next_statistic =
+        (is_lse ? lse : delta) + first_head * s.total_tokens + first_query + statistic;
+    int next_rows = item.len - first;
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
     // stores after it has computed the stage before: one global latency is hidden by arithmetic.
-    int next_tile = 0, next_head = first_head;
     auto load_stage = [&](int j) {
-        const int query = first + next_tile * Z::QUERIES, rows = item.len - query;
-        const int64_t row = (int64_t)item.start + query;
         const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
-        load_tile<Z::QUERIES, D>(q_tile, qkv + row * s.qkv_row + next_head * D, s.qkv_row, rows);
-        load_tile<Z::QUERIES, D>(q_tile + Z::Q_BYTES, dout + row * s.out_row + next_head * D,
-                                 s.out_row, rows);
+        load_part<Z::QUERIES, D>(q_tile, next_q, s.qkv_row, next_rows, qkv);
+        load_part<Z::QUERIES, D>(q_tile + Z::Q_BYTES, next_dout, s.out_row, next_rows, dout);
         cp_async_commit();
-        const int i = threadIdx.x % Z::QUERIES;
-        const int64_t at = next_head * s.total_tokens + row + i;
-        const bool is_lse = (int)threadIdx.x < Z::QUERIES;
         float value = 0;
-        if (i < rows && (int)threadIdx.x < Z::STATISTICS)
-            value = is_lse ? lse[at] * LOG2E : delta[at];
-        if (++next_tile == num_tiles) next_tile = 0, next_head++;
+        if (statistic < next_rows && (int)threadIdx.x < Z::STATISTICS) value = *next_statistic;
+        next_q += Z::QUERIES * s.qkv_row, next_dout += Z::QUERIES * s.out_row;
+        next_statistic += Z::QUERIES, next_rows -= Z::QUERIES;
+        if (next_rows <= 0) {  // the first query of the next head
+            const int64_t queries = num_tiles * Z::QUERIES;
+            next_q += D - queries * s.qkv_row, next_dout += D - queries * s.out_row;
+            next_statistic += s.total_tokens - queries;
+            next_rows = item.len - first;
+        }
         return value;
     };
     auto store_statistics = [&](int j, float value) {
+        const float factor = is_lse ? LOG2E : 1;
         if ((int)threadIdx.x < Z::STATISTICS)
-            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value;
+            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value * factor;
     };
     static_assert(Z::STATISTICS <= THREADS, "at most one value a thread");
 

@@ -19,7 +19,9 @@ const char *comm_init(void) {
                ? "started as one of several ranks, but the CUDA backend was built without NCCL"
                : nullptr;
 }
-const char *comm_connect(bool even_alone) { return even_alone ? "built without NCCL" : nullptr; }
+extern "C" const char *comm_connect(bool even_alone) {
+    return even_alone ? "built without NCCL" : nullptr;
+}
 void comm_finalize(void) {}
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
@@ -31,6 +33,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
 }
 static void sum_over_ranks(double *, size_t) {}
 void comm_phase(const char *, int64_t) {}
+void comm_progress(void) {}
 
 #else
 
@@ -56,7 +59,8 @@ static void report(const char *file, int line, const char *what, ncclResult_t st
     fflush(stdout);
     fprintf(stderr, "error: nccl: %s:%d: %s: %s%s%s\n", file, line, what,
             ncclGetErrorString(status), last && *last ? ": " : "", last ? last : "");
-    fprintf(stderr, "hint: NCCL_DEBUG=WARN says more; each rank needs a GPU of its own\n");
+    fprintf(stderr, "hint: NCCL_DEBUG=WARN says more (NCCL_DEBUG_FILE=nccl.%%h.%%p: in files); "
+                    "each rank needs a GPU of its own\n");
 }
 
 #define NCCL_CHECK(call_)                                \
@@ -113,7 +117,7 @@ static void create_stream() {
         CUDA_CHECK(cudaEventCreateWithFlags(&moved[i], cudaEventDisableTiming));
 }
 
-const char *comm_connect(bool even_alone) {
+extern "C" const char *comm_connect(bool even_alone) {
     ncclUniqueId id;
     pthread_t thread;
     rank = ranks_rank();
@@ -121,9 +125,10 @@ const char *comm_connect(bool even_alone) {
     if (num_ranks == 1 && !even_alone) return nullptr;
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
-    ranks_wait();
+    if (rank > 0) ranks_library_log("NCCL_DEBUG_FILE");
+    ranks_wait_blocked();
     NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
-    ranks_go();
+    ranks_go_blocked();
     create_stream();
     // before CUDA's own handlers, which may wait for kernels that wait for other ranks
     on_exit(ranks_at_exit, nullptr);
@@ -136,14 +141,14 @@ const char *comm_connect(bool even_alone) {
 void comm_finalize(void) {
     if (nccl) {
         ranks_phase("leave", 0);
-        ranks_wait();
+        ranks_wait_blocked();
         CUDA_CHECK(cudaStreamSynchronize(beside));
         CUDA_CHECK(cudaStreamSynchronize(cuda_stream()));
         pthread_mutex_lock(&watching);
         NCCL_CHECK(ncclCommDestroy(nccl));
         nccl = nullptr;
         pthread_mutex_unlock(&watching);
-        ranks_go();
+        ranks_go_blocked();
     }
     ranks_leave();
 }
@@ -152,8 +157,8 @@ void comm_finalize(void) {
 // What the watch of ranks.h hears of the GPU, which works on while the host is elsewhere: that it
 // comes to where it waits for the others and goes on, and that it has come through a phase.
 
-static void CUDART_CB device_waits(void *) { ranks_wait(); }
-static void CUDART_CB device_goes_on(void *) { ranks_go(); }
+static void CUDART_CB device_waits(void *) { ranks_wait_blocked(); }
+static void CUDART_CB device_goes_on(void *) { ranks_go_blocked(); }
 static void CUDART_CB device_is_alive(void *) { ranks_alive(); }
 
 static void mark(cudaStream_t stream, cudaHostFn_t what) {
@@ -282,6 +287,8 @@ void comm_phase(const char *phase, int64_t step) {
     ranks_phase(phase, step);
     if (nccl) mark(cuda_stream(), device_is_alive);
 }
+
+void comm_progress(void) { ranks_alive(); }
 
 #endif
 

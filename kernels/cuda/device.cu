@@ -40,8 +40,12 @@ void *cuda_scratch() { return scratch; }
 // Errors
 
 static const char *hint_for(cudaError_t status) {
-    if (strcmp(cudaGetErrorName(status), "cudaErrorNoKernelImageForDevice") == 0)
-        return "built for other GPUs; build again with CUDA_ARCHS set to this one's";
+    static char build_again[80];
+    if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
+        snprintf(build_again, sizeof build_again,
+                 "built for other GPUs; build again with make CUDA_ARCHS=%d", cuda_arch());
+        return build_again;
+    }
     if (status == cudaErrorMemoryAllocation)
         return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";
     return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";

@@ -37,11 +37,13 @@ struct Choice {
     cublasLtMatmulAlgo_t algo;
 };
 
-// A model has 15 shapes, T at most 232 buckets up to 2^29
-enum { NUM_CHOICES = 4096, ALGO_WORDS = 8 };
+enum { ALGO_WORDS = 8 };
 static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_WORDS * sizeof(uint64_t), "as documented");
 
-static Choice choices[NUM_CHOICES];  // a hash table, searched from the home of a shape on
+// A hash table, searched from the home of a shape on, at most half full: a model has 15 shapes, T
+// at most 232 buckets up to 2^29, and lengths that their bucket's algorithm refused have their own
+static Choice *choices;
+static size_t num_slots, num_choices;
 static cublasLtHandle_t handle;
 static cublasLtMatmulDesc_t descriptions[NUM_KINDS];
 static cublasLtMatmulPreference_t preference;
@@ -141,39 +143,62 @@ static Layouts layouts_of(const Shape &s) {
     return l;
 }
 
-// The choice of this shape, or where it goes: there `made` is false. NULL: the table is full.
-static Choice *choice_of(const Shape &s) {
+// The choice of this shape, or where it goes: there `made` is false.
+static Choice *slot_of(Choice *table, size_t slots, const Shape &s) {
     const int64_t sizes[3] = {s.T, s.K, s.N};
     uint64_t h = (uint64_t)s.kind;
     for (int i = 0; i < 3; i++) h = (h ^ (uint64_t)sizes[i]) * 0x9e3779b97f4a7c15ull;
-    for (uint64_t i = 0; i < NUM_CHOICES; i++) {
-        Choice *c = &choices[((h >> 32) + i) % NUM_CHOICES];
+    for (h >>= 32;; h++) {
+        Choice *c = &table[h % slots];
         const Shape &x = c->shape;
         if (!c->made || (x.kind == s.kind && x.T == s.T && x.K == s.K && x.N == s.N)) return c;
     }
-    return NULL;
+}
+
+static void grow() {
+    const size_t slots = num_slots ? 2 * num_slots : 1024;
+    Choice *table = (Choice *)calloc(slots, sizeof *table);
+    if (!table) cuda_unsupported("matmul: expected host memory for choices", (int64_t)slots);
+    for (size_t i = 0; i < num_slots; i++)
+        if (choices[i].made) *slot_of(table, slots, choices[i].shape) = choices[i];
+    free(choices);
+    choices = table;
+    num_slots = slots;
+}
+
+static void keep(const Choice &choice) {
+    if (2 * num_choices >= num_slots) grow();
+    Choice *c = slot_of(choices, num_slots, choice.shape);
+    num_choices += !c->made;
+    *c = choice;
+}
+
+static void forget_all() {
+    for (size_t i = 0; i < num_slots; i++) choices[i].made = false;
+    num_choices = 0;
+}
+
+// NULL: none is made yet.
+static const Choice *find(const Shape &s) {
+    const Choice *c = num_slots ? slot_of(choices, num_slots, s) : NULL;
+    return c && c->made ? c : NULL;
 }
 
 static const Choice *choose(const Shape &s) {
-    static Choice not_kept;
-    Choice *c = choice_of(s);
-    if (c && c->made) return c;
-    if (!c) c = &not_kept;
+    if (find(s)) return find(s);
     Layouts l = layouts_of(s);
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         handle, descriptions[s.kind], &l.a, &l.b, &l.d, &l.d, preference, 1, &best, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found < 1) {
+    if (status != CUBLAS_STATUS_SUCCESS || found < 1 || best.state != CUBLAS_STATUS_SUCCESS) {
         char what[160];
         snprintf(what, sizeof what, "%s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld",
                  KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N);
         cuda_unsupported(what, (int64_t)status);
     }
-    c->shape = s;
-    c->algo = best.algo;
-    c->made = true;
-    return c;
+    keep({s, true, best.algo});
+    return find(s);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -196,7 +221,7 @@ size_t matmul_choices(char *text_host, size_t capacity) {
     char who[256];
     size_t used = 0;
     who_chooses(who, sizeof who);
-    for (int i = 0; i < NUM_CHOICES; i++) {
+    for (size_t i = 0; i < num_slots; i++) {
         const Choice *c = &choices[i];
         if (!c->made) continue;
         if (used == 0) append(text_host, capacity, &used, "%s\n", who);
@@ -237,7 +262,7 @@ const char *matmul_repeat_choices(const char *text_host) {
     static char why[640];
     char who[256];
     who_chooses(who, sizeof who);
-    memset(choices, 0, sizeof choices);
+    forget_all();
     const int first_line = (int)strcspn(text_host, "\n");
     if (strlen(who) != (size_t)first_line || strncmp(who, text_host, (size_t)first_line) != 0) {
         snprintf(why, sizeof why, "chosen by %.*s, this is %s", first_line < 256 ? first_line : 256,
@@ -247,12 +272,11 @@ const char *matmul_repeat_choices(const char *text_host) {
     for (const char *line = strchr(text_host, '\n'); line && line[1]; line = strchr(line, '\n')) {
         Choice c;
         line++;
-        Choice *place = read_choice(line, &c) ? choice_of(c.shape) : NULL;
-        if (place) {
-            *place = c;
+        if (read_choice(line, &c)) {
+            keep(c);
             continue;
         }
-        memset(choices, 0, sizeof choices);
+        forget_all();
         snprintf(why, sizeof why, "not a choice of this cuBLASLt: %.*s",
                  (int)strcspn(line, "\n") < 256 ? (int)strcspn(line, "\n") : 256, line);
         return why;
@@ -280,9 +304,11 @@ static void run(Kind kind, void *d, const void *a, const void *b, float beta, in
         cuda_unsupported(what, K <= 0 || K % 8 != 0 ? K : N);
     }
     const Shape s = {kind, T, K, N}, bucket = {kind, longest_of_bucket(T), K, N};
-    cublasStatus_t status = multiply(s, &choose(bucket)->algo, d, a, b, beta);
-    // an algorithm for the bucket's longest length may refuse this one: nothing was launched then
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+    const Choice *own = find(s);
+    cublasStatus_t status = multiply(s, &(own ? own : choose(bucket))->algo, d, a, b, beta);
+    // An algorithm for the bucket's longest length may refuse this one: nothing was launched then,
+    // and from then on this length has its own.
+    if (!own && (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE))
         status = multiply(s, &choose(s)->algo, d, a, b, beta);
     if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
 }

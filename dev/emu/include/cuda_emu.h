@@ -82,6 +82,7 @@ struct Block;
 struct Cursor {
     Fiber *self;
     Block *blk;
+    bool in_host_function;
 };
 extern __thread Cursor cur;  // the CUDA thread and block that this OS thread is running
 
@@ -95,14 +96,17 @@ void fn_vote(void **, uint32_t);
 void bar(int id, int count, bool wait, const char *file, int line);
 void yield_point();  // another thread may run here
 void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+float expf_of_a_gpu(float x);
 uint32_t smem_addr(const void *p);  // generic address -> 32-bit address in shared memory
 void *smem_ptr(uint32_t a, size_t bytes, const char *what);
+void static_smem(const void *p, size_t bytes);  // a __shared__ variable of this block
 int lane_id();
 
 bool is_device_ptr(const void *p);
 bool check_launch(dim3 grid, dim3 block, size_t smem, const void *fn, const char *name);
-void run_grid(dim3 grid, dim3 block, size_t smem, const char *name, void (*call)(void *),
-              void *context);
+size_t static_smem_limit(size_t smem, const void *fn);
+void run_grid(dim3 grid, dim3 block, size_t smem, size_t static_limit, const char *name,
+              void (*call)(void *), void *context);
 // Now, on the stream's thread, or into a capture
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name = "call");
 
@@ -135,8 +139,10 @@ struct Launch {
         Context context{kernel, {static_cast<P>(a)...}};
         int i = 0;
         std::apply([&](auto &...v) { (check_arg(name, i++, v), ...); }, context.args);
-        enqueue(stream, [launch = *this, context]() mutable {
-            run_grid(launch.grid, launch.block, launch.smem, launch.name, Context::call, &context);
+        const size_t limit = static_smem_limit(smem, (const void *)kernel);
+        enqueue(stream, [launch = *this, limit, context]() mutable {
+            run_grid(launch.grid, launch.block, launch.smem, limit, launch.name, Context::call,
+                     &context);
         }, name);
     }
 };
@@ -315,7 +321,7 @@ inline float __frsqrt_rn(float x) { return (float)(1.0 / std::sqrt((double)x)); 
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 }
 // The C library declares functions of these names; these definitions take their linkage.
-inline float __expf(float x) { return expf(x); }
+inline float __expf(float x) { return emu::expf_of_a_gpu(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __log2f(float x) { return log2f(x); }
 inline float __sinf(float x) { return sinf(x); }

@@ -17,6 +17,8 @@ extern "C++" {
     X(cudaErrorInsufficientDriver, 35, "CUDA driver version is insufficient")                     \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                               \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                      \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image is available for the device")        \
+    X(cudaErrorUnsupportedPtxVersion, 222, "the PTX was compiled with an unsupported toolchain")  \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                             \
     X(cudaErrorNotReady, 600, "device not ready")                                                 \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                   \

@@ -27,7 +27,7 @@ static void make_model(LlamaModel *m, int num_leaves) {
     const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);
-    LlamaSizes sizes = {CAPACITY, LONGEST, false, true};
+    LlamaSizes sizes = {CAPACITY, LONGEST, false, true, 0, 0};
     llama_plan(m, &config, sizes);
     LlamaRanks in_order = {0, 1, false, true, num_leaves, num_leaves};
     if (num_leaves) llama_plan_ranks(m, in_order);
@@ -233,6 +233,20 @@ TEST(padding_changes_nothing) {
     }
     for (int i = 0; i < 2; i++) batch_free(&batches[i]);
     llama_free(&m);
+}
+
+// Logits are bf16, and 192 MiB of them fewer than 1,024 tokens of a large vocabulary: each chunk
+// reads and writes the head's gradient in fp32, which fewer tokens do not pay for.
+TEST(tokens_of_a_head_chunk) {
+    static const int32_t vocab[] = {49152, 128256, 32000};
+    static const int32_t expected[] = {2048, 1024, 3072};
+    const LlamaSizes large = {.capacity = 1 << 20}, small = {.capacity = 100};
+    for (int i = 0; i < 3; i++) {
+        const LlamaConfig c = {.vocab_size = vocab[i]};
+        CHECK_MSG(llama_head_chunk(&c, &large) == expected[i], "%d tokens of vocabulary %d",
+                  llama_head_chunk(&c, &large), vocab[i]);
+        CHECK(llama_head_chunk(&c, &small) == 100);
+    }
 }
 
 TEST_MAIN()

@@ -1,0 +1,98 @@
+// SHA-256 (FIPS 180-4) of a file: shards say with it which tokenizer.json they were made with.
+#ifndef UNPAD_DIGEST_H
+#define UNPAD_DIGEST_H
+
+#include "io.h"
+
+typedef struct {
+    uint32_t state[8];
+    uint64_t bytes;            // so far
+    unsigned char block[64];   // the part that does not fill a block yet
+} Sha256;
+
+static inline void sha256_begin(Sha256 *s) {
+    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    memcpy(s->state, start, sizeof start);
+    s->bytes = 0;
+}
+
+static inline uint32_t sha256_rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
+
+static inline void sha256_block(uint32_t state[8], const unsigned char *p) {
+    static const uint32_t k[64] = {
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+        0xc67178f2};
+    uint32_t w[64], v[8];
+    for (int i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (int i = 16; i < 64; i++) {
+        const uint32_t a = w[i - 15], b = w[i - 2];
+        w[i] = w[i - 16] + (sha256_rotate(a, 7) ^ sha256_rotate(a, 18) ^ a >> 3) + w[i - 7] +
+               (sha256_rotate(b, 17) ^ sha256_rotate(b, 19) ^ b >> 10);
+    }
+    memcpy(v, state, sizeof v);
+    for (int i = 0; i < 64; i++) {
+        const uint32_t a = v[0], e = v[4];
+        const uint32_t t1 =
+            v[7] + (sha256_rotate(e, 6) ^ sha256_rotate(e, 11) ^ sha256_rotate(e, 25)) +
+            ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+        const uint32_t t2 = (sha256_rotate(a, 2) ^ sha256_rotate(a, 13) ^ sha256_rotate(a, 22)) +
+                            ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
+        memmove(v + 1, v, 7 * sizeof *v);
+        v[4] += t1;
+        v[0] = t1 + t2;
+    }
+    for (int i = 0; i < 8; i++) state[i] += v[i];
+}
+
+static inline void sha256_add(Sha256 *s, const void *data, size_t n) {
+    const unsigned char *p = (const unsigned char *)data;
+    while (n > 0) {
+        const size_t used = s->bytes % 64, take = n < 64 - used ? n : 64 - used;
+        memcpy(s->block + used, p, take);
+        s->bytes += take;
+        p += take;
+        n -= take;
+        if (used + take == 64) sha256_block(s->state, s->block);
+    }
+}
+
+static inline void sha256_end(Sha256 *s, unsigned char digest[32]) {
+    static const unsigned char padding[64] = {0x80};
+    const uint64_t bits = __builtin_bswap64(s->bytes * 8);
+    sha256_add(s, padding, 1 + (119 - s->bytes % 64) % 64);
+    sha256_add(s, &bits, sizeof bits);
+    for (int i = 0; i < 8; i++) {
+        const uint32_t word = __builtin_bswap32(s->state[i]);
+        memcpy(digest + 4 * i, &word, sizeof word);
+    }
+}
+
+static inline bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
+    unsigned char bytes[1 << 14];
+    Sha256 s;
+    File f;
+    bool ok = file_open(&f, path, "", err);
+    if (!ok) return false;
+    sha256_begin(&s);
+    for (uint64_t at = 0, n; ok && at < f.size_bytes; at += n) {
+        n = f.size_bytes - at < sizeof bytes ? f.size_bytes - at : sizeof bytes;
+        ok = file_read_at(&f, bytes, n, at, err);
+        if (ok) sha256_add(&s, bytes, (size_t)n);
+    }
+    file_close(&f);
+    sha256_end(&s, digest);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# What nvcc makes of the Makefile's settings, no GPU needed: code for every architecture without a
+# register spill, PTX that every other GPU can take, libraries that are found at run time.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+. "$root/tests/lib.sh"
+unset CUDA_ARCHS
+scratch arch
+evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
+make_n() { make -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
+
+link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
+[ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"
+nvcc=${link%% *}
+
+# What a fat binary holds: a line for each, "ptx 80" or "cubin 90"
+cat > contents.py <<'PY'
+import struct, sys
+data, at = open(sys.argv[1], "rb").read(), 0
+while (at := data.find(struct.pack("<I", 0xBA55ED50), at)) >= 0:
+    header, size = struct.unpack_from("<6xHQ", data, at)
+    entry, at = at + header, at + header + size
+    while entry < at:
+        kind, skip, bytes = struct.unpack_from("<H2xIQ", data, entry)
+        arch, = struct.unpack_from("<I", data, entry + 28)
+        print({1: "ptx", 2: "cubin"}[kind], arch)
+        entry += skip + bytes
+PY
+# holds NAME FILE LINES...: exactly these
+holds() {
+    local name=$1 file=$2
+    shift 2
+    python3 contents.py "$file" > found.txt 2>&1
+    printf '%s\n' "$@" > expected.txt
+    if diff found.txt expected.txt > out.txt; then ok "$name"; else bad "$name" "$(cat out.txt)"; fi
+}
+
+# Every architecture from sm_80 on that this nvcc knows; of sm_90 also the one with wgmma
+all=(80 86 87 89 90 90a 100 103 110 120 121)
+known=" $("$nvcc" --list-gpu-arch | sed 's/compute_//' | tr '\n' ' ')90a "
+archs=() cubins=()
+for a in "${all[@]}"; do
+    [[ $known = *" $a "* ]] && archs+=("$a") cubins+=("cubin ${a%a}")
+done
+
+# The Makefile's own command, for all of them at once
+compile() {     # compile FILE
+    local line
+    line=$(make_n CUDA_ARCHS="${archs[*]}" -W "$1.cu" "build/cuda/$1.o" | tail -n 1)
+    line=${line/-MMD -MP/}
+    (cd "$root" && exec ${line% -o *} --threads 2 -o "$work/$(basename "$1").o")
+}
+for file in attention_sm80 rmsnorm; do
+    check "${file}_for_${#archs[@]}_architectures_without_a_spill" compile "kernels/cuda/$file"
+    holds "${file}_has_code_for_each_and_ptx" $file.o 'ptx 80' "${cubins[@]}"
+done
+
+# PTX of sm_80 whatever is asked for, and whatever an older or newer nvcc knows
+gencode() { make_n "$@" -W train_llama.cu build/cuda/train_llama.o | tail -n 1 |
+                grep -o 'code=[a-z0-9_]*' | tr '\n' ' '; }
+has() {         # has NAME EXPECTED ARGUMENTS...
+    local name=$1 expected=$2 found
+    shift 2
+    found=$(gencode "$@")
+    if [ "$found" = "$expected " ]; then ok "$name"; else bad "$name" "$found, expected $expected"; fi
+}
+has ptx_beside_one_architecture 'code=sm_100 code=compute_80' CUDA_ARCHS=100
+has nvcc_that_knows_no_blackwell 'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=compute_80' \
+    KNOWN='70 75 80 86 87 89 90'
+has nvcc_that_knows_blackwell \
+    'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=sm_100 code=sm_120 code=compute_80' \
+    KNOWN='80 86 87 88 89 90 100 103 110 120 121'
+
+# The program finds its libraries without LD_LIBRARY_PATH or what ldconfig knows
+cat > library.cu <<'CU'
+#include <cublasLt.h>
+#include <stdio.h>
+int main() { return printf("cuBLASLt %zu\n", cublasLtGetVersion()) < 0; }
+CU
+libraries=$(grep -oE -- ' -(l|L|Xlinker )[^ ]+' <<< "$link" | tr '\n' ' ')
+link_library() { "$nvcc" library.cu -o library $libraries; }
+check link link_library
+loader=$(readelf -l library | sed -n 's/.*interpreter: \(.*\)]/\1/p')
+outcome libraries_are_found_at_run_time 0 'cuBLASLt [0-9]' \
+    env -u LD_LIBRARY_PATH "$loader" --inhibit-cache ./library
+finish

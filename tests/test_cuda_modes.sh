@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The CUDA suites under other settings of the emulator: streams that lag behind the host, other
+# architectures with their shared memory, exponentials as inexact as a GPU's, a cuBLASLt that
+# refuses.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+. "$root/tests/lib.sh"
+unset $(compgen -v EMU_)       # each run says itself what it wants
+scratch modes
+cd "$root" || exit 1
+evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
+
+# start NAME SETTINGS SUITE [FILTER]: beside others; its log and its exit code under its name
+names=()
+start() {
+    local name=$1 settings=$2 suite=build/emu/$3
+    shift 3
+    names+=("$name")
+    { env $settings timeout "$limit_s" "$suite" ${1:+--filter "$1"} > "$work/$name" 2>&1
+      echo $? > "$work/$name.status"; } &
+}
+# end: all that were started have passed; a filter that fits no case is no pass
+end() {
+    local name
+    wait
+    for name in "${names[@]}"; do
+        if [ "$(cat "$work/$name.status")" -ne 0 ]; then
+            bad "$name" "$(exit_code "$(cat "$work/$name.status")")"
+        elif ! grep -qE '^[1-9][0-9]* passed, 0 failed' "$work/$name"; then bad "$name" 'no case ran'
+        else ok "$name"; fi
+    done
+    names=()
+}
+
+for arch in 80 86 90 120; do
+    start "attention_edges_sm_$arch" EMU_ARCH=$arch test_cuda_attention edge_lengths_
+    start "attention_sm_$arch" EMU_ARCH=$arch test_cuda_attention sanitizer
+    start "kernels_sm_$arch" EMU_ARCH=$arch test_cuda_kernels sanitizer
+    end
+done
+start swiglu_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels swiglu
+start cross_entropy_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels cross_entropy
+end
+start kernels_on_streams EMU_STREAMS=1 test_cuda_kernels
+start graph_on_a_slow_stream 'EMU_STREAMS=1 EMU_SLOW_STREAM=1' test_cuda_graph
+end
+start graph_with_refusals EMU_LT_ALGO=refuse test_cuda_graph
+end
+finish

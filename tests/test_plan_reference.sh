@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# data/plan.h against dev/reference/plan.py, which says the same rules a second time: the golden values
+# of test_plan.c, and random cases, all layouts, micro-batch by micro-batch.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD reference=$PWD/dev/reference/plan.py
+. "$root/tests/lib.sh"
+scratch 'plan reference'
+command -v python3 > /dev/null || skip_all plan_reference 'python3 is not installed'
+
+cat > plans.c <<'C'
+#include "data/plan.h"
+
+typedef struct {
+    int64_t length[100];
+} Lengths;
+
+static int64_t length_of(const void *context, int64_t doc) {
+    return ((const Lengths *)context)->length[doc];
+}
+
+static void print_step(const StepPlan *p, Layout layout) {
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        printf("%d %lld", (int)layout, (long long)p->micro_work[m]);
+        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
+            const Chunk *c = &p->chunks[i];
+            printf(" %lld:%lld:%d:%d", (long long)c->doc, (long long)c->tok_off, c->length,
+                   c->has_next);
+        }
+        printf("\n");
+    }
+}
+
+static void print_plans(const PlanSettings *s, const DocIndex *index) {
+    static StepPlan p;
+    PlanState state = {0, 0, 0, 0};
+    for (int step = 0; step < 4; step++, state = p.cursor_after)
+        for (int layout = 0; layout < 4; layout++) {
+            Error err = {0, "", ""};
+            const bool ok = plan_step(&p, index, s, (Layout)layout, &state, &err);
+            if (!ok && p.num_targets > 0) error_exit(&err);
+            const PlanState *then = &p.cursor_after;
+            if (layout == 0)
+                printf("targets %lld then %lld %lld %lld\n", (long long)p.num_targets,
+                       (long long)then->epoch, (long long)then->doc_pos, (long long)then->tok_off);
+            if (!ok) return;
+            print_step(&p, (Layout)layout);
+        }
+}
+
+int main(void) {
+    static char line[1 << 14];
+    while (fgets(line, sizeof line, stdin)) {
+        PlanSettings s = plan_settings();
+        Lengths l;
+        DocIndex index = {0, length_of, &l};
+        long long f[9], length;
+        char *at = line;
+        int n = 0;
+        for (int i = 0; i < 9; i++, at += n)
+            if (sscanf(at, "%lld%n", &f[i], &n) != 1) return 1;
+        while (index.num_docs < 100 && sscanf(at, "%lld%n", &length, &n) == 1) {
+            l.length[index.num_docs++] = length;
+            at += n;
+        }
+        s.seed = (uint64_t)f[0], s.max_seqlen = (int32_t)f[1], s.capacity = (int32_t)f[2];
+        s.num_micro = (int32_t)f[3], s.fill_ppm = (int32_t)f[4], s.long_docs = (LongDocs)f[5];
+        s.work_token = (int32_t)f[6], s.work_tile = (int32_t)f[7], s.work_side = (int32_t)f[8];
+        print_plans(&s, &index);
+    }
+    return 0;
+}
+C
+check build "${CC:-cc}" -std=gnu11 -O1 -I "$root" plans.c -o plans -lcjson -lpthread -lm
+
+check golden python3 "$reference" golden
+cp out.txt golden.txt
+missing=0
+while read -r value; do
+    grep -qF -- "$value" "$root/tests/test_plan.c" || missing=$((missing + 1))
+done < golden.txt
+if [ $missing -eq 0 ] && [ "$(wc -l < golden.txt)" -eq 12 ]; then ok golden_values_are_the_references
+else bad golden_values_are_the_references "$missing of $(wc -l < golden.txt) values"; fi
+
+python3 "$reference" cases 80 > cases.txt || bad cases "exit code $?"
+python3 "$reference" plans < cases.txt > expected.txt 2> out.txt || bad reference "exit code $?"
+./plans < cases.txt > found.txt 2> out.txt || bad plans "exit code $?"
+if [ "$(grep -c ^targets expected.txt)" -gt 200 ]; then ok there_is_much_to_compare
+else bad there_is_much_to_compare "$(wc -l < expected.txt) lines"; fi
+if cmp expected.txt found.txt > out.txt; then ok random_cases_are_the_references
+else diff expected.txt found.txt | head -6 >> out.txt; bad random_cases_are_the_references ''; fi
+finish

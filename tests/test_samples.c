@@ -1,0 +1,136 @@
+// train/samples.h: what texts grow to, alone and together, with any prompts and any room.
+#include "../train/samples.h"
+
+#include "test.h"
+
+enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
+
+static Samples greedy_samples(int32_t max_seqlen) {
+    Samples s;
+    memset(&s, 0, sizeof s);
+    s.sample_tokens = NEW_TOKENS;
+    s.max_seqlen = max_seqlen;
+    s.how.top_p = 1;
+    return s;
+}
+
+static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
+    Error err = {0, "", ""};
+    LlamaConfig config;
+    LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
+    CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
+    llama_plan(m, &config, sizes);
+    CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
+}
+
+static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
+    Error err = {0, "", ""};
+    const TensorInfo *info = safetensors_find(set, name);
+    CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
+              name);
+    CHECK_MSG(safetensors_read_raw(set, info, out, 0, tensor_num_elements(info) * 4, &err), "%s",
+              err.what);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The likeliest tokens, as transformers' generate() writes them after each document alone
+
+static void check_greedy(const char *name) {
+    Error err = {0, "", ""};
+    SafetensorsSet set;
+    LlamaModel m;
+    Text texts[MAX_TEXTS];
+    char dir[256], path[300];
+    int32_t tokens[256], cu[MAX_TEXTS + 1], expected[MAX_TEXTS * NEW_TOKENS];
+    snprintf(dir, sizeof dir, "tests/golden/%s", name);
+    snprintf(path, sizeof path, "%s/expected.safetensors", dir);
+    CHECK_MSG(safetensors_open(&set, path, &err), "%s", err.what);
+    read_ints(&set, "tokens", tokens, 256);
+    read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
+    read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
+    const int n = (int)tensor_num_elements(safetensors_find(&set, "greedy")) / NEW_TOKENS;
+    Samples s = greedy_samples(96);
+    open_model(&m, dir, 256, 96);
+    for (int i = 0; i < n; i++) {
+        texts[i] = text_of_prompt(&s, i, cu[i + 1] - cu[i]);
+        memcpy(texts[i].tokens, tokens + cu[i], (size_t)texts[i].length * sizeof(int32_t));
+    }
+    CHECK_MSG(n == 7 && texts_that_fit(texts, n, &m) == n, "%d texts", n);
+    texts_write(texts, n, &s, &m, 1);
+    for (int i = 0; i < n; i++) {
+        const int32_t prompt = cu[i + 1] - cu[i];
+        for (int k = 0; k < NEW_TOKENS; k++) {
+            const int32_t found = prompt + k < texts[i].length ? texts[i].tokens[prompt + k] : -1;
+            CHECK_MSG(found == expected[i * NEW_TOKENS + k], "%s: text %d, token %d: %d, not %d",
+                      name, i, k, found, expected[i * NEW_TOKENS + k]);
+        }
+        free(texts[i].tokens);
+    }
+    batch_free(&s.batch);
+    safetensors_close(&set);
+    llama_free(&m);
+}
+
+TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
+    check_greedy("gqa3_tied");
+    check_greedy("mha_untied");
+    check_greedy("llama3_rope");
+    check_greedy("odd_sizes");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Any prompts, any room
+
+static void fill_prompts(Text *texts, int n, const Samples *s, const int32_t *lengths) {
+    for (int i = 0; i < n; i++) {
+        texts[i] = text_of_prompt(s, i, lengths[i]);
+        for (int32_t k = 0; k < lengths[i]; k++)
+            texts[i].tokens[k] = (int32_t)((unsigned)(i * 31 + k * 7) % 64);
+    }
+}
+
+// Each text is full or ended, begins with its prompt, and is what it is alone.
+static void check_texts(LlamaModel *m, Samples *s, const int32_t *lengths, int n) {
+    Text together[MAX_TEXTS], alone[MAX_TEXTS];
+    fill_prompts(together, n, s, lengths);
+    fill_prompts(alone, n, s, lengths);
+    texts_write(together, n, s, m, 3);
+    for (int i = 0; i < n; i++) {
+        const Text *text = &together[i];
+        texts_write(&alone[i], 1, s, m, 3);
+        CHECK(text->room <= s->max_seqlen && text->room <= lengths[i] + s->sample_tokens);
+        CHECK_MSG(text->ended ? text->tokens[text->length - 1] == m->config.eos_token_id
+                              : text->length == text->room,
+                  "text %d has %d of %d tokens", i, text->length, text->room);
+        for (int32_t k = 0; k < lengths[i]; k++)
+            CHECK(text->tokens[k] == (int32_t)((unsigned)(i * 31 + k * 7) % 64));
+        CHECK(text->length == alone[i].length);
+        CHECK_MSG(memcmp(text->tokens, alone[i].tokens, (size_t)text->length * 4) == 0,
+                  "text %d of %d differs alone", i, n);
+    }
+    for (int i = 0; i < n; i++) {
+        free(together[i].tokens);
+        free(alone[i].tokens);
+    }
+}
+
+TEST(any_prompts_in_any_room) {
+    for (int round = 0; round < 15; round++) {
+        const int32_t max_seqlen = 1 + (int32_t)test_rng_below(40);
+        const int32_t capacity = max_seqlen + (int32_t)test_rng_below(100);
+        const int n = 1 + (int)test_rng_below(MAX_TEXTS);
+        int32_t lengths[MAX_TEXTS];
+        LlamaModel m;
+        Samples s = greedy_samples(max_seqlen);
+        s.sample_tokens = 1 + (int)test_rng_below(20);
+        s.how.temperature = 0.8f;
+        open_model(&m, "tests/golden/mha_untied", capacity, max_seqlen);
+        for (int i = 0; i < n; i++)
+            lengths[i] = 1 + (int32_t)test_rng_below((uint32_t)max_seqlen);
+        check_texts(&m, &s, lengths, n);
+        batch_free(&s.batch);
+        llama_free(&m);
+    }
+}
+
+TEST_MAIN()

@@ -1,0 +1,274 @@
+#!/usr/bin/env bash
+# Samples, validation and the command line as a user meets them: any prompts in any room, a
+# validation loss that is transformers' own on exactly the documents it names, hints that say what
+# there is. Runs the sanitizer build; set TRAIN to test another one.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+. "$root/tests/lib.sh"
+scratch user
+golden=$root/tests/golden/mha_untied
+cp -r "$golden" model
+
+# ---- shards: documents of these lengths, or those that transformers has seen -------------------------
+cat > shards.py <<'PY'
+import json, random, struct, sys
+def tensors(path):
+    data = open(path, "rb").read()
+    n = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__", None)
+    return {k: (v["dtype"], data[8 + n:][slice(*v["data_offsets"])]) for k, v in header.items()}
+def golden(path):
+    t = tensors(path + "/expected.safetensors")
+    ints = lambda name: struct.unpack(f"<{len(t[name][1]) // 4}i", t[name][1])
+    return ints("tokens"), ints("cu_seqlens")[1:], struct.unpack("<d", t["loss_fp64"][1])[0]
+if __name__ == "__main__":
+    out, what = sys.argv[1], sys.argv[2:]
+    if what[0] == "golden":
+        tokens, ends, _ = golden(what[1])
+    else:
+        lengths, rng = [int(x) for x in what], random.Random(1)
+        ends = [sum(lengths[:i + 1]) for i in range(len(lengths))]
+        tokens = [1 + rng.randrange(63) for _ in range(ends[-1])]
+    open(out, "wb").write(struct.pack(f"<{len(tokens)}H", *tokens))
+    open(out + ".index", "wb").write(struct.pack(f"<{len(ends)}Q", *ends))
+PY
+python3 shards.py train.ds $(seq 3 2 60) && python3 shards.py uneven.ds 2 40 40 30 1 &&
+    python3 shards.py golden.ds golden "$golden" && python3 shards.py forties.ds 40 40 40 40 40 ||
+    bad shards ''
+run=("$train" --model model --train train.ds --max-seqlen 64 --micro-batch-tokens 64)
+quiet=("${run[@]}" --num-samples 0)
+
+# ---- samples: any prompts in any room -----------------------------------------------------------------
+cat > texts.py <<'PY'
+import re, struct, sys
+max_seqlen, count, written = (int(x) for x in sys.argv[1:])
+tokens = struct.unpack("<113H", open("uneven.ds", "rb").read())
+ends = (0,) + struct.unpack("<5Q", open("uneven.ds.index", "rb").read())
+found = re.findall(r"--- sample (\d+) after step 0( \(ended\))?\n(.*)\n", open("texts.txt").read())
+assert [int(f[0]) for f in found] == list(range(1, count + 1)), found
+for i, (_, ended, line) in enumerate(found):
+    ids = [int(x) for x in re.findall(r"<(\d+)>", line)]
+    doc = tokens[ends[i % 5]:ends[i % 5 + 1]]
+    prompt = min(16, len(doc), max(1, max_seqlen // 2))
+    assert tuple(ids[:prompt]) == doc[:prompt], (i, ids)
+    full = min(max_seqlen, prompt + written)
+    assert prompt < len(ids) <= full and ids[-1] == 0 if ended else len(ids) == full, (i, ids)
+PY
+room() {        # room MAX_SEQLEN CAPACITY TEXTS TOKENS
+    check "texts_$1_$2_$3_$4" "${run[@]}" --val uneven.ds --steps 0 --max-seqlen "$1" \
+        --micro-batch-tokens "$2" --num-samples "$3" --sample-tokens "$4"
+    cp out.txt texts.txt
+    check "texts_$1_$2_$3_$4_are_whole" python3 texts.py "$1" "$3" "$4"
+}
+room 20 64 3 16
+room 12 64 3 128
+room 64 64 7 5
+room 8 8 5 2
+room 2 2 3 128
+room 1 1 2 4
+room 64 200 12 128
+
+# ---- validation: exactly the documents that the start line names ------------------------------------
+# val OUT ARGUMENTS...: the validations in the log of one step
+val() {
+    local out=$1
+    shift
+    within "${quiet[@]}" --out "$out" --steps 1 "$@" || bad "$out" "$(exit_code $?)"
+}
+cat > measured.py <<'PY'
+import json, sys
+from shards import golden
+def validations(run):
+    return [l for l in map(json.loads, open(run + "/log.jsonl")) if l.get("event") == "val"]
+def set_of(run):
+    v = validations(run)[0]
+    assert v["step"] == 0, v
+    return v["docs"], v["real_tokens"], v["targets"]
+PY
+val v64 --val golden.ds --val-tokens 100000
+grep -q '^val .* 7 documents, 131 tokens' out.txt && grep -q '^ *validation takes all of them$' out.txt &&
+    ok start_line_says_all || bad start_line_says_all ''
+val v131 --val golden.ds --val-tokens 131 --micro-batch-tokens 131
+val v4096 --val golden.ds --micro-batch-tokens 4096 --layout padded --batch-tokens 8192
+check_python validation_loss_is_transformers_own "$golden" <<'PY'
+import sys
+sys.path.insert(0, ".")
+from measured import *
+for run in "v64", "v131", "v4096":
+    v, expected = validations(run)[0], golden(sys.argv[1])[2]
+    assert (v["docs"], v["real_tokens"], v["targets"]) == (7, 131, 124), (run, v)
+    assert abs(v["loss"] - expected) <= 1e-6 * expected, (run, v, expected)
+PY
+val few --val golden.ds --val-tokens 100
+grep -q '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt &&
+    ok start_line_says_how_many || bad start_line_says_how_many ''
+val one --val golden.ds --val-tokens 1
+val split --val golden.ds --val-tokens 100000 --max-seqlen 32
+val drop --val golden.ds --val-tokens 100000 --max-seqlen 32 --long-docs drop
+val cut --val golden.ds --val-tokens 100000 --max-seqlen 32 --long-docs truncate
+val forties --val forties.ds --val-tokens 100000
+check_python validation_takes_what_it_says <<'PY'
+import sys
+sys.path.insert(0, ".")
+from measured import *
+docs, tokens, targets = set_of("few")
+assert 3 <= docs < 7 and tokens <= 100 and targets == tokens - docs, (docs, tokens, targets)
+assert set_of("one")[0] == 1
+assert set_of("split") == (7, 131, 124)            # chunks know their next token
+assert set_of("drop") == (5, 34, 29)               # each once, none of a second epoch
+assert set_of("cut") == (7, 98, 91)
+assert set_of("forties") == (5, 200, 195)          # five micro-batches of 64, not four
+PY
+
+# ---- when: before training, every so often, after it; never; and without any training ----------------
+check val_every_2 "${quiet[@]}" --val golden.ds --out every --steps 5 --val-every 2 --save-every 2 --keep 0
+check_python validates_at_0_2_4_and_the_end <<'PY'
+import sys
+sys.path.insert(0, ".")
+from measured import *
+assert [v["step"] for v in validations("every")] == [0, 2, 4, 5]
+PY
+rm -r every/final every/step-00000004 every/step-00000005
+check val_resumed "${quiet[@]}" --val golden.ds --out every --steps 5 --val-every 2 --resume
+check_python a_resumed_run_does_not_repeat_it <<'PY'
+import sys
+sys.path.insert(0, ".")
+from measured import *
+assert [v["step"] for v in validations("every")] == [0, 2, 4, 5]
+PY
+outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.ds --out never --steps 2 --val-every 0
+grep -q '"event": "val"\|^val after' never/log.jsonl out.txt && bad val_never_is_never '' || ok val_never_is_never
+outcome steps_0_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124 targets' \
+    "${run[@]}" --val golden.ds --out evaluated --steps 0 --num-samples 1
+grep -q '^--- sample 1' out.txt && ok steps_0_prints_samples || bad steps_0_prints_samples ''
+[ ! -e evaluated ] && ok steps_0_writes_nothing || bad steps_0_writes_nothing "$(ls evaluated)"
+cp -r v64 aside
+outcome steps_0_where_a_run_is 0 'nothing was trained or written' \
+    "${quiet[@]}" --val golden.ds --out v64 --steps 0
+check steps_0_leaves_the_run diff -r v64 aside
+
+# ---- divergence, and losses that jump -----------------------------------------------------------------
+wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.ds)    # in one step beyond fp32
+skips() {       # skips N: the run ends at the N-th skip in a row, and says so
+    expect "max_skips_$1" 7 "diverged: $1 step" "${wild[@]}" --out "skips$1" --steps 30 --max-skips "$1"
+    check "max_skips_$1_is_so_many" python3 -c '
+import json, sys
+lines = [json.loads(l) for l in open(f"skips{sys.argv[1]}/log.jsonl")]
+skipped = [l["skipped"] for l in lines if "event" not in l]
+n = int(sys.argv[1])
+assert skipped[-n:] == [True] * n and not any(skipped[:-n]), skipped
+assert all(l["spike"] for l in lines if "event" not in l and l["loss"] is None)' "$1"
+}
+skips 1
+skips 3
+expect max_skips_0_never_ends 0 'SKIPPED' "${wild[@]}" --out skips0 --steps 12 --max-skips 0 --val-every 4 --lr 1e12
+grep -q 'loss nan' out.txt && ! grep -q -e '-nan' out.txt && ok nan_has_no_sign || bad nan_has_no_sign ''
+check jump "${quiet[@]}" --from-scratch --out jump --steps 30 --val-every 0 --schedule constant \
+    --warmup-steps 29 --lr 3 --micro-batch-tokens 256
+cp out.txt jump.txt
+check_python a_jump_of_the_loss_is_marked <<'PY'
+import json
+steps = [l for l in map(json.loads, open("jump/log.jsonl")) if "event" not in l]
+lines = [l for l in open("jump.txt") if l.startswith("step ")]
+marked = [s["step"] for s in steps if s["spike"]]
+mean, distance, n, expected = steps[0]["loss"], 0, 0, []    # as train/spike.h says it
+for s in steps:
+    most = mean + max(1, 3 * distance)
+    if n >= 5 and s["loss"] > most:
+        expected.append(s["step"])
+    n = min(n + 1, 20)
+    loss = min(s["loss"], most) if s["step"] in expected else s["loss"]
+    distance += (abs(loss - mean) - distance) / n
+    mean += (loss - mean) / n
+assert marked == expected and 1 <= len(marked) < 15, (marked, expected)
+assert [s["step"] for s, l in zip(steps, lines) if l.endswith("| SPIKE\n")] == marked, marked
+PY
+
+# ---- weights whose names or shapes are others -----------------------------------------------------------
+cat > rename.py <<'PY'
+import json, struct, sys
+source, out, before, after = sys.argv[1:]
+data = open(source, "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = {after + k[len(before):] if k.startswith(before) else k: v
+          for k, v in json.loads(data[8:8 + n]).items()}
+text = json.dumps(header).encode()
+text += b" " * (-len(text) % 8)
+open(out, "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n:])
+PY
+for prefix in '' 'base_model.model.model.'; do
+    rm -rf other && mkdir other && cp model/config.json other
+    python3 rename.py model/model.safetensors other/model.safetensors model. "$prefix" || bad rename ''
+    for extra in '' --dry-run; do
+        expect "prefix_$prefix$extra" 3 \
+            "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
+            "${quiet[@]/#model/other}" --out n --steps 1 $extra
+    done
+done
+cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate_size": 48/' \
+    model/config.json > other/config.json
+expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run
+expect dry_run_checks_weights 3 'error: empty' "${quiet[@]/#model/empty}" --dry-run
+expect dry_run_of_good_weights 0 'total' "${quiet[@]}" --dry-run
+[ ! -e n ] && ok nothing_is_written_for_bad_weights || bad nothing_is_written_for_bad_weights ''
+
+# ---- the command line ------------------------------------------------------------------------------------
+hint() {        # hint NAME WORDS: the hint for an option of other trainers names one of ours
+    local word
+    expect "$1" 2 "^hint: .*$2" "$train" "--$1" 1
+    for word in $(grep '^hint: ' out.txt | grep -oE -e '--[a-z][a-z-]*'); do
+        grep -qE -e "^  $word( |$)" help.txt || bad "hint_of_$1" "there is no $word"
+    done
+}
+"$train" --help > help.txt
+hint epochs '--steps counts'
+hint lora 'no LoRA'
+hint batch-size '--batch-tokens .*--micro-batch-tokens'
+hint learning-rate '--lr'
+hint learning_rate '--lr'
+hint generate '--steps 0 --prompt'
+hint wandb 'log.jsonl'
+hint tensorboard 'plot_run.py'
+hint gradient-checkpointing '--micro-batch-tokens'
+hint export-gguf 'convert_hf_to_gguf'
+"$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
+    ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
+expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
+grep -q '| 1 doc |' out.txt && ! grep -q '| 1 docs' out.txt && ok one_doc || bad one_doc ''
+outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
+    "${quiet[@]}" --dry-run
+outcome an_epoch_is_said 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
+outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
+grep -q '^fill' out.txt && bad good_fill_is_not_said '' || ok good_fill_is_not_said
+check log_has_sensible_digits python3 -c '
+import re
+for number in re.findall(r": -?([0-9.]+)(?:e-?[0-9]+)?[,}]", open("every/log.jsonl").read()):
+    digits = number.replace(".", "").lstrip("0")
+    assert "." not in number or len(digits) <= 9, number'
+
+# ---- the plot --------------------------------------------------------------------------------------------
+plot() {
+    if ! /usr/bin/python3 -c 'import matplotlib' 2> /dev/null; then
+        skip plot 'matplotlib is not installed' && return
+    fi
+    outcome plot 0 '^wrote every/plot.png: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
+        /usr/bin/python3 "$root/scripts/plot_run.py" every
+    [ -s every/plot.png ] && ok plot_is_there || bad plot_is_there ''
+}
+plot
+check_python smoothing_has_no_bias "$root" <<'PY'
+import sys
+sys.path.insert(0, sys.argv[1] + "/scripts")
+from plot_run import smooth
+for n in 1, 2, 7, 100, 1000:
+    ramp = [10.0 - i / n for i in range(n)]
+    assert all(abs(a - b) < 1e-9 for a, b in zip(ramp, smooth(ramp))), n
+noisy = [(-1) ** i for i in range(400)]
+assert max(abs(x) for x in smooth(noisy)[100:300]) < 0.2
+assert smooth([1.0, None, 1.0]) == [1.0, 1.0, 1.0]
+PY
+finish

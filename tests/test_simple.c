@@ -1,0 +1,362 @@
+// dev/simple/train_llama.c, a second implementation of the model that shares no code with the
+// first: the same weights and documents give both the same loss, gradients and updates. With
+// -DGRADCHECK both compute in fp64, and the second's gradient is held to central differences.
+#include "../llama.h"
+#include "../train/weights.h"
+
+#include <unistd.h>
+
+#include "test.h"
+
+// ------------------------------------------------------------------------------------------------
+// llama.h's side
+
+enum { CAPACITY = 256 };
+static const int lengths[] = {5, 1, 2, 70, 1, 0, 17, 2, 33};
+enum { NUM_DOCS = sizeof lengths / sizeof *lengths };
+
+static LlamaConfig llama_config(int heads, int kv_heads, int head_dim, bool tied) {
+    LlamaConfig c;
+    memset(&c, 0, sizeof c);
+    c.vocab_size = 61, c.hidden_size = 44, c.intermediate_size = 52, c.num_layers = 2;
+    c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
+    c.max_position_embeddings = CAPACITY, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
+    c.tie_word_embeddings = tied, c.initializer_range = 0.2f;
+    return c;
+}
+
+// Random weights, those of the norms too
+static void llama_make(LlamaModel *m, const LlamaConfig *c) {
+    Error err = {0};
+    LlamaSizes sizes = {CAPACITY, CAPACITY, false, true, 0, 0};
+    llama_plan(m, c, sizes);
+    CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
+    llama_init(m, 7);
+    for (size_t i = m->num_decayed; i < m->num_elements; i++)
+        m->weights[i] += (floatX)(0.3 * test_rng_normal());
+}
+
+// Every second document is a chunk that knows its next token.
+static void llama_make_batch(Batch *b, const LlamaConfig *c) {
+    static int32_t tokens[CAPACITY];
+    DocView docs[NUM_DOCS];
+    for (int i = 0; i < CAPACITY; i++) tokens[i] = (int32_t)test_rng_below((uint32_t)c->vocab_size);
+    for (int d = 0, used = 0; d < NUM_DOCS; used += lengths[d++]) {
+        const DocView doc = {tokens + used, lengths[d], d % 2 && lengths[d] ? d : -1};
+        docs[d] = doc;
+    }
+    batch_init(b, CAPACITY, NUM_DOCS);
+    batch_pack(b, docs, NUM_DOCS);
+}
+
+static double llama_forward_backward(LlamaModel *m, const Batch *b) {
+    llama_zero_grads(m, b->num_targets);
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m);
+    llama_backward(m);
+    llama_add_losses(m);
+    return llama_read_step(m).loss_sum / b->num_targets;
+}
+
+// eps is so large that an update is a smooth function of the gradient: with a small one the sign of
+// a gradient near zero would decide.
+static const AdamW llama_hyper = {1e-2f, 0.9f, 0.95f, 1e-3f, 0.1f, 0};
+
+static void llama_adamw(LlamaModel *m, int64_t t) {
+    AdamW hyper = llama_hyper;
+    hyper.t = t;
+    llama_update(m, hyper, 0);
+}
+
+typedef Batch LlamaBatch;
+typedef real llama_real;
+
+// ------------------------------------------------------------------------------------------------
+// The other side. From here on these names are dev/simple's.
+
+#define main simple_main
+#define real simple_real
+#define Batch SimpleBatch
+#define AdamW SimpleAdamW
+#define embedding_forward simple_embedding_forward
+#define embedding_backward simple_embedding_backward
+#define matmul_forward simple_matmul_forward
+#define rmsnorm_backward simple_rmsnorm_backward
+#define attention_forward simple_attention_forward
+#define attention_backward simple_attention_backward
+#define swiglu_forward simple_swiglu_forward
+#define swiglu_backward simple_swiglu_backward
+#define cross_entropy_forward simple_cross_entropy_forward
+#define adamw_update simple_adamw_update
+#include "../dev/simple/train_llama.c"
+#undef main
+
+typedef struct {
+    Config config;
+    Batch batch;
+    Weights weights, grads, m, v;
+    Acts acts, dacts;
+} Simple;
+
+static Config make_config(const LlamaConfig *c) {
+    const Config config = {
+        .vocab_size = c->vocab_size,
+        .hidden_size = c->hidden_size,
+        .intermediate_size = c->intermediate_size,
+        .num_layers = c->num_layers,
+        .num_heads = c->num_heads,
+        .num_kv_heads = c->num_kv_heads,
+        .head_dim = c->head_dim,
+        .rms_norm_eps = (double)c->rms_norm_eps,
+        .rope_theta = c->rope_theta,
+        .tie_word_embeddings = c->tie_word_embeddings,
+    };
+    return config;
+}
+
+static Batch make_batch(const LlamaBatch *from) {
+    Batch b = {from->total_tokens, from->num_docs, from->num_targets, {0}, {0}, {0}};
+    CHECK(from->total_tokens <= MAX_TOKENS && from->num_docs <= MAX_DOCS);
+    memcpy(b.tokens, from->tokens, (size_t)from->total_tokens * sizeof(int));
+    memcpy(b.targets, from->targets, (size_t)from->total_tokens * sizeof(int));
+    memcpy(b.cu_seqlens, from->cu_seqlens, (size_t)(from->num_docs + 1) * sizeof(int));
+    return b;
+}
+
+// Where a checkpoint's tensor lies: q, k and v, gate and up are rows of one matrix.
+static real *find_tensor(Weights *w, const Config *c, const char *name) {
+    const long C = c->hidden_size, q = c->num_heads * c->head_dim * C,
+               kv = c->num_kv_heads * c->head_dim * C, up = c->intermediate_size * C;
+    int l = 0, at = 0;
+    sscanf(name, "model.layers.%d.%n", &l, &at);
+    const struct {
+        const char *name;
+        real *tensor;
+    } tensors[] = {
+        {"model.embed_tokens.weight", w->embed_tokens},
+        {"self_attn.q_proj.weight", w->qkv_proj[l]},
+        {"self_attn.k_proj.weight", w->qkv_proj[l] + q},
+        {"self_attn.v_proj.weight", w->qkv_proj[l] + q + kv},
+        {"self_attn.o_proj.weight", w->o_proj[l]},
+        {"mlp.gate_proj.weight", w->gate_up_proj[l]},
+        {"mlp.up_proj.weight", w->gate_up_proj[l] + up},
+        {"mlp.down_proj.weight", w->down_proj[l]},
+        {"input_layernorm.weight", w->input_layernorm[l]},
+        {"post_attention_layernorm.weight", w->post_attention_layernorm[l]},
+        {"model.norm.weight", w->norm},
+        {"lm_head.weight", w->lm_head},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        if (strcmp(tensors[i].name, name + at) == 0) return tensors[i].tensor;
+    CHECK_MSG(false, "%s", name);
+    return NULL;
+}
+
+static Simple *make_simple(const LlamaModel *llama, const LlamaBatch *batch) {
+    static Simple s;
+    memset(&s, 0, sizeof s);
+    s.config = make_config(&llama->config);
+    s.batch = make_batch(batch);
+    for (int i = 0; i < llama->num_tensors; i++) {
+        const LlamaTensor *t = &llama->tensors[i];
+        real *w = find_tensor(&s.weights, &s.config, t->name);
+        for (size_t k = 0; k < t->count; k++) w[k] = (real)llama->weights[t->offset + k];
+    }
+    return &s;
+}
+
+static double simple_forward_backward(Simple *s) {
+    memset(&s->grads, 0, sizeof s->grads);
+    double loss = forward(&s->acts, &s->weights, &s->batch, &s->config);
+    backward(&s->grads, &s->dacts, &s->acts, &s->weights, &s->batch, &s->config);
+    return loss;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Both
+
+// In fp32 each update amplifies the rounding errors before it: the relative error of a gradient was
+// 2e-6 in the first step and 2e-5 in the third. In fp64 the third step had 4e-14.
+#ifdef GRADCHECK
+static const double tolerance = 1e-12;
+enum { NUM_STEPS = 3 };
+#else
+static const double tolerance = 1e-5;
+enum { NUM_STEPS = 1 };
+#endif
+
+static void check_close(const llama_real *x, const real *expected, size_t n, const char *what,
+                        const char *name, int64_t step) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        error += ((double)x[i] - expected[i]) * ((double)x[i] - expected[i]);
+        norm += expected[i] * expected[i];
+    }
+    CHECK_MSG(norm > 0 && sqrt(error / norm) <= tolerance, "step %d: %s of %s: relative L2 %.3g",
+              (int)step, what, name, sqrt(error / norm));
+}
+
+static void check_tensors(const LlamaModel *llama, const llama_real *arena, Simple *s,
+                          Weights *expected, const char *what, int64_t step) {
+    for (int i = 0; i < llama->num_tensors; i++) {
+        const LlamaTensor *t = &llama->tensors[i];
+        check_close(arena + t->offset, find_tensor(expected, &s->config, t->name), t->count, what,
+                    t->name, step);
+    }
+}
+
+static void check_steps(int heads, int kv_heads, int head_dim, bool tied) {
+    static LlamaModel llama;
+    const LlamaConfig c = llama_config(heads, kv_heads, head_dim, tied);
+    LlamaBatch batch;
+    llama_make(&llama, &c);
+    llama_make_batch(&batch, &c);
+    Simple *s = make_simple(&llama, &batch);
+    const AdamW hyper = {(double)llama_hyper.lr, (double)llama_hyper.beta1,
+                         (double)llama_hyper.beta2, (double)llama_hyper.eps,
+                         (double)llama_hyper.weight_decay};
+    for (int64_t step = 1; step <= NUM_STEPS; step++) {
+        const double loss = llama_forward_backward(&llama, &batch);
+        const double expected = simple_forward_backward(s);
+        CHECK_MSG(fabs(loss - expected) <= tolerance * expected, "step %d: loss %.17g, not %.17g",
+                  (int)step, loss, expected);
+        check_tensors(&llama, llama.grads, s, &s->grads, "gradient", step);
+        llama_adamw(&llama, step);
+        adamw_update((real *)&s->weights, (real *)&s->m, (real *)&s->v, (real *)&s->grads, hyper,
+                     step);
+        check_tensors(&llama, llama.weights, s, &s->weights, "update", step);
+    }
+    batch_free(&batch);
+    llama_free(&llama);
+}
+
+TEST(llama_h_agrees_gqa_3_head_dim_64_tied) { check_steps(3, 1, 64, true); }
+TEST(llama_h_agrees_gqa_3_head_dim_10_untied) { check_steps(6, 2, 10, false); }
+TEST(llama_h_agrees_mha_head_dim_64_untied) { check_steps(2, 2, 64, false); }
+TEST(llama_h_agrees_mha_head_dim_14_tied) { check_steps(3, 3, 14, true); }
+
+TEST(pack_agrees_with_batch_pack) {
+    static const char *const texts[] = {"several", "documents", "of", "3", "lengths"};
+    enum { NUM_TEXTS = sizeof texts / sizeof *texts };
+    int32_t tokens[NUM_TEXTS][16];
+    DocView docs[NUM_TEXTS];
+    LlamaBatch expected;
+    for (int d = 0; d < NUM_TEXTS; d++) {
+        const DocView doc = {tokens[d], (int32_t)strlen(texts[d]), -1};
+        for (int i = 0; i < doc.length; i++) tokens[d][i] = texts[d][i];
+        docs[d] = doc;
+    }
+    batch_init(&expected, CAPACITY, NUM_TEXTS);
+    batch_pack(&expected, docs, NUM_TEXTS);
+    const Batch from = make_batch(&expected), b = pack(texts, NUM_TEXTS);
+    CHECK(memcmp(&b, &from, sizeof b) == 0);
+    batch_free(&expected);
+}
+
+// Without llama.h: loss and gradients of the batch are the sums over its documents, and not those
+// of one long document.
+TEST(packed_is_each_document_alone) {
+    static LlamaModel llama;
+    static Weights packed;
+    const LlamaConfig c = llama_config(3, 1, 10, true);
+    LlamaBatch batch;
+    llama_make(&llama, &c);
+    llama_make_batch(&batch, &c);
+    Simple *s = make_simple(&llama, &batch);
+    const double loss = simple_forward_backward(s);
+    packed = s->grads;
+    memset(&s->grads, 0, sizeof s->grads);
+    double alone_loss = 0;
+    for (int d = 0; d < NUM_DOCS; d++) {
+        Batch *alone = &s->batch;
+        const int first = batch.cu_seqlens[d];
+        alone->total_tokens = alone->cu_seqlens[1] = lengths[d];
+        alone->num_docs = 1;
+        memcpy(alone->tokens, batch.tokens + first, (size_t)lengths[d] * sizeof(int));
+        memcpy(alone->targets, batch.targets + first, (size_t)lengths[d] * sizeof(int));
+        alone_loss += forward(&s->acts, &s->weights, alone, &s->config);
+        backward(&s->grads, &s->dacts, &s->acts, &s->weights, alone, &s->config);
+    }
+    CHECK_MSG(fabs(alone_loss - loss) <= 1e-14 * loss, "%.17g, alone %.17g", loss, alone_loss);
+    for (int i = 0; i < NUM_WEIGHTS; i++)
+        CHECK_MSG(fabs(((real *)&packed)[i] - ((real *)&s->grads)[i]) <= 1e-14, "weight %d", i);
+    s->batch = make_batch(&batch);
+    s->batch.num_docs = 1;
+    s->batch.cu_seqlens[1] = batch.total_tokens;
+    CHECK(fabs(simple_forward_backward(s) - loss) > 1e-3);
+    batch_free(&batch);
+    llama_free(&llama);
+}
+
+#ifdef GRADCHECK
+
+// Every element of every tensor: fourth-order central differences, relative L2 per tensor.
+static void check_gradient(int heads, int kv_heads, int head_dim, bool tied) {
+    static LlamaModel llama;
+    const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
+    LlamaConfig c = llama_config(heads, kv_heads, head_dim, tied);
+    LlamaBatch batch;
+    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20;
+    llama_make(&llama, &c);
+    llama_make_batch(&batch, &c);
+    Simple *s = make_simple(&llama, &batch);
+    s->batch.num_docs = 3;  // of 5, 1 and 2 tokens
+    s->batch.total_tokens = s->batch.cu_seqlens[3];
+    simple_forward_backward(s);
+    for (int i = 0; i < llama.num_tensors; i++) {
+        const LlamaTensor *t = &llama.tensors[i];
+        real *w = find_tensor(&s->weights, &s->config, t->name),
+             *dw = find_tensor(&s->grads, &s->config, t->name);
+        double error = 0, norm = 0;
+        for (size_t k = 0; k < t->count; k++) {
+            const double w0 = w[k], steps[4] = {-2 * h, -h, h, 2 * h};
+            double f[4];
+            for (int j = 0; j < 4; j++) {
+                w[k] = w0 + steps[j];
+                f[j] = forward(&s->acts, &s->weights, &s->batch, &s->config);
+            }
+            w[k] = w0;
+            const double d = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h);
+            error += (d - dw[k]) * (d - dw[k]);
+            norm += d * d;
+        }
+        CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));
+    }
+    batch_free(&batch);
+    llama_free(&llama);
+}
+
+TEST(gradient_gqa_3_tied) { check_gradient(3, 1, 4, true); }
+TEST(gradient_mha_untied) { check_gradient(2, 2, 6, false); }
+
+// What the program prints: packed equals alone, merged does not, and training lowers the loss.
+TEST(the_program_shows_that_packing_is_exact_and_trains) {
+    double packed = 0, alone = 0, merged = 0, delta_loss = 1, delta_gradient = 1, last = 1;
+    char line[200];
+    FILE *out = tmpfile();
+    CHECK(out != NULL);
+    fflush(stdout);
+    const int terminal = dup(STDOUT_FILENO);
+    dup2(fileno(out), STDOUT_FILENO);
+    const int status = simple_main();
+    fflush(stdout);
+    dup2(terminal, STDOUT_FILENO);
+    close(terminal);
+    rewind(out);
+    while (fgets(line, sizeof line, out)) {
+        sscanf(line, "loss: %lf packed, %lf each alone, %lf merged", &packed, &alone, &merged);
+        sscanf(line, "max |packed - alone|: loss %lf, gradients %lf", &delta_loss, &delta_gradient);
+        sscanf(line, "step 100/100 | loss %lf", &last);
+    }
+    fclose(out);
+    CHECK(status == 0);
+    CHECK_MSG(packed > 0 && alone == packed && fabs(merged - packed) > 0.01, "%g %g %g", packed,
+              alone, merged);
+    CHECK_MSG(delta_loss <= 1e-13 && delta_gradient <= 1e-13, "%g %g", delta_loss, delta_gradient);
+    CHECK_MSG(last < 0.1, "%g", last);
+}
+
+#endif
+
+TEST_MAIN()

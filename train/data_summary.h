@@ -1,0 +1,85 @@
+// What is in a data set, and how much of it is never trained: on the screen at the start and at the
+// end, and in the start event of log.jsonl.
+#ifndef UNPAD_DATA_SUMMARY_H
+#define UNPAD_DATA_SUMMARY_H
+
+#include "../data/json.h"    // defines: JsonWriter
+#include "../data/loader.h"  // defines: dataset_doc_index; with it Dataset and LongCounts
+
+typedef struct {
+    const Dataset *dataset;  // NULL: there is none
+    int32_t max_seqlen;
+    LongCounts counts;       // of the whole data set
+} DataSummary;
+
+// Fails where --long-docs leaves nothing to train or forbids a document.
+static inline bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s,
+                                Error *err) {
+    const DocIndex index = dataset_doc_index(ds);
+    d->dataset = ds;
+    d->max_seqlen = s->max_seqlen;
+    return plan_count_left_out(&index, s, &d->counts, err);
+}
+
+static inline int64_t data_summary_long_docs(const DataSummary *d) {
+    return d->counts.docs_split + d->counts.docs_truncated + d->counts.docs_dropped;
+}
+
+// "2 documents longer than 40 tokens are dropped: 154 of 166 tokens (92.8 %) never trained"; empty
+// when no document is longer. past: "were dropped"
+static inline void data_summary_text(const DataSummary *d, bool past, char *out, size_t capacity) {
+    const LongCounts *c = &d->counts;
+    const int64_t docs = data_summary_long_docs(d), tokens = d->dataset->num_tokens;
+    const char *done = c->docs_dropped ? "dropped" : c->docs_truncated ? "truncated" : "split";
+    const char *verb = past ? (docs == 1 ? "was" : "were") : (docs == 1 ? "is" : "are");
+    char left_out[96] = "";
+    if (c->tokens_left_out > 0)
+        snprintf(left_out, sizeof left_out, ": %lld of %lld tokens (%.1f %%) never trained",
+                 (long long)c->tokens_left_out, (long long)tokens,
+                 100.0 * (double)c->tokens_left_out / (double)tokens);
+    out[0] = 0;
+    if (docs > 0)
+        snprintf(out, capacity, "%lld document%s longer than %d tokens %s %s%s", (long long)docs,
+                 text_plural(docs), d->max_seqlen, verb, done, left_out);
+}
+
+// label: "train   "
+static inline void data_summary_print(const DataSummary *d, const char *label) {
+    char text[512];
+    if (!d->dataset) {
+        printf("%snone\n", label);
+        return;
+    }
+    dataset_describe(d->dataset, text, sizeof text);
+    printf("%s%s\n", label, text);
+    data_summary_text(d, false, text, sizeof text);
+    if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
+}
+
+// The last word on training data that was there and not trained.
+static inline void data_summary_print_left_out(const DataSummary *d) {
+    char text[512];
+    const int64_t empty = d->dataset->num_empty;
+    data_summary_text(d, true, text, sizeof text);
+    if (d->counts.tokens_left_out > 0) printf("left out: %s\n", text);
+    if (empty > 0)
+        printf("left out: %lld empty document%s\n", (long long)empty, text_plural(empty));
+}
+
+static inline void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
+    if (!d->dataset) {
+        json_null(w, name);
+        return;
+    }
+    json_begin(w, name, '{');
+    json_int(w, "shards", (int64_t)d->dataset->num_shards);
+    json_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
+    json_int(w, "documents", d->dataset->num_docs);
+    json_int(w, "tokens", d->dataset->num_tokens);
+    json_int(w, "empty_documents", d->dataset->num_empty);
+    json_int(w, "long_documents", data_summary_long_docs(d));
+    json_int(w, "tokens_left_out", d->counts.tokens_left_out);
+    json_end(w, '}');
+}
+
+#endif

@@ -1,0 +1,157 @@
+// Do the model and the shards mean the same by a token id? Both may name their tokenizer, and the
+// ids that begin and end documents.
+#ifndef UNPAD_VOCABULARY_H
+#define UNPAD_VOCABULARY_H
+
+#include "../data/config.h"     // defines: LlamaConfig
+#include "../data/digest.h"     // defines: sha256_file
+#include "../data/documents.h"  // defines: Dataset
+#include "../data/json.h"       // defines: json_read
+
+typedef struct {
+    const char *path;   // as the user named it
+    const Dataset *dataset;
+} NamedData;
+
+// ------------------------------------------------------------------------------------------------
+// The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
+
+// 0 when the directory has none. path: its tokenizer.json.
+static inline bool tokenizer_hash(const char *dir, char *path, size_t capacity, uint64_t *hash,
+                                  Error *err) {
+    unsigned char digest[32];
+    *hash = 0;
+    if (!path_is_dir(dir)) return true;
+    if (!path_join(path, capacity, dir, "tokenizer.json", err)) return false;
+    if (!path_exists(path)) return true;
+    if (!sha256_file(path, digest, err)) return false;
+    memcpy(hash, digest, sizeof *hash);
+    return true;
+}
+
+// Fails, or with `allowed` warns, when both are known and differ. whose: "other/tokenizer.json"
+static inline bool vocabulary_same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
+                                             const char *hint, bool allowed, Error *err) {
+    const uint64_t found = d->dataset->tokenizer_hash;
+    Error why = {0, "", ""};
+    if (hash == 0 || found == 0 || hash == found) return true;
+    error_set(&why, EXIT_CHECKPOINT_MISFIT, hint,
+              "%s: expected the tokenizer of %s (SHA-256 %016llx...), found %016llx...", d->path,
+              whose, (unsigned long long)__builtin_bswap64(hash),
+              (unsigned long long)__builtin_bswap64(found));
+    if (!allowed) return error_set(err, why.code, hint, "%s", why.what);
+    fprintf(stderr, "warning: %s\n", why.what);
+    return true;
+}
+
+// model: a Hugging Face directory, or a built-in name, which has no tokenizer. val->dataset NULL:
+// there is none.
+static inline bool vocabulary_check(const char *model, const NamedData *train, const NamedData *val,
+                                    bool allowed, Error *err) {
+    char path[IO_PATH_MAX], hint[512];
+    uint64_t hash = 0;
+    if (!tokenizer_hash(model, path, sizeof path, &hash, err)) return false;
+    snprintf(hint, sizeof hint,
+             "make shards with data/prepare.py --tokenizer %.200s; or, if both give the same ids, "
+             "--allow-other-tokenizer",
+             model);
+    if (!vocabulary_same_tokenizer(path, hash, train, hint, allowed, err)) return false;
+    if (!val->dataset || val->dataset->tokenizer_hash == train->dataset->tokenizer_hash)
+        return true;
+    if (hash != 0) return vocabulary_same_tokenizer(path, hash, val, hint, allowed, err);
+    return vocabulary_same_tokenizer(
+        train->path, train->dataset->tokenizer_hash, val,
+        "make both with one tokenizer; or, if both give the same ids, --allow-other-tokenizer",
+        allowed, err);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The ids that begin and end documents
+
+typedef struct {
+    int64_t ids[32];
+    int n;  // 0: not known
+} TokenIds;
+
+static inline bool token_ids_have(const TokenIds *t, int64_t id) {
+    for (int i = 0; i < t->n; i++)
+        if (t->ids[i] == id) return true;
+    return false;
+}
+
+// A number, a list of numbers, or null; -1 stands for none
+static inline bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
+    const cJSON *item = json_member(root, key);
+    const cJSON *first = cJSON_IsArray(item) ? item->child : item;
+    for (; first; first = first == item ? NULL : first->next) {
+        int64_t id = -1;
+        if (cJSON_IsNull(first)) continue;
+        if (!json_int64_value(first, key, -1, INT32_MAX, &id, err)) return false;
+        if (id >= 0 && t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
+            t->ids[t->n++] = id;
+    }
+    return true;
+}
+
+static inline void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; i < t->n && used + 16 < capacity; i++)
+        used += (size_t)snprintf(out + used, capacity - used, "%s%lld", i ? ", " : "",
+                                 (long long)t->ids[i]);
+}
+
+// What config.json and generation_config.json of a model directory say, or the built-in config.
+static inline bool vocabulary_ends(const char *model, const LlamaConfig *builtin, TokenIds *bos,
+                                   TokenIds *eos, Error *err) {
+    static const char *const files[] = {"config.json", "generation_config.json"};
+    char path[IO_PATH_MAX];
+    memset(bos, 0, sizeof *bos);
+    memset(eos, 0, sizeof *eos);
+    if (builtin) {
+        bos->ids[bos->n++] = builtin->bos_token_id;
+        eos->ids[eos->n++] = builtin->eos_token_id;
+        return true;
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (!path_join(path, sizeof path, model, files[i], err)) return false;
+        if (!path_exists(path)) continue;
+        cJSON *root = json_read(path, JSON_MAX_CONFIG, "", err);
+        if (!root) return false;
+        const bool ok = token_ids_add(bos, root, "bos_token_id", err) &&
+                        token_ids_add(eos, root, "eos_token_id", err);
+        cJSON_Delete(root);
+        if (!ok) return error_prefix(err, path);
+    }
+    return true;
+}
+
+static inline void vocabulary_warn_end(const NamedData *d, const char *what, int32_t id,
+                                       const char *key, const char *model, const TokenIds *ids) {
+    char text[512];
+    token_ids_text(ids, text, sizeof text);
+    fprintf(stderr, "warning: %s: documents %s with token %d, but %s of %s is %s\n", d->path, what,
+            id, key, model, text);
+}
+
+// Warnings, on the screen only. builtin: the config of a built-in model, else NULL.
+static inline bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin,
+                                   const NamedData *d, Error *err) {
+    const Dataset *ds = d->dataset;
+    TokenIds bos, eos;
+    if (!vocabulary_ends(model, builtin ? config : NULL, &bos, &eos, err)) return false;
+    if (ds->vocab_size < config->vocab_size / 2)
+        fprintf(stderr,
+                "warning: %s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
+                "untrained\n",
+                d->path, ds->vocab_size, model, config->vocab_size);
+    if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
+        vocabulary_warn_end(d, "end", ds->eos, "eos_token_id", model, &eos);
+    // an end of text before each document separates them as well as one behind it
+    if (ds->bos >= 0 && bos.n > 0 && !token_ids_have(&bos, ds->bos) &&
+        !token_ids_have(&eos, ds->bos))
+        vocabulary_warn_end(d, "begin", ds->bos, "bos_token_id", model, &bos);
+    return true;
+}
+
+#endif
