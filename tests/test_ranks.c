@@ -910,7 +910,8 @@ TEST(what_a_library_logs_on_other_ranks_is_shown) {
     memset(&o, 0, sizeof o);
     for (int r = 0; r < 2; r++) pids[r] = start_rank(fail_with_a_log, MASTER, r, 2, port, said[1]);
     close(said[1]);
-    for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], ranks_now_ms() + HANG_SECONDS * 1000);
+    for (int r = 0; r < 2; r++)
+        o.codes[r] = finish_rank(pids[r], ranks_now_ms() + HANG_SECONDS * 1000);
     for (ssize_t n, at = 0; (n = read(said[0], o.said + at, sizeof o.said - 1 - (size_t)at)) > 0;)
         at += n;
     close(said[0]);
