@@ -78,7 +78,7 @@ static inline bool text_begin(Text *text, const Samples *s, int number, Error *e
         memcpy(text->tokens, s->prompt_ids, (size_t)s->prompt_length * sizeof(int32_t));
         return true;
     }
-    const int64_t doc = number % dataset_num_docs(s->borrowed);
+    const int64_t doc = number % s->borrowed->num_docs;
     if (most > s->max_seqlen / 2) most = s->max_seqlen > 1 ? s->max_seqlen / 2 : 1;
     if (most > dataset_doc_length(s->borrowed, doc)) most = dataset_doc_length(s->borrowed, doc);
     *text = text_of_prompt(s, number, (int32_t)most);

@@ -43,6 +43,11 @@ bool path_exists(const char *path) {
     return lstat(path, &st) == 0;
 }
 
+bool path_ends_with(const char *path, const char *ending) {
+    const size_t n = strlen(path), k = strlen(ending);
+    return n >= k && strcmp(path + n - k, ending) == 0;
+}
+
 bool path_is_plain_name(const char *name) {
     if (!name[0] || name[0] == '.' || strlen(name) > 255) return false;
     for (const unsigned char *p = (const unsigned char *)name; *p; p++)

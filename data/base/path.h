@@ -25,6 +25,8 @@ bool path_parent(char *out, size_t capacity, const char *path, Error *err);
 bool path_is_dir(const char *path);
 bool path_exists(const char *path);
 
+bool path_ends_with(const char *path, const char *ending);
+
 // Is it the name of an entry of a directory: no slash, no leading dot, not empty, printable?
 bool path_is_plain_name(const char *name);
 
