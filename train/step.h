@@ -3,8 +3,8 @@
 #define UNPAD_STEP_H
 
 #include <stdint.h>
-#include <time.h>
 
+#include "../data/base/clock.h"
 #include "../data/base/error.h"
 #include "../data/base/sum_tree.h"
 #include "../data/batches/batch.h"
@@ -12,12 +12,6 @@
 #include "../llama.h"        // defines: LlamaModel, forward, backward, update
 #include "graph.h"           // defines: PassGraph
 #include "reduce.h"          // defines: llama_end_leaf, llama_reduce_grads
-
-static inline double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static inline void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
     Error err = {0, "", ""};

@@ -59,3 +59,9 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
 #endif
     return ~crc32c_portable(~crc, p, n);
 }
+
+uint64_t fnv1a(uint64_t hash, const void *data, size_t n) {
+    const unsigned char *p = data;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ p[i]) * 1099511628211ull;
+    return hash;
+}

@@ -44,12 +44,6 @@ void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-static uint64_t dataset_mix(uint64_t h, const void *data, size_t n) {
-    const unsigned char *p = (const unsigned char *)data;
-    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 1099511628211ull;  // FNV-1a
-    return h;
-}
-
 static const char *path_basename(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -126,8 +120,8 @@ static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, 
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = path_basename(s->path);
     ds->fingerprint =
-        dataset_mix(dataset_mix(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
-    ds->token_fingerprint = dataset_mix(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
+        fnv1a(fnv1a(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
+    ds->token_fingerprint = fnv1a(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
     return true;
 }
 
@@ -149,7 +143,7 @@ bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, 
     memset(&paths, 0, sizeof paths);
     memset(ds, 0, sizeof *ds);
     ds->vocab_size = ds->bos = ds->eos = ds->scanned_token = -1;
-    ds->fingerprint = ds->token_fingerprint = 14695981039346656037ull;
+    ds->fingerprint = ds->token_fingerprint = FNV_START;
     pthread_mutex_init(&ds->lock, NULL);
     const bool ok =
         path_list_expand(&paths, spec, options->split ? options->split : "train", err) &&
