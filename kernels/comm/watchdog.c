@@ -365,8 +365,10 @@ static void ranks_judge(int64_t now) {
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last;
         if (m->waited_ms > waited_ms) waited_ms = m->waited_ms;
-        all_wait = all_wait && m->waited_ms > ranks_limit_of(m) &&
-                   (m->polling || m->idle_ms > ranks_limit_of(m));
+        // one that polls no more will be stuck by the limit: that is for its next beat to say
+        const int64_t limit_ms = ranks_limit_of(m);
+        all_wait = all_wait && m->waited_ms > limit_ms &&
+                   (m->polling ? m->idle_ms < limit_ms / 2 : m->idle_ms > limit_ms);
     }
     int culprit = ranks_stuck(waited_ms);
     if (culprit >= 0) ranks_convict(culprit, 0, watch.known[culprit].last.idle_ms);
