@@ -1,5 +1,6 @@
 // train/samples.h: what texts grow to, alone and together, with any prompts and any room.
 #include "../train/samples.h"
+#include "../train/weights.h"
 
 #include "test.h"
 

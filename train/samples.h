@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "../data/base/error.h"
+#include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/batches/batch.h"
 #include "../data/models/bpe.h"
@@ -19,7 +20,6 @@
 #include "../data/runs/sampling.h"
 #include "../data/shards/dataset.h"
 #include "../llama.h"           // defines: LlamaModel
-#include "weights.h"            // defines: llama_hash
 
 enum { MAX_SAMPLES = 64 };
 
@@ -78,7 +78,7 @@ static inline bool text_begin(Text *text, const Samples *s, int number, Error *e
         memcpy(text->tokens, s->prompt_ids, (size_t)s->prompt_length * sizeof(int32_t));
         return true;
     }
-    const int64_t doc = number % dataset_num_docs(s->borrowed);
+    const int64_t doc = number % s->borrowed->num_docs;
     if (most > s->max_seqlen / 2) most = s->max_seqlen > 1 ? s->max_seqlen / 2 : 1;
     if (most > dataset_doc_length(s->borrowed, doc)) most = dataset_doc_length(s->borrowed, doc);
     *text = text_of_prompt(s, number, (int32_t)most);
@@ -89,8 +89,8 @@ static inline bool text_begin(Text *text, const Samples *s, int number, Error *e
 // How it goes on
 
 static inline float sample_uniform(uint64_t seed, int64_t step, int text, int position) {
-    uint64_t key = llama_hash(seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
-    return (float)(llama_hash(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
+    uint64_t key = mix64(seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
+    return (float)(mix64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
 // One token for each of the texts that can take one; false when none can.

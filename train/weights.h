@@ -21,14 +21,8 @@
 // Initial weights: normal numbers from a counter, so that a weight depends on (seed, tensor,
 // element) and on nothing else: not on the order of the table, the number of ranks or the library.
 
-static inline uint64_t llama_hash(uint64_t x) {  // splitmix64's finaliser
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
 static inline float llama_normal(uint64_t key, uint64_t element) {  // Box-Muller
-    uint64_t bits = llama_hash(key + 0x9e3779b97f4a7c15ull * (element + 1));
+    uint64_t bits = mix64(key + 0x9e3779b97f4a7c15ull * (element + 1));
     double u = ((double)(bits >> 32) + 0.5) * 0x1p-32, v = (double)(bits & 0xffffffffu) * 0x1p-32;
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
@@ -41,7 +35,7 @@ static inline size_t llama_chunk(const LlamaModel *m, const LlamaTensor *t, size
 
 static inline void llama_init_tensor(LlamaModel *m, const LlamaTensor *t, uint64_t seed,
                                      float *chunk) {
-    uint64_t key = llama_hash(seed ^ crc32c(0, t->name, strlen(t->name)));
+    uint64_t key = mix64(seed ^ crc32c(0, t->name, strlen(t->name)));
     for (size_t first = 0; first < t->count; first += m->sizes.io_chunk) {
         size_t n = llama_chunk(m, t, first), at = t->offset + first;
         for (size_t i = 0; i < n; i++)

@@ -118,7 +118,7 @@ static uint64_t ranks_machine(const char *host) {
     if (fd >= 0) close(fd);
     n = readlink("/proc/self/ns/pid", pids, sizeof pids - 1);
     if (n > 0) pids[n] = 0;
-    return hash_text(hash_text(hash_text(FNV_START, boot), host), pids);
+    return hash_text(hash_text(hash_text(FNV1A_START, boot), host), pids);
 }
 
 RanksPlace ranks_place(void) {
@@ -143,7 +143,7 @@ bool ranks_all_here(void) {
 static uint64_t ranks_job_key(void) {
     const RanksLauncher *by = ranks_launcher();
     const char *job = by ? ranks_env(by->job) : NULL;
-    uint64_t key = hash_text(hash_text(FNV_START, job), getenv("SLURM_STEP_ID"));
+    uint64_t key = hash_text(hash_text(FNV1A_START, job), getenv("SLURM_STEP_ID"));
     char parent[32];
     snprintf(parent, sizeof parent, "%ld", (long)getppid());
     return job ? key : hash_text(key, parent);
@@ -323,7 +323,7 @@ static void ranks_meet_at_master(RanksMeeting *m, const char *address) {
     const int port = ranks_env_number("MASTER_PORT", 1, 65535 - next, RANKS_DEFAULT_PORT);
     snprintf(m->addresses, sizeof m->addresses, "%s", address);
     snprintf(m->port, sizeof m->port, "%d", (port + next) & 0xffff);
-    m->token[0] = hash_text(FNV_START, job);
+    m->token[0] = hash_text(FNV1A_START, job);
     m->token[1] = hash_text(hash_text(m->token[0], address), m->port);
 }
 
