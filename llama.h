@@ -33,6 +33,7 @@
 #include "data/batches/batch.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
+#include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
 
 // ------------------------------------------------------------------------------------------------
@@ -714,6 +715,7 @@ static inline void llama_send_all_weights(LlamaModel *m) {
 
 // Gradients of a span are those of the whole micro-batch.
 static inline void llama_grads_done(LlamaModel *m, int span) {
+    comm_progress();  // long micro-batches too, while others wait for this rank
     if (m->last_micro_batch)
         m->reduced =
             comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
@@ -784,6 +786,7 @@ static inline void llama_head_eval(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
         cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
     }
@@ -798,6 +801,7 @@ static inline void llama_head_train(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
         cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
                                        V);
@@ -878,7 +882,7 @@ static inline void llama_loss_part(LlamaModel *m, int32_t part) {
 
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_in_parts(m)) return;
-    comm_sum_parts(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
+    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
@@ -892,7 +896,7 @@ static inline void llama_grad_norm(LlamaModel *m) {
     const size_t last = m->share[m->ranks.rank + 1];
     for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
         global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
-    comm_sum_parts(sum, parts, LLAMA_PIECES);
+    comm_sum_in_order(sum, parts, LLAMA_PIECES);
 }
 
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {

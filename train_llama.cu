@@ -40,6 +40,7 @@
 #include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
 #include "data/shards/dataset.h"
+#include "kernels/comm/comm.h"
 #include "kernels/kernels.h"   // defines: the device
 #include "llama.h"             // defines: LlamaModel, forward, backward, update
 #include "train/algorithms.h"  // defines: repeat_matmul_choices

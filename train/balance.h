@@ -10,7 +10,8 @@
 #include "../data/base/json.h"
 #include "../data/base/memory.h"
 #include "../data/batches/loader.h"
-#include "../kernels/kernels.h"  // defines: comm_all_gather_host, device_timer_ms
+#include "../kernels/comm/comm.h"
+#include "../kernels/kernels.h"  // defines: device_timer_ms
 
 // The busiest rank over the mean of all: 1 is even. Alone, all of it is 0.
 typedef struct {
