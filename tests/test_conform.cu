@@ -424,8 +424,8 @@ __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap fr
 #endif
 }
 
-// A dimension more than the tensor has, both of the last two a row apart, so that a box ends where a
-// document ends: attention_sm90.cu's maps. The origin lies before the tensor.
+// A dimension more than the tensor has, both of the last two a row apart, so that a box ends where
+// a document ends: attention_sm90.cu's maps. The origin lies before the tensor.
 static CUtensorMap ragged_map(bf16 *p, int columns, int rows, int box_rows) {
     void *entry = nullptr;
     cudaDriverEntryPointQueryResult found;

@@ -919,8 +919,9 @@ EACH_PATH(repeats_give_the_same_bits) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// The work list. Its layout (kernels/cuda/attention.cuh): {query items, key items, forward items},
-// then the items {first row, length, tile}; tiles of 128 queries, of 64 keys, of a few units.
+// The work list. Its layout (kernels/cuda/attention.cuh): {query items, key items, forward items,
+// backward items}, then the items {first row, length, tile}; tiles of 128 queries, of 64 keys, of a
+// few units, of 128 keys.
 
 struct Item {
     int32_t start, len, tile;
@@ -931,6 +932,7 @@ static int tiles_of(int len, int tile) { return (len + tile - 1) / tile; }
 // What an item costs, in rows of 64: keys up to its last query, or queries from its first key on
 static int query_cost(const Item &it) { return tiles_of(at_most((it.tile + 1) * 128, it.len), 64); }
 static int key_cost(const Item &it) { return tiles_of(it.len - it.tile * 64, 64); }
+static int backward_cost(const Item &it) { return tiles_of(it.len - it.tile * 128, 64); }
 
 // Units of a document, 64 queries of a head each, are counted over `shared` heads and taken
 // `consumers` at a time.
@@ -1017,12 +1019,14 @@ TEST(plan_has_each_tile_once_longest_first) {
         const HeadShape heads = {groups[n % 9] * 2, 2, n / 9 % 2 ? 64 : 128};
         size_t used = attention_plan(work, cu_seqlens, num_docs, heads);
         CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
-        CHECK(used == 3 + 3 * (size_t)(work[0] + work[1] + work[2]));
-        const Item *items = (const Item *)(work + 3);
+        CHECK(used == 4 + 3 * (size_t)(work[0] + work[1] + work[2] + work[3]));
+        const Item *items = (const Item *)(work + 4);
         check_items(items, work[0], 128, query_cost, cu_seqlens, num_docs);
         check_items(items + work[0], work[1], 64, key_cost, cu_seqlens, num_docs);
         check_forward_items(items + work[0] + work[1], work[2], cu_seqlens, num_docs,
                             sharing_of(heads));
+        check_items(items + work[0] + work[1] + work[2], work[3], 128, backward_cost, cu_seqlens,
+                    num_docs);
     }
 }
 
@@ -1037,7 +1041,7 @@ TEST(plan_size_bounds_every_layout) {
             size_t size = attention_plan_size(tokens, docs);
             CHECK(size < sizeof(work) / sizeof(work[0]));
             CHECK(attention_plan(work, cu_seqlens, docs, {1, 1, 64}) <= size);
-            CHECK(size <= 3 + 3 * 3 * (size_t)tokens);
+            CHECK(size <= 4 + 3 * 4 * (size_t)tokens);
         }
     }
 }

@@ -3,7 +3,8 @@
 // One list per batch, made on the host, serves all layers and both passes (layout: attention.cuh).
 // Query items are for the forward and the dQ kernel: a tile of queries, all keys up to it. Key
 // items are for the dK, dV kernel: a tile of keys, all queries from it on. Forward items are for
-// sm_90's forward: a few units, all keys up to the last. A document without a token has no item.
+// sm_90's forward and dQ kernel: a few units, all keys up to the last. Backward items are for its
+// dK, dV kernel, as key items. A document without a token has no item.
 #include <algorithm>
 #include "attention.cuh"
 
@@ -15,7 +16,8 @@ enum {
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
     int64_t items = max_work_items(max_tokens, max_docs, QUERY_TILE) +
                     max_work_items(max_tokens, max_docs, KEY_TILE) +
-                    max_work_items(max_tokens, max_docs, UNIT_ROWS);
+                    max_work_items(max_tokens, max_docs, UNIT_ROWS) +
+                    max_work_items(max_tokens, max_docs, BACKWARD_KEYS);
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
@@ -71,6 +73,19 @@ static int32_t add_forward_items(WorkItem *items, const int32_t *cu_seqlens_host
     return n;
 }
 
+// Cost: the queries from the first key on, in row blocks
+static int32_t add_backward_items(WorkItem *items, const int32_t *cu_seqlens_host, int num_docs) {
+    const int32_t n = add_items(items, cu_seqlens_host, num_docs,
+                                [](int len) { return ceil_div<int>(len, BACKWARD_KEYS); });
+    auto cost = [](const WorkItem &item) {
+        return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (BACKWARD_KEYS / UNIT_ROWS);
+    };
+    std::sort(items, items + n, [=](const WorkItem &a, const WorkItem &b) {
+        return cost(a) != cost(b) ? cost(a) > cost(b) : by_place(&a, &b) < 0;
+    });
+    return n;
+}
+
 size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
                       HeadShape heads) {
     WorkCounts *counts = reinterpret_cast<WorkCounts *>(work_host);
@@ -85,6 +100,8 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
     items += counts->key_items;
     counts->forward_items = add_forward_items(items, cu_seqlens_host, num_docs, heads);
     items += counts->forward_items;
+    counts->backward_items = add_backward_items(items, cu_seqlens_host, num_docs);
+    items += counts->backward_items;
     return reinterpret_cast<int32_t *>(items) - work_host;
 }
 
@@ -148,6 +165,11 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
     const Rope rope = {position_ids, rope_table};
+    if (sm90())
+        return attention_backward_sm90(
+            dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
+            max_work_items(docs->total_tokens, docs->num_docs, UNIT_ROWS),
+            max_work_items(docs->total_tokens, docs->num_docs, BACKWARD_KEYS));
     attention_backward_sm80(dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
                             max_work_items(docs->total_tokens, docs->num_docs, QUERY_TILE),
                             max_work_items(docs->total_tokens, docs->num_docs, KEY_TILE));

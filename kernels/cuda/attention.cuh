@@ -7,13 +7,15 @@
 // Tiles are counted from a document's first token: that is why a document gives the same bits
 // wherever it lies.
 enum {
-    QUERY_TILE = 128,  // queries of one item of the forward and the dQ kernel
-    KEY_TILE = 64,     // keys of one item of the dK, dV kernel
-    UNIT_ROWS = 64,    // queries of one head: what a warpgroup of sm_90 computes at a time
+    QUERY_TILE = 128,     // queries of one item of the forward and the dQ kernel
+    KEY_TILE = 64,        // keys of one item of the dK, dV kernel
+    UNIT_ROWS = 64,       // queries of one head: what a warpgroup of sm_90 computes at a time
+    BACKWARD_KEYS = 128,  // keys of one item of sm_90's dK, dV kernel
 };
 
-// sm_90, forward: warpgroups of a CTA that compute. An item is so many units of a document that read
-// the same keys: `shared` heads of a group have their units counted together, row block by row block.
+// sm_90, forward: warpgroups of a CTA that compute. An item is so many units of a document that
+// read the same keys: `shared` heads of a group have their units counted together, row block by row
+// block.
 constexpr int forward_consumers(int head_dim) { return head_dim == 64 ? 3 : 2; }
 static inline int shared_heads(int group, int consumers) {
     int shared = group < consumers ? group : consumers;
@@ -21,12 +23,12 @@ static inline int shared_heads(int group, int consumers) {
     return shared;
 }
 
-// The work list of a batch: counts, the query items, the key items, the items of sm_90's forward;
-// each kind costliest first. An item is for every head: a kernel takes item blockIdx.x / heads for
-// head blockIdx.x % heads, so that the hardware starts the longest items first and heads that share
-// keys run side by side.
+// The work list of a batch: counts, the query items, the key items, the items of sm_90's forward
+// (its dQ kernel's too) and of its dK, dV kernel; each kind costliest first. An item is for every
+// head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so that the hardware
+// starts the longest items first and heads that share keys run side by side.
 struct WorkCounts {
-    int32_t query_items, key_items, forward_items;
+    int32_t query_items, key_items, forward_items, backward_items;
 };
 struct WorkItem {
     int32_t start, len;  // the document: first row, tokens
@@ -68,6 +70,10 @@ __device__ __forceinline__ WorkItem forward_item(const int32_t *work, int index)
     return items[counts->query_items + counts->key_items + index];
 }
 
+__device__ __forceinline__ WorkItem backward_item(const int32_t *work, int index) {
+    return forward_item(work, reinterpret_cast<const WorkCounts *>(work)->forward_items + index);
+}
+
 // Shapes as kernels need them; rows in elements
 struct AttentionShape {
     int64_t qkv_row, out_row, total_tokens;
@@ -97,5 +103,11 @@ bool attention_has_sm90();
 // forward_items is max_work_items of the batch with UNIT_ROWS.
 void attention_forward_sm90(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
                             const AttentionShape &shape, int head_dim, int64_t forward_items);
+
+// backward_items is max_work_items of the batch with BACKWARD_KEYS.
+void attention_backward_sm90(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
+                             const floatX *out, const real *lse, const int32_t *work,
+                             const AttentionShape &shape, const Rope &rope, int head_dim,
+                             int64_t forward_items, int64_t backward_items);
 
 #endif

@@ -1,67 +1,31 @@
-// FlashAttention-3 (arXiv 2407.08608) for packed documents, with the instructions of sm_90a: TMA,
-// mbarrier, wgmma, setmaxnreg. For other architectures this file compiles to nothing.
+// Attention forward on Hopper: FlashAttention-3 (arXiv 2407.08608) for packed documents. Roles,
+// barriers and what lies past a document's end: attention_sm90.cuh. For architectures other than
+// sm_90a the kernels compile to nothing.
 //
-// Units. A unit is 64 queries of one head: what one warpgroup computes at a time. Units that read
+// Units. A unit is 64 queries of one head: what one consumer computes of an item. Units that read
 // the same keys share a CTA: the units of a document are counted row block by row block, in a row
-// block head by head over the heads that share (all of the group, or a part of it), and a work item
-// is as many in a row as a CTA has consumer warpgroups. Any ratio of heads fills all warpgroups but
-// at a document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time, counted
+// block head by head over the heads that share (all of the group, or a part of it), and an item is
+// as many in a row as a CTA has consumers. Any ratio of heads fills all consumers but at a
+// document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time, counted
 // from the document's first key; the block of the diagonal has only 64 when the row block is even.
 //
-// Roles. One thread of the last warpgroup, the producer, takes items and starts all loads; it gives
-// its registers to the consumers. A consumer warpgroup computes one unit of each item. CTAs are
-// persistent: each takes the next item of the list, longest first, from a counter in memory, and
-// the producer has the first tiles of the next item under way while consumers finish this one.
+// Barrier pairs: one a consumer for Q and its Job, one a stage for K and one for V, because V is
+// used one block later. Nothing else is shared.
 //
-// Barriers (mbarriers in shared memory). X full: the bytes have come; X empty: may be overwritten.
-//   q full   [unit]   one arrival of the producer and the bytes of Q. Guards Q and the unit's Job.
-//   q empty  [unit]   one arrival a warp of that consumer, after its last product with Q
-//   k full, v full [stage]   one arrival of the producer and the bytes
-//   k empty, v empty [stage] one arrival a warp of every consumer: also of one that has no use for
-//                     the block, because its rows come before it or because it has no unit. It
-//                     waits for `full` first, so that nobody is ever two phases behind.
-// Nothing else is shared: a warp writes its rows of O through shared memory of its own, and waits
-// for its own last store to have read it.
-//
-// Rows past a document's end. The tensor maps have a dimension more than the tensor (see
-// ragged_map), so that TMA itself ends at the document: loads bring zeros, stores write nothing.
-// NaN in a neighbour or past total_tokens cannot come in; no length enters any mask; and the map
-// holds for every batch of the same buffer, in a recorded graph too. Zeros as keys are hidden by the
-// causal mask from every query inside the document, zeros as queries are not stored.
+// Zeros as keys, past the end, are hidden by the causal mask from every query inside the document;
+// zeros as queries are not stored.
 //
 // Softmax and products overlap: the scores of a block and the product with V of the block before it
 // are issued together; the exponentials run while that product does. Every row sees a key of its
 // diagonal block, the first one: its maximum is finite from there on.
-#include "attention.cuh"
-#include "ptx.cuh"
-
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define SM90A 1
-#else
-#define SM90A 0
-#pragma nv_diag_suppress 177  // what only the kernels' bodies use
-#endif
-
-extern __shared__ __align__(1024) unsigned char smem[];
+#include "attention_sm90.cuh"
 
 // Says whether the machine code that this GPU runs is sm_90a's.
 __device__ int32_t compiled_for_sm90a = SM90A;
 
 namespace {
 
-constexpr int WARPGROUP = 4 * WARP;
-constexpr int PANEL_COLUMNS = 64;  // 128 bytes: one swizzled row of TMA and wgmma
-constexpr int ROW_BYTES = PANEL_COLUMNS * 2;
 constexpr int KEYS = 128;  // of a block
-
-// What a consumer is to do with its part of an item
-struct Job {
-    int32_t start, len;  // the document: first row, tokens
-    int32_t row_block;   // of the document; IDLE: this item has no unit for you
-    int32_t head;
-    int32_t key_blocks;  // that will come for the item; 0: no more items
-};
-constexpr int IDLE = -1;
 
 template <int D>
 struct ForwardSizes {
@@ -71,103 +35,41 @@ struct ForwardSizes {
     static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
     static constexpr int STAGES = D == 64 ? 3 : 2;
-    static constexpr int PANELS = D / PANEL_COLUMNS;
-    static constexpr int Q_PANEL = UNIT_ROWS * ROW_BYTES, Q_BYTES = PANELS * Q_PANEL;
-    static constexpr int KV_PANEL = KEYS * ROW_BYTES, KV_BYTES = PANELS * KV_PANEL;
-    static constexpr int O_PANEL = 16 * ROW_BYTES;  // of a warp
-    // Where in shared memory; barriers in pairs, full and empty
-    static constexpr int K = CONSUMERS * Q_BYTES, V = K + STAGES * KV_BYTES;
-    static constexpr int O = V + STAGES * KV_BYTES;
-    static constexpr int Q_BARRIERS = O + CONSUMERS * Q_BYTES;
-    static constexpr int K_BARRIERS = Q_BARRIERS + 16 * CONSUMERS;
-    static constexpr int V_BARRIERS = K_BARRIERS + 16 * STAGES;
-    static constexpr int JOBS = V_BARRIERS + 16 * STAGES;
+    typedef Tile<UNIT_ROWS, D> Q;
+    typedef Tile<KEYS, D> KV;
+    // Where in shared memory; *_PAIRS: barriers, full and empty
+    static constexpr int K = CONSUMERS * Q::BYTES, V = K + STAGES * KV::BYTES;
+    static constexpr int O = V + STAGES * KV::BYTES;
+    static constexpr int Q_PAIRS = O + CONSUMERS * Q::BYTES;
+    static constexpr int K_PAIRS = Q_PAIRS + 16 * CONSUMERS, V_PAIRS = K_PAIRS + 16 * STAGES;
+    static constexpr int JOBS = V_PAIRS + 16 * STAGES;
     static constexpr int BYTES = JOBS + CONSUMERS * (int)sizeof(Job);
 };
 
 #if SM90A
 
+template <int D>
+using KeyRing = Ring<ForwardSizes<D>::K, ForwardSizes<D>::KV::BYTES, ForwardSizes<D>::K_PAIRS,
+                     ForwardSizes<D>::STAGES>;
+template <int D>
+using ValueRing = Ring<ForwardSizes<D>::V, ForwardSizes<D>::KV::BYTES, ForwardSizes<D>::V_PAIRS,
+                       ForwardSizes<D>::STAGES>;
+
 __device__ unsigned items_taken;  // beyond the first of each CTA; 0 between kernels
-
-__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
-__device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP / WARP; }
-__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
-__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
-
-// One arrival for the warp. Every lane has passed the `full` barrier: none can miss its next phase.
-__device__ __forceinline__ void release(uint32_t empty) {
-    __syncwarp();
-    if (lane_id() == 0) mbar_arrive(empty);
-}
-
-// Q, O and the Job of a consumer
-template <int D>
-struct UnitMemory {
-    typedef ForwardSizes<D> Z;
-    uint32_t q, o, full;
-    Job *job;
-    __device__ __forceinline__ UnitMemory(uint32_t base, int unit)
-        : q(base + unit * Z::Q_BYTES),
-          o(base + Z::O + unit * Z::Q_BYTES),
-          full(base + Z::Q_BARRIERS + unit * 16),
-          job(reinterpret_cast<Job *>(smem + Z::JOBS) + unit) {}
-    __device__ __forceinline__ uint32_t empty() const { return full + 8; }
-};
-
-// K or V on their way from the producer to the consumers, a block of keys at a time. Both sides
-// count stages alike. TILES, BARRIERS: where in shared memory.
-template <int D, int TILES, int BARRIERS>
-struct Ring {
-    typedef ForwardSizes<D> Z;
-    uint32_t base, stage, phase;
-
-    __device__ __forceinline__ explicit Ring(uint32_t begin) : base(begin), stage(0), phase(0) {}
-    __device__ __forceinline__ uint32_t tile() const { return base + TILES + stage * Z::KV_BYTES; }
-    __device__ __forceinline__ uint32_t full() const { return base + BARRIERS + stage * 16; }
-    __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
-    __device__ __forceinline__ void advance() {
-        if (++stage == Z::STAGES) stage = 0, phase ^= 1;
-    }
-};
-template <int D>
-using KeyRing = Ring<D, ForwardSizes<D>::K, ForwardSizes<D>::K_BARRIERS>;
-template <int D>
-using ValueRing = Ring<D, ForwardSizes<D>::V, ForwardSizes<D>::V_BARRIERS>;
 
 // -------------------------------------------------------------------------------------------------
 // Producer
 
-// Rows [first, first + rows) of the document to `tile`, 64 at a time; zeros past its end.
-template <int D, int PANEL_BYTES>
-__device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map, uint32_t full,
-                                          const WorkItem &doc, int total_tokens, int head,
-                                          int first, int rows) {
-#pragma unroll 1
-    for (int at = 0; at < rows; at += UNIT_ROWS)
-#pragma unroll
-        for (int panel = 0; panel < D / PANEL_COLUMNS; panel++)
-            tma_load_3d(tile + panel * PANEL_BYTES + at * ROW_BYTES, map, full,
-                        head * D + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
-                        doc.start + doc.len);
-}
-
 // The next block of the ring: keys from `first` on, at most KEYS of them, up to `end`
-template <int D, class AnyRing>
-__device__ __forceinline__ void load_block(AnyRing &ring, const CUtensorMap *map,
-                                           const WorkItem &doc, int total_tokens, int head,
-                                           int first, int end) {
+template <int D, class Ring>
+__device__ __forceinline__ void load_block(Ring &ring, const CUtensorMap *map, const WorkItem &doc,
+                                           int total_tokens, int head, int first, int end) {
     const int keys = min(KEYS, end - first);
     mbar_wait(ring.empty(), ring.phase ^ 1);
     mbar_arrive_expect_tx(ring.full(), keys * D * 2);
-    load_rows<D, AnyRing::Z::KV_PANEL>(ring.tile(), map, ring.full(), doc, total_tokens, head,
-                                       first, keys);
+    load_rows<D, ForwardSizes<D>::KV::PANEL>(ring.tile(), map, ring.full(), doc, total_tokens,
+                                             head * D, first, keys);
     ring.advance();
-}
-
-// Each call gives the next number; the last of `total` calls sets the counter back for the next
-// kernel. Every item that is worked on draws once: `total` is the number of items.
-__device__ __forceinline__ unsigned take_number(unsigned total) {
-    return gridDim.x + atomicInc(&items_taken, total - 1);
 }
 
 template <int D>
@@ -175,112 +77,39 @@ __device__ __forceinline__ void produce(const CUtensorMap *qkv_map, const int32_
                                         const AttentionShape &s) {
     typedef ForwardSizes<D> Z;
     const uint32_t base = smem_u32(smem);
-    const int T = (int)s.total_tokens;
-    const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
-    const unsigned total = reinterpret_cast<const WorkCounts *>(work)->forward_items * shares;
+    const int tokens = (int)s.total_tokens;
     KeyRing<D> keys(base);
     ValueRing<D> values(base);
-    unsigned number = blockIdx.x;
-    for (uint32_t phase = 0;; phase ^= 1) {
-        const bool more = number < total;
-        const int first_head = number % shares * s.shared;
-        WorkItem item = {0, 0, 0};
-        if (more) {
-            item = forward_item(work, number / shares);
-            number = take_number(total);  // long before it is used
-        }
-        const int last_block = last_row_block(item, Z::CONSUMERS, s.shared);
-        const int key_blocks = more ? last_block / 2 + 1 : 0;
-        int row_block = item.tile * Z::CONSUMERS / s.shared;
-        int head = first_head + item.tile * Z::CONSUMERS % s.shared;
-#pragma unroll 1
-        for (int w = 0; w < Z::CONSUMERS; w++) {
-            const UnitMemory<D> unit(base, w);
-            const bool idle = !more || row_block > last_block;
-            mbar_wait(unit.empty(), phase ^ 1);
-            *unit.job = {item.start, item.len, idle ? IDLE : row_block, head, key_blocks};
-            mbar_arrive_expect_tx(unit.full, idle ? 0 : Z::Q_BYTES);
-            if (!idle)
-                load_rows<D, Z::Q_PANEL>(unit.q, qkv_map, unit.full, item, T, head,
-                                         row_block * UNIT_ROWS, UNIT_ROWS);
-            if (++head == first_head + s.shared) head = first_head, row_block++;
-        }
-        if (!more) return;
-        const int k_head = s.num_heads + first_head / s.group, end = (last_block + 1) * UNIT_ROWS;
-        for (int block = key_blocks - 1; block >= -1; block--) {
-            if (block >= 0) load_block<D>(keys, qkv_map, item, T, k_head, block * KEYS, end);
-            if (block + 1 < key_blocks)  // V one block behind K, as it is used
-                load_block<D>(values, qkv_map, item, T, k_head + s.num_kv_heads, (block + 1) * KEYS,
-                              end);
-        }
-    }
+    produce_units<Z::CONSUMERS>(
+        &items_taken, work, s, base + Z::Q_PAIRS, reinterpret_cast<Job *>(smem + Z::JOBS),
+        Z::Q::BYTES,
+        [&](int unit, uint32_t full, const Job &job) {
+            load_rows<D, Z::Q::PANEL>(base + unit * Z::Q::BYTES, qkv_map, full, job.doc, tokens,
+                                      job.head * D, job.row_block * UNIT_ROWS, UNIT_ROWS);
+        },
+        [&](const WorkItem &item, int kv_head, int row_blocks) {
+            const int k_head = s.num_heads + kv_head, end = row_blocks * UNIT_ROWS;
+            const int key_blocks = ceil_div(end, KEYS);
+            for (int block = key_blocks - 1; block >= -1; block--) {
+                if (block >= 0)
+                    load_block<D>(keys, qkv_map, item, tokens, k_head, block * KEYS, end);
+                if (block + 1 < key_blocks)  // V one block behind K, as it is used
+                    load_block<D>(values, qkv_map, item, tokens, k_head + s.num_kv_heads,
+                                  (block + 1) * KEYS, end);
+            }
+        });
 }
 
 // -------------------------------------------------------------------------------------------------
-// Consumer. An accumulator of 64 rows is x[N / 2] for each thread: x[i] is row
-// 16 * warp + lane / 4 + 8 * (i / 2 % 2), column i / 4 * 8 + 2 * (lane % 4) + i % 2.
-
-// Descriptor of a tile of panels, and the same `bytes` further: shared addresses are under 2^18, no
-// carry leaves their field.
-__device__ __forceinline__ uint64_t descriptor(uint32_t tile, int panel_bytes) {
-    return wgmma_desc_sw128(tile, panel_bytes, 8 * ROW_BYTES);
-}
-__device__ __forceinline__ uint64_t further(uint64_t descriptor, int bytes) {
-    return descriptor + (bytes >> 4);
-}
-
-// S (64, N) = Q K^T
-template <int N, int D>
-__device__ __forceinline__ void multiply_scores(float (&s)[N / 2], uint32_t q_tile,
-                                                uint32_t k_tile) {
-    typedef ForwardSizes<D> Z;
-    const uint64_t q = descriptor(q_tile, Z::Q_PANEL), k = descriptor(k_tile, Z::KV_PANEL);
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        const int panel = i / 4, column = i % 4 * 32;  // in bytes
-        wgmma_ss<0, 0>(s, further(q, panel * Z::Q_PANEL + column),
-                       further(k, panel * Z::KV_PANEL + column), i > 0);
-    }
-    wgmma_commit();
-}
-
-// O (64, D) += P (64, N) V
-template <int N, int D>
-__device__ __forceinline__ void multiply_values(float (&o)[D / 2],
-                                                const uint32_t (&p)[KEYS / 16][4],
-                                                uint32_t v_tile) {
-    const uint64_t v = descriptor(v_tile, ForwardSizes<D>::KV_PANEL);
-#pragma unroll
-    for (int i = 0; i < N / 16; i++) wgmma_rs<1>(o, p[i], further(v, i * 16 * ROW_BYTES), 1);
-    wgmma_commit();
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-// The last 64 columns are the keys of the rows' own positions.
-template <int N>
-__device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
-    const int row = warp_in_group() * 16 + quad_row();
-#pragma unroll
-    for (int i = 0; i < UNIT_ROWS / 2; i++)
-        if (i / 4 * 8 + quad_col() + i % 2 > row + i / 2 % 2 * 8)
-            s[N - UNIT_ROWS / 2 + i] = -INFINITY;
-}
+// Consumer
 
 // Running softmax of a thread's two rows: maximum of the raw scores, this thread's part of the sum
 struct Softmax {
     float top[2], sum[2];
 };
 
-// s = exp(scale * s - maximum so far). keep: by what everything before has to be multiplied; exactly
-// 1 when the maximum is what it was, 0 for the first block.
+// s = exp(scale * s - maximum so far). keep: by what everything before has to be multiplied;
+// exactly 1 when the maximum is what it was, 0 for the first block.
 template <int N>
 __device__ __forceinline__ void exponentials(float (&s)[N], float (&keep)[2], Softmax &state,
                                              float scale_log2e) {
@@ -304,58 +133,41 @@ __device__ __forceinline__ void exponentials(float (&s)[N], float (&keep)[2], So
     }
 }
 
-// The accumulator's layout is that of a left operand.
-template <int N>
-__device__ __forceinline__ void to_operand(uint32_t (&p)[KEYS / 16][4], const float (&s)[N]) {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
-}
-
 template <int D>
 struct Consumer {
     typedef ForwardSizes<D> Z;
     const AttentionShape &shape;
-    const UnitMemory<D> unit;  // this warpgroup's
+    const uint32_t q, result, q_empty;
     KeyRing<D> keys;
     ValueRing<D> values;
     float o[D / 2];
     uint32_t p[KEYS / 16][4];
     Softmax state;
 
-    __device__ __forceinline__ Consumer(const AttentionShape &s, uint32_t base, int group)
-        : shape(s), unit(base, group), keys(base), values(base) {}
+    __device__ __forceinline__ Consumer(const AttentionShape &s, uint32_t base, int unit)
+        : shape(s),
+          q(base + unit * Z::Q::BYTES),
+          result(base + Z::O + unit * Z::Q::BYTES + warp_in_group() * Tile<STORE_ROWS, D>::BYTES),
+          q_empty(base + Z::Q_PAIRS + unit * 16 + 8),
+          keys(base),
+          values(base) {}
 
-    // The next tile of a ring, when it has come
-    template <class AnyRing>
-    __device__ __forceinline__ uint32_t next(AnyRing &ring) {
-        mbar_wait(ring.full(), ring.phase);
-        return ring.tile();
-    }
-    template <class AnyRing>
-    __device__ __forceinline__ void done(AnyRing &ring) {
-        release(ring.empty());
-        ring.advance();
-    }
     __device__ __forceinline__ void skip(int blocks) {
-        for (int n = 0; n < blocks; n++) {
-            next(keys), done(keys);
-            next(values), done(values);
-        }
+        for (int n = 0; n < blocks; n++) keys.skip(), values.skip();
     }
 
     // P of the diagonal's block of N keys; nothing to overlap with yet
     template <int N>
     __device__ __forceinline__ void first_block() {
         float s[N / 2], keep[2];
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] = 0;
+        clear(o);
         for (int r = 0; r < 2; r++) state.top[r] = -INFINITY, state.sum[r] = 0;
-        const uint32_t k = next(keys);
+        const uint32_t k = keys.wait();
         wgmma_fence();
-        multiply_scores<N, D>(s, unit.q, k);
+        multiply_transposed<D, UNIT_ROWS, KEYS>(s, q, k);
         wgmma_wait<0>();
         wgmma_pin(s);
-        done(keys);
+        keys.done();
         mask_diagonal(s);
         exponentials(s, keep, state, shape.scale_log2e);
         to_operand(p, s);
@@ -365,19 +177,19 @@ struct Consumer {
     template <int N>
     __device__ __forceinline__ void next_block() {
         float s[KEYS / 2], keep[2];
-        const uint32_t k = next(keys), v = next(values);
+        const uint32_t k = keys.wait(), v = values.wait();
         wgmma_pin(o);
         wgmma_fence();
-        multiply_scores<KEYS, D>(s, unit.q, k);
-        multiply_values<N, D>(o, p, v);
+        multiply_transposed<D, UNIT_ROWS, KEYS>(s, q, k);
+        multiply_add<N, KEYS>(o, p, v);
         wgmma_wait<1>();
         wgmma_pin(s);
-        done(keys);
+        keys.done();
         exponentials(s, keep, state, shape.scale_log2e);
         wgmma_wait<0>();
         wgmma_pin(o);
         wgmma_pin(s);  // p is read no more
-        done(values);
+        values.done();
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] *= keep[i / 2 % 2];
         to_operand(p, s);
@@ -385,14 +197,14 @@ struct Consumer {
 
     template <int N>
     __device__ __forceinline__ void last_values() {
-        release(unit.empty());  // Q is read no more
-        const uint32_t v = next(values);
+        release(q_empty);  // Q is read no more
+        const uint32_t v = values.wait();
         wgmma_pin(o);
         wgmma_fence();
-        multiply_values<N, D>(o, p, v);
+        multiply_add<N, KEYS>(o, p, v);
         wgmma_wait<0>();
         wgmma_pin(o);
-        done(values);
+        values.done();
     }
 
     // O of a unit, before the division by the sums
@@ -410,55 +222,41 @@ struct Consumer {
         last_values<KEYS>();
     }
 
-    // O / sum and lse. O leaves through this warp's part of shared memory.
+    // O / sum and lse
     __device__ __forceinline__ void store(const CUtensorMap *out_map, float *lse, const Job &job) {
-        const int warp_row = job.row_block * UNIT_ROWS + warp_in_group() * 16;
-        const uint32_t tile = unit.o + warp_in_group() * Z::PANELS * Z::O_PANEL;
-        unsigned char *to = smem + (tile - smem_u32(smem));
-        if (lane_id() == 0) bulk_wait_read<0>();
-        __syncwarp();  // the store before has read what lay here
+        const int warp_row = job.row_block * UNIT_ROWS + warp_in_group() * STORE_ROWS;
+        float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const int row = quad_row() + 8 * r, in_document = warp_row + row;
-            const float sum = quad_sum(state.sum[r]), factor = 1 / sum;
-            if (in_document < job.len && quad_col() == 0)
-                lse[job.head * shape.total_tokens + job.start + in_document] =
+            const int row = warp_row + quad_row() + 8 * r;
+            const float sum = quad_sum(state.sum[r]);
+            factor[r] = 1 / sum;
+            if (row < job.doc.len && quad_col() == 0)
+                lse[job.head * shape.total_tokens + job.doc.start + row] =
                     state.top[r] * shape.scale + logf(sum);
-#pragma unroll
-            for (int i = 2 * r; i < D / 2; i += 4) {
-                const int panel = i / 32, chunk = i / 4 % 8;
-                *reinterpret_cast<uint32_t *>(to + panel * Z::O_PANEL + row * ROW_BYTES +
-                                              ((chunk ^ (row & 7)) << 4) + quad_col() * 2) =
-                    pack_bf16(o[i] * factor, o[i + 1] * factor);
-            }
         }
-        fence_proxy_async();
-        __syncwarp();  // all lanes' values are there
-        if (lane_id() == 0 && warp_row < job.len) {
-#pragma unroll
-            for (int panel = 0; panel < Z::PANELS; panel++)
-                tma_store_3d(out_map, tile + panel * Z::O_PANEL,
-                             job.head * D + panel * PANEL_COLUMNS,
-                             (int)shape.total_tokens - job.len + warp_row, job.start + job.len);
-            bulk_commit();
-        }
+        store_rows<D>(out_map, result, o, factor, job.head * D, warp_row, job.doc,
+                      shape.total_tokens);
     }
 };
 
 template <int D>
 __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
-                                        const AttentionShape &s, int group) {
-    Consumer<D> me(s, smem_u32(smem), group);
+                                        const AttentionShape &s, int unit) {
+    typedef ForwardSizes<D> Z;
+    const uint32_t base = smem_u32(smem);
+    Consumer<D> me(s, base, unit);
     for (uint32_t phase = 0;; phase ^= 1) {
-        mbar_wait(me.unit.full, phase);
-        const Job job = *me.unit.job;
-        if (job.key_blocks == 0) break;
+        mbar_wait(base + Z::Q_PAIRS + unit * 16, phase);
+        const Job job = reinterpret_cast<const Job *>(smem + Z::JOBS)[unit];
+        if (job.row_blocks == 0) break;
+        const int key_blocks = ceil_div(job.row_blocks * UNIT_ROWS, KEYS);
         if (job.row_block == IDLE) {
-            release(me.unit.empty());
-            me.skip(job.key_blocks);
+            release(me.q_empty);
+            me.skip(key_blocks);
             continue;
         }
-        me.skip(job.key_blocks - 1 - job.row_block / 2);
+        me.skip(key_blocks - 1 - job.row_block / 2);
         me.walk(job.row_block);
         me.store(out_map, lse, job);
     }
@@ -468,15 +266,11 @@ __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
 template <int D>
 __device__ __forceinline__ void init_barriers() {
     typedef ForwardSizes<D> Z;
-    constexpr int WARPS = 4;  // that release what one consumer, or all, have read
-    const uint32_t base = smem_u32(smem);
-    for (int w = 0; w < Z::CONSUMERS; w++) {
-        mbar_init(base + Z::Q_BARRIERS + w * 16, 1);
-        mbar_init(base + Z::Q_BARRIERS + w * 16 + 8, WARPS);
-    }
-    for (int i = 0; i < 2 * Z::STAGES; i++) {  // K's, V's
-        mbar_init(base + Z::K_BARRIERS + i * 16, 1);
-        mbar_init(base + Z::K_BARRIERS + i * 16 + 8, WARPS * Z::CONSUMERS);
+    const uint32_t base = shared_begin();
+    for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::Q_PAIRS + w * 16, WARPS);
+    for (int i = 0; i < Z::STAGES; i++) {
+        init_pair(base + Z::K_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+        init_pair(base + Z::V_PAIRS + i * 16, WARPS * Z::CONSUMERS);
     }
     fence_mbar_init();
 }
@@ -492,7 +286,6 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
     typedef ForwardSizes<D> Z;
     const int group = threadIdx.x / WARPGROUP;
     if (threadIdx.x == 0) {
-        if (smem_u32(smem) % 1024 != 0) __trap();
         init_barriers<D>();
     }
     __syncthreads();
@@ -509,10 +302,23 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
 // -------------------------------------------------------------------------------------------------
 // Host
 
-// Rows of `columns` values in boxes of 64 columns, a document at a time. Row r of the document of
-// `len` tokens at row `start` has coordinates (column, total_tokens - len + r, start + len): both
-// of the last two step by a row, and the first of them leaves its dimension where the document ends.
-// Row 0 of that space lies total_tokens rows before the tensor; nothing there is ever addressed.
+template <int D>
+void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
+             const AttentionShape &s, int64_t forward_items) {
+    static bool ready =
+        allow_shared_memory(attention_forward_sm90_kernel<D>, ForwardSizes<D>::BYTES);
+    (void)ready;
+    const CUtensorMap qkv_map = ragged_map(qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
+    const CUtensorMap out_map = ragged_map(out, s.out_row, s.total_tokens, STORE_ROWS);
+    const unsigned grid = persistent_grid(forward_items * (s.num_heads / s.shared));
+    attention_forward_sm90_kernel<D>
+        <<<grid, ForwardSizes<D>::THREADS, ForwardSizes<D>::BYTES, cuda_stream()>>>(
+            out_map, qkv_map, lse, work, s);
+    LAUNCH_CHECK("attention_forward_sm90_kernel");
+}
+
+}  // namespace
+
 CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_tokens, int box_rows) {
     static decltype(&cuTensorMapEncodeTiled) encode = NULL;
     if (!encode) {
@@ -538,31 +344,6 @@ CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_toke
         cuda_unsupported("attention: cuTensorMapEncodeTiled refused a map", (int64_t)status);
     return map;
 }
-
-template <int D>
-bool allow_shared_memory() {
-    CUDA_CHECK(cudaFuncSetAttribute(attention_forward_sm90_kernel<D>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    ForwardSizes<D>::BYTES));
-    return true;
-}
-
-template <int D>
-void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
-             const AttentionShape &s, int64_t forward_items) {
-    static bool ready = allow_shared_memory<D>();
-    (void)ready;
-    const CUtensorMap qkv_map = ragged_map(qkv, s.qkv_row, s.total_tokens, UNIT_ROWS);
-    const CUtensorMap out_map = ragged_map(out, s.out_row, s.total_tokens, 16);
-    const int64_t items = forward_items * (s.num_heads / s.shared);
-    const unsigned grid = (unsigned)(items < cuda_num_sms() ? items : cuda_num_sms());
-    attention_forward_sm90_kernel<D>
-        <<<grid, ForwardSizes<D>::THREADS, ForwardSizes<D>::BYTES, cuda_stream()>>>(
-            out_map, qkv_map, lse, work, s);
-    LAUNCH_CHECK("attention_forward_sm90_kernel");
-}
-
-}  // namespace
 
 bool attention_has_sm90() {
     int32_t compiled = 0;
