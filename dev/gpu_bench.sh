@@ -63,7 +63,7 @@ peers() {
     make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/bench_attention || exit 1
     for part in $parts; do
         case $part in
-            attention) run build/cuda/bench_attention ;;
+            attention) run build/cuda/bench_attention; run build/cuda/bench_attention 31 sm80 ;;
             steps) steps ;;
             peers) peers ;;
         esac

@@ -705,6 +705,13 @@ EACH_PATH(seed_batch) {
     against_twin({3, 1, 64}, lengths, 6, 1);
 }
 
+// Long enough that every stage of a ring is filled several times within one item
+EACH_PATH(long_documents) {
+    static const int lengths[] = {640, 3, 400};
+    against_twin({1, 1, 64}, lengths, 2, 1);
+    against_twin({2, 1, 128}, lengths + 1, 2, 1);
+}
+
 // For compute-sanitizer, whose tools are up to a hundred times slower: every kernel once, whole and
 // partial tiles, documents without a token at the start, in the middle and at the end.
 static const int sanitizer_lengths[] = {0, 1, 63, 0, 64, 65, 129, 0};
