@@ -58,7 +58,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
+    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
@@ -167,6 +167,8 @@ static const Option option_table[] = {
      "CPU matmul: auto, own, openblas or onednn"},
     {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
      "CPU: matmul inputs in bf16, sums in fp32"},
+    {"attention", OPTION_STRING, &o.attention, "auto", NULL, 0, 0,
+     "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
      "same bits in every run (the CPU always does) and on any number of ranks; takes memory for "
      "sums over micro-batches in a fixed order"},
@@ -1487,6 +1489,9 @@ int main(int argc, char **argv) {
     DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
     missing = device_init(&device);
     if (missing) no_device(missing);
+    if (attention_select(o.attention) != 0)
+        usage_error("auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
+                    "--attention: expected kernels that this device can run");
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     load_config();
