@@ -25,7 +25,7 @@ check train_includes includes_only '\.\./data/[a-z_]+\.h|\.\./llama\.h|\.\./kern
 check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
 check the_contract_and_the_ranks_include_libc_only includes_only 'ranks_[a-z]+\.h' kernels/*.h
 check kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
-check cuda_kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
+check cuda_kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.cuh|attention(_sm90)?\.cuh|ptx\.cuh' kernels/cuda/*
 check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
 check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
 check the_model_names_no_backend no_backend_names
