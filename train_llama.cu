@@ -387,8 +387,10 @@ static void save_or_warn(LlamaModel *m, bool last) {
 // ------------------------------------------------------------------------------------------------
 // The output directory, and what --resume finds in it
 
-// Not --compare and the like, which leave --out alone.
-static bool trains(void) { return !o.dry_run && !o.compare && !o.check_packing; }
+// Not --compare, --steps 0 and the like, which leave --out alone.
+static bool trains(void) {
+    return o.steps > 0 && !o.dry_run && !o.compare && !o.check_packing;
+}
 
 // Rank 0: from here on this run is the only one that writes there. Undoes what a killed one left.
 static void lock_out_dir(void) {

@@ -388,8 +388,10 @@ static inline void ranks_judge(int64_t now) {
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last;
         if (m->waited_ms > waited_ms) waited_ms = m->waited_ms;
+        // one that turns no more will be stuck by the limit: that is for its next beat to say
         all_wait = all_wait && m->waited_ms > ranks_limit_of(m) &&
-                   (m->turning || m->idle_ms > ranks_limit_of(m));
+                   (m->turning ? m->idle_ms < ranks_limit_of(m) / 2
+                               : m->idle_ms > ranks_limit_of(m));
     }
     int culprit = ranks_stuck(waited_ms);
     if (culprit >= 0) ranks_convict(culprit, 0, watch.known[culprit].last.idle_ms);

@@ -25,11 +25,14 @@ finish() {
 }
 skip_all() { skip "$@" && finish; }
 
-# scratch NAME: enters a directory of its own, $work, with a space in its path; removed at exit
+# scratch NAME: enters a directory of its own, $work, with a space in its path; removed at exit, and
+# with it what MPI leaves of ranks that were killed
 scratch() {
     work=$(mktemp -d "${TMPDIR:-/tmp}/unpad $1 XXXXXX")
     trap 'rm -rf "$work"' EXIT
     cd "$work" || exit 1
+    export OMPI_MCA_btl_vader_backing_directory=${OMPI_MCA_btl_vader_backing_directory:-$work}
+    export OMPI_MCA_btl_sm_backing_directory=${OMPI_MCA_btl_sm_backing_directory:-$work}
 }
 
 # within COMMAND...: runs it for at most $limit_s seconds (shell functions and builtins: as long as

@@ -806,7 +806,7 @@ TEST(tokens_of_a_head_chunk) {
     if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
     for (int i = 0; i < 4; i++) {
         c.vocab_size = vocab[i];
-        const LlamaSizes large = {1 << 20, 1, false, false, 0, 0}, small = {100, 1, false, false, 0, 0};
+        const LlamaSizes large = {.capacity = 1 << 20}, small = {.capacity = 100};
         CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
     }
 }

@@ -115,7 +115,7 @@ if [ $can_trace = yes ]; then
     for call in rename:2 rename:3 rename:4 rename:5 unlink:3 rmdir:1 rmdir:4; do
         rm -rf o && cp -r old o
         traced -e trace="${call%:*}" -e inject="${call%:*}:signal=KILL:when=${call#*:}" \
-            "${run[@]}" --out o --steps 0 --overwrite > out.txt 2>&1
+            "${run[@]}" --out o --steps 1 --overwrite > out.txt 2>&1
         [ $? -eq 137 ] || { broken="$call: not killed" && break; }
         "${resume[@]}" --out o --steps 8 > out.txt 2>&1
         code=$?
@@ -164,6 +164,9 @@ expect bare_resume_with_changes 0 '^resume: --steps 6 -> 5$' "${resume[@]}" --ou
     --schedule wsd-sqrt --heartbeat-seconds 5
 [ "$(grep -c '^resume: ' out.txt)" -eq 3 ] && grep -q '^resume: --deterministic true -> false$' out.txt &&
     grep -q '^resume: --schedule cosine -> wsd-sqrt$' out.txt && ok changes_are_listed || bad changes_are_listed ''
+expect another_run_holds_it 10 'directory in use' flock q/.lock "${resume[@]}" --out q
+expect dry_run_beside_another_run 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --dry-run
+expect evaluation_beside_another_run 0 'start +q/step-00000005' flock q/.lock "${resume[@]}" --out q --steps 0
 expect changed_plan 9 'seed \(was 7, is 8\)' "${resume[@]}" --out q --seed 8
 expect bare_dry_run 0 'start +q/step-00000005' "${resume[@]}" --out q --dry-run
 
@@ -283,7 +286,7 @@ expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out
 status=$?
 [ $status -eq 4 ] && grep -q 'File too large' out.txt && ok file_size_limit_is_a_full_disk ||
     bad file_size_limit_is_a_full_disk "exit code $status"
-"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --max-skips 0 --steps 9 <&- >&- 2>&-
+"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --max-skips 1 --steps 9 <&- >&- 2>&-
 status=$?
 [ $status -eq 7 ] && ok closed_descriptors_run || bad closed_descriptors_run "exit code $status"
 check closed_descriptors_write_into_no_file python3 -c '

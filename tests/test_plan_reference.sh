@@ -71,7 +71,8 @@ int main(void) {
     return 0;
 }
 C
-check build "${CC:-cc}" -std=gnu11 -O1 -I "$root" plans.c -o plans -lcjson -lpthread -lm
+check build "${CC:-cc}" -std=gnu11 -O1 -I "$root" plans.c \
+    "$root/build/cpu/libhost.a" -o plans -lcjson -lpthread -lm
 
 check golden python3 "$reference" golden
 cp out.txt golden.txt

@@ -679,14 +679,14 @@ static int wait_in_vain(void) {
         if (!blocked) ranks_alive();
 }
 
-static int hang_in_a_collective(void) {  // before it has said anything to the others
+// It comes first, and hangs when all the others have come: they wait longer than it hangs.
+static int hang_in_a_collective(void) {
     if (ranks_join(NULL)) return 1;
     ranks_set_limit(limit_seconds);
     ranks_phase("reduce", 7);
-    if (ranks_rank() == faulty) {
-        ranks_wait();
-        spin();
-    }
+    if (ranks_rank() == faulty) ranks_wait();
+    for (int i = 0; i < (ranks_rank() == faulty ? 15 : 10); i++, ranks_alive()) ranks_sleep_ms(100);
+    if (ranks_rank() == faulty) spin();
     for (;;) ranks_barrier();
 }
 
@@ -910,7 +910,8 @@ TEST(what_a_library_logs_on_other_ranks_is_shown) {
     memset(&o, 0, sizeof o);
     for (int r = 0; r < 2; r++) pids[r] = start_rank(fail_with_a_log, MASTER, r, 2, port, said[1]);
     close(said[1]);
-    for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], ranks_now_ms() + HANG_SECONDS * 1000);
+    const int64_t until_ms = ranks_now_ms() + HANG_SECONDS * 1000;
+    for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], until_ms);
     for (ssize_t n, at = 0; (n = read(said[0], o.said + at, sizeof o.said - 1 - (size_t)at)) > 0;)
         at += n;
     close(said[0]);

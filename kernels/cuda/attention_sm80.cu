@@ -25,8 +25,8 @@
 // for its products, so the first two kernels give a warp 32 queries, and each fragment of K and V
 // serves two products. In backward_kv dK and dV of 32 keys leave too few registers for S and dP: a
 // warp has 16 keys, and at D 64 keeps its rows of K and V in registers. Stages are as long as
-// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries. CTAs on an SM, from compiled
-// registers and shared memory (nvcc 13.0):
+// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries.
+// CTAs on an SM, from compiled registers and shared memory (nvcc 13.0):
 //                       forward    backward_q  backward_kv
 //                       64   128   64   128    64   128
 //   sm_80, 87           2    2     2    1      3    2
