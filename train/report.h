@@ -158,7 +158,7 @@ static inline double report_loss(const StepReport *r, const StepData *d) {
 }
 
 static inline double report_fill(const StepData *d) {
-    return (double)d->real_tokens / (double)d->capacity_tokens;
+    return (double)d->real_tokens / (double)d->buffer_tokens;
 }
 
 static inline void print_duration(double seconds) {
@@ -179,8 +179,8 @@ static inline void print_step(const StepReport *r, const StepData *d) {
         "%lld doc%s | pairs %.1f %%",
         (long long)r->step, (long long)r->steps, plain_nan(report_loss(r, d)),
         plain_nan((double)r->scalars.grad_norm), (double)r->lr, r->ms,
-        (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d), (long long)d->num_chunks,
-        text_plural(d->num_chunks),
+        (double)d->real_tokens / r->ms * 1e3, 100 * report_fill(d), (long long)d->num_segments,
+        text_plural(d->num_segments),
         100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     balance_print(&r->balance);
     printf(" | eta ");
@@ -202,8 +202,8 @@ static inline void log_step(RunLog *log, const StepReport *r, const StepData *d)
     json_int(&w, "real_tokens", d->real_tokens);
     json_int(&w, "targets", d->num_targets);
     json_float(&w, "fill", (float)report_fill(d));
-    json_int(&w, "docs", d->num_chunks);
-    json_int(&w, "longest_doc", d->longest_doc);
+    json_int(&w, "docs", d->num_segments);
+    json_int(&w, "longest_doc", d->longest_segment);
     json_int(&w, "attention_pairs", d->attention_pairs);
     json_int(&w, "padded_pairs", d->padded_pairs);
     if (r->useful_flops > 0)
