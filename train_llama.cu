@@ -21,8 +21,8 @@
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <time.h>
 
+#include "data/base/clock.h"
 #include "data/base/dir.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
@@ -39,20 +39,18 @@
 #include "data/runs/schedule.h"
 #include "data/shards/dataset.h"
 #include "kernels/comm/comm.h"
-#include "kernels/kernels.h"      // defines: the device
-#include "llama.h"                // defines: LlamaModel, forward, backward, update
-#include "train/algorithms.h"     // defines: repeat_matmul_choices
-#include "train/balance.h"        // defines: StepBalance
-#include "train/check_packing.h"  // defines: check_packing
-#include "train/compare.h"        // defines: compare_layouts
-#include "train/ranks.h"          // defines: RankFields, rank_places_print
-#include "train/report.h"         // defines: RunLog, StepReport
-#include "train/samples.h"        // defines: Samples
-#include "train/saving.h"         // defines: TrainingState, save_model
-#include "train/spike.h"          // defines: LossTrend, loss_is_spike
-#include "train/step.h"           // defines: train_step, validation_loss
-#include "train/vocabulary.h"     // defines: vocabulary_check, vocabulary_warn
-#include "train/weights.h"        // defines: llama_init, llama_load, llama_save_weights
+#include "kernels/kernels.h"   // defines: the device
+#include "llama.h"             // defines: LlamaModel, forward, backward, update
+#include "train/algorithms.h"  // defines: repeat_matmul_choices
+#include "train/balance.h"     // defines: StepBalance
+#include "train/ranks.h"       // defines: RankFields, rank_places_print
+#include "train/reduce.h"
+#include "train/report.h"      // defines: RunLog, StepReport
+#include "train/samples.h"     // defines: Samples
+#include "train/saving.h"      // defines: TrainingState, save_model
+#include "train/spike.h"       // defines: LossTrend, loss_is_spike
+#include "train/vocabulary.h"  // defines: vocabulary_check, vocabulary_warn
+#include "train/weights.h"     // defines: llama_init, llama_load, llama_save_weights
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -226,6 +224,15 @@ static const char options_of_a_start[] =
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
 
+// What has been recorded, and how often it served. All 0: never a graph.
+typedef struct {
+    int32_t total_tokens, num_docs;  // of the micro-batches that it is for
+    // one has gone through: kernels are loaded, and matmul has chosen
+    bool passed;
+    DeviceGraph *graph;
+    int64_t num_passes, num_launches;
+} PassGraph;
+
 typedef struct {
     LlamaConfig config;
     LlamaModel model;
@@ -256,14 +263,14 @@ static Run run;
 static volatile sig_atomic_t stop_signal;
 
 static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
+    Error err = {0};
     error_set(&err, EXIT_USAGE, hint, "%s", what);
     error_exit(&err);
 }
 
 // Without the options that choose among CPU kernels, only a GPU can be missing.
 static void no_device(const char *what) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (o.bf16_matmul || strcmp(o.matmul, "auto") != 0)
         usage_error("see --matmul and --bf16-matmul", what);
     error_set(&err, EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
@@ -302,9 +309,6 @@ static void catch_signals(void) {
     signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
 }
 
-// ------------------------------------------------------------------------------------------------
-// What the run is made of
-
 // Rank 0 prints, logs and writes; every rank reads.
 static bool speaks(void) { return comm_rank() == 0; }
 
@@ -315,6 +319,126 @@ static AdamW adamw_of_step(int64_t step) {
         (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
     AdamW hyper = {schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
     return hyper;
+}
+
+static bool model_is_builtin(void) {
+    LlamaConfig c;
+    return llama_config_builtin(&c, o.model);
+}
+
+// Where the weights come from; NULL: random ones.
+static const char *weights_dir(void) {
+    if (run.resume_dir[0]) return run.resume_dir;
+    return o.from_scratch || model_is_builtin() ? NULL : o.model;
+}
+
+// Before memory is taken, and in a dry run too.
+static void check_weights(const LlamaModel *m) {
+    Error err = {0};
+    if (weights_dir()) must(llama_check_dir(m, weights_dir(), &err), &err);
+}
+
+static void init_weights(LlamaModel *m) {
+    Error err = {0};
+    if (weights_dir())
+        must(llama_load(m, weights_dir(), &err), &err);
+    else
+        llama_init(m, (uint64_t)o.seed);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The step: micro-batches through the model, and the update
+
+static void pass_without_graph(LlamaModel *m) {
+    llama_forward(m);
+    llama_head_train(m);
+    comm_phase("backward", -1);
+    llama_backward(m);
+}
+
+// The model's current micro-batch; losses are left for llama_add_losses.
+static void pass_through(LlamaModel *m, PassGraph *g) {
+    const Documents *docs = &m->in.docs;
+    const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
+                             docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
+    g->num_passes++;
+    if (!of_its_size || !g->passed) {
+        pass_without_graph(m);
+        g->passed = g->passed || of_its_size;
+        return;
+    }
+    llama_await_all_weights(m);  // not in a graph: other ranks send them once a step
+    if (!g->graph) {
+        device_graph_begin();
+        pass_without_graph(m);
+        g->graph = device_graph_end();
+    }
+    device_graph_launch(g->graph);
+    g->num_launches++;
+}
+
+static void pass_graph_free(PassGraph *g) {
+    if (g->graph) device_graph_free(g->graph);
+    g->graph = NULL;
+}
+
+static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
+    Error err = {0};
+    must(batch_check(b, m->config.vocab_size, &err), &err);
+    comm_phase("forward", -1);
+    llama_set_batch(m, b);
+    pass_through(m, graph);
+    llama_add_losses(m);
+}
+
+// Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
+static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) {
+    const LlamaRanks *ranks = &m->ranks;
+    int32_t first, last, i = 0;
+    plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        llama_loss_part(m, leaf);
+        while (i < data->num_micro &&
+               plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+            train_micro_batch(m, &data->micro[i++], graph);
+        llama_end_leaf(m, leaf, leaf + 1 == last);
+    }
+}
+
+// The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
+static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, float grad_clip,
+                              PassGraph *graph) {
+    comm_phase("forward", hyper.t);
+    llama_zero_grads(m, data->num_targets);
+    device_timer_start();
+    if (m->ranks.in_order)
+        train_leaves(m, data, graph);
+    else
+        for (int i = 0; i < data->num_micro; i++) {
+            // a graph is one launch: no gradient leaves before its end
+            if (i + 1 == data->num_micro && graph->num_docs == 0) llama_last_micro_batch(m);
+            train_micro_batch(m, &data->micro[i], graph);
+        }
+    device_timer_stop();
+    comm_phase("reduce", -1);
+    llama_reduce_grads(m);
+    comm_phase("update", -1);
+    llama_update(m, hyper, grad_clip);
+    return llama_read_step(m);
+}
+
+// Validation is shared out as well: each micro-batch is one part of the sum.
+static double validation_loss(LlamaModel *m, const StepData *data) {
+    llama_zero_sums(m);
+    for (int i = 0; i < data->num_micro; i++) {
+        comm_phase("validate", -1);
+        llama_loss_part(m, data->own_micros[i]);
+        llama_set_batch(m, &data->micro[i]);
+        llama_forward(m);
+        llama_head_eval(m);
+    }
+    llama_sum_losses(m);
+    return llama_read_step(m).loss_sum / (double)data->num_targets;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -370,7 +494,7 @@ static void check_ranks_still_agree(LlamaModel *m) {
 // A failed save leaves the older checkpoints; training goes on and tries again, and gives up after
 // three in a row, or at once when what it has is not worth saving.
 static void save_or_warn(LlamaModel *m, bool last) {
-    Error err = {0, "", ""};
+    Error err = {0};
     double start = now_ms();
     check_ranks_still_agree(m);
     if (save_checkpoint(m, NULL, &err)) {
@@ -386,6 +510,343 @@ static void save_or_warn(LlamaModel *m, bool last) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The loop
+
+static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+// A signal that one rank received is a signal to all, at the same step.
+static bool stop_requested(void) {
+    run.stopped_by = comm_max((int)stop_signal);
+    return run.stopped_by != 0;
+}
+
+static void leave_if_diverged(const StepScalars *s) {
+    Error err = {0};
+    run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
+    if (o.max_skips == 0 || run.skips_in_a_row < o.max_skips) return;
+    error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+              "training diverged: %d step%s had a non-finite loss or gradient norm, and touched no "
+              "weight",
+              run.skips_in_a_row, run.skips_in_a_row == 1 ? "" : "s in a row");
+    error_exit(&err);
+}
+
+// In other layouts some of the attention pairs are of no use.
+static double useful_flops(const StepData *d) {
+    if (o.layout != LAYOUT_PACKED) return 0;
+    return llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs);
+}
+
+static void validate(LlamaModel *m, int64_t step) {
+    if (!run.has_val || o.val_every == 0) return;
+    report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
+}
+
+// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
+static bool pause_training(LlamaModel *m, int64_t step) {
+    const bool last = step == o.steps;
+    if (every(step, o.val_every) || last) validate(m, step);
+    if (last) return false;
+    if (every(step, o.sample_every) && speaks()) samples_print(&run.samples, m, step);
+    // last, so that the log it refers to holds all of this step
+    if (every(step, o.save_every)) save_or_warn(m, false);
+    return every(step, o.save_every);
+}
+
+static void print_trained(int64_t steps, int64_t tokens, double ms, double pauses_ms) {
+    if (steps == 0) return;
+    printf("trained %lld step%s, %lld tokens in ", (long long)steps, steps == 1 ? "" : "s",
+           (long long)tokens);
+    print_duration(ms * 1e-3);
+    printf("; validation, samples and checkpoints ");
+    print_duration(pauses_ms * 1e-3);
+    printf("\n");
+}
+
+static void train(LlamaModel *m) {
+    Error err = {0};
+    double mean_ms = 0, all_ms = 0, pauses_ms = 0;
+    int64_t last_saved = run.in_place ? run.cursor.step : -1, tokens = 0;
+    DeviceMemory before;
+    must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
+    const int64_t first = run.cursor.step;
+    if (!run.resume_dir[0]) validate(m, 0);
+    for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
+        double start_ms = now_ms();
+        comm_phase("read", step + 1);
+        const StepData *data = loader_next(&run.loader, &err);
+        must(data != NULL, &err);
+        AdamW hyper = adamw_of_step(step);
+        before = device_memory();
+        StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
+        // nothing is allocated inside a step, and the host waits for the device once: for the loss
+        assert(device_memory().count == before.count);
+        assert(device_memory().waits == before.waits + 1);
+        double ms = now_ms() - start_ms;
+        mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
+        const double pause_ms = step == first ? 0 : pauses_ms / (double)(step - first);
+        const double loss = scalars.loss_sum / (double)data->num_targets;
+        StepReport report = {step + 1,
+                             o.steps,
+                             ms,
+                             mean_ms + pause_ms,
+                             scalars,
+                             hyper.lr,
+                             step_balance(data),
+                             useful_flops(data),
+                             loss_is_spike(&run.trend, loss)};
+        report_step(&run.log, &report, data);
+        tokens += data->real_tokens;
+        all_ms += ms;
+        run.cursor = data->cursor_after;
+        leave_if_diverged(&scalars);
+        start_ms = now_ms();
+        if (pause_training(m, step + 1)) last_saved = step + 1;
+        pauses_ms += now_ms() - start_ms;
+    }
+    loader_stop(&run.loader);
+    print_trained(run.cursor.step - first, tokens, all_ms, pauses_ms);
+    if (last_saved != run.cursor.step) save_or_warn(m, true);
+}
+
+// --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
+static void evaluate(LlamaModel *m) {
+    validate(m, run.cursor.step);
+    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    printf("done: nothing was trained or written\n");
+}
+
+static void finish(LlamaModel *m) {
+    Error err = {0};
+    if (stop_requested()) {
+        data_summary_print_left_out(&run.train_summary);
+        printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
+               (long long)run.cursor.step);
+        comm_finalize();
+        exit(EXIT_RESUMABLE);
+    }
+    must(save_checkpoint(m, "final", &err), &err);
+    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
+    if (o.cuda_graph)
+        printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
+               run.graph.graph != NULL, (long long)run.graph.num_launches,
+               (long long)run.graph.num_passes);
+    pass_graph_free(&run.graph);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
+    printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
+           (double)device_memory().bytes_peak / 1048576.0,
+           (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
+           (double)usage.ru_maxrss / 1024.0);
+    data_summary_print_left_out(&run.train_summary);
+    printf("done: %s/final is a Hugging Face model\n", o.out);
+}
+
+// ------------------------------------------------------------------------------------------------
+// --compare: every layout on the same documents, weights and kernels, in one table
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct {
+    double median_ms;
+    StepScalars scalars;
+} TimedSteps;
+
+// o.compare_steps steps after one that is not timed; lr 0: full steps that move nothing
+static TimedSteps time_steps(LlamaModel *m, const StepData *data) {
+    const AdamW frozen = {.beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .t = 1};
+    const int n = o.compare_steps;
+    TimedSteps t;
+    PassGraph none = {0};
+    double *ms = host_calloc((size_t)n, sizeof(double), "timings");
+    t.scalars = train_step(m, data, frozen, o.grad_clip, &none);  // warm-up
+    for (int i = 0; i < n; i++) {
+        const double start_ms = now_ms();
+        t.scalars = train_step(m, data, frozen, o.grad_clip, &none);
+        ms[i] = now_ms() - start_ms;
+    }
+    qsort(ms, (size_t)n, sizeof(double), compare_doubles);
+    t.median_ms = ms[n / 2];
+    free(ms);
+    return t;
+}
+
+static void compare_print_row(Layout layout, const LlamaModel *m, const StepData *data,
+                              TimedSteps t, int64_t packed_pairs) {
+    const double real_tokens = (double)data->real_tokens;
+    const double flops = llama_useful_flops(&m->config, data->real_tokens, packed_pairs);
+    printf("%-7s %10.1f %12.0f %9.3f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout),
+           t.median_ms, real_tokens / t.median_ms * 1e3, flops / t.median_ms * 1e-9,
+           100.0 * (1.0 - real_tokens / (double)data->local_tokens),
+           (long long)data->attention_pairs, (double)llama_memory_total(&m->memory) / 1048576.0,
+           t.scalars.loss_sum / (double)data->num_targets);
+    fflush(stdout);
+}
+
+// One row of the table: its own model, sized for this layout's largest micro-batch, so that the
+// memory is its own. Returns the attention pairs of the packed layout, which come first.
+static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
+    Error err = {0};
+    LoaderSettings settings = run.loader_settings;
+    StepData data = {0};
+    const PlanState start = {0};
+    settings.layout = layout;
+    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
+    LlamaSizes sizes = {.max_seqlen = o.max_seqlen, .repad = layout == LAYOUT_REPAD, .train = true};
+    for (int i = 0; i < data.num_micro; i++)
+        if (data.micro[i].total_tokens > sizes.capacity)
+            sizes.capacity = data.micro[i].total_tokens;
+    static LlamaModel m;
+    llama_plan(&m, &run.config, sizes);
+    must(llama_allocate(&m, &err), &err);
+    init_weights(&m);
+    const TimedSteps t = time_steps(&m, &data);
+    if (layout == LAYOUT_PACKED) packed_pairs = data.attention_pairs;
+    compare_print_row(layout, &m, &data, t, packed_pairs);
+    llama_free(&m);
+    step_data_free(&data);
+    return packed_pairs;
+}
+
+static void compare_layouts(void) {
+    printf(
+        "\nlayout     step ms   real tok/s   TFLOP/s  padding %%  attention pairs   memory MiB"
+        "        loss\n");
+    int64_t packed_pairs = 0;
+    for (int layout = LAYOUT_PACKED; layout <= LAYOUT_REPAD; layout++)
+        packed_pairs = compare_layout((Layout)layout, packed_pairs);
+    printf(
+        "The same documents, weights and kernels in every row; the median of %d steps. TFLOP/s "
+        "counts useful work:\n"
+        "real tokens, and pairs inside documents. rows differs in loss because there attention "
+        "crosses documents.\n",
+        o.compare_steps);
+}
+
+// ------------------------------------------------------------------------------------------------
+// --check-packing: the documents of one micro-batch, packed and each alone
+
+typedef struct {
+    double max_loss, max_logit, max_grad, grad_error2, grad_norm2;
+} PackingDelta;
+
+// Loss of every row and logits of every row into host buffers, for one batch.
+static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
+    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+    llama_set_batch(m, b);
+    llama_forward(m);
+    int32_t *rows = host_calloc((size_t)m->head_chunk, sizeof(int32_t), "rows");
+    for (int64_t t = 0; t < T; t += m->head_chunk) {
+        int32_t n = (int32_t)(T - t < m->head_chunk ? T - t : m->head_chunk);
+        for (int32_t i = 0; i < n; i++) rows[i] = (int32_t)t + i;
+        llama_logits(m, logits + t * V, rows, n);
+    }
+    free(rows);
+    llama_head_eval(m);
+    device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
+}
+
+static void add_gradients(LlamaModel *m, const Batch *b) {
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m);
+    llama_backward(m);
+}
+
+// A NaN counts as infinite, fmax would drop it.
+static double larger_difference(double so_far, double difference) {
+    return isnan(difference) ? INFINITY : fmax(so_far, fabs(difference));
+}
+
+static double max_difference(const float *a, const float *b, int64_t n, double so_far) {
+    for (int64_t i = 0; i < n; i++) so_far = larger_difference(so_far, (double)a[i] - (double)b[i]);
+    return so_far;
+}
+
+// Document d of the packed batch as a batch of its own.
+static void batch_alone(Batch *alone, const Batch *packed, int d) {
+    int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
+    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1};
+    batch_pack(alone, &doc, 1);
+}
+
+static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
+    const size_t T = (size_t)packed->total_tokens, V = (size_t)m->config.vocab_size,
+                 n = m->num_elements;
+    float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
+    float *losses = host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
+    real *grads = host_calloc(2 * n, sizeof(real), "gradients"), *grads_alone = grads + n;
+    Batch alone;
+    PackingDelta delta = {0, 0, 0, 0, 0};
+    batch_init(&alone, packed->total_tokens, 1);
+    forward_to_host(m, packed, losses, logits);
+    llama_zero_grads(m, packed->num_targets);
+    add_gradients(m, packed);
+    device_download(grads, m->grads, n * sizeof(real));
+    llama_zero_grads(m, packed->num_targets);
+    for (int d = 0; d < packed->num_docs; d++) {
+        int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
+        if (rows == 0) continue;
+        batch_alone(&alone, packed, d);
+        forward_to_host(m, &alone, losses_alone, logits_alone);
+        delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
+        delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone,
+                                         rows * (int64_t)V, delta.max_logit);
+        add_gradients(m, &alone);
+    }
+    device_download(grads_alone, m->grads, n * sizeof(real));
+    for (size_t i = 0; i < n; i++) {
+        double difference = (double)grads[i] - (double)grads_alone[i];
+        delta.max_grad = larger_difference(delta.max_grad, difference);
+        delta.grad_error2 += difference * difference;
+        delta.grad_norm2 += (double)grads_alone[i] * (double)grads_alone[i];
+    }
+    batch_free(&alone);
+    free(logits);
+    free(losses);
+    free(grads);
+    return delta;
+}
+
+static double packing_grad_error(const PackingDelta *d) {
+    return sqrt(d->grad_error2 / (d->grad_norm2 > 0 ? d->grad_norm2 : 1));
+}
+
+// Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
+// rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
+static bool packing_is_rounding(const PackingDelta *d) {
+    const bool bf16 = sizeof(floatX) == 2;
+    const double row_bound = bf16 ? 0x1p-4 : 1e-4, grad_bound = bf16 ? 0x1p-5 : 1e-5;
+    return d->max_loss <= row_bound && d->max_logit <= row_bound &&
+           packing_grad_error(d) <= grad_bound;
+}
+
+static bool check_packing(LlamaModel *m, Dataset *dataset, LoaderSettings settings) {
+    Error err = {0};
+    StepData data;
+    PlanState start = {0, 0, 0, 0};
+    memset(&data, 0, sizeof data);
+    settings.layout = LAYOUT_PACKED;
+    must(loader_load_step(&data, dataset, &settings, start, &err), &err);
+    const Batch *b = &data.micro[0];
+    PackingDelta d = packing_delta(m, b);
+    const bool good = packing_is_rounding(&d);
+    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
+    printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss,
+           d.max_loss == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a logit         %.3g%s\n", d.max_logit,
+           d.max_logit == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad,
+           packing_grad_error(&d));
+    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
+    step_data_free(&data);
+    return good;
+}
+
+// ------------------------------------------------------------------------------------------------
 // The output directory, and what --resume finds in it
 
 // Not --compare, --steps 0 and the like, which leave --out alone.
@@ -395,7 +856,7 @@ static bool trains(void) {
 
 // Rank 0: from here on this run is the only one that writes there. Undoes what a killed one left.
 static void lock_out_dir(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (run.locked) return;
     must(dir_lock(&run.lock, o.out, &err), &err);
     run.locked = true;
@@ -419,7 +880,7 @@ static void report_damaged(void *context, const char *dir, const Error *why) {
 // A later --resume takes the newest checkpoint: one that this run has turned its back on must not
 // be there.
 static void check_named_is_newest(int64_t step) {
-    Error err = {0, "", ""};
+    Error err = {0};
     int64_t *steps = NULL;
     int count = 0;
     must(checkpoint_list(o.out, &steps, &count, &err), &err);
@@ -434,7 +895,7 @@ static void check_named_is_newest(int64_t step) {
 // A bare --resume found nothing. A run that was killed before its first checkpoint starts again, as
 // does one in a new directory; where checkpoints must have been there, something is wrong.
 static void start_without_checkpoint(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     char path[IO_PATH_MAX];
     int64_t last_step, first_save;
     if (!speaks()) return;
@@ -452,7 +913,7 @@ static void start_without_checkpoint(void) {
 
 // Fills run.resume_dir, or leaves it empty when a bare --resume finds no checkpoint: a fresh start.
 static void find_resume_dir(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     int64_t step = -1;
     char own[IO_PATH_MAX];
     if (o.resume && o.overwrite)
@@ -481,7 +942,7 @@ static void find_resume_dir(void) {
 
 // Options that are not on the command line are those of the resumed run.
 static void take_options(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     run.model_given = options_given(argc, argv, "model");
     if (!run.resume_dir[0]) return;
     cJSON *state = state_open(run.resume_dir, &err);
@@ -498,7 +959,7 @@ static void take_options(int argc, char **argv) {
 
 // Sets the cursor; returns how long the log was.
 static int64_t read_state(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state;
     memset(&state, 0, sizeof state);
@@ -508,6 +969,65 @@ static int64_t read_state(void) {
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
     return state.log_bytes;
+}
+
+// --overwrite must not remove what the weights come from.
+static void check_model_stays(void) {
+    Error err = {0};
+    char model[IO_PATH_MAX], parent[IO_PATH_MAX];
+    int64_t step;
+    if (!o.overwrite || model_is_builtin() || !realpath(o.model, model)) return;
+    const char *name = strrchr(model, '/') + 1;
+    must(path_parent(parent, sizeof parent, model, &err), &err);
+    if (!same_file(parent, o.out)) return;
+    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return;
+    error_set(&err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+              "--overwrite: expected a --model that it does not remove, found %s", o.model);
+    error_exit(&err);
+}
+
+// What the checkpoints of this run will need, and final/, against what is free. A guess early on is
+// better than the truth after the last step.
+static void warn_if_space_is_short(const LlamaModel *m) {
+    Error err = {0};
+    const int64_t steps = o.steps - run.cursor.step;
+    const double model = 4.0 * (double)llama_config_num_params(&m->config), whole = 3 * model;
+    int64_t *old = NULL, saves = steps > 0;
+    int there = 0;
+    uint64_t free_bytes = 0;
+    if (steps > 0 && o.save_every > 0) saves = (steps - 1) / o.save_every + 1;
+    if (!checkpoint_list(o.out, &old, &there, &err)) there = 0;
+    free(old);
+    const int64_t room = o.keep + 1 - there;  // the oldest goes after the newest has come
+    if (o.keep > 0 && saves > room) saves = room > 1 ? room : 1;
+    const double needed = (double)saves * whole + model;
+    if (!disk_free_bytes(o.out, &free_bytes, &err) || needed <= (double)free_bytes) return;
+    fprintf(stderr,
+            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
+            "%.1f MiB free%s\n",
+            o.out, needed / 1048576, (long long)saves, whole / 1048576,
+            (double)free_bytes / 1048576,
+            o.save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
+}
+
+static void open_out_dir(const LlamaModel *m) {
+    Error err = {0};
+    char path[IO_PATH_MAX];
+    comm_barrier();  // every rank's inputs are good, and what it reads has been found
+    if (!speaks()) return;
+    must(dir_create_all(o.out, &err), &err);
+    lock_out_dir();
+    must(dir_probe(o.out, &err), &err);
+    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
+    const bool replaces = o.overwrite || (o.resume && !run.resume_dir[0]);
+    if (!run.in_place && !replaces && path_exists(path)) {
+        error_set(&err, EXIT_USAGE,
+                  "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
+                  "%s: expected an empty directory, found a run", o.out);
+        error_exit(&err);
+    }
+    if (o.overwrite) must(checkpoint_remove_all(o.out, &err), &err);
+    warn_if_space_is_short(m);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -568,26 +1088,6 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
 // ------------------------------------------------------------------------------------------------
 // Set-up
 
-static bool model_is_builtin(void) {
-    LlamaConfig c;
-    return llama_config_builtin(&c, o.model);
-}
-
-// --overwrite must not remove what the weights come from.
-static void check_model_stays(void) {
-    Error err = {0, "", ""};
-    char model[IO_PATH_MAX], parent[IO_PATH_MAX];
-    int64_t step;
-    if (!o.overwrite || model_is_builtin() || !realpath(o.model, model)) return;
-    const char *name = strrchr(model, '/') + 1;
-    must(path_parent(parent, sizeof parent, model, &err), &err);
-    if (!same_file(parent, o.out)) return;
-    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return;
-    error_set(&err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
-              "--overwrite: expected a --model that it does not remove, found %s", o.model);
-    error_exit(&err);
-}
-
 static void check_options(void) {
     check_model_stays();
     if (o.micro_batch_tokens < o.max_seqlen)
@@ -605,7 +1105,7 @@ static void check_options(void) {
 }
 
 static void load_config(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     char near_name[64], hint[256];
     if (run.resume_dir[0] && !run.model_given) {
         must(llama_config_read(&run.config, run.resume_dir, &err), &err);
@@ -626,7 +1126,7 @@ static void load_config(void) {
 }
 
 static void check_config_of_checkpoint(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig saved;
     if (!run.resume_dir[0]) return;
     must(llama_config_read(&saved, run.resume_dir, &err), &err);
@@ -640,7 +1140,7 @@ static void check_config_of_checkpoint(void) {
 }
 
 static void open_data(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     DatasetOptions options = dataset_options();
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
@@ -663,7 +1163,7 @@ static void open_data(void) {
 
 // Its files all from one directory: those of two tokenizers would not fit each other.
 static void open_tokenizer(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const char *dirs[] = {run.resume_dir, o.model, o.train}, *from = NULL;
     const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
@@ -683,7 +1183,7 @@ static void open_tokenizer(void) {
 }
 
 static void read_generation_config(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const char *dirs[] = {run.resume_dir, o.model};
     int found = 0;
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && speaks(); i++)
@@ -694,7 +1194,7 @@ static void read_generation_config(void) {
 }
 
 static void check_vocabulary(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const NamedData train = {o.train, &run.train},
                     val = {o.val ? o.val : o.train, run.has_val ? &run.val : NULL};
     must(vocabulary_check(o.model, &train, &val, o.allow_other_tokenizer, &err), &err);
@@ -702,7 +1202,7 @@ static void check_vocabulary(void) {
 }
 
 static void make_samples(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     Samples *s = &run.samples;
     const Sampling how = {o.temperature, o.top_k, o.top_p};
     s->num_samples = o.num_samples;
@@ -717,7 +1217,7 @@ static void make_samples(void) {
 }
 
 static void summarize_data(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const PlanSettings *s = &run.loader_settings.plan;
     must(data_summary(&run.train_summary, &run.train, s, &err), &err);
     if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
@@ -736,7 +1236,7 @@ static void fix_size(LoaderSettings *s) {
 }
 
 static void make_loader_settings(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LoaderSettings *s = &run.loader_settings;
     s->plan = plan_settings();
     s->plan.seed = (uint64_t)o.seed;
@@ -761,7 +1261,7 @@ static void make_loader_settings(void) {
 
 // The rule: every rank has at least one micro-batch of each step.
 static void check_ranks(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const int64_t ranks = comm_num_ranks(), micros = o.batch_tokens / o.micro_batch_tokens;
     char hint[160];
     if (ranks > 1 && (o.compare || o.check_packing))
@@ -786,7 +1286,7 @@ static ValidationSet describe_set(const StepData *data) {
 
 // Validation: the first documents of a fixed order, the same for every run and seed.
 static void load_validation(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LoaderSettings s = run.loader_settings;
     PlanState start = {0, 0, 0, 0};
     if (!run.has_val) return;
@@ -801,42 +1301,8 @@ static void load_validation(void) {
     run.val_set = describe_set(&run.val_step);
 }
 
-// Where the weights come from; NULL: random ones.
-static const char *weights_dir(void) {
-    if (run.resume_dir[0]) return run.resume_dir;
-    return o.from_scratch || model_is_builtin() ? NULL : o.model;
-}
-
-// Before memory is taken, and in a dry run too.
-static void check_weights(const LlamaModel *m) {
-    Error err = {0, "", ""};
-    if (weights_dir()) must(llama_check_dir(m, weights_dir(), &err), &err);
-}
-
-static void init_weights(LlamaModel *m) {
-    Error err = {0, "", ""};
-    if (weights_dir())
-        must(llama_load(m, weights_dir(), &err), &err);
-    else
-        llama_init(m, (uint64_t)o.seed);
-}
-
-static int compare(void) {
-    AdamW frozen = {0, o.beta1, o.beta2, o.eps, 0, 1};
-    Comparison c = {&run.config, &run.train,      run.loader_settings, frozen,
-                    o.grad_clip, o.compare_steps, init_weights};
-    compare_layouts(&c);
-    return EXIT_DONE;
-}
-
-static int check_packing_or_exit(LlamaModel *m) {
-    Error err = {0, "", ""};
-    if (check_packing(m, &run.train, run.loader_settings)) return EXIT_DONE;
-    error_set(&err, EXIT_DEVICE_ERROR,
-              "if the model's own losses are finite, a kernel is wrong: please report it",
-              "packing: expected the result of each document alone, found another one");
-    error_exit(&err);
-}
+// ------------------------------------------------------------------------------------------------
+// The plan, printed and checked before anything is allocated
 
 static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
@@ -857,7 +1323,7 @@ static void print_validation_set(void) {
 // Eight steps from here on, fewer where they are large, by the documents' lengths alone: how many,
 // their real tokens, and the capacity of their buffers.
 static int plan_first_steps(double *real_tokens, double *capacity) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const PlanSettings *s = &run.loader_settings.plan;
     const DocIndex index = dataset_doc_index(&run.train);
     PlanState at = run.cursor;
@@ -948,7 +1414,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
 }
 
 static void check_memory(const LlamaModel *m) {
-    Error err = {0, "", ""};
+    Error err = {0};
     size_t free_bytes = device_memory_free(), total = llama_memory_total(&m->memory);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
@@ -966,185 +1432,20 @@ static void check_memory(const LlamaModel *m) {
     error_exit(&err);
 }
 
-// What the checkpoints of this run will need, and final/, against what is free. A guess early on is
-// better than the truth after the last step.
-static void warn_if_space_is_short(const LlamaModel *m) {
-    Error err = {0, "", ""};
-    const int64_t steps = o.steps - run.cursor.step;
-    const double model = 4.0 * (double)llama_config_num_params(&m->config), whole = 3 * model;
-    int64_t *old = NULL, saves = steps > 0;
-    int there = 0;
-    uint64_t free_bytes = 0;
-    if (steps > 0 && o.save_every > 0) saves = (steps - 1) / o.save_every + 1;
-    if (!checkpoint_list(o.out, &old, &there, &err)) there = 0;
-    free(old);
-    const int64_t room = o.keep + 1 - there;  // the oldest goes after the newest has come
-    if (o.keep > 0 && saves > room) saves = room > 1 ? room : 1;
-    const double needed = (double)saves * whole + model;
-    if (!disk_free_bytes(o.out, &free_bytes, &err) || needed <= (double)free_bytes) return;
-    fprintf(stderr,
-            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
-            "%.1f MiB free%s\n",
-            o.out, needed / 1048576, (long long)saves, whole / 1048576,
-            (double)free_bytes / 1048576,
-            o.save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
-}
-
-static void open_out_dir(const LlamaModel *m) {
-    Error err = {0, "", ""};
-    char path[IO_PATH_MAX];
-    comm_barrier();  // every rank's inputs are good, and what it reads has been found
-    if (!speaks()) return;
-    must(dir_create_all(o.out, &err), &err);
-    lock_out_dir();
-    must(dir_probe(o.out, &err), &err);
-    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
-    const bool replaces = o.overwrite || (o.resume && !run.resume_dir[0]);
-    if (!run.in_place && !replaces && path_exists(path)) {
-        error_set(&err, EXIT_USAGE,
-                  "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
-                  "%s: expected an empty directory, found a run", o.out);
-        error_exit(&err);
-    }
-    if (o.overwrite) must(checkpoint_remove_all(o.out, &err), &err);
-    warn_if_space_is_short(m);
-}
-
 // ------------------------------------------------------------------------------------------------
-// The loop
+// The program
 
-static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
-
-// A signal that one rank received is a signal to all, at the same step.
-static bool stop_requested(void) {
-    run.stopped_by = comm_max((int)stop_signal);
-    return run.stopped_by != 0;
-}
-
-static void leave_if_diverged(const StepScalars *s) {
-    Error err = {0, "", ""};
-    run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
-    if (o.max_skips == 0 || run.skips_in_a_row < o.max_skips) return;
-    error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
-              "training diverged: %d step%s had a non-finite loss or gradient norm, and touched no "
-              "weight",
-              run.skips_in_a_row, run.skips_in_a_row == 1 ? "" : "s in a row");
+static int check_packing_or_exit(LlamaModel *m) {
+    Error err = {0};
+    if (check_packing(m, &run.train, run.loader_settings)) return EXIT_DONE;
+    error_set(&err, EXIT_DEVICE_ERROR,
+              "if the model's own losses are finite, a kernel is wrong: please report it",
+              "packing: expected the result of each document alone, found another one");
     error_exit(&err);
 }
 
-// In other layouts some of the attention pairs are of no use.
-static double useful_flops(const StepData *d) {
-    if (o.layout != LAYOUT_PACKED) return 0;
-    return llama_useful_flops(&run.config, d->real_tokens, d->attention_pairs);
-}
-
-static void validate(LlamaModel *m, int64_t step) {
-    if (!run.has_val || o.val_every == 0) return;
-    report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
-}
-
-// Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
-static bool pause_training(LlamaModel *m, int64_t step) {
-    const bool last = step == o.steps;
-    if (every(step, o.val_every) || last) validate(m, step);
-    if (last) return false;
-    if (every(step, o.sample_every) && speaks()) samples_print(&run.samples, m, step);
-    // last, so that the log it refers to holds all of this step
-    if (every(step, o.save_every)) save_or_warn(m, false);
-    return every(step, o.save_every);
-}
-
-static void print_trained(int64_t steps, int64_t tokens, double ms, double pauses_ms) {
-    if (steps == 0) return;
-    printf("trained %lld step%s, %lld tokens in ", (long long)steps, steps == 1 ? "" : "s",
-           (long long)tokens);
-    print_duration(ms * 1e-3);
-    printf("; validation, samples and checkpoints ");
-    print_duration(pauses_ms * 1e-3);
-    printf("\n");
-}
-
-static void train(LlamaModel *m) {
-    Error err = {0, "", ""};
-    double mean_ms = 0, all_ms = 0, pauses_ms = 0;
-    int64_t last_saved = run.in_place ? run.cursor.step : -1, tokens = 0;
-    DeviceMemory before;
-    must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
-    const int64_t first = run.cursor.step;
-    if (!run.resume_dir[0]) validate(m, 0);
-    for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
-        double start_ms = now_ms();
-        comm_phase("read", step + 1);
-        const StepData *data = loader_next(&run.loader, &err);
-        must(data != NULL, &err);
-        AdamW hyper = adamw_of_step(step);
-        before = device_memory();
-        StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
-        // nothing is allocated inside a step, and the host waits for the device once: for the loss
-        assert(device_memory().count == before.count);
-        assert(device_memory().waits == before.waits + 1);
-        double ms = now_ms() - start_ms;
-        mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
-        const double pause_ms = step == first ? 0 : pauses_ms / (double)(step - first);
-        const double loss = scalars.loss_sum / (double)data->num_targets;
-        StepReport report = {step + 1,
-                             o.steps,
-                             ms,
-                             mean_ms + pause_ms,
-                             scalars,
-                             hyper.lr,
-                             step_balance(data),
-                             useful_flops(data),
-                             loss_is_spike(&run.trend, loss)};
-        report_step(&run.log, &report, data);
-        tokens += data->real_tokens;
-        all_ms += ms;
-        run.cursor = data->cursor_after;
-        leave_if_diverged(&scalars);
-        start_ms = now_ms();
-        if (pause_training(m, step + 1)) last_saved = step + 1;
-        pauses_ms += now_ms() - start_ms;
-    }
-    loader_stop(&run.loader);
-    print_trained(run.cursor.step - first, tokens, all_ms, pauses_ms);
-    if (last_saved != run.cursor.step) save_or_warn(m, true);
-}
-
-// --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
-static void evaluate(LlamaModel *m) {
-    validate(m, run.cursor.step);
-    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
-    printf("done: nothing was trained or written\n");
-}
-
-static void finish(LlamaModel *m) {
-    Error err = {0, "", ""};
-    if (stop_requested()) {
-        data_summary_print_left_out(&run.train_summary);
-        printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
-               (long long)run.cursor.step);
-        comm_finalize();
-        exit(EXIT_RESUMABLE);
-    }
-    must(save_checkpoint(m, "final", &err), &err);
-    if (speaks()) samples_print(&run.samples, m, run.cursor.step);
-    if (o.cuda_graph)
-        printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
-               run.graph.graph != NULL, (long long)run.graph.num_launches,
-               (long long)run.graph.num_passes);
-    pass_graph_free(&run.graph);
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
-    printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
-           (double)device_memory().bytes_peak / 1048576.0,
-           (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
-           (double)usage.ru_maxrss / 1024.0);
-    data_summary_print_left_out(&run.train_summary);
-    printf("done: %s/final is a Hugging Face model\n", o.out);
-}
-
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     io_open_standard_streams();
     device_prepare_process(argv);
     const char *missing = comm_init();
@@ -1191,7 +1492,10 @@ int main(int argc, char **argv) {
     check_weights(m);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
-    if (o.compare) return compare();
+    if (o.compare) {
+        compare_layouts();
+        return EXIT_DONE;
+    }
     must(llama_allocate(m, &err), &err);
     if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
     init_weights(m);

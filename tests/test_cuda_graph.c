@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../train/step.h"
+#include "trainer.h"
 #include "../train/weights.h"
 
 #include "test.h"

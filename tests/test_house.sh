@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The house rules that a compiler does not check: who includes whom, host code in C for both backends, line lengths.
+# The house rules that a compiler does not check: who includes whom, host code in C, dead functions.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -12,33 +12,61 @@ there() {
     local f
     for f in "$@"; do [ -s "$f" ] || { echo "$f is not there" && return 1; }; done
 }
-# Prints every quoted include of the files in $2.. that does not match the pattern $1.
-includes_only() {
-    local allowed=$1
-    shift
-    there "$@" && ! grep -HoE '#include "[^"]+"' "$@" | grep -vE "\"($allowed)\""
-}
-no_backend_names() { there train/*.h && ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h train/*.h; }
-no_batch_and_time() { there kernels/kernels.h && ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
-short_lines() { there "$@" && ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0) " columns"; n++ } END { exit n == 0 }' "$@"; }
-fresh_names() { ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE \
-    'Makefile|train_llama\.cu|llama\.h|kernels|train|data|scripts|tests|dev|README\.md|LICENSE|\.ci|\.clang-format|\.gitignore'; }
-syntax() { "$@" -fsyntax-only -x c -std=gnu11 -Wall -Wextra -Werror train_llama.cu; }
 
-check train_llama_includes includes_only '(data|train)/[a-z_]+\.h|llama\.h|kernels/kernels\.h' train_llama.cu
-check train_includes includes_only '\.\./data/[a-z_]+\.h|\.\./llama\.h|\.\./kernels/kernels\.h|[a-z_]+\.h' train/*.h
-check llama_includes includes_only 'data/[a-z_]+\.h|kernels/kernels\.h' llama.h
-check the_contract_and_the_ranks_include_libc_only includes_only 'ranks_[a-z]+\.h' kernels/*.h
-check kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.h|[a-z_]+_tiles?\.h' kernels/cpu/*
-check cuda_kernels_include_kernels_h_only includes_only '\.\./(kernels|ranks)\.h|common\.cuh|attention\.cuh|ptx\.cuh' kernels/cuda/*
-check data_includes_data_only includes_only '[a-z_]+\.h' data/*.h
-check nothing_includes_tests_or_dev includes_only '(\.\./)?[a-z_/]+\.h' train_llama.cu llama.h train/*.h data/*.h kernels/*.h
+# ---- includes point down -----------------------------------------------------------------------
+check includes_are_a_tree_that_points_down python3 tests/include_tree.py
+cat "$work/out.txt"
+# planted NAME PATTERN FILE INCLUDE: the same check finds this include in a copy of the tree
+planted() {
+    local copy=$work/planted
+    rm -rf "$copy" && mkdir "$copy" && cp -r train_llama.cu llama.h kernels data "$copy"
+    sed -i "1i #include \"$4\"" "$copy/$3"
+    python3 tests/include_tree.py "$copy" > "$work/out.txt" && { bad "$1" 'not found' && return; }
+    if grep -q "$2" "$work/out.txt"; then ok "$1"; else bad "$1" "no line matches $2"; fi
+}
+planted an_include_that_points_up 'may not include llama.h' data/runs/checkpoint.c ../../llama.h
+planted an_include_of_a_test 'may not include tests/test.h' data/base/error.c ../../tests/test.h
+planted a_circle 'circle: ' data/base/path.h dir.h
+
+# ---- names and lines -------------------------------------------------------------------------------
+no_backend_names() {
+    there train_llama.cu llama.h &&
+        ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h
+}
+no_batch_and_time() { there kernels/kernels.h && ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
+short_lines() {
+    there "$@" && ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0); n++ }
+                         END { exit n == 0 }' "$@"
+}
+top_level() {
+    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|\.ci|\.clang-format|\.gitignore'
+}
+no_machine_paths() { ! grep -rnE '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/results; }
 check the_model_names_no_backend no_backend_names
 check kernels_h_knows_no_batch_and_time no_batch_and_time
-check lines_up_to_100_columns short_lines train_llama.cu llama.h train/*.h data/*.h kernels/*.h kernels/cpu/* kernels/cuda/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/simple/*.c dev/emu/*.cpp dev/emu/*.h dev/emu/include/* dev/emu/bugs/*
-if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_house fresh_names
-else skip top_level_is_the_agreed_house 'not a git checkout'; fi
+check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*/*.[ch] kernels/*.h \
+    kernels/*/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
+    dev/emu/include/* dev/emu/bugs/*
+check no_path_of_one_machine_in_results no_machine_paths
+if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
+else skip top_level_is_the_agreed_one 'not a git checkout'; fi
+
+# ---- host code is C, and all of it is used ------------------------------------------------------------
+syntax() { "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror train_llama.cu; }
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'
+# static inline hides dead functions of llama.h from the compiler
+check every_function_of_the_model_is_used syntax gcc -Dinline=
+# Every function that a header shows is called from another file of the product or a test.
+functions_are_used() {
+    local objects=(build/cpu/data/*/*.o)
+    there "${objects[@]}" || return 1
+    nm -g --defined-only "${objects[@]}" | awk '$2 == "T" { print $3 }' | sort -u > "$work/defined"
+    nm -u build/cpu/train_llama.o "${objects[@]}" build/cpu/kernels/*/*.o build/cpu/dev/*.o \
+        build/asan/tests/*.o | awk '$1 == "U" { print $2 }' | sort -u > "$work/called"
+    ! comm -23 "$work/defined" "$work/called" | grep .
+}
+check every_public_function_has_a_caller functions_are_used
+
 # dev/simple stays what one sitting can read: one file, libc and libm, no more than 400 lines
 at_most_lines() { awk -v most="$1" 'END { if (NR > most) print FILENAME ": " NR " lines"; exit NR > most }' "$2"; }
 simple=dev/simple/train_llama.c
@@ -52,8 +80,8 @@ else skip simple_is_plain_c_for_clang 'clang is not installed'; fi
 # every C file of the program and its tests, warnings as errors (gcc sees them in the build)
 clang_accepts() {
     local f
-    for f in kernels/cpu/*.c tests/*.c dev/*.c; do
-        clang -fsyntax-only -fopenmp -std=gnu11 -Wall -Wextra -Werror "$f" || return 1
+    for f in data/*/*.c kernels/*/*.c tests/*.c dev/*.c; do
+        clang -fsyntax-only -fopenmp -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror "$f" || return 1
     done
     syntax clang && syntax clang -DBACKEND_CUDA
 }

@@ -2,7 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
-#include "../train/check_packing.h"
+#include "trainer.h"
 #include "../train/reduce.h"
 #include "../train/saving.h"
 #include "../train/weights.h"

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Draws which folder includes which, and fails when an include points up, sideways or in a circle.
+
+usage: include_tree.py [ROOT]
+A room is a folder of the product, or one of the two files that stand alone. A room may include
+headers of the rooms listed below it, and nothing else.
+"""
+import os
+import re
+import sys
+
+# From the top down: each room with the rooms that it may include
+ROOMS = {
+    "train_llama.cu": "llama.h kernels kernels/comm data/runs data/batches data/models data/shards data/base",
+    "llama.h": "kernels kernels/comm data/batches data/models data/base",
+    "data/runs": "data/batches data/models data/shards data/base",
+    "data/batches": "data/shards data/base",
+    "data/models": "data/base",
+    "data/shards": "data/base",
+    "kernels/cuda": "kernels kernels/comm data/base",
+    "kernels/cpu": "kernels kernels/comm data/base",
+    "kernels/comm": "kernels data/base",
+    "kernels": "",
+    "data/base": "",
+}
+ROOMS = {room: below.split() for room, below in ROOMS.items()}
+
+
+def sources(root):
+    for room in ROOMS:
+        path = os.path.join(root, room)
+        if os.path.isfile(path):
+            yield room, room
+        elif os.path.isdir(path):
+            for name in sorted(os.listdir(path)):
+                if name.endswith((".c", ".h", ".cu", ".cuh")):
+                    yield room, f"{room}/{name}"
+
+
+def room_of(path):
+    return path if path in ROOMS else os.path.dirname(path)
+
+
+def includes(root, path):
+    """(line number, file included) of every quoted include, from the root of the repository"""
+    with open(os.path.join(root, path), encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if found:
+                yield number, os.path.normpath(os.path.join(os.path.dirname(path), found.group(1)))
+
+
+def circle(graph, node, path=()):
+    """The first circle of includes that is reached from a file, or None"""
+    if node in path:
+        return path[path.index(node):] + (node,)
+    for below in graph.get(node, ()):
+        found = circle(graph, below, path + (node,))
+        if found:
+            return found
+    return None
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else "."
+    arrows = {room: {} for room in ROOMS}
+    graph, wrong = {}, []
+    for room, path in sources(root):
+        graph[path] = []
+        for number, target in includes(root, path):
+            below = room_of(target)
+            graph[path].append(target)
+            if not os.path.isfile(os.path.join(root, target)):
+                wrong.append(f"{path}:{number}: {target} does not exist")
+            elif below == room:
+                continue
+            elif below not in ROOMS[room]:
+                wrong.append(f"{path}:{number}: {room} may not include {target}")
+            elif not target.endswith((".h", ".cuh")):
+                wrong.append(f"{path}:{number}: {target} is not a header")
+            arrows[room][below] = arrows[room].get(below, 0) + 1
+    for path in graph:
+        found = circle(graph, path)
+        if found and found[0] == path:
+            wrong.append("circle: " + " -> ".join(found))
+    for room, below in arrows.items():
+        if any(r == room for r, _ in sources(root)):
+            print(f"{room:15} -> " + (", ".join(f"{b} ({n})" for b, n in below.items()) or "nothing"))
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+sys.exit(main())
