@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "../llama.h"
-#include "../train/reduce.h"
 #include "../train/weights.h"
 #include "test.h"
 
