@@ -6,7 +6,6 @@
 
 #include "../data/base/hash.h"
 #include "../llama.h"
-#include "../train/reduce.h"
 #include "test.h"
 
 const char *comm_connect_alone(void);  // kernels/comm/nccl.cu
