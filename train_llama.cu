@@ -453,8 +453,8 @@ static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *e
     char text[16384];
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
-                      dataset_token_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, run.train.fingerprint,
+                      run.train.token_fingerprint);
     size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
     return save_training_state(ck, m, path, text, n, err);
 }
@@ -980,8 +980,8 @@ static int64_t read_state(void) {
     StateField plan[STATE_PLAN_FIELDS];
     TrainingState state;
     memset(&state, 0, sizeof state);
-    state_plan_fields(plan, &run.loader_settings.plan, dataset_fingerprint(&run.train),
-                      dataset_token_fingerprint(&run.train));
+    state_plan_fields(plan, &run.loader_settings.plan, run.train.fingerprint,
+                      run.train.token_fingerprint);
     must(state_read(&state, run.resume_dir, plan, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
@@ -1054,9 +1054,8 @@ static void open_out_dir(const LlamaModel *m) {
 static void check_ranks_agree(void) {
     static RankFields own;
     char text[8192];
-    uint64_t train[2], val[2] = {0, 0};
-    dataset_fingerprints(&run.train, train);
-    if (run.has_val) dataset_fingerprints(&run.val, val);
+    const uint64_t train[2] = {run.train.fingerprint, run.train.token_fingerprint},
+                   val[2] = {run.val.fingerprint, run.val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
@@ -1244,7 +1243,7 @@ static void summarize_data(void) {
 // One size for all micro-batches: room for twice the documents that one has on average. More rooms
 // are not free: attention starts a block for each, which finds out that there is no document.
 static void fix_size(LoaderSettings *s) {
-    const int64_t docs = dataset_num_docs(&run.train), tokens = dataset_num_tokens(&run.train);
+    const int64_t docs = run.train.num_docs, tokens = run.train.num_tokens;
     const int64_t capacity = s->plan.capacity, longest = s->plan.max_seqlen;
     const int64_t mean = docs * longest < tokens ? longest : tokens / (docs > 0 ? docs : 1);
     const int64_t room = 2 * capacity / (mean > 0 ? mean : 1) + 32;
@@ -1331,7 +1330,7 @@ static void print_validation_set(void) {
     const ValidationSet *set = &run.val_set;
     if (o.val_every == 0)
         printf("        no validation\n");
-    else if (set->docs == dataset_num_docs(&run.val) && set->tokens == dataset_num_tokens(&run.val))
+    else if (set->docs == run.val.num_docs && set->tokens == run.val.num_tokens)
         printf("        validation takes all of them\n");
     else
         printf("        validation takes %lld document%s, %lld tokens of them\n",
@@ -1363,7 +1362,7 @@ static void print_steps(void) {
     const PlanSettings *p = &run.loader_settings.plan;
     double tokens, capacity;
     const int num_steps = plan_first_steps(&tokens, &capacity);
-    const double epoch = (double)dataset_num_tokens(&run.train) / tokens * num_steps;
+    const double epoch = (double)run.train.num_tokens / tokens * num_steps;
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
         "%d tokens (%s), about %.*f steps an epoch\n",

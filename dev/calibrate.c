@@ -23,6 +23,7 @@
 #include <math.h>
 
 #include "../data/base/error.h"
+#include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/base/options.h"
 #include "../data/batches/batch.h"
@@ -86,7 +87,7 @@ static void add_mix(const char *name, bool fitted, const int32_t *lengths, int n
     int32_t *ids = (int32_t *)host_calloc((size_t)tokens, sizeof(int32_t), "tokens"), *at = ids;
     int num_docs = 0;
     for (int64_t i = 0; i < tokens; i++)
-        ids[i] = (int32_t)(plan_hash((uint64_t)i) % (uint64_t)vocab_size);
+        ids[i] = (int32_t)(splitmix64((uint64_t)i) % (uint64_t)vocab_size);
     while (num_docs < MAX_DOCS && at - ids + lengths[num_docs % n] <= tokens) {
         const int32_t length = lengths[num_docs % n];
         const DocView doc = {at, length, -1};

@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <math.h>
 
+#include "../data/base/hash.h"
 #include "../data/base/memory.h"
-#include "../data/batches/permute.h"
 #include "../data/batches/plan.h"
 
 // r65: log-normal, mean 700, sigma 1.04, up to 8192 tokens: web pages; the law of the reference
@@ -36,9 +36,9 @@ static inline DocIndex lengths_index(const DocLengths *lengths) {
 
 // Box-Muller from two hashes of (seed, i)
 static inline double lengths_normal(uint64_t seed, int64_t i) {
-    const uint64_t key = plan_hash(seed * 0x9e3779b97f4a7c15ull + (uint64_t)i);
-    const double u = ((double)(plan_hash(key) >> 11) + 0.5) * 0x1p-53;
-    const double v = (double)(plan_hash(key + 1) >> 11) * 0x1p-53;
+    const uint64_t key = splitmix64(seed * 0x9e3779b97f4a7c15ull + (uint64_t)i);
+    const double u = ((double)(splitmix64(key) >> 11) + 0.5) * 0x1p-53;
+    const double v = (double)(splitmix64(key + 1) >> 11) * 0x1p-53;
     return sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v);
 }
 

@@ -169,7 +169,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
     must_save(1, NULL);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char path[IO_PATH_MAX];
-        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err) && dir_create(path, &err));
+        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err) && dir_create_all(path, &err));
     }
     CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
               err.what);
@@ -345,7 +345,7 @@ TEST(every_missing_short_or_longer_file_is_found) {
             if (how == 0) CHECK(unlink(path) == 0);
             if (how == 1) CHECK(truncate(path, st.st_size - 1) == 0);
             if (how == 2) CHECK(truncate(path, st.st_size + 1) == 0);
-            if (how == 3) CHECK(unlink(path) == 0 && dir_create(path, &err));
+            if (how == 3) CHECK(unlink(path) == 0 && dir_create_all(path, &err));
             CHECK_MSG(newest() == 1 && damaged_seen == 1, "%s %d", parts[p], how);
         }
     CHECK(unlink(scratch("out/step-00000001/state.json")) == 0);

@@ -1,4 +1,4 @@
-// data/io.h, data/json.h and data/digest.h: bounds, exactness, locks, strict JSON, checksums.
+// data/base: bounds, exactness, locks, strict JSON, checksums and hashes.
 #include <cjson/cJSON.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -81,20 +81,16 @@ TEST(crc32c_vectors) {
 }
 
 static void check_sha256(const char *text, size_t repeat, const char *expected) {
-    Sha256 s;
-    unsigned char digest[32];
-    char hex[65];
     const size_t n = strlen(text);
-    for (size_t piece = 1; piece <= 129; piece += 64) {
-        size_t done = 0;
-        sha256_begin(&s);
-        for (size_t i = 0; i < repeat; i++)
-            for (done = 0; done < n; done += piece)
-                sha256_add(&s, text + done, n - done < piece ? n - done : piece);
-        sha256_end(&s, digest);
-        for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
-        CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
-    }
+    char *all = calloc(n * repeat + 1, 1), hex[65];
+    unsigned char digest[32];
+    Error err = {0};
+    for (size_t i = 0; i < repeat; i++) memcpy(all + i * n, text, n);
+    CHECK(file_write_all(scratch("sha"), all, n * repeat, &err));
+    free(all);
+    CHECK_MSG(sha256_file(scratch("sha"), digest, &err), "%s", err.what);
+    for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", digest[i]);
+    CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
 }
 
 TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the padding
@@ -106,6 +102,14 @@ TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the paddin
     check_sha256("a", 55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318");
     check_sha256("a", 56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a");
     check_sha256("a", 64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
+}
+
+TEST(hash_vectors) {
+    CHECK(mix64(0) == 0 && splitmix64(0) == 0xe220a8397b1dcdafull);  // the published generator's
+    CHECK(splitmix64(1) == 0x910a2dec89025cc1ull);                   // first output for seeds 0, 1
+    CHECK(fnv1a(FNV1A_START, "", 0) == FNV1A_START);
+    CHECK(fnv1a(FNV1A_START, "foobar", 6) == 0x85944171f73967e8ull);
+    CHECK(fnv1a(fnv1a(FNV1A_START, "foo", 3), "bar", 3) == 0x85944171f73967e8ull);
 }
 
 TEST(crc32c_paths_and_pieces_agree) {
@@ -388,7 +392,7 @@ TEST(another_directory_in_place_of_the_locked_one_is_noticed) {
     CHECK(dir_lock_check(&lock, place, &err));
     CHECK(rename(place, aside) == 0 && !dir_lock_check(&lock, place, &moved));
     CHECK(moved.code == EXIT_DISK && strstr(moved.what, place));
-    CHECK(dir_create(place, &err) && !dir_lock_check(&lock, place, &replaced));
+    CHECK(dir_create_all(place, &err) && !dir_lock_check(&lock, place, &replaced));
     CHECK(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
     dir_unlock(&lock);
 }

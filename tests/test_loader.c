@@ -15,7 +15,6 @@
 #include "../data/base/memory.h"
 #include "../data/batches/batch.h"
 #include "../data/batches/loader.h"
-#include "../data/batches/permute.h"
 #include "../data/batches/plan.h"
 #include "../data/shards/dataset.h"
 #include "scratch.h"
@@ -63,7 +62,7 @@ static void write_index(const unsigned char *bin, bool checksums) {
 static void write_shard(bool checksums) {
     uint64_t total = 0;
     for (int d = 0; d < NUM_DOCS; d++) {
-        lengths[d] = 2 + (int32_t)(plan_hash((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
+        lengths[d] = 2 + (int32_t)(splitmix64((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
         starts[d] = total;
         total += (uint64_t)lengths[d];
     }

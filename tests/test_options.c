@@ -229,8 +229,10 @@ TEST(nearest_word) {
           !options_nearest("x", list, out, sizeof out));
     CHECK(!options_nearest("gpt2-xl", list, out, sizeof out) &&
           !options_nearest("demo", "", out, sizeof out));
-    CHECK(options_distance("kitten", "sitting") == 3 && options_distance("", "abc") == 3);
-    CHECK(options_distance("abc", "") == 3 && options_distance("abc", "abc") == 0);
+    CHECK(options_nearest("smollm2-1m35", list, out, sizeof out) &&
+          strcmp(out, "smollm2-135m") == 0);                        // distance 2
+    CHECK(options_nearest("kitten", "sitting", out, sizeof out) &&  // 3: the most for 6 letters
+          !options_nearest("kitten", "sittings", out, sizeof out));
 }
 
 TEST(help_fits_and_names_everything) {
@@ -315,9 +317,10 @@ static void take(const char *first, const char *second, char *changes, size_t ca
 
 TEST(stored_values_are_taken_unless_given) {
     char changes[1024];
-    take("--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
-         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-double 0.1 --any-int -5",
-         "--steps 9 --overlap", changes, sizeof changes);
+    take(
+        "--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
+        "--resume y --deterministic --no-overlap --any-float 1e-30 --any-double 0.1 --any-int -5",
+        "--steps 9 --overlap", changes, sizeof changes);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 9000000000000000);
     CHECK(o.lr == 1.7e-3f && o.deterministic);
     CHECK_MSG(o.any_float == 1e-30f && o.any_double == 0.1, "%.9g %.17g", (double)o.any_float,
@@ -334,13 +337,15 @@ TEST(given_values_that_are_the_stored_ones_are_no_change) {
     take("--steps 7 --lr 0.1 --layout rows",
          "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-double 1e300",
          changes, sizeof changes);
-    CHECK_MSG(strcmp(changes, "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
-                              "resume: --any-double 0 -> 1e+300\n") == 0, "%s", changes);
+    CHECK_MSG(strcmp(changes,
+                     "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
+                     "resume: --any-double 0 -> 1e+300\n") == 0,
+              "%s", changes);
 }
 
 TEST(stored_values_of_another_kind_are_refused) {
     static const char *const bad[] = {
-        "{\"steps\": \"7\"}", "{\"steps\": 0}",       "{\"steps\": 1.5}",  "{\"lr\": true}",
+        "{\"steps\": \"7\"}", "{\"steps\": 0}",        "{\"steps\": 1.5}", "{\"lr\": true}",
         "{\"layout\": 1}",    "{\"layout\": \"new\"}", "{\"out\": 1}",     "{\"lr\": null}",
         "{\"steps\": 1e300}", "{\"overlap\": 1}",      "{\"steps\": [1]}",
     };

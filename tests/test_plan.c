@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "../data/base/error.h"
+#include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
 #include "../data/batches/batch.h"
@@ -663,7 +664,7 @@ TEST(ranks_have_equal_work) {
 // -------------------------------------------------------------------------------------------------
 // Sums in order. A sum is stood for by a hash that tells every other way of adding up.
 
-static uint64_t sum_of(uint64_t left, uint64_t right) { return plan_hash(left * 3 + right); }
+static uint64_t sum_of(uint64_t left, uint64_t right) { return splitmix64(left * 3 + right); }
 
 typedef struct {
     PlanNode nodes[2 * PLAN_MAX_NODES];
@@ -694,7 +695,7 @@ static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
         CHECK(last - first >= leaves / ranks && last - first <= (leaves + ranks - 1) / ranks);
         for (int32_t leaf = first; leaf < last; leaf++) {
             const PlanNode node = {leaf, 1};
-            tree_add(&own, node, plan_hash((uint64_t)leaf));
+            tree_add(&own, node, splitmix64((uint64_t)leaf));
         }
         CHECK(plan_block_nodes(first, last, nodes, &most) == own.n && most <= PLAN_MAX_NODES);
         for (int i = 0; i < own.n; i++) {
@@ -1024,10 +1025,10 @@ static uint64_t plan_digest(const StepPlan *p, uint64_t h) {
     for (int32_t m = 0; m < p->num_micro; m++)
         for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
             const Chunk *c = &p->chunks[i];
-            h = plan_hash(h ^ (uint64_t)m);
-            h = plan_hash(h ^ (uint64_t)c->doc);
-            h = plan_hash(h ^ (uint64_t)c->tok_off);
-            h = plan_hash(h ^ (uint64_t)(c->length * 2 + c->has_next));
+            h = splitmix64(h ^ (uint64_t)m);
+            h = splitmix64(h ^ (uint64_t)c->doc);
+            h = splitmix64(h ^ (uint64_t)c->tok_off);
+            h = splitmix64(h ^ (uint64_t)(c->length * 2 + c->has_next));
         }
     return h;
 }
@@ -1059,7 +1060,7 @@ TEST(golden_first_step) {
 TEST(golden_digest_of_fifty_steps) {
     enum { N = 2000 };
     static int32_t docs[N];
-    for (int i = 0; i < N; i++) docs[i] = 1 + (int32_t)(plan_hash((uint64_t)i) % 300);
+    for (int i = 0; i < N; i++) docs[i] = 1 + (int32_t)(splitmix64((uint64_t)i) % 300);
     const Lengths l = {docs, N};
     const DocIndex index = index_of(&l);
     PlanSettings s = small_settings();

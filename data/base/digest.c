@@ -8,7 +8,13 @@
 #include "error.h"
 #include "file.h"
 
-void sha256_begin(Sha256 *s) {
+typedef struct {
+    uint32_t state[8];
+    uint64_t bytes;           // hashed so far
+    unsigned char block[64];  // the last, incomplete block
+} Sha256;
+
+static void sha256_begin(Sha256 *s) {
     static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     memcpy(s->state, start, sizeof start);
@@ -53,8 +59,8 @@ static void sha256_block(uint32_t state[8], const unsigned char *p) {
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
 
-void sha256_add(Sha256 *s, const void *data, size_t n) {
-    const unsigned char *p = (const unsigned char *)data;
+static void sha256_add(Sha256 *s, const void *data, size_t n) {
+    const unsigned char *p = data;
     while (n > 0) {
         const size_t used = s->bytes % 64, take = n < 64 - used ? n : 64 - used;
         memcpy(s->block + used, p, take);
@@ -65,7 +71,7 @@ void sha256_add(Sha256 *s, const void *data, size_t n) {
     }
 }
 
-void sha256_end(Sha256 *s, unsigned char digest[32]) {
+static void sha256_end(Sha256 *s, unsigned char digest[32]) {
     static const unsigned char padding[64] = {0x80};
     const uint64_t bits = __builtin_bswap64(s->bytes * 8);
     sha256_add(s, padding, 1 + (119 - s->bytes % 64) % 64);

@@ -18,14 +18,9 @@
 #include "memory.h"
 #include "path.h"
 
-// ------------------------------------------------------------------------------------------------
-// Directories
-
-static bool dir_remove_level(const char *path, int depth, Error *err);
-
-bool dir_create(const char *path, Error *err) {
+static bool dir_create(const char *path, Error *err) {
     if (mkdir(path, 0777) == 0) return true;
-    int why = errno;
+    const int why = errno;
     if (why == EEXIST && path_is_dir(path)) return true;
     errno = why;
     return disk_error(err, path, "cannot create the directory");
@@ -57,6 +52,8 @@ bool io_rename(const char *from, const char *to, Error *err) {
     return rename(from, to) == 0 || disk_error(err, to, "rename failed");
 }
 
+static bool dir_remove_level(const char *path, int depth, Error *err);
+
 static bool dir_remove_entry(const char *dir, const char *name, int depth, Error *err) {
     char path[IO_PATH_MAX];
     struct stat st;
@@ -84,7 +81,7 @@ bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
     char temp[IO_PATH_MAX], parent[IO_PATH_MAX];
     if (!path_parent(parent, sizeof parent, path, err)) return false;
     if (!path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid())) return false;
-    unlink(temp);  // of a dead process that had our number
+    unlink(temp);  // left by a dead process with our process id
     if (!writer_open(&w, temp, err)) return false;
     if (!writer_write(&w, data, n, err) || !writer_close(&w, err)) return false;
     if (!io_rename(temp, path, err)) {
@@ -96,7 +93,7 @@ bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
 
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     struct statvfs st;
-    if (statvfs(path, &st) != 0) return disk_error(err, path, "cannot ask for free space");
+    if (statvfs(path, &st) != 0) return disk_error(err, path, "cannot read the free space");
     if (!checked_mul(st.f_bavail, st.f_frsize, out)) *out = UINT64_MAX;
     return true;
 }
@@ -147,7 +144,7 @@ bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     gethostname(host, sizeof host - 1);
     int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
     if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)n, 0) != n)
-        lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;  // a full disk: locked all the same
+        lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;  // a full disk: locked nevertheless
     return true;
 }
 

@@ -1,5 +1,6 @@
 #include "error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -7,9 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-// ------------------------------------------------------------------------------------------------
-// Errors
 
 void text_copy(char *out, size_t capacity, const char *text) {
     size_t n = strlen(text);
@@ -31,7 +29,7 @@ void text_sanitize(char *text, size_t capacity) {
     size_t n = 0;
     for (const unsigned char *p = (const unsigned char *)text; *p && n + 5 < sizeof clean; p++) {
         if (*p >= 0x20 && *p != 0x7f) {
-            clean[n++] = (char)*p;  // UTF-8 passes
+            clean[n++] = (char)*p;  // UTF-8 included
         } else {
             clean[n++] = '\\';
             clean[n++] = 'x';
@@ -57,7 +55,31 @@ __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const
     return false;
 }
 
-// Every error has a hint: where a parser knows no better one, the exit code does.
+bool error_prefix(Error *err, const char *prefix) {
+    char what[sizeof err->what];
+    text_copy(what, sizeof what, err->what);
+    text_copy(err->what, sizeof err->what, prefix);
+    text_sanitize(err->what, sizeof err->what);
+    size_t used = strlen(err->what);
+    if (used + 2 < sizeof err->what) text_copy(err->what + used, sizeof err->what - used, ": ");
+    used = strlen(err->what);
+    text_copy(err->what + used, sizeof err->what - used, what);
+    return false;
+}
+
+bool disk_error(Error *err, const char *path, const char *what) {
+    const char *hint = "check the disk and its permissions";
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
+        hint = "free some space, or write to another disk";
+    return error_set(err, EXIT_DISK, hint, "%s: %s: %s", path, what, strerror(errno));
+}
+
+bool error_memory(Error *err, const char *path, uint64_t size_bytes) {
+    return error_set(err, EXIT_HOST_MEMORY, "close other programs",
+                     "%s: host memory: %llu bytes refused", path, (unsigned long long)size_bytes);
+}
+
+// Every error has a hint: without one from the parser, the exit code decides.
 static const char *error_hint(const Error *err) {
     if (err->hint[0]) return err->hint;
     if (err->code == EXIT_USAGE) return "see --help";

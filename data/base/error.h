@@ -1,22 +1,19 @@
-// Errors: an exit code, one line that says what was expected and found, one line of hint.
+// Errors: an exit code, one line with what was expected and found, one line of hint.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main and error_exit turn an Error into an exit code.
+// fuzzer or a retry can continue. Only main, must and error_exit turn an Error into an exit code.
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
-// ------------------------------------------------------------------------------------------------
 // Exit codes: a contract with scripts; each error line belongs to exactly one
-
 enum {
     EXIT_DONE = 0,
-    EXIT_USAGE = 2,      // flags
-    EXIT_BAD_INPUT = 3,  // a file that is not what it says
+    EXIT_USAGE = 2,      // options
+    EXIT_BAD_INPUT = 3,  // a file with other contents than its format demands
     EXIT_DISK = 4,       // the file system refused
     EXIT_HOST_MEMORY = 5,
     EXIT_DEVICE_MEMORY = 6,
@@ -28,32 +25,49 @@ enum {
     EXIT_RESUMABLE = 75,  // stopped by a signal, checkpoint written
 };
 
-// ------------------------------------------------------------------------------------------------
-// Errors
-
 typedef struct {
-    int code;         // one of the exit codes above; 0 = none
+    int code;         // one of the exit codes above; 0: no error
     char what[1024];  // "path: what, expected, found"
-    char hint[512];   // what to do about it; may be empty
+    char hint[512];   // how to fix it; empty: error_print chooses a hint by the exit code
 } Error;
 
-// strcpy into a bounded buffer; what does not fit is cut off.
-void text_copy(char *out, size_t capacity, const char *text);
-
-// "1 document", "2 documents"
-const char *text_plural(int64_t n);
-
-// Appends ", item", or the first item, while there is room.
-void text_list(char *list, size_t capacity, const char *item);
-
-// Control characters become \xNN in place, so that no file name can forge a second log line.
-void text_sanitize(char *text, size_t capacity);
-
-// Fills *err and returns false, so that a parser can `return error_set(...)`. The first error wins.
+// Fills *err and returns false, so that a parser can `return error_set(...)`. The first error wins:
+// an Error that is already set does not change. Text that does not fit is cut off, and control
+// characters are escaped.
 __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
                                                      const char *format, ...);
+
+// Puts "prefix: " in front of the message. Returns false.
+bool error_prefix(Error *err, const char *prefix);
+
+// "path: what: strerror(errno)" with EXIT_DISK. Returns false.
+bool disk_error(Error *err, const char *path, const char *what);
+
+// "path: host memory: N bytes refused" with EXIT_HOST_MEMORY. Returns false.
+bool error_memory(Error *err, const char *path, uint64_t size_bytes);
+
+// Writes the error line and the hint line to stderr, after flushing stdout.
 void error_print(const Error *err);
+
+// error_print, then exit with the code.
 __attribute__((noreturn)) void error_exit(const Error *err);
+
+// error_exit unless ok.
 void must(bool ok, const Error *err);
+
+// ------------------------------------------------------------------------------------------------
+// Text in messages
+
+// Copies text into a buffer of `capacity` bytes, NUL included, and cuts off the rest.
+void text_copy(char *out, size_t capacity, const char *text);
+
+// The plural ending: "" for 1, else "s".
+const char *text_plural(int64_t n);
+
+// Appends ", item", or the first item, as far as it fits.
+void text_list(char *list, size_t capacity, const char *item);
+
+// Replaces control characters by \xNN in place, so that no file name can forge a second log line.
+void text_sanitize(char *text, size_t capacity);
 
 #endif

@@ -78,7 +78,7 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
     uint64_t end = 0;
     if (!checked_add(offset, n, &end) || end > f->size_bytes)
         return file_range_error(f, n, offset, err);
-    char *p = (char *)buffer;
+    char *p = buffer;
     for (int interrupted = 0; n > 0;) {
         size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
         ssize_t got = pread(f->fd, p, want, (off_t)offset);
@@ -154,7 +154,7 @@ bool io_fsync(int fd) {
     return false;
 }
 
-// A large file goes to the disk in parts, so that no single fsync takes long.
+// Called every IO_PART bytes, so that no single fsync takes long.
 static bool writer_sync(FileWriter *w, Error *err) {
     w->unsynced = 0;
     return io_fsync(w->fd) || writer_failed(w, "fsync failed", err);
@@ -165,7 +165,7 @@ static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error 
         size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
         ssize_t put = write(w->fd, p, want);
         if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
-        if (put == 0) errno = ENOSPC;  // a device that takes nothing would loop for ever
+        if (put == 0) errno = ENOSPC;  // else a device that accepts nothing would loop for ever
         if (put <= 0) return writer_failed(w, "write failed", err);
         interrupted = 0;
         io_moved();
@@ -195,7 +195,7 @@ bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err) {
         w->buffered += (size_t)n;
         return true;
     }
-    return writer_flush(w, err) && writer_raw(w, (const unsigned char *)data, n, err);
+    return writer_flush(w, err) && writer_raw(w, data, n, err);
 }
 
 bool writer_close(FileWriter *w, Error *err) {
@@ -203,7 +203,7 @@ bool writer_close(FileWriter *w, Error *err) {
         return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);
     if (!writer_flush(w, err)) return false;
     if (!writer_sync(w, err)) return false;
-    int closed = close(w->fd);  // never twice: after any error Linux has freed the number
+    const int closed = close(w->fd);  // never twice: Linux frees the descriptor even on error
     w->fd = -1;
     if (closed == 0 || errno == EINTR) return true;
     disk_error(err, w->path, "close failed");

@@ -10,65 +10,73 @@
 #include "error.h"
 #include "path.h"
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE  // flock, O_CLOEXEC under -std=c11; include this header first
-#endif
+enum {
+    IO_BUFFER = 1 << 16,  // bytes
+    IO_PART = 1 << 26,    // most bytes of one read or write, and between two fsyncs
+    IO_MAX_EINTR = 1000,  // interruptions in a row before a call counts as failed
+};
 
 // ------------------------------------------------------------------------------------------------
 // Reading
 
 typedef struct {
     int fd;
-    uint64_t size_bytes;  // as it was at open
+    uint64_t size_bytes;  // when it was opened
     const char *path;     // not owned
 } File;
 
-// open(2), patient with signals.
+// open(2) with O_CLOEXEC, repeated after EINTR; -1 with errno set on failure.
 int io_open(const char *path, int flags, mode_t mode);
 
-// For the start of main: where descriptor 0, 1 or 2 is closed it becomes /dev/null, else the next
-// file to be opened would take the number, and what is printed would go into it.
+// Call at the start of main. Opens /dev/null in place of a closed descriptor 0, 1 or 2; otherwise
+// the next file opened would get that number and receive what the program prints.
 void io_open_standard_streams(void);
+
+// Opens a regular file for reading; path must outlive *f. Failures are EXIT_BAD_INPUT with `hint`.
 bool file_open(File *f, const char *path, const char *hint, Error *err);
+
+// Safe on a closed file.
 void file_close(File *f);
 
-// Exactly n bytes at offset, or an error that names the range and the size.
+// Reads exactly n bytes at `offset`. A range beyond the end is EXIT_BAD_INPUT, a failed read
+// EXIT_DISK.
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err);
 
-// A whole small file, 0-terminated, in memory the caller frees; NULL on error or above max_bytes.
+// A whole file of at most max_bytes, NUL-terminated, in memory the caller frees; *n is its size.
+// NULL on error.
 char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const char *hint,
                     Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing
+// Writing. Failures are EXIT_DISK.
 
 typedef struct {
-    int fd;
-    uint64_t size_bytes;  // of what was meant to be written
-    uint32_t crc;  // CRC32C of the same, computed from memory: the disk is not asked what it got
-    uint64_t unsynced;  // bytes written since the last fsync
+    int fd;               // -1: closed, aborted or failed
+    uint64_t size_bytes;  // passed to writer_write so far
+    uint32_t crc;         // CRC32C of the same, computed from memory, not read back
+    uint64_t unsynced;    // bytes written since the last fsync
     size_t buffered;
     char path[IO_PATH_MAX];
     unsigned char buffer[IO_BUFFER];
 } FileWriter;
 
-// Makes a new file; one of that name must not exist.
+// Creates a file; one of that name must not exist.
 bool writer_open(FileWriter *w, const char *path, Error *err);
 
 // Closes and removes an unfinished file; does nothing to a finished one.
 void writer_abort(FileWriter *w);
 
-// fsync may be interrupted, but an I/O error is final: the kernel has dropped the dirty pages, and
-// a second fsync would report success for data that is gone.
-bool io_fsync(int fd);
-
 // Any failure closes and removes the file; later calls fail too.
 bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err);
 
-// On disk when it returns true. After false the file is gone.
+// The file is on disk when this returns true, and removed when it returns false.
 bool writer_close(FileWriter *w, Error *err);
 
-// Called after each part of a long read or write; NULL: nobody wants to know.
+// fsync(2), repeated after EINTR only: after an I/O error the kernel has dropped the dirty pages,
+// and a second fsync would report success for lost data. False with errno set on failure.
+bool io_fsync(int fd);
+
+// Called after each part of a long read or write, for a watchdog; NULL: not called.
 extern void (*io_progress)(void);
 
 #endif

@@ -5,9 +5,9 @@
 #include <string.h>
 
 // ------------------------------------------------------------------------------------------------
-// CRC32C (Castagnoli), the checksum of shard indexes and checkpoint files
+// CRC32C
 
-// table[k][b]: byte b followed by k zero bytes; eight look-ups then take eight bytes at a time.
+// table[k][b]: byte b followed by k zero bytes, so that eight look-ups process eight bytes.
 static void crc32c_make_table(uint32_t table[8][256]) {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t c = i;
@@ -21,7 +21,7 @@ static void crc32c_make_table(uint32_t table[8][256]) {
 
 uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n) {
     static uint32_t table[8][256];
-    static int ready;  // threads that meet here write the same values
+    static int ready;  // concurrent threads write the same values
     if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
         crc32c_make_table(table);
         __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
@@ -37,10 +37,9 @@ uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n) {
     return crc;
 }
 
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-__attribute__((target("sse4.2"))) static inline uint32_t crc32c_sse42(uint32_t crc,
-                                                                      const unsigned char *p,
-                                                                      size_t n) {
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(uint32_t crc, const unsigned char *p,
+                                                               size_t n) {
     uint64_t c = crc;
     for (; n >= 8; n -= 8, p += 8) {
         uint64_t word;
@@ -53,15 +52,26 @@ __attribute__((target("sse4.2"))) static inline uint32_t crc32c_sse42(uint32_t c
 #endif
 
 uint32_t crc32c(uint32_t crc, const void *data, size_t n) {
-    const unsigned char *p = (const unsigned char *)data;
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    const unsigned char *p = data;
+#if defined(__x86_64__)
     if (__builtin_cpu_supports("sse4.2")) return ~crc32c_sse42(~crc, p, n);
 #endif
     return ~crc32c_portable(~crc, p, n);
 }
 
-uint64_t hash64(uint64_t x) {
+// ------------------------------------------------------------------------------------------------
+// Hashes for keys and tables
+
+uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return x ^ (x >> 31);
+}
+
+uint64_t splitmix64(uint64_t x) { return mix64(x + 0x9e3779b97f4a7c15ull); }
+
+uint64_t fnv1a(uint64_t h, const void *data, size_t n) {
+    const unsigned char *p = data;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 1099511628211ull;
+    return h;
 }

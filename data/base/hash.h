@@ -1,20 +1,25 @@
-// Hashes: CRC32C of files, and random numbers from a counter.
+// Hashes: CRC32C for files, mix64 for counter-based random numbers, FNV-1a for fingerprints and tables.
 #ifndef UNPAD_HASH_H
 #define UNPAD_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-// ------------------------------------------------------------------------------------------------
-// CRC32C (Castagnoli), the checksum of shard indexes and checkpoint files
-
-uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n);
-
-// Continues a checksum: start with 0, feed pieces in order.
+// CRC32C (Castagnoli) of n more bytes: start with crc = 0, pass the data in any number of parts.
 // crc32c(0, "123456789", 9) == 0xe3069283.
 uint32_t crc32c(uint32_t crc, const void *data, size_t n);
 
-// Mixes all bits of a counter into a random-looking number (splitmix64's finalizer).
-uint64_t hash64(uint64_t x);
+// The same without SSE4.2 and without the complements before and after; for crc32c and its test.
+uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n);
+
+// splitmix64's finaliser: a bijection; every output bit depends on every input bit. mix64(0) == 0.
+uint64_t mix64(uint64_t x);
+
+// The next output of a splitmix64 generator in state x: mix64 of x plus its constant.
+uint64_t splitmix64(uint64_t x);
+
+// FNV-1a of n more bytes: start with h = FNV1A_START, pass the data in any number of parts.
+#define FNV1A_START 14695981039346656037ull
+uint64_t fnv1a(uint64_t h, const void *data, size_t n);
 
 #endif

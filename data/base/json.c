@@ -1,7 +1,6 @@
 #include "json.h"
 
 #include <cjson/cJSON.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,18 +12,6 @@
 #include "error.h"
 #include "file.h"
 #include "memory.h"
-
-bool error_prefix(Error *err, const char *prefix) {
-    char what[sizeof err->what];
-    text_copy(what, sizeof what, err->what);
-    text_copy(err->what, sizeof err->what, prefix);
-    text_sanitize(err->what, sizeof err->what);
-    size_t used = strlen(err->what);
-    if (used + 2 < sizeof err->what) text_copy(err->what + used, sizeof err->what - used, ": ");
-    used = strlen(err->what);
-    text_copy(err->what + used, sizeof err->what - used, what);
-    return false;
-}
 
 // ------------------------------------------------------------------------------------------------
 // Checks on the text
@@ -46,8 +33,8 @@ size_t utf8_length(const unsigned char *p, size_t n) {
     return len;
 }
 
-// Bytes of the string at p (on its opening quote) with both quotes; 0 = bad. cJSON would let raw
-// control characters and bad UTF-8 pass, and cut a key short at \u0000.
+// Bytes of the string at p (its opening quote), both quotes included; 0: invalid. cJSON would accept
+// raw control characters and bad UTF-8, and cut off a key at \u0000.
 static size_t json_scan_string(const unsigned char *p, size_t n) {
     for (size_t i = 1; i < n;) {
         if (p[i] == '"') return i + 1;
@@ -70,7 +57,7 @@ static size_t json_scan_digits(const unsigned char *p, size_t n) {
     return i;
 }
 
-// Bytes of the number at p; 0 = bad. cJSON would take 01 and 1. as well.
+// Bytes of the number at p; 0: invalid. cJSON would also accept 01 and 1.
 static size_t json_scan_number(const unsigned char *p, size_t n) {
     size_t i = p[0] == '-';
     size_t digits = json_scan_digits(p + i, n - i);
@@ -91,7 +78,7 @@ static size_t json_scan_number(const unsigned char *p, size_t n) {
     return i;
 }
 
-// Bytes of the token at p; 0 = none that JSON knows. The grammar between tokens is cJSON's work.
+// Bytes of the token at p; 0: not JSON. cJSON checks the grammar between tokens.
 static size_t json_scan_token(const unsigned char *p, size_t n) {
     static const char *const words[] = {"true", "false", "null"};
     if (strchr("{}[]:, \t\r\n", p[0])) return p[0] != 0;
@@ -127,7 +114,7 @@ static bool json_scan(const char *text, size_t n, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// cJSON reports a failed allocation as a syntax error; these two tell them apart.
+// cJSON reports a failed allocation as a syntax error; this flag tells them apart.
 static __thread bool json_out_of_memory;
 
 static void *json_malloc(size_t n) {
@@ -136,13 +123,11 @@ static void *json_malloc(size_t n) {
     return p;
 }
 
-static void json_free(void *p) { free(p); }
-
 static int json_compare_keys(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// One object's keys, sorted in `keys`: linear in practice, never quadratic in a hostile file.
+// Sorts the keys of one object into `keys`, so that a hostile file cannot cost quadratic time.
 static bool json_unique_in(const cJSON *object, const char **keys, Error *err) {
     size_t n = 0;
     for (const cJSON *item = object->child; item; item = item->next) keys[n++] = item->string;
@@ -154,7 +139,7 @@ static bool json_unique_in(const cJSON *object, const char **keys, Error *err) {
     return true;
 }
 
-// Depth is bounded by json_scan, so recursion is too.
+// json_scan bounds the depth, and so this recursion.
 static bool json_unique_keys(const cJSON *value, Error *err) {
     size_t n = 0;
     for (const cJSON *item = value->child; item; item = item->next, n++)
@@ -168,9 +153,7 @@ static bool json_unique_keys(const cJSON *value, Error *err) {
 }
 
 cJSON *json_parse(const char *text, size_t n, const char *path, Error *err) {
-    cJSON_Hooks hooks;
-    hooks.malloc_fn = json_malloc;
-    hooks.free_fn = json_free;
+    cJSON_Hooks hooks = {.malloc_fn = json_malloc, .free_fn = free};
     if (!json_scan(text, n, err)) {
         error_prefix(err, path);
         return NULL;
@@ -204,7 +187,7 @@ cJSON *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *
 }
 
 // ------------------------------------------------------------------------------------------------
-// Getters: a missing or null key leaves *out as it was, and is an error only when required
+// Getters
 
 bool json_type_error(const cJSON *item, const char *key, const char *expected, Error *err) {
     const char *found = cJSON_IsNull(item)     ? "null"
@@ -258,7 +241,7 @@ bool json_get_double(const cJSON *object, const char *key, double min, double ma
     if (!item) return json_missing(key, required, err);
     if (!cJSON_IsNumber(item)) return json_type_error(item, key, "a number", err);
     double v = item->valuedouble;
-    if (!(v >= min && v <= max))  // also NaN and the infinity that 1e400 became
+    if (!(v >= min && v <= max))  // also refuses the infinity of 1e400
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected a number from %g to %g, found %g",
                          key, min, max, v);
     *out = v;
@@ -283,22 +266,10 @@ bool json_get_string(const cJSON *object, const char *key, const char **out, boo
 }
 
 // ------------------------------------------------------------------------------------------------
-// Writing: values one after another into a buffer; commas and colons come by themselves
-//
-//   json_writer_init(&w, line, sizeof line, 0);
-//   json_begin(&w, NULL, '{');
-//   json_int(&w, "step", 1);
-//   json_double(&w, "loss", 2.5);
-//   json_end(&w, '}');
-//   if (!w.overflow) fputs(line, log);
-//
-// key is NULL inside arrays and for the root. indent 0 = one line, 2 = as Hugging Face does.
+// Writing
 
 void json_writer_init(JsonWriter *w, char *text, size_t capacity, int indent) {
-    memset(w, 0, sizeof *w);
-    w->text = text;
-    w->capacity = capacity;
-    w->indent = indent;
+    *w = (JsonWriter){.text = text, .capacity = capacity, .indent = indent};
     text[0] = 0;
 }
 
@@ -320,7 +291,7 @@ static void json_newline(JsonWriter *w) {
     for (int i = 0; i < w->depth * w->indent; i++) json_put_text(w, " ");
 }
 
-// Escaped; bytes that are not UTF-8 become U+FFFD: a strange file name cannot break the log.
+// Bytes that are not UTF-8 become U+FFFD, so that no file name can break the log.
 static void json_put_quoted(JsonWriter *w, const char *s) {
     char escaped[8];
     size_t n = strlen(s);
@@ -360,10 +331,10 @@ void json_begin(JsonWriter *w, const char *key, char open) {
     w->comma = false;
 }
 
-void json_end(JsonWriter *w, char close_) {
+void json_end(JsonWriter *w, char close) {
     w->depth--;
     if (w->comma) json_newline(w);
-    json_put(w, &close_, 1);
+    json_put(w, &close, 1);
     w->comma = true;
 }
 
@@ -389,7 +360,7 @@ void json_bool(JsonWriter *w, const char *key, bool value) {
 
 void json_null(JsonWriter *w, const char *key) { json_string(w, key, NULL); }
 
-// The fewest of `from`..`to` digits that read back as the same value; NaN and Inf are null.
+// The fewest of `from` to `to` digits that read back as the same value.
 static void json_real(JsonWriter *w, const char *key, double value, int from, int to, bool single) {
     char digits[40];
     json_key(w, key);
@@ -400,7 +371,7 @@ static void json_real(JsonWriter *w, const char *key, double value, int from, in
     if (!isfinite(value))
         snprintf(digits, sizeof digits, "null");
     else if (!strpbrk(digits, ".e"))
-        strcat(digits, ".0");  // Python must read a float, not an int
+        strcat(digits, ".0");  // or Python would read an int
     json_put_text(w, digits);
 }
 

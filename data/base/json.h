@@ -1,14 +1,13 @@
 // JSON: cJSON behind a strict front for reading, and a small writer into a caller's buffer.
 //
 // Reading checks the text before cJSON sees it (UTF-8, control characters, number syntax, depth,
-// size) and afterwards refuses duplicate keys, so that nothing is accepted here that a strict
-// parser would refuse. Getters say "key: expected ..., found ..."; put the file in front with
-// error_prefix(err, path).
+// size) and refuses duplicate keys afterwards, so that nothing is accepted here that a strict
+// parser would refuse. Errors are EXIT_BAD_INPUT. Getters say "key: expected ..., found ..."; the
+// caller adds the file with error_prefix(err, path).
 #ifndef UNPAD_JSON_H
 #define UNPAD_JSON_H
 
 #include <cjson/cJSON.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,31 +17,30 @@
 enum {
     JSON_MAX_DEPTH = 64,
     JSON_MAX_CONFIG = 1 << 20,         // bytes of a config file
-    JSON_MAX_VALUES = 4 * 1000 * 1000  // 64 bytes and an allocation each in cJSON
+    JSON_MAX_VALUES = 4 * 1000 * 1000  // cJSON allocates 64 bytes for each
 };
 
-// "prefix: " in front of what went wrong. Returns false.
-bool error_prefix(Error *err, const char *prefix);
-
-// ------------------------------------------------------------------------------------------------
-// Checks on the text
-
-// Bytes of the UTF-8 character at p; 0 = bad (overlong, surrogate, above U+10FFFF, cut off).
+// Bytes of the UTF-8 character at p, of which n are readable; 0: invalid (overlong, surrogate, above
+// U+10FFFF, cut off).
 size_t utf8_length(const unsigned char *p, size_t n);
 
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// text[n] must be 0. path only names the text in errors. Free with cJSON_Delete.
+// text[n] must be 0; path only names the text in errors. Free the tree with cJSON_Delete. NULL on
+// error; EXIT_HOST_MEMORY when memory is refused.
 cJSON *json_parse(const char *text, size_t n, const char *path, Error *err);
+
+// The same for a file of at most max_bytes.
 cJSON *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Getters: a missing or null key leaves *out as it was, and is an error only when required
+// Getters: a missing or null member leaves *out unchanged, and is an error only when required
 
+// "key: expected ..., found a string" or whatever the item is. Returns false.
 bool json_type_error(const cJSON *item, const char *key, const char *expected, Error *err);
 
-// The member, or NULL for missing and null.
+// The member; NULL when it is missing or null.
 const cJSON *json_member(const cJSON *object, const char *key);
 
 // A whole number in [min, max]; both within +-2^53, where doubles are exact.
@@ -61,7 +59,7 @@ bool json_get_string(const cJSON *object, const char *key, const char **out, boo
                      Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing: values one after another into a buffer; commas and colons come by themselves
+// Writing: values in order into a buffer; the writer adds commas and colons
 //
 //   json_writer_init(&w, line, sizeof line, 0);
 //   json_begin(&w, NULL, '{');
@@ -70,25 +68,33 @@ bool json_get_string(const cJSON *object, const char *key, const char **out, boo
 //   json_end(&w, '}');
 //   if (!w.overflow) fputs(line, log);
 //
-// key is NULL inside arrays and for the root. indent 0 = one line, 2 = as Hugging Face does.
+// key is NULL inside arrays and for the root. indent 0: everything on one line; 2: one value per line,
+// as Hugging Face writes it. Non-finite numbers become null; bytes that are not UTF-8, U+FFFD.
 
 typedef struct {
-    char *text;  // always 0-terminated
+    char *text;  // not owned; always NUL-terminated
     size_t n, capacity;
     int indent, depth;
-    bool comma, overflow;
+    bool comma;     // a value precedes the next one
+    bool overflow;  // the text did not fit and is cut off
 } JsonWriter;
 
 void json_writer_init(JsonWriter *w, char *text, size_t capacity, int indent);
+
+// Appends text as it is, without quotes.
 void json_put_text(JsonWriter *w, const char *s);
 
 // open is '{' or '['; json_end takes the matching '}' or ']'.
 void json_begin(JsonWriter *w, const char *key, char open);
-void json_end(JsonWriter *w, char close_);
+void json_end(JsonWriter *w, char close);
+
+// NULL is written as null.
 void json_string(JsonWriter *w, const char *key, const char *value);
 void json_int(JsonWriter *w, const char *key, int64_t value);
 void json_bool(JsonWriter *w, const char *key, bool value);
 void json_null(JsonWriter *w, const char *key);
+
+// The fewest digits that read back as the same value.
 void json_double(JsonWriter *w, const char *key, double value);
 void json_float(JsonWriter *w, const char *key, float value);
 

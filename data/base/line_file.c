@@ -13,9 +13,6 @@
 #include "file.h"
 #include "path.h"
 
-// ------------------------------------------------------------------------------------------------
-// Logs
-
 bool lines_open(LineFile *f, const char *path, bool empty, Error *err) {
     struct stat st;
     f->fd = -1;
@@ -32,7 +29,7 @@ void lines_close(LineFile *f) {
     f->fd = -1;
 }
 
-// *count: newlines among bytes from .. to - 1; *last: the end of the last such line, else `from`.
+// Counts the newlines in bytes [from, to); *last: the offset after the last one, or `from`.
 static bool lines_count(const LineFile *f, int64_t from, int64_t to, int64_t *count, int64_t *last,
                         Error *err) {
     char chunk[1 << 12];
@@ -87,7 +84,7 @@ bool lines_append(LineFile *f, const char *line, size_t n, Error *err) {
     disk_error(err, f->path, "a line could not be written");
     f->lost++;
     const int cut = ftruncate(f->fd, (off_t)f->size_bytes);
-    (void)cut;  // where it fails, the next line overwrites the piece
+    (void)cut;  // when it fails, the next line overwrites the fragment
     return false;
 }
 

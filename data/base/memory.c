@@ -7,9 +7,6 @@
 
 #include "error.h"
 
-// ------------------------------------------------------------------------------------------------
-// Sizes and memory
-
 bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_mul_overflow(a, b, out);
 }
@@ -18,18 +15,18 @@ bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
     return !__builtin_add_overflow(a, b, out);
 }
 
-void *host_calloc(size_t count, size_t size, const char *what_for) {
-    void *p = calloc(count ? count : 1, size ? size : 1);
-    if (p) return p;
+__attribute__((noreturn)) static void host_refused(size_t count, size_t size,
+                                                   const char *what_for) {
     Error err = {0};
     error_set(&err, EXIT_HOST_MEMORY, "close other programs or choose smaller sizes",
               "host memory: %zu x %zu bytes for %s refused", count, size, what_for);
     error_exit(&err);
 }
 
-bool error_memory(Error *err, const char *path, uint64_t size_bytes) {
-    return error_set(err, EXIT_HOST_MEMORY, "close other programs",
-                     "%s: host memory: %llu bytes refused", path, (unsigned long long)size_bytes);
+void *host_calloc(size_t count, size_t size, const char *what_for) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) host_refused(count, size, what_for);
+    return p;
 }
 
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for) {
@@ -38,12 +35,7 @@ void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const c
     if (grown < needed) grown = needed;
     uint64_t bytes = 0;
     void *p = checked_mul(grown, size, &bytes) ? realloc(old, (size_t)bytes) : NULL;
-    if (p) {
-        *capacity = grown;
-        return p;
-    }
-    Error err = {0};
-    error_set(&err, EXIT_HOST_MEMORY, "close other programs or choose smaller sizes",
-              "host memory: %zu x %zu bytes for %s refused", grown, size, what_for);
-    error_exit(&err);
+    if (!p) host_refused(grown, size, what_for);
+    *capacity = grown;
+    return p;
 }

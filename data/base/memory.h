@@ -1,4 +1,4 @@
-// Host memory that is there or ends the program with exit code 5, and sizes that do not wrap.
+// Host memory that is allocated or ends the program, and arithmetic that does not wrap.
 #ifndef UNPAD_MEMORY_H
 #define UNPAD_MEMORY_H
 
@@ -8,17 +8,16 @@
 
 #include "error.h"
 
-// ------------------------------------------------------------------------------------------------
-// Sizes and memory
-
+// False when the result does not fit into 64 bits.
 bool checked_mul(uint64_t a, uint64_t b, uint64_t *out);
 bool checked_add(uint64_t a, uint64_t b, uint64_t *out);
 
-// count * size bytes, zeroed; never NULL: exits 5 with what it was for.
+// count * size bytes, zeroed; the caller frees them. Never NULL: a refusal exits with code 5 and
+// names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
-bool error_memory(Error *err, const char *path, uint64_t size_bytes);
 
-// Grows an array to hold at least `needed` elements; contents kept, new part not zeroed. Exits 5.
+// Grows an array of *capacity elements of `size` bytes to at least `needed`, by half as much again
+// at a time; returns where it is now. The contents are kept, the new part is not zeroed. Exits 5.
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for);
 
 #endif

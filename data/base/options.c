@@ -17,11 +17,10 @@
 // ------------------------------------------------------------------------------------------------
 // Nearest word
 
-static const Option *options_find(const Option *table, const char *name);
-
 static int options_min(int a, int b) { return a < b ? a : b; }
 
-int options_distance(const char *a, const char *b) {
+// Edit distance: insertions, deletions and substitutions that turn one word into the other.
+static int options_distance(const char *a, const char *b) {
     enum { LONGEST = 63 };
     int row[LONGEST + 1], n = (int)strlen(b);
     if (strlen(a) > LONGEST || n > LONGEST) return LONGEST;
@@ -39,7 +38,7 @@ int options_distance(const char *a, const char *b) {
     return row[n];
 }
 
-// How far a slip of the keyboard may be from `word`; what begins with `word` counts as near.
+// Edit distance if `word` may be a misspelt or shortened `candidate`, else 1000.
 static int options_cost(const char *word, const char *candidate) {
     int length = (int)strlen(word), cost = options_distance(word, candidate);
     if (length >= 3 && strncmp(word, candidate, (size_t)length) == 0) cost = 1;
@@ -79,8 +78,8 @@ static bool options_out_of_range(const Option *o, const char *text, double min, 
     return options_bad(o, text, expected, err);
 }
 
-// "1.5e3" as "1500": digits without a sign, and where an exponent follows also with a point. False
-// when the number is not whole, or no such number at all; exact, so nothing is rounded.
+// "1.5e3" as "1500": digits without a sign, a point only if an exponent follows. False when the text
+// is not a whole number. Works on the digits, so nothing is rounded.
 static bool options_whole_digits(const char *text, char *out, size_t capacity) {
     const size_t whole = strspn(text, "0123456789");
     const bool point = text[whole] == '.';
@@ -134,8 +133,8 @@ static bool options_set_real(const Option *o, const char *text, Error *err) {
     bool limited = o->min != 0 || o->max != 0;
     double max = limited ? o->max : o->kind == OPTION_FLOAT ? 3.4028234e38 : 1.7976931348623157e308;
     double min = limited ? o->min : -max;
-    if (!*text || *end ||
-        text[strspn(text, "0123456789+-.eE")])  // neither nan, inf nor hexadecimal
+    // the set excludes nan, inf and hexadecimal
+    if (!*text || *end || text[strspn(text, "0123456789+-.eE")])
         return options_bad(o, text, "a number", err);
     if (!(value >= min && value <= max)) return options_out_of_range(o, text, min, max, err);
     if (o->kind == OPTION_FLOAT)
@@ -203,7 +202,7 @@ static bool options_set_default(const Option *o, Error *err) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Parsing. Not getopt_long: it accepts abbreviations, moves arguments about and keeps global state.
+// Parsing
 
 static const Option *options_find(const Option *table, const char *name) {
     for (const Option *o = table; o->name; o++)
@@ -211,7 +210,7 @@ static const Option *options_find(const Option *table, const char *name) {
     return NULL;
 }
 
-// What there is instead of an option of other programs, in whichever spelling; NULL: not known.
+// Our replacement for an option of other programs, spelt with - or _; NULL: not known.
 static const char *options_elsewhere(const Option *table, const char *name) {
     for (const Option *o = table; o->name; o++) {
         if (o->kind != OPTION_KIND_HINT) continue;
@@ -236,8 +235,7 @@ static bool options_unknown(const Option *table, const char *argument, const cha
     return error_set(err, EXIT_USAGE, hint, "%.100s: unknown option", argument);
 }
 
-// The value of argv[*i], behind '=' or in the next argument; NULL with the error set when there is
-// none.
+// The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
 static const char *options_value(const Option *o, const char *equals, int argc, char **argv, int *i,
                                  Error *err) {
     if (equals) return equals + 1;
@@ -256,7 +254,7 @@ static bool options_parse_flag(const Option *o, const char *equals, bool value, 
     return true;
 }
 
-// argv[*i] and, where it has one in the next argument, its value.
+// Parses argv[*i]; advances *i when the value is the next argument.
 static bool options_parse_one(const Option *table, int argc, char **argv, int *i, Error *err) {
     char name[64];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
@@ -306,7 +304,7 @@ bool options_given(int argc, char **argv, const char *name) {
 
 enum { OPTIONS_HELP_COLUMN = 30, OPTIONS_HELP_WIDTH = 100 };
 
-// Words from column `column` on, wrapped; *at is where the line stands.
+// Prints words from the help column on, wrapped; *at is the current column.
 static void options_print_words(const char *words, int *at, FILE *out) {
     for (const char *p = words; *p;) {
         int length = (int)strcspn(p, " ");
@@ -425,7 +423,7 @@ static const cJSON *options_stored(const Option *o, const cJSON *stored) {
 }
 
 // The stored value of an option as it would be typed, numbers with up to `digits` digits; NULL when
-// it is not of the option's kind. The text is in `buffer` or in the item.
+// its type is not the option's. The text is in `buffer` or in the item.
 static const char *options_stored_text(const Option *o, const cJSON *item, int digits, char *buffer,
                                        size_t capacity) {
     const bool text = o->kind == OPTION_STRING || o->kind == OPTION_CHOICE;
@@ -447,7 +445,7 @@ static bool options_take_one(const Option *o, const cJSON *item, Error *err) {
     const char *text = options_stored_text(o, item, 17, buffer, sizeof buffer);
     if (!text)
         return error_set(err, EXIT_BAD_INPUT, "give it on the command line",
-                         "options: --%s: expected a value of its kind", o->name);
+                         "options: --%s: expected a value of its type", o->name);
     if (o->kind == OPTION_STRING) {
         char *copy = strdup(text);
         if (!copy) return error_memory(err, o->name, strlen(text) + 1);

@@ -1,4 +1,4 @@
-// Command line options: one table parses, documents and logs them.
+// Command-line options: one table parses, documents and logs them.
 //
 //   const Option table[] = {
 //       OPTION_GROUP("data"),
@@ -11,9 +11,10 @@
 //   };
 //   options_parse_or_exit(table, argc, argv, "train_llama [options]");
 //
-// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) where an int is asked for, no
+// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) for integer options, no
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
-// is on by default.
+// is on by default. Not getopt_long: it accepts abbreviations, reorders arguments and has global
+// state.
 #ifndef UNPAD_OPTIONS_H
 #define UNPAD_OPTIONS_H
 
@@ -27,7 +28,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
-    OPTION_KIND_HINT,   // no option: a name that other programs have, and what there is instead
+    OPTION_KIND_HINT,   // not an option: a name that other programs use, with our replacement
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
@@ -42,9 +43,8 @@ typedef struct {
     OptionKind kind;
     void *address;
     const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
-    const char
-        *choices;  // CHOICE: "a|b|c". STRING: the value of a bare `--name`, NULL = value required
-    double min, max;  // numbers; both 0 = the type's own range
+    const char *choices;  // CHOICE: "a|b|c". STRING: value of a bare `--name`, NULL: value required
+    double min, max;      // numbers, inclusive; both 0: the type's own range
     const char *help;
 } Option;
 
@@ -56,51 +56,42 @@ typedef struct {
     { NULL, OPTION_KIND_GROUP, NULL, NULL, NULL, 0, 0, NULL }
 
 // ------------------------------------------------------------------------------------------------
-// Nearest word
+// Parsing
 
-// Edit distance: insertions, deletions and substitutions that turn one word into the other.
-int options_distance(const char *a, const char *b);
-
-// The word of a "a|b|c" or "a, b, c" list nearest to `word`; false when none is near.
-bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
-
-// ------------------------------------------------------------------------------------------------
-// Parsing. Not getopt_long: it accepts abbreviations, moves arguments about and keeps global state.
-
-// Defaults, then the arguments. *help is set by --help or -h (nothing printed). Errors have
-// EXIT_USAGE.
+// Sets every option to its default, then to its argument. --help and -h set *help and print
+// nothing. Errors are EXIT_USAGE.
 bool options_parse(const Option *table, int argc, char **argv, bool *help, Error *err);
+
+// The same for main(): --help prints the help and exits 0, an error prints and exits 2.
+void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage);
 
 // Was --name (or --no-name) on the command line?
 bool options_given(int argc, char **argv, const char *name);
 
-// ------------------------------------------------------------------------------------------------
-// Help
-
 // Grouped, aligned, within 100 columns, with defaults and choices.
 void options_print_help(const Option *table, const char *usage, FILE *out);
 
-// The same for main(): --help prints and exits 0, an error prints and exits 2.
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage);
+// The word of a list "a|b|c" or "a, b, c" that a typing error most likely turned into `word`, into
+// out (capacity bytes); false when none is close.
+bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
 
 // ------------------------------------------------------------------------------------------------
 // The resolved values
 
+// One option, or all, with the resolved value as members of the object being written.
 void options_write_one(const Option *o, JsonWriter *w);
-
-// Every option with its resolved value as members of the object being written.
 void options_write_json(const Option *table, JsonWriter *w);
 
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
 
-// After options_parse: takes from `stored`, which options_write_json wrote, every option that was
-// not given on this command line, except those named in except ("out|resume"). An option that
-// `stored` does not have keeps its default. Strings live as long as the program.
+// After options_parse: takes from `stored`, written by options_write_json, every option that was not
+// given on this command line, except those named in `except` ("out|resume"). An option missing from
+// `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
 bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
                   const char *except, Error *err);
 
-// Prints "resume: --steps 300 -> 400" for each given option whose value is not the stored one.
+// Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored one.
 void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
                            const char *except, FILE *out);
 

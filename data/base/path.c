@@ -1,6 +1,5 @@
 #include "path.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,14 +9,11 @@
 
 #include "error.h"
 
-// ------------------------------------------------------------------------------------------------
-// Paths
-
 __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
                                                        const char *format, ...) {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(out, capacity, format, args);
+    const int n = vsnprintf(out, capacity, format, args);
     va_end(args);
     if (n >= 0 && (size_t)n < capacity) return true;
     return error_set(err, EXIT_USAGE, "use a shorter path", "%.200s...: path longer than %zu bytes",
@@ -26,14 +22,14 @@ __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacit
 
 bool path_join(char *out, size_t capacity, const char *dir, const char *name, Error *err) {
     size_t n = strlen(dir);
-    bool slash = n > 0 && dir[n - 1] != '/';
+    const bool slash = n > 0 && dir[n - 1] != '/';
     return path_printf(out, capacity, err, "%s%s%s", dir, slash ? "/" : "", name);
 }
 
 bool path_parent(char *out, size_t capacity, const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     if (!slash) return path_printf(out, capacity, err, ".");
-    int n = slash == path ? 1 : (int)(slash - path);
+    const int n = slash == path ? 1 : (int)(slash - path);
     return path_printf(out, capacity, err, "%.*s", n, path);
 }
 
@@ -47,16 +43,14 @@ bool path_exists(const char *path) {
     return lstat(path, &st) == 0;
 }
 
+bool path_ends_with(const char *path, const char *ending) {
+    const size_t n = strlen(path), k = strlen(ending);
+    return n >= k && strcmp(path + n - k, ending) == 0;
+}
+
 bool path_is_plain_name(const char *name) {
     if (!name[0] || name[0] == '.' || strlen(name) > 255) return false;
     for (const unsigned char *p = (const unsigned char *)name; *p; p++)
         if (*p == '/' || *p < 0x20 || *p == 0x7f) return false;
     return true;
-}
-
-bool disk_error(Error *err, const char *path, const char *what) {
-    const char *hint = "check the disk and its permissions";
-    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
-        hint = "free some space, or write to another disk";
-    return error_set(err, EXIT_DISK, hint, "%s: %s: %s", path, what, strerror(errno));
 }

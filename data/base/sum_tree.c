@@ -3,13 +3,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// -------------------------------------------------------------------------------------------------
-// Sums that do not depend on the number of ranks. Floating-point addition is not associative, so
-// the order of a step's sum is fixed: a binary tree over M leaves, leaf i holding the micro-batches
-// that plan_leaf gives it. Two neighbours of 2^k leaves join where the left one begins at a
-// multiple of 2^(k+1); what is left over joins from the right. A rank that owns a block of leaves
-// can join inside it, and the ranks together, in any grouping, make the same tree.
-
 int32_t plan_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves) {
     return (int32_t)((int64_t)micro * num_leaves / num_micro);
 }

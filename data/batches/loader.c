@@ -24,7 +24,7 @@ static int64_t dataset_index_length(const void *dataset, int64_t doc) {
 
 DocIndex dataset_doc_index(const Dataset *ds) {
     DocIndex index;
-    index.num_docs = dataset_num_docs(ds);
+    index.num_docs = ds->num_docs;
     index.length = dataset_index_length;
     index.context = ds;
     return index;
@@ -114,7 +114,7 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     if (s->fixed_segments) batch_complete(b, s->plan.capacity, s->fixed_segments);
     d->local_tokens += b->total_tokens;
-    return batch_check(b, dataset_vocab_size(ds), err);
+    return batch_check(b, ds->vocab_size, err);
 }
 
 static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {

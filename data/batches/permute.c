@@ -1,20 +1,15 @@
 #include "permute.h"
 
-#include <math.h>
+#include <assert.h>
 #include <stdint.h>
 
-uint64_t plan_hash(uint64_t x) {  // splitmix64's finalizer
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
+#include "../base/hash.h"
 
-// -------------------------------------------------------------------------------------------------
-// The order of documents in an epoch
-
+// A Feistel network permutes the next power of four; repeating it until the value is below n makes
+// it a permutation of n, after at most 4 passes on average.
 int64_t plan_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const uint64_t key = plan_hash(plan_hash(seed) ^ (uint64_t)epoch);
+    assert(n >= 1 && pos >= 0 && pos < n);
+    const uint64_t key = splitmix64(splitmix64(seed) ^ (uint64_t)epoch);
     int half = 1;
     while (half < 31 && ((uint64_t)1 << (2 * half)) < (uint64_t)n) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
@@ -22,7 +17,7 @@ int64_t plan_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
     do {
         uint64_t left = x >> half, right = x & mask;
         for (uint64_t round = 0; round < 6; round++) {
-            const uint64_t mixed = left ^ (plan_hash(key + (round << 32) + right) & mask);
+            const uint64_t mixed = left ^ (splitmix64(key + (round << 32) + right) & mask);
             left = right;
             right = mixed;
         }

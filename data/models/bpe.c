@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "../base/error.h"
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "tokenizer.h"
@@ -74,9 +75,8 @@ typedef struct {
     size_t num_ids, ids_capacity;
 } Bpe;
 
-static uint64_t bpe_hash_bytes(const unsigned char *p, size_t n) {  // FNV-1a
-    uint64_t h = 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3ull;
+static uint64_t bpe_hash_bytes(const unsigned char *p, size_t n) {
+    const uint64_t h = fnv1a(FNV1A_START, p, n);
     return h ^ h >> 29;
 }
 

@@ -29,14 +29,14 @@ static size_t block_size(const Parameters *p, const Parameter *t, size_t first) 
 // Initial weights
 
 static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
-    const uint64_t bits = hash64(key + 0x9e3779b97f4a7c15ull * (element + 1));
+    const uint64_t bits = mix64(key + 0x9e3779b97f4a7c15ull * (element + 1));
     const double u = ((double)(bits >> 32) + 0.5) * 0x1p-32,
                  v = (double)(bits & 0xffffffffu) * 0x1p-32;
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
 
 static void init_parameter(const Parameters *p, const Parameter *t, uint64_t seed, float *values) {
-    const uint64_t key = hash64(seed ^ crc32c(0, t->name, strlen(t->name)));
+    const uint64_t key = mix64(seed ^ crc32c(0, t->name, strlen(t->name)));
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         for (size_t i = 0; i < n; i++)

@@ -48,7 +48,7 @@ static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
         memcpy(text->tokens, s->prompt_ids, (size_t)s->prompt_length * sizeof(int32_t));
         return true;
     }
-    const int64_t doc = number % dataset_num_docs(s->documents);
+    const int64_t doc = number % s->documents->num_docs;
     if (most > s->max_seqlen / 2) most = s->max_seqlen > 1 ? s->max_seqlen / 2 : 1;
     if (most > dataset_doc_length(s->documents, doc)) most = dataset_doc_length(s->documents, doc);
     *text = text_of_prompt(s, number, (int32_t)most);
@@ -59,8 +59,8 @@ static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
 // Generation
 
 static float sample_uniform(uint64_t seed, int64_t step, int text, int position) {
-    uint64_t key = hash64(seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
-    return (float)(hash64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
+    uint64_t key = mix64(seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
+    return (float)(mix64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
 // Adds one token to each text that has room for one; false when none has. logits (num_texts, V),

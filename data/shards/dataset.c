@@ -21,15 +21,7 @@
 #error "shards are little-endian, and read without swapping"
 #endif
 
-DatasetOptions dataset_options(void) {
-    DatasetOptions options;
-    memset(&options, 0, sizeof options);
-    options.boundary_token = -1;
-    return options;
-}
-
-// -------------------------------------------------------------------------------------------------
-// The data set
+DatasetOptions dataset_options(void) { return (DatasetOptions){.boundary_token = -1}; }
 
 void dataset_close(Dataset *ds) {
     for (size_t i = 0; i < ds->num_shards; i++) {
@@ -44,18 +36,12 @@ void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-static uint64_t dataset_mix(uint64_t h, const void *data, size_t n) {
-    const unsigned char *p = (const unsigned char *)data;
-    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 1099511628211ull;  // FNV-1a
-    return h;
-}
-
 static const char *path_basename(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
-// All shards must come from one tokenizer, as far as they say.
+// All shards must come from one tokenizer, as far as their files tell.
 static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
     if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
         return error_set(err, EXIT_BAD_INPUT, "prepare the data with the model's tokenizer",
@@ -85,8 +71,8 @@ static void dataset_close_oldest(Dataset *ds) {
     ds->num_open -= oldest != NULL;
 }
 
-// Opens a shard that is closed; it must still have the size that was proven.
-static bool dataset_touch(Dataset *ds, Shard *s, Error *err) {
+// Opens the shard's file again if it was closed; it must still have the size that was checked.
+static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
     s->last_use = ++ds->clock;
     if (s->file.fd >= 0) return true;
     const uint64_t size = s->file.size_bytes;
@@ -102,32 +88,28 @@ static bool dataset_touch(Dataset *ds, Shard *s, Error *err) {
                      (unsigned long long)size, (unsigned long long)found);
 }
 
-static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, Error *err) {
+static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
     ds->shards = host_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, sizeof(Shard),
                            "the list of shards");
-    Shard *s = &ds->shards[ds->num_shards];
-    memset(s, 0, sizeof *s);
+    Shard *s = &ds->shards[ds->num_shards++];
+    *s = (Shard){.file.fd = -1, .vocab_size = -1, .bos = -1, .eos = -1};
     const size_t size = strlen(path) + 1;
     s->path = host_calloc(size, 1, "a path");
     memcpy(s->path, path, size);
-    s->file.fd = s->vocab_size = s->bos = s->eos = -1;
     s->first_doc = ds->num_docs;
     s->last_use = ++ds->clock;
     if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
-    ds->num_shards++;
     if (!file_open(&s->file, s->path, "", err)) return false;
     ds->num_open++;
     if (!shard_open(s, options, err) || !dataset_agrees(ds, s, options, err)) return false;
-    if ((s->format == SHARD_LLMC || s->format == SHARD_LLMQ) && s->num_tokens > 0)
-        ds->scanned_token = s->bos >= 0 ? s->bos : s->eos;
+    if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos >= 0 ? s->bos : s->eos;
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = path_basename(s->path);
-    ds->fingerprint =
-        dataset_mix(dataset_mix(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
-    ds->token_fingerprint = dataset_mix(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
+    ds->fingerprint = fnv1a(fnv1a(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
+    ds->token_fingerprint = fnv1a(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
     return true;
 }
 
@@ -145,11 +127,9 @@ static bool dataset_add_all(Dataset *ds, const PathList *paths, const DatasetOpt
 }
 
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
-    PathList paths;
-    memset(&paths, 0, sizeof paths);
-    memset(ds, 0, sizeof *ds);
-    ds->vocab_size = ds->bos = ds->eos = ds->scanned_token = -1;
-    ds->fingerprint = ds->token_fingerprint = 14695981039346656037ull;
+    PathList paths = {0};
+    *ds = (Dataset){.vocab_size = -1, .bos = -1, .eos = -1, .scanned_token = -1};
+    ds->fingerprint = ds->token_fingerprint = FNV1A_START;
     pthread_mutex_init(&ds->lock, NULL);
     const bool ok =
         path_list_expand(&paths, spec, options->split ? options->split : "train", err) &&
@@ -159,35 +139,13 @@ bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, 
     return ok;
 }
 
-int64_t dataset_num_docs(const Dataset *ds) { return ds->num_docs; }
-
-int64_t dataset_num_tokens(const Dataset *ds) { return ds->num_tokens; }
-
-int64_t dataset_num_empty(const Dataset *ds) { return ds->num_empty; }
-
-int32_t dataset_vocab_size(const Dataset *ds) { return ds->vocab_size; }
-
-int32_t dataset_bos(const Dataset *ds) { return ds->bos; }  // -1: not known
-
-int32_t dataset_eos(const Dataset *ds) { return ds->eos; }
-
-uint64_t dataset_fingerprint(const Dataset *ds) { return ds->fingerprint; }
-
-uint64_t dataset_token_fingerprint(const Dataset *ds) { return ds->token_fingerprint; }
-
 size_t dataset_num_unchecked(const Dataset *ds) {
     size_t n = 0;
     for (size_t i = 0; i < ds->num_shards; i++) n += ds->shards[i].block_tokens == 0;
     return n;
 }
 
-void dataset_fingerprints(const Dataset *ds, uint64_t out[2]) {
-    out[0] = dataset_fingerprint(ds);
-    out[1] = dataset_token_fingerprint(ds);
-}
-
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
-    static const char *const names[] = {"unpad.c", "llm.c", "datatrove", "Megatron", "llmq"};
     const size_t unchecked = dataset_num_unchecked(ds);
     char empty[64] = "", scanned[96] = "", sums[96] = "";
     if (ds->num_empty > 0)
@@ -201,15 +159,15 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
         snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
                  ds->scanned_token);
     snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s", ds->num_shards,
-             names[ds->shards[0].format], text_plural((int64_t)ds->num_shards),
-             (long long)ds->num_docs, text_plural(ds->num_docs), (long long)ds->num_tokens,
-             text_plural(ds->num_tokens), empty, scanned, sums);
+             ds->shards[0].format, text_plural((int64_t)ds->num_shards), (long long)ds->num_docs,
+             text_plural(ds->num_docs), (long long)ds->num_tokens, text_plural(ds->num_tokens),
+             empty, scanned, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Documents
 
-// The shard of a document, and its first and behind-last token there.
+// The shard of a document; there it is tokens [*start, *end).
 static Shard *dataset_find(const Dataset *ds, int64_t doc, int64_t *start, int64_t *end) {
     assert(doc >= 0 && doc < ds->num_docs);
     size_t low = 0, high = ds->num_shards;  // the last shard with first_doc <= doc
@@ -241,7 +199,7 @@ static bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t doc, in
                      (uint32_t)token);
 }
 
-// Block b of the shard into ds->block, equal to its checksum.
+// Reads block b of the shard into ds->block and checks it.
 static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
                                Error *err) {
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
@@ -258,8 +216,8 @@ static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n
                      crc);
 }
 
-// Tokens [from, from + n) of the shard as they are stored, out of whole blocks when those have
-// checksums. What is returned is what was checked: the file is not read twice.
+// Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are read
+// and checked, and the tokens are copied from them: the file is not read twice.
 static bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64_t n,
                                 unsigned char *out, Error *err) {
     const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
@@ -282,12 +240,12 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
     Shard *s = dataset_find(ds, doc, &start, &end);
     assert(offset >= 0 && n >= 0 && n <= end - start - offset);
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width;
-    // 16-bit tokens are read into the second half of out and widened forwards: out[i] never covers
-    // a token that is still to be read
+    // 16-bit tokens are read into the second half of out and widened forwards: out[i] never
+    // overwrites a token that is still needed
     unsigned char *raw = (unsigned char *)(out + n) - bytes;
     pthread_mutex_lock(&ds->lock);
     const bool ok =
-        dataset_touch(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
+        dataset_reopen(ds, s, err) && dataset_read_stored(ds, s, start + offset, n, raw, err);
     pthread_mutex_unlock(&ds->lock);
     if (!ok) return false;
     for (int64_t i = 0; width == 2 && i < n; i++) {

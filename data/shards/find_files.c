@@ -13,9 +13,7 @@
 
 #include "../base/error.h"
 #include "../base/memory.h"
-
-// -------------------------------------------------------------------------------------------------
-// Which files
+#include "../base/path.h"
 
 static void path_list_add(PathList *list, const char *path) {
     const size_t size = strlen(path) + 1;
@@ -35,14 +33,14 @@ static int path_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// Sorted by bytes, so that the order of documents does not depend on the locale.
+// By bytes, so that the order of documents does not depend on the locale.
 static void path_list_sort(PathList *list, size_t from) {
     if (list->n > from) qsort(list->items + from, list->n - from, sizeof(char *), path_compare);
 }
 
 static bool path_list_add_dir(PathList *list, const char *dir, const char *pattern, Error *err) {
     const size_t before = list->n;
-    char path[4096];
+    char path[IO_PATH_MAX];
     DIR *d = opendir(dir);
     if (!d) return error_set(err, EXIT_BAD_INPUT, "", "%s: cannot list: %s", dir, strerror(errno));
     bool ok = true;
@@ -73,7 +71,7 @@ static bool path_list_expand_dir(PathList *list, const char *dir, const char *sp
     return true;
 }
 
-static bool path_list_expand_glob(PathList *list, const char *pattern) {
+static void path_list_expand_glob(PathList *list, const char *pattern) {
     const size_t before = list->n;
     glob_t found;
     if (glob(pattern, 0, NULL, &found) == 0) {
@@ -81,10 +79,9 @@ static bool path_list_expand_glob(PathList *list, const char *pattern) {
         globfree(&found);
     }
     path_list_sort(list, before);
-    return list->n > before;
 }
 
-// A file, a directory, or a glob pattern, in this order: a name that exists is never a pattern.
+// A directory, a file or a glob pattern, in this order: a name that exists is never a pattern.
 static bool path_list_expand_one(PathList *list, const char *item, const char *split, Error *err) {
     struct stat st;
     const size_t before = list->n;

@@ -1,4 +1,4 @@
-// Which files --train and --val name: files, glob patterns, directories.
+// The files that --train and --val name: files, glob patterns, directories.
 #ifndef UNPAD_FIND_FILES_H
 #define UNPAD_FIND_FILES_H
 
@@ -7,17 +7,16 @@
 
 #include "../base/error.h"
 
-// -------------------------------------------------------------------------------------------------
-// Which files
-
 typedef struct {
-    char **items;
+    char **items;  // (n) owned paths; {0}: empty
     size_t n, capacity;
 } PathList;
 
 void path_list_free(PathList *list);
 
-// The whole of spec when it exists, else its parts between commas.
+// Adds the files that `spec` names: the whole of it when that exists, else its parts between commas.
+// Each is a file, a glob pattern or a directory (its SPLIT_*.bin, else *_SPLIT_*.bin, else for
+// "train" *.ds); patterns and directories in byte order. A part that names no file is EXIT_BAD_INPUT.
 bool path_list_expand(PathList *list, const char *spec, const char *split, Error *err);
 
 #endif

@@ -1,4 +1,5 @@
-// Which format a file has.
+// The formats of shards: one function for each, in a file of its own. To remove a format, delete its
+// file and its line here.
 #ifndef UNPAD_FORMATS_H
 #define UNPAD_FORMATS_H
 
@@ -8,9 +9,17 @@
 #include "dataset.h"
 #include "shard.h"
 
-// -------------------------------------------------------------------------------------------------
-// Which format
+// Opens a shard whose file is open. head (SHARD_HEADER_BYTES): the beginning of the file, padded with
+// zeros. *recognised: the file has this format; if not, *s is unchanged and the result means nothing.
+typedef bool ShardOpen(Shard *s, const unsigned char *head, const DatasetOptions *options,
+                       bool *recognised, Error *err);
 
+ShardOpen shard_open_datatrove;  // NAME.ds with NAME.ds.index
+ShardOpen shard_open_unpad;      // llm.c's NAME.bin; ours with our header words and NAME.idx
+ShardOpen shard_open_llmq;       // BIN.TOK
+ShardOpen shard_open_megatron;   // NAME.bin with NAME.idx
+
+// By the first format that recognises the file.
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err);
 
 #endif

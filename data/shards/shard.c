@@ -11,9 +11,7 @@
 #include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
-
-// -------------------------------------------------------------------------------------------------
-// Pieces that all formats share
+#include "../base/path.h"
 
 uint64_t shard_word(const unsigned char *p, size_t bytes) {
     uint64_t value = 0;
@@ -22,18 +20,18 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
 }
 
 bool shard_size_error(const File *f, uint64_t expected, const char *of, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+    return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                      "%s: expected exactly %llu bytes (%s), found %llu", f->path,
                      (unsigned long long)expected, of, (unsigned long long)f->size_bytes);
 }
 
-bool shard_prove_size(const Shard *s, uint64_t tail, Error *err) {
+bool shard_check_size(const Shard *s, Error *err) {
     uint64_t size = 0;
     const bool fits = s->num_tokens >= 0 &&
                       checked_mul((uint64_t)s->num_tokens, (uint64_t)s->token_bytes, &size) &&
-                      checked_add(size, s->data_offset + tail, &size);
+                      checked_add(size, s->data_offset, &size);
     if (!fits)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE, "%s: a header of %lld tokens",
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, "%s: a header of %lld tokens",
                          s->path, (long long)s->num_tokens);
     char of[64];
     snprintf(of, sizeof of, "%lld tokens of %d bytes", (long long)s->num_tokens, s->token_bytes);
@@ -46,7 +44,7 @@ bool shard_set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path, 
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t end = ends[i];
         if (end < before || end > (uint64_t)s->num_tokens)
-            return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+            return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                              "%s: document %llu ends at token %llu, expected %llu to %lld", path,
                              (unsigned long long)i, (unsigned long long)end,
                              (unsigned long long)before, (long long)s->num_tokens);
@@ -57,22 +55,16 @@ bool shard_set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path, 
         before = end;
     }
     if (before == (uint64_t)s->num_tokens) return true;
-    return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+    return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                      "%s: documents end at token %llu, expected %lld", path,
                      (unsigned long long)before, (long long)s->num_tokens);
 }
 
-bool shard_sidecar(char *out, size_t capacity, const char *path, size_t cut, const char *ending,
-                   Error *err) {
+bool shard_sidecar(char *out, const char *path, size_t cut, const char *ending, Error *err) {
     const int keep = (int)(strlen(path) - cut);
-    const int n = snprintf(out, capacity, "%.*s%s", keep, path, ending);
-    if (n > 0 && (size_t)n < capacity) return true;
+    const int n = snprintf(out, IO_PATH_MAX, "%.*s%s", keep, path, ending);
+    if (n > 0 && n < IO_PATH_MAX) return true;
     return error_set(err, EXIT_BAD_INPUT, "", "%s: path too long", path);
-}
-
-bool path_ends_with(const char *path, const char *ending) {
-    const size_t n = strlen(path), k = strlen(ending);
-    return n >= k && strcmp(path + n - k, ending) == 0;
 }
 
 uint64_t shard_num_blocks(const Shard *s) {
@@ -81,20 +73,21 @@ uint64_t shard_num_blocks(const Shard *s) {
 }
 
 bool shard_sample_tokens(Shard *s, Error *err) {
-    unsigned char piece[SAMPLE_BYTES];
+    enum { SAMPLES = 8, SAMPLE_BYTES = 4096 };
+    unsigned char sample[SAMPLE_BYTES];
     const uint64_t bytes = (uint64_t)s->num_tokens * (uint64_t)s->token_bytes,
-                   n = bytes < sizeof piece ? bytes : sizeof piece;
-    for (uint64_t i = 0; i < SAMPLE_PIECES; i++) {
-        const uint64_t at = (bytes - n) / (SAMPLE_PIECES - 1) * i +
-                            (bytes - n) % (SAMPLE_PIECES - 1) * i / (SAMPLE_PIECES - 1);
-        if (!file_read_at(&s->file, piece, n, s->data_offset + at, err)) return false;
-        s->token_sum = crc32c(s->token_sum, piece, (size_t)n);
+                   n = bytes < sizeof sample ? bytes : sizeof sample;
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        const uint64_t at =
+            (bytes - n) / (SAMPLES - 1) * i + (bytes - n) % (SAMPLES - 1) * i / (SAMPLES - 1);
+        if (!file_read_at(&s->file, sample, n, s->data_offset + at, err)) return false;
+        s->token_sum = crc32c(s->token_sum, sample, (size_t)n);
     }
     return true;
 }
 
 // -------------------------------------------------------------------------------------------------
-// Indexes built by scanning: formats that mark documents by a token only
+// Building an index by scanning
 
 typedef struct {
     uint64_t *items;
@@ -107,6 +100,7 @@ static void end_list_add(EndList *list, uint64_t end) {
     list->items[list->n++] = end;
 }
 
+// Was the token found?
 static bool shard_scan_block(const Shard *s, EndList *ends, const unsigned char *block,
                              int64_t from, int64_t n, uint32_t token, bool token_ends) {
     bool found = false;
@@ -124,8 +118,7 @@ static bool shard_scan_block(const Shard *s, EndList *ends, const unsigned char 
 
 bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *err) {
     static const int64_t BLOCK_TOKENS = 1 << 18;
-    EndList ends;
-    memset(&ends, 0, sizeof ends);
+    EndList ends = {0};
     unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     bool ok = true, found = false;
     for (int64_t at = 0; ok && at < s->num_tokens; at += BLOCK_TOKENS) {
@@ -148,6 +141,11 @@ bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *err) {
     }
     if (ends.n == 0 || ends.items[ends.n - 1] != (uint64_t)s->num_tokens)
         end_list_add(&ends, (uint64_t)s->num_tokens);
+    if (token_ends)
+        s->eos = token;
+    else
+        s->bos = token;
+    s->scanned = true;
     s->checksum = crc32c(s->checksum, ends.items, ends.n * sizeof(uint64_t));
     return shard_set_ends(s, ends.items, ends.n, s->path, err);
 }

@@ -1,5 +1,5 @@
-#include "unpad.h"
-
+// Our shards, and llm.c's, which they extend: NAME.bin with a header of 256 int32 and, if it is ours,
+// NAME.idx.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,21 +10,32 @@
 #include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
+#include "../base/path.h"
 #include "dataset.h"
+#include "formats.h"
 #include "shard.h"
 
-// -------------------------------------------------------------------------------------------------
-// Our shards, and llm.c's that they extend
+enum {
+    HEADER_WORDS = SHARD_HEADER_BYTES / 4,
+    OWN_MAGIC = 0x44415055,  // "UPAD"
+    OWN_VERSION = 1,
+    FLAG_BOS_FIRST = 1,
+    FLAG_EOS_LAST = 2,
+    INDEX_VERSION = 2,
+    INDEX_HEADER_BYTES = 40,
+    INDEX_V1_HEADER_BYTES = 32,  // version 1 has no checksums of tokens
+    INDEX_MAX_BLOCK = 1 << 20,   // tokens
+};
 
-// The sidecar: 8 bytes magic, uint32 version, uint32 checksum of the shard's header, uint64
-// documents, uint64 tokens, uint64 tokens of a block, the ends, uint32 checksums of the blocks,
-// CRC32C of all before. Version 1 has no blocks.
+// NAME.idx: 8 bytes magic, uint32 version, uint32 checksum of the shard's header, uint64 documents,
+// uint64 tokens, uint64 tokens per block, the ends, uint32 checksums of the blocks, CRC32C of
+// everything before it. Version 1 has no blocks. `body`: bytes before that CRC32C.
 static bool shard_check_index(const Shard *s, const File *f, const unsigned char *text,
                               uint64_t count, uint64_t body, Error *err) {
     const uint32_t crc = crc32c(0, text, (size_t)body),
                    expected = (uint32_t)shard_word(text + body, 4);
     if (expected != crc)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                          "%s: expected checksum %08x, found %08x", f->path, expected, crc);
     const bool belongs = shard_word(text + 12, 4) == s->checksum &&
                          shard_word(text + 16, 8) == count &&
@@ -33,21 +44,21 @@ static bool shard_check_index(const Shard *s, const File *f, const unsigned char
                                 "%s: is the index of another shard", f->path);
 }
 
-// How long the header of the index is and how many tokens share a checksum.
+// The length of the index header and the tokens per block.
 static bool shard_index_header(Shard *s, const File *f, uint64_t *header_bytes, Error *err) {
     unsigned char head[INDEX_HEADER_BYTES] = {0};
     const uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
     if (!file_read_at(f, head, n, 0, err)) return false;
     const uint64_t version = shard_word(head + 8, 4), block = shard_word(head + 32, 8);
     if (memcmp(head, "UNPADIDX", 8) != 0 || version < 1 || version > INDEX_VERSION)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                          "%s: expected an index of version 1 or %d", f->path, INDEX_VERSION);
     *header_bytes = version == 1 ? INDEX_V1_HEADER_BYTES : INDEX_HEADER_BYTES;
     if (version == 1) return true;
     if (block < 1 || block > INDEX_MAX_BLOCK)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
-                         "%s: checksums of blocks of %llu tokens, expected 1 to %d", f->path,
-                         (unsigned long long)block, INDEX_MAX_BLOCK);
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
+                         "%s: expected blocks of 1 to %d tokens, found %llu", f->path,
+                         INDEX_MAX_BLOCK, (unsigned long long)block);
     s->block_tokens = (int64_t)block;
     return true;
 }
@@ -69,7 +80,7 @@ static bool shard_read_index_file(Shard *s, const File *f, uint64_t count, Error
             s->block_crcs = host_calloc((size_t)num_blocks, 4, "checksums of tokens");
         if (num_blocks) memcpy(s->block_crcs, text + at + count * 8, (size_t)num_blocks * 4);
         s->token_sum = crc32c(0, text + at + count * 8, (size_t)num_blocks * 4);
-        // without the file's own checksum at the end: over both together it would be a constant
+        // without the CRC at the end: over the data and its own CRC, a CRC is a constant
         s->checksum = crc32c(s->checksum, text, (size_t)size - 4);
         ok = shard_set_ends(s, ends, count, f->path, err);
     }
@@ -78,10 +89,9 @@ static bool shard_read_index_file(Shard *s, const File *f, uint64_t count, Error
 }
 
 static bool shard_read_index(Shard *s, uint64_t count, Error *err) {
-    char path[4096];
+    char path[IO_PATH_MAX];
     File f;
-    if (!shard_sidecar(path, sizeof path, s->path, path_ends_with(s->path, ".bin") ? 4 : 0, ".idx",
-                       err) ||
+    if (!shard_sidecar(path, s->path, path_ends_with(s->path, ".bin") ? 4 : 0, ".idx", err) ||
         !file_open(&f, path, "copy each .bin together with its .idx", err))
         return false;
     const bool ok = shard_read_index_file(s, &f, count, err);
@@ -89,41 +99,42 @@ static bool shard_read_index(Shard *s, uint64_t count, Error *err) {
     return ok;
 }
 
-// The words that we add to llm.c's header; the CRC in the last one covers all others.
+// The words that we add to llm.c's header; the CRC in the last one covers the others.
 static bool shard_open_own(Shard *s, const unsigned char *head, Error *err) {
-    int32_t w[SHARD_HEADER_WORDS];
+    int32_t w[HEADER_WORDS];
     memcpy(w, head, sizeof w);
-    s->format = SHARD_UNPAD;
+    s->format = "unpad.c";
     const uint32_t crc = crc32c(0, w, sizeof w - 4);
     if ((uint32_t)w[255] != crc)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                          "%s: header checksum: expected %08x, found %08x", s->path,
                          (uint32_t)w[255], crc);
-    if (w[9] != SHARD_OWN_VERSION)
+    if (w[9] != OWN_VERSION)
         return error_set(err, EXIT_BAD_INPUT, "use a newer unpad.c",
-                         "%s: expected shard version %d, found %d", s->path, SHARD_OWN_VERSION,
-                         w[9]);
+                         "%s: expected shard version %d, found %d", s->path, OWN_VERSION, w[9]);
     s->checksum = crc;
     s->vocab_size = w[10];
-    s->bos = (w[11] & SHARD_FLAG_BOS_FIRST) != 0 ? w[12] : -1;
-    s->eos = (w[11] & SHARD_FLAG_EOS_LAST) != 0 ? w[13] : -1;
+    s->bos = (w[11] & FLAG_BOS_FIRST) != 0 ? w[12] : -1;
+    s->eos = (w[11] & FLAG_EOS_LAST) != 0 ? w[13] : -1;
     s->tokenizer_hash = shard_word(head + 16 * 4, 8);
     const uint64_t count = shard_word(head + 14 * 4, 8);
     if (s->vocab_size < 1 || s->bos >= s->vocab_size || s->eos >= s->vocab_size || s->bos < -1 ||
         s->eos < -1)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                          "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size, s->bos,
                          s->eos);
-    return shard_prove_size(s, 0, err) && shard_read_index(s, count, err);
+    return shard_check_size(s, err) && shard_read_index(s, count, err);
 }
 
-bool shard_open_llmc(Shard *s, const unsigned char *head, const DatasetOptions *options,
-                     Error *err) {
-    int32_t w[SHARD_HEADER_WORDS];
+bool shard_open_unpad(Shard *s, const unsigned char *head, const DatasetOptions *options,
+                      bool *recognised, Error *err) {
+    int32_t w[HEADER_WORDS];
     memcpy(w, head, sizeof w);
-    s->format = SHARD_LLMC;
-    s->data_offset = SHARD_HEADER_BYTES;
     const bool wide = w[0] == SHARD_MAGIC_U32;
+    *recognised = s->file.size_bytes >= sizeof w && (wide || w[0] == SHARD_MAGIC_U16);
+    if (!*recognised) return false;
+    s->format = "llm.c";
+    s->data_offset = SHARD_HEADER_BYTES;
     s->token_bytes = wide ? 4 : 2;
     s->num_tokens = w[2];
     s->checksum = crc32c(0, head, SHARD_HEADER_BYTES);
@@ -131,19 +142,15 @@ bool shard_open_llmc(Shard *s, const unsigned char *head, const DatasetOptions *
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected version %d of magic %d, found %d",
                          s->path, wide ? 7 : 1, w[0], w[1]);
     if (w[2] < 0)
-        return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE, "%s: a header of %d tokens",
+        return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, "%s: a header of %d tokens",
                          s->path, w[2]);
-    if (w[8] == SHARD_OWN_MAGIC) return shard_open_own(s, head, err);
-    for (int i = 3; i < SHARD_HEADER_WORDS; i++)
+    if (w[8] == OWN_MAGIC) return shard_open_own(s, head, err);
+    for (int i = 3; i < HEADER_WORDS; i++)
         if (w[i] != 0)
-            return error_set(err, EXIT_BAD_INPUT, DATASET_HINT_REMAKE,
+            return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                              "%s: header word %d: expected 0 in an llm.c shard, found %d", s->path,
                              i, w[i]);
     const int32_t usual = wide ? 128000 : 50256;
     const int32_t token = options->boundary_token >= 0 ? options->boundary_token : usual;
-    if (options->boundary_ends)
-        s->eos = token;
-    else
-        s->bos = token;
-    return shard_prove_size(s, 0, err) && shard_scan(s, token, options->boundary_ends, err);
+    return shard_check_size(s, err) && shard_scan(s, token, options->boundary_ends, err);
 }
