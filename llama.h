@@ -1019,11 +1019,6 @@ static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *
     return moments_load(llama_parameters(m), path, err);
 }
 
-static inline bool llama_save_weights(LlamaModel *m, const char *path, SafetensorsWriter *w,
-                                      Error *err) {
-    return weights_save(llama_parameters(m), path, w, err);
-}
-
 // Rank 0, while the others are in llama_send_optimizer.
 static inline bool llama_save_optimizer(LlamaModel *m, const char *path, SafetensorsWriter *w,
                                         Error *err) {

@@ -34,13 +34,19 @@
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/plan.h"
+#include "data/batches/summary.h"
 #include "data/models/config.h"
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/log.h"
+#include "data/runs/model_files.h"
 #include "data/runs/samples.h"
 #include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
+#include "data/runs/spike.h"
+#include "data/runs/state.h"
+#include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"
 #include "kernels/comm/agree.h"
 #include "kernels/comm/comm.h"
@@ -48,10 +54,6 @@
 #include "llama.h"             // defines: LlamaModel, forward, backward, update
 #include "train/algorithms.h"  // defines: repeat_matmul_choices
 #include "train/balance.h"     // defines: StepBalance
-#include "train/report.h"      // defines: RunLog, StepReport
-#include "train/saving.h"      // defines: TrainingState, save_model
-#include "train/spike.h"       // defines: LossTrend, loss_is_spike
-#include "train/vocabulary.h"  // defines: vocabulary_check, vocabulary_warn
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -447,14 +449,15 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
+// Everything beside the model that --resume needs. path: of optimizer.safetensors.
 static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
-    char text[16384];
-    StateField plan[STATE_PLAN_FIELDS];
-    TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    state_plan_fields(plan, &run.loader_settings.plan, run.train.fingerprint,
-                      run.train.token_fingerprint);
-    size_t n = state_text(text, sizeof text, &state, plan, UNPAD_VERSION, option_table);
-    return save_training_state(ck, m, path, text, n, err);
+    SafetensorsWriter w;
+    const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
+    return llama_save_optimizer(m, path, &w, err) &&
+           checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
+           save_matmul_choices(ck, err) &&
+           state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
+                       option_table, err);
 }
 
 // name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks: what each
@@ -466,7 +469,8 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     llama_gather_weights(m);
     bool ok = !speaks() || (dir_lock_check(&run.lock, o.out, err) && log_sync(&run.log, err) &&
                             checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                            save_model(ck, m, &run.files, err) &&
+                            model_files_write(&run.files, &m->config, llama_parameters(m), ck,
+                                              err) &&
                             checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!speaks()) {
@@ -615,15 +619,17 @@ static void train(LlamaModel *m) {
         mean_ms = step == first ? ms : mean_ms + 0.1 * (ms - mean_ms);
         const double pause_ms = step == first ? 0 : pauses_ms / (double)(step - first);
         const double loss = scalars.loss_sum / (double)data->num_targets;
-        StepReport report = {step + 1,
-                             o.steps,
-                             ms,
-                             mean_ms + pause_ms,
-                             scalars,
-                             hyper.lr,
-                             step_balance(data),
-                             useful_flops(data),
-                             loss_is_spike(&run.trend, loss)};
+        const StepReport report = {.step = step + 1,
+                                   .steps = o.steps,
+                                   .ms = ms,
+                                   .mean_ms = mean_ms + pause_ms,
+                                   .loss = loss,
+                                   .grad_norm = scalars.grad_norm,
+                                   .lr = hyper.lr,
+                                   .useful_flops = useful_flops(data),
+                                   .skipped = scalars.scale == 0,
+                                   .spike = loss_is_spike(&run.trend, loss),
+                                   .balance = step_balance(data)};
         report_step(&run.log, &report, data);
         tokens += data->real_tokens;
         all_ms += ms;
@@ -989,12 +995,8 @@ static void take_options(int argc, char **argv) {
 // Sets the cursor; returns how long the log was.
 static int64_t read_state(void) {
     Error err = {0};
-    StateField plan[STATE_PLAN_FIELDS];
-    TrainingState state;
-    memset(&state, 0, sizeof state);
-    state_plan_fields(plan, &run.loader_settings.plan, run.train.fingerprint,
-                      run.train.token_fingerprint);
-    must(state_read(&state, run.resume_dir, plan, &err), &err);
+    TrainingState state = {0};
+    must(state_read(&state, run.resume_dir, &run.loader_settings.plan, &run.train, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
     return state.log_bytes;
@@ -1201,7 +1203,7 @@ static void open_tokenizer(void) {
     const char *dirs[] = {run.resume_dir, o.model, o.train}, *from = NULL;
     const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
-    int found = 0;
+    bool found = false;
     for (size_t i = 0; i < num_dirs && !from; i++) {
         if (!path_is_dir(dirs[i])) continue;
         must(path_join(path, sizeof path, dirs[i], "tokenizer.json", &err), &err);
@@ -1211,20 +1213,16 @@ static void open_tokenizer(void) {
     if (from) must(tokenizer_open(&run.tokenizer, path, &err), &err);
     for (size_t i = 0; i < num_dirs && !found && speaks(); i++)
         if ((!from || from == dirs[i]) && path_is_dir(dirs[i]))
-            must(model_files_read(&run.files, dirs[i], FIRST_TOKENIZER_FILE, NUM_MODEL_FILES,
-                                  &found, &err),
-                 &err);
+            must(model_files_read_tokenizer(&run.files, dirs[i], &found, &err), &err);
 }
 
 static void read_generation_config(void) {
     Error err = {0};
     const char *dirs[] = {run.resume_dir, o.model};
-    int found = 0;
+    bool found = false;
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && speaks(); i++)
         if (path_is_dir(dirs[i]))
-            must(model_files_read(&run.files, dirs[i], GENERATION_CONFIG, FIRST_TOKENIZER_FILE,
-                                  &found, &err),
-                 &err);
+            must(model_files_read_generation(&run.files, dirs[i], &found, &err), &err);
 }
 
 static void check_vocabulary(void) {
@@ -1552,8 +1550,8 @@ int main(int argc, char **argv) {
         must(llama_load_optimizer(m, path, &err), &err);
     }
     if (speaks()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
-    log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, run.cursor.step,
-              &run.config, &run.train_summary, &run.val_summary, option_table);
+    log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
+              run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
     finish(m);
     comm_finalize();
