@@ -50,10 +50,8 @@
 #include "data/shards/dataset.h"
 #include "kernels/comm/agree.h"
 #include "kernels/comm/comm.h"
-#include "kernels/kernels.h"   // defines: the device
-#include "llama.h"             // defines: LlamaModel, forward, backward, update
-#include "train/algorithms.h"  // defines: repeat_matmul_choices
-#include "train/balance.h"     // defines: StepBalance
+#include "kernels/kernels.h"  // defines: the device
+#include "llama.h"            // defines: LlamaModel, forward, backward, update
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -449,6 +447,41 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
+// Which matmul algorithms a run uses is kept in its checkpoints: another algorithm adds in another
+// order, so a resumed run that selected again might not be bit-identical.
+static const char MATMUL_CHOICES_FILE[] = "matmul.txt";
+
+// No file when the backend has nothing to choose.
+static bool save_matmul_choices(Checkpoint *ck, Error *err) {
+    const size_t n = matmul_choices(NULL, 0);
+    if (n == 0) return true;
+    char *text = host_calloc(n + 1, 1, "matmul choices");
+    matmul_choices(text, n + 1);
+    bool ok = checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, n, err);
+    free(text);
+    return ok;
+}
+
+// The choices of checkpoint `dir`, if it has any. Where they cannot be repeated training continues
+// with a warning: that costs bits, not correctness.
+static void repeat_matmul_choices(const char *dir) {
+    const uint64_t max_bytes = 1 << 22;
+    Error err = {0};
+    char path[IO_PATH_MAX];
+    uint64_t n = 0;
+    must(path_join(path, sizeof path, dir, MATMUL_CHOICES_FILE, &err), &err);
+    if (!path_exists(path)) return;
+    char *text = file_read_all(path, max_bytes, &n, "", &err);
+    must(text != NULL, &err);
+    const char *why = matmul_repeat_choices(text);
+    free(text);
+    if (!why) return;
+    fprintf(
+        stderr,
+        "warning: %s: selecting matmul algorithms again; results may not be bit-identical: %s\n",
+        path, why);
+}
+
 // Everything beside the model that --resume needs. path: of optimizer.safetensors.
 static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
     SafetensorsWriter w;
@@ -467,11 +500,11 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
     llama_gather_weights(m);
-    bool ok = !speaks() || (dir_lock_check(&run.lock, o.out, err) && log_sync(&run.log, err) &&
-                            checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                            model_files_write(&run.files, &m->config, llama_parameters(m), ck,
-                                              err) &&
-                            checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
+    bool ok =
+        !speaks() || (dir_lock_check(&run.lock, o.out, err) && log_sync(&run.log, err) &&
+                      checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
+                      model_files_write(&run.files, &m->config, llama_parameters(m), ck, err) &&
+                      checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!speaks()) {
         if (ok && name == NULL) llama_send_optimizer(m);
@@ -532,6 +565,25 @@ static void save_or_warn(LlamaModel *m, bool last) {
 
 // ------------------------------------------------------------------------------------------------
 // The loop
+
+// All ranks, after the wait that ends the step: nothing here waits for the device.
+static StepBalance step_balance(const StepData *data) {
+    StepBalance b = {0};
+    const int32_t ranks = comm_num_ranks();
+    if (ranks == 1) return b;
+    const float own_ms = device_timer_ms();
+    float *ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+    double sum = 0;
+    comm_all_gather_host(ms, &own_ms, sizeof own_ms);
+    for (int32_t r = 0; r < ranks; r++) {
+        sum += (double)ms[r];
+        if (ms[r] > ms[b.slowest_rank]) b.slowest_rank = r;
+    }
+    b.planned = data->imbalance;
+    b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
+    free(ms);
+    return b;
+}
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
@@ -885,9 +937,7 @@ static bool check_packing(LlamaModel *m, Dataset *dataset, LoaderSettings settin
 // The output directory, and what --resume finds in it
 
 // Not --compare, --steps 0 and the like, which leave --out alone.
-static bool trains(void) {
-    return o.steps > 0 && !o.dry_run && !o.compare && !o.check_packing;
-}
+static bool trains(void) { return o.steps > 0 && !o.dry_run && !o.compare && !o.check_packing; }
 
 // Rank 0: from here on this run is the only one that writes there. Undoes what a killed one left.
 static void lock_out_dir(void) {
@@ -1381,8 +1431,8 @@ static void print_steps(void) {
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
         "%d tokens (%s), about %.*f steps an epoch\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->micro_batch_tokens,
-        p->fill_ppm * 1e-4, p->max_seqlen,
+        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es",
+        p->micro_batch_tokens, p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
     const PlanSettings usual = plan_settings();
     if (p->work_token == 0 && p->work_tile == 0)
