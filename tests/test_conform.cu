@@ -424,7 +424,7 @@ __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap fr
 #if HAS_TMA
     extern __shared__ __align__(1024) unsigned char smem[];
     __shared__ __align__(8) uint64_t bar;
-    uint32_t b = smem_u32(&bar), s = smem_u32(smem);
+    uint32_t b = smem_u32(&bar), s = opaque(smem_u32(smem));
     if (threadIdx.x == 0) {
         mbar_init(b, 1);
         fence_mbar_init();

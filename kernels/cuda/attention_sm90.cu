@@ -324,8 +324,13 @@ CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_toke
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
         void *entry = NULL;
+#if CUDART_VERSION >= 12050
         CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
                                                     cudaEnableDefault, &found));
+#else  // gone in 13.0
+        CUDA_CHECK(
+            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
+#endif
         if (!entry) cuda_unsupported("attention: expected a driver with tensor maps", 0);
         encode = (decltype(encode))entry;
     }
