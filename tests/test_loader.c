@@ -244,6 +244,47 @@ TEST(micro_batches_of_one_size) {
     dataset_close(&ds);
 }
 
+// A work list that repeats what it was made of, and says how often it was asked for.
+static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs) {
+    ++*(int *)context;
+    memcpy(out, cu_seqlens, ((size_t)num_docs + 1) * sizeof *out);
+    return (size_t)num_docs + 1;
+}
+
+static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlens, int32_t n) {
+    return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
+}
+
+TEST(work_lists_are_of_the_final_batch) {
+    Dataset ds;
+    StepData d = {0};
+    Error err = {0};
+    open_data(&ds);
+    for (int i = 0; i < 5; i++) {
+        LoaderSettings s = settings_of((Layout)(i % 4));
+        int calls = 0;
+        s.fixed_segments = i == 4 ? 40 : 0;
+        s.work_list = list_again;
+        s.work_context = &calls;
+        s.max_work = (size_t)s.plan.micro_batch_tokens + 1;
+        CHECK_MSG(loader_load_step(&d, &ds, &s, START, &err), "%s", err.what);
+        CHECK(calls == d.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1));
+        for (Batch *b = d.micro; b < d.micro + d.num_micro; b++) {
+            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_docs));
+            CHECK(s.layout == LAYOUT_REPAD ? lists(b->real_work, b->num_real_work,
+                                                   b->real_cu_seqlens, b->num_real_segments)
+                                           : b->num_real_work == 0);
+        }
+        batch_pack(&d.micro[0], NULL, 0);  // and not of any other
+        CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    }
+    LoaderSettings none = settings_of(LAYOUT_REPAD);
+    CHECK(loader_load_step(&d, &ds, &none, START, &err));
+    CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    step_data_free(&d);
+    dataset_close(&ds);
+}
+
 TEST(a_loader_resumes_anywhere) {
     enum { STEPS = 20 };
     Dataset ds;

@@ -5,7 +5,6 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "../data/base/error.h"
 #include "../data/base/sum_tree.h"
 #include "../data/batches/batch.h"
 #include "../data/batches/loader.h"
@@ -20,8 +19,6 @@ static inline double now_ms(void) {
 }
 
 static inline void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
-    Error err = {0, "", ""};
-    must(batch_check(b, m->config.vocab_size, &err), &err);
     comm_phase("forward", -1);
     llama_set_batch(m, b);
     pass_through(m, graph);

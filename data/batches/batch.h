@@ -49,6 +49,10 @@ typedef struct {
     int32_t real_max_seqlen;
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
+    // attention work lists of cu_seqlens and real_cu_seqlens, in the backend's own format; made by
+    // the loader, if at all, and freed by batch_free
+    int32_t *work, *real_work;       // (num_work), (num_real_work)
+    size_t num_work, num_real_work;  // 0: not made
     // what the arrays have room for
     int32_t micro_batch_tokens, max_docs;
     int32_t *sort_scratch;  // (micro_batch_tokens)

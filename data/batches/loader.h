@@ -25,6 +25,11 @@ typedef struct {
     // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments, where
     // their documents leave room for that
     int32_t fixed_segments;
+    // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
+    // the int32 used; called by the thread that loads. NULL: batches have no work lists.
+    size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs);
+    void *work_context;
+    size_t max_work;  // int32 that any micro-batch may need
 } LoaderSettings;
 
 typedef struct {

@@ -29,6 +29,10 @@
 double timer_now_ms(void);
 void timer_leave_out(double ms);
 
+// device.c: threads of this backend. On a thread other than the one that called device_init,
+// omp_get_max_threads does not know them.
+int cpu_threads(void);
+
 // Sums run in LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { LANES = 16 };
