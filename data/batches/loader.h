@@ -29,7 +29,7 @@ typedef struct {
     // the int32 used; called by the thread that loads. NULL: batches have no work lists.
     size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs);
     void *work_context;
-    size_t max_work;  // int32 that any micro-batch may need
+    size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
 } LoaderSettings;
 
 typedef struct {
