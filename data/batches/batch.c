@@ -225,7 +225,8 @@ static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total
     return true;
 }
 
-// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is right.
+// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is
+// right.
 static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
     int32_t targets = 0;
     for (int32_t s = 0; s < b->num_docs; s++) {

@@ -196,7 +196,7 @@ bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState sta
     const int failed = pthread_create(&l->thread, NULL, loader_run, l);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     l->running = failed == 0;
-    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the limit of threads (ulimit -u)",
+    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the thread limit (ulimit -u)",
                                    "data loader: cannot start a thread: %s", strerror(failed));
 }
 
