@@ -386,8 +386,6 @@ static void pass_graph_free(PassGraph *g) {
 }
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
-    Error err = {0};
-    must(batch_check(b, m->config.vocab_size, &err), &err);
     comm_phase("forward", -1);
     llama_set_batch(m, b);
     pass_through(m, graph);
@@ -1222,6 +1220,15 @@ static void make_loader_settings(void) {
     if (o.cuda_graph) fix_size(s);
 }
 
+// The loader thread makes the attention work lists; only the planned model knows its heads.
+static void load_work_lists(LlamaModel *m) {
+    LoaderSettings *s = &run.loader_settings;
+    const int32_t most = s->plan.micro_batch_tokens;
+    s->work_list = llama_work_list;
+    s->work_context = &m->heads;
+    s->max_work = attention_plan_size(most, most);
+}
+
 // The rule: every rank has at least one micro-batch of each step.
 static void check_ranks(void) {
     Error err = {0};
@@ -1454,6 +1461,7 @@ int main(int argc, char **argv) {
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
+    load_work_lists(m);
     print_plan(m);
     check_weights(m);
     check_memory(m);

@@ -117,7 +117,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in pairs of one kv head
     for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
-    share = share * heads.num_kv_heads / omp_get_max_threads();
+    share = share * heads.num_kv_heads / cpu_threads();
 
     for (int doc = 0; doc < num_docs; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
