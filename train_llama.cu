@@ -38,6 +38,7 @@
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/log.h"
+#include "data/runs/manifest.h"
 #include "data/runs/model_files.h"
 #include "data/runs/samples.h"
 #include "data/runs/sampling.h"
@@ -895,8 +896,7 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static void report_damaged(void *context, const char *dir, const Error *why) {
-    (void)context;
+static void report_damaged(const char *dir, const Error *why) {
     fprintf(stderr, "warning: %s passed over: %s\n", dir, why->what);
 }
 
@@ -946,7 +946,7 @@ static void find_resume_dir(void) {
     comm_barrier();  // what a killed run left is in order
     if (!o.resume) return;
     if (strcmp(o.resume, "newest") != 0) {
-        must(checkpoint_verify(o.resume, &step, &err), &err);
+        must(manifest_verify(o.resume, &step, &err), &err);
         must(path_printf(run.resume_dir, sizeof run.resume_dir, &err, "%s", o.resume), &err);
         must(path_printf(own, sizeof own, &err, "%s/step-%08lld", o.out, (long long)step), &err);
         run.in_place = same_file(own, run.resume_dir);
@@ -955,7 +955,7 @@ static void find_resume_dir(void) {
     }
     if (path_is_dir(o.out))
         must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step,
-                                    report_damaged, NULL, &err),
+                                    report_damaged, &err),
              &err);
     run.in_place = step >= 0;
     if (run.in_place) return;
