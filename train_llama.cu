@@ -1242,11 +1242,11 @@ static void summarize_data(void) {
 // are not free: attention starts a block for each, which finds out that there is no document.
 static void fix_size(LoaderSettings *s) {
     const int64_t docs = run.train.num_docs, tokens = run.train.num_tokens;
-    const int64_t capacity = s->plan.capacity, longest = s->plan.max_seqlen;
+    const int64_t capacity = s->plan.micro_batch_tokens, longest = s->plan.max_seqlen;
     const int64_t mean = docs * longest < tokens ? longest : tokens / (docs > 0 ? docs : 1);
     const int64_t room = 2 * capacity / (mean > 0 ? mean : 1) + 32;
     s->fixed_segments = (int32_t)(room < capacity ? room : capacity);
-    run.graph.total_tokens = s->plan.capacity;
+    run.graph.total_tokens = s->plan.micro_batch_tokens;
     run.graph.num_docs = s->fixed_segments;
 }
 
@@ -1256,7 +1256,7 @@ static void make_loader_settings(void) {
     s->plan = plan_settings();
     s->plan.seed = (uint64_t)o.seed;
     s->plan.max_seqlen = o.max_seqlen;
-    s->plan.capacity = o.micro_batch_tokens;
+    s->plan.micro_batch_tokens = o.micro_batch_tokens;
     s->plan.num_micro = (int32_t)(o.batch_tokens / o.micro_batch_tokens);
     float fill = o.fill > 0               ? o.fill
                  : s->plan.num_micro == 1 ? 1
@@ -1269,7 +1269,7 @@ static void make_loader_settings(void) {
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();
-    s->in_order = sums_in_order();
+    s->deterministic_reduction = sums_in_order();
     must(plan_settings_check(&s->plan, &err), &err);
     if (o.cuda_graph) fix_size(s);
 }
@@ -1308,7 +1308,7 @@ static void load_validation(void) {
     const DocIndex index = dataset_doc_index(&run.val);
     s.layout = LAYOUT_PACKED;
     s.fixed_segments = 0;
-    s.in_order = s.num_ranks > 1 || sums_in_order();
+    s.deterministic_reduction = s.num_ranks > 1 || sums_in_order();
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
     must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
@@ -1349,7 +1349,7 @@ static int plan_first_steps(double *real_tokens, double *capacity) {
     for (; num_steps < 8 && *real_tokens < 0x1p24; num_steps++) {
         must(plan_step(&plan, &index, s, LAYOUT_PACKED, &at, &err), &err);
         *real_tokens += (double)plan.real_tokens;
-        *capacity += (double)s->num_micro * s->capacity;
+        *capacity += (double)s->num_micro * s->micro_batch_tokens;
         at = plan.cursor_after;
     }
     plan_free(&plan);
@@ -1364,7 +1364,7 @@ static void print_steps(void) {
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
         "%d tokens (%s), about %.*f steps an epoch\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->capacity,
+        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->micro_batch_tokens,
         p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
     const PlanSettings usual = plan_settings();

@@ -107,7 +107,7 @@ TEST(packed_and_repad_attend_to_the_same_segments) {
     for (int round = 0; round < 1000; round++) {
         make_case(&c);
         batch_pack(&packed, c.docs, c.n);
-        batch_repad(&repad, c.docs, c.n, c.row_len);
+        batch_fill(&repad, LAYOUT_REPAD, c.docs, c.n, c.row_len);
         CHECK(packed.attention_pairs == repad.attention_pairs);
         CHECK(packed.max_seqlen == repad.real_max_seqlen);
         CHECK(packed.num_docs == repad.num_real_segments);
@@ -213,7 +213,7 @@ TEST(batches_can_be_completed_to_one_size) {
         completed += room;
     }
     CHECK(completed > 50);
-    batch_pad(&b, c.docs, 0, 5);
+    batch_fill(&b, LAYOUT_PADDED, c.docs, 0, 5);
     CHECK(!batch_complete(&b, CAPACITY, CAPACITY));  // packed ones only
     batch_free(&b), batch_free(&before);
 }
@@ -239,7 +239,7 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->total_tokens++)                                                                \
     X(ALL, b->total_tokens--)                                                                \
     X(ALL, b->total_tokens = -1)                                                             \
-    X(ALL, b->total_tokens = b->capacity + 1)                                                \
+    X(ALL, b->total_tokens = b->micro_batch_tokens + 1)                                      \
     X(ALL, b->num_docs++)                                                                    \
     X(ALL, b->num_docs--)                                                                    \
     X(ALL, b->num_docs = -1)                                                                 \
@@ -302,7 +302,7 @@ static void make_small(Batch *b, Layout layout) {
     X(PADDED, b->layout = LAYOUT_REPAD)                                                      \
     X(REPAD, b->layout = LAYOUT_PADDED)                                                      \
     X(PACKED, b->layout = LAYOUT_PADDED)                                                     \
-    X(ALL, b->capacity = b->total_tokens - 1)
+    X(ALL, b->micro_batch_tokens = b->total_tokens - 1)
 
 // And of a packed batch that was completed: 8 rows and 2 documents, then a segment of padding and
 // an empty one
@@ -357,12 +357,21 @@ TEST(check_refuses_every_planted_corruption) {
     COMPLETED_CORRUPTIONS(CORRUPT_COMPLETED)
 }
 
+static void sort_tokens(Batch *b) {
+    for (int32_t i = 0; i < b->total_tokens; i++) {
+        int32_t k = i;
+        for (; k > 0 && b->tokens[b->token_order[k - 1]] > b->tokens[i]; k--)
+            b->token_order[k] = b->token_order[k - 1];
+        b->token_order[k] = i;
+    }
+}
+
 // What follows from a change is put right, so that only the check of that layout itself can see it.
 static void put_right(Batch *b) {
     const bool repad = b->layout == LAYOUT_REPAD;
     const int32_t *cu = repad ? b->real_cu_seqlens : b->cu_seqlens;
     const int32_t n = repad ? b->num_real_segments : b->num_docs;
-    batch_sort_tokens(b);
+    sort_tokens(b);
     b->attention_pairs = b->max_seqlen = b->real_max_seqlen = 0;
     for (int32_t s = 0; s < n; s++) {
         const int64_t length = cu[s + 1] - cu[s];
@@ -376,35 +385,36 @@ static void put_right(Batch *b) {
     }
 }
 
-#define REFUSED_FOR(layout_, change_, why_)                                    \
-    {                                                                          \
-        Batch batch, *b = &batch;                                              \
-        Error err = {0};                                                       \
-        make_small(b, layout_);                                                \
-        put_right(b);                                                          \
-        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);                \
-        change_;                                                               \
-        put_right(b);                                                          \
-        CHECK(!batch_check(b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);     \
-        CHECK_MSG(strstr(err.what, why_), "%s, expected %s", err.what, why_);  \
-        batch_free(b);                                                         \
+#define REFUSED_FOR(layout_, change_, why_)                                   \
+    {                                                                         \
+        Batch batch, *b = &batch;                                             \
+        Error err = {0};                                                      \
+        make_small(b, layout_);                                               \
+        put_right(b);                                                         \
+        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);               \
+        change_;                                                              \
+        put_right(b);                                                         \
+        CHECK(!batch_check(b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);    \
+        CHECK_MSG(strstr(err.what, why_), "%s, expected %s", err.what, why_); \
+        batch_free(b);                                                        \
     }
 
 TEST(check_refuses_what_only_its_layout_forbids) {
     REFUSED_FOR(LAYOUT_PACKED, b->tokens[1] = 9, "row 0: target 11, next token 9")
     REFUSED_FOR(LAYOUT_PADDED, b->tokens[5] = 3, "row 5 is after its document")
     REFUSED_FOR(LAYOUT_PADDED, b->cu_seqlens[1] = 5, "2 documents, 2 rows of 7, 12 in all")
-    REFUSED_FOR(LAYOUT_PADDED, b->tokens[6] = 0; b->targets[6] = -1; b->num_targets--,
-                "row 7 is after its document")
+    REFUSED_FOR(LAYOUT_PADDED, b->tokens[6] = 0; b->targets[6] = -1;
+                b->num_targets--, "row 7 is after its document")
     REFUSED_FOR(LAYOUT_ROWS, b->cu_seqlens[1] = 5, "8 tokens in 2 rows of 7, 12 in all")
     REFUSED_FOR(LAYOUT_ROWS, b->tokens[11] = 3, "row 11 is not padding")
     REFUSED_FOR(LAYOUT_ROWS, b->tokens[2] = 9, "3 documents end, expected at most 2")
     REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 7, "7 real rows in row 0 of 6")
     REFUSED_FOR(LAYOUT_REPAD, b->real_rows[7] = 9, "real_rows[7] is 9, expected 8")
-    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 4; for (int i = 0; i < 4; i++)
-                b->real_rows[4 + i] = 6 + i, "row 4 is left out, not padding")
-    REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--; b->real_cu_seqlens[2]--,
-                "7 real rows of 8, 2 segments of 2")
+    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 4;
+                for (int i = 0; i < 4; i++) b->real_rows[4 + i] = 6 + i,
+                "row 4 is left out, not padding")
+    REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--;
+                b->real_cu_seqlens[2]--, "7 real rows of 8, 2 segments of 2")
 }
 
 static uint32_t *field_at(Batch *b, uint32_t i) {

@@ -821,8 +821,7 @@ TEST(tokenizers_must_agree) {
     CHECK_MSG(strstr(err.what, "vocabulary of 100, the model has 99"), "%s", err.what);
     err = (Error){0};
     options.vocab_size = 1000;
-    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) &&
-          ds.vocab_size == VOCAB);
+    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) && ds.vocab_size == VOCAB);
     dataset_close(&ds);
 }
 
@@ -863,7 +862,8 @@ TEST(random_damage_is_survived) {
         for (uint32_t n = 1 + test_rng_below(3); n > 0; n--) {
             if (test_rng_below(2))
                 f.bin[test_rng_below((uint32_t)f.bin_size)] = (uint8_t)test_rng_u32();
-            else f.idx[test_rng_below((uint32_t)f.idx_size)] = (uint8_t)test_rng_u32();
+            else
+                f.idx[test_rng_below((uint32_t)f.idx_size)] = (uint8_t)test_rng_u32();
         }
         if (test_rng_below(4)) seal(&f);
         save(&f, "fuzz");

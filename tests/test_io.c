@@ -152,8 +152,8 @@ TEST(paths_join_or_refuse) {
 }
 
 TEST(paths_parents) {
-    static const char *const cases[][2] = {
-        {"a/b", "a"}, {"b", "."}, {"/b", "/"}, {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
+    static const char *const cases[][2] = {{"a/b", "a"},     {"b", "."},   {"/b", "/"},
+                                           {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
     char out[16];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0, "", ""};
@@ -420,10 +420,14 @@ TEST(lines_are_appended_and_cut) {
         int64_t keep;
         const char *left;
         int64_t removed;
-    } cuts[] = {{100, "one\ntwo\nthree\n", 0}, {14, "one\ntwo\nthree\n", 0},
-                {13, "one\ntwo\n", 1},          {8, "one\ntwo\n", 1},
-                {7, "one\n", 2},                {4, "one\n", 2},
-                {3, "", 3},                     {0, "", 3}};
+    } cuts[] = {{100, "one\ntwo\nthree\n", 0},
+                {14, "one\ntwo\nthree\n", 0},
+                {13, "one\ntwo\n", 1},
+                {8, "one\ntwo\n", 1},
+                {7, "one\n", 2},
+                {4, "one\n", 2},
+                {3, "", 3},
+                {0, "", 3}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         LineFile f;
         Error err = {0, "", ""};
@@ -509,29 +513,113 @@ static bool json_accepts(const char *text, size_t n) {
 }
 
 TEST(json_accepts_json) {
-    static const char *const good[] = {
-        "{}", "[]", "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-1.5e-5", "true", "false", "null",
-        "\"\"", " { } ", "\t[\n1 ,\r 2 ]", "{\"a\":1,\"b\":{\"a\":2}}", "[[[[]]]]",
-        "\"\\u0041\\n\\\\\\/\\\"\"", "\"\\ud83d\\ude00\"",
-        "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"", "{\"a\":1,\"A\":2}", "[1e400]",
-        "\"\\\\u0000\""};
+    static const char *const good[] = {"{}",
+                                       "[]",
+                                       "0",
+                                       "-0",
+                                       "1.5",
+                                       "1e5",
+                                       "1E+5",
+                                       "1e-5",
+                                       "-1.5e-5",
+                                       "true",
+                                       "false",
+                                       "null",
+                                       "\"\"",
+                                       " { } ",
+                                       "\t[\n1 ,\r 2 ]",
+                                       "{\"a\":1,\"b\":{\"a\":2}}",
+                                       "[[[[]]]]",
+                                       "\"\\u0041\\n\\\\\\/\\\"\"",
+                                       "\"\\ud83d\\ude00\"",
+                                       "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"",
+                                       "{\"a\":1,\"A\":2}",
+                                       "[1e400]",
+                                       "\"\\\\u0000\""};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         CHECK_MSG(json_accepts(good[i], strlen(good[i])), "%s", good[i]);
 }
 
 TEST(json_refuses_what_is_not) {
-    static const char *const bad[] = {
-        "", " ", "{", "}", "[", "]", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}",
-        "{\"a\":1,}", "{a:1}", "{'a':1}", "{\"a\" 1}", "{\"a\":1 \"b\":2}", "01", "-01", "1.",
-        ".5", "+1", "-", "1e", "1e+", "0x10", "1-2", "1 2", "[1 2]", "NaN", "Infinity",
-        "-Infinity", "nan", "tru", "truex", "True", "nul", "nullnull", "\"", "\"a", "\"\\\"",
-        "\"\\x\"", "\"\\u12\"", "\"\\u0000\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800x\"",
-        "\"\t\"", "\"\n\"", "\"\x01\"", "\"\x80\"", "\"\xc0\x80\"", "\"\xc1\xbf\"",
-        "\"\xe0\x80\x80\"", "\"\xed\xa0\x80\"", "\"\xf0\x80\x80\x80\"", "\"\xf4\x90\x80\x80\"",
-        "\"\xf5\x80\x80\x80\"", "\"\xc3\"", "\"\xe2\x82\"", "\xef\xbb\xbf{}", "{}x", "{}{}", "[]]",
-        "{]", "[}", "\x0b{}", "\xc2\xa0{}", "// c\n{}", "/**/{}", "#\n{}", "{\"a\":1,\"a\":2}",
-        "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]", "{\"a\":1,\"\\u0061\":2}", "{\"\":1,\"\":2}",
-        "{1:2}", "{null:1}", "[\"a\" \"b\"]", "{\"a\":1;\"b\":2}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "}",
+                                      "[",
+                                      "]",
+                                      "[1",
+                                      "[1,",
+                                      "[1,]",
+                                      "[,1]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{\"a\":1,}",
+                                      "{a:1}",
+                                      "{'a':1}",
+                                      "{\"a\" 1}",
+                                      "{\"a\":1 \"b\":2}",
+                                      "01",
+                                      "-01",
+                                      "1.",
+                                      ".5",
+                                      "+1",
+                                      "-",
+                                      "1e",
+                                      "1e+",
+                                      "0x10",
+                                      "1-2",
+                                      "1 2",
+                                      "[1 2]",
+                                      "NaN",
+                                      "Infinity",
+                                      "-Infinity",
+                                      "nan",
+                                      "tru",
+                                      "truex",
+                                      "True",
+                                      "nul",
+                                      "nullnull",
+                                      "\"",
+                                      "\"a",
+                                      "\"\\\"",
+                                      "\"\\x\"",
+                                      "\"\\u12\"",
+                                      "\"\\u0000\"",
+                                      "\"\\ud800\"",
+                                      "\"\\udc00\"",
+                                      "\"\\ud800x\"",
+                                      "\"\t\"",
+                                      "\"\n\"",
+                                      "\"\x01\"",
+                                      "\"\x80\"",
+                                      "\"\xc0\x80\"",
+                                      "\"\xc1\xbf\"",
+                                      "\"\xe0\x80\x80\"",
+                                      "\"\xed\xa0\x80\"",
+                                      "\"\xf0\x80\x80\x80\"",
+                                      "\"\xf4\x90\x80\x80\"",
+                                      "\"\xf5\x80\x80\x80\"",
+                                      "\"\xc3\"",
+                                      "\"\xe2\x82\"",
+                                      "\xef\xbb\xbf{}",
+                                      "{}x",
+                                      "{}{}",
+                                      "[]]",
+                                      "{]",
+                                      "[}",
+                                      "\x0b{}",
+                                      "\xc2\xa0{}",
+                                      "// c\n{}",
+                                      "/**/{}",
+                                      "#\n{}",
+                                      "{\"a\":1,\"a\":2}",
+                                      "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]",
+                                      "{\"a\":1,\"\\u0061\":2}",
+                                      "{\"\":1,\"\":2}",
+                                      "{1:2}",
+                                      "{null:1}",
+                                      "[\"a\" \"b\"]",
+                                      "{\"a\":1;\"b\":2}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_MSG(!json_accepts(bad[i], strlen(bad[i])), "case %zu: %s", i, bad[i]);
     CHECK(!json_accepts("{}\0", 3) && !json_accepts("{\0}", 3) && !json_accepts("\0", 1));
@@ -630,8 +718,9 @@ TEST(json_writer_makes_lines_and_pages) {
         json_end(&w, '}');
         const char *line =
             "{\"a\": -1, \"b\": [true, null], \"c\": {}, \"d\": 1e-05, \"e\": 500000.0}";
-        const char *page = "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
-                           "  \"d\": 1e-05,\n  \"e\": 500000.0\n}";
+        const char *page =
+            "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
+            "  \"d\": 1e-05,\n  \"e\": 500000.0\n}";
         CHECK_MSG(!w.overflow && strcmp(text, indent ? page : line) == 0, "%s", text);
     }
 }
@@ -653,8 +742,10 @@ TEST(json_writer_never_overflows_silently) {
 static cJSON *write_real(double value, bool single, char *text, size_t capacity) {
     JsonWriter w;
     json_writer_init(&w, text, capacity, 0);
-    if (single) json_float(&w, NULL, (float)value);
-    else json_double(&w, NULL, value);
+    if (single)
+        json_float(&w, NULL, (float)value);
+    else
+        json_double(&w, NULL, value);
     CHECK(!w.overflow);
     return parse_ok(text);
 }

@@ -101,7 +101,7 @@ static LoaderSettings settings_of(Layout layout) {
     memset(&s, 0, sizeof s);
     s.plan = plan_settings();
     s.plan.max_seqlen = 64;
-    s.plan.capacity = 300;
+    s.plan.micro_batch_tokens = 300;
     s.plan.num_micro = 4;
     s.layout = layout;
     s.num_ranks = 1;
@@ -134,29 +134,29 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
         docs += d->micro[m].num_real_docs;
     }
     CHECK(targets == d->num_targets && real == d->real_tokens && pairs == d->attention_pairs);
-    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->capacity_tokens);
-    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_chunks : docs == d->num_chunks);
-    CHECK(d->padded_pairs == d->num_chunks * row_pairs && d->real_pairs <= d->padded_pairs);
-    CHECK(d->padded_tokens == d->num_chunks * s->plan.max_seqlen);
+    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->buffer_tokens);
+    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_segments : docs == d->num_segments);
+    CHECK(d->padded_pairs == d->num_segments * row_pairs && d->real_pairs <= d->padded_pairs);
+    CHECK(d->padded_tokens == d->num_segments * s->plan.max_seqlen);
     if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == d->padded_tokens);
     if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
     if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == d->padded_tokens);
-    CHECK(d->longest_doc <= s->plan.max_seqlen);
+    CHECK(d->longest_segment <= s->plan.max_seqlen);
 }
 
-// Packed: every chunk of the plan, token by token, with its targets.
+// Packed: every segment of the plan, token by token, with its targets.
 static void check_tokens(const StepData *d) {
     for (int32_t m = 0; m < d->num_micro; m++) {
         const Batch *b = &d->micro[m];
-        const Chunk *chunk = d->plan.chunks + d->plan.micro_start[d->own_micros[m]];
-        for (int32_t s = 0; s < b->num_docs; s++, chunk++) {
-            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == chunk->length);
-            for (int32_t k = 0; k < chunk->length; k++) {
-                const int64_t i = chunk->tok_off + k;
+        const Segment *segment = d->plan.segments + d->plan.micro_start[d->own_micros[m]];
+        for (int32_t s = 0; s < b->num_docs; s++, segment++) {
+            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == segment->length);
+            for (int32_t k = 0; k < segment->length; k++) {
+                const int64_t i = segment->tok_off + k;
                 const int32_t row = b->cu_seqlens[s] + k;
-                const bool last = i + 1 == lengths[chunk->doc];
-                CHECK(b->tokens[row] == token_of(chunk->doc, i));
-                CHECK(b->targets[row] == (last ? -1 : token_of(chunk->doc, i + 1)));
+                const bool last = i + 1 == lengths[segment->doc];
+                CHECK(b->tokens[row] == token_of(segment->doc, i));
+                CHECK(b->targets[row] == (last ? -1 : token_of(segment->doc, i + 1)));
             }
         }
     }
@@ -205,7 +205,7 @@ TEST(layouts_have_the_same_targets) {
             CHECK_MSG(loader_load_step(&data[layout], &ds, &s, state, &err), "%s", err.what);
             CHECK(data[layout].num_targets == data[0].num_targets);
             CHECK(data[layout].real_tokens == data[0].real_tokens);
-            CHECK(data[layout].num_chunks == data[0].num_chunks);
+            CHECK(data[layout].num_segments == data[0].num_segments);
         }
         state = data[0].cursor_after;
     }
@@ -229,7 +229,8 @@ TEST(micro_batches_of_one_size) {
         CHECK(fixed.num_micro == plain.num_micro && fixed.num_targets == plain.num_targets);
         for (int32_t m = 0; m < plain.num_micro; m++) {
             const Batch *a = &plain.micro[m], *b = &fixed.micro[m];
-            const bool full = b->total_tokens == s.plan.capacity && b->num_docs == f.fixed_segments;
+            const bool full =
+                b->total_tokens == s.plan.micro_batch_tokens && b->num_docs == f.fixed_segments;
             CHECK(full || same_batch(a, b));
             CHECK(b->num_real_docs == a->num_docs && b->real_tokens == a->total_tokens);
             const size_t bytes = (size_t)a->total_tokens * sizeof(int32_t);
@@ -304,7 +305,7 @@ TEST(step_data_can_be_used_again) {
     open_data(&ds);
     for (int round = 0; round < 40; round++) {
         LoaderSettings s = settings_of((Layout)test_rng_below(4));
-        s.plan.capacity = 64 + (int32_t)test_rng_below(400);
+        s.plan.micro_batch_tokens = 64 + (int32_t)test_rng_below(400);
         s.plan.num_micro = 1 + (int32_t)test_rng_below(9);
         memset(&fresh, 0, sizeof fresh);
         CHECK_MSG(loader_load_step(&used, &ds, &s, START, &err), "%s", err.what);
@@ -424,7 +425,7 @@ TEST(planning_errors_are_delivered) {
     CHECK(err.code == EXIT_BAD_INPUT && strstr(err.what, "expected at most 64"));
     loader_stop(&loader);
     memset(&err, 0, sizeof err);
-    s.plan.capacity = 63;
+    s.plan.micro_batch_tokens = 63;
     CHECK(!loader_start(&loader, &ds, &s, START, &err) && err.code == EXIT_USAGE);
     loader_stop(&loader);
     dataset_close(&ds);

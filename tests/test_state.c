@@ -31,7 +31,7 @@ static const struct {
     FIELD("token_fingerprint", train.token_fingerprint, true, false),
     FIELD("seed", plan.seed, false, false),
     FIELD("max_seqlen", plan.max_seqlen, false, false),
-    FIELD("micro_batch_tokens", plan.capacity, false, false),
+    FIELD("micro_batch_tokens", plan.micro_batch_tokens, false, false),
     FIELD("num_micro_batches", plan.num_micro, false, false),
     FIELD("fill_ppm", plan.fill_ppm, false, false),
     FIELD("long_docs", plan.long_docs, false, false),

@@ -119,7 +119,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
 // A step
 
 static double fill_of(const StepData *d) {
-    return (double)d->real_tokens / (double)d->capacity_tokens;
+    return (double)d->real_tokens / (double)d->buffer_tokens;
 }
 
 void print_duration(double seconds) {
@@ -154,8 +154,8 @@ static void print_step(const StepReport *r, const StepData *d) {
         "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
         "%lld doc%s | pairs %.1f %%",
         (long long)r->step, (long long)r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr,
-        r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), (long long)d->num_chunks,
-        text_plural(d->num_chunks), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+        r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), (long long)d->num_segments,
+        text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
     print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
@@ -176,8 +176,8 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     json_int(&w, "real_tokens", d->real_tokens);
     json_int(&w, "targets", d->num_targets);
     json_float(&w, "fill", (float)fill_of(d));
-    json_int(&w, "docs", d->num_chunks);
-    json_int(&w, "longest_doc", d->longest_doc);
+    json_int(&w, "docs", d->num_segments);
+    json_int(&w, "longest_doc", d->longest_segment);
     json_int(&w, "attention_pairs", d->attention_pairs);
     json_int(&w, "padded_pairs", d->padded_pairs);
     if (r->useful_flops > 0)

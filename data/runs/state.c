@@ -35,7 +35,7 @@ static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *
         {"token_fingerprint", tokens, tokens},
         {"seed", (int64_t)p->seed, -1},
         {"max_seqlen", p->max_seqlen, -1},
-        {"micro_batch_tokens", p->capacity, -1},
+        {"micro_batch_tokens", p->micro_batch_tokens, -1},
         {"num_micro_batches", p->num_micro, -1},
         {"fill_ppm", p->fill_ppm, -1},
         {"long_docs", (int64_t)p->long_docs, -1},
