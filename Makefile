@@ -56,9 +56,10 @@ ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
 
 # What a program is made of: host code in C, the same in every build, and one backend's kernels
-HOST    := $(wildcard data/*/*.c kernels/comm/*.c)
-KERNELS := $(wildcard kernels/cpu/*.c)
-CUDA_KERNELS := $(wildcard kernels/cuda/*.cu)
+MPI_C   := kernels/comm/mpi.c
+HOST    := $(filter-out $(MPI_C),$(wildcard data/*/*.c kernels/comm/*.c))
+KERNELS := $(wildcard kernels/cpu/*.c) $(MPI_C)
+CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
 TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
@@ -124,19 +125,21 @@ $(eval $(call CPU_VARIANT,cpu,$(OPT)))
 $(eval $(call CPU_VARIANT,asan,$(ASAN)))
 $(eval $(call CPU_VARIANT,fp64,-O2 -DGRADCHECK))
 LIBS_cpu += $(MPI_LIBS)
-build/cpu/kernels/cpu/comm.o: CFLAGS += $(MPI_CFLAGS)
+build/cpu/kernels/comm/mpi.o: CFLAGS += $(MPI_CFLAGS)
 # Made again when MPI has come or gone since the last build
-build/cpu/kernels/cpu/comm.o: build/cpu/mpi-$(or $(MPI),none)
+build/cpu/kernels/comm/mpi.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
 	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
 
 # The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
-build/twin/cpu_kernels.so: $(KERNELS) $(wildcard kernels/cpu/*.h) kernels/kernels.h Makefile
+TWIN    := $(wildcard kernels/cpu/*.c) data/base/clock.c data/base/error.c
+build/twin/cpu_kernels.so: $(TWIN) $(wildcard kernels/cpu/*.h data/base/*.h) kernels/kernels.h \
+                          Makefile
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(KERNELS) -o $@ -lm -ldl
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(TWIN) -o $@ -lm -ldl
 
 # ------------------------------------------------------------------------------------------------
-# The CUDA backend: nvcc compiles kernels/cuda and its tests, nothing else
+# The CUDA backend: nvcc compiles kernels/cuda, kernels/comm/nccl.cu and their tests
 
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
 CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
@@ -158,8 +161,8 @@ $(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),build/twin/cpu_kernels.so))
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
-build/cuda/kernels/cuda/comm.o: NVFLAGS += $(NCCL_FLAGS)
-build/cuda/kernels/cuda/comm.o: build/cuda/nccl-$(or $(NCCL),none)
+build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
+build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:
 	@mkdir -p $(@D) && rm -f $(@D)/nccl-* && touch $@
 

@@ -11,7 +11,7 @@
 // A step:  llama_zero_grads
 //          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward,
 //          llama_add_losses (before the backward of the last: llama_last_micro_batch)
-//          llama_reduce_grads (train/reduce.h), llama_update
+//          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
 #ifndef UNPAD_LLAMA_H
@@ -29,10 +29,11 @@
 
 #include "data/base/error.h"
 #include "data/base/memory.h"
-#include "data/base/sum_tree.h"
 #include "data/batches/batch.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
+#include "kernels/comm/comm.h"
+#include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
 
 // ------------------------------------------------------------------------------------------------
@@ -87,7 +88,6 @@ typedef struct {
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_parts;  // (LLAMA_PIECES) squares of a piece of the gradients
     double *loss_parts;  // (num_losses)
-    real *collected;     // (num_rounds, num_ranks, LLAMA_COLLECT) every rank's nodes of the tree
 } LlamaScratch;
 
 typedef struct {
@@ -113,7 +113,7 @@ typedef struct {
 } LlamaSizes;
 
 // How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
-// in_order does it along the tree of plan.h, so that the bits do not depend on the number of ranks.
+// in_order does it along the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
     bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its share only, and updates only that
@@ -121,14 +121,6 @@ typedef struct {
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
-
-// Sums over micro-batches in the order of the tree: what is joined so far, left to right. The last
-// node is in the gradients, those before it in slots.
-typedef struct {
-    PlanNode nodes[PLAN_MAX_NODES];
-    int num_nodes, num_slots, num_rounds;  // rounds: the most nodes that a rank ends with
-    real *slots;                           // (num_slots, num_elements)
-} LlamaSum;
 
 // What moves between ranks at one time, beside the computing: a range of the parameter arenas.
 typedef struct {
@@ -142,7 +134,7 @@ typedef struct {
     HeadShape heads;
     LlamaSizes sizes;
     LlamaRanks ranks;
-    LlamaSum sum;
+    OrderedSum sum;  // of the gradients, where sums are in order
     // this rank updates elements share[rank] to share[rank + 1]; m and v are here of held_count
     size_t *share;  // (num_ranks + 1)
     size_t held_first, held_count;
@@ -331,7 +323,6 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
 // The norm of the gradients is the sum over this many pieces: a share is a number of whole ones, so
 // that each piece is summed by one rank, and by any rank alike.
 enum { LLAMA_PIECES = 256 };
-static const size_t LLAMA_COLLECT = 1 << 15;  // elements of a share that are added up at a time
 
 static inline bool llama_in_parts(const LlamaModel *m) {
     return m->ranks.num_ranks > 1 || m->ranks.in_order;
@@ -339,12 +330,12 @@ static inline bool llama_in_parts(const LlamaModel *m) {
 
 static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
     LlamaScratch *s = &m->scratch;
-    const size_t ranks = (size_t)m->ranks.num_ranks, rounds = (size_t)m->sum.num_rounds;
+    const size_t ranks = (size_t)m->ranks.num_ranks, collected = (size_t)m->sum.num_collected;
     if (!llama_in_parts(m)) return;
     s->norm_parts = (double *)arena_take(a, LLAMA_PIECES, sizeof(double));
     s->loss_parts = (double *)arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
-    if (ranks > 1 && rounds)
-        s->collected = (real *)arena_take(a, rounds * ranks * LLAMA_COLLECT, sizeof(real));
+    if (ranks > 1 && collected)
+        m->sum.collected = arena_take(a, collected * ranks * ORDERED_SUM_BLOCK, sizeof(real));
 }
 
 // Positions, batch and everything that lives only inside a step
@@ -453,24 +444,13 @@ static inline void llama_plan_spans(LlamaModel *m) {
     m->spans[LLAMA_EMBEDDING].last = end;
 }
 
-static inline void llama_plan_sum(LlamaModel *m) {
-    PlanNode nodes[PLAN_MAX_NODES];
-    for (int32_t r = 0; r < m->ranks.num_ranks; r++) {
-        int32_t first, last;
-        int slots;
-        plan_block(m->ranks.num_leaves, r, m->ranks.num_ranks, &first, &last);
-        int rounds = plan_block_nodes(first, last, nodes, &slots);
-        if (rounds > m->sum.num_rounds) m->sum.num_rounds = rounds;
-        if (r == m->ranks.rank) m->sum.num_slots = slots;
-    }
-}
-
 // After llama_plan, when there are other ranks or sums are in order: what this rank then holds.
 static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
     m->ranks = ranks;
     llama_plan_shares(m);
     if (ranks.num_ranks > 1) llama_plan_spans(m);
-    if (ranks.in_order) llama_plan_sum(m);
+    if (ranks.in_order)
+        ordered_sum_plan(&m->sum, m->num_elements, ranks.rank, ranks.num_ranks, ranks.num_leaves);
     if (ranks.shard_optimizer) {
         m->held_first = m->share[ranks.rank];
         m->held_count = m->share[ranks.rank + 1] - m->held_first;
@@ -478,7 +458,7 @@ static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
     Arena workspace = {NULL, 0};
     llama_carve_workspace(m, &workspace);
     m->memory.workspace = workspace.used;
-    m->memory.grads += (size_t)m->sum.num_slots * m->num_elements * sizeof(real);
+    m->memory.grads += (size_t)m->sum.num_partial * m->num_elements * sizeof(real);
     m->memory.optimizer = 2 * m->held_count * sizeof(real);
 }
 
@@ -496,7 +476,7 @@ static inline void *llama_alloc(size_t bytes, const char *arena, Error *err) {
 
 static inline void llama_free(LlamaModel *m) {
     void *arenas[] = {m->weights, m->master_lo, m->grads,           m->m,
-                      m->v,       m->sum.slots, m->workspace_arena, m->activations_arena};
+                      m->v,       m->sum.partial, m->workspace_arena, m->activations_arena};
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) device_free(arenas[i]);
     free(m->tensors);
     free(m->layers);
@@ -521,8 +501,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         m->m = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
         m->v = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
     }
-    size_t slots = (size_t)m->sum.num_slots * n;
-    if (slots) m->sum.slots = (real *)llama_alloc(slots * sizeof(real), "gradients", err);
+    const size_t partial = (size_t)m->sum.num_partial * n;
+    if (partial) m->sum.partial = llama_alloc(partial * sizeof(real), "gradients", err);
     m->activations_arena = llama_alloc(m->memory.activations, "activations", err);
     m->workspace_arena = llama_alloc(m->memory.workspace, "workspace", err);
     if (err->code) return false;
@@ -714,6 +694,7 @@ static inline void llama_send_all_weights(LlamaModel *m) {
 
 // Gradients of a span are those of the whole micro-batch.
 static inline void llama_grads_done(LlamaModel *m, int span) {
+    comm_progress();  // long micro-batches too, while others wait for this rank
     if (m->last_micro_batch)
         m->reduced =
             comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
@@ -736,6 +717,21 @@ static inline void llama_await_grads(LlamaModel *m) {
     }
     comm_wait(m->reduced);
     m->last_micro_batch = false;
+}
+
+// Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
+static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
+    ordered_sum_add(&m->sum, m->grads, leaf, last);
+}
+
+// After the last micro-batch: this rank's share of the gradients, or all of them when it updates
+// all, are the sum over all ranks.
+static inline void llama_reduce_grads(LlamaModel *m) {
+    if (m->ranks.in_order)
+        ordered_sum_finish(&m->sum, m->grads, m->share);
+    else if (m->ranks.num_ranks > 1)
+        llama_await_grads(m);
+    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -784,6 +780,7 @@ static inline void llama_head_eval(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
         cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
     }
@@ -798,6 +795,7 @@ static inline void llama_head_train(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
         matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
         cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
                                        V);
@@ -878,7 +876,7 @@ static inline void llama_loss_part(LlamaModel *m, int32_t part) {
 
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_in_parts(m)) return;
-    comm_sum_parts(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
+    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
@@ -892,7 +890,7 @@ static inline void llama_grad_norm(LlamaModel *m) {
     const size_t last = m->share[m->ranks.rank + 1];
     for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
         global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
-    comm_sum_parts(sum, parts, LLAMA_PIECES);
+    comm_sum_in_order(sum, parts, LLAMA_PIECES);
 }
 
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {

@@ -21,12 +21,14 @@
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <time.h>
 
+#include "data/base/clock.h"
 #include "data/base/dir.h"
 #include "data/base/error.h"
 #include "data/base/file.h"
+#include "data/base/hash.h"
 #include "data/base/json.h"
+#include "data/base/memory.h"
 #include "data/base/options.h"
 #include "data/base/path.h"
 #include "data/batches/batch.h"
@@ -47,12 +49,12 @@
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"
+#include "kernels/comm/agree.h"
+#include "kernels/comm/comm.h"
 #include "kernels/kernels.h"   // defines: the device
 #include "llama.h"             // defines: LlamaModel, forward, backward, update
 #include "train/algorithms.h"  // defines: repeat_matmul_choices
 #include "train/balance.h"     // defines: StepBalance
-#include "train/ranks.h"       // defines: RankFields, rank_places_print
-#include "train/reduce.h"
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -384,12 +386,6 @@ static void pass_graph_free(PassGraph *g) {
     g->graph = NULL;
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
     Error err = {0};
     must(batch_check(b, m->config.vocab_size, &err), &err);
@@ -403,11 +399,11 @@ static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
 static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) {
     const LlamaRanks *ranks = &m->ranks;
     int32_t first, last, i = 0;
-    plan_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
     for (int32_t leaf = first; leaf < last; leaf++) {
         llama_loss_part(m, leaf);
         while (i < data->num_micro &&
-               plan_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+               sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
             train_micro_batch(m, &data->micro[i++], graph);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
@@ -484,6 +480,20 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
          dir_lock_check(&run.lock, o.out, err) && checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
+}
+
+// All weights as fp32, the exact master: those that this rank computes with.
+static void rank_field_weights(RankFields *f, const LlamaModel *m) {
+    float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
+    uint32_t crc = 0;
+    for (size_t at = 0, n; at < m->num_elements; at += n) {
+        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
+        comm_progress();
+        weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
+        crc = crc32c(crc, chunk, n * sizeof(float));
+    }
+    free(chunk);
+    rank_field(f, "weights", &crc, sizeof crc);
 }
 
 // Every rank updates all weights that it computes with: what drifted apart is not worth saving.
@@ -1055,7 +1065,8 @@ static void open_out_dir(const LlamaModel *m) {
 // Ranks that were started differently would train something else than any of them was asked for.
 static void check_ranks_agree(void) {
     static RankFields own;
-    char text[8192];
+    Error err = {0};
+    char text[8192], manifest[IO_PATH_MAX];
     const uint64_t train[2] = {run.train.fingerprint, run.train.token_fingerprint},
                    val[2] = {run.val.fingerprint, run.val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
@@ -1065,7 +1076,11 @@ static void check_ranks_agree(void) {
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
-    rank_field_checkpoint(&own, run.resume_dir);
+    rank_field_text(&own, "checkpoint", run.resume_dir);
+    if (run.resume_dir[0]) {  // its manifest has the checksums of all its files, which are verified
+        must(path_join(manifest, sizeof manifest, run.resume_dir, "manifest.json", &err), &err);
+        rank_field_file(&own, "files of the checkpoint", manifest);
+    }
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
 }
 

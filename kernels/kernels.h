@@ -72,6 +72,9 @@ const char *device_describe(void);
 // What the message of a device error says besides the call that found it: `describe` writes one
 // 0-terminated line, e.g. the documents that the device was given last.
 void device_on_error(void (*describe)(char *text, size_t capacity));
+// Ends the program with exit code 11: one error line, to which that callback adds, and one hint line.
+__attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
+                                                                 const char *format, ...);
 // `bytes` of device memory, 64-byte aligned; NULL when refused. Poison builds fill it with NaN.
 void *device_malloc(size_t bytes);
 void device_free(void *p);
@@ -87,6 +90,9 @@ void device_synchronize(void);
 void device_timer_start(void);
 void device_timer_stop(void);
 float device_timer_ms(void);
+// Leaves host time since device_timer_start out of it, e.g. a wait for other ranks. Does nothing
+// where the device keeps the time, or no timer runs.
+void device_timer_leave_out(double ms);
 // Allocations made so far (a step after the first makes none), bytes held now and at the peak, how
 // often the host waited for the device (a step waits once: for its loss), and graphs recorded.
 typedef struct {
@@ -277,68 +283,6 @@ typedef struct {
 // weights, master_lo, m, v (n) updated; grads (n) read times step->scale; scale 0 changes nothing.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
-
-// ------------------------------------------------------------------------------------------------
-// Ranks: processes that train together, each with a device of its own. Alone, a process is rank 0
-// of 1: nothing is initialised for it, and every call below changes nothing or only adds up.
-//
-// All ranks make the same calls in the same order, and wait for each other in them. Shares of a
-// flat buffer: rank r owns elements first[r] to first[r+1]; first (num_ranks + 1) host. A failure,
-// and exit() with a code other than 0 before comm_finalize, ends all ranks with that code.
-
-// Joins the other ranks, if there are any. NULL, or one line that says what is missing. Rank 0
-// speaks for all: standard output of the others goes nowhere, and of what they say on standard
-// error one error is printed, by rank 0, when it ends the job and rank 0 has none of its own.
-const char *comm_init(void);
-int comm_rank(void);
-int comm_num_ranks(void);
-int comm_local_rank(void);  // of this rank among those of its machine
-
-// Two that move elements from .. to - 1 of a flat buffer beside the computing. They begin when all
-// is done that the device was given before, go on one after another while it does what it is given
-// next, and return a ticket for comm_wait. Until then nothing else may write that range, nor read
-// it but for this rank's share of weights.
-// x: those of this rank's share =  sum over ranks, the others are left undefined. The same bits in
-// every run with the same number of ranks and the same ranges.
-uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
-// weights: every share's =  its owner's
-uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
-// What the device is given next comes after what this ticket and those before it stand for. The
-// host does not wait. 0: nothing.
-void comm_wait(uint64_t ticket);
-// every share of x =  its owner's
-void comm_all_gather(real *x, const size_t *first);
-// The same for the low bits of the weights; where the weight is the fp32 itself, nothing.
-void comm_all_gather_master(uint16_t *master_lo, const size_t *first);
-// out (num_ranks, chunk) =  row r: of rank r's x, the elements of this rank's share from `at` on,
-// at most chunk of them. Nothing is added up: whoever needs an order makes it.
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk);
-// parts (n) double =  sum over ranks, then sum (1) double +=  parts[0] + parts[1] + ... in this
-// order. Where each part is of one rank, the others' being 0, the bits do not depend on the number
-// of ranks.
-void comm_sum_parts(double *sum, double *parts, size_t n);
-
-// Small things in host memory: the largest value; rank 0's data
-int comm_max(int value);
-void comm_broadcast(void *data_host, size_t bytes);
-// out (num_ranks, bytes) =  every rank's data
-void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
-// rank 0's data |=  that of the others: where each byte is of one rank, the others' being 0, rank 0
-// then has all of them, whatever they stand for
-void comm_merge(void *data_host, size_t bytes);
-void comm_barrier(void);
-
-// What the main thread comes to, for the message when this rank is lost or stuck, and the mark of
-// its progress: "forward", "save", ... at most 15 characters. step: 1 for the first; 0: none; -1:
-// as before. A rank that the others wait for, and that makes no progress for as long as
-// comm_heartbeat allows (ten times that in "set-up"), ends the job with exit code 8.
-void comm_phase(const char *phase, int64_t step);
-// A mark of progress alone, from any thread: what takes long makes it for each part.
-void comm_progress(void);
-void comm_heartbeat(double seconds);  // 60 at first; 0: wait for ever
-
-// The last call: after it a rank may exit with any code.
-void comm_finalize(void);
 
 #ifdef __cplusplus
 }

@@ -16,20 +16,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../kernels/kernels.h"
+#include "../kernels/comm/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
 void __real_comm_phase(const char *phase, int64_t step);
 void __wrap_comm_phase(const char *phase, int64_t step);
 uint64_t __real_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
 uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
-#ifdef __cplusplus
-}
-#endif
 
 static int drifting;
 static long fsync_ms;
@@ -109,7 +103,7 @@ int __wrap_fsync(int fd) {
 
 // The weights are there when it returns: on the CPU, and where emulated work is done at the call.
 uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
-    const uint64_t ticket = __real_comm_gather_begin(weights, first, from, to);
+    const uint64_t handle = __real_comm_gather_begin(weights, first, from, to);
     if (drifting && from == 0) *(unsigned char *)weights ^= 0x40;  // a bit of the fraction
-    return ticket;
+    return handle;
 }

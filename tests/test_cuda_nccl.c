@@ -6,11 +6,9 @@
 
 #include "../data/base/hash.h"
 #include "../llama.h"
-#include "../train/reduce.h"
 #include "test.h"
 
-// kernels/cuda/comm.cu: makes the communicator, of a single rank too when asked to
-const char *comm_connect(bool even_alone);
+const char *comm_connect_alone(void);  // kernels/comm/nccl.cu
 
 enum { N = 4992 };
 static const char *missing;
@@ -165,7 +163,7 @@ TEST(parts_are_summed_in_their_order) {
     }
     device_upload(device, own, sizeof own);
     device_upload(device + PARTS, &before, sizeof before);
-    comm_sum_parts(device + PARTS, device, PARTS);
+    comm_sum_in_order(device + PARTS, device, PARTS);
     device_download(&result, device + PARTS, sizeof result);
     CHECK_MSG(result == before + sum, "%.17g, expected %.17g", result, before + sum);
     device_free(device);
@@ -176,16 +174,16 @@ TEST(parts_are_summed_in_their_order) {
 TEST(what_is_begun_is_ordered_by_what_comes_before_and_by_its_wait) {
     start();
     enum { PIECE = 16, PIECES = N / PIECE };
-    uint64_t tickets[PIECES];
+    uint64_t handles[PIECES];
     split(1, N);
     real *x = upload_parts(), *y = upload_parts(), *sum = (real *)device_malloc(N * sizeof *x);
     device_zero(sum, N * sizeof *x);
     for (size_t i = 0; i < PIECES; i++) {
         grads_add(x + i * PIECE, y + i * PIECE, PIECE);  // 2 parts
-        tickets[i] = comm_reduce_begin(x, first, i * PIECE, (i + 1) * PIECE);
+        handles[i] = comm_reduce_begin(x, first, i * PIECE, (i + 1) * PIECE);
     }
     for (size_t i = 0; i < PIECES; i++) {
-        comm_wait(tickets[i]);
+        comm_wait(handles[i]);
         grads_add(sum + i * PIECE, x + i * PIECE, PIECE);
         grads_add(x + i * PIECE, y + i * PIECE, PIECE);
     }
@@ -295,7 +293,7 @@ int main(int argc, char **argv) {
     const DeviceOptions options = {0, "auto", 0, 1};
     missing = comm_init();
     if (!missing) missing = device_init(&options);
-    if (!missing && comm_num_ranks() == 1) missing = comm_connect(true);
+    if (!missing && comm_num_ranks() == 1) missing = comm_connect_alone();
     comm_heartbeat(20);
     const int failed = comm_max(test_main(argc, argv));
     comm_finalize();

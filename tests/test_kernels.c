@@ -1,5 +1,6 @@
 // The small operations of kernels.h against plain fp64 formulas; with -DGRADCHECK the same
 // operations in double against central differences. Attention and matmul have suites of their own.
+#include "../kernels/comm/comm.h"
 #include "../kernels/kernels.h"
 
 #include <math.h>
@@ -270,7 +271,7 @@ TEST(gradients_and_parts_add_up) {
     grads_add(sum, y, N);
     for (int i = 0; i < N; i++) CHECK(sum[i] == x[i] + y[i]);
     double parts[] = {1e16, 1, -1e16, 3}, total = 0.5;  // 1e16 + 1 = 1e16: the order shows
-    comm_sum_parts(&total, parts, 4);
+    comm_sum_in_order(&total, parts, 4);
     CHECK(total == 3.5);
     device_free(x), device_free(y), device_free(sum);
 }

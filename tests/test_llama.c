@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include "../llama.h"
 #include "trainer.h"
-#include "../train/reduce.h"
 
 #include <dirent.h>
 
@@ -687,7 +686,7 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
                             size_t D) {
     const LlamaScratch *s = &m->scratch;
     const size_t V = (size_t)m->config.vocab_size, head = (size_t)m->head_chunk,
-                 ranks = (size_t)m->ranks.num_ranks, rounds = (size_t)m->sum.num_rounds;
+                 ranks = (size_t)m->ranks.num_ranks, collected = (size_t)m->sum.num_collected;
     static Regions r;
     r.n = 0;
     region(&r, "step", m->step, 1, sizeof(StepScalars));
@@ -716,7 +715,8 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
         region(&r, "norm_parts", s->norm_parts, LLAMA_PIECES, sizeof(double));
         region(&r, "loss_parts", s->loss_parts, (size_t)m->ranks.num_losses, sizeof(double));
         if (ranks > 1)
-            region(&r, "collected", s->collected, rounds * ranks * LLAMA_COLLECT, sizeof(real));
+            region(&r, "collected", m->sum.collected, collected * ranks * ORDERED_SUM_BLOCK,
+                   sizeof(real));
     }
     check_regions(&r, m->workspace_arena, m->memory.workspace);
 }

@@ -673,14 +673,14 @@ TEST(ranks_have_equal_work) {
 static uint64_t sum_of(uint64_t left, uint64_t right) { return splitmix64(left * 3 + right); }
 
 typedef struct {
-    PlanNode nodes[2 * PLAN_MAX_NODES];
-    uint64_t sums[2 * PLAN_MAX_NODES];
+    SumNode nodes[2 * SUM_MAX_NODES];
+    uint64_t sums[2 * SUM_MAX_NODES];
     int n;
 } Tree;
 
 // A node at the right end, joined with what is there as far as it joins
-static void tree_add(Tree *t, PlanNode node, uint64_t sum) {
-    while (t->n > 0 && plan_nodes_join(t->nodes[t->n - 1], node)) {
+static void tree_add(Tree *t, SumNode node, uint64_t sum) {
+    while (t->n > 0 && sum_nodes_join(t->nodes[t->n - 1], node)) {
         t->n--;
         sum = sum_of(t->sums[t->n], sum);
         node = t->nodes[t->n];
@@ -694,16 +694,16 @@ static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
     Tree all = {0};
     for (int32_t r = 0; r < ranks; r++) {
         Tree own = {0};
-        PlanNode nodes[PLAN_MAX_NODES];
+        SumNode nodes[SUM_MAX_NODES];
         int32_t first, last;
         int most;
-        plan_block(leaves, r, ranks, &first, &last);
+        rank_block(leaves, r, ranks, &first, &last);
         CHECK(last - first >= leaves / ranks && last - first <= (leaves + ranks - 1) / ranks);
         for (int32_t leaf = first; leaf < last; leaf++) {
-            const PlanNode node = {leaf, 1};
+            const SumNode node = {leaf, 1};
             tree_add(&own, node, splitmix64((uint64_t)leaf));
         }
-        CHECK(plan_block_nodes(first, last, nodes, &most) == own.n && most <= PLAN_MAX_NODES);
+        CHECK(sum_block_nodes(first, last, nodes, &most) == own.n && most <= SUM_MAX_NODES);
         for (int i = 0; i < own.n; i++) {
             CHECK(nodes[i].first == own.nodes[i].first && nodes[i].size == own.nodes[i].size);
             tree_add(&all, own.nodes[i], own.sums[i]);

@@ -1,6 +1,8 @@
 // The control plane: processes that find each other over TCP, exchange small things, and find out
 // who is missing.
-#include "../kernels/ranks.h"
+// their statics too
+#include "../kernels/comm/rendezvous.c"
+#include "../kernels/comm/watchdog.c"
 
 #include <dirent.h>
 #include <signal.h>
@@ -86,14 +88,14 @@ static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, 
 static int finish_rank(pid_t pid, int64_t until_ms) {
     int status = 0;
     while (waitpid(pid, &status, WNOHANG) == 0) {
-        if (ranks_now_ms() > until_ms) kill(pid, SIGKILL);
-        ranks_sleep_ms(10);
+        if (now_ms() > until_ms) kill(pid, SIGKILL);
+        sleep_ms(10);
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 static void finish_ranks(Outcome *o, const pid_t *pids, int n, int errors) {
-    const int64_t until_ms = ranks_now_ms() + HANG_SECONDS * 1000;
+    const int64_t until_ms = now_ms() + HANG_SECONDS * 1000;
     for (int r = 0; r < n; r++) o->codes[r] = pids[r] ? finish_rank(pids[r], until_ms) : 0;
     ssize_t size = pread(errors, o->said, sizeof o->said - 1, 0);
     o->said[size > 0 ? size : 0] = 0;
@@ -117,7 +119,7 @@ typedef struct {
 
 // Ranks 0 to n - 1 but those in `absent`, a bit each.
 static Running begin_ranks(int (*job)(void), Way way, int n, uint64_t absent) {
-    Running run = {{0}, n, errors_file(), ranks_now_ms()};
+    Running run = {{0}, n, errors_file(), now_ms()};
     int port = free_port();
     for (int r = n - 1; r >= 0; r--)
         if (r >= 64 || !(absent >> r & 1))
@@ -130,7 +132,7 @@ static Outcome end_ranks(const Running *run) {
     memset(&o, 0, sizeof o);
     finish_ranks(&o, run->pids, run->n, run->errors);
     close(run->errors);
-    o.seconds = (double)(ranks_now_ms() - run->start_ms) * 1e-3;
+    o.seconds = (double)(now_ms() - run->start_ms) * 1e-3;
     return o;
 }
 
@@ -166,12 +168,12 @@ TEST(alone_is_rank_0_of_1_and_opens_nothing) {
     CHECK(after == before + 1);  // no descriptor was taken in between
     close(before);
     close(after);
-    CHECK(ranks_rank() == 0 && ranks_num() == 1 && ranks_local() == 0);
-    ranks_broadcast(&value, sizeof value);
-    ranks_merge(&value, sizeof value);
-    ranks_all_gather(&out, &value, sizeof value);
-    CHECK(out == 7 && ranks_max(-3) == -3);
-    ranks_barrier();
+    CHECK(comm_rank() == 0 && comm_num_ranks() == 1 && comm_local_rank() == 0);
+    comm_broadcast(&value, sizeof value);
+    comm_merge(&value, sizeof value);
+    comm_all_gather_host(&out, &value, sizeof value);
+    CHECK(out == 7 && comm_max(-3) == -3);
+    comm_barrier();
     ranks_leave();
 }
 
@@ -274,38 +276,38 @@ TEST(an_address_of_this_machine_alone_is_bound_alone) {
 // ------------------------------------------------------------------------------------------------
 // Exchanges
 
-static RanksHandOver meet;
+static RanksBroadcast meet;
 
 static int exchange(void) {
     const char *missing = ranks_join(meet);
     if (missing) return fprintf(stderr, "%s\n", missing), 1;
-    const int n = ranks_num(), me = ranks_rank();
+    const int n = comm_num_ranks(), me = comm_rank();
     enum { BIG = 300000 };  // more than a socket buffers
     static int all[MOST * BIG], one[BIG];
     static unsigned char bits[BIG];
-    if (ranks_local() != me) return 10;
+    if (comm_local_rank() != me) return 10;
     for (int round = 0; round < 20; round++) {
         int value = me == 0 ? 1000 + round : -1;
-        ranks_broadcast(&value, sizeof value);
+        comm_broadcast(&value, sizeof value);
         if (value != 1000 + round) return 11;
-        ranks_all_gather(all, &me, sizeof me);
+        comm_all_gather_host(all, &me, sizeof me);
         for (int r = 0; r < n; r++)
             if (all[r] != r) return 12;
-        if (ranks_max(me == round % n ? round : -5) != round) return 13;
-        ranks_barrier();
-        ranks_broadcast(NULL, 0);
+        if (comm_max(me == round % n ? round : -5) != round) return 13;
+        comm_barrier();
+        comm_broadcast(NULL, 0);
     }
     for (int i = 0; i < BIG; i++) one[i] = me * BIG + i;
-    ranks_all_gather(all, one, sizeof one);
+    comm_all_gather_host(all, one, sizeof one);
     for (int i = 0; i < n * BIG; i++)
         if (all[i] != i) return 14;
     // each byte is of one rank: a block in the middle, or of the last rank nothing
     for (int i = 0; i < BIG; i++) bits[i] = i * n / BIG == me && me < n - 1 ? (unsigned char)i : 0;
-    ranks_merge(bits, sizeof bits);
+    comm_merge(bits, sizeof bits);
     for (int i = 0; me == 0 && i < BIG; i++)
         if (bits[i] != (i * n / BIG < n - 1 ? (unsigned char)i : 0)) return 15;
     ranks_leave();
-    return ranks_num() == 1 ? 0 : 16;
+    return comm_num_ranks() == 1 ? 0 : 16;
 }
 
 static int hurried_exchange(void) {
@@ -320,11 +322,11 @@ static struct {
 } * shared;
 
 static void hand_over(void *data, size_t bytes) {
-    if (ranks_rank() == 0) {
+    if (comm_rank() == 0) {
         memcpy(shared->bytes, data, bytes);
         __atomic_store_n(&shared->given, 1, __ATOMIC_RELEASE);
     }
-    while (!__atomic_load_n(&shared->given, __ATOMIC_ACQUIRE)) ranks_sleep_ms(1);
+    while (!__atomic_load_n(&shared->given, __ATOMIC_ACQUIRE)) sleep_ms(1);
     memcpy(data, shared->bytes, bytes);
 }
 
@@ -408,9 +410,9 @@ static int late_rank_0(void) {
     ranks_meeting_path(path, sizeof path);
     if (ranks_place().rank == 0) {
         if (ranks_write_meeting(&stale, path) != 0) return 2;
-        ranks_sleep_ms(500);
+        sleep_ms(500);
     } else {
-        ranks_sleep_ms(200);
+        sleep_ms(200);
     }
     return exchange();
 }
@@ -423,11 +425,11 @@ TEST(a_file_of_an_earlier_job_misleads_nobody) {
 static int disagree(void) {
     int x = 0, all[MOST];
     if (ranks_join(NULL)) return 1;
-    if (ranks_rank() == 1)
-        ranks_all_gather(all, &x, sizeof x);
+    if (comm_rank() == 1)
+        comm_all_gather_host(all, &x, sizeof x);
     else
-        ranks_broadcast(&x, sizeof x);
-    ranks_barrier();
+        comm_broadcast(&x, sizeof x);
+    comm_barrier();
     return 0;
 }
 
@@ -456,7 +458,7 @@ static const AbsentCase absent_cases[] = {
 
 TEST(missing_ranks_and_unlike_numbers_of_them_are_named_once) {
     enum { CASES = sizeof absent_cases / sizeof *absent_cases };
-    Running run[CASES], dies_early, unlike = {{0}, 2, errors_file(), ranks_now_ms()};
+    Running run[CASES], dies_early, unlike = {{0}, 2, errors_file(), now_ms()};
     const int port = free_port();
     for (int r = 0; r < 2; r++)
         unlike.pids[r] = start_rank(hurried_exchange, MASTER, r, 2 + 2 * r, port, unlike.errors);
@@ -465,7 +467,7 @@ TEST(missing_ranks_and_unlike_numbers_of_them_are_named_once) {
         run[i] = begin_ranks(hurried_exchange, c->way, c->n, c->absent);
     }
     dies_early = begin_ranks(hurried_exchange, MASTER, 3, 1u << 2);  // rank 1 was there
-    ranks_sleep_ms(1000);
+    sleep_ms(1000);
     kill(dies_early.pids[1], SIGKILL);
     Outcome early = end_ranks(&dies_early), o = end_ranks(&unlike);
     check_one_error(&early, "none of rank 1-2\n");
@@ -493,7 +495,7 @@ static void bother(int port, int tell) {
     for (int i = 0;; i++) {
         int fd = ranks_connect_to("127.0.0.1", text, 1000);
         if (fd < 0) {
-            ranks_sleep_ms(1);
+            sleep_ms(1);
             continue;
         }
         if (i % 4 == 1) ranks_send(fd, "GET / HTTP/1.1\r\n\r\n", 18, 0);
@@ -501,7 +503,7 @@ static void bother(int port, int tell) {
         if (i % 4 == 3) ranks_send(fd, &hello, 20, 0);
         if (i % 8 < 4) close(fd);
         if (i == 8 && write(tell, "8", 1) != 1) _exit(1);
-        ranks_sleep_ms(5);
+        sleep_ms(5);
     }
 }
 
@@ -538,7 +540,7 @@ TEST(a_second_rank_of_the_same_number_is_told_so) {
     memset(&o, 0, sizeof o);
     pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
     for (int i = 0; i < 2; i++) twins[i] = start_rank(exchange, MASTER, 1, 3, port, errors);
-    for (int i = 0; told == 0; i = 1 - i, ranks_sleep_ms(10)) {
+    for (int i = 0; told == 0; i = 1 - i, sleep_ms(10)) {
         told = waitpid(twins[i], NULL, WNOHANG);
         pids[1] = twins[1 - i];
     }
@@ -581,21 +583,21 @@ static void (*fault)(void);
 static void await_told(void) {
     const char *const volatile *phase = &watch.told_phase;
     const volatile int64_t *step = &watch.told_step;
-    while (*phase != watch.phase || *step != watch.step) ranks_sleep_ms(1);
-    ranks_sleep_ms(20);  // it is noted before it is sent
+    while (*phase != watch.phase || *step != watch.step) sleep_ms(1);
+    sleep_ms(20);  // it is noted before it is sent
 }
 
 static int work(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_set_limit(limit_seconds);
+    comm_heartbeat(limit_seconds);
     for (int step = 1; step <= 6; step++) {
         ranks_phase("forward", step);
-        if (step == 3 && ranks_rank() == faulty) {
+        if (step == 3 && comm_rank() == faulty) {
             await_told();
             fault();
         }
         ranks_phase("reduce", step);
-        ranks_barrier();
+        comm_barrier();
     }
     ranks_leave();
     exit(0);
@@ -607,9 +609,9 @@ static void crash(void) { abort(); }
 static void spin(void) {
     for (volatile unsigned i = 0;; i++) continue;
 }
-static void be_slow(void) { ranks_sleep_ms((int)(limit_seconds * 500)); }
+static void be_slow(void) { sleep_ms((int)(limit_seconds * 500)); }
 static void be_slow_alive(void) {
-    for (int i = 0; i < 10; i++, ranks_alive()) ranks_sleep_ms((int)(limit_seconds * 200));
+    for (int i = 0; i < 10; i++, comm_progress()) sleep_ms((int)(limit_seconds * 200));
 }
 static void save_long(void) {  // what it writes is progress
     ranks_phase("save", 3);
@@ -638,7 +640,7 @@ static Outcome run_fault(void (*what)(void), int rank) {
 }
 
 TEST(a_job_without_faults_says_nothing) {
-    Outcome o = run_fault(ranks_alive, 0);
+    Outcome o = run_fault(comm_progress, 0);
     CHECK_CODES(o, WORKERS, 0);
     CHECK_MSG(!o.said[0], "%s", o.said);
     CHECK_MSG(o.seconds < RANKS_END_MS * 1e-3, "%g s", o.seconds);
@@ -671,23 +673,23 @@ static const FaultCase fault_cases[] = {
 static int blocked;
 static int wait_in_vain(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_set_limit(limit_seconds);
+    comm_heartbeat(limit_seconds);
     ranks_phase("reduce", 7);
-    for (int i = 0; i < (ranks_rank() == 2 ? 1 : 2); i++)
-        blocked ? ranks_wait_blocked() : ranks_wait();
-    for (;; ranks_sleep_ms(100))
-        if (!blocked) ranks_alive();
+    for (int i = 0; i < (comm_rank() == 2 ? 1 : 2); i++)
+        blocked ? ranks_enter_collective(false) : ranks_enter_collective(true);
+    for (;; sleep_ms(100))
+        if (!blocked) comm_progress();
 }
 
 // It comes first, and hangs when all the others have come: they wait longer than it hangs.
 static int hang_in_a_collective(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_set_limit(limit_seconds);
+    comm_heartbeat(limit_seconds);
     ranks_phase("reduce", 7);
-    if (ranks_rank() == faulty) ranks_wait();
-    for (int i = 0; i < (ranks_rank() == faulty ? 15 : 10); i++, ranks_alive()) ranks_sleep_ms(100);
-    if (ranks_rank() == faulty) spin();
-    for (;;) ranks_barrier();
+    if (comm_rank() == faulty) ranks_enter_collective(true);
+    for (int i = 0; i < (comm_rank() == faulty ? 15 : 10); i++, comm_progress()) sleep_ms(100);
+    if (comm_rank() == faulty) spin();
+    for (;;) comm_barrier();
 }
 
 TEST(a_rank_hung_inside_a_collective_is_named) {
@@ -716,9 +718,9 @@ TEST(killed_stopped_and_spinning_ranks_are_named_and_slow_ones_not) {
     for (blocked = 0; blocked < 2; blocked++)
         in_vain[blocked] = begin_ranks(wait_in_vain, MASTER, WORKERS, 0);
     for (int i = 0; i < CASES; i++) run[i] = begin_fault(fault_cases[i].what, fault_cases[i].rank);
-    ranks_sleep_ms(1000);
+    sleep_ms(1000);
     signal_all(&run[CASES - 1], SIGSTOP);
-    ranks_sleep_ms((int)(limit_seconds * 1500));
+    sleep_ms((int)(limit_seconds * 1500));
     signal_all(&run[CASES - 1], SIGCONT);
     Outcome o;
     for (blocked = 0; blocked < 2; blocked++) {
@@ -760,13 +762,13 @@ static int many(void) {
     static int all[MANY];
     if (ranks_join(NULL)) return 1;
     for (int step = 1; step <= 3; step++) {
-        int me = ranks_rank();
+        int me = comm_rank();
         ranks_phase("reduce", step);
-        ranks_all_gather(all, &me, sizeof me);
+        comm_all_gather_host(all, &me, sizeof me);
         for (int r = 0; r < MANY; r++)
             if (all[r] != r) return 2;
     }
-    if (ranks_rank() == faulty) {
+    if (comm_rank() == faulty) {
         await_told();
         die();
     }
@@ -784,7 +786,7 @@ TEST(seventy_ranks) {
 
 static int all_fail(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_sleep_ms(ranks_rank() * 37 % 50);
+    sleep_ms(comm_rank() * 37 % 50);
     fail();
     return 0;
 }
@@ -800,8 +802,8 @@ TEST(the_same_error_of_all_ranks_is_said_once) {
 // Rank 0 finds its error at the moment in which it would speak for rank 1.
 static int fail_at_once_or_late(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_barrier();
-    if (ranks_rank() == 0) ranks_sleep_ms(RANKS_GRACE_MS - 30 + faulty * 10);
+    comm_barrier();
+    if (comm_rank() == 0) sleep_ms(RANKS_GRACE_MS - 30 + faulty * 10);
     fail();
     return 0;
 }
@@ -822,15 +824,15 @@ TEST(two_errors_at_the_same_moment_are_one) {
 static int die_with_symptoms(void) {
     if (ranks_join(NULL)) return 1;
     const int victim = (faulty + 1) % 3 + 1;
-    if (ranks_rank() == faulty) {
+    if (comm_rank() == faulty) {
         fprintf(stderr, "error: nccl: remote error\nhint: none\n");
         exit(11);
     }
-    if (ranks_rank() == victim) {
-        ranks_sleep_ms(30);
+    if (comm_rank() == victim) {
+        sleep_ms(30);
         die();
     }
-    ranks_barrier();
+    comm_barrier();
     return 0;
 }
 
@@ -864,14 +866,14 @@ TEST(ranks_that_end_together_are_said_once) {
 
 static int warn(void) {
     if (ranks_join(NULL)) return 1;
-    ranks_set_limit(limit_seconds);
-    fprintf(stderr, "warning: of rank %d\n", ranks_rank());
+    comm_heartbeat(limit_seconds);
+    fprintf(stderr, "warning: of rank %d\n", comm_rank());
     int shown = 0;
-    for (int i = 0; !shown && i < HANG_SECONDS * 50; i++, ranks_sleep_ms(10)) {
+    for (int i = 0; !shown && i < HANG_SECONDS * 50; i++, sleep_ms(10)) {
         struct stat status;
         shown = fstat(2, &status) == 0 && status.st_size > 0;
     }
-    ranks_barrier();
+    comm_barrier();
     ranks_leave();
     exit(shown ? 0 : 1);
 }
@@ -885,8 +887,8 @@ TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
 // Rank 1's standard output goes nowhere, as in the backends; its library says why it failed.
 static int fail_with_a_log(void) {
     if (ranks_join(NULL)) return 1;
-    if (ranks_rank() == 0) {
-        ranks_barrier();
+    if (comm_rank() == 0) {
+        comm_barrier();
         return 1;
     }
     struct stat status;
@@ -910,7 +912,7 @@ TEST(what_a_library_logs_on_other_ranks_is_shown) {
     memset(&o, 0, sizeof o);
     for (int r = 0; r < 2; r++) pids[r] = start_rank(fail_with_a_log, MASTER, r, 2, port, said[1]);
     close(said[1]);
-    const int64_t until_ms = ranks_now_ms() + HANG_SECONDS * 1000;
+    const int64_t until_ms = now_ms() + HANG_SECONDS * 1000;
     for (int r = 0; r < 2; r++) o.codes[r] = finish_rank(pids[r], until_ms);
     for (ssize_t n, at = 0; (n = read(said[0], o.said + at, sizeof o.said - 1 - (size_t)at)) > 0;)
         at += n;

@@ -9,7 +9,8 @@
 #include "../data/base/memory.h"
 #include "../data/batches/loader.h"
 #include "../data/runs/log.h"
-#include "../kernels/kernels.h"  // defines: comm_all_gather_host, device_timer_ms
+#include "../kernels/comm/comm.h"
+#include "../kernels/kernels.h"  // defines: device_timer_ms
 
 // All ranks, after the wait that ends the step: nothing here waits for the device.
 static inline StepBalance step_balance(const StepData *data) {

@@ -1,7 +1,7 @@
 // Sums that do not depend on the number of ranks.
 //
 // Floating-point addition is not associative, so the order of a step's sum is fixed: a binary tree
-// over M leaves, leaf i holding the micro-batches that plan_leaf assigns to it. Two neighbours of
+// over M leaves, leaf i holding the micro-batches that sum_leaf assigns to it. Two neighbours of
 // 2^k leaves join where the left one begins at a multiple of 2^(k+1); the rest joins from the right.
 // A rank that owns a block of leaves can join inside it, and the ranks together, in any grouping,
 // form the same tree.
@@ -13,25 +13,25 @@
 
 typedef struct {
     int32_t first, size;  // leaves first .. first + size - 1, size a power of two
-} PlanNode;
+} SumNode;
 
-enum { PLAN_MAX_NODES = 64 };  // a block of up to 2^20 leaves joins to 40 nodes at most
+enum { SUM_MAX_NODES = 64 };  // a block of up to 2^20 leaves joins to 40 nodes at most
 
 // The leaf of a micro-batch. In packed layout each leaf has one micro-batch; other layouts need more
 // or fewer micro-batches than there are leaves.
-int32_t plan_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves);
+int32_t sum_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves);
 
 // The block [*first, *last) of n items in order that one rank owns.
-void plan_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first, int32_t *last);
+void rank_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first, int32_t *last);
 
 // Are these two neighbours the children of one node?
-bool plan_nodes_join(PlanNode left, PlanNode right);
+bool sum_nodes_join(SumNode left, SumNode right);
 
 // Adds the next leaf at the right end of nodes (num_nodes) and joins; returns the new num_nodes.
-int plan_add_leaf(PlanNode *nodes, int num_nodes, int32_t leaf);
+int sum_add_leaf(SumNode *nodes, int num_nodes, int32_t leaf);
 
-// Joins the leaves [first, last) into nodes (PLAN_MAX_NODES); returns how many nodes remain. *most:
+// Joins the leaves [first, last) into nodes (SUM_MAX_NODES); returns how many nodes remain. *most:
 // the largest number of nodes that existed when a leaf was added, that leaf not counted.
-int plan_block_nodes(int32_t first, int32_t last, PlanNode *nodes, int *most);
+int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, int *most);
 
 #endif

@@ -46,9 +46,9 @@ int32_t plan_rank_micros(const StepPlan *p, int32_t rank, int32_t num_ranks, int
 int32_t plan_rank_block(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
                         int32_t *out) {
     int32_t first, last, n = 0;
-    plan_block(num_leaves, rank, num_ranks, &first, &last);
+    rank_block(num_leaves, rank, num_ranks, &first, &last);
     for (int32_t m = 0; m < p->num_micro; m++) {
-        const int32_t leaf = plan_leaf(m, p->num_micro, num_leaves);
+        const int32_t leaf = sum_leaf(m, p->num_micro, num_leaves);
         if (leaf >= first && leaf < last) out[n++] = m;
     }
     return n;
@@ -69,11 +69,11 @@ void plan_rank_work(const StepPlan *p, int32_t num_ranks, int64_t *work) {
 
 void plan_block_work(const StepPlan *p, int32_t num_leaves, int32_t num_ranks, int64_t *work) {
     int32_t rank = 0, first, last;
-    plan_block(num_leaves, rank, num_ranks, &first, &last);
+    rank_block(num_leaves, rank, num_ranks, &first, &last);
     memset(work, 0, (size_t)num_ranks * sizeof *work);
     for (int32_t m = 0; m < p->num_micro; m++) {
-        while (plan_leaf(m, p->num_micro, num_leaves) >= last)
-            plan_block(num_leaves, ++rank, num_ranks, &first, &last);
+        while (sum_leaf(m, p->num_micro, num_leaves) >= last)
+            rank_block(num_leaves, ++rank, num_ranks, &first, &last);
         work[rank] += p->micro_work[m];
     }
 }

@@ -30,6 +30,7 @@
 // Lost: transposed tiles always TILE wide (a document of one token then touches 64 cache lines a
 // head, all in a quarter of the cache's sets); a whole shuffle network for one or two rows.
 #include <omp.h>
+#include "../../data/base/error.h"
 #include "common.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -257,11 +258,11 @@ static real *scratch_of_all(size_t size) {
         arena = aligned_alloc(ALIGN, bytes);
         arena_bytes = bytes;
         if (!arena) {
-            fprintf(stderr,
-                    "error: host memory: attention needs %zu bytes of scratch for %d threads\n"
-                    "hint: fewer threads, or shorter documents (--max-seqlen)\n",
-                    bytes, omp_get_max_threads());
-            exit(5);
+            Error err = {0};
+            error_set(&err, EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
+                      "host memory: attention needs %zu bytes of scratch for %d threads", bytes,
+                      omp_get_max_threads());
+            error_exit(&err);
         }
     }
     return arena;

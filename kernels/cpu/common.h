@@ -4,7 +4,6 @@
 #define UNPAD_CPU_COMMON_H
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +23,6 @@
 #define CLONES __attribute__((noinline))
 #endif
 
-// Of device_timer (device.c): its clock, and time between its marks that went into waiting for
-// others
-double timer_now_ms(void);
-void timer_leave_out(double ms);
-
 // Sums run in LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { LANES = 16 };
@@ -39,17 +33,10 @@ static inline real lanes_sum(const real *lanes) {
     return s;
 }
 
-__attribute__((noreturn, format(printf, 1, 2), unused)) static void kernel_fatal(const char *format,
-                                                                                 ...) {
-    va_list args;
-    va_start(args, format);
-    fflush(stdout);
-    fprintf(stderr, "error: cpu backend: ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\nhint: this model or batch has a shape that the backend does not support\n");
-    va_end(args);
-    exit(11);
-}
+// Ends the program: printf-like arguments that say what is not supported, expected and found.
+#define kernel_fatal(...)                                                            \
+    device_fail("this model or batch has a shape that the backend does not support", \
+                "cpu backend: " __VA_ARGS__)
 
 // rope.c: the inverse of rope_forward, in place on dqkv
 void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,

@@ -3,9 +3,12 @@
 
 #include <omp.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
+#include <stdarg.h>
+
+#include "../../data/base/clock.h"
+#include "../../data/base/error.h"
 #include "common.h"
 
 enum { HEADER_BYTES = 64 };  // holds the size; keeps the payload aligned for AVX-512
@@ -34,8 +37,19 @@ const char *device_init(const DeviceOptions *options) {
     return NULL;
 }
 
-// A CPU that fails does not live to tell.
+// A CPU that fails does not live to tell: what device_fail reports does not depend on the batch.
 void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)describe; }
+
+void device_fail(const char *hint, const char *format, ...) {
+    Error err = {0};
+    char what[sizeof err.what];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    error_set(&err, EXIT_DEVICE_ERROR, hint, "%s", what);
+    error_exit(&err);
+}
 
 const char *device_describe(void) { return description; }
 
@@ -83,20 +97,15 @@ void device_synchronize(void) { memory.waits++; }
 
 static double timer_start_ms, timer_ms;
 static int timer_runs;
-double timer_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-void timer_leave_out(double ms) {
+void device_timer_leave_out(double ms) {
     if (timer_runs) timer_start_ms += ms;
 }
 void device_timer_start(void) {
-    timer_start_ms = timer_now_ms();
+    timer_start_ms = now_ms();
     timer_runs = 1;
 }
 void device_timer_stop(void) {
-    timer_ms = timer_now_ms() - timer_start_ms;
+    timer_ms = now_ms() - timer_start_ms;
     timer_runs = 0;
 }
 float device_timer_ms(void) { return (float)timer_ms; }

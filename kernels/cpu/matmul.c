@@ -506,7 +506,6 @@ static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t dept
     }
     if (!chosen_gemm) matmul_select("auto", 0);
     chosen_gemm(c, a, b, m, n, depth, accumulate);
-    comm_progress();  // long micro-batches too, where others wait for this rank
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,

@@ -29,10 +29,6 @@ void *cuda_scratch();
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
 
-// comm.cu, after cudaSetDevice: joins the GPUs of all ranks, alone only when asked to, so that a
-// test reaches NCCL on one GPU. NULL, or one line that says what is missing.
-extern "C" const char *comm_connect(bool even_alone);
-
 // Ends the program with exit code 11 (device error): one error line, one hint line.
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t status);
 [[noreturn]] void cuda_unsupported(const char *what, int64_t found);

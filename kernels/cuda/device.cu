@@ -1,6 +1,13 @@
 // The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
 
+#include <stdarg.h>
+
+#include "../comm/comm.h"
 #include "common.cuh"
+
+extern "C" {
+#include "../../data/base/error.h"
+}
 
 // Uploads leave through a few pinned buffers in turn. An upload returns when its bytes are in a
 // buffer: it waits for the GPU only when all are under way.
@@ -53,21 +60,26 @@ static const char *hint_for(cudaError_t status) {
 
 void device_on_error(void (*describe)(char *text, size_t capacity)) { describe_work = describe; }
 
-void cuda_fail(const char *file, int line, const char *what, cudaError_t status) {
-    char work[512] = "";
+void device_fail(const char *hint, const char *format, ...) {
+    Error err = {};
+    char what[512], work[480] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
     if (describe_work) describe_work(work, sizeof work);
-    fflush(stdout);
-    fprintf(stderr, "error: cuda: %s:%d: %s: %s%s%s\n", file, line, what,
-            cudaGetErrorString(status), work[0] ? "; " : "", work);
-    fprintf(stderr, "hint: %s\n", hint_for(status));
-    exit(11);
+    error_set(&err, EXIT_DEVICE_ERROR, hint, "%s%s%s", what, work[0] ? "; " : "", work);
+    error_exit(&err);
+}
+
+void cuda_fail(const char *file, int line, const char *what, cudaError_t status) {
+    device_fail(hint_for(status), "cuda: %s:%d: %s: %s", file, line, what,
+                cudaGetErrorString(status));
 }
 
 void cuda_unsupported(const char *what, int64_t found) {
-    fflush(stdout);
-    fprintf(stderr, "error: cuda: %s, found %lld\n", what, (long long)found);
-    fprintf(stderr, "hint: this model or batch has a shape that the backend does not support\n");
-    exit(11);
+    device_fail("this model or batch has a shape that the backend does not support",
+                "cuda: %s, found %lld", what, (long long)found);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -141,7 +153,7 @@ const char *device_init(const DeviceOptions *options) {
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
     if (!scratch) return "no GPU memory left for scratch; is the GPU in use by others?";
     missing = matmul_init();
-    return missing ? missing : comm_connect(false);
+    return missing ? missing : comm_connect(stream);
 }
 
 const char *device_describe(void) { return description; }
@@ -246,6 +258,7 @@ static void timer_mark(int which) {
 }
 void device_timer_start(void) { timer_mark(0); }
 void device_timer_stop(void) { timer_mark(1); }
+void device_timer_leave_out(double) {}
 float device_timer_ms(void) {
     float ms;
     CUDA_CHECK(cudaEventElapsedTime(&ms, timer[0], timer[1]));

@@ -52,11 +52,8 @@ static size_t workspace_bytes;
 static char description[96] = "none";
 
 [[noreturn]] static void lt_fail(int line, const char *what, cublasStatus_t status) {
-    fflush(stdout);
-    fprintf(stderr, "error: cuda: %s:%d: %s: %s\n", __FILE__, line, what,
-            cublasLtGetStatusString(status));
-    fprintf(stderr, "hint: is the cuBLASLt that is found at run time the one of this toolkit?\n");
-    exit(11);
+    device_fail("is the cuBLASLt that is found at run time the one of this toolkit?",
+                "cuda: %s:%d: %s: %s", __FILE__, line, what, cublasLtGetStatusString(status));
 }
 
 #define LT_CHECK(call_)                                                           \

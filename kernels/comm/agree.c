@@ -1,7 +1,4 @@
-// What the ranks of a job must have in common, when they start and whenever they save; and where
-// each of them runs.
-#ifndef UNPAD_TRAIN_RANKS_H
-#define UNPAD_TRAIN_RANKS_H
+#include "agree.h"
 
 #include <assert.h>
 #include <stddef.h>
@@ -11,40 +8,24 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../data/base/error.h"
-#include "../data/base/hash.h"
-#include "../data/base/json.h"
-#include "../data/base/memory.h"
-#include "../data/base/options.h"
-#include "../data/base/path.h"
-#include "../llama.h"         // defines: LlamaModel
+#include "../../data/base/error.h"
+#include "../../data/base/hash.h"
+#include "../../data/base/json.h"
+#include "../../data/base/memory.h"
+#include "../kernels.h"
+#include "comm.h"
 
-// ------------------------------------------------------------------------------------------------
-// Fields: names and hashes that are compared across ranks
-
-typedef struct {
-    char name[32];
-    uint64_t hash;
-} RankField;
-enum { MAX_RANK_FIELDS = 128 };
-
-// The rest of the array stays zero, so that another version's longer list differs too.
-typedef struct {
-    RankField field[MAX_RANK_FIELDS];
-    int n;
-} RankFields;
-
-static inline void rank_field(RankFields *f, const char *name, const void *data, size_t bytes) {
+void rank_field(RankFields *f, const char *name, const void *data, size_t bytes) {
     assert(f->n < MAX_RANK_FIELDS);
     text_copy(f->field[f->n].name, sizeof f->field->name, name);
     f->field[f->n++].hash = crc32c(0, data, bytes);
 }
 
-static inline void rank_field_text(RankFields *f, const char *name, const char *text) {
+void rank_field_text(RankFields *f, const char *name, const char *text) {
     rank_field(f, name, text, strlen(text));
 }
 
-static inline void rank_field_options(RankFields *f, const Option *table) {
+void rank_field_options(RankFields *f, const Option *table) {
     char text[8192];
     for (const Option *option = table; option->name; option++) {
         JsonWriter w;
@@ -56,8 +37,7 @@ static inline void rank_field_options(RankFields *f, const Option *table) {
     }
 }
 
-// What a file holds; one that cannot be read counts as empty.
-static inline void rank_field_file(RankFields *f, const char *name, const char *path) {
+void rank_field_file(RankFields *f, const char *name, const char *path) {
     unsigned char bytes[1 << 14];
     uint32_t crc = 0;
     FILE *file = fopen(path, "rbe");
@@ -67,42 +47,13 @@ static inline void rank_field_file(RankFields *f, const char *name, const char *
     rank_field(f, name, &crc, sizeof crc);
 }
 
-// The file that runs, even when another has taken its name.
-static inline void rank_field_program(RankFields *f) {
-    rank_field_file(f, "the program file", "/proc/self/exe");
-}
+void rank_field_program(RankFields *f) { rank_field_file(f, "the program file", "/proc/self/exe"); }
 
-// Its manifest has the checksums of all its files, which the rank has verified. dir "": none.
-static inline void rank_field_checkpoint(RankFields *f, const char *dir) {
-    Error err = {0, "", ""};
-    char path[IO_PATH_MAX];
-    rank_field_text(f, "checkpoint", dir);
-    if (!dir[0]) return;
-    must(path_join(path, sizeof path, dir, "manifest.json", &err), &err);
-    rank_field_file(f, "files of the checkpoint", path);
-}
-
-// All weights as fp32, the exact master: those that this rank computes with.
-static inline void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    float *chunk = (float *)host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
-    uint32_t crc = 0;
-    for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
-        comm_progress();
-        weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
-        crc = crc32c(crc, chunk, n * sizeof(float));
-    }
-    free(chunk);
-    rank_field(f, "weights", &crc, sizeof crc);
-}
-
-// Ends all ranks with exit code 9 and the list of what differs, if anything does. All ranks call
-// it. what: "the same program, flags and files"
-static inline void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
-    Error err = {0, "", ""};
+void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
+    Error err = {0};
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;
     char differing[400] = "";
-    RankField *fields = (RankField *)host_calloc(all, sizeof *fields, "ranks");
+    RankField *fields = host_calloc(all, sizeof *fields, "ranks");
     comm_all_gather_host(fields, own->field, sizeof own->field);
     for (size_t i = MAX_RANK_FIELDS; i < all; i++) {
         const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
@@ -129,7 +80,7 @@ typedef struct {
 } RankPlace;
 
 // "0-3,8": the cores that this process may use, as Linux lists them
-static inline void cores_text(char *out, size_t capacity) {
+static void cores_text(char *out, size_t capacity) {
     char line[4096], list[4096] = "?";
     FILE *status = fopen("/proc/self/status", "re");
     while (status && fgets(line, sizeof line, status))
@@ -138,7 +89,7 @@ static inline void cores_text(char *out, size_t capacity) {
     text_copy(out, capacity, list);
 }
 
-static inline void rank_place(RankPlace *p) {
+static void rank_place(RankPlace *p) {
     memset(p, 0, sizeof *p);
     if (gethostname(p->host, sizeof p->host - 1) != 0) text_copy(p->host, sizeof p->host, "?");
     text_sanitize(p->host, sizeof p->host);
@@ -147,10 +98,9 @@ static inline void rank_place(RankPlace *p) {
     p->local_rank = comm_local_rank();
 }
 
-// One line for neighbours that differ in nothing but their number on the machine.
-static inline void rank_places_print(void) {
+void rank_places_print(void) {
     const int ranks = comm_num_ranks();
-    RankPlace own, *all = (RankPlace *)host_calloc((size_t)ranks, sizeof own, "ranks");
+    RankPlace own, *all = host_calloc((size_t)ranks, sizeof own, "ranks");
     rank_place(&own);
     comm_all_gather_host(all, &own, sizeof own);
     for (int r = 0, last; r < ranks; r = last + 1) {
@@ -169,5 +119,3 @@ static inline void rank_places_print(void) {
     }
     free(all);
 }
-
-#endif

@@ -1,35 +1,31 @@
-// Who is lost, hung or failing: a thread on each rank, and the agreement on one error for all.
-// Part of ranks.h.
-//
-// Each rank tells rank 0 once a second or more often that it lives, and within RANKS_LOOK_MS when
-// its main thread comes to another phase. Rank 0 ends the job when
-//   - a connection breaks: the rank is lost; found within milliseconds, whatever the limit
-//   - nothing is heard of a rank for `limit`: silent (stopped, or its machine is gone)
-//   - ranks have waited in a collective for `limit`, and a rank that has not come there has made no
-//     progress for as long: stuck. So is one inside the collective whose main thread has ceased to
-//     say that it waits. Progress is a phase, a collective, ranks_alive(). In set-up ten times the
-//     limit (see ranks_limit_of).
-//   - all wait in the same collective for `limit`
-// and the others do when rank 0 is lost or silent. Ranks that are slow all alike are never stuck.
-//
-// A rank that fails says so to rank 0, which prints one error for all; then all leave with that
-// code. For this, standard error is held back: on rank 0 for a moment, on the others until the end.
-#ifndef UNPAD_RANKS_WATCH_H
-#define UNPAD_RANKS_WATCH_H
+#include "watchdog.h"
 
-#include "ranks_meet.h"
-
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdio_ext.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../../data/base/clock.h"
+#include "../../data/base/error.h"
+#include "comm.h"
+#include "ranks.h"
+#include "rendezvous.h"
 
 enum {
     RANKS_LIMIT_SECONDS = 60,
     RANKS_PATIENCE = 10,   // times the limit, in set-up
     RANKS_GRACE_MS = 300,  // for rank 0 to find the same error itself, or more ranks to be lost
-    RANKS_END_MS = 10000,  // for the others to end this process before it does so itself
     RANKS_TEXT = 4096,     // of an error that one rank sends
     RANKS_LOOK_MS = 50,    // how often the thread looks whether the phase has changed
     RANKS_FEW = 64,        // ranks that rank 0 tells of every phase, not only at every tick
@@ -41,7 +37,7 @@ typedef struct {
     int32_t kind, code;         // RanksKind; exit code of a report and of the end
     int64_t step;               // 0: before the first
     uint32_t entered, waiting;  // collectives entered so far; inside one now
-    uint32_t turning;           // inside, and the main thread says so again and again
+    uint32_t polling;           // inside, and the main thread says so again and again
     uint32_t waited_ms;         // inside for this long; 0: not inside
     uint32_t idle_ms, bytes;    // since the last progress; of the text that follows
     char phase[16];
@@ -56,9 +52,9 @@ typedef struct {
 } RanksKnown;
 
 typedef struct {
-    const char *phase;  // atomic, as all up to turning: of the main thread
+    const char *phase;  // atomic, as all up to polling: of the main thread
     int64_t step, progress_ms, entered_ms;
-    uint32_t entered, waiting, turning;
+    uint32_t entered, waiting, polling;
     int64_t limit_ms;        // 0: none
     int running, bye;        // bye: rank 0 leaves because all is done
     int64_t overslept_ms;    // when this process last ran again after more than the limit; or 0
@@ -69,8 +65,8 @@ typedef struct {
     RanksKnown *known;               // (num) on rank 0, [0] on the others
     struct pollfd *ready;            // one more than known
     FILE *plain_stderr;
-    char said[1 << 16];              // standard error, held back
-    size_t said_before;              // at the last tick
+    char said[1 << 16];  // standard error, held back
+    size_t said_before;  // at the last tick
     // rank 0: what will end the job when the grace is over
     int verdict_rank, verdict_code, num_lost;
     int64_t verdict_ms;
@@ -81,31 +77,28 @@ typedef struct {
 
 static RanksWatch watch;
 
-#define RANKS_RESUME \
-    "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
-
 #define RANKS_GET(x_) __atomic_load_n(&(x_), __ATOMIC_RELAXED)
 #define RANKS_SET(x_, value_) __atomic_store_n(&(x_), value_, __ATOMIC_RELAXED)
 
 // ------------------------------------------------------------------------------------------------
 // What this rank says
 
-static inline RanksMessage ranks_message(RanksKind kind) {
+static RanksMessage ranks_message(RanksKind kind) {
     RanksMessage m;
     memset(&m, 0, sizeof m);
     m.kind = kind;
     m.step = RANKS_GET(watch.step);
     m.entered = RANKS_GET(watch.entered);
     m.waiting = RANKS_GET(watch.waiting);
-    m.turning = RANKS_GET(watch.turning);
-    m.waited_ms = m.waiting ? (uint32_t)(ranks_now_ms() - RANKS_GET(watch.entered_ms)) : 0;
-    m.idle_ms = (uint32_t)(ranks_now_ms() - RANKS_GET(watch.progress_ms));
+    m.polling = RANKS_GET(watch.polling);
+    m.waited_ms = m.waiting ? (uint32_t)(now_ms() - RANKS_GET(watch.entered_ms)) : 0;
+    m.idle_ms = (uint32_t)(now_ms() - RANKS_GET(watch.progress_ms));
     snprintf(m.phase, sizeof m.phase, "%s", RANKS_GET(watch.phase));
     return m;
 }
 
 // To rank r. A rank that has stopped reading misses it: no sender waits for it.
-static inline void ranks_tell(int r, const RanksMessage *m) {
+static void ranks_tell(int r, const RanksMessage *m) {
     int fd = ranks.sockets[RANKS_WATCH][r];
     if (fd < 0) return;
     pthread_mutex_lock(&watch.sending);
@@ -114,7 +107,7 @@ static inline void ranks_tell(int r, const RanksMessage *m) {
     pthread_mutex_unlock(&watch.sending);
 }
 
-static inline void ranks_tell_all(const RanksMessage *m) {
+static void ranks_tell_all(const RanksMessage *m) {
     if (ranks.rank > 0) ranks_tell(0, m);
     for (int r = 1; ranks.rank == 0 && r < ranks.num; r++) ranks_tell(r, m);
 }
@@ -122,77 +115,64 @@ static inline void ranks_tell_all(const RanksMessage *m) {
 // ------------------------------------------------------------------------------------------------
 // Marks of progress, from any thread
 
-static inline void ranks_alive(void) {
-    if (ranks.joined) RANKS_SET(watch.progress_ms, ranks_now_ms());
+void comm_progress(void) {
+    if (ranks.joined) RANKS_SET(watch.progress_ms, (int64_t)now_ms());
 }
 
 // phase: a constant, at most 15 characters. step: -1 for the same. Saying the same again is
 // progress. The thread tells rank 0 within RANKS_LOOK_MS: the main thread makes no system call.
-static inline void ranks_phase(const char *phase, int64_t step) {
+void ranks_phase(const char *phase, int64_t step) {
     if (!ranks.joined) return;
     RANKS_SET(watch.phase, phase);
     if (step >= 0) RANKS_SET(watch.step, step);
-    ranks_alive();
+    comm_progress();
 }
 
-// Around what waits for all ranks where nothing can call ranks_alive meanwhile: a library's call,
-// or a device that works by itself, from where it comes there. When a rank hangs inside, it is
-// only known that all wait.
-static inline void ranks_wait_blocked(void) {
+void ranks_enter_collective(bool polls) {
     if (!ranks.joined) return;
-    ranks_alive();
-    RANKS_SET(watch.entered_ms, ranks_now_ms());
+    comm_progress();
+    RANKS_SET(watch.entered_ms, (int64_t)now_ms());
     __atomic_add_fetch(&watch.entered, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
+    if (polls) RANKS_SET(watch.polling, 1);
 }
 
-// Around what waits for all ranks and calls ranks_alive again and again: who ceases to is stuck.
-static inline void ranks_wait(void) {
-    ranks_wait_blocked();
-    RANKS_SET(watch.turning, 1);
-}
-
-static inline void ranks_go_blocked(void) {
+void ranks_leave_collective(bool polls) {
     if (!ranks.joined) return;
+    if (polls) RANKS_SET(watch.polling, 0);
     __atomic_sub_fetch(&watch.waiting, 1, __ATOMIC_RELAXED);
-    ranks_alive();
-}
-
-static inline void ranks_go(void) {
-    RANKS_SET(watch.turning, 0);
-    ranks_go_blocked();
+    comm_progress();
 }
 
 // ------------------------------------------------------------------------------------------------
 // Speaking, and leaving
 
 // Nothing that follows may keep this process: not even a terminal that takes no more text.
-static inline void ranks_take_voice(void) {
+static void ranks_take_voice(void) {
     pthread_mutex_lock(&watch.voice);
     signal(SIGALRM, SIG_DFL);
     alarm(RANKS_END_MS / 1000);
 }
 
 // What was printed has been read, so that a launcher which hears of our end has it all.
-static inline void ranks_drain(void) {
+static void ranks_drain(void) {
     for (int fd = 1; fd <= 2; fd++) {
         struct stat status;
         int left = 0;
         if (fstat(fd, &status) != 0 || !S_ISFIFO(status.st_mode)) continue;
-        for (int i = 0; i < 50 && ioctl(fd, FIONREAD, &left) == 0 && left > 0; i++)
-            ranks_sleep_ms(10);
+        for (int i = 0; i < 50 && ioctl(fd, FIONREAD, &left) == 0 && left > 0; i++) sleep_ms(10);
     }
-    ranks_sleep_ms(20);
+    sleep_ms(20);
 }
 
-static inline void ranks_kill(uint64_t machine, int64_t pid) {
+static void ranks_kill(uint64_t machine, int64_t pid) {
     if (pid > 0 && machine == ranks.places[ranks.rank].machine && pid != getpid())
         kill((pid_t)pid, SIGKILL);
 }
 
 // Rank 0, with the voice, after it has spoken. culprit: a rank that does not run and so cannot
 // leave by itself, or -1.
-__attribute__((noreturn)) static inline void ranks_end_all(int code, int culprit) {
+__attribute__((noreturn)) static void ranks_end_all(int code, int culprit) {
     RanksMessage end = ranks_message(RANKS_END);
     end.code = code;
     if (culprit > 0) {
@@ -201,21 +181,20 @@ __attribute__((noreturn)) static inline void ranks_end_all(int code, int culprit
     }
     ranks_drain();
     ranks_tell_all(&end);
-    ranks_sleep_ms(100);               // the others leave first: none of them finds rank 0 gone
+    sleep_ms(100);                     // the others leave first: none of them finds rank 0 gone
     ranks_kill(end.machine, end.pid);  // last, because a launcher takes the code of the first
     _exit(code);
 }
 
 // What standard error has been given and not shown; call with it locked.
-static inline const char *ranks_pending(size_t *bytes) {
+static const char *ranks_pending(size_t *bytes) {
     *bytes = __fpending(stderr);
     if (*bytes > sizeof watch.said - 1) *bytes = sizeof watch.said - 1;
     watch.said[*bytes] = 0;
     return watch.said;
 }
 
-__attribute__((format(printf, 2, 3))) static inline void ranks_print(int r, const char *format,
-                                                                     ...) {
+__attribute__((format(printf, 2, 3))) static void ranks_print(int r, const char *format, ...) {
     char text[RANKS_TEXT + 512];
     size_t pending;
     va_list args;
@@ -234,7 +213,7 @@ __attribute__((format(printf, 2, 3))) static inline void ranks_print(int r, cons
     funlockfile(stderr);
 }
 
-static inline void ranks_when(char *out, size_t capacity, const RanksMessage *m) {
+static void ranks_when(char *out, size_t capacity, const RanksMessage *m) {
     if (m->step > 0)
         snprintf(out, capacity, "%.16s of step %lld", m->phase, (long long)m->step);
     else
@@ -242,7 +221,7 @@ static inline void ranks_when(char *out, size_t capacity, const RanksMessage *m)
 }
 
 // Rank r > 0: its error is rank 0's to print, who then ends this process.
-static inline void ranks_report(int code, const char *text) {
+static void ranks_report(int code, const char *text) {
     RanksMessage m = ranks_message(RANKS_REPORT);
     m.code = code;
     m.bytes = (uint32_t)strlen(text);
@@ -254,19 +233,17 @@ static inline void ranks_report(int code, const char *text) {
 }
 
 // What a lost rank leaves behind are errors of the network and of devices on the others.
-static inline int ranks_symptom(int code) {
-    return code == RANKS_EXIT_LOST || code == RANKS_EXIT_DEVICE;
-}
+static int ranks_symptom(int code) { return code == EXIT_PEER_LOST || code == EXIT_DEVICE_ERROR; }
 
 // exit() with a code other than 0, on any thread: this rank's error for all.
-static void ranks_at_exit(int code, void *unused) {
+void ranks_at_exit(int code, void *unused) {
     char text[RANKS_TEXT];
     size_t pending;
     (void)unused;
     if (!ranks.joined || code == 0) return;
     fflush(stdout);
     if (ranks.rank == 0) {
-        if (ranks_symptom(code)) ranks_sleep_ms(2 * RANKS_GRACE_MS);  // for its cause to be found
+        if (ranks_symptom(code)) sleep_ms(2 * RANKS_GRACE_MS);  // for its cause to be found
         ranks_take_voice();
         fflush(stderr);
         ranks_end_all(code, -1);
@@ -281,7 +258,7 @@ static void ranks_at_exit(int code, void *unused) {
     __fpurge(stderr);
     funlockfile(stderr);
     ranks_report(code, text);
-    ranks_sleep_ms(RANKS_END_MS);  // only when there is no rank 0 that listens
+    sleep_ms(RANKS_END_MS);  // only when there is no rank 0 that listens
     if (write(2, text, strlen(text)) < 0) _exit(code);
     _exit(code);
 }
@@ -289,29 +266,29 @@ static void ranks_at_exit(int code, void *unused) {
 // ------------------------------------------------------------------------------------------------
 // Rank 0: hearing and judging
 
-static inline void ranks_verdict(int r, int code, const char *text) {
+static void ranks_verdict(int r, int code, const char *text) {
     if (watch.verdict_rank >= 0) return;
     watch.verdict_rank = r;
     watch.verdict_code = code;
-    watch.verdict_ms = ranks_now_ms() + RANKS_GRACE_MS;
+    watch.verdict_ms = now_ms() + RANKS_GRACE_MS;
     snprintf(watch.verdict_text, sizeof watch.verdict_text, "%s", text);
 }
 
-static inline void ranks_lost(int r) {
+static void ranks_lost(int r) {
     RanksKnown *k = &watch.known[r];
     if (k->lost) return;
     k->lost = 1;
     // the others have said that rank 0 is silent
-    if (watch.overslept_ms && ranks_now_ms() - watch.overslept_ms < 5000) _exit(RANKS_EXIT_LOST);
+    if (watch.overslept_ms && now_ms() - watch.overslept_ms < 5000) _exit(EXIT_PEER_LOST);
     if (k->reported) return;
     watch.num_lost++;
     if (watch.verdict_rank >= 0 && ranks_symptom(watch.verdict_code) &&
         !watch.known[watch.verdict_rank].lost)
         watch.verdict_rank = -1;
-    ranks_verdict(r, RANKS_EXIT_LOST, "");
+    ranks_verdict(r, EXIT_PEER_LOST, "");
 }
 
-static inline void ranks_pass_verdict(void) {
+static void ranks_pass_verdict(void) {
     const int r = watch.verdict_rank;
     char when[64], more[32] = "";
     ranks_take_voice();
@@ -330,7 +307,7 @@ static inline void ranks_pass_verdict(void) {
     ranks_end_all(watch.verdict_code, -1);
 }
 
-__attribute__((noreturn)) static inline void ranks_convict(int r, int silent, int64_t ms) {
+__attribute__((noreturn)) static void ranks_convict(int r, int silent, int64_t ms) {
     char when[64];
     ranks_take_voice();
     ranks_when(when, sizeof when, &watch.known[r].last);
@@ -338,11 +315,11 @@ __attribute__((noreturn)) static inline void ranks_convict(int r, int silent, in
                 ranks.places[r].host, silent ? "silent" : "stuck", (long long)(ms + 500) / 1000,
                 when, silent ? "" : ", while others wait for it",
                 RANKS_RESUME "; --heartbeat-seconds sets the limit");
-    ranks_end_all(RANKS_EXIT_LOST, silent ? r : -1);
+    ranks_end_all(EXIT_PEER_LOST, silent ? r : -1);
 }
 
 // All wait: the network between them, or a device that works beside what waits.
-__attribute__((noreturn)) static inline void ranks_convict_network(void) {
+__attribute__((noreturn)) static void ranks_convict_network(void) {
     char when[64];
     int r = 0;
     for (int other = 1; other < ranks.num; other++)
@@ -354,22 +331,22 @@ __attribute__((noreturn)) static inline void ranks_convict_network(void) {
         "error: ranks: all %d wait for each other for %lld s, rank %d on %s furthest behind "
         "in %s\nhint: look at the network between them; " RANKS_RESUME "\n",
         ranks.num, (long long)watch.known[r].last.waited_ms / 1000, r, ranks.places[r].host, when);
-    ranks_end_all(RANKS_EXIT_LOST, -1);
+    ranks_end_all(EXIT_PEER_LOST, -1);
 }
 
 // In set-up much is done that cannot say how far it is: libraries are loaded, drivers compile.
-static inline int64_t ranks_limit_of(const RanksMessage *m) {
+static int64_t ranks_limit_of(const RanksMessage *m) {
     return watch.limit_ms * (strcmp(m->phase, "set-up") == 0 ? RANKS_PATIENCE : 1);
 }
 
 // The rank that the others wait for: of those that make no progress and are not inside a collective
 // that would keep them from it, the one furthest behind, of these the one idle longest.
-static inline int ranks_stuck(int64_t waited_ms) {
+static int ranks_stuck(int64_t waited_ms) {
     int culprit = -1;
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last,
                            *worst = &watch.known[culprit < 0 ? 0 : culprit].last;
-        if (m->waiting && !m->turning) continue;
+        if (m->waiting && !m->polling) continue;
         if (m->idle_ms <= ranks_limit_of(m) || waited_ms <= ranks_limit_of(m)) continue;
         if (culprit < 0 || m->entered < worst->entered ||
             (m->entered == worst->entered && m->idle_ms > worst->idle_ms))
@@ -378,7 +355,7 @@ static inline int ranks_stuck(int64_t waited_ms) {
     return culprit;
 }
 
-static inline void ranks_judge(int64_t now) {
+static void ranks_judge(int64_t now) {
     int64_t waited_ms = 0;
     int all_wait = 1;
     if (!watch.limit_ms) return;
@@ -388,10 +365,10 @@ static inline void ranks_judge(int64_t now) {
     for (int r = 0; r < ranks.num; r++) {
         const RanksMessage *m = &watch.known[r].last;
         if (m->waited_ms > waited_ms) waited_ms = m->waited_ms;
-        // one that turns no more will be stuck by the limit: that is for its next beat to say
-        all_wait = all_wait && m->waited_ms > ranks_limit_of(m) &&
-                   (m->turning ? m->idle_ms < ranks_limit_of(m) / 2
-                               : m->idle_ms > ranks_limit_of(m));
+        // one that polls no more will be stuck by the limit: that is for its next beat to say
+        const int64_t limit_ms = ranks_limit_of(m);
+        all_wait = all_wait && m->waited_ms > limit_ms &&
+                   (m->polling ? m->idle_ms < limit_ms / 2 : m->idle_ms > limit_ms);
     }
     int culprit = ranks_stuck(waited_ms);
     if (culprit >= 0) ranks_convict(culprit, 0, watch.known[culprit].last.idle_ms);
@@ -401,21 +378,21 @@ static inline void ranks_judge(int64_t now) {
 // ------------------------------------------------------------------------------------------------
 // The other ranks: rank 0 may be what is lost
 
-__attribute__((noreturn)) static inline void ranks_without_0(const char *how, int stopped) {
+__attribute__((noreturn)) static void ranks_without_0(const char *how, int stopped) {
     char when[64];
     ranks_take_voice();
     ranks_when(when, sizeof when, &watch.known[0].last);
-    if (ranks_first_to_speak()) {
+    if (ranks_first_to_report()) {
         ranks_print(0, "error: ranks: rank 0 on %s %s in %s\nhint: %s\n", ranks.places[0].host, how,
                     when, RANKS_RESUME);
         ranks_drain();
-        ranks_sleep_ms(1000);  // while the others find the same, and leave
+        sleep_ms(1000);  // while the others find the same, and leave
         if (stopped) ranks_kill(ranks.places[0].machine, ranks.places[0].pid);
     }
-    _exit(RANKS_EXIT_LOST);
+    _exit(EXIT_PEER_LOST);
 }
 
-static inline void ranks_judge_0(int64_t now) {
+static void ranks_judge_0(int64_t now) {
     const int64_t quiet_ms = now - watch.known[0].heard_ms;
     char how[64];
     if (!watch.limit_ms || quiet_ms <= watch.limit_ms + watch.limit_ms / 4) return;
@@ -426,13 +403,13 @@ static inline void ranks_judge_0(int64_t now) {
 // ------------------------------------------------------------------------------------------------
 // The thread
 
-static inline void ranks_hear_end(const RanksMessage *m) {
+static void ranks_hear_end(const RanksMessage *m) {
     ranks_take_voice();
     if (m->machine != ranks.places[0].machine) ranks_kill(m->machine, m->pid);
     _exit(m->code);
 }
 
-static inline void ranks_hear(int r) {
+static void ranks_hear(int r) {
     RanksMessage m;
     RanksKnown *k = &watch.known[r];
     char text[RANKS_TEXT] = "";
@@ -445,7 +422,7 @@ static inline void ranks_hear(int r) {
         return;
     }
     m.phase[sizeof m.phase - 1] = 0;
-    k->heard_ms = ranks_now_ms();
+    k->heard_ms = now_ms();
     if (m.kind == RANKS_END) ranks_hear_end(&m);
     if (m.kind == RANKS_BYE) RANKS_SET(watch.bye, 1);
     k->last = m;
@@ -456,7 +433,7 @@ static inline void ranks_hear(int r) {
 
 // Rank 0's warnings are shown when they have been held back for a whole tick: an error that ends
 // this process is spoken by ranks_at_exit.
-static inline void ranks_show_warnings(void) {
+static void ranks_show_warnings(void) {
     size_t pending = __fpending(stderr);
     if (ranks.rank == 0 && pending > 0 && pending == watch.said_before) fflush(stderr);
     watch.said_before = __fpending(stderr);
@@ -464,23 +441,23 @@ static inline void ranks_show_warnings(void) {
 
 // A job whose launcher was killed must not go on by itself. torchrun's ranks may outlive the shell
 // that started them.
-static inline void ranks_check_parent(void) {
+static void ranks_check_parent(void) {
     char text[160];
     if (watch.parent == 0 || getppid() == watch.parent) return;
     watch.parent = 0;
     snprintf(text, sizeof text, "error: ranks: the launcher is gone\nhint: %s\n", RANKS_RESUME);
     if (ranks.rank == 0)
-        ranks_verdict(0, RANKS_EXIT_LOST, text);
+        ranks_verdict(0, EXIT_PEER_LOST, text);
     else
-        ranks_report(RANKS_EXIT_LOST, text);
+        ranks_report(EXIT_PEER_LOST, text);
 }
 
-static inline int ranks_tick_ms(void) {
+static int ranks_tick_ms(void) {
     int64_t ms = watch.limit_ms ? watch.limit_ms / 8 : 1000;
     return ms < RANKS_LOOK_MS ? RANKS_LOOK_MS : ms > 1000 ? 1000 : (int)ms;
 }
 
-static inline void ranks_beat(const RanksMessage *beat, int64_t now) {
+static void ranks_beat(const RanksMessage *beat, int64_t now) {
     watch.told_phase = RANKS_GET(watch.phase);
     watch.told_step = beat->step;
     ranks_tell_all(beat);
@@ -489,7 +466,7 @@ static inline void ranks_beat(const RanksMessage *beat, int64_t now) {
     watch.known[0].heard_ms = now;
 }
 
-static inline void ranks_tick(int64_t now) {
+static void ranks_tick(int64_t now) {
     ranks_check_parent();
     RanksMessage beat = ranks_message(RANKS_BEAT);
     ranks_beat(&beat, now);
@@ -500,7 +477,7 @@ static inline void ranks_tick(int64_t now) {
         ranks_judge_0(now);
 }
 
-static inline void ranks_look(int64_t now) {
+static void ranks_look(int64_t now) {
     if (watch.told_phase == RANKS_GET(watch.phase) && watch.told_step == RANKS_GET(watch.step))
         return;
     if (ranks.rank == 0 && ranks.num > RANKS_FEW) return;
@@ -508,7 +485,7 @@ static inline void ranks_look(int64_t now) {
     ranks_beat(&beat, now);
 }
 
-static inline void ranks_poll(struct pollfd *ready, int n) {
+static void ranks_poll(struct pollfd *ready, int n) {
     for (int r = 0; r < n; r++) {
         const int deaf = watch.known[r].lost || RANKS_GET(watch.bye);
         struct pollfd one = {deaf ? -1 : ranks.sockets[RANKS_WATCH][r], POLLIN, 0};
@@ -521,8 +498,8 @@ static inline void ranks_poll(struct pollfd *ready, int n) {
 
 // Time in which this process did not run does not count: it has heard nobody, what came meanwhile
 // is still to be read, and it could make no progress.
-static inline void ranks_forgive(int n, int64_t gap_ms) {
-    const int64_t now = ranks_now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms,
+static void ranks_forgive(int n, int64_t gap_ms) {
+    const int64_t now = now_ms(), progress_ms = RANKS_GET(watch.progress_ms) + gap_ms,
                   entered_ms = RANKS_GET(watch.entered_ms) + gap_ms;
     for (int r = 0; r < n; r++) {
         watch.known[r].heard_ms += gap_ms;
@@ -534,12 +511,12 @@ static inline void ranks_forgive(int n, int64_t gap_ms) {
 
 static void *ranks_watch_thread(void *polled) {
     const int n = ranks.rank == 0 ? ranks.num : 1;
-    struct pollfd *ready = (struct pollfd *)polled;
-    int64_t next_ms = 0, before_ms = ranks_now_ms();
+    struct pollfd *ready = polled;
+    int64_t next_ms = 0, before_ms = now_ms();
     while (RANKS_GET(watch.running)) {
         ranks_poll(ready, n);
         if (RANKS_GET(watch.bye)) continue;  // nobody is missed any more
-        const int64_t now = ranks_now_ms(), gap_ms = now - before_ms;
+        const int64_t now = now_ms(), gap_ms = now - before_ms;
         if (gap_ms > 4 * RANKS_LOOK_MS) ranks_forgive(n, gap_ms);
         if (watch.limit_ms && gap_ms > watch.limit_ms) watch.overslept_ms = now;
         before_ms = now;
@@ -555,16 +532,14 @@ static void *ranks_watch_thread(void *polled) {
 }
 
 // limit: 0 for none
-static inline void ranks_set_limit(double seconds) {
-    RANKS_SET(watch.limit_ms, (int64_t)(seconds * 1e3));
-}
+void comm_heartbeat(double seconds) { RANKS_SET(watch.limit_ms, (int64_t)(seconds * 1e3)); }
 
-static inline void ranks_watch_defaults(int n) {
+static void ranks_watch_defaults(int n) {
     watch.phase = "set-up";
     watch.verdict_rank = -1;
     watch.parent = getenv("OMPI_COMM_WORLD_RANK") ? getppid() : 0;
-    watch.progress_ms = ranks_now_ms();
-    ranks_set_limit(RANKS_LIMIT_SECONDS);
+    watch.progress_ms = now_ms();
+    comm_heartbeat(RANKS_LIMIT_SECONDS);
     for (int r = 0; r < n; r++) {
         snprintf(watch.known[r].last.phase, sizeof watch.known[r].last.phase, "set-up");
         watch.known[r].heard_ms = watch.progress_ms;
@@ -576,7 +551,7 @@ static inline void ranks_watch_defaults(int n) {
 }
 
 // A stream of our own: one that a library has already written to does not take a new buffer whole.
-static inline int ranks_hold_stderr(void) {
+static int ranks_hold_stderr(void) {
     FILE *held = fdopen(2, "w");
     if (!held || setvbuf(held, watch.said, _IOFBF, sizeof watch.said) != 0) return 0;
     watch.plain_stderr = stderr;
@@ -584,11 +559,11 @@ static inline int ranks_hold_stderr(void) {
     return 1;
 }
 
-static inline const char *ranks_watch_start(void) {
+const char *watchdog_start(void) {
     const int n = ranks.rank == 0 ? ranks.num : 1;
     sigset_t all, before;
-    watch.known = (RanksKnown *)calloc((size_t)n, sizeof *watch.known);
-    watch.ready = (struct pollfd *)calloc((size_t)n + 1, sizeof *watch.ready);
+    watch.known = calloc((size_t)n, sizeof *watch.known);
+    watch.ready = calloc((size_t)n + 1, sizeof *watch.ready);
     watch.wake = eventfd(0, EFD_CLOEXEC);
     if (!watch.known || !watch.ready || watch.wake < 0) return "no memory for the list of ranks";
     ranks_watch_defaults(n);
@@ -603,13 +578,13 @@ static inline const char *ranks_watch_start(void) {
 }
 
 // Rank 0, when all are done: connections that end from now on are not lost.
-static inline void ranks_watch_bye(void) {
+void watchdog_bye(void) {
     RanksMessage bye = ranks_message(RANKS_BYE);
     RANKS_SET(watch.bye, 1);
     ranks_tell_all(&bye);
 }
 
-static inline void ranks_watch_stop(void) {
+void watchdog_stop(void) {
     const uint64_t one = 1;
     RANKS_SET(watch.running, 0);
     if (write(watch.wake, &one, sizeof one) == sizeof one) pthread_join(watch.thread, NULL);
@@ -620,5 +595,3 @@ static inline void ranks_watch_stop(void) {
     fflush(stderr);
     stderr = watch.plain_stderr;
 }
-
-#endif

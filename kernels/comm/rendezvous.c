@@ -1,18 +1,4 @@
-// How the ranks of a job find each other. Part of ranks.h.
-//
-// Every rank connects to rank 0, at an address found in one of three ways:
-//   1. MASTER_ADDR and MASTER_PORT (29500 when unset) of the environment
-//   2. a broadcast that the backend has already (MPI's)
-//   3. all ranks on one machine: a file of mode 0600 in the temporary directory, named by the
-//      launcher's job id
-// A rank that does not come within RANKS_JOIN_SECONDS (300 when unset) ends the job, by name. Who
-// connects but does not know the job (2 and 3: a secret; 1: the launcher's job id) is dropped.
-#ifndef UNPAD_RANKS_MEET_H
-#define UNPAD_RANKS_MEET_H
-
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
+#include "rendezvous.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,6 +10,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,62 +21,31 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "../../data/base/clock.h"
+#include "../../data/base/error.h"
+#include "../../data/base/hash.h"
+#include "comm.h"
+#include "ranks.h"
+
 enum {
-    RANKS_EXIT_USAGE = 2,    // exit code: the environment makes no sense
-    RANKS_EXIT_LOST = 8,     // exit code: a rank lost, hung or never there
-    RANKS_EXIT_DEVICE = 11,  // exit code: the device or its network failed
     RANKS_MAX = 1 << 16,
     RANKS_DEFAULT_PORT = 29500,
     RANKS_JOIN_SECONDS = 300,
     RANKS_MOST_SECONDS = 1000000,  // that RANKS_JOIN_SECONDS may ask for
-    RANKS_HELLO_MS = 5000,  // for a connection to say who it is, and for rank 0 to answer
-    RANKS_STRANGERS = 64,   // connections that have not said it yet, besides one for each rank
+    RANKS_HELLO_MS = 5000,         // for a connection to identify itself, and for rank 0 to answer
+    RANKS_MAX_UNIDENTIFIED = 64,   // connections that have not yet, besides one for each rank
 };
 
-// ------------------------------------------------------------------------------------------------
-// State
+Ranks ranks = {.num = 1};
 
-// One rank as the others know it
-typedef struct {
-    char host[64];
-    uint64_t machine;  // equal on ranks of one machine
-    int32_t rank, local_rank, local_size, pid;
-} RanksPlace;
+// The file by which ranks of one machine find rank 0; empty: they find it another way
+static char meeting_path[4096];
 
-// Each rank has two connections to rank 0, so that watching does not wait behind data.
-enum { RANKS_DATA, RANKS_WATCH, RANKS_CHANNELS };
-
-typedef struct {
-    int rank, num, joined;
-    uint32_t number;     // of exchanges so far: the same on all ranks
-    RanksPlace *places;  // (num)
-    // file descriptors: on rank 0 (num), its own unused; on the others [0] leads to rank 0
-    int *sockets[RANKS_CHANNELS];
-    uint64_t token[2];
-    char path[4096];  // of the file by which ranks of one machine meet; empty: another way
-} Ranks;
-
-static Ranks ranks = {0, 1, 0, 0, NULL, {NULL, NULL}, {0, 0}, ""};
-
-static inline int ranks_rank(void) { return ranks.rank; }
-static inline int ranks_num(void) { return ranks.num; }
-static inline int ranks_local(void) {
-    return ranks.joined ? ranks.places[ranks.rank].local_rank : 0;
-}
-
-static inline int64_t ranks_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-static inline void ranks_sleep_ms(int ms) {  // signals do not cut it short
-    for (int64_t now = ranks_now_ms(), end = now + ms; now < end; now = ranks_now_ms())
-        poll(NULL, 0, (int)(end - now));
-}
+int comm_rank(void) { return ranks.rank; }
+int comm_num_ranks(void) { return ranks.num; }
+int comm_local_rank(void) { return ranks.joined ? ranks.places[ranks.rank].local_rank : 0; }
 
 // ------------------------------------------------------------------------------------------------
 // Who am I: what launchers say in the environment
@@ -110,15 +66,11 @@ static const RanksLauncher ranks_launchers[] = {
 };
 enum { RANKS_LAUNCHERS = sizeof ranks_launchers / sizeof *ranks_launchers };
 
-static inline const char *ranks_env(const char *name) { return name ? getenv(name) : NULL; }
-
-__attribute__((noreturn, format(printf, 3, 4))) static inline void ranks_die(int code,
-                                                                             const char *hint,
-                                                                             const char *what, ...);
+static const char *ranks_env(const char *name) { return name ? getenv(name) : NULL; }
 
 // A whole number from `least` to `most`; `otherwise` when the variable is unset. Anything else ends
 // the process with exit code 2: to guess at it could mean to train alone.
-static inline int ranks_env_number(const char *name, int least, int most, int otherwise) {
+static int ranks_env_number(const char *name, int least, int most, int otherwise) {
     const char *text = ranks_env(name);
     char shown[32];
     if (!text) return otherwise;
@@ -128,13 +80,13 @@ static inline int ranks_env_number(const char *name, int least, int most, int ot
     snprintf(shown, sizeof shown, "%s", text);
     for (char *p = shown; *p; p++)
         if (*p < ' ' || *p > '~') *p = '?';
-    ranks_die(RANKS_EXIT_USAGE, "set it as the launcher would, or unset it",
+    ranks_die(EXIT_USAGE, "set it as the launcher would, or unset it",
               "%s: expected a whole number from %d to %d, found \"%s\"", name, least, most, shown);
 }
 
 // The launcher that started this process; NULL when it was started alone. One that says how many
 // ranks there are but not which is this one is a launcher too: it must not train alone.
-static inline const RanksLauncher *ranks_launcher(void) {
+static const RanksLauncher *ranks_launcher(void) {
     for (int i = 0; i < RANKS_LAUNCHERS; i++)
         if (ranks_env(ranks_launchers[i].size) && ranks_env(ranks_launchers[i].rank))
             return &ranks_launchers[i];
@@ -143,22 +95,22 @@ static inline const RanksLauncher *ranks_launcher(void) {
     return NULL;
 }
 
-// Ranks that the launcher speaks of; 1 when this process was started alone.
-static inline int ranks_launched(void) {
+int ranks_launched(void) {
     const RanksLauncher *by = ranks_launcher();
     const int n = by ? ranks_env_number(by->size, 1, RANKS_MAX, 1) : 1;
     if (by) ranks_env_number(by->rank, 0, n - 1, 0);
     return n;
 }
 
-static inline uint64_t ranks_hash(uint64_t h, const char *text) {
-    for (; text && *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211ull;
-    return (h ^ 0xff) * 1099511628211ull;  // "ab","c" is not "a","bc"
+// With its terminating 0: "ab", "c" is not "a", "bc".
+static uint64_t hash_text(uint64_t hash, const char *text) {
+    if (!text) text = "";
+    return fnv1a(hash, text, strlen(text) + 1);
 }
 
 // The host name alone does not tell machines apart, nor the boot id containers, nor both together
 // containers that share the host's name: their process ids would not be ours.
-static inline uint64_t ranks_machine(const char *host) {
+static uint64_t ranks_machine(const char *host) {
     char boot[64] = "", pids[64] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, boot, sizeof boot - 1) : 0;
@@ -166,10 +118,10 @@ static inline uint64_t ranks_machine(const char *host) {
     if (fd >= 0) close(fd);
     n = readlink("/proc/self/ns/pid", pids, sizeof pids - 1);
     if (n > 0) pids[n] = 0;
-    return ranks_hash(ranks_hash(ranks_hash(14695981039346656037ull, boot), host), pids);
+    return hash_text(hash_text(hash_text(FNV1A_START, boot), host), pids);
 }
 
-static inline RanksPlace ranks_place(void) {
+RanksPlace ranks_place(void) {
     const RanksLauncher *by = ranks_launcher();
     RanksPlace p;
     memset(&p, 0, sizeof p);
@@ -182,28 +134,26 @@ static inline RanksPlace ranks_place(void) {
     return p;
 }
 
-// Are all ranks of the job on this machine, as far as the launcher says?
-static inline int ranks_all_here(const RanksPlace *own) {
-    return own->local_size == ranks_launched() ||
+bool ranks_all_here(void) {
+    return ranks_place().local_size == ranks_launched() ||
            ranks_env_number("SLURM_STEP_NUM_NODES", 1, RANKS_MAX, 0) == 1;
 }
 
 // The same on all ranks of a job, from what the launcher calls it; else from its process.
-static inline uint64_t ranks_job_key(void) {
+static uint64_t ranks_job_key(void) {
     const RanksLauncher *by = ranks_launcher();
     const char *job = by ? ranks_env(by->job) : NULL;
-    uint64_t key = ranks_hash(ranks_hash(14695981039346656037ull, job), getenv("SLURM_STEP_ID"));
+    uint64_t key = hash_text(hash_text(FNV1A_START, job), getenv("SLURM_STEP_ID"));
     char parent[32];
     snprintf(parent, sizeof parent, "%ld", (long)getppid());
-    return job ? key : ranks_hash(key, parent);
+    return job ? key : hash_text(key, parent);
 }
 
 // ------------------------------------------------------------------------------------------------
 // What ends a rank that does not find the others
 
-// Several processes of one machine have found the same: the first one speaks. A name of an abstract
-// socket is the lock, which goes with the process.
-static inline int ranks_first_to_speak(void) {
+// A name of an abstract socket is the lock, which the kernel releases with the process.
+int ranks_first_to_report(void) {
     struct sockaddr_un name;
     memset(&name, 0, sizeof name);
     name.sun_family = AF_UNIX;
@@ -214,12 +164,12 @@ static inline int ranks_first_to_speak(void) {
                           (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0;
 }
 
-static inline void ranks_unlink_meeting(void) {
-    if (ranks.path[0]) unlink(ranks.path);
+static void ranks_unlink_meeting(void) {
+    if (meeting_path[0]) unlink(meeting_path);
 }
 
 // One error for the job: before the ranks have met, of those on a machine the first one speaks.
-static inline void ranks_die(int code, const char *hint, const char *what, ...) {
+void ranks_die(int code, const char *hint, const char *what, ...) {
     char text[1024];
     va_list args;
     va_start(args, what);
@@ -227,13 +177,13 @@ static inline void ranks_die(int code, const char *hint, const char *what, ...) 
     va_end(args);
     if (ranks.rank == 0 && !ranks.joined) ranks_unlink_meeting();
     if (!ranks.token[0]) ranks.token[0] = ranks_job_key();
-    if (ranks.joined || ranks_first_to_speak()) {
+    if (ranks.joined || ranks_first_to_report()) {
         fprintf(stderr, "error: ranks: %s\nhint: %s\n", text, hint);
         if (ranks.joined) exit(code);  // see ranks_at_exit
         fflush(stderr);
         for (int r = 1; ranks.rank == 0 && ranks.sockets[RANKS_DATA] && r < ranks.num; r++)
             shutdown(ranks.sockets[RANKS_DATA][r], SHUT_RDWR);
-        ranks_sleep_ms(1000);  // while the others find the same
+        sleep_ms(1000);  // while the others find the same
     }
     _exit(code);
 }
@@ -241,8 +191,8 @@ static inline void ranks_die(int code, const char *hint, const char *what, ...) 
 // ------------------------------------------------------------------------------------------------
 // Bytes over a socket
 
-static inline int ranks_send(int fd, const void *data, size_t bytes, int flags) {
-    const char *p = (const char *)data;
+int ranks_send(int fd, const void *data, size_t bytes, int flags) {
+    const char *p = data;
     while (bytes > 0) {
         ssize_t n = send(fd, p, bytes, flags | MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
@@ -253,8 +203,8 @@ static inline int ranks_send(int fd, const void *data, size_t bytes, int flags) 
     return 0;
 }
 
-static inline int ranks_receive(int fd, void *data, size_t bytes) {
-    char *p = (char *)data;
+int ranks_receive(int fd, void *data, size_t bytes) {
+    char *p = data;
     while (bytes > 0) {
         ssize_t n = recv(fd, p, bytes, 0);
         if (n < 0 && errno == EINTR) continue;
@@ -265,7 +215,7 @@ static inline int ranks_receive(int fd, void *data, size_t bytes) {
     return 0;
 }
 
-static inline void ranks_set_timeout(int fd, int ms) {  // of each receive; 0: none
+void ranks_set_timeout(int fd, int ms) {  // of each receive; 0: none
     struct timeval t = {ms / 1000, ms % 1000 * 1000};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
 }
@@ -280,16 +230,14 @@ typedef struct {
     char problem[128];  // of rank 0, which all must know of; else empty
 } RanksMeeting;
 
-typedef void (*RanksHandOver)(void *data, size_t bytes);  // rank 0's data to all ranks
-
-static inline int ranks_is_loopback(const struct sockaddr *a) {
+static int ranks_is_loopback(const struct sockaddr *a) {
     if (a->sa_family == AF_INET)
         return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr) >> 24 == 127;
     return a->sa_family == AF_INET6 &&
            IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)a)->sin6_addr);
 }
 
-static inline int ranks_listen_at(int family, const char *address, const char *port) {
+static int ranks_listen_at(int family, const char *address, const char *port) {
     struct addrinfo want, *found;
     int one = 1, none = 0;
     memset(&want, 0, sizeof want);
@@ -314,7 +262,7 @@ static inline int ranks_listen_at(int family, const char *address, const char *p
 
 // Does `address` lead to this machine alone? Then nobody else needs to reach the port. Names do not
 // tell: that of a machine may stand for 127.0.1.1 on itself.
-static inline int ranks_leads_home(const char *address) {
+static int ranks_leads_home(const char *address) {
     struct addrinfo want, *found;
     memset(&want, 0, sizeof want);
     want.ai_flags = AI_NUMERICHOST;
@@ -326,7 +274,7 @@ static inline int ranks_leads_home(const char *address) {
 }
 
 // Fills in the port that was bound. -1: m->problem says why.
-static inline int ranks_listen(RanksMeeting *m) {
+static int ranks_listen(RanksMeeting *m) {
     struct sockaddr_storage bound;
     socklen_t length = sizeof bound;
     int fd = ranks_leads_home(m->addresses) ? ranks_listen_at(AF_UNSPEC, m->addresses, m->port)
@@ -344,7 +292,7 @@ static inline int ranks_listen(RanksMeeting *m) {
 }
 
 // The numbers of this machine's networks, for ranks of other machines; without one, its own.
-static inline void ranks_own_addresses(char *out, size_t capacity) {
+static void ranks_own_addresses(char *out, size_t capacity) {
     struct ifaddrs *all, *i;
     snprintf(out, capacity, "127.0.0.1");
     if (getifaddrs(&all) != 0) return;
@@ -368,21 +316,21 @@ static inline void ranks_own_addresses(char *out, size_t capacity) {
 }
 
 // Way 1. torchrun itself answers on MASTER_PORT: the next one is ours.
-static inline void ranks_meet_at_master(RanksMeeting *m, const char *address) {
+static void ranks_meet_at_master(RanksMeeting *m, const char *address) {
     const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE"),
                *job = ranks_env(ranks_launcher()->job);
     const int next = store && strcmp(store, "True") == 0;
     const int port = ranks_env_number("MASTER_PORT", 1, 65535 - next, RANKS_DEFAULT_PORT);
     snprintf(m->addresses, sizeof m->addresses, "%s", address);
     snprintf(m->port, sizeof m->port, "%d", (port + next) & 0xffff);
-    m->token[0] = ranks_hash(14695981039346656037ull, job);
-    m->token[1] = ranks_hash(ranks_hash(m->token[0], address), m->port);
+    m->token[0] = hash_text(FNV1A_START, job);
+    m->token[1] = hash_text(hash_text(m->token[0], address), m->port);
 }
 
 // Ways 2 and 3, rank 0: a port of its own and a secret.
-static inline int ranks_open_meeting(RanksMeeting *m, const RanksPlace *own) {
+static int ranks_open_meeting(RanksMeeting *m) {
     strcpy(m->addresses, "127.0.0.1");
-    if (!ranks_all_here(own)) ranks_own_addresses(m->addresses, sizeof m->addresses);
+    if (!ranks_all_here()) ranks_own_addresses(m->addresses, sizeof m->addresses);
     strcpy(m->port, "0");
     if (getrandom(m->token, sizeof m->token, 0) != sizeof m->token) {
         strcpy(m->problem, "no random numbers");
@@ -392,14 +340,14 @@ static inline int ranks_open_meeting(RanksMeeting *m, const RanksPlace *own) {
 }
 
 // Way 3: the file's name
-static inline void ranks_meeting_path(char *path, size_t capacity) {
+static void ranks_meeting_path(char *path, size_t capacity) {
     const char *dir = getenv("TMPDIR");
     snprintf(path, capacity, "%s/unpad-ranks-%ld-%016llx", dir && *dir ? dir : "/tmp",
              (long)getuid(), (unsigned long long)ranks_job_key());
 }
 
 // Under its name only when whole. 0, or -1 with errno.
-static inline int ranks_write_meeting(const RanksMeeting *m, const char *path) {
+static int ranks_write_meeting(const RanksMeeting *m, const char *path) {
     char unready[4200];
     snprintf(unready, sizeof unready, "%s.%ld", path, (long)getpid());
     unlink(unready);
@@ -412,7 +360,7 @@ static inline int ranks_write_meeting(const RanksMeeting *m, const char *path) {
 }
 
 // Another user's file is not believed.
-static inline int ranks_read_meeting(RanksMeeting *m, const char *path) {
+static int ranks_read_meeting(RanksMeeting *m, const char *path) {
     struct stat status;
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     int ok = fd >= 0 && fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
@@ -442,13 +390,13 @@ typedef struct {
     int64_t verdict;
 } RanksAnswer;
 
-static inline void ranks_no_delay(int fd) {
+static void ranks_no_delay(int fd) {
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 // A connection to address:port within ms, or -1.
-static inline int ranks_connect_to(const char *address, const char *port, int ms) {
+static int ranks_connect_to(const char *address, const char *port, int ms) {
     struct addrinfo want, *found, *a;
     int fd = -1;
     memset(&want, 0, sizeof want);
@@ -474,8 +422,8 @@ static inline int ranks_connect_to(const char *address, const char *port, int ms
 }
 
 // Says who we are and hears whether it is rank 0 of our job that answers: -1 if not.
-static inline int ranks_introduce(const RanksMeeting *m, const char *address, int channel,
-                                  const RanksPlace *own) {
+static int ranks_introduce(const RanksMeeting *m, const char *address, int channel,
+                           const RanksPlace *own) {
     RanksHello hello;
     RanksAnswer answer;
     memset(&hello, 0, sizeof hello);
@@ -493,11 +441,11 @@ static inline int ranks_introduce(const RanksMeeting *m, const char *address, in
         memcmp(answer.token, m->token, sizeof answer.token) != 0)
         return close(fd), -1;
     if (answer.verdict == RANKS_TAKEN)
-        ranks_die(RANKS_EXIT_LOST,
+        ranks_die(EXIT_PEER_LOST,
                   "does another job use the same MASTER_ADDR and MASTER_PORT? Give one another",
                   "rank %d is there already at %s:%s", ranks.rank, address, m->port);
     if (answer.verdict == RANKS_OTHER_SIZE)
-        ranks_die(RANKS_EXIT_LOST, "start all ranks with the same number of ranks",
+        ranks_die(EXIT_PEER_LOST, "start all ranks with the same number of ranks",
                   "expected %d ranks, but rank 0 at %s:%s found another number", ranks.num, address,
                   m->port);
     ranks_set_timeout(fd, 0);
@@ -505,8 +453,7 @@ static inline int ranks_introduce(const RanksMeeting *m, const char *address, in
 }
 
 // Tries each address once.
-static inline int ranks_introduce_anywhere(const RanksMeeting *m, int channel,
-                                           const RanksPlace *own) {
+static int ranks_introduce_anywhere(const RanksMeeting *m, int channel, const RanksPlace *own) {
     char addresses[sizeof m->addresses], *rest, *address;
     memcpy(addresses, m->addresses, sizeof addresses);
     for (address = strtok_r(addresses, " ", &rest); address; address = strtok_r(NULL, " ", &rest)) {
@@ -517,7 +464,7 @@ static inline int ranks_introduce_anywhere(const RanksMeeting *m, int channel,
 }
 
 // "2, 5-7": the ranks without both connections
-static inline void ranks_list_missing(char *out, size_t capacity) {
+static void ranks_list_missing(char *out, size_t capacity) {
     size_t used = 0;
     out[0] = 0;
     for (int r = 1; r < ranks.num && used + 32 < capacity; r++) {
@@ -543,7 +490,7 @@ typedef struct {
 } RanksGuest;
 
 // Places of a rank 0's table that came from a launcher which does not say them: counted.
-static inline void ranks_fill_local(void) {
+static void ranks_fill_local(void) {
     for (int r = 0; r < ranks.num; r++) {
         RanksPlace *p = &ranks.places[r];
         int before = 0, all = 0;
@@ -558,7 +505,7 @@ static inline void ranks_fill_local(void) {
 }
 
 // A whole hello: 1 when it is of this job and its connection is kept.
-static inline int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
+static int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
     const RanksHello *h = &g->hello;
     RanksAnswer answer = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
     const int r = h->place.rank;
@@ -579,7 +526,7 @@ static inline int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
 }
 
 // Reads on; 1 when the guest's place is free again.
-static inline int ranks_hear_guest(RanksGuest *g, const RanksMeeting *m) {
+static int ranks_hear_guest(RanksGuest *g, const RanksMeeting *m) {
     ssize_t n = recv(g->fd, (char *)&g->hello + g->have, sizeof g->hello - g->have, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
     if (n > 0) g->have += (size_t)n;
@@ -589,7 +536,7 @@ static inline int ranks_hear_guest(RanksGuest *g, const RanksMeeting *m) {
     return 1;
 }
 
-static inline int ranks_num_arrived(void) {
+static int ranks_num_arrived(void) {
     int n = 0;
     for (int r = 1; r < ranks.num; r++)
         n += ranks.sockets[RANKS_DATA][r] >= 0 && ranks.sockets[RANKS_WATCH][r] >= 0;
@@ -597,7 +544,7 @@ static inline int ranks_num_arrived(void) {
 }
 
 // A rank says nothing before all are there: what can be read of it is its end.
-static inline void ranks_forget_dead(void) {
+static void ranks_forget_dead(void) {
     for (int c = 0; c < RANKS_CHANNELS; c++)
         for (int r = 1; r < ranks.num; r++) {
             char byte;
@@ -608,7 +555,7 @@ static inline void ranks_forget_dead(void) {
         }
 }
 
-static inline void ranks_new_guest(int listener, RanksGuest *guests, int *n, int max) {
+static void ranks_new_guest(int listener, RanksGuest *guests, int *n, int max) {
     int fd = accept(listener, NULL, NULL), oldest = 0;
     if (fd < 0) return;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -622,16 +569,16 @@ static inline void ranks_new_guest(int listener, RanksGuest *guests, int *n, int
     RanksGuest *g = &guests[(*n)++];
     memset(g, 0, sizeof *g);
     g->fd = fd;
-    g->until_ms = ranks_now_ms() + RANKS_HELLO_MS;
+    g->until_ms = now_ms() + RANKS_HELLO_MS;
 }
 
 // Until all are there or the time is over; whoever says nothing for RANKS_HELLO_MS is dropped.
-static inline void ranks_take_in(int listener, const RanksMeeting *m, int64_t until_ms) {
-    const int max = 2 * ranks.num + RANKS_STRANGERS;
-    RanksGuest *guests = (RanksGuest *)calloc((size_t)max, sizeof *guests);
-    struct pollfd *ready = (struct pollfd *)calloc((size_t)max + 1, sizeof *ready);
+static void ranks_take_in(int listener, const RanksMeeting *m, int64_t until_ms) {
+    const int max = 2 * ranks.num + RANKS_MAX_UNIDENTIFIED;
+    RanksGuest *guests = calloc((size_t)max, sizeof *guests);
+    struct pollfd *ready = calloc((size_t)max + 1, sizeof *ready);
     int n = 0;
-    while (guests && ready && ranks_num_arrived() + 1 < ranks.num && ranks_now_ms() < until_ms) {
+    while (guests && ready && ranks_num_arrived() + 1 < ranks.num && now_ms() < until_ms) {
         struct pollfd door = {listener, POLLIN, 0};
         ready[n] = door;
         for (int i = 0; i < n; i++) {
@@ -642,7 +589,7 @@ static inline void ranks_take_in(int listener, const RanksMeeting *m, int64_t un
         int opened = ready[n].revents != 0;
         for (int i = n - 1; i >= 0; i--) {
             int gone = ready[i].revents ? ranks_hear_guest(&guests[i], m) : 0;
-            if (!gone && ranks_now_ms() > guests[i].until_ms) {
+            if (!gone && now_ms() > guests[i].until_ms) {
                 close(guests[i].fd);
                 gone = 1;
             }
@@ -659,21 +606,21 @@ static inline void ranks_take_in(int listener, const RanksMeeting *m, int64_t un
 // ------------------------------------------------------------------------------------------------
 // Joining
 
-static inline int64_t ranks_join_ms(void) {
+int64_t ranks_join_ms(void) {
     return 1000 * (int64_t)ranks_env_number("RANKS_JOIN_SECONDS", 1, RANKS_MOST_SECONDS,
                                             RANKS_JOIN_SECONDS);
 }
 
-static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *own) {
+static void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *own) {
     int64_t limit_ms = ranks_join_ms();
     char missing[256];
     RanksAnswer all_there = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
     ranks.places[0] = *own;
-    ranks_take_in(listener, m, ranks_now_ms() + limit_ms);
+    ranks_take_in(listener, m, now_ms() + limit_ms);
     close(listener);
     ranks_list_missing(missing, sizeof missing);
     if (missing[0])
-        ranks_die(RANKS_EXIT_LOST,
+        ranks_die(EXIT_PEER_LOST,
                   "start all ranks, where they can reach rank 0; RANKS_JOIN_SECONDS sets the time",
                   "expected %d ranks at port %s of %s within %lld s, found none of rank %s",
                   ranks.num, m->port, own->host, (long long)limit_ms / 1000, missing);
@@ -688,43 +635,43 @@ static inline void ranks_host(int listener, const RanksMeeting *m, const RanksPl
 #define RANKS_NO_RANK_0 \
     "start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached"
 
-static inline void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
-    const int64_t limit_ms = ranks_join_ms(), until_ms = ranks_now_ms() + limit_ms;
+static void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
+    const int64_t limit_ms = ranks_join_ms(), until_ms = now_ms() + limit_ms;
     RanksAnswer all_there;
     int fd[RANKS_CHANNELS] = {-1, -1};
-    while (fd[RANKS_WATCH] < 0 && ranks_now_ms() < until_ms) {
+    while (fd[RANKS_WATCH] < 0 && now_ms() < until_ms) {
         int c = fd[RANKS_DATA] < 0 ? RANKS_DATA : RANKS_WATCH;
-        if (!ranks.path[0] || ranks_read_meeting(m, ranks.path) == 0)
+        if (!meeting_path[0] || ranks_read_meeting(m, meeting_path) == 0)
             fd[c] = ranks_introduce_anywhere(m, c, own);
-        if (fd[c] < 0) ranks_sleep_ms(50);
+        if (fd[c] < 0) sleep_ms(50);
     }
     memcpy(ranks.token, m->token, sizeof ranks.token);
-    const char *where = m->addresses[0] ? m->addresses : ranks.path;
+    const char *where = m->addresses[0] ? m->addresses : meeting_path;
     if (fd[RANKS_WATCH] < 0)
-        ranks_die(RANKS_EXIT_LOST, RANKS_NO_RANK_0,
+        ranks_die(EXIT_PEER_LOST, RANKS_NO_RANK_0,
                   "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
                   "on %s)",
                   where, m->port, (long long)limit_ms / 1000, ranks.rank, own->host);
     ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 speaks first
     if (ranks_receive(fd[RANKS_DATA], &all_there, sizeof all_there) != 0 ||
         ranks_receive(fd[RANKS_DATA], ranks.places, (size_t)ranks.num * sizeof *ranks.places) != 0)
-        ranks_die(RANKS_EXIT_LOST, RANKS_NO_RANK_0,
+        ranks_die(EXIT_PEER_LOST, RANKS_NO_RANK_0,
                   "rank 0 at %s port %s lost before all ranks had come", m->addresses, m->port);
     ranks_set_timeout(fd[RANKS_DATA], 0);
     for (int c = 0; c < RANKS_CHANNELS; c++) ranks.sockets[c][0] = fd[c];
 }
 
 // More than a thousand ranks are more sockets than a process may have at first.
-static inline const char *ranks_make_tables(void) {
+static const char *ranks_make_tables(void) {
     struct rlimit files;
     const rlim_t needed = 2 * (rlim_t)ranks.num + 256;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < needed) {
         files.rlim_cur = files.rlim_max < needed ? files.rlim_max : needed;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    ranks.places = (RanksPlace *)calloc((size_t)ranks.num, sizeof *ranks.places);
+    ranks.places = calloc((size_t)ranks.num, sizeof *ranks.places);
     for (int c = 0; c < RANKS_CHANNELS; c++) {
-        ranks.sockets[c] = (int *)malloc((size_t)ranks.num * sizeof(int));
+        ranks.sockets[c] = malloc((size_t)ranks.num * sizeof(int));
         if (!ranks.sockets[c]) return "no memory for the list of ranks";
         for (int r = 0; r < ranks.num; r++) ranks.sockets[c][r] = -1;
     }
@@ -732,22 +679,22 @@ static inline const char *ranks_make_tables(void) {
 }
 
 // Where to meet, by the way that there is: *m, and on rank 0 *listener. NULL, or what is missing.
-static inline const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *own,
-                                             RanksHandOver hand_over, int *listener) {
+static const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *own,
+                                      RanksBroadcast broadcast, int *listener) {
     const char *master = getenv("MASTER_ADDR");
     const int host = own->rank == 0;
     memset(m, 0, sizeof *m);
     if (master && *master) {
         ranks_meet_at_master(m, master);
         if (host) *listener = ranks_listen(m);
-    } else if (hand_over) {
-        if (host) *listener = ranks_open_meeting(m, own);
-        hand_over(m, sizeof *m);
-    } else if (ranks_all_here(own)) {
-        ranks_meeting_path(ranks.path, sizeof ranks.path);
-        m->token[0] = ranks_hash(0, ranks.path);  // until there is a secret: jobs are told apart
-        if (host) *listener = ranks_open_meeting(m, own);
-        if (host && *listener >= 0 && ranks_write_meeting(m, ranks.path) != 0)
+    } else if (broadcast) {
+        if (host) *listener = ranks_open_meeting(m);
+        broadcast(m, sizeof *m);
+    } else if (ranks_all_here()) {
+        ranks_meeting_path(meeting_path, sizeof meeting_path);
+        m->token[0] = hash_text(0, meeting_path);  // until there is a secret: jobs are told apart
+        if (host) *listener = ranks_open_meeting(m);
+        if (host && *listener >= 0 && ranks_write_meeting(m, meeting_path) != 0)
             snprintf(m->problem, sizeof m->problem, "cannot write into the temporary directory: %s",
                      strerror(errno));
     } else {
@@ -755,10 +702,44 @@ static inline const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *
     }
     memcpy(ranks.token, m->token, sizeof ranks.token);
     if (m->problem[0])
-        ranks_die(RANKS_EXIT_LOST,
+        ranks_die(EXIT_PEER_LOST,
                   "set MASTER_ADDR and MASTER_PORT to a free port that all ranks reach",
                   "rank 0: %s", m->problem);
     return NULL;
 }
 
-#endif
+const char *ranks_meet(RanksBroadcast broadcast) {
+    static char problem[160];
+    RanksMeeting m;
+    int listener = -1;
+    ranks.num = ranks_launched();
+    if (ranks.num == 1) return NULL;
+    const RanksPlace own = ranks_place();
+    if (own.rank < 0 || own.rank >= ranks.num) {
+        ranks.num = 1;
+        snprintf(problem, sizeof problem, "started as one of several ranks (%s), but %s is not one",
+                 ranks_launcher()->size, ranks_launcher()->rank);
+        return problem;
+    }
+    ranks.rank = own.rank;
+    const char *missing = ranks_make_tables();
+    if (!missing) missing = ranks_find_meeting(&m, &own, broadcast, &listener);
+    if (missing) return missing;
+    if (ranks.rank == 0)
+        ranks_host(listener, &m, &own);
+    else
+        ranks_visit(&m, &own);
+    if (ranks.rank == 0) ranks_unlink_meeting();
+    ranks.joined = 1;
+    return NULL;
+}
+
+void ranks_part(void) {
+    for (int c = 0; c < RANKS_CHANNELS; c++) {
+        for (int r = 0; r < ranks.num; r++)
+            if (ranks.sockets[c][r] >= 0) close(ranks.sockets[c][r]);
+        free(ranks.sockets[c]);
+    }
+    free(ranks.places);
+    ranks = (Ranks){.num = 1};
+}

@@ -1,24 +1,26 @@
-// Ranks: flat buffers over MPI, all else over kernels/ranks.h. Built with -DWITH_MPI where mpi.h is
-// found; without it one process is all there is, and being started as one of several is an error.
-
-#include "../ranks.h"
-
+// The transport of the CPU backend: flat buffers over MPI. Built with -DWITH_MPI where mpi.h is
+// found; without it a job has one rank, and being started as one of several is an error.
 #include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include "common.h"
+#include "../../data/base/clock.h"
+#include "../../data/base/error.h"
+#include "../../data/base/memory.h"
+#include "comm.h"
+#include "ranks.h"
+#include "rendezvous.h"
 
-int comm_rank(void) { return ranks_rank(); }
-int comm_num_ranks(void) { return ranks_num(); }
-int comm_local_rank(void) { return ranks_local(); }
-void comm_broadcast(void *data_host, size_t bytes) { ranks_broadcast(data_host, bytes); }
-void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes) {
-    ranks_all_gather(out_host, data_host, bytes);
+const char *comm_connect(void *stream) {
+    (void)stream;  // MPI starts in comm_init
+    return NULL;
 }
-void comm_merge(void *data_host, size_t bytes) { ranks_merge(data_host, bytes); }
-void comm_barrier(void) { ranks_barrier(); }
+
 void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
-void comm_heartbeat(double seconds) { ranks_set_limit(seconds); }
-void comm_progress(void) { ranks_alive(); }
 
 #ifndef WITH_MPI
 
@@ -32,18 +34,20 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
     return (void)weights, (void)first, (void)from, (void)to, 0;
 }
 void comm_all_gather(real *x, const size_t *first) { (void)x, (void)first; }
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk) {
-    memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+    memcpy(out, x + at, (first[1] - at < block ? first[1] - at : block) * sizeof(real));
 }
-static void sum_over_ranks(double *parts, size_t n) { (void)parts, (void)n; }
-int comm_max(int value) { return value; }
+static void sum_over_ranks(double *partial, size_t n) { (void)partial, (void)n; }
 void comm_finalize(void) {}
 
 #else
 
 #include <mpi.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #ifdef GRADCHECK
 #define REAL MPI_DOUBLE
@@ -62,7 +66,7 @@ static void broadcast_by_mpi(void *data, size_t bytes) {
 
 static void at_exit(int code, void *unused) {
     (void)unused;
-    if (code == 0) comm_finalize();  // another code ends all ranks: see ranks_watch.h
+    if (code == 0) comm_finalize();  // another code ends all ranks: see watchdog.h
 }
 
 // MPI_Init returns when all ranks have called it, however long that takes: this thread ends the job
@@ -72,7 +76,7 @@ static void *end_late_start(void *started) {
     const int64_t limit_ms = ranks_join_ms();
     struct pollfd in_time = {*(int *)started, POLLIN, 0};
     if (poll(&in_time, 1, (int)limit_ms) != 0) return NULL;
-    ranks_die(RANKS_EXIT_LOST,
+    ranks_die(EXIT_PEER_LOST,
               "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets the time",
               "expected %d ranks in MPI_Init within %lld s, found rank %d on %s waiting for others",
               ranks_launched(), (long long)limit_ms / 1000, own.rank, own.host);
@@ -103,13 +107,11 @@ static const char *check_mpi(int num_ranks) {
     return "started as one of several ranks, but MPI finds no others: start them with mpirun";
 }
 
-static const char *make_counts(int num_ranks) {
-    counts = (int *)calloc(4 * (size_t)num_ranks, sizeof(int));
-    if (!counts) return "no memory for the list of ranks";
+static void make_counts(int num_ranks) {
+    counts = host_calloc(4 * (size_t)num_ranks, sizeof(int), "ranks");
     starts = counts + num_ranks;
     collect_counts = starts + num_ranks;
     collect_starts = collect_counts + num_ranks;
-    return NULL;
 }
 
 // On one machine the ranks meet before MPI starts, because MPI does not say which of them it waits
@@ -117,26 +119,25 @@ static const char *make_counts(int num_ranks) {
 const char *comm_init(void) {
     const int num_ranks = ranks_launched();
     if (num_ranks == 1) return NULL;
-    const RanksPlace own = ranks_place();
-    const int here = own.rank >= 0 && ranks_all_here(&own);
+    const bool here = ranks_all_here();
     const char *missing = here ? ranks_join(NULL) : NULL;
     if (!missing) missing = start_mpi();
     if (!missing) missing = check_mpi(num_ranks);
-    if (!missing) missing = make_counts(num_ranks);
     if (!missing && !here) missing = ranks_join(broadcast_by_mpi);
     if (missing) return missing;
+    make_counts(num_ranks);
     on_exit(ranks_at_exit, NULL);  // before what MPI has set up to do at exit
     on_exit(at_exit, NULL);
-    if (ranks_rank() == 0) return NULL;
+    if (comm_rank() == 0) return NULL;
     return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";
 }
 
 void comm_finalize(void) {
-    if (ranks_num() == 1) return;
+    if (comm_num_ranks() == 1) return;
     ranks_phase("leave", 0);
-    ranks_wait_blocked();
+    ranks_enter_collective(false);
     MPI_Finalize();
-    ranks_go_blocked();
+    ranks_leave_collective(false);
     ranks_leave();
 }
 
@@ -145,13 +146,15 @@ void comm_finalize(void) {
 // blocks: a rank that hangs inside a collective is told from those that wait for it there.
 
 static void wait_for(MPI_Request *request) {
-    for (int done = 0; !done; ranks_alive()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    for (int done = 0; !done; comm_progress()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
 }
 
-// counts and starts of what of from .. to - 1 is in each share
-static void fill_shares(const size_t *first, size_t from, size_t to) {
-    if (to > INT_MAX) kernel_fatal("ranks: expected at most %d parameters, found %zu", INT_MAX, to);
-    for (int r = 0; r < ranks_num(); r++) {
+// counts and starts: the part of from .. to - 1 in each rank's shard
+static void fill_counts(const size_t *first, size_t from, size_t to) {
+    if (to > INT_MAX)
+        ranks_die(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
+                  "expected at most %d parameters, found %zu", INT_MAX, to);
+    for (int r = 0; r < comm_num_ranks(); r++) {
         const size_t at = first[r] > from ? first[r] : from,
                      end = first[r + 1] < to ? first[r + 1] : to;
         counts[r] = at < end ? (int)(end - at) : 0;
@@ -159,31 +162,31 @@ static void fill_shares(const size_t *first, size_t from, size_t to) {
     }
 }
 
-// At once: the cores that would add up beside the computing are those that compute. The sum over
-// ranks is put where the range begins, whichever share it is.
+// Synchronous: the cores that would do the reduction are busy computing. MPI puts the sum where the
+// range begins, whichever shard it is.
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
-    const int rank = ranks_rank();
+    const int rank = comm_rank();
     MPI_Request request;
-    if (ranks_num() == 1 || from >= to) return 0;
-    fill_shares(first, from, to);
-    ranks_wait();
-    const double start_ms = timer_now_ms();  // waiting for others is not this rank's work
+    if (comm_num_ranks() == 1 || from >= to) return 0;
+    fill_counts(first, from, to);
+    ranks_enter_collective(true);
+    const double start_ms = now_ms();  // waiting for others is not this rank's work
     MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
     wait_for(&request);
-    timer_leave_out(timer_now_ms() - start_ms);
-    ranks_go();
+    device_timer_leave_out(now_ms() - start_ms);
+    ranks_leave_collective(true);
     memmove(x + starts[rank], x + from, (size_t)counts[rank] * sizeof(real));
     return 0;
 }
 
 static void gather(real *x, const size_t *first, size_t from, size_t to) {
     MPI_Request request;
-    if (ranks_num() == 1 || from >= to) return;
-    fill_shares(first, from, to);
-    ranks_wait();
+    if (comm_num_ranks() == 1 || from >= to) return;
+    fill_counts(first, from, to);
+    ranks_enter_collective(true);
     MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD, &request);
     wait_for(&request);
-    ranks_go();
+    ranks_leave_collective(true);
 }
 
 uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
@@ -191,66 +194,60 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
     return 0;
 }
 
-void comm_all_gather(real *x, const size_t *first) { gather(x, first, 0, first[ranks_num()]); }
+void comm_all_gather(real *x, const size_t *first) { gather(x, first, 0, first[comm_num_ranks()]); }
 
-// How many of a share's elements lie from `at` on, at most chunk.
-static int part_of_share(int share, size_t at, size_t chunk) {
-    size_t n = (size_t)share > at ? (size_t)share - at : 0;
-    return (int)(n < chunk ? n : chunk);
+// How many of a shard's elements lie from `at` on, at most `block`.
+static int part_of_shard(int shard, size_t at, size_t block) {
+    const size_t n = (size_t)shard > at ? (size_t)shard - at : 0;
+    return (int)(n < block ? n : block);
 }
 
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t chunk) {
-    if (ranks_num() == 1) {
-        memcpy(out, x + at, (first[1] - at < chunk ? first[1] - at : chunk) * sizeof(real));
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+    if (comm_num_ranks() == 1) {
+        memcpy(out, x + at, (first[1] - at < block ? first[1] - at : block) * sizeof(real));
         return;
     }
     MPI_Request request;
-    fill_shares(first, 0, first[ranks_num()]);
-    int own = part_of_share(counts[ranks_rank()], at, chunk);
-    for (int r = 0; r < ranks_num(); r++) {
-        counts[r] = part_of_share(counts[r], at, chunk);
+    fill_counts(first, 0, first[comm_num_ranks()]);
+    int own = part_of_shard(counts[comm_rank()], at, block);
+    for (int r = 0; r < comm_num_ranks(); r++) {
+        counts[r] = part_of_shard(counts[r], at, block);
         starts[r] = counts[r] ? starts[r] + (int)at : 0;
         collect_counts[r] = own;
-        collect_starts[r] = (int)((size_t)r * chunk);
+        collect_starts[r] = (int)((size_t)r * block);
     }
-    ranks_wait();
+    ranks_enter_collective(true);
     MPI_Ialltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
                    MPI_COMM_WORLD, &request);
     wait_for(&request);
-    ranks_go();
+    ranks_leave_collective(true);
 }
 
-static void sum_over_ranks(double *parts, size_t n) {
+static void sum_over_ranks(double *partial, size_t n) {
     MPI_Request request;
-    if (ranks_num() == 1) return;
-    ranks_wait();
-    MPI_Iallreduce(MPI_IN_PLACE, parts, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
+    if (comm_num_ranks() == 1) return;
+    ranks_enter_collective(true);
+    MPI_Iallreduce(MPI_IN_PLACE, partial, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
     wait_for(&request);
-    ranks_go();
-}
-
-// Once a step: worth MPI's speed.
-int comm_max(int value) {
-    MPI_Request request;
-    if (ranks_num() == 1) return value;
-    ranks_wait();
-    MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
-    wait_for(&request);
-    ranks_go();
-    return value;
+    ranks_leave_collective(true);
 }
 
 #endif
 
-void comm_wait(uint64_t ticket) { (void)ticket; }
+// Nothing is under way: both begin and end in the call.
+void comm_wait(uint64_t handle) {
+    (void)handle;
+    comm_progress();
+}
+
 // The weight is its own fp32 master here.
 void comm_all_gather_master(uint16_t *master_lo, const size_t *first) {
     (void)master_lo, (void)first;
 }
 
-void comm_sum_parts(double *sum, double *parts, size_t n) {
-    sum_over_ranks(parts, n);
+void comm_sum_in_order(double *sum, double *partial, size_t n) {
+    sum_over_ranks(partial, n);
     double s = 0;
-    for (size_t i = 0; i < n; i++) s += parts[i];
+    for (size_t i = 0; i < n; i++) s += partial[i];
     *sum += s;
 }

@@ -1,0 +1,47 @@
+// What all ranks of a job must have in common, when they start and whenever they save: named fields
+// whose hashes are compared. And where each rank runs.
+//
+//   RankFields own = {0};
+//   rank_field_text(&own, "version", "1.0");
+//   rank_field_program(&own);
+//   rank_fields_agree(&own, "the same program", "start every rank with the same program");
+#ifndef UNPAD_AGREE_H
+#define UNPAD_AGREE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../../data/base/options.h"
+
+enum { MAX_RANK_FIELDS = 128 };
+
+typedef struct {
+    char name[32];
+    uint64_t hash;
+} RankField;
+
+// Starts as zeros, and what is unused stays so: a longer list of another version differs too.
+typedef struct {
+    RankField field[MAX_RANK_FIELDS];
+    int n;
+} RankFields;
+
+// Adds a field; its name is cut to 31 characters. At most MAX_RANK_FIELDS of them.
+void rank_field(RankFields *f, const char *name, const void *data, size_t bytes);
+void rank_field_text(RankFields *f, const char *name, const char *text);
+// The content of a file; one that cannot be read counts as empty.
+void rank_field_file(RankFields *f, const char *name, const char *path);
+// The program file that runs, even when another has taken its name.
+void rank_field_program(RankFields *f);
+// One field for each option, with its value.
+void rank_field_options(RankFields *f, const Option *table);
+
+// All ranks call it. Ends all with exit code 9 and the list of what differs, if anything does.
+// what: "the same program, flags and files"
+void rank_fields_agree(const RankFields *own, const char *what, const char *hint);
+
+// Prints host, cores and device of each rank, one line for neighbours that differ in nothing but
+// their number on the machine. All ranks call it; rank 0's line is the one that is seen.
+void rank_places_print(void);
+
+#endif

@@ -1,0 +1,98 @@
+// Communication between ranks: processes that train together, each with a device of its own. A
+// single process is rank 0 of 1: nothing is initialised for it, and with one rank every call below
+// is a no-op or a local sum.
+//
+// All ranks make the same calls in the same order, and block on each other in them. A flat buffer
+// is sharded: rank r owns elements first[r] to first[r+1] - 1; first (num_ranks + 1) is in host
+// memory. A failure, and exit() with a code other than 0 before comm_finalize, ends all ranks with
+// that code. Pointers are device memory unless their names end in _host; letters and "=", "+=" are
+// those of kernels.h.
+#ifndef UNPAD_COMM_H
+#define UNPAD_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// The job
+
+// Joins the other ranks, if there are any; before any other call. NULL, or one line that says what
+// is missing. Only rank 0 writes to standard output; of what the others write to standard error one
+// error is printed, by rank 0, when it ends the job and rank 0 has none of its own.
+const char *comm_init(void);
+
+// After comm_init, when the device is chosen: connects the devices of all ranks. `stream` is the
+// device's own queue (cudaStream_t; the CPU backend has none). NULL, or one line that says what is
+// missing.
+const char *comm_connect(void *stream);
+
+// The last call: after it a rank may exit with any code.
+void comm_finalize(void);
+
+int comm_rank(void);
+int comm_num_ranks(void);
+int comm_local_rank(void);  // among the ranks of this machine
+
+// ------------------------------------------------------------------------------------------------
+// Collectives on device buffers
+
+// Asynchronous, on elements from .. to - 1 of a flat buffer, overlapped with compute: they start
+// after all work enqueued so far, run in order, and return a handle for comm_wait. Until then
+// nothing else may write that range, nor read it but for this rank's own shard of weights.
+// x: those of this rank's shard =  sum over ranks, the others are left undefined. The same bits in
+// every run with the same number of ranks and the same ranges.
+uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
+// weights: every shard =  its owner's
+uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to);
+// Work enqueued later waits for this handle and all earlier ones; does not block the host. 0: none.
+// Counts as progress.
+void comm_wait(uint64_t handle);
+
+// every shard of x =  its owner's
+void comm_all_gather(real *x, const size_t *first);
+// The same for the low bits of the weights; nothing where the weight is the fp32 itself.
+void comm_all_gather_master(uint16_t *master_lo, const size_t *first);
+// out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
+// at most `block` of them. Not reduced: the caller sums in the order it needs.
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);
+// partial (n) double =  sum over ranks, then sum (1) double +=  partial[0] + partial[1] + ... in
+// this order. Where each partial sum is of one rank, the others' being 0, the bits do not depend on
+// the number of ranks.
+void comm_sum_in_order(double *sum, double *partial, size_t n);
+
+// ------------------------------------------------------------------------------------------------
+// Exchanges of host memory: small things, over TCP
+
+int comm_max(int value);  // the largest of all ranks
+// data (bytes) =  rank 0's
+void comm_broadcast(void *data_host, size_t bytes);
+// out (num_ranks, bytes) =  every rank's data
+void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
+// rank 0's data |=  that of the others: where each byte is of one rank, the others' being 0, rank 0
+// then has all of them, whatever they stand for
+void comm_merge(void *data_host, size_t bytes);
+void comm_barrier(void);
+
+// ------------------------------------------------------------------------------------------------
+// Heartbeat
+
+// Reports the phase of the main thread, for the message when this rank is lost or stuck, and counts
+// as progress: "forward", "save", ... a constant of at most 15 characters. step: 1 for the first;
+// 0: none; -1: as before.
+void comm_phase(const char *phase, int64_t step);
+// Counts as progress, from any thread: long work calls it again and again.
+void comm_progress(void);
+// A rank that the others wait for, and that makes no progress for this long (ten times as long in
+// the phase "set-up"), is named and ends the job with exit code 8. 60 by default; 0: never.
+void comm_heartbeat(double seconds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

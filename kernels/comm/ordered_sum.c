@@ -1,0 +1,103 @@
+#include "ordered_sum.h"
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "comm.h"
+
+void ordered_sum_plan(OrderedSum *s, size_t num_elements, int32_t rank, int32_t num_ranks,
+                      int32_t num_leaves) {
+    *s = (OrderedSum){.num_elements = num_elements,
+                      .rank = rank,
+                      .num_ranks = num_ranks,
+                      .num_leaves = num_leaves};
+    for (int32_t r = 0; r < num_ranks; r++) {
+        SumNode nodes[SUM_MAX_NODES];
+        int32_t first, last;
+        int most;
+        rank_block(num_leaves, r, num_ranks, &first, &last);
+        const int count = sum_block_nodes(first, last, nodes, &most);
+        if (count > s->num_collected) s->num_collected = count;
+        if (r == rank) s->num_partial = most;
+    }
+}
+
+static real *partial_sum(const OrderedSum *s, int i) {
+    assert(i >= 0 && i < s->num_partial);
+    return s->partial + (size_t)i * s->num_elements;
+}
+
+void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last) {
+    const int before = s->num_nodes;
+    s->num_nodes = sum_add_leaf(s->nodes, before, leaf);
+    for (int i = before - 1; i >= s->num_nodes - 1; i--)
+        grads_add(x, partial_sum(s, i), s->num_elements);
+    if (last) return;
+    device_copy(partial_sum(s, s->num_nodes - 1), x, s->num_elements * sizeof(real));
+    device_zero(x, s->num_elements * sizeof(real));
+}
+
+// Partial sum i of `rank`, as collected
+static real *collected_sum(const OrderedSum *s, int i, int32_t rank) {
+    const size_t row = (size_t)i * (size_t)s->num_ranks + (size_t)rank;
+    return s->collected + row * ORDERED_SUM_BLOCK;
+}
+
+// Joins nodes (num_nodes) whose sums are in x (num_nodes, n each) as far as they join; with `all`
+// from the right to one. Returns how many are left.
+static int join_nodes(SumNode *nodes, real **x, int num_nodes, bool all, size_t n) {
+    while (num_nodes > 1 && (all || sum_nodes_join(nodes[num_nodes - 2], nodes[num_nodes - 1]))) {
+        num_nodes--;
+        grads_add(x[num_nodes - 1], x[num_nodes], n);
+        nodes[num_nodes - 1].size *= 2;
+    }
+    return num_nodes;
+}
+
+// out (n) =  the sum of the collected partial sums of all ranks
+static void join_collected(const OrderedSum *s, real *out, size_t n) {
+    SumNode nodes[2 * SUM_MAX_NODES];
+    real *x[2 * SUM_MAX_NODES];
+    int joined = 0, most;
+    for (int32_t r = 0; r < s->num_ranks; r++) {
+        SumNode own[SUM_MAX_NODES];
+        int32_t first, last;
+        rank_block(s->num_leaves, r, s->num_ranks, &first, &last);
+        const int count = sum_block_nodes(first, last, own, &most);
+        for (int i = 0; i < count; i++) {
+            nodes[joined] = own[i];
+            x[joined] = collected_sum(s, i, r);
+            joined = join_nodes(nodes, x, joined + 1, false, n);
+        }
+    }
+    join_nodes(nodes, x, joined, true, n);
+    device_copy(out, x[0], n * sizeof(real));
+}
+
+// Block by block of the shards, as many times as the longest shard needs.
+static void collect_and_join(const OrderedSum *s, real *x, const size_t *first) {
+    const size_t own = first[s->rank + 1] - first[s->rank];
+    size_t longest = 0;
+    for (int32_t r = 0; r < s->num_ranks; r++)
+        if (first[r + 1] - first[r] > longest) longest = first[r + 1] - first[r];
+    for (size_t at = 0; at < longest; at += ORDERED_SUM_BLOCK) {
+        // a rank with fewer partial sums resends its last one; the receiver ignores it
+        for (int i = 0; i < s->num_collected; i++)
+            comm_collect(collected_sum(s, i, 0), i < s->num_nodes - 1 ? partial_sum(s, i) : x,
+                         first, at, ORDERED_SUM_BLOCK);
+        if (at < own)
+            join_collected(s, x + first[s->rank] + at,
+                           own - at < ORDERED_SUM_BLOCK ? own - at : ORDERED_SUM_BLOCK);
+    }
+}
+
+void ordered_sum_finish(OrderedSum *s, real *x, const size_t *first) {
+    if (s->num_ranks > 1)
+        collect_and_join(s, x, first);
+    else
+        for (int i = s->num_nodes - 2; i >= 0; i--)
+            grads_add(x, partial_sum(s, i), s->num_elements);
+    s->num_nodes = 0;
+}
