@@ -1,4 +1,4 @@
-// data/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
+// data/runs/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
 // killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
 #include <cjson/cJSON.h>
 #include <dirent.h>
@@ -23,6 +23,7 @@
 #include "../data/models/config.h"
 #include "../data/models/safetensors.h"
 #include "../data/runs/checkpoint.h"
+#include "../data/runs/manifest.h"
 
 #include <sys/wait.h>
 
@@ -100,8 +101,7 @@ TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
 }
 
 static int damaged_seen;
-static void count_damaged(void *context, const char *dir, const Error *why) {
-    (void)context;
+static void count_damaged(const char *dir, const Error *why) {
     damaged_seen++;
     CHECK(why->code && why->what[0] && dir[0]);
 }
@@ -112,7 +112,7 @@ static int64_t newest(void) {
     int64_t step = -7;
     Error err = {0, "", ""};
     damaged_seen = 0;
-    if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, NULL, &err))
+    if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, &err))
         return -2;
     return step;
 }
@@ -137,17 +137,14 @@ TEST(save_verify_find) {
     must_save(100, NULL);
     must_save(20, NULL);
     CHECK(newest() == 100 && damaged_seen == 0);
-    CHECK(checkpoint_verify(scratch("out/step-00000020"), &step, &err) && step == 20);
-    CHECK(checkpoint_verify(scratch("out/step-00000007"), NULL, &err));
+    CHECK(manifest_verify(scratch("out/step-00000020"), &step, &err) && step == 20);
+    CHECK(manifest_verify(scratch("out/step-00000007"), NULL, &err));
     CHECK(count_names("tmp") == 0 && count_names("step-") == 3);
 }
 
 TEST(manifest_is_json_with_its_own_checksum) {
     Error err = {0, "", ""};
     uint64_t n = 0;
-    char tail[64];
-    checkpoint_tail(tail, sizeof tail, 0);
-    CHECK(strlen(tail) == CHECKPOINT_TAIL);
     fresh_out_dir();
     must_save(3, NULL);
     char *text = file_read_all(scratch("out/step-00000003/manifest.json"), 4096, &n, "", &err);
@@ -160,10 +157,16 @@ TEST(manifest_is_json_with_its_own_checksum) {
 }
 
 TEST(names_that_are_not_ours_are_left_alone) {
-    static const char *const others[] = {
-        "step-7", "step-0000000x", "step-00000100.bak", "step-00000100.tmp-",
-        "step-00000100.tmp-1x", "x.tmp-1", "final.tmp", "step-000000001",
-        "step-99999999999999999999", "notes.old-1"};
+    static const char *const others[] = {"step-7",
+                                         "step-0000000x",
+                                         "step-00000100.bak",
+                                         "step-00000100.tmp-",
+                                         "step-00000100.tmp-1x",
+                                         "x.tmp-1",
+                                         "final.tmp",
+                                         "step-000000001",
+                                         "step-99999999999999999999",
+                                         "notes.old-1"};
     Error err = {0, "", ""};
     fresh_out_dir();
     must_save(1, NULL);
@@ -237,7 +240,7 @@ TEST(final_is_replaced_too) {
     fresh_out_dir();
     must_save(5, "final");
     must_save(9, "final");
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 9);
+    CHECK(manifest_verify(scratch("out/final"), &step, &err) && step == 9);
     CHECK(newest() == -1 && count_names("final") == 1);
 }
 
@@ -249,10 +252,10 @@ TEST(recover_puts_back_what_was_being_replaced) {
     CHECK(rename(scratch("out/final"), scratch("out/final.old-123")) == 0);
     CHECK(dir_create_all(scratch("out/final.tmp-123"), &err));
     CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
+    CHECK(manifest_verify(scratch("out/final"), &step, &err) && step == 5);
     CHECK(dir_create_all(scratch("out/final.old-123"), &err));
     CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
+    CHECK(manifest_verify(scratch("out/final"), &step, &err) && step == 5);
 }
 
 TEST(bad_names_and_steps_are_refused) {
@@ -312,22 +315,30 @@ TEST(every_flipped_byte_is_found) {
     CHECK(newest() == 2 && damaged_seen == 0);
 }
 
+static void replace_file(const char *path, const char *text, size_t n) {
+    FILE *file = fopen(path, "wb");
+    CHECK(file && fwrite(text, 1, n, file) == n && fclose(file) == 0);
+}
+
 TEST(every_bit_of_the_manifest_counts) {
-    char path[IO_PATH_MAX];
+    char path[IO_PATH_MAX], dir[IO_PATH_MAX];
     uint64_t n = 0;
     Error err = {0, "", ""};
     fresh_out_dir();
     must_save(2, NULL);
     part_path(path, "manifest.json");
+    part_path(dir, "");
     char *text = file_read_all(path, 1 << 20, &n, "", &err);
     CHECK(text);
     for (size_t i = 0; i < n; i++)
         for (int bit = 0; bit < 8; bit++) {
-            Error why = {0, "", ""};
+            Error why = {0};
             text[i] ^= (char)(1 << bit);
-            cJSON *root = checkpoint_parse_manifest(text, n, "m", &why);
+            replace_file(path, text, n);
             text[i] ^= (char)(1 << bit);
-            CHECK_MSG(!root && why.code == EXIT_BAD_INPUT, "byte %zu bit %d", i, bit);
+            CHECK_MSG(!manifest_verify(dir, NULL, &why) && why.code == EXIT_BAD_INPUT &&
+                          strstr(why.what, "CRC32C: expected its last line"),
+                      "byte %zu bit %d: %s", i, bit, why.what);
         }
     free(text);
 }
@@ -369,10 +380,11 @@ TEST(fuzz_manifest) {
         "\"size_bytes\": 12, \"crc32c\": \"00000000\"}\n  ]";
     static const char *const words[] = {"\"",  "[",  "]",    "{",    "}",       ",",
                                         "../", "-1", "1e99", "null", "\\u0000", "0"};
-    char text[1024], path[IO_PATH_MAX];
+    char text[1024], path[IO_PATH_MAX], dir[IO_PATH_MAX];
     fresh_out_dir();
     must_save(2, NULL);
-    part_path(path, "");
+    part_path(path, "manifest.json");
+    part_path(dir, "");
     for (int i = 0; i < 20000; i++) {
         size_t n = strlen(seed);
         memcpy(text, seed, n);
@@ -385,13 +397,13 @@ TEST(fuzz_manifest) {
             memcpy(text + at, word, length);
             n += length - over;
         }
-        checkpoint_tail(text + n, sizeof text - n, crc32c(0, text, n));
-        Error err = {0, "", ""};
-        int64_t step;
-        cJSON *root = checkpoint_parse_manifest(text, strlen(text), "m", &err);
-        bool ok = root && checkpoint_verify_manifest(path, root, &step, &err);
-        cJSON_Delete(root);
+        snprintf(text + n, sizeof text - n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
+                 crc32c(0, text, n));
+        replace_file(path, text, strlen(text));
+        Error err = {0};
+        const bool ok = manifest_verify(dir, NULL, &err);
         CHECK(ok == (err.code == 0) && (ok || err.what[0]));
+        CHECK_MSG(!strstr(err.what, "last line"), "%s", err.what);  // the checksum fits
     }
 }
 
@@ -475,7 +487,7 @@ static void check_state(bool saved, const Error *err, const char *where) {
     CHECK_MSG(damaged_seen == 0, "%s: half a checkpoint under its final name", where);
     CHECK_MSG(saved ? step == 2 : step == 1 || step == 2, "%s: newest %lld", where,
               (long long)step);
-    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where,
+    CHECK_MSG(manifest_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where,
               again.what);
     CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", where);
 }
@@ -556,9 +568,9 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
             fault_arm(FAULT_IO, nth, EIO, nth % 2);
             bool ok = what == 0   ? checkpoint_prune(out_dir(), 4, 2, &err)
                       : what == 1 ? checkpoint_recover(out_dir(), &err)
-                      : what == 2 ? save(4, "final", &err)
-                                  : checkpoint_find_newest(out_dir(), path, sizeof path, &step,
-                                                           NULL, NULL, &err);
+                      : what == 2
+                          ? save(4, "final", &err)
+                          : checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, &err);
             calls = fault_disarm();
             if (calls == 0) SKIP("built without -Wl,--wrap");
             CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what,
@@ -566,8 +578,7 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
             if (what == 3) CHECK_MSG(!ok || (step >= -1 && step <= 4), "%lld", (long long)step);
             Error again = {0, "", ""};
             CHECK(checkpoint_recover(out_dir(), &again) && newest() == 4);
-            CHECK(checkpoint_verify(scratch("out/final"), &step, &again) &&
-                  (step == 3 || step == 4));
+            CHECK(manifest_verify(scratch("out/final"), &step, &again) && (step == 3 || step == 4));
         }
     printf("    %ld failures injected\n", failures);
 }
@@ -602,9 +613,8 @@ static bool use_memory(int what, Error *err) {
     LlamaConfig c;
     SafetensorsSet s;
     if (what == 0) return save(5, NULL, err);
-    if (what == 1) return checkpoint_verify(scratch("out/step-00000001"), NULL, err);
-    if (what == 2)
-        return checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, NULL, err);
+    if (what == 1) return manifest_verify(scratch("out/step-00000001"), NULL, err);
+    if (what == 2) return checkpoint_find_newest(out_dir(), path, sizeof path, &step, NULL, err);
     if (what == 3) return checkpoint_prune(out_dir(), 2, 2, err);
     if (what == 4) return llama_config_read(&c, scratch("config.json"), err);
     if (!safetensors_open(&s, scratch("out/step-00000001/model.safetensors"), err)) return false;
@@ -661,8 +671,8 @@ TEST(host_memory_exits_5) {
             size_t capacity = 0;
             close(2);
             fault_arm(FAULT_ALLOC, 1, ENOMEM, true);
-            void *volatile kept = what ? host_grow(NULL, &capacity, 10, 10, "a test")
-                                       : host_calloc(1, 1, "a test");
+            void *volatile kept =
+                what ? host_grow(NULL, &capacity, 10, 10, "a test") : host_calloc(1, 1, "a test");
             (void)kept;  // volatile, else clang leaves the allocation out
             _exit(fault_disarm() ? 1 : 99);
         }
@@ -689,16 +699,17 @@ static void check_after_kill(long nth, int how) {
     Error err = {0, "", ""};
     int64_t step = 0;
     for (int i = 1; i <= 3; i++) {
-        char dir[IO_PATH_MAX];
+        char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
         CHECK(path_printf(dir, sizeof dir, &err, "%s/step-%08d", out_dir(), i));
-        CHECK_MSG(!checkpoint_has_manifest(out_dir(), i) || checkpoint_verify(dir, NULL, &err),
+        CHECK(path_join(manifest, sizeof manifest, dir, "manifest.json", &err));
+        CHECK_MSG(!path_exists(manifest) || manifest_verify(dir, NULL, &err),
                   "killed at %ld: with a manifest, but damaged: %s", nth, err.what);
     }
     CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
     int64_t found = newest();
     CHECK_MSG(found == 2 || found == 3, "killed at %ld (%d): newest %lld", nth, how,
               (long long)found);
-    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth,
+    CHECK_MSG(manifest_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth,
               err.what);
     CHECK(step == 1 || step == 3);
     must_save(3, NULL);  // and the run goes on

@@ -7,6 +7,7 @@
 
 #include "checkpoint.h"
 #include "log.h"
+#include "manifest.h"
 
 bool out_dir_lock(OutDir *out, Error *err) {
     if (out->locked) return true;
@@ -27,8 +28,7 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static void report_damaged(void *context, const char *dir, const Error *why) {
-    (void)context;
+static void report_damaged(const char *dir, const Error *why) {
     fprintf(stderr, "warning: skipping %s: %s\n", dir, why->what);
 }
 
@@ -50,7 +50,7 @@ static bool find_named(const char *out, const char *resume, bool trains, ResumeP
                        Error *err) {
     char own[IO_PATH_MAX];
     int64_t step = -1;
-    if (!checkpoint_verify(resume, &step, err) ||
+    if (!manifest_verify(resume, &step, err) ||
         !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
         !path_printf(own, sizeof own, err, "%s/step-%08lld", out, (long long)step))
         return false;
@@ -63,8 +63,8 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     int64_t step = -1;
     *point = (ResumePoint){0};
     if (strcmp(resume, "newest") != 0) return find_named(out, resume, trains, point, err);
-    if (path_is_dir(out) && !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step,
-                                                    report_damaged, NULL, err))
+    if (path_is_dir(out) &&
+        !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step, report_damaged, err))
         return false;
     point->in_place = step >= 0;
     if (!point->in_place) point->dir[0] = 0;

@@ -7,7 +7,7 @@
 typedef struct {
     float temperature;  // 0: always the likeliest token
     int top_k;          // draw from the k likeliest; 0: from all
-    float top_p;        // draw from the fewest likeliest whose probabilities sum to p; 1: from all
+    float top_p;        // draw from the smallest set of likeliest tokens whose sum is >= p; 1: all
 } Sampling;
 
 typedef struct {

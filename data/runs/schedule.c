@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// 1 at the peak, 0 when the decay is complete; done in [0,1] is the share of it behind us.
+// 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.
 static double schedule_left(ScheduleKind kind, double done) {
     switch (kind) {
         case SCHEDULE_LINEAR:

@@ -19,11 +19,11 @@ typedef struct {
     ScheduleKind kind;
     int64_t steps, warmup_steps;
     double peak;            // learning rate after warm-up
-    double min_frac;        // the last learning rate tends to peak * min_frac
-    double wsd_decay_frac;  // share of `steps`, at their end, that WSD decays over
+    double min_frac;        // the decay ends at peak * min_frac
+    double wsd_decay_frac;  // fraction of `steps`, at their end, over which WSD decays
 } Schedule;
 
-// Learning rate of the 0-based `step`. The first warm-up step already moves: peak / warmup_steps.
+// Learning rate of the 0-based `step`. The first warm-up step is not 0 but peak / warmup_steps.
 float schedule_lr(const Schedule *s, int64_t step);
 
 #endif
