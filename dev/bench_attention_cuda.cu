@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     int runs = argc > 1 ? atoi(argv[1]) : 31;
     if (runs < 1 || runs > MAX_RUNS)
         return fprintf(stderr, "usage: %s [runs]; up to %d\n", argv[0], MAX_RUNS), 2;
-    DeviceOptions options = {0, "auto", 0, 1};
+    DeviceOptions options = {0, 0};
     const char *missing = device_init(&options);
     if (missing) return fprintf(stderr, "error: %s\n", missing), 11;
     printf("%s\n", device_describe());

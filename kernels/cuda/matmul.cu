@@ -107,13 +107,6 @@ const char *matmul_init() {
     return NULL;
 }
 
-int matmul_select(const char *name, int bf16) {
-    (void)bf16;  // always
-    return strcmp(name, "auto") == 0 || strcmp(name, "cublaslt") == 0 ? 0 : -1;
-}
-
-const char *matmul_describe(void) { return description; }
-
 // ------------------------------------------------------------------------------------------------
 // Choosing
 
