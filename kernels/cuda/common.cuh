@@ -1,5 +1,5 @@
 // What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors,
-// and how the rows of a tensor are shared out to warps.
+// and how the rows of a tensor are distributed to warps.
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 

@@ -53,7 +53,7 @@ static const char *hint_for(cudaError_t status) {
         return build_again;
     }
     if (status == cudaErrorMemoryAllocation)
-        return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";
+        return "choose a smaller --micro-batch-tokens or model; is another process using the GPU?";
     return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";
 }
 
@@ -147,7 +147,7 @@ const char *device_init(const DeviceOptions *) {
     create_buffers();
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
-    if (!scratch) return "no GPU memory left for scratch; is the GPU in use by others?";
+    if (!scratch) return "not enough free GPU memory for scratch; is another process using the GPU?";
     missing = matmul_init();
     return missing ? missing : comm_connect(stream);
 }
