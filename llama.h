@@ -2,7 +2,7 @@
 // every device operation is a call into kernels/kernels.h, and no line here knows which backend
 // that is.
 //
-//   LlamaTensor   one parameter of the checkpoint: the table that drives allocation, load, save,
+//   Parameter     one parameter of the checkpoint: the table that drives allocation, load, save,
 //                 weight decay and names
 //   LlamaLayer    a layer's weights (and LlamaLayerGrads their gradients), views into the arenas
 //   LlamaActs     a layer's activations that backward needs
@@ -17,6 +17,7 @@
 #ifndef UNPAD_LLAMA_H
 #define UNPAD_LLAMA_H
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,21 +31,13 @@
 #include "data/base/memory.h"
 #include "data/batches/batch.h"
 #include "data/models/config.h"
+#include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
 
 // ------------------------------------------------------------------------------------------------
 // Types
-
-typedef struct {
-    char name[96];       // as in a Hugging Face checkpoint
-    int64_t rows, cols;  // cols = 0: a vector of `rows`
-    size_t offset;       // elements from the start of every parameter arena
-    size_t count;        // elements
-    bool decay;          // matrices decay, norm weights do not
-    float init_std;      // 0: filled with ones
-} LlamaTensor;
 
 // Weights of one layer. q, k and v lie one after another in the arena, so q's pointer is the fused
 // qkv_proj; the same holds for gate and up.
@@ -149,7 +142,7 @@ typedef struct {
     bool last_micro_batch;  // of this step: gradients of a span leave as soon as they are there
     uint64_t reduced;       // comm_reduce_begin's last ticket
     int32_t head_chunk;     // tokens whose logits exist at one time
-    LlamaTensor *tensors;
+    Parameter *tensors;
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
     size_t num_decayed;   // the matrices come first in the arena
@@ -187,7 +180,7 @@ __attribute__((format(printf, 6, 7))) static inline void llama_add_tensor(
     LlamaModel *m, int64_t rows, int64_t cols, float init_std, bool new_group, const char *name,
     ...) {
     enum { ALIGN = 64 };  // elements; a group starts on a boundary that every matmul library likes
-    LlamaTensor *t = &m->tensors[m->num_tensors++];
+    Parameter *t = &m->tensors[m->num_tensors++];
     va_list args;
     va_start(args, name);
     vsnprintf(t->name, sizeof t->name, name, args);
@@ -210,8 +203,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const int64_t C = c->hidden_size, F = c->intermediate_size, D = c->head_dim;
     const int64_t q_dim = c->num_heads * D, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
-    m->tensors = (LlamaTensor *)host_calloc((size_t)(9 * c->num_layers + 3), sizeof(LlamaTensor),
-                                            "tensor table");
+    m->tensors = (Parameter *)host_calloc((size_t)(9 * c->num_layers + 3), sizeof(Parameter),
+                                          "tensor table");
     m->num_tensors = 0;
     m->num_elements = 0;
     llama_add_tensor(m, c->vocab_size, C, std, true, "model.embed_tokens.weight");
@@ -236,7 +229,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     m->num_elements = (m->num_elements + 63) / 64 * 64;
 }
 
-static inline const LlamaTensor *llama_tensor(const LlamaModel *m, const char *name) {
+static inline const Parameter *llama_tensor(const LlamaModel *m, const char *name) {
     for (int i = 0; i < m->num_tensors; i++)
         if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
     return NULL;
@@ -587,16 +580,29 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
                                          const int32_t *cu_seqlens, int32_t num_docs,
-                                         int32_t max_seqlen) {
+                                         int32_t max_seqlen, const int32_t *work,
+                                         size_t num_work) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
     docs->work = m->staging + *used;
     docs->num_docs = num_docs;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_docs];
-    *used += attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+    if (num_work)
+        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
+    else
+        num_work = attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+    *used += num_work;
+    assert(*used <= m->staging_ints);
 }
 
-// The batch must satisfy batch_check; it may be reused as soon as this returns.
+// LoaderSettings.work_list, with the model's heads as its context.
+static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
+                                     int num_docs) {
+    return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
+}
+
+// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
+// returns. A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -605,7 +611,8 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
     in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen);
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
+                          b->num_work);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
@@ -614,7 +621,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
             positions_host[i] = b->position_ids[b->real_rows[i]];
         in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen);
+                              b->real_max_seqlen, b->real_work, b->num_real_work);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
@@ -949,6 +956,91 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
     gather_rows(s->head_rows, s->norm, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
+}
+
+// A forward pass and llama_logits, for texts that grow token by token.
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
+                                     int32_t n, float *logits) {
+    LlamaModel *m = model;
+    comm_progress();
+    llama_set_batch(m, batch);
+    llama_forward(m);
+    llama_logits(m, logits, rows, n);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
+
+// Where this rank's part of elements offset .. offset + n - 1 of m and v begins; *count: its size.
+static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *count) {
+    const size_t end = m->held_first + m->held_count;
+    const size_t first = offset > m->held_first ? offset : m->held_first;
+    const size_t last = offset + n < end ? offset + n : end;
+    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
+    *count = first < last ? last - first : 0;
+    return first;
+}
+
+static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
+                             size_t n) {
+    LlamaModel *m = model;
+    comm_progress();
+    if (arena == ARENA_WEIGHTS) {
+        uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
+        weights_from_host(m->weights + offset, lo, values, n);
+        return;
+    }
+    size_t count, first = llama_held(m, offset, n, &count);
+    real *moment = arena == ARENA_M ? m->m : m->v;
+    if (count)
+        device_upload(moment + (first - m->held_first), values + (first - offset),
+                      count * sizeof(float));
+}
+
+// Moments of a sharded optimizer come from the ranks that hold them to rank 0: all ranks call.
+static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
+                             size_t n) {
+    const LlamaModel *m = model;
+    if (arena == ARENA_WEIGHTS) {
+        const uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
+        weights_to_host(values, m->weights + offset, lo, n);
+        return;
+    }
+    size_t count, first = llama_held(m, offset, n, &count);
+    const real *moment = arena == ARENA_M ? m->m : m->v;
+    if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
+    if (count)
+        device_download(values + (first - offset), moment + (first - m->held_first),
+                        count * sizeof(float));
+    if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
+}
+
+static inline Parameters llama_parameters(LlamaModel *m) {
+    return (Parameters){
+        m->tensors, m->num_tensors, m->config.tie_word_embeddings, m->sizes.io_chunk, m,
+        llama_put,  llama_get};
+}
+
+static inline void llama_init(LlamaModel *m, uint64_t seed) {
+    weights_init(llama_parameters(m), seed);
+}
+
+static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
+    return weights_load(llama_parameters(m), dir, err);
+}
+
+static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *err) {
+    return moments_load(llama_parameters(m), path, err);
+}
+
+// Rank 0, while the others are in llama_send_optimizer.
+static inline bool llama_save_optimizer(LlamaModel *m, const char *path, SafetensorsWriter *w,
+                                        Error *err) {
+    return moments_save(llama_parameters(m), path, w, err);
+}
+
+static inline void llama_send_optimizer(LlamaModel *m) {
+    if (m->ranks.shard_optimizer) moments_visit(llama_parameters(m));
 }
 
 #endif

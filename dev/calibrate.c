@@ -32,7 +32,6 @@
 #include "../data/models/config.h"
 #include "../kernels/kernels.h"
 #include "../llama.h"
-#include "../train/weights.h"
 #include "lengths.h"
 
 static struct {

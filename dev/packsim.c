@@ -88,7 +88,7 @@ typedef struct {
 } Row;
 
 typedef struct {
-    int64_t steps, tokens, chunks, micros;
+    int64_t steps, tokens, segments, micros;
 } Packed;
 
 static struct {
@@ -105,10 +105,10 @@ static void observe(Spread *s, double x) {
     s->n++;
 }
 
-static void count_step(Packed *p, int64_t tokens, int64_t chunks, int64_t micros) {
+static void count_step(Packed *p, int64_t tokens, int64_t segments, int64_t micros) {
     p->steps++;
     p->tokens += tokens;
-    p->chunks += chunks;
+    p->segments += segments;
     p->micros += micros;
 }
 
@@ -135,7 +135,7 @@ static void weigh(StepPlan *p, const PlanSettings *s) {
     for (int32_t m = 0; m < p->num_micro; m++) {
         p->micro_work[m] = 0;
         for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
-            p->micro_work[m] += plan_work(s, p->chunks[i].length);
+            p->micro_work[m] += plan_work(s, p->segments[i].length);
     }
 }
 
@@ -175,10 +175,10 @@ static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings 
     Error err = {0, "", ""};
     must(plan_step(p, index, s, LAYOUT_PACKED, at, &err), &err);
     count_step(&sim.plan, p->real_tokens, p->num_stream, p->num_micro);
-    sim.docs_split += p->docs_split;
-    sim.docs_truncated += p->docs_truncated;
-    sim.docs_dropped += p->docs_dropped;
-    sim.tokens_left_out += p->tokens_left_out;
+    sim.docs_split += p->long_docs.docs_split;
+    sim.docs_truncated += p->long_docs.docs_truncated;
+    sim.docs_dropped += p->long_docs.docs_dropped;
+    sim.tokens_left_out += p->long_docs.tokens_left_out;
     observe_planned(p, s, truth);
 }
 
@@ -200,24 +200,24 @@ static void step_next_fit(int64_t *micro_work, const DocIndex *index, const Plan
     Error err = {0, "", ""};
     LongCounts counts;
     memset(&counts, 0, sizeof counts);
-    int64_t tokens = 0, chunks = 0, left = 0;
+    int64_t tokens = 0, segments = 0, left = 0;
     int32_t num_micro = 0;
     for (;;) {
         PlanState after = *at;
-        Chunk chunk = {0, 0, 0, false};
-        must(plan_next_chunk(index, s, &after, &chunk, &counts, &err), &err);
-        if (chunk.length > left) {
+        Segment segment = {0};
+        must(plan_next_segment(index, s, &after, &segment, &counts, &err), &err);
+        if (segment.length > left) {
             if (num_micro == s->num_micro) break;
             micro_work[num_micro++] = 0;
-            left = s->capacity;
+            left = s->micro_batch_tokens;
         }
-        left -= chunk.length;
-        micro_work[num_micro - 1] += plan_work(s, chunk.length);
-        tokens += chunk.length;
-        chunks++;
+        left -= segment.length;
+        micro_work[num_micro - 1] += plan_work(s, segment.length);
+        tokens += segment.length;
+        segments++;
         *at = after;
     }
-    count_step(&sim.next_fit, tokens, chunks, num_micro);
+    count_step(&sim.next_fit, tokens, segments, num_micro);
     for (Row *row = sim.rows; row < sim.rows + sim.num_rows; row++)
         if (row->ranks <= num_micro)
             observe(&row->of[NEXT_FIT], dealt_in_turn(micro_work, num_micro, row->ranks));
@@ -243,7 +243,7 @@ static PlanSettings make_settings(void) {
         usage_error("", "--batch-tokens: expected a multiple of --micro-batch-tokens");
     s.seed = (uint64_t)o.seed;
     s.max_seqlen = o.max_seqlen;
-    s.capacity = o.micro_batch_tokens;
+    s.micro_batch_tokens = o.micro_batch_tokens;
     s.num_micro = o.batch_tokens ? (int32_t)(o.batch_tokens / o.micro_batch_tokens) : most;
     const float fill = o.fill > 0 ? o.fill : s.num_micro == 1 ? 1 : 0.97f;
     s.fill_ppm = (int32_t)lrintf(fill * 1e6f);
@@ -271,14 +271,15 @@ static double simulate(const DocIndex *index, const PlanSettings *s, const PlanS
 }
 
 static void print_documents(const DocIndex *index) {
-    int64_t tokens = 0, longest = 0;
+    int64_t tokens = 0, longest = 0, num_long = 0, beyond = 0;
     for (int64_t i = 0; i < index->num_docs; i++) {
         const int64_t length = index->length(index->context, i);
         tokens += length;
         if (length > longest) longest = length;
+        if (length <= o.max_seqlen) continue;
+        num_long++;
+        beyond += length - o.max_seqlen;
     }
-    int64_t num_long, beyond;
-    plan_count_long(index, o.max_seqlen, &num_long, &beyond);
     printf("documents  %lld, %lld tokens, mean %.0f, longest %lld\n", (long long)index->num_docs,
            (long long)tokens, (double)tokens / (double)index->num_docs, (long long)longest);
     printf(
@@ -292,9 +293,10 @@ static double fill_of(const Packed *p) {
 }
 
 static void print_plan(const PlanSettings *s, double epochs) {
-    const double padded = (double)sim.plan.chunks * s->max_seqlen;
-    printf("plan       %d micro-batches of %d tokens a step, chunks up to %d, work %d:%d:%d\n",
-           s->num_micro, s->capacity, s->max_seqlen, s->work_token, s->work_tile, s->work_side);
+    const double padded = (double)sim.plan.segments * s->max_seqlen;
+    printf("plan       %d micro-batches of %d tokens a step, segments up to %d, work %d:%d:%d\n",
+           s->num_micro, s->micro_batch_tokens, s->max_seqlen, s->work_token, s->work_tile,
+           s->work_side);
     printf("simulated  %lld steps; an epoch has %.1f\n", (long long)sim.plan.steps,
            (double)sim.plan.steps / epochs);
     printf("long       %lld documents split, %lld truncated, %lld dropped, %lld tokens left out\n",

@@ -1,5 +1,4 @@
-// Batch: the four layouts against a slow model of each, and batch_check against planted
-// corruptions.
+// Batch: the four layouts against a slow reference of each, and batch_check against corruptions.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +18,7 @@ typedef struct {
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
-// Documents with lengths from 0, chunks that go on among them, rows from just fitting to too long.
+// Documents of 0 and more tokens, some of them segments that continue, in rows of many lengths.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;
@@ -46,7 +45,7 @@ static int32_t target_of(const DocView *doc, int32_t k) {
     return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
 }
 
-// Every real token where the layout puts it; nothing else has a target.
+// Every real token is where the layout puts it; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
     for (int i = 0; i < c->n; i++) {
@@ -107,7 +106,7 @@ TEST(packed_and_repad_attend_to_the_same_segments) {
     for (int round = 0; round < 1000; round++) {
         make_case(&c);
         batch_pack(&packed, c.docs, c.n);
-        batch_repad(&repad, c.docs, c.n, c.row_len);
+        batch_fill(&repad, LAYOUT_REPAD, c.docs, c.n, c.row_len);
         CHECK(packed.attention_pairs == repad.attention_pairs);
         CHECK(packed.max_seqlen == repad.real_max_seqlen);
         CHECK(packed.num_docs == repad.num_real_segments);
@@ -161,7 +160,7 @@ TEST(empty_batches_and_empty_documents) {
     batch_free(&b);
 }
 
-// A big batch, then a small one: nothing of the first may show.
+// A large batch, then a small one: nothing of the first may remain.
 TEST(a_batch_can_be_filled_again) {
     Case c;
     Batch used, fresh;
@@ -184,7 +183,7 @@ TEST(a_batch_can_be_filled_again) {
     batch_free(&used);
 }
 
-// Batches of one size: the documents stay as they were, the rest is padding that batch_check knows.
+// Batches of one size: the documents are unchanged, the rest is padding that batch_check accepts.
 TEST(batches_can_be_completed_to_one_size) {
     Case c;
     Batch b, before;
@@ -213,7 +212,7 @@ TEST(batches_can_be_completed_to_one_size) {
         completed += room;
     }
     CHECK(completed > 50);
-    batch_pad(&b, c.docs, 0, 5);
+    batch_fill(&b, LAYOUT_PADDED, c.docs, 0, 5);
     CHECK(!batch_complete(&b, CAPACITY, CAPACITY));  // packed ones only
     batch_free(&b), batch_free(&before);
 }
@@ -221,7 +220,7 @@ TEST(batches_can_be_completed_to_one_size) {
 // -------------------------------------------------------------------------------------------------
 // batch_check
 
-// Two documents of 5 and 3 tokens, the first of which goes on; no room for a third.
+// Two documents of 5 and 3 tokens, the first one continued; no room for a third.
 static void make_small(Batch *b, Layout layout) {
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
     const DocView docs[] = {{first, 5, 15}, {second, 3, -1}};
@@ -239,7 +238,7 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->total_tokens++)                                                                \
     X(ALL, b->total_tokens--)                                                                \
     X(ALL, b->total_tokens = -1)                                                             \
-    X(ALL, b->total_tokens = b->capacity + 1)                                                \
+    X(ALL, b->total_tokens = b->micro_batch_tokens + 1)                                      \
     X(ALL, b->num_docs++)                                                                    \
     X(ALL, b->num_docs--)                                                                    \
     X(ALL, b->num_docs = -1)                                                                 \
@@ -302,10 +301,10 @@ static void make_small(Batch *b, Layout layout) {
     X(PADDED, b->layout = LAYOUT_REPAD)                                                      \
     X(REPAD, b->layout = LAYOUT_PADDED)                                                      \
     X(PACKED, b->layout = LAYOUT_PADDED)                                                     \
-    X(ALL, b->capacity = b->total_tokens - 1)
+    X(ALL, b->micro_batch_tokens = b->total_tokens - 1)
 
-// And of a packed batch that was completed: 8 rows and 2 documents, then a segment of padding and
-// an empty one
+// The same for a completed packed batch: 8 rows and 2 documents, then a segment of padding and an
+// empty one
 #define COMPLETED_CORRUPTIONS(X)                  \
     X(b->targets[9] = 1)                          \
     X(b->tokens[9] = 1)                           \
@@ -357,12 +356,22 @@ TEST(check_refuses_every_planted_corruption) {
     COMPLETED_CORRUPTIONS(CORRUPT_COMPLETED)
 }
 
-// What follows from a change is put right, so that only the check of that layout itself can see it.
+static void sort_tokens(Batch *b) {
+    for (int32_t i = 0; i < b->total_tokens; i++) {
+        int32_t k = i;
+        for (; k > 0 && b->tokens[b->token_order[k - 1]] > b->tokens[i]; k--)
+            b->token_order[k] = b->token_order[k - 1];
+        b->token_order[k] = i;
+    }
+}
+
+// Recomputes everything that depends on a change, so that only the check of the layout can detect
+// it.
 static void put_right(Batch *b) {
     const bool repad = b->layout == LAYOUT_REPAD;
     const int32_t *cu = repad ? b->real_cu_seqlens : b->cu_seqlens;
     const int32_t n = repad ? b->num_real_segments : b->num_docs;
-    batch_sort_tokens(b);
+    sort_tokens(b);
     b->attention_pairs = b->max_seqlen = b->real_max_seqlen = 0;
     for (int32_t s = 0; s < n; s++) {
         const int64_t length = cu[s + 1] - cu[s];
@@ -376,35 +385,36 @@ static void put_right(Batch *b) {
     }
 }
 
-#define REFUSED_FOR(layout_, change_, why_)                                    \
-    {                                                                          \
-        Batch batch, *b = &batch;                                              \
-        Error err = {0};                                                       \
-        make_small(b, layout_);                                                \
-        put_right(b);                                                          \
-        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);                \
-        change_;                                                               \
-        put_right(b);                                                          \
-        CHECK(!batch_check(b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);     \
-        CHECK_MSG(strstr(err.what, why_), "%s, expected %s", err.what, why_);  \
-        batch_free(b);                                                         \
+#define REFUSED_FOR(layout_, change_, why_)                                   \
+    {                                                                         \
+        Batch batch, *b = &batch;                                             \
+        Error err = {0};                                                      \
+        make_small(b, layout_);                                               \
+        put_right(b);                                                         \
+        CHECK_MSG(batch_check(b, VOCAB, &err), "%s", err.what);               \
+        change_;                                                              \
+        put_right(b);                                                         \
+        CHECK(!batch_check(b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);    \
+        CHECK_MSG(strstr(err.what, why_), "%s, expected %s", err.what, why_); \
+        batch_free(b);                                                        \
     }
 
 TEST(check_refuses_what_only_its_layout_forbids) {
     REFUSED_FOR(LAYOUT_PACKED, b->tokens[1] = 9, "row 0: target 11, next token 9")
     REFUSED_FOR(LAYOUT_PADDED, b->tokens[5] = 3, "row 5 is after its document")
     REFUSED_FOR(LAYOUT_PADDED, b->cu_seqlens[1] = 5, "2 documents, 2 rows of 7, 12 in all")
-    REFUSED_FOR(LAYOUT_PADDED, b->tokens[6] = 0; b->targets[6] = -1; b->num_targets--,
-                "row 7 is after its document")
+    REFUSED_FOR(LAYOUT_PADDED, b->tokens[6] = 0; b->targets[6] = -1;
+                b->num_targets--, "row 7 is after its document")
     REFUSED_FOR(LAYOUT_ROWS, b->cu_seqlens[1] = 5, "8 tokens in 2 rows of 7, 12 in all")
     REFUSED_FOR(LAYOUT_ROWS, b->tokens[11] = 3, "row 11 is not padding")
     REFUSED_FOR(LAYOUT_ROWS, b->tokens[2] = 9, "3 documents end, expected at most 2")
     REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 7, "7 real rows in row 0 of 6")
     REFUSED_FOR(LAYOUT_REPAD, b->real_rows[7] = 9, "real_rows[7] is 9, expected 8")
-    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 4; for (int i = 0; i < 4; i++)
-                b->real_rows[4 + i] = 6 + i, "row 4 is left out, not padding")
-    REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--; b->real_cu_seqlens[2]--,
-                "7 real rows of 8, 2 segments of 2")
+    REFUSED_FOR(LAYOUT_REPAD, b->real_cu_seqlens[1] = 4;
+                for (int i = 0; i < 4; i++) b->real_rows[4 + i] = 6 + i,
+                "row 4 is left out, not padding")
+    REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--;
+                b->real_cu_seqlens[2]--, "7 real rows of 8, 2 segments of 2")
 }
 
 static uint32_t *field_at(Batch *b, uint32_t i) {
@@ -415,8 +425,8 @@ static uint32_t *field_at(Batch *b, uint32_t i) {
     return &arrays[i % 7][test_rng_below(3)];
 }
 
-// Whatever is in it, batch_check neither crashes nor reads outside (the sanitizers say so); a bit
-// that matters is noticed.
+// Random bits: batch_check neither crashes nor reads outside the arrays (under the sanitizers), and
+// detects a bit that matters.
 TEST(check_survives_random_bits) {
     int refused = 0;
     for (int round = 0; round < 20000; round++) {

@@ -169,7 +169,8 @@ TEST(names_that_are_not_ours_are_left_alone) {
     must_save(1, NULL);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char path[IO_PATH_MAX];
-        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err) && dir_create_all(path, &err));
+        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err));
+        CHECK(dir_create_all(path, &err));
     }
     CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
               err.what);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include "trainer.h"
-#include "../train/weights.h"
 
 #include "test.h"
 

@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
+#include "../data/base/hash.h"
 #include "../llama.h"
-#include "../train/weights.h"
 #include "test.h"
 
 const char *comm_connect_alone(void);  // kernels/comm/nccl.cu

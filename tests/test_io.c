@@ -93,7 +93,7 @@ static void check_sha256(const char *text, size_t repeat, const char *expected) 
     CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
 }
 
-TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the padding
+TEST(sha256_vectors) {  // FIPS 180-2, appendix B, and lengths around the padding
     check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
@@ -129,7 +129,7 @@ TEST(memory_refused_is_exit_5) {
     if (child == 0) {
         close(2);
         void *volatile kept = host_calloc((size_t)1 << 62, 2, "a test");
-        (void)kept;  // volatile, else clang leaves the allocation out
+        (void)kept;  // volatile, or clang removes the allocation
         _exit(0);
     }
     int status = 0;
@@ -152,8 +152,8 @@ TEST(paths_join_or_refuse) {
 }
 
 TEST(paths_parents) {
-    static const char *const cases[][2] = {
-        {"a/b", "a"}, {"b", "."}, {"/b", "/"}, {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
+    static const char *const cases[][2] = {{"a/b", "a"},     {"b", "."},   {"/b", "/"},
+                                           {"a/b/c", "a/b"}, {"./b", "."}, {"a/", "a"}};
     char out[16];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0, "", ""};
@@ -341,14 +341,14 @@ TEST(second_owner_is_refused_and_told_who) {
     CHECK_MSG(strstr(err.what, pid_text), "%s", err.what);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    CHECK_MSG(dir_lock(&lock, scratch("locked"), &after), "%s", after.what);  // stale: taken over
+    CHECK_MSG(dir_lock(&lock, scratch("locked"), &after), "%s", after.what);  // the owner is dead
     dir_unlock(&lock);
     dir_unlock(&lock);
     close(ready[0]);
     close(ready[1]);
 }
 
-// One contender: takes the lock `rounds` times and would notice anyone else inside.
+// One contender: takes the lock `rounds` times and detects anyone else holding it.
 static int contend(const char *dir, const char *inside, int rounds) {
     int entered = 0;
     while (entered < rounds) {
@@ -415,15 +415,19 @@ static void check_lines(const char *path, const char *expected) {
 }
 
 TEST(lines_are_appended_and_cut) {
-    // bytes to keep, what is left, lines removed
+    // bytes to keep, bytes left, lines removed
     static const struct {
         int64_t keep;
         const char *left;
         int64_t removed;
-    } cuts[] = {{100, "one\ntwo\nthree\n", 0}, {14, "one\ntwo\nthree\n", 0},
-                {13, "one\ntwo\n", 1},          {8, "one\ntwo\n", 1},
-                {7, "one\n", 2},                {4, "one\n", 2},
-                {3, "", 3},                     {0, "", 3}};
+    } cuts[] = {{100, "one\ntwo\nthree\n", 0},
+                {14, "one\ntwo\nthree\n", 0},
+                {13, "one\ntwo\n", 1},
+                {8, "one\ntwo\n", 1},
+                {7, "one\n", 2},
+                {4, "one\n", 2},
+                {3, "", 3},
+                {0, "", 3}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         LineFile f;
         Error err = {0, "", ""};
@@ -452,7 +456,7 @@ TEST(a_piece_of_a_line_at_the_end_counts_as_one) {
     check_lines(scratch("torn"), "one\ntwo\n");
 }
 
-// A file that may have 10 bytes, then 100: the line between is lost, and only as a whole.
+// The file size is limited to 10 bytes, then to 100: the line in between is lost as a whole.
 TEST(lines_are_whole_on_a_full_disk) {
     struct rlimit before, full = {10, 0}, roomy = {100, 0};
     LineFile f;
@@ -496,7 +500,7 @@ TEST(closed_standard_streams_become_dev_null) {
 // JSON
 
 static bool json_accepts(const char *text, size_t n) {
-    char *copy = (char *)malloc(n + 1);  // exactly sized: the sanitizer sees a byte read too far
+    char *copy = (char *)malloc(n + 1);  // exact size: the sanitizer detects a read past the end
     Error err = {0, "", ""};
     memcpy(copy, text, n);
     copy[n] = 0;
@@ -509,29 +513,113 @@ static bool json_accepts(const char *text, size_t n) {
 }
 
 TEST(json_accepts_json) {
-    static const char *const good[] = {
-        "{}", "[]", "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-1.5e-5", "true", "false", "null",
-        "\"\"", " { } ", "\t[\n1 ,\r 2 ]", "{\"a\":1,\"b\":{\"a\":2}}", "[[[[]]]]",
-        "\"\\u0041\\n\\\\\\/\\\"\"", "\"\\ud83d\\ude00\"",
-        "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"", "{\"a\":1,\"A\":2}", "[1e400]",
-        "\"\\\\u0000\""};
+    static const char *const good[] = {"{}",
+                                       "[]",
+                                       "0",
+                                       "-0",
+                                       "1.5",
+                                       "1e5",
+                                       "1E+5",
+                                       "1e-5",
+                                       "-1.5e-5",
+                                       "true",
+                                       "false",
+                                       "null",
+                                       "\"\"",
+                                       " { } ",
+                                       "\t[\n1 ,\r 2 ]",
+                                       "{\"a\":1,\"b\":{\"a\":2}}",
+                                       "[[[[]]]]",
+                                       "\"\\u0041\\n\\\\\\/\\\"\"",
+                                       "\"\\ud83d\\ude00\"",
+                                       "\"\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"",
+                                       "{\"a\":1,\"A\":2}",
+                                       "[1e400]",
+                                       "\"\\\\u0000\""};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         CHECK_MSG(json_accepts(good[i], strlen(good[i])), "%s", good[i]);
 }
 
 TEST(json_refuses_what_is_not) {
-    static const char *const bad[] = {
-        "", " ", "{", "}", "[", "]", "[1", "[1,", "[1,]", "[,1]", "{\"a\"}", "{\"a\":}",
-        "{\"a\":1,}", "{a:1}", "{'a':1}", "{\"a\" 1}", "{\"a\":1 \"b\":2}", "01", "-01", "1.",
-        ".5", "+1", "-", "1e", "1e+", "0x10", "1-2", "1 2", "[1 2]", "NaN", "Infinity",
-        "-Infinity", "nan", "tru", "truex", "True", "nul", "nullnull", "\"", "\"a", "\"\\\"",
-        "\"\\x\"", "\"\\u12\"", "\"\\u0000\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800x\"",
-        "\"\t\"", "\"\n\"", "\"\x01\"", "\"\x80\"", "\"\xc0\x80\"", "\"\xc1\xbf\"",
-        "\"\xe0\x80\x80\"", "\"\xed\xa0\x80\"", "\"\xf0\x80\x80\x80\"", "\"\xf4\x90\x80\x80\"",
-        "\"\xf5\x80\x80\x80\"", "\"\xc3\"", "\"\xe2\x82\"", "\xef\xbb\xbf{}", "{}x", "{}{}", "[]]",
-        "{]", "[}", "\x0b{}", "\xc2\xa0{}", "// c\n{}", "/**/{}", "#\n{}", "{\"a\":1,\"a\":2}",
-        "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]", "{\"a\":1,\"\\u0061\":2}", "{\"\":1,\"\":2}",
-        "{1:2}", "{null:1}", "[\"a\" \"b\"]", "{\"a\":1;\"b\":2}"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "{",
+                                      "}",
+                                      "[",
+                                      "]",
+                                      "[1",
+                                      "[1,",
+                                      "[1,]",
+                                      "[,1]",
+                                      "{\"a\"}",
+                                      "{\"a\":}",
+                                      "{\"a\":1,}",
+                                      "{a:1}",
+                                      "{'a':1}",
+                                      "{\"a\" 1}",
+                                      "{\"a\":1 \"b\":2}",
+                                      "01",
+                                      "-01",
+                                      "1.",
+                                      ".5",
+                                      "+1",
+                                      "-",
+                                      "1e",
+                                      "1e+",
+                                      "0x10",
+                                      "1-2",
+                                      "1 2",
+                                      "[1 2]",
+                                      "NaN",
+                                      "Infinity",
+                                      "-Infinity",
+                                      "nan",
+                                      "tru",
+                                      "truex",
+                                      "True",
+                                      "nul",
+                                      "nullnull",
+                                      "\"",
+                                      "\"a",
+                                      "\"\\\"",
+                                      "\"\\x\"",
+                                      "\"\\u12\"",
+                                      "\"\\u0000\"",
+                                      "\"\\ud800\"",
+                                      "\"\\udc00\"",
+                                      "\"\\ud800x\"",
+                                      "\"\t\"",
+                                      "\"\n\"",
+                                      "\"\x01\"",
+                                      "\"\x80\"",
+                                      "\"\xc0\x80\"",
+                                      "\"\xc1\xbf\"",
+                                      "\"\xe0\x80\x80\"",
+                                      "\"\xed\xa0\x80\"",
+                                      "\"\xf0\x80\x80\x80\"",
+                                      "\"\xf4\x90\x80\x80\"",
+                                      "\"\xf5\x80\x80\x80\"",
+                                      "\"\xc3\"",
+                                      "\"\xe2\x82\"",
+                                      "\xef\xbb\xbf{}",
+                                      "{}x",
+                                      "{}{}",
+                                      "[]]",
+                                      "{]",
+                                      "[}",
+                                      "\x0b{}",
+                                      "\xc2\xa0{}",
+                                      "// c\n{}",
+                                      "/**/{}",
+                                      "#\n{}",
+                                      "{\"a\":1,\"a\":2}",
+                                      "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]",
+                                      "{\"a\":1,\"\\u0061\":2}",
+                                      "{\"\":1,\"\":2}",
+                                      "{1:2}",
+                                      "{null:1}",
+                                      "[\"a\" \"b\"]",
+                                      "{\"a\":1;\"b\":2}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_MSG(!json_accepts(bad[i], strlen(bad[i])), "case %zu: %s", i, bad[i]);
     CHECK(!json_accepts("{}\0", 3) && !json_accepts("{\0}", 3) && !json_accepts("\0", 1));
@@ -630,8 +718,9 @@ TEST(json_writer_makes_lines_and_pages) {
         json_end(&w, '}');
         const char *line =
             "{\"a\": -1, \"b\": [true, null], \"c\": {}, \"d\": 1e-05, \"e\": 500000.0}";
-        const char *page = "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
-                           "  \"d\": 1e-05,\n  \"e\": 500000.0\n}";
+        const char *page =
+            "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
+            "  \"d\": 1e-05,\n  \"e\": 500000.0\n}";
         CHECK_MSG(!w.overflow && strcmp(text, indent ? page : line) == 0, "%s", text);
     }
 }
@@ -653,8 +742,10 @@ TEST(json_writer_never_overflows_silently) {
 static cJSON *write_real(double value, bool single, char *text, size_t capacity) {
     JsonWriter w;
     json_writer_init(&w, text, capacity, 0);
-    if (single) json_float(&w, NULL, (float)value);
-    else json_double(&w, NULL, value);
+    if (single)
+        json_float(&w, NULL, (float)value);
+    else
+        json_double(&w, NULL, value);
     CHECK(!w.overflow);
     return parse_ok(text);
 }

@@ -3,8 +3,6 @@
 #include <sys/stat.h>
 #include "../llama.h"
 #include "trainer.h"
-#include "../train/saving.h"
-#include "../train/weights.h"
 
 #include <dirent.h>
 
@@ -143,7 +141,7 @@ static void golden_close(Golden *g) {
 
 static void golden_gradients(Golden *g) {
     for (int i = 0; i < g->model.num_tensors; i++) {
-        const LlamaTensor *t = &g->model.tensors[i];
+        const Parameter *t = &g->model.tensors[i];
         char name[128];
         size_t n = 0;
         snprintf(name, sizeof name, "grad.%s", t->name);
@@ -517,7 +515,7 @@ TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
     make_model(&a, &c, 16, 16, false);
     make_model(&b, &c, 32, 32, false);
     for (int i = 0; i < a.num_tensors; i++) {
-        const LlamaTensor *t = &a.tensors[i];
+        const Parameter *t = &a.tensors[i];
         double sum = 0, squares = 0, n = (double)t->count;
         for (size_t k = 0; k < t->count; k++) {
             double w = (double)a.weights[t->offset + k];
@@ -562,7 +560,8 @@ static void check_saving(size_t io_chunk) {
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
     CHECK_MSG(
-        llama_save_weights(&a, path, &w, &err) && llama_save_optimizer(&a, optimizer, &w, &err),
+        weights_save(llama_parameters(&a), path, &w, &err) &&
+            llama_save_optimizer(&a, optimizer, &w, &err),
         "%s", err.what);
     CHECK_MSG(llama_load(&b, dir, &err) && llama_load_optimizer(&b, optimizer, &err), "%s",
               err.what);
@@ -592,46 +591,6 @@ static void check_saving(size_t io_chunk) {
 
 TEST(saved_weights_and_moments_come_back_bit_for_bit) { check_saving(0); }
 TEST(saved_in_chunks_they_come_back_bit_for_bit) { check_saving(64); }
-
-// trainer_state.json without one of its lines, as older versions wrote it
-static int read_state_without(const char *text, const StateField *plan, const char *field) {
-    Error err = {0};
-    TrainingState s;
-    char dir[256], path[300], name[64], edited[4096];
-    snprintf(dir, sizeof dir, "%s", scratch("state"));
-    snprintf(path, sizeof path, "%s/trainer_state.json", dir);
-    snprintf(name, sizeof name, "\"%s\"", field);
-    snprintf(edited, sizeof edited, "%s", text);
-    char *line = strstr(edited, name);
-    CHECK(dir_create_all(dir, &err) && (line || !field[0]));
-    if (line) memmove(line, strchr(line, '\n') + 1, strlen(strchr(line, '\n') + 1) + 1);
-    CHECK(file_write_all(path, edited, strlen(edited), &err));
-    return state_read(&s, dir, plan, &err) ? 0 : err.code;
-}
-
-TEST(a_state_of_an_older_version_stands_for_what_that_version_did) {
-    const Option none[] = {OPTION_END};
-    const TrainingState s = {{1, 2, 3, 4}, 5, 0};
-    const PlanSettings usual = plan_settings();
-    StateField plan[STATE_PLAN_FIELDS], now[STATE_PLAN_FIELDS];
-    char text[4096];
-    state_plan_fields(plan, &usual, 0x123456789abcdefull, 0xfedcba987654321ull);
-    size_t n = state_text(text, sizeof text, &s, plan, "0", none);
-    CHECK(n > 0 && n < sizeof text);
-    text[n] = 0;
-    CHECK(read_state_without(text, plan, "") == 0);
-    for (int i = 0; i < STATE_PLAN_FIELDS; i++) {
-        const bool is_cost = strncmp(plan[i].name, "work_", 5) == 0;
-        const bool is_new = is_cost || strcmp(plan[i].name, "token_fingerprint") == 0;
-        const int code = read_state_without(text, plan, plan[i].name);
-        CHECK_MSG(code == (is_new ? 0 : EXIT_BAD_INPUT), "%s: %d", plan[i].name, code);
-        memcpy(now, plan, sizeof now);
-        now[i].value++;
-        CHECK(read_state_without(text, now, "") == EXIT_CHECKPOINT_MISFIT);
-        if (is_cost)  // the older version packed by the usual costs
-            CHECK(read_state_without(text, now, plan[i].name) == EXIT_CHECKPOINT_MISFIT);
-    }
-}
 
 TEST(a_batch_is_described_by_its_lengths) {
     const LlamaConfig c = tiny_config(2, 1, 4, true);
@@ -767,7 +726,7 @@ static void check_parameters(const LlamaModel *m) {
     static Regions r;
     r.n = 0;
     for (int i = 0; i < m->num_tensors; i++) {
-        const LlamaTensor *t = &m->tensors[i];
+        const Parameter *t = &m->tensors[i];
         CHECK(t->count == (size_t)t->rows * (size_t)(t->cols ? t->cols : 1));
         CHECK((t->offset + t->count <= m->num_decayed) == (t->cols > 0));
         region(&r, t->name, m->weights + t->offset, t->count, sizeof(floatX));
@@ -842,7 +801,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout) {
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
     for (int i = 0; i < m.num_tensors; i++) {
-        const LlamaTensor *t = &m.tensors[i];
+        const Parameter *t = &m.tensors[i];
         double error = 0, norm = 0;
         for (size_t k = 0; k < t->count; k++) {
             double *w = &m.weights[t->offset + k], w0 = *w, f[4], steps[4] = {-2 * h, -h, h, 2 * h};

@@ -1,4 +1,4 @@
-// The loader: the same steps as without a thread, in every layout; errors arrive where they belong.
+// The loader: the same steps as without a thread, in every layout; each error with its own step.
 #include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
@@ -26,7 +26,7 @@ static char dir[64], path[96];  // of the data set, and of its shard
 static int32_t lengths[NUM_DOCS];
 static uint64_t starts[NUM_DOCS + 1];
 
-// Tokens say where they are from, so that any batch can be checked without the shard.
+// Tokens encode their position, so that any batch can be checked without the shard.
 static int32_t token_of(int64_t doc, int64_t i) { return (int32_t)((doc * 31 + i * 7) % VOCAB); }
 
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
@@ -101,7 +101,7 @@ static LoaderSettings settings_of(Layout layout) {
     memset(&s, 0, sizeof s);
     s.plan = plan_settings();
     s.plan.max_seqlen = 64;
-    s.plan.capacity = 300;
+    s.plan.micro_batch_tokens = 300;
     s.plan.num_micro = 4;
     s.layout = layout;
     s.num_ranks = 1;
@@ -120,7 +120,7 @@ static bool same_batch(const Batch *a, const Batch *b) {
            memcmp(a->token_order, b->token_order, rows) == 0;
 }
 
-// The numbers of a step against its batches.
+// Checks the counts of a step against its batches.
 static void check_counts(const StepData *d, const LoaderSettings *s) {
     int64_t targets = 0, real = 0, total = 0, pairs = 0, docs = 0;
     const int64_t row_pairs = (int64_t)s->plan.max_seqlen * (s->plan.max_seqlen + 1) / 2;
@@ -134,29 +134,29 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
         docs += d->micro[m].num_real_docs;
     }
     CHECK(targets == d->num_targets && real == d->real_tokens && pairs == d->attention_pairs);
-    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->capacity_tokens);
-    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_chunks : docs == d->num_chunks);
-    CHECK(d->padded_pairs == d->num_chunks * row_pairs && d->real_pairs <= d->padded_pairs);
-    CHECK(d->padded_tokens == d->num_chunks * s->plan.max_seqlen);
+    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->buffer_tokens);
+    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_segments : docs == d->num_segments);
+    CHECK(d->padded_pairs == d->num_segments * row_pairs && d->real_pairs <= d->padded_pairs);
+    CHECK(d->padded_tokens == d->num_segments * s->plan.max_seqlen);
     if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == d->padded_tokens);
     if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
     if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == d->padded_tokens);
-    CHECK(d->longest_doc <= s->plan.max_seqlen);
+    CHECK(d->longest_segment <= s->plan.max_seqlen);
 }
 
-// Packed: every chunk of the plan, token by token, with its targets.
+// Checks a packed step, token by token, against the segments of the plan.
 static void check_tokens(const StepData *d) {
     for (int32_t m = 0; m < d->num_micro; m++) {
         const Batch *b = &d->micro[m];
-        const Chunk *chunk = d->plan.chunks + d->plan.micro_start[d->own_micros[m]];
-        for (int32_t s = 0; s < b->num_docs; s++, chunk++) {
-            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == chunk->length);
-            for (int32_t k = 0; k < chunk->length; k++) {
-                const int64_t i = chunk->tok_off + k;
+        const Segment *segment = d->plan.segments + d->plan.micro_start[d->own_micros[m]];
+        for (int32_t s = 0; s < b->num_docs; s++, segment++) {
+            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == segment->length);
+            for (int32_t k = 0; k < segment->length; k++) {
+                const int64_t i = segment->tok_off + k;
                 const int32_t row = b->cu_seqlens[s] + k;
-                const bool last = i + 1 == lengths[chunk->doc];
-                CHECK(b->tokens[row] == token_of(chunk->doc, i));
-                CHECK(b->targets[row] == (last ? -1 : token_of(chunk->doc, i + 1)));
+                const bool last = i + 1 == lengths[segment->doc];
+                CHECK(b->tokens[row] == token_of(segment->doc, i));
+                CHECK(b->targets[row] == (last ? -1 : token_of(segment->doc, i + 1)));
             }
         }
     }
@@ -205,7 +205,7 @@ TEST(layouts_have_the_same_targets) {
             CHECK_MSG(loader_load_step(&data[layout], &ds, &s, state, &err), "%s", err.what);
             CHECK(data[layout].num_targets == data[0].num_targets);
             CHECK(data[layout].real_tokens == data[0].real_tokens);
-            CHECK(data[layout].num_chunks == data[0].num_chunks);
+            CHECK(data[layout].num_segments == data[0].num_segments);
         }
         state = data[0].cursor_after;
     }
@@ -229,7 +229,8 @@ TEST(micro_batches_of_one_size) {
         CHECK(fixed.num_micro == plain.num_micro && fixed.num_targets == plain.num_targets);
         for (int32_t m = 0; m < plain.num_micro; m++) {
             const Batch *a = &plain.micro[m], *b = &fixed.micro[m];
-            const bool full = b->total_tokens == s.plan.capacity && b->num_docs == f.fixed_segments;
+            const bool full =
+                b->total_tokens == s.plan.micro_batch_tokens && b->num_docs == f.fixed_segments;
             CHECK(full || same_batch(a, b));
             CHECK(b->num_real_docs == a->num_docs && b->real_tokens == a->total_tokens);
             const size_t bytes = (size_t)a->total_tokens * sizeof(int32_t);
@@ -240,6 +241,47 @@ TEST(micro_batches_of_one_size) {
     }
     CHECK_MSG(completed > 10 && too_many > 2, "%d completed, %d not", completed, too_many);
     step_data_free(&plain), step_data_free(&fixed);
+    dataset_close(&ds);
+}
+
+// A work list that is a copy of cu_seqlens; counts its calls.
+static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs) {
+    ++*(int *)context;
+    memcpy(out, cu_seqlens, ((size_t)num_docs + 1) * sizeof *out);
+    return (size_t)num_docs + 1;
+}
+
+static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlens, int32_t n) {
+    return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
+}
+
+TEST(work_lists_are_of_the_final_batch) {
+    Dataset ds;
+    StepData d = {0};
+    Error err = {0};
+    open_data(&ds);
+    for (int i = 0; i < 5; i++) {
+        LoaderSettings s = settings_of((Layout)(i % 4));
+        int calls = 0;
+        s.fixed_segments = i == 4 ? 40 : 0;
+        s.work_list = list_again;
+        s.work_context = &calls;
+        s.max_work = (size_t)s.plan.micro_batch_tokens + 1;
+        CHECK_MSG(loader_load_step(&d, &ds, &s, START, &err), "%s", err.what);
+        CHECK(calls == d.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1));
+        for (Batch *b = d.micro; b < d.micro + d.num_micro; b++) {
+            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_docs));
+            CHECK(s.layout == LAYOUT_REPAD ? lists(b->real_work, b->num_real_work,
+                                                   b->real_cu_seqlens, b->num_real_segments)
+                                           : b->num_real_work == 0);
+        }
+        batch_pack(&d.micro[0], NULL, 0);  // refilled: the old list is not its own
+        CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    }
+    LoaderSettings none = settings_of(LAYOUT_REPAD);
+    CHECK(loader_load_step(&d, &ds, &none, START, &err));
+    CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    step_data_free(&d);
     dataset_close(&ds);
 }
 
@@ -295,7 +337,7 @@ TEST(ranks_read_their_own_part) {
     dataset_close(&ds);
 }
 
-// Settings may change between calls: batches of another capacity are made again.
+// Settings may change between calls: batches of another size are allocated again.
 TEST(step_data_can_be_used_again) {
     Dataset ds;
     StepData used, fresh;
@@ -304,7 +346,7 @@ TEST(step_data_can_be_used_again) {
     open_data(&ds);
     for (int round = 0; round < 40; round++) {
         LoaderSettings s = settings_of((Layout)test_rng_below(4));
-        s.plan.capacity = 64 + (int32_t)test_rng_below(400);
+        s.plan.micro_batch_tokens = 64 + (int32_t)test_rng_below(400);
         s.plan.num_micro = 1 + (int32_t)test_rng_below(9);
         memset(&fresh, 0, sizeof fresh);
         CHECK_MSG(loader_load_step(&used, &ds, &s, START, &err), "%s", err.what);
@@ -368,7 +410,7 @@ TEST(a_bad_token_fails_its_own_step) {
     }
 }
 
-// The steps before the first that reads the block come as usual.
+// The steps before the first one that reads the block are unaffected.
 TEST(a_flipped_bit_fails_the_step_that_reads_it) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
     make_data();
@@ -424,7 +466,7 @@ TEST(planning_errors_are_delivered) {
     CHECK(err.code == EXIT_BAD_INPUT && strstr(err.what, "expected at most 64"));
     loader_stop(&loader);
     memset(&err, 0, sizeof err);
-    s.plan.capacity = 63;
+    s.plan.micro_batch_tokens = 63;
     CHECK(!loader_start(&loader, &ds, &s, START, &err) && err.code == EXIT_USAGE);
     loader_stop(&loader);
     dataset_close(&ds);

@@ -1,5 +1,4 @@
-// Step plans: the packing against a slow one, and that no token is lost, repeated or left to
-// chance.
+// Step plans: the packing against a slow reference; no token is lost, repeated or left to chance.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -50,17 +49,17 @@ static Lengths make_lengths(int64_t n, uint32_t longest) {
 static PlanSettings small_settings(void) {
     PlanSettings s = plan_settings();
     s.max_seqlen = 64;
-    s.capacity = 256;
+    s.micro_batch_tokens = 256;
     s.num_micro = 4;
     return s;
 }
 
-// Anything legal, from one document a step to hundreds.
+// Anything valid, from one document per step to hundreds.
 static PlanSettings random_settings(void) {
     PlanSettings s = plan_settings();
     s.seed = test_rng_u64();
     s.max_seqlen = 1 + (int32_t)test_rng_below(200);
-    s.capacity = s.max_seqlen + (int32_t)test_rng_below(600);
+    s.micro_batch_tokens = s.max_seqlen + (int32_t)test_rng_below(600);
     s.num_micro = 1 + (int32_t)test_rng_below(12);
     s.fill_ppm = 700000 + (int32_t)test_rng_below(300001);
     s.work_tile = (int32_t)test_rng_below(2000);
@@ -75,7 +74,7 @@ static void plan_ok(StepPlan *p, const DocIndex *index, const PlanSettings *s, L
     CHECK_MSG(ok, "%s", err.what);
 }
 
-static bool same_chunk(const Chunk *a, const Chunk *b) {
+static bool same_segment(const Segment *a, const Segment *b) {
     return a->doc == b->doc && a->tok_off == b->tok_off && a->length == b->length &&
            a->has_next == b->has_next;
 }
@@ -123,12 +122,12 @@ TEST(permutation_depends_on_seed_and_epoch) {
 // Packing
 
 static int longer_first(const void *a, const void *b) {
-    const Chunk *x = *(const Chunk *const *)a, *y = *(const Chunk *const *)b;
+    const Segment *x = *(const Segment *const *)a, *y = *(const Segment *const *)b;
     if (x->length != y->length) return x->length < y->length ? 1 : -1;
     return (x > y) - (x < y);
 }
 
-// The least loaded micro-batch with room, by looking at all of them; -1 when there is none.
+// The least loaded micro-batch with room, by comparing all of them; -1: none.
 static int slow_choice(const int64_t *room, const int64_t *work, int32_t n, int32_t length) {
     int best = -1;
     for (int32_t b = 0; b < n; b++)
@@ -136,12 +135,13 @@ static int slow_choice(const int64_t *room, const int64_t *work, int32_t n, int3
     return best;
 }
 
-// Packs p->stream slowly and compares chunk by chunk; false when the slow one does not fit either.
+// Packs p->stream slowly and compares segment by segment; false when the slow one does not fit
+// either.
 static bool compare_with_slow(const StepPlan *p, const PlanSettings *s) {
     int64_t room[16], work[16] = {0}, cursor[16];
-    const Chunk **sorted = (const Chunk **)malloc((size_t)p->num_stream * sizeof *sorted);
+    const Segment **sorted = (const Segment **)malloc((size_t)p->num_stream * sizeof *sorted);
     for (int32_t b = 0; b < s->num_micro; b++) {
-        room[b] = s->capacity;
+        room[b] = s->micro_batch_tokens;
         cursor[b] = p->micro_start[b];
     }
     for (int64_t i = 0; i < p->num_stream; i++) sorted[i] = &p->stream[i];
@@ -154,7 +154,7 @@ static bool compare_with_slow(const StepPlan *p, const PlanSettings *s) {
         room[b] -= sorted[i]->length;
         work[b] += plan_work(s, sorted[i]->length);
         same = same && cursor[b] < p->micro_start[b + 1] &&
-               same_chunk(&p->chunks[cursor[b]++], sorted[i]);
+               same_segment(&p->segments[cursor[b]++], sorted[i]);
     }
     for (int32_t b = 0; fits && !p->used_fallback && b < s->num_micro; b++)
         same = same && cursor[b] == p->micro_start[b + 1] && work[b] == p->micro_work[b];
@@ -173,7 +173,7 @@ TEST(packing_is_the_least_loaded_bin_that_fits) {
         const PlanState state = {0, 0, 0, 0};
         Error err = {0};
         if (plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err)) {
-            if (!p.used_fallback) {  // once more, without the exchanges
+            if (!p.used_fallback) {  // again, without the exchanges
                 CHECK(plan_pack_lpt(&p, &s));
                 plan_group_bins(&p, &s);
             }
@@ -185,20 +185,22 @@ TEST(packing_is_the_least_loaded_bin_that_fits) {
     CHECK_MSG(compared > 400, "%d", compared);
 }
 
-// The least that the heavier of two micro-batches can have after an exchange of one for one or two.
+// The least work of the heavier of two micro-batches after any exchange of one segment for one or
+// two.
 static int64_t slow_exchange(const StepPlan *p, const PlanSettings *s, int heavy, int light) {
     const int64_t n = p->num_stream;
     int64_t best = p->micro_work[heavy];
     for (int64_t x = 0; x < n; x++)
-        for (int64_t y = 0; p->bin[x] == heavy && y < n; y++)
-            for (int64_t z = y; p->bin[y] == light && z < n; z++) {
-                if (p->bin[z] != light) continue;
-                const int64_t lx = plan_sorted_chunk(p, x)->length,
-                              ly = plan_sorted_chunk(p, y)->length,
-                              lz = z == y ? 0 : plan_sorted_chunk(p, z)->length;
+        for (int64_t y = 0; p->scratch->bin[x] == heavy && y < n; y++)
+            for (int64_t z = y; p->scratch->bin[y] == light && z < n; z++) {
+                if (p->scratch->bin[z] != light) continue;
+                const int64_t lx = plan_sorted_segment(p, x)->length,
+                              ly = plan_sorted_segment(p, y)->length,
+                              lz = z == y ? 0 : plan_sorted_segment(p, z)->length;
                 const int64_t moved = plan_work(s, lx) - plan_work(s, ly) - plan_work(s, lz),
                               a = p->micro_work[heavy] - moved, b = p->micro_work[light] + moved;
-                if (lx - ly - lz > p->micro_free[light] || ly + lz - lx > p->micro_free[heavy])
+                if (lx - ly - lz > p->scratch->bin_free[light] ||
+                    ly + lz - lx > p->scratch->bin_free[heavy])
                     continue;
                 if ((a > b ? a : b) < best) best = a > b ? a : b;
             }
@@ -212,7 +214,7 @@ static int heaviest_micro(const StepPlan *p) {
     return heavy;
 }
 
-// The exchanges that are found are the best ones, and they end where none helps any more.
+// plan_best_exchange finds the best exchange, and plan_even_out stops when none helps.
 TEST(exchanges_even_out) {
     StepPlan p = {0};
     int better = 0, alike = 0;
@@ -225,7 +227,7 @@ TEST(exchanges_even_out) {
         bool ok = plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err) && !p.used_fallback;
         const int64_t after = ok ? p.micro_work[heaviest_micro(&p)] : 0;
         ok = ok && plan_pack_lpt(&p, &s);
-        int64_t looks = 0, sum = 0;
+        int64_t tried = 0, sum = 0;
         for (int b = 0; ok && b < s.num_micro; b++) sum += p.micro_work[b];
         const int heavy = heaviest_micro(&p);
         if (ok) {
@@ -235,7 +237,7 @@ TEST(exchanges_even_out) {
         }
         for (int light = 0; ok && light < s.num_micro; light++) {
             if (p.micro_work[light] >= sum / s.num_micro) continue;
-            const PlanExchange e = plan_best_exchange(&p, &s, heavy, light, &looks);
+            const PlanExchange e = plan_best_exchange(&p, &s, heavy, light, &tried);
             CHECK(e.heaviest == slow_exchange(&p, &s, heavy, light));
             alike += e.x >= 0;
         }
@@ -253,27 +255,27 @@ TEST(exchanges_even_out) {
     CHECK_MSG(better > 15 && alike > 30, "%d %d", better, alike);
 }
 
-// Sum of chunks per micro-batch at most C, of the step at most the goal (but for a first chunk).
-static void check_capacity(const StepPlan *p, const PlanSettings *s) {
+// Micro-batches have at most micro_batch_tokens, the step at most plan_goal or one segment.
+static void check_room(const StepPlan *p, const PlanSettings *s) {
     int64_t total = 0, targets = 0;
-    CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_chunks);
+    CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) {
         int64_t tokens = 0;
         CHECK(p->micro_start[m] <= p->micro_start[m + 1]);
         for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-            const Chunk *chunk = &p->chunks[i];
-            CHECK(chunk->length >= 1 && chunk->length <= s->max_seqlen);
-            tokens += chunk->length;
-            targets += chunk->length - 1 + chunk->has_next;
+            const Segment *segment = &p->segments[i];
+            CHECK(segment->length >= 1 && segment->length <= s->max_seqlen);
+            tokens += segment->length;
+            targets += segment->length - 1 + segment->has_next;
         }
-        CHECK_MSG(tokens <= s->capacity, "%lld", (long long)tokens);
+        CHECK_MSG(tokens <= s->micro_batch_tokens, "%lld", (long long)tokens);
         total += tokens;
     }
     CHECK(total == p->real_tokens && targets == p->num_targets);
     CHECK(total <= plan_goal(s) || p->num_stream == 1);
 }
 
-TEST(capacity_is_never_exceeded) {
+TEST(micro_batch_tokens_are_never_exceeded) {
     StepPlan p = {0};
     for (int round = 0; round < 600; round++) {
         const Lengths l = make_lengths(1 + test_rng_below(300), 1 + test_rng_below(1000));
@@ -284,7 +286,7 @@ TEST(capacity_is_never_exceeded) {
             Error err = {0};
             const Layout layout = (Layout)test_rng_below(4);
             if (!plan_step(&p, &index, &s, layout, &state, &err)) break;
-            check_capacity(&p, &s);
+            check_room(&p, &s);
             state = p.cursor_after;
             CHECK(state.step == step + 1);
         }
@@ -310,11 +312,12 @@ TEST(a_step_is_the_longest_prefix) {
     free(l.lengths);
 }
 
-// Lengths just over half of C at fill 1: the prefix does not fit and must shrink, losing nothing.
+// Lengths just over half a micro-batch at fill 1: the prefix does not fit and must shrink, losing
+// nothing.
 TEST(steps_that_do_not_fit_shrink) {
     StepPlan p = {0}, more = {0};
     PlanSettings s = small_settings();
-    s.max_seqlen = s.capacity = 100;
+    s.max_seqlen = s.micro_batch_tokens = 100;
     s.num_micro = 8;
     s.fill_ppm = 1000000;
     int fallbacks = 0, shrunk = 0;
@@ -324,13 +327,15 @@ TEST(steps_that_do_not_fit_shrink) {
         const DocIndex index = index_of(&l);
         PlanState state = {0, 0, 0, 0};
         plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-        check_capacity(&p, &s);
+        check_room(&p, &s);
         CHECK(p.cursor_after.doc_pos == p.num_stream);
-        bool fits = false;  // and no further than needed
-        Error err = {0};
-        plan_reserve_micros(&more, (size_t)s.num_micro);
-        CHECK(plan_try(&more, &index, &s, &state, p.num_stream + 1, &fits, &err));
-        CHECK(more.num_stream == p.num_stream || !fits);
+        plan_ok(&more, &index, &s, LAYOUT_PACKED, &p.cursor_after);
+        PlanSettings longer = s;  // with one segment more it does not fit
+        longer.set_tokens = p.real_tokens + more.stream[0].length;
+        if (longer.set_tokens <= plan_goal(&s)) {
+            plan_ok(&more, &index, &longer, LAYOUT_PACKED, &state);
+            CHECK(more.num_stream == p.num_stream);
+        }
         fallbacks += p.used_fallback;
         shrunk += p.real_tokens < 800 - 79;
         free(l.lengths);
@@ -343,7 +348,7 @@ TEST(steps_that_do_not_fit_shrink) {
 // -------------------------------------------------------------------------------------------------
 // Whole epochs
 
-// Marks the tokens of every chunk of epoch 0; the steps end once the cursor is in epoch 1.
+// Marks the tokens of every segment of epoch 0; the steps end once the cursor is in epoch 1.
 static void check_epoch(const Lengths *l, const PlanSettings *s, Layout layout) {
     const DocIndex index = index_of(l);
     StepPlan p = {0};
@@ -353,15 +358,14 @@ static void check_epoch(const Lengths *l, const PlanSettings *s, Layout layout) 
         times[d] = (int32_t *)host_calloc((size_t)l->lengths[d], sizeof(int32_t), "test");
     while (state.epoch < 3) {
         plan_ok(&p, &index, s, layout, &state);
-        for (int64_t i = 0; i < p.num_chunks; i++) {
-            const Chunk *c = &p.chunks[i];
+        for (int64_t i = 0; i < p.num_segments; i++) {
+            const Segment *c = &p.segments[i];
             CHECK(c->has_next == (c->tok_off + c->length < l->lengths[c->doc]));
             for (int32_t k = 0; k < c->length; k++) times[c->doc][c->tok_off + k]++;
         }
         state = p.cursor_after;
     }
-    // three whole epochs, and the head of a fourth: 3 or 4 times each, 4 exactly for what the
-    // cursor has passed
+    // three epochs and part of a fourth: each token 3 or 4 times, 4 times exactly before the cursor
     int64_t fourth = 0, passed = state.tok_off;
     for (int64_t pos = 0; pos < state.doc_pos; pos++)
         passed += l->lengths[plan_permute(s->seed, 3, l->n, pos)];
@@ -402,9 +406,10 @@ TEST(any_cursor_resumes_the_same_steps) {
         const PlanState zero = {0, 0, 0, 0};
         state = from > 0 ? plans[from - 1].cursor_after : zero;
         plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-        CHECK(p.num_chunks == plans[from].num_chunks && p.num_targets == plans[from].num_targets);
-        for (int64_t i = 0; i < p.num_chunks; i++)
-            CHECK(same_chunk(&p.chunks[i], &plans[from].chunks[i]));
+        CHECK(p.num_segments == plans[from].num_segments &&
+              p.num_targets == plans[from].num_targets);
+        for (int64_t i = 0; i < p.num_segments; i++)
+            CHECK(same_segment(&p.segments[i], &plans[from].segments[i]));
         CHECK(memcmp(&p.cursor_after, &plans[from].cursor_after, sizeof p.cursor_after) == 0);
         plan_free(&p);
     }
@@ -419,18 +424,18 @@ TEST(any_cursor_resumes_the_same_steps) {
 static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     int64_t tokens = 0;
     for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++)
-        tokens += p->chunks[i].length;
+        tokens += p->segments[i].length;
     return tokens;
 }
 
-// What a micro-batch costs in its layout: tokens in the linear layers, tiles in attention.
+// Work of a micro-batch in its layout: tokens in the linear layers, tiles in attention.
 static int64_t layout_work(const StepPlan *p, const PlanSettings *s, int32_t m) {
     const int64_t S = s->max_seqlen, n = p->micro_start[m + 1] - p->micro_start[m];
     int64_t work = 0;
     if (p->layout == LAYOUT_PADDED) return n * plan_work(s, S);
     if (p->layout == LAYOUT_ROWS) return (micro_tokens(p, m) + S - 1) / S * plan_work(s, S);
     for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-        const int64_t length = p->chunks[i].length;
+        const int64_t length = p->segments[i].length;
         work += plan_work(s, length);
         if (p->layout == LAYOUT_REPAD) work += (S - length) * s->work_token;
     }
@@ -438,20 +443,20 @@ static int64_t layout_work(const StepPlan *p, const PlanSettings *s, int32_t m) 
 }
 
 static void check_layout(const StepPlan *p, const PlanSettings *s) {
-    const int64_t rows = s->capacity / s->max_seqlen;
+    const int64_t rows = s->micro_batch_tokens / s->max_seqlen;
     int64_t at = 0, done = 0;
     for (int32_t m = 0; m < p->num_micro; m++) {
-        const int64_t chunks = p->micro_start[m + 1] - p->micro_start[m];
+        const int64_t segments = p->micro_start[m + 1] - p->micro_start[m];
         const bool last = m + 1 == p->num_micro;
         if (p->layout == LAYOUT_ROWS)
             CHECK(last ? micro_tokens(p, m) <= rows * s->max_seqlen && micro_tokens(p, m) > 0
                        : micro_tokens(p, m) == rows * s->max_seqlen);
         else
-            CHECK(last ? chunks <= rows && chunks > 0 : chunks == rows);
+            CHECK(last ? segments <= rows && segments > 0 : segments == rows);
         CHECK(p->micro_work[m] == layout_work(p, s, m));
     }
-    for (int64_t i = 0; i < p->num_chunks; i++) {  // the stream in order, cut into pieces
-        const Chunk *piece = &p->chunks[i], *whole = &p->stream[at];
+    for (int64_t i = 0; i < p->num_segments; i++) {  // the stream in order, cut into pieces
+        const Segment *piece = &p->segments[i], *whole = &p->stream[at];
         CHECK(piece->doc == whole->doc && piece->tok_off == whole->tok_off + done);
         done += piece->length;
         CHECK(done <= whole->length);
@@ -479,7 +484,7 @@ TEST(layouts_hold_the_same_documents) {
                 CHECK(other.real_tokens == packed.real_tokens);
                 CHECK(memcmp(&other.cursor_after, &packed.cursor_after, sizeof(PlanState)) == 0);
                 check_layout(&other, &s);
-                check_capacity(&other, &s);
+                check_room(&other, &s);
             }
             state = packed.cursor_after;
         }
@@ -519,7 +524,7 @@ TEST(ranks_share_the_micro_batches) {
     free(l.lengths);
 }
 
-// However unequal the work, ranks that wait for each other have equally many micro-batches.
+// Ranks that wait for each other have equally many micro-batches, however unequal the work.
 TEST(ranks_get_equally_many) {
     int64_t work[] = {1, 1000, 1, 1, 2, 1, 1, 1};
     StepPlan p = {0};
@@ -533,7 +538,7 @@ TEST(ranks_get_equally_many) {
     CHECK(total == 7);
 }
 
-// The heaviest of a round goes to the rank that has the least so far.
+// The heaviest of a round goes to the rank with the least work so far.
 TEST(rounds_even_out) {
     int64_t work[] = {1, 2, 3, 4, 5, 6, 7, 8}, loads[2];
     StepPlan p = {0};
@@ -543,7 +548,7 @@ TEST(rounds_even_out) {
     CHECK_MSG(loads[0] == 18 && loads[1] == 18, "%d %d", (int)loads[0], (int)loads[1]);
 }
 
-// Without costs: documents as they come, to the micro-batch with the most room, by looking at all.
+// Without a cost model: in arrival order, to the micro-batch with the most room, by comparing all.
 TEST(arrival_is_the_most_room) {
     StepPlan p = {0};
     int compared = 0;
@@ -555,17 +560,19 @@ TEST(arrival_is_the_most_room) {
         s.work_token = s.work_tile = 0;
         s.fill_ppm = 800000;
         plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-        int64_t room[4] = {s.capacity, s.capacity, s.capacity, s.capacity}, at[4];
+        int64_t room[4] = {s.micro_batch_tokens, s.micro_batch_tokens, s.micro_batch_tokens,
+                           s.micro_batch_tokens},
+                at[4];
         memcpy(at, p.micro_start, sizeof at);
         for (int64_t i = 0; !p.used_fallback && i < p.num_stream; i++) {
             int most = 0;
             for (int b = 1; b < 4; b++) most = room[b] > room[most] ? b : most;
             room[most] -= p.stream[i].length;
             CHECK(at[most] < p.micro_start[most + 1] &&
-                  same_chunk(&p.chunks[at[most]++], &p.stream[i]));
+                  same_segment(&p.segments[at[most]++], &p.stream[i]));
             compared++;
         }
-        int32_t own[4];  // no work is known: in turn
+        int32_t own[4];  // without work: round-robin
         for (int32_t r = 0; r < 2; r++)
             CHECK(plan_rank_micros(&p, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
         free(l.lengths);
@@ -574,7 +581,7 @@ TEST(arrival_is_the_most_room) {
     CHECK_MSG(compared > 1000, "%d", compared);
 }
 
-// The work that is told of each rank is that of the micro-batches it is given.
+// plan_rank_work reports the work of the micro-batches that each rank gets.
 TEST(rank_work_is_what_ranks_are_given) {
     StepPlan p = {0};
     int64_t work[8], blocks[8];
@@ -605,8 +612,8 @@ TEST(rank_work_is_what_ranks_are_given) {
     plan_free(&p);
 }
 
-// Mean over steps of the busiest rank's work over the mean. [0] by work, [1] in blocks, as sums in
-// order need them, [2] without costs and in turn.
+// Imbalance, mean over steps: [0] distributed by work, [1] in blocks for deterministic reduction,
+// [2] round-robin without a cost model.
 static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t ranks,
                            double mean[3]) {
     enum { STEPS = 40 };
@@ -621,7 +628,7 @@ static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t
         memset(work, 0, sizeof work);
         for (int32_t m = 0; m < p.num_micro; m++)
             for (int64_t i = p.micro_start[m]; i < p.micro_start[m + 1]; i++)
-                work[m % ranks] += plan_work(s, p.chunks[i].length);
+                work[m % ranks] += plan_work(s, p.segments[i].length);
         mean[2] += plan_imbalance(work, ranks) / STEPS;
         plan_ok(&p, index, s, LAYOUT_PACKED, &state);
         plan_rank_work(&p, ranks, work);
@@ -633,8 +640,8 @@ static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t
     plan_free(&p);
 }
 
-// The targets, where a micro-batch holds four of the longest chunk: 1.01 on 8 ranks, 1.02 on 64;
-// what is reached is 1.004 at most.
+// The targets, where a micro-batch holds four of the longest segment, are 1.01 on 8 ranks and 1.02
+// on 64; measured: 1.004 at most.
 TEST(ranks_have_equal_work) {
     static const int32_t sizes[][3] = {{8, 8, 2048}, {8, 64, 2048}, {64, 64, 2048},
                                        {8, 8, 8192}, {8, 64, 8192}, {64, 64, 8192}};
@@ -648,7 +655,7 @@ TEST(ranks_have_equal_work) {
             double mean[3];
             s.num_micro = sizes[i][1];
             s.max_seqlen = sizes[i][2];
-            s.capacity = 4 * s.max_seqlen;
+            s.micro_batch_tokens = 4 * s.max_seqlen;
             mean_imbalance(&index, &s, ranks, mean);
             CHECK_MSG(mean[0] <= 1.004 && mean[1] <= target && mean[0] <= mean[1] + 1e-9,
                       "law %d, sizes %zu: %.4f by work, %.4f in blocks", law, i, mean[0], mean[1]);
@@ -662,7 +669,7 @@ TEST(ranks_have_equal_work) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Sums in order. A sum is stood for by a hash that tells every other way of adding up.
+// Deterministic sums. A hash stands for a sum, so that any other order of addition shows.
 
 static uint64_t sum_of(uint64_t left, uint64_t right) { return splitmix64(left * 3 + right); }
 
@@ -672,7 +679,7 @@ typedef struct {
     int n;
 } Tree;
 
-// A node at the right end, joined with what is there as far as it joins
+// Adds a node at the right end and joins as far as possible.
 static void tree_add(Tree *t, SumNode node, uint64_t sum) {
     while (t->n > 0 && sum_nodes_join(t->nodes[t->n - 1], node)) {
         t->n--;
@@ -745,7 +752,7 @@ TEST(long_documents_at_the_border) {
     PlanSettings s = small_settings();
     s.num_micro = 4;  // 992 tokens a step
     static const int32_t lengths[] = {63, 64, 65, 128, 129, 640};
-    static const int64_t chunks[] = {1, 1, 2, 2, 3, 10};
+    static const int64_t segments[] = {1, 1, 2, 2, 3, 10};
     for (size_t i = 0; i < 6; i++) {
         int32_t docs[] = {lengths[i], 900};  // the second one is cut by the step
         Lengths l = {docs, 1};
@@ -757,11 +764,12 @@ TEST(long_documents_at_the_border) {
             CHECK(ok == (!is_long || policy == LONG_SPLIT || policy == LONG_TRUNCATE));
             if (!ok) CHECK(err.code == EXIT_BAD_INPUT);
             if (!ok) continue;
-            const int64_t per_doc = policy == LONG_SPLIT ? chunks[i] : 1;
-            CHECK(p.docs_split ==
+            const int64_t per_doc = policy == LONG_SPLIT ? segments[i] : 1;
+            CHECK(p.long_docs.docs_split ==
                   (is_long && policy == LONG_SPLIT ? (p.num_stream + per_doc - 1) / per_doc : 0));
-            CHECK(p.docs_truncated == (is_long && policy == LONG_TRUNCATE ? p.num_stream : 0));
-            CHECK(p.tokens_left_out == p.docs_truncated * (lengths[i] - 64));
+            CHECK(p.long_docs.docs_truncated ==
+                  (is_long && policy == LONG_TRUNCATE ? p.num_stream : 0));
+            CHECK(p.long_docs.tokens_left_out == p.long_docs.docs_truncated * (lengths[i] - 64));
             CHECK(p.stream[0].length == (is_long ? 64 : lengths[i]));
             CHECK(p.stream[0].has_next == (is_long && policy == LONG_SPLIT));
             if (per_doc > 1) CHECK(p.stream[1].tok_off == 64);
@@ -770,7 +778,7 @@ TEST(long_documents_at_the_border) {
     plan_free(&p);
 }
 
-// One short document among long ones is found, wherever it stands in this epoch and the next.
+// One short document among long ones is found at any position of this epoch and the next.
 TEST(dropping_finds_what_is_left) {
     StepPlan p = {0};
     PlanSettings s = small_settings();
@@ -784,10 +792,10 @@ TEST(dropping_finds_what_is_left) {
             for (int i = 0; i < 40; i++) docs[i] = i == shorter ? 60 : 100;
             const PlanState state = {0, pos, 0, 0};
             plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-            CHECK(p.num_stream == 4 && p.docs_dropped > 0);
+            CHECK(p.num_stream == 4 && p.long_docs.docs_dropped > 0);
             const PlanState end = p.cursor_after;
-            CHECK(end.epoch * 40 + end.doc_pos - pos == 4 + p.docs_dropped);
-            CHECK(p.tokens_left_out == 100 * p.docs_dropped);
+            CHECK(end.epoch * 40 + end.doc_pos - pos == 4 + p.long_docs.docs_dropped);
+            CHECK(p.long_docs.tokens_left_out == 100 * p.long_docs.docs_dropped);
             for (int i = 0; i < 4; i++) CHECK(p.stream[i].doc == shorter);
         }
     plan_free(&p);
@@ -820,13 +828,13 @@ TEST(tiny_data_sets_wrap_inside_a_step) {
             CHECK_MSG(plan_once(&p, &l, &s, &err), "%s", err.what);
             CHECK(p.real_tokens <= goal);
             CHECK(p.real_tokens > (p.used_fallback ? goal * 3 / 4 : goal - 64));
-            check_capacity(&p, &s);
+            check_room(&p, &s);
             CHECK(p.cursor_after.epoch == (p.num_stream - 1) / n || length > 64);
         }
     plan_free(&p);
 }
 
-// What a document gives under a policy, and how many of the set's tokens it must have.
+// Tokens of a document under a policy, and how many of them the set must have.
 static int64_t tokens_under(LongDocs policy, int64_t length, int32_t max_seqlen) {
     if (length <= max_seqlen || policy == LONG_SPLIT) return length;
     return policy == LONG_DROP ? 0 : max_seqlen;
@@ -840,7 +848,7 @@ static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int
     int64_t tokens = 0, docs = 0;
     plan_ok(&p, &index, s, LAYOUT_PACKED, &start);
     for (int64_t i = 0; i < p.num_stream; i++) found[p.stream[i].doc] += p.stream[i].length;
-    for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order to the last
+    for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order
         const int64_t doc = plan_permute(s->seed, 0, l->n, pos);
         const int64_t whole = tokens_under(s->long_docs, l->lengths[doc], s->max_seqlen);
         if (whole == 0) continue;
@@ -855,7 +863,7 @@ static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int
     CHECK_MSG(tokens == p.real_tokens && tokens == s->set_tokens, "%lld of %lld tokens",
               (long long)p.real_tokens, (long long)tokens);
     CHECK(most < all || tokens == all);
-    CHECK(p.num_micro == s->num_micro && p.num_micro <= 2 * tokens / s->capacity + 2);
+    CHECK(p.num_micro == s->num_micro && p.num_micro <= 2 * tokens / s->micro_batch_tokens + 2);
     plan_free(&p);
     free(found);
 }
@@ -868,8 +876,8 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
         if (round % 4 == 0) s.work_token = s.work_tile = 0;
         Lengths l = make_lengths(1 + (int64_t)test_rng_below(60), 2 * (uint32_t)s.max_seqlen);
         const DocIndex index = index_of(&l);
-        l.lengths[0] = s.max_seqlen;  // something is left when the longer ones are dropped
-        if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // and has a target
+        l.lengths[0] = s.max_seqlen;  // so that dropping the longer ones leaves something
+        if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // with a target
         int64_t all = 0;
         for (int64_t i = 0; i < l.n; i++)
             all += tokens_under(s.long_docs, l.lengths[i], s.max_seqlen);
@@ -877,34 +885,25 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
             round % 2 ? 1 + (int64_t)test_rng_below((uint32_t)all) : all + (int64_t)(round % 3);
         if (plan_fix_set(&s, &index, most, &err))
             check_set(&l, &s, most, all);
-        else  // documents of one token, and nothing else
+        else  // only documents of one token
             CHECK_MSG(most < all && strstr(err.what, "no token to predict"), "%s", err.what);
         free(l.lengths);
     }
 }
 
-// ceil(tokens / capacity) micro-batches hold the tokens but not the documents.
+// ceil(tokens / micro_batch_tokens) micro-batches have room for the tokens but not the documents.
 TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     PlanSettings s = small_settings();
     Error err = {0};
     Lengths l = {(int32_t *)host_calloc(5, sizeof(int32_t), "test"), 5};
     const DocIndex index = index_of(&l);
-    s.capacity = 64;
+    s.micro_batch_tokens = 64;
     for (int i = 0; i < 5; i++) l.lengths[i] = 40;
     CHECK_MSG(plan_fix_set(&s, &index, 1000, &err), "%s", err.what);
     CHECK_MSG(s.num_micro == 5 && s.set_tokens == 200, "%d, %lld", s.num_micro,
               (long long)s.set_tokens);
     CHECK(plan_fix_set(&s, &index, 119, &err) && s.num_micro == 2 && s.set_tokens == 80);
     free(l.lengths);
-}
-
-TEST(long_documents_are_counted) {
-    int32_t docs[] = {10, 64, 65, 1000};
-    const Lengths l = {docs, 4};
-    const DocIndex index = index_of(&l);
-    int64_t n, beyond;
-    plan_count_long(&index, 64, &n, &beyond);
-    CHECK(n == 2 && beyond == 1 + 936);
 }
 
 TEST(tokens_that_are_never_trained_are_counted) {
@@ -916,14 +915,15 @@ TEST(tokens_that_are_never_trained_are_counted) {
         PlanSettings s = small_settings();
         PlanState at = {0, 0, 0, 0};
         LongCounts all, epoch = {0, 0, 0, 0};
-        Chunk chunk;
+        Segment segment;
         Error err = {0};
         s.long_docs = (LongDocs)policy;
         CHECK_MSG(plan_count_left_out(&index, &s, &all, &err), "%s", err.what);
         CHECK(memcmp(&all, &expected[policy], sizeof all) == 0);
-        // the same as on the way through an epoch, and into the next if the last one is dropped
+        // the same as in one pass over an epoch, and into the next one if the last document is
+        // dropped
         while (at.epoch == 0 && at.doc_pos < index.num_docs)
-            CHECK(plan_next_chunk(&index, &s, &at, &chunk, &epoch, &err));
+            CHECK(plan_next_segment(&index, &s, &at, &segment, &epoch, &err));
         CHECK(at.epoch == 1 ? policy == LONG_DROP : memcmp(&all, &epoch, sizeof all) == 0);
     }
 }
@@ -945,7 +945,7 @@ TEST(long_documents_are_an_error_at_the_start_too) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Settings and states that are wrong
+// Invalid settings and states
 
 #define REFUSED(change_)                                                 \
     do {                                                                 \
@@ -958,10 +958,10 @@ TEST(long_documents_are_an_error_at_the_start_too) {
 
 TEST(settings_are_checked) {
     REFUSED(s.max_seqlen = 0);
-    REFUSED(s.max_seqlen = s.capacity + 1);
-    REFUSED(s.max_seqlen = s.capacity = PLAN_MAX_SEQLEN + 1);
-    REFUSED(s.capacity = BATCH_MAX_ROWS + 1);
-    REFUSED(s.capacity = -1);
+    REFUSED(s.max_seqlen = s.micro_batch_tokens + 1);
+    REFUSED(s.max_seqlen = s.micro_batch_tokens = PLAN_MAX_SEQLEN + 1);
+    REFUSED(s.micro_batch_tokens = BATCH_MAX_ROWS + 1);
+    REFUSED(s.micro_batch_tokens = -1);
     REFUSED(s.num_micro = 0);
     REFUSED(s.num_micro = (1 << 20) + 1);
     REFUSED(s.fill_ppm = 0);
@@ -972,10 +972,11 @@ TEST(settings_are_checked) {
     REFUSED(s.work_tile = PLAN_MAX_WORK + 1);
     REFUSED(s.work_side = 0);
     REFUSED(s.work_side = PLAN_MAX_SIDE + 1);
-    REFUSED((s.max_seqlen = s.capacity = PLAN_MAX_SEQLEN, s.work_side = 1, s.work_tile = 100000));
+    REFUSED((s.max_seqlen = s.micro_batch_tokens = PLAN_MAX_SEQLEN, s.work_side = 1,
+             s.work_tile = 100000));
     PlanSettings s = small_settings();
     Error err = {0};
-    s.work_token = s.work_tile = 0;  // the one way to say that there are no costs
+    s.work_token = s.work_tile = 0;  // the one way to have no cost model
     CHECK(plan_settings_check(&s, &err));
 }
 
@@ -1018,13 +1019,13 @@ TEST(states_of_other_data_are_refused) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Golden: the same everywhere and for ever, or old checkpoints would resume with other data. The
-// expected values come from a separate implementation of the same rules in Python.
+// Golden values: plans must never change, or old checkpoints would resume with other data. The
+// values come from a separate implementation of the same rules in Python.
 
 static uint64_t plan_digest(const StepPlan *p, uint64_t h) {
     for (int32_t m = 0; m < p->num_micro; m++)
         for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-            const Chunk *c = &p->chunks[i];
+            const Segment *c = &p->segments[i];
             h = splitmix64(h ^ (uint64_t)m);
             h = splitmix64(h ^ (uint64_t)c->doc);
             h = splitmix64(h ^ (uint64_t)c->tok_off);
@@ -1042,13 +1043,13 @@ TEST(golden_first_step) {
     PlanSettings s = small_settings();
     StepPlan p = {0};
     Error err;
-    s.capacity = 100;
+    s.micro_batch_tokens = 100;
     s.num_micro = 3;
     CHECK(plan_once(&p, &l, &s, &err));
     int64_t row = 0;
     for (int32_t m = 0; m < p.num_micro; m++)
         for (int64_t i = p.micro_start[m]; i < p.micro_start[m + 1]; i++, row++) {
-            const Chunk *c = &p.chunks[i];
+            const Segment *c = &p.segments[i];
             const int64_t found[] = {m, c->doc, c->tok_off, c->length};
             CHECK_MSG(memcmp(found, expected[row], sizeof found) == 0, "{%d, %lld, %lld, %d}", m,
                       (long long)c->doc, (long long)c->tok_off, c->length);
@@ -1068,7 +1069,7 @@ TEST(golden_digest_of_fifty_steps) {
     StepPlan p = {0};
     uint64_t digests[4] = {0};
     s.seed = 42;
-    s.capacity = 512;
+    s.micro_batch_tokens = 512;
     for (int step = 0; step < 50; step++) {
         for (int layout = 0; layout < 4; layout++) {
             plan_ok(&p, &index, &s, (Layout)layout, &state);

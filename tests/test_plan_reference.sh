@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# data/plan.h against dev/reference/plan.py, which says the same rules a second time: the golden values
-# of test_plan.c, and random cases, all layouts, micro-batch by micro-batch.
+# data/batches/plan.h against dev/reference/plan.py, a second implementation of the same rules: the
+# golden values of test_plan.c, and random cases, all layouts, micro-batch by micro-batch.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD reference=$PWD/dev/reference/plan.py
@@ -9,6 +9,9 @@ scratch 'plan reference'
 command -v python3 > /dev/null || skip_all plan_reference 'python3 is not installed'
 
 cat > plans.c <<'C'
+#include <stdio.h>
+
+#include "data/base/error.h"
 #include "data/batches/plan.h"
 
 typedef struct {
@@ -23,7 +26,7 @@ static void print_step(const StepPlan *p, Layout layout) {
     for (int32_t m = 0; m < p->num_micro; m++) {
         printf("%d %lld", (int)layout, (long long)p->micro_work[m]);
         for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-            const Chunk *c = &p->chunks[i];
+            const Segment *c = &p->segments[i];
             printf(" %lld:%lld:%d:%d", (long long)c->doc, (long long)c->tok_off, c->length,
                    c->has_next);
         }
@@ -63,7 +66,7 @@ int main(void) {
             l.length[index.num_docs++] = length;
             at += n;
         }
-        s.seed = (uint64_t)f[0], s.max_seqlen = (int32_t)f[1], s.capacity = (int32_t)f[2];
+        s.seed = (uint64_t)f[0], s.max_seqlen = (int32_t)f[1], s.micro_batch_tokens = (int32_t)f[2];
         s.num_micro = (int32_t)f[3], s.fill_ppm = (int32_t)f[4], s.long_docs = (LongDocs)f[5];
         s.work_token = (int32_t)f[6], s.work_tile = (int32_t)f[7], s.work_side = (int32_t)f[8];
         print_plans(&s, &index);

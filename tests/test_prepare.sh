@@ -27,17 +27,16 @@ int main(int argc, char **argv) {
     options.split = argc > 2 ? argv[2] : "train";
     if (!dataset_open(&ds, argv[1], &options, &err)) error_exit(&err);
     if (!tokenizer_open(&t, argv[1], &err)) error_exit(&err);
-    for (size_t i = 0; i < ds.num_shards; i++)
-        if (ds.shards[i].block_tokens == 0) return 1;
-    for (int64_t doc = 0; doc < dataset_num_docs(&ds); doc++) {
+    if (dataset_num_unchecked(&ds) > 0) return 1;
+    for (int64_t doc = 0; doc < ds.num_docs; doc++) {
         const int64_t n = dataset_doc_length(&ds, doc);
         int32_t *ids = (int32_t *)host_calloc((size_t)n, sizeof(int32_t), "tokens");
         if (!dataset_read(&ds, doc, 0, n, ids, &err)) error_exit(&err);  // checksums too
         for (int64_t i = 0; i < n; i++) {
             size_t size;
             const unsigned char *bytes = tokenizer_bytes(&t, ids[i], &size);
-            if ((i == 0) != (ids[i] == dataset_bos(&ds))) return 1;
-            if ((i == n - 1) != (ids[i] == dataset_eos(&ds))) return 1;
+            if ((i == 0) != (ids[i] == ds.bos)) return 1;
+            if ((i == n - 1) != (ids[i] == ds.eos)) return 1;
             if (!t.special[ids[i]]) fwrite(bytes, 1, size, stdout);
         }
         putchar(0);

@@ -1,6 +1,8 @@
-// train/samples.h: what texts grow to, alone and together, with any prompts and any room.
-#include "../train/samples.h"
-#include "../train/weights.h"
+// data/runs/samples.h: the texts that a model writes, alone and together, for prompts and batches
+// of any size.
+#include "../data/models/safetensors.h"
+#include "../data/runs/samples.h"
+#include "../llama.h"
 
 #include "test.h"
 
@@ -22,6 +24,22 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
     llama_plan(m, &config, sizes);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
+}
+
+static int most_docs;  // of one batch
+
+static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t n, float *logits) {
+    if (b->num_docs > most_docs) most_docs = b->num_docs;
+    llama_next_logits(model, b, rows, n, logits);
+}
+
+static SampleModel sample_model(LlamaModel *m) {
+    return (SampleModel){m->config.vocab_size,
+                         m->config.eos_token_id,
+                         m->sizes.capacity,
+                         m->head_chunk,
+                         m,
+                         count_docs};
 }
 
 static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
@@ -56,8 +74,10 @@ static void check_greedy(const char *name) {
         texts[i] = text_of_prompt(&s, i, cu[i + 1] - cu[i]);
         memcpy(texts[i].tokens, tokens + cu[i], (size_t)texts[i].length * sizeof(int32_t));
     }
-    CHECK_MSG(n == 7 && texts_that_fit(texts, n, &m) == n, "%d texts", n);
-    texts_write(texts, n, &s, &m, 1);
+    const SampleModel model = sample_model(&m);
+    most_docs = 0;
+    texts_write(texts, n, &s, &model, 1);
+    CHECK_MSG(n == 7 && most_docs == n, "%d texts, %d in one batch", n, most_docs);
     for (int i = 0; i < n; i++) {
         const int32_t prompt = cu[i + 1] - cu[i];
         for (int k = 0; k < NEW_TOKENS; k++) {
@@ -91,18 +111,19 @@ static void fill_prompts(Text *texts, int n, const Samples *s, const int32_t *le
 }
 
 // Each text is full or ended, begins with its prompt, and is what it is alone.
-static void check_texts(LlamaModel *m, Samples *s, const int32_t *lengths, int n) {
+static void check_texts(const SampleModel *model, Samples *s, const int32_t *lengths, int n) {
     Text together[MAX_TEXTS], alone[MAX_TEXTS];
     fill_prompts(together, n, s, lengths);
     fill_prompts(alone, n, s, lengths);
-    texts_write(together, n, s, m, 3);
+    texts_write(together, n, s, model, 3);
     for (int i = 0; i < n; i++) {
         const Text *text = &together[i];
-        texts_write(&alone[i], 1, s, m, 3);
-        CHECK(text->room <= s->max_seqlen && text->room <= lengths[i] + s->sample_tokens);
-        CHECK_MSG(text->ended ? text->tokens[text->length - 1] == m->config.eos_token_id
-                              : text->length == text->room,
-                  "text %d has %d of %d tokens", i, text->length, text->room);
+        texts_write(&alone[i], 1, s, model, 3);
+        CHECK(text->max_length <= s->max_seqlen &&
+              text->max_length <= lengths[i] + s->sample_tokens);
+        CHECK_MSG(text->ended ? text->tokens[text->length - 1] == model->end_of_text
+                              : text->length == text->max_length,
+                  "text %d has %d of %d tokens", i, text->length, text->max_length);
         for (int32_t k = 0; k < lengths[i]; k++)
             CHECK(text->tokens[k] == (int32_t)((unsigned)(i * 31 + k * 7) % 64));
         CHECK(text->length == alone[i].length);
@@ -126,9 +147,9 @@ TEST(any_prompts_in_any_room) {
         s.sample_tokens = 1 + (int)test_rng_below(20);
         s.how.temperature = 0.8f;
         open_model(&m, "tests/golden/mha_untied", capacity, max_seqlen);
-        for (int i = 0; i < n; i++)
-            lengths[i] = 1 + (int32_t)test_rng_below((uint32_t)max_seqlen);
-        check_texts(&m, &s, lengths, n);
+        const SampleModel model = sample_model(&m);
+        for (int i = 0; i < n; i++) lengths[i] = 1 + (int32_t)test_rng_below((uint32_t)max_seqlen);
+        check_texts(&model, &s, lengths, n);
         batch_free(&s.batch);
         llama_free(&m);
     }

@@ -2,7 +2,6 @@
 // first: the same weights and documents give both the same loss, gradients and updates. With
 // -DGRADCHECK both compute in fp64, and the second's gradient is held to central differences.
 #include "../llama.h"
-#include "../train/weights.h"
 
 #include <unistd.h>
 
@@ -159,7 +158,7 @@ static Simple *make_simple(const LlamaModel *llama, const LlamaBatch *batch) {
     s.config = make_config(&llama->config);
     s.batch = make_batch(batch);
     for (int i = 0; i < llama->num_tensors; i++) {
-        const LlamaTensor *t = &llama->tensors[i];
+        const Parameter *t = &llama->tensors[i];
         real *w = find_tensor(&s.weights, &s.config, t->name);
         for (size_t k = 0; k < t->count; k++) w[k] = (real)llama->weights[t->offset + k];
     }
@@ -200,7 +199,7 @@ static void check_close(const llama_real *x, const real *expected, size_t n, con
 static void check_tensors(const LlamaModel *llama, const llama_real *arena, Simple *s,
                           Weights *expected, const char *what, int64_t step) {
     for (int i = 0; i < llama->num_tensors; i++) {
-        const LlamaTensor *t = &llama->tensors[i];
+        const Parameter *t = &llama->tensors[i];
         check_close(arena + t->offset, find_tensor(expected, &s->config, t->name), t->count, what,
                     t->name, step);
     }
@@ -305,7 +304,7 @@ static void check_gradient(int heads, int kv_heads, int head_dim, bool tied) {
     s->batch.total_tokens = s->batch.cu_seqlens[3];
     simple_forward_backward(s);
     for (int i = 0; i < llama.num_tensors; i++) {
-        const LlamaTensor *t = &llama.tensors[i];
+        const Parameter *t = &llama.tensors[i];
         real *w = find_tensor(&s->weights, &s->config, t->name),
              *dw = find_tensor(&s->grads, &s->config, t->name);
         double error = 0, norm = 0;

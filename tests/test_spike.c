@@ -1,5 +1,7 @@
-// train/spike.h: what counts as a jump of the loss.
-#include "../train/spike.h"
+// data/runs/spike.h: what counts as a jump of the loss.
+#include <math.h>
+
+#include "../data/runs/spike.h"
 
 #include "test.h"
 

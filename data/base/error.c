@@ -18,6 +18,11 @@ void text_copy(char *out, size_t capacity, const char *text) {
 
 const char *text_plural(int64_t n) { return n == 1 ? "" : "s"; }
 
+void text_list(char *list, size_t capacity, const char *item) {
+    const size_t used = strlen(list);
+    snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", item);
+}
+
 void text_sanitize(char *text, size_t capacity) {
     static const char hex[] = "0123456789abcdef";
     char clean[2048];

@@ -15,15 +15,11 @@ const char *layout_name(Layout layout) {
     return (unsigned)layout < 4 ? names[layout] : "unknown";
 }
 
-// -------------------------------------------------------------------------------------------------
-// Memory: allocated once; filling a Batch allocates nothing
-
-void batch_init(Batch *b, int32_t capacity, int32_t max_docs) {
-    assert(capacity > 0 && capacity <= BATCH_MAX_ROWS && max_docs > 0 && max_docs < INT32_MAX);
-    const size_t rows = (size_t)capacity, docs = (size_t)max_docs + 1;
-    memset(b, 0, sizeof *b);
-    b->capacity = capacity;
-    b->max_docs = max_docs;
+void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_docs) {
+    assert(micro_batch_tokens > 0 && micro_batch_tokens <= BATCH_MAX_ROWS);
+    assert(max_docs > 0 && max_docs < INT32_MAX);
+    const size_t rows = (size_t)micro_batch_tokens, docs = (size_t)max_docs + 1;
+    *b = (Batch){.micro_batch_tokens = micro_batch_tokens, .max_docs = max_docs};
     b->tokens = host_calloc(rows, sizeof(int32_t), "batch tokens");
     b->targets = host_calloc(rows, sizeof(int32_t), "batch targets");
     b->position_ids = host_calloc(rows, sizeof(int32_t), "batch positions");
@@ -43,10 +39,12 @@ void batch_free(Batch *b) {
     free(b->real_rows);
     free(b->cu_seqlens);
     free(b->real_cu_seqlens);
-    memset(b, 0, sizeof *b);
+    free(b->work);
+    free(b->real_work);
+    *b = (Batch){0};
 }
 
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Filling
 
 // Stable counting sort of `src` by 11 bits of the token at each position.
@@ -65,7 +63,8 @@ static void batch_sort_pass(int32_t *dst, const int32_t *src, const int32_t *tok
         dst[start[(tokens[src[i]] >> shift) & (BUCKETS - 1)]++] = src[i];
 }
 
-void batch_sort_tokens(Batch *b) {
+// Radix sort, least significant digit first: one pass for up to 2048 ids, two for up to 4 million.
+static void batch_sort_tokens(Batch *b) {
     int32_t largest = 0;
     for (int32_t i = 0; i < b->total_tokens; i++) {
         assert(b->tokens[i] >= 0);
@@ -86,13 +85,14 @@ static void batch_clear(Batch *b, Layout layout) {
     b->real_tokens = b->num_real_docs = 0;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
     b->attention_pairs = 0;
+    b->num_work = b->num_real_work = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
 
-// Appends a document's tokens and targets at the end of the buffer; the caller sets the positions.
+// Appends the tokens and targets of a document; batch_end_segment sets its positions.
 static void batch_append(Batch *b, const DocView *doc) {
     const int32_t at = b->total_tokens, n = doc->length;
-    assert(n >= 0 && n <= b->capacity - at);
+    assert(n >= 0 && n <= b->micro_batch_tokens - at);
     b->num_real_docs++;
     if (n == 0) return;
     memcpy(b->tokens + at, doc->tokens, (size_t)n * sizeof(int32_t));
@@ -103,19 +103,19 @@ static void batch_append(Batch *b, const DocView *doc) {
     b->real_tokens += n;
 }
 
-// Ends a segment at the current end of the buffer; its positions count from 0.
+// Ends a segment at the current end of the buffer; its positions start at 0.
 static void batch_end_segment(Batch *b) {
     const int32_t start = b->cu_seqlens[b->num_docs], n = b->total_tokens - start;
-    assert(b->num_docs < b->max_docs);
+    assert(n >= 0 && b->num_docs < b->max_docs);
     for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
     b->cu_seqlens[++b->num_docs] = b->total_tokens;
     if (n > b->max_seqlen) b->max_seqlen = n;
     b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
-// Padding rows up to `end`.
+// Adds padding rows up to `end`.
 static void batch_fill_to(Batch *b, int32_t end) {
-    assert(end >= b->total_tokens && end <= b->capacity);
+    assert(end >= b->total_tokens && end <= b->micro_batch_tokens);
     for (int32_t i = b->total_tokens; i < end; i++) {
         b->tokens[i] = 0;
         b->targets[i] = -1;
@@ -132,9 +132,9 @@ void batch_pack(Batch *b, const DocView *docs, int n) {
     batch_sort_tokens(b);
 }
 
-void batch_pad(Batch *b, const DocView *docs, int n, int32_t row_len) {
+static void batch_pad(Batch *b, const DocView *docs, int n, int32_t row_len) {
     batch_clear(b, LAYOUT_PADDED);
-    assert(row_len > 0 && (int64_t)n * row_len <= b->capacity);
+    assert(row_len > 0 && (int64_t)n * row_len <= b->micro_batch_tokens);
     for (int i = 0; i < n; i++) {
         assert(docs[i].length <= row_len);
         batch_append(b, &docs[i]);
@@ -157,7 +157,7 @@ static void batch_rows(Batch *b, const DocView *docs, int n, int32_t row_len) {
     batch_sort_tokens(b);
 }
 
-void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
+static void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
     batch_pad(b, docs, n, row_len);
     b->layout = LAYOUT_REPAD;
     b->attention_pairs = 0;
@@ -173,9 +173,10 @@ void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
 bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs) {
     const int32_t rows = total_tokens - b->total_tokens;
     const int32_t segments = (rows + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT;
-    if (b->layout != LAYOUT_PACKED || total_tokens > b->capacity || num_docs > b->max_docs ||
-        rows < 0 || segments > num_docs - b->num_docs)
+    if (b->layout != LAYOUT_PACKED || total_tokens > b->micro_batch_tokens ||
+        num_docs > b->max_docs || rows < 0 || segments > num_docs - b->num_docs)
         return false;
+    b->num_work = 0;
     while (b->total_tokens < total_tokens) {
         const int32_t left = total_tokens - b->total_tokens;
         batch_fill_to(b, b->total_tokens + (left < BATCH_PAD_SEGMENT ? left : BATCH_PAD_SEGMENT));
@@ -197,11 +198,11 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
         batch_repad(b, docs, n, row_len);
 }
 
-// -------------------------------------------------------------------------------------------------
-// The sanity predicate
+// ------------------------------------------------------------------------------------------------
+// Checking
 
-// cu of `count` segments over `total` rows: starts at 0, never decreases, ends at total. Max,
-// pairs.
+// Checks cu (count + 1) over `total` rows: starts at 0, never decreases, ends at total, the longest
+// segment has max_seqlen. *pairs: sum of len * (len + 1) / 2.
 static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total,
                                  int32_t max_seqlen, int64_t *pairs, const char *name, Error *err) {
     int32_t longest = 0;
@@ -224,7 +225,8 @@ static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total
     return true;
 }
 
-// Tokens and targets in the vocabulary, positions restart with each segment, targets counted.
+// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is
+// right.
 static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
     int32_t targets = 0;
     for (int32_t s = 0; s < b->num_docs; s++) {
@@ -248,7 +250,7 @@ static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
                      b->num_targets, b->real_tokens, b->num_real_docs);
 }
 
-// token_order sorts by (token, position): pairs that strictly increase prove that and a
+// token_order sorts by (token, row): strictly increasing pairs prove that, and that it is a
 // permutation.
 static bool batch_check_order(const Batch *b, Error *err) {
     for (int32_t i = 0; i < b->total_tokens; i++) {
@@ -268,13 +270,13 @@ static bool batch_is_padding(const Batch *b, int32_t row) {
     return b->tokens[row] == 0 && b->targets[row] == -1;
 }
 
-// A row whose target is the token after it is inside a document; any other ends a document.
+// A row whose target is the next row's token is inside a document; any other ends one.
 static bool batch_is_inside(const Batch *b, int32_t row) {
     return b->targets[row] >= 0 && row + 1 < b->total_tokens &&
            b->targets[row] == b->tokens[row + 1];
 }
 
-// packed: only the last row of a segment may end a document; segments behind the documents are
+// packed: only the last row of a segment may end a document; the segments after the documents are
 // padding.
 static bool batch_check_packed(const Batch *b, Error *err) {
     if (b->num_real_docs > b->num_docs || b->cu_seqlens[b->num_real_docs] != b->real_tokens)
@@ -291,7 +293,7 @@ static bool batch_check_packed(const Batch *b, Error *err) {
     return true;
 }
 
-// padded, repad: equal rows of one document each; after the row that ends it there is only padding.
+// padded, repad: rows of one length with one document each, and only padding after its last token.
 static bool batch_check_padded(const Batch *b, Error *err) {
     int32_t not_padding = 0;
     if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens || b->num_real_docs != b->num_docs)
@@ -312,7 +314,7 @@ static bool batch_check_padded(const Batch *b, Error *err) {
                      b->real_tokens, not_padding);
 }
 
-// rows: equal rows; at most one document end for each document; padding only at the very end.
+// rows: rows of one length; at most one end for each document; padding only after the last one.
 static bool batch_check_stream(const Batch *b, Error *err) {
     int32_t ends = 0;
     if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens ||
@@ -330,7 +332,7 @@ static bool batch_check_stream(const Batch *b, Error *err) {
     return true;
 }
 
-// repad: real_rows increase, segment s is the beginning of row s, and what is left out is padding.
+// repad: segment s of real_rows is the beginning of row s, and the rest of that row is padding.
 static bool batch_check_real_rows(const Batch *b, Error *err) {
     if (b->num_real_rows != b->real_tokens || b->num_real_segments != b->num_docs)
         return error_set(err, EXIT_BAD_INPUT, "", "batch: %d real rows of %d, %d segments of %d",
@@ -355,10 +357,11 @@ static bool batch_check_real_rows(const Batch *b, Error *err) {
 
 bool batch_check(const Batch *b, int vocab_size, Error *err) {
     int64_t pairs = 0, real_pairs = 0;
-    if ((unsigned)b->layout > LAYOUT_REPAD || b->capacity < 1 || b->capacity > BATCH_MAX_ROWS ||
-        b->total_tokens < 0 || b->total_tokens > b->capacity || b->num_docs < 0 ||
-        b->num_docs > b->max_docs || b->real_tokens < 0 || b->real_tokens > b->total_tokens ||
-        b->num_real_docs < 0 || b->num_real_rows < 0 || b->num_real_rows > b->capacity ||
+    if ((unsigned)b->layout > LAYOUT_REPAD || b->micro_batch_tokens < 1 ||
+        b->micro_batch_tokens > BATCH_MAX_ROWS || b->total_tokens < 0 ||
+        b->total_tokens > b->micro_batch_tokens || b->num_docs < 0 || b->num_docs > b->max_docs ||
+        b->real_tokens < 0 || b->real_tokens > b->total_tokens || b->num_real_docs < 0 ||
+        b->num_real_rows < 0 || b->num_real_rows > b->micro_batch_tokens ||
         b->num_real_segments < 0 || b->num_real_segments > b->max_docs)
         return error_set(err, EXIT_BAD_INPUT, "",
                          "batch: %d rows, %d segments, %d real rows do not fit", b->total_tokens,

@@ -1,93 +1,90 @@
-// One micro-batch: documents laid out in one 1D buffer of tokens, in one of four layouts.
+// One micro-batch: documents in one 1D buffer of tokens, in one of four layouts.
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding, unless
-//            batch_complete puts some at the end to make batches of one size
-//   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S, ...
+//            batch_complete adds some at the end to make batches of one size
+//   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
 //
-// Targets are shifted inside the document in every layout, so that the same documents have the same
-// number of targets whatever the layout: a document's last token has none (-1), a chunk of a split
-// document keeps its true next token. Padding rows have token 0, target -1, positions running on.
-// No file is touched here; batch_check is the one predicate that says what a Batch must satisfy.
+// Targets are shifted inside the document in every layout, so the number of targets does not depend
+// on the layout: the last token of a document has none (-1), that of a segment which its document
+// continues has the true next token. Padding rows have token 0, target -1 and consecutive
+// positions. Filling allocates nothing and reads no file.
 #ifndef UNPAD_BATCH_H
 #define UNPAD_BATCH_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "../base/error.h"
 
 typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD } Layout;
 
+// A document, or a segment of one
 typedef struct {
-    const int32_t *tokens;
+    const int32_t *tokens;  // (length)
     int32_t length;
-    int32_t next_token;  // the true next token after a chunk of a split document, or -1
+    int32_t next_token;  // the token after a segment which its document continues, or -1
 } DocView;
 
+// T = total_tokens
 typedef struct {
     Layout layout;            // set by the filling call
-    int32_t total_tokens;     // T: rows of the buffer that the layers work on, padding included
+    int32_t total_tokens;     // rows that the layers work on, padding included
     int32_t num_docs;         // segments of cu_seqlens
-    int32_t max_seqlen;       // of the longest segment
+    int32_t max_seqlen;       // length of the longest of them
     int32_t num_targets;      // rows with a target
     int32_t real_tokens;      // rows that are not padding
-    int32_t num_real_docs;    // documents (or chunks of them) placed
+    int32_t num_real_docs;    // documents, or segments of them, that were placed
     int64_t attention_pairs;  // sum of len * (len + 1) / 2 over the segments attention computes
-    int32_t *tokens;          // (capacity) like the next three
-    int32_t *targets;         // -1: no target
-    int32_t *position_ids;
-    int32_t *token_order;  // positions sorted by (token, position), for embedding_backward
-    int32_t *cu_seqlens;   // (max_docs + 1)
+    int32_t *tokens;          // (T)
+    int32_t *targets;         // (T) -1: no target
+    int32_t *position_ids;    // (T)
+    int32_t *token_order;     // (T) rows sorted by (token, row), for embedding_backward
+    int32_t *cu_seqlens;      // (num_docs + 1)
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;
     int32_t real_max_seqlen;
-    int32_t *real_rows;        // (capacity)
-    int32_t *real_cu_seqlens;  // (max_docs + 1)
-    int32_t capacity, max_docs;
-    int32_t *sort_scratch;  // (capacity)
+    int32_t *real_rows;        // (num_real_rows)
+    int32_t *real_cu_seqlens;  // (num_real_segments + 1)
+    // attention work lists of cu_seqlens and real_cu_seqlens, in the backend's own format; made by
+    // the loader, if at all, and freed by batch_free
+    int32_t *work, *real_work;       // (num_work), (num_real_work)
+    size_t num_work, num_real_work;  // 0: not made
+    // what the arrays have room for
+    int32_t micro_batch_tokens, max_docs;
+    int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 
-// The sums that batch_check compares stay inside int32 below this many rows.
+// The sums that batch_check compares fit into int32 up to this many rows.
 enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// -------------------------------------------------------------------------------------------------
-// Memory: allocated once; filling a Batch allocates nothing
-
-void batch_init(Batch *b, int32_t capacity, int32_t max_docs);
+// Room for micro_batch_tokens rows and max_docs segments; exits with code 5 when memory is refused.
+void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_docs);
 void batch_free(Batch *b);
 
-// -------------------------------------------------------------------------------------------------
-// Filling
+// ------------------------------------------------------------------------------------------------
+// Filling. The n documents must fit; row_len is not used by packed.
 
-// token_order by least significant digit first: one pass up to 2048 ids, two up to 4 million.
-void batch_sort_tokens(Batch *b);
-
-// Documents one after another, each its own segment.
+void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
-
-// One document a row; every segment is a whole row, as attention on a padded batch sees it.
-void batch_pad(Batch *b, const DocView *docs, int n, int32_t row_len);
-
-// As padded, but attention gathers the real rows, works on them packed and scatters back.
-void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len);
 
 // Segments that batch_complete adds are short: attention over padding costs next to nothing.
 enum { BATCH_PAD_SEGMENT = 128 };
 
-// Makes a packed batch one of total_tokens rows and num_docs segments: segments of padding behind
-// the documents, then empty ones. False, and nothing has changed, where that is not possible.
+// Extends a packed batch to total_tokens rows and num_docs segments: segments of padding after the
+// documents, then empty ones. False, with nothing changed, when that is not possible.
 bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs);
-void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 
-// -------------------------------------------------------------------------------------------------
-// The sanity predicate
+// ------------------------------------------------------------------------------------------------
+// Checking
 
-// Everything that must hold of a filled Batch. Never reads outside it, whatever its fields say.
+// Checks everything that must hold for a filled Batch; EXIT_BAD_INPUT if something does not. Never
+// reads outside the arrays, whatever the fields contain.
 bool batch_check(const Batch *b, int vocab_size, Error *err);
 
 #endif

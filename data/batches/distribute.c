@@ -1,7 +1,6 @@
 #include "distribute.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -9,7 +8,7 @@
 
 #include "../base/memory.h"
 #include "../base/sum_tree.h"
-#include "packing.h"
+#include "heap.h"
 #include "plan.h"
 
 void plan_assign_ranks(const StepPlan *p, int32_t num_ranks, int32_t *order, int32_t *owner) {
@@ -55,7 +54,7 @@ int32_t plan_rank_block(const StepPlan *p, int32_t num_leaves, int32_t rank, int
     return n;
 }
 
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Balance
 
 void plan_rank_work(const StepPlan *p, int32_t num_ranks, int64_t *work) {

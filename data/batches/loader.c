@@ -1,5 +1,6 @@
 #include "loader.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -15,7 +16,7 @@
 #include "plan.h"
 #include "../shards/dataset.h"
 
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // One step
 
 static int64_t dataset_index_length(const void *dataset, int64_t doc) {
@@ -23,11 +24,7 @@ static int64_t dataset_index_length(const void *dataset, int64_t doc) {
 }
 
 DocIndex dataset_doc_index(const Dataset *ds) {
-    DocIndex index;
-    index.num_docs = ds->num_docs;
-    index.length = dataset_index_length;
-    index.context = ds;
-    return index;
+    return (DocIndex){ds->num_docs, dataset_index_length, ds};
 }
 
 static void step_data_free_batches(StepData *d) {
@@ -43,36 +40,38 @@ void step_data_free(StepData *d) {
     free(d->tokens);
     free(d->own_micros);
     free(d->views);
-    memset(d, 0, sizeof *d);
+    *d = (StepData){0};
 }
 
-// At least n batches of this capacity; batches are kept, and made again only for another capacity.
-static void step_data_reserve(StepData *d, int32_t n, int32_t capacity) {
-    if (d->num_allocated > 0 && d->micro[0].capacity != capacity) step_data_free_batches(d);
+// Room for n batches. Batches are kept from step to step, unless their size changes.
+static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens) {
+    if (d->num_allocated > 0 && d->micro[0].micro_batch_tokens != micro_batch_tokens)
+        step_data_free_batches(d);
     if (n <= d->num_allocated) return;
     size_t slots = (size_t)d->num_allocated;
     d->micro = host_grow(d->micro, &slots, (size_t)n, sizeof(Batch), "batches");
-    while (d->num_allocated < n) batch_init(&d->micro[d->num_allocated++], capacity, capacity);
+    while (d->num_allocated < n)
+        batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
 }
 
-// The rows of a micro-batch in this layout, for chunks that hold `tokens`.
-static int64_t step_rows(const StepPlan *plan, const PlanSettings *s, int64_t chunks,
+// The rows of a micro-batch of so many segments with `tokens` in all.
+static int64_t step_rows(const StepPlan *plan, const PlanSettings *s, int64_t segments,
                          int64_t tokens) {
     if (plan->layout == LAYOUT_PACKED) return tokens;
-    if (plan->layout != LAYOUT_ROWS) return chunks * s->max_seqlen;
+    if (plan->layout != LAYOUT_ROWS) return segments * s->max_seqlen;
     return (tokens + s->max_seqlen - 1) / s->max_seqlen * s->max_seqlen;
 }
 
-// What does not need the tokens.
+// Fills in everything that follows from the plan alone.
 static void step_data_count(StepData *d, const PlanSettings *s, const PlanState *state) {
     const StepPlan *plan = &d->plan;
     const int64_t row_pairs = (int64_t)s->max_seqlen * (s->max_seqlen + 1) / 2;
     d->step = state->step;
     d->num_targets = plan->num_targets;
     d->real_tokens = plan->real_tokens;
-    d->num_chunks = plan->num_stream;
-    d->capacity_tokens = (int64_t)plan->num_micro * s->capacity;
-    d->longest_doc = plan->longest_chunk;
+    d->num_segments = plan->num_stream;
+    d->buffer_tokens = (int64_t)plan->num_micro * s->micro_batch_tokens;
+    d->longest_segment = plan->longest_segment;
     d->cursor_after = plan->cursor_after;
     d->padded_pairs = plan->num_stream * row_pairs;
     d->padded_tokens = plan->num_stream * s->max_seqlen;
@@ -84,7 +83,7 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
     for (int32_t m = 0; m < plan->num_micro; m++) {
         int64_t tokens = 0;
         for (int64_t i = plan->micro_start[m]; i < plan->micro_start[m + 1]; i++)
-            tokens += plan->chunks[i].length;
+            tokens += plan->segments[i].length;
         d->total_tokens +=
             step_rows(plan, s, plan->micro_start[m + 1] - plan->micro_start[m], tokens);
     }
@@ -92,34 +91,47 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
     d->attention_pairs = whole_rows ? d->total_tokens / s->max_seqlen * row_pairs : d->real_pairs;
 }
 
-// Reads the chunks of one micro-batch, each with its next token if it has one, and lays them out.
+// The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
+static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int32_t *cu_seqlens,
+                             int32_t num_docs) {
+    if (!*work) *work = host_calloc(s->max_work, sizeof(int32_t), "attention work lists");
+    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_docs);
+    assert(used <= s->max_work);
+    return used;
+}
+
+// Reads the segments of one micro-batch, each with its next token if it has one, and fills *b. This
+// is where a batch is checked; nothing that trains on it checks it again.
 static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
                            int32_t micro, Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
-    const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.capacity + n;
+    const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.micro_batch_tokens + n;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
     d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
     int32_t *at = d->tokens;
     for (int64_t i = from; i < to; i++) {
-        const Chunk *chunk = &plan->chunks[i];
+        const Segment *segment = &plan->segments[i];
         DocView *view = &d->views[i - from];
-        const int32_t count = chunk->length + chunk->has_next;
-        if (!dataset_read(ds, chunk->doc, chunk->tok_off, count, at, err)) return false;
-        view->tokens = at;
-        view->length = chunk->length;
-        view->next_token = chunk->has_next ? at[chunk->length] : -1;
+        const int32_t count = segment->length + segment->has_next;
+        if (!dataset_read(ds, segment->doc, segment->tok_off, count, at, err)) return false;
+        *view = (DocView){at, segment->length, segment->has_next ? at[segment->length] : -1};
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
-    if (s->fixed_segments) batch_complete(b, s->plan.capacity, s->fixed_segments);
+    if (s->fixed_segments) batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments);
     d->local_tokens += b->total_tokens;
-    return batch_check(b, ds->vocab_size, err);
+    if (!batch_check(b, ds->vocab_size, err)) return false;
+    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
+    if (s->work_list && b->num_real_segments > 0)
+        b->num_real_work =
+            step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);
+    return true;
 }
 
 static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
     int64_t *work = host_calloc((size_t)s->num_ranks, sizeof(int64_t), "the step plan");
-    if (s->in_order)
+    if (s->deterministic_reduction)
         plan_block_work(plan, s->plan.num_micro, s->num_ranks, work);
     else
         plan_rank_work(plan, s->num_ranks, work);
@@ -136,10 +148,10 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     out->own_micros =
         host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
     out->num_micro =
-        s->in_order
+        s->deterministic_reduction
             ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank, s->num_ranks, out->own_micros)
             : plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
-    step_data_reserve(out, out->num_micro, s->plan.capacity);
+    step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
     step_data_count(out, &s->plan, &state);
     out->imbalance = step_imbalance(&out->plan, s);
     out->local_tokens = 0;
@@ -148,8 +160,8 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// The thread: fills the two slots in turn, each once the trainer has left it
+// ------------------------------------------------------------------------------------------------
+// The thread
 
 static void *loader_run(void *argument) {
     Loader *l = (Loader *)argument;
@@ -159,8 +171,7 @@ static void *loader_run(void *argument) {
         const bool stop = l->stop;
         pthread_mutex_unlock(&l->lock);
         if (stop) return NULL;
-        Error err;
-        memset(&err, 0, sizeof err);
+        Error err = {0};
         const bool ok = loader_load_step(&l->slots[slot], l->dataset, &l->settings, l->next, &err);
         l->next = l->slots[slot].cursor_after;
         pthread_mutex_lock(&l->lock);
@@ -175,21 +186,17 @@ static void *loader_run(void *argument) {
 }
 
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err) {
-    memset(l, 0, sizeof *l);
+    *l = (Loader){.dataset = ds, .settings = *s, .next = state, .current = -1};
     if (!plan_settings_check(&s->plan, err)) return false;
-    l->dataset = ds;
-    l->settings = *s;
-    l->next = state;
-    l->current = -1;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->changed, NULL);
-    sigset_t all, before;  // signals are for the main thread
+    sigset_t all, before;  // only the main thread handles signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int failed = pthread_create(&l->thread, NULL, loader_run, l);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     l->running = failed == 0;
-    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the limit of threads (ulimit -u)",
+    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the thread limit (ulimit -u)",
                                    "data loader: cannot start a thread: %s", strerror(failed));
 }
 
@@ -217,5 +224,5 @@ void loader_stop(Loader *l) {
     pthread_cond_destroy(&l->changed);
     step_data_free(&l->slots[0]);
     step_data_free(&l->slots[1]);
-    memset(l, 0, sizeof *l);
+    *l = (Loader){0};
 }

@@ -1,7 +1,9 @@
-// Batches one step ahead: a thread plans the next step and reads its tokens while this one trains.
+// Loads batches one step ahead: a thread plans the next step and reads its tokens while the current
+// one trains.
 //
-// What a step contains depends on the settings and the state only, so a loader gives what
-// loader_load_step gives for the same state. Failures of the thread come out of loader_next.
+// The contents of a step depend on the settings and the state only, so a loader gives the same
+// steps as loader_load_step does for the same states. Failures of the thread are returned by
+// loader_next.
 #ifndef UNPAD_LOADER_H
 #define UNPAD_LOADER_H
 
@@ -18,32 +20,38 @@
 typedef struct {
     PlanSettings plan;
     Layout layout;
-    int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1 alone
-    bool in_order;  // a rank's micro-batches follow each other (plan_rank_block); else equal work
-    // > 0: packed micro-batches get the plan's capacity of rows and this many segments, where their
-    // documents leave room for that
+    int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
+    bool deterministic_reduction;  // a rank's micro-batches are contiguous (plan_rank_block), else
+                                   // distributed by work (plan_rank_micros)
+    // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments,
+    // where their documents leave room for that
     int32_t fixed_segments;
+    // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
+    // the int32 used; called by the thread that loads. NULL: batches have no work lists.
+    size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs);
+    void *work_context;
+    size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
 } LoaderSettings;
 
 typedef struct {
-    Batch *micro;  // (num_micro) this rank's micro-batches
+    Batch *micro;  // (num_micro) this rank's micro-batches; each has passed batch_check
     int32_t num_micro;
     int32_t *own_micros;   // (num_micro) their numbers in the plan
     int64_t local_tokens;  // rows that the layers of this rank work on, padding included
     // the rest is of the whole step, all ranks
     int64_t step;                      // 0-based
     int64_t num_targets, real_tokens;  // the same in every layout
-    int64_t num_chunks;                // documents, or chunks of long ones
+    int64_t num_segments;              // documents, or segments of long ones
     int64_t total_tokens;              // rows that the layers work on, padding included
-    int64_t capacity_tokens;           // micro-batches * C
-    int64_t attention_pairs;           // what attention computes in this layout, but for segments
+    int64_t buffer_tokens;             // rows that its micro-batches have room for
+    int64_t attention_pairs;           // that attention computes in this layout, without segments
                                        // that only fill up to fixed_segments
-    int64_t real_pairs;                // sum of l(l+1)/2 over chunks: packed
-    int64_t padded_pairs;              // S(S+1)/2 for every chunk: padded
-    int64_t padded_tokens;             // S for every chunk
-    int32_t longest_doc;               // longest chunk
-    double imbalance;                  // predicted: see plan_imbalance
-    PlanState cursor_after;            // the state once this step is trained
+    int64_t real_pairs;                // sum of l * (l + 1) / 2 over segments: packed
+    int64_t padded_pairs;              // S * (S + 1) / 2 for every segment: padded
+    int64_t padded_tokens;             // S for every segment
+    int32_t longest_segment;
+    double imbalance;        // predicted: see plan_imbalance
+    PlanState cursor_after;  // the state once this step is trained
     StepPlan plan;
     // kept from step to step
     int32_t num_allocated;
@@ -55,10 +63,10 @@ typedef struct {
 typedef struct {
     Dataset *dataset;
     LoaderSettings settings;
-    PlanState next;  // of the step that the thread does next
+    PlanState next;  // of the step that the thread loads next
     StepData slots[2];
     bool filled[2];  // by the thread; emptied by loader_next
-    int current;     // the slot the trainer holds, -1 before the first
+    int current;     // the slot that the trainer uses; -1 before the first step
     bool stop, running;
     Error error;  // why the thread ended
     pthread_t thread;
@@ -66,29 +74,31 @@ typedef struct {
     pthread_cond_t changed;
 } Loader;
 
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // One step
 
+// The lengths of a data set, for plan_step; *ds must outlive it.
 DocIndex dataset_doc_index(const Dataset *ds);
-void step_data_free(StepData *d);
 
-// The step at `state` into *out, which is {0} at first and may be used again. Nothing is shared
-// with a loader that runs, except the data set, which may be.
+// Loads the step at `state` into *out, which is {0} at first, may be used again, and is freed by
+// step_data_free. A running loader may use the same data set.
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
                       Error *err);
+void step_data_free(StepData *d);
 
-// -------------------------------------------------------------------------------------------------
-// The thread: fills the two slots in turn, each once the trainer has left it
+// ------------------------------------------------------------------------------------------------
+// The thread: fills two slots in turn, each after the trainer has released it
 
-// The data set must outlive the loader; state {0} is the beginning. The first step is loaded at
-// once in the background; its failure comes out of the first loader_next.
+// Starts loading at `state` ({0}: the beginning) in the background; the data set must outlive the
+// loader. Fails on bad settings (EXIT_USAGE) or when no thread can be started (EXIT_HOST_MEMORY).
 bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState state, Error *err);
 
-// The next step, valid until the next call. NULL with *err filled when planning or reading it
-// failed; steps that were loaded before the failure still come first.
+// The next step, valid until the next call; waits until it is loaded. NULL with *err filled when
+// planning or reading it failed, after the steps that were loaded before the failure.
 const StepData *loader_next(Loader *l, Error *err);
 
-// Waits for the step being loaded; safe after a failed start and when called twice.
+// Waits for the step being loaded and frees everything; safe after a failed start and a second
+// time.
 void loader_stop(Loader *l);
 
 #endif

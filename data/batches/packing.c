@@ -6,113 +6,121 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "../base/memory.h"
+#include "heap.h"
 #include "plan.h"
 
-// -------------------------------------------------------------------------------------------------
-// A binary heap, smallest (key, id) first
+static const char what[] = "the step plan";
 
-static bool heap_before(HeapItem a, HeapItem b) {
-    return a.key < b.key || (a.key == b.key && a.id < b.id);
+void plan_reserve_stream(StepPlan *p, size_t n) {
+    struct PlanScratch *w = p->scratch;
+    size_t c = w->stream_capacity, c1 = c, c2 = c, c3 = c, c4 = c;
+    p->stream = host_grow(p->stream, &c, n, sizeof *p->stream, what);
+    w->order = host_grow(w->order, &c1, n, sizeof *w->order, what);
+    w->bin = host_grow(w->bin, &c2, n, sizeof *w->bin, what);
+    w->next = host_grow(w->next, &c3, n, sizeof *w->next, what);
+    w->members = host_grow(w->members, &c4, n, sizeof *w->members, what);
+    w->stream_capacity = c;
 }
 
-void heap_push(Heap *h, int64_t key, int32_t id) {
-    HeapItem item;
-    item.key = key;
-    item.id = id;
-    int32_t at = h->n++;
-    for (; at > 0 && heap_before(item, h->items[(at - 1) / 2]); at = (at - 1) / 2)
-        h->items[at] = h->items[(at - 1) / 2];
-    h->items[at] = item;
+void plan_reserve_segments(StepPlan *p, size_t n) {
+    p->segments =
+        host_grow(p->segments, &p->scratch->segment_capacity, n, sizeof *p->segments, what);
 }
 
-HeapItem heap_pop(Heap *h) {
-    assert(h->n > 0);
-    const HeapItem top = h->items[0], item = h->items[--h->n];
-    int32_t at = 0;
-    for (int32_t child; (child = 2 * at + 1) < h->n; at = child) {
-        if (child + 1 < h->n && heap_before(h->items[child + 1], h->items[child])) child++;
-        if (!heap_before(h->items[child], item)) break;
-        h->items[at] = h->items[child];
-    }
-    h->items[at] = item;
-    return top;
+void plan_reserve_micros(StepPlan *p, size_t n) {
+    struct PlanScratch *w = p->scratch;
+    size_t c = w->micro_capacity, c1 = c, c2 = c, c3 = c, c4 = c, c5 = c;
+    p->micro_start = host_grow(p->micro_start, &c, n + 1, sizeof *p->micro_start, what);
+    p->micro_work = host_grow(p->micro_work, &c1, n + 1, sizeof *p->micro_work, what);
+    w->bin_free = host_grow(w->bin_free, &c2, n + 1, sizeof *w->bin_free, what);
+    w->fitting.items = host_grow(w->fitting.items, &c3, n + 1, sizeof(HeapItem), what);
+    w->full.items = host_grow(w->full.items, &c4, n + 1, sizeof(HeapItem), what);
+    w->first = host_grow(w->first, &c5, n + 1, sizeof *w->first, what);
+    w->micro_capacity = c;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Packing: p->bin for the chunks in sorted order
+// ------------------------------------------------------------------------------------------------
+// Packing
 
 static int plan_compare_keys(const void *a, const void *b) {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
-Chunk *plan_sorted_chunk(const StepPlan *p, int64_t i) { return &p->stream[(uint32_t)p->order[i]]; }
+Segment *plan_sorted_segment(const StepPlan *p, int64_t i) {
+    return &p->stream[(uint32_t)p->scratch->order[i]];
+}
 
 void plan_sort(StepPlan *p, const PlanSettings *s) {
     assert(p->num_stream <= INT32_MAX);
     for (int64_t i = 0; i < p->num_stream; i++) {
         const uint64_t key = s->work_token > 0 ? (uint64_t)(INT32_MAX - p->stream[i].length) : 0;
-        p->order[i] = key << 32 | (uint64_t)i;
+        p->scratch->order[i] = key << 32 | (uint64_t)i;
     }
-    qsort(p->order, (size_t)p->num_stream, sizeof p->order[0], plan_compare_keys);
+    qsort(p->scratch->order, (size_t)p->num_stream, sizeof p->scratch->order[0], plan_compare_keys);
 }
 
 static void plan_empty_bins(StepPlan *p, const PlanSettings *s) {
     for (int32_t b = 0; b < s->num_micro; b++) {
-        p->micro_free[b] = s->capacity;
+        p->scratch->bin_free[b] = s->micro_batch_tokens;
         p->micro_work[b] = 0;
     }
 }
 
 static void plan_place(StepPlan *p, const PlanSettings *s, int64_t i, int32_t bin) {
-    const int32_t length = plan_sorted_chunk(p, i)->length;
-    p->bin[i] = bin;
-    p->micro_free[bin] -= length;
+    struct PlanScratch *w = p->scratch;
+    const int32_t length = plan_sorted_segment(p, i)->length;
+    w->bin[i] = bin;
+    w->bin_free[bin] -= length;
     p->micro_work[bin] += plan_work(s, length);
 }
 
 bool plan_pack_lpt(StepPlan *p, const PlanSettings *s) {
+    struct PlanScratch *w = p->scratch;
     plan_empty_bins(p, s);
-    p->fitting.n = p->full.n = 0;
-    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&p->fitting, 0, b);
+    w->fitting.n = w->full.n = 0;
+    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&w->fitting, 0, b);
     for (int64_t i = 0; i < p->num_stream; i++) {
-        const int32_t length = plan_sorted_chunk(p, i)->length;
-        while (p->full.n > 0 && -p->full.items[0].key >= length) {
-            const int32_t b = heap_pop(&p->full).id;
-            heap_push(&p->fitting, p->micro_work[b], b);
+        const int32_t length = plan_sorted_segment(p, i)->length;
+        while (w->full.n > 0 && -w->full.items[0].key >= length) {
+            const int32_t b = heap_pop(&w->full).id;
+            heap_push(&w->fitting, p->micro_work[b], b);
         }
-        if (p->fitting.n == 0) return false;
-        const int32_t b = heap_pop(&p->fitting).id;
+        if (w->fitting.n == 0) return false;
+        const int32_t b = heap_pop(&w->fitting).id;
         plan_place(p, s, i, b);
-        const int32_t next = i + 1 < p->num_stream ? plan_sorted_chunk(p, i + 1)->length : 0;
-        if (p->micro_free[b] >= next)
-            heap_push(&p->fitting, p->micro_work[b], b);
+        const int32_t next = i + 1 < p->num_stream ? plan_sorted_segment(p, i + 1)->length : 0;
+        if (w->bin_free[b] >= next)
+            heap_push(&w->fitting, p->micro_work[b], b);
         else
-            heap_push(&p->full, -p->micro_free[b], b);
+            heap_push(&w->full, -w->bin_free[b], b);
     }
     return true;
 }
 
 bool plan_pack_arrival(StepPlan *p, const PlanSettings *s) {
+    struct PlanScratch *w = p->scratch;
     plan_empty_bins(p, s);
-    p->fitting.n = 0;
-    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&p->fitting, -p->micro_free[b], b);
+    w->fitting.n = 0;
+    for (int32_t b = 0; b < s->num_micro; b++) heap_push(&w->fitting, -w->bin_free[b], b);
     for (int64_t i = 0; i < p->num_stream; i++) {
-        const int32_t b = heap_pop(&p->fitting).id;
-        if (p->micro_free[b] < plan_sorted_chunk(p, i)->length) return false;
+        const int32_t b = heap_pop(&w->fitting).id;
+        if (w->bin_free[b] < plan_sorted_segment(p, i)->length) return false;
         plan_place(p, s, i, b);
-        heap_push(&p->fitting, -p->micro_free[b], b);
+        heap_push(&w->fitting, -w->bin_free[b], b);
     }
     return true;
 }
 
 bool plan_pack_best_fit(StepPlan *p, const PlanSettings *s) {
+    struct PlanScratch *w = p->scratch;
     plan_empty_bins(p, s);
     for (int64_t i = 0; i < p->num_stream; i++) {
         int32_t best = -1;
         for (int32_t b = 0; b < s->num_micro; b++)
-            if (p->micro_free[b] >= plan_sorted_chunk(p, i)->length &&
-                (best < 0 || p->micro_free[b] < p->micro_free[best]))
+            if (w->bin_free[b] >= plan_sorted_segment(p, i)->length &&
+                (best < 0 || w->bin_free[b] < w->bin_free[best]))
                 best = b;
         if (best < 0) return false;
         plan_place(p, s, i, best);
@@ -120,26 +128,24 @@ bool plan_pack_best_fit(StepPlan *p, const PlanSettings *s) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// Exchanges. Where room runs out LPT stays uneven: micro-batches of short chunks are full and
-// light, those with long ones heavy with room to spare. One chunk of the heaviest against one or
-// two of a lighter micro-batch, of about as many tokens together, moves attention and hardly any
-// tokens.
+// ------------------------------------------------------------------------------------------------
+// Exchanges
 
 void plan_make_lists(StepPlan *p, const PlanSettings *s) {
-    for (int32_t b = 0; b < s->num_micro; b++) p->first[b] = -1;
+    struct PlanScratch *w = p->scratch;
+    for (int32_t b = 0; b < s->num_micro; b++) w->first[b] = -1;
     for (int32_t i = (int32_t)p->num_stream - 1; i >= 0; i--) {
-        p->next[i] = p->first[p->bin[i]];
-        p->first[p->bin[i]] = i;
+        w->next[i] = w->first[w->bin[i]];
+        w->first[w->bin[i]] = i;
     }
 }
 
 static int32_t plan_list_members(const StepPlan *p, const PlanSettings *s, int32_t bin,
                                  PlanMember *out) {
     int32_t n = 0;
-    for (int32_t i = p->first[bin]; i >= 0; i = p->next[i]) {
-        out[n].chunk = i;
-        out[n].length = plan_sorted_chunk(p, i)->length;
+    for (int32_t i = p->scratch->first[bin]; i >= 0; i = p->scratch->next[i]) {
+        out[n].segment = i;
+        out[n].length = plan_sorted_segment(p, i)->length;
         out[n].work = plan_work(s, out[n].length);
         n++;
     }
@@ -147,20 +153,21 @@ static int32_t plan_list_members(const StepPlan *p, const PlanSettings *s, int32
 }
 
 static void plan_move(StepPlan *p, const PlanSettings *s, int32_t i, int32_t to) {
-    const int32_t from = p->bin[i];
-    int32_t *at = &p->first[from];
-    while (*at != i) at = &p->next[*at];
-    *at = p->next[i];
-    p->micro_free[from] += plan_sorted_chunk(p, i)->length;
-    p->micro_work[from] -= plan_work(s, plan_sorted_chunk(p, i)->length);
+    struct PlanScratch *w = p->scratch;
+    const int32_t from = w->bin[i];
+    int32_t *at = &w->first[from];
+    while (*at != i) at = &w->next[*at];
+    *at = w->next[i];
+    w->bin_free[from] += plan_sorted_segment(p, i)->length;
+    p->micro_work[from] -= plan_work(s, plan_sorted_segment(p, i)->length);
     plan_place(p, s, i, to);
-    at = &p->first[to];
-    while (*at >= 0 && *at < i) at = &p->next[*at];
-    p->next[i] = *at;
+    at = &w->first[to];
+    while (*at >= 0 && *at < i) at = &w->next[*at];
+    w->next[i] = *at;
     *at = i;
 }
 
-// The first of members first .. n - 1, which are in falling order, with less work than this.
+// The first of members [first, n), which are in falling order, with less work than `work`.
 static int32_t plan_first_below(const PlanMember *members, int32_t first, int32_t n, int64_t work) {
     while (first < n) {
         const int32_t middle = first + (n - first) / 2;
@@ -172,12 +179,13 @@ static int32_t plan_first_below(const PlanMember *members, int32_t first, int32_
     return first;
 }
 
-// Two micro-batches: room and work of the heavy and of the light one
+// Room and work of a heavy and a light bin
 typedef struct {
     int64_t heavy_free, light_free, heavy_work, light_work;
 } PlanPair;
 
-// Keeps the exchange in *best if both have room for it and the heavier one of them is then lighter.
+// Keeps the exchange x for y and z in *best if both bins have room for it and the heavier of them
+// becomes lighter than in *best.
 static void plan_consider(const PlanPair *pair, const PlanMember *x, const PlanMember *y,
                           const PlanMember *z, PlanExchange *best) {
     const int64_t tokens = (int64_t)x->length - y->length - (z ? z->length : 0);
@@ -185,39 +193,40 @@ static void plan_consider(const PlanPair *pair, const PlanMember *x, const PlanM
     if (tokens > pair->light_free || -tokens > pair->heavy_free) return;
     const int64_t a = pair->heavy_work - moved, b = pair->light_work + moved;
     if ((a > b ? a : b) >= best->heaviest) return;
-    best->x = x->chunk;
-    best->y = y->chunk;
-    best->z = z ? z->chunk : -1;
+    best->x = x->segment;
+    best->y = y->segment;
+    best->z = z ? z->segment : -1;
     best->heaviest = a > b ? a : b;
 }
 
 PlanExchange plan_best_exchange(StepPlan *p, const PlanSettings *s, int32_t heavy, int32_t light,
-                                int64_t *looks) {
+                                int64_t *tried) {
+    struct PlanScratch *w = p->scratch;
     PlanExchange best = {-1, -1, -1, p->micro_work[heavy]};
-    const PlanPair pair = {p->micro_free[heavy], p->micro_free[light], p->micro_work[heavy],
+    const PlanPair pair = {w->bin_free[heavy], w->bin_free[light], p->micro_work[heavy],
                            p->micro_work[light]};
     const int64_t difference = pair.heavy_work - pair.light_work;
-    const int32_t num_own = plan_list_members(p, s, heavy, p->members);
-    const PlanMember *own = p->members, *other = p->members + num_own;
-    const int32_t n = plan_list_members(p, s, light, p->members + num_own);
+    const int32_t num_own = plan_list_members(p, s, heavy, w->members);
+    const PlanMember *own = w->members, *other = w->members + num_own;
+    const int32_t n = plan_list_members(p, s, light, w->members + num_own);
     for (const PlanMember *x = own; x < own + num_own; x++)
         for (int32_t c = plan_first_below(other, 0, n, x->work); c < n; c++) {
             const int64_t rest = x->work - other[c].work;
             plan_consider(&pair, x, &other[c], NULL, &best);
             int32_t d = plan_first_below(other, c + 1, n, rest);
-            for (; d < n && rest - other[d].work < difference; d++, ++*looks)
+            for (; d < n && rest - other[d].work < difference; d++, ++*tried)
                 plan_consider(&pair, x, &other[c], &other[d], &best);
-            ++*looks;
+            ++*tried;
         }
     return best;
 }
 
-// Makes an exchange of the heaviest micro-batch with one that is lighter than the mean.
+// Makes one exchange between the heaviest bin and one that is lighter than the mean.
 static bool plan_exchange(StepPlan *p, const PlanSettings *s, int32_t heavy, int64_t mean,
-                          int64_t *looks) {
-    for (int32_t light = 0; light < s->num_micro && *looks < PLAN_MAX_LOOKS; light++) {
+                          int64_t *tried) {
+    for (int32_t light = 0; light < s->num_micro && *tried < PLAN_MAX_TRIED; light++) {
         if (p->micro_work[light] >= mean) continue;
-        const PlanExchange e = plan_best_exchange(p, s, heavy, light, looks);
+        const PlanExchange e = plan_best_exchange(p, s, heavy, light, tried);
         if (e.x < 0) continue;
         plan_move(p, s, e.x, light);
         plan_move(p, s, e.y, heavy);
@@ -228,7 +237,7 @@ static bool plan_exchange(StepPlan *p, const PlanSettings *s, int32_t heavy, int
 }
 
 void plan_even_out(StepPlan *p, const PlanSettings *s) {
-    int64_t sum = 0, looks = 0;
+    int64_t sum = 0, tried = 0;
     for (int32_t b = 0; b < s->num_micro; b++) sum += p->micro_work[b];
     const int64_t mean = sum / s->num_micro;
     plan_make_lists(p, s);
@@ -237,6 +246,24 @@ void plan_even_out(StepPlan *p, const PlanSettings *s) {
         for (int32_t b = 1; b < s->num_micro; b++)
             if (p->micro_work[b] > p->micro_work[heavy]) heavy = b;
         if (p->micro_work[heavy] - mean <= mean / PLAN_EVEN) return;
-        if (!plan_exchange(p, s, heavy, mean, &looks)) return;
+        if (!plan_exchange(p, s, heavy, mean, &tried)) return;
     }
+}
+
+// ------------------------------------------------------------------------------------------------
+// The result
+
+void plan_group_bins(StepPlan *p, const PlanSettings *s) {
+    const struct PlanScratch *w = p->scratch;
+    plan_reserve_segments(p, (size_t)p->num_stream);
+    p->num_micro = s->num_micro;
+    p->num_segments = p->num_stream;
+    for (int32_t b = 0; b <= s->num_micro; b++) p->micro_start[b] = 0;
+    for (int64_t i = 0; i < p->num_stream; i++) p->micro_start[w->bin[i] + 1]++;
+    for (int32_t b = 0; b < s->num_micro; b++) p->micro_start[b + 1] += p->micro_start[b];
+    int64_t *at = w->bin_free;  // the bins are final, so their room is no longer needed
+    for (int32_t b = 0; b < s->num_micro; b++) at[b] = p->micro_start[b];
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->segments[at[w->bin[i]]++] = *plan_sorted_segment(p, i);
+    for (int32_t b = 0; b < s->num_micro; b++) assert(at[b] == p->micro_start[b + 1]);
 }

@@ -1,14 +1,15 @@
-// What goes into which step and micro-batch, from document lengths alone.
+// Plans the contents of each step and micro-batch, from document lengths alone.
 //
-//   stream    documents in an order keyed by (seed, epoch): a Feistel permutation, which needs no
-//             memory; long documents become chunks of at most S = max_seqlen tokens
-//   step      the longest prefix of the stream with at most floor(f * M * C) tokens
-//   packing   capacity-LPT: longest chunk first, each to the micro-batch with the least work among
-//             those with room for it (M micro-batches of C tokens); then exchanges between them
+//   stream    documents in an order keyed by (seed, epoch); a document longer than max_seqlen
+//             becomes segments of at most max_seqlen tokens
+//   step      the longest prefix of the stream with at most
+//             floor(fill * num_micro * micro_batch_tokens) tokens
+//   packing   LPT with a token limit: longest segment first, each into the micro-batch with the
+//             least work among those with room; then exchanges between micro-batches
 //
-// A step does not depend on the number of ranks or on the layout. The state is one cursor; a plan
-// made again from the same state is the same plan, on any machine (integer work, no floating
-// point).
+// A step depends neither on the number of ranks nor, but for its micro-batches, on the layout. The
+// state is one cursor; planning again from the same state gives the same plan on any machine
+// (integer arithmetic only).
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
 
@@ -25,131 +26,106 @@ typedef struct {
     const void *context;
 } DocIndex;
 
+// Policy for documents longer than max_seqlen
 typedef enum { LONG_SPLIT, LONG_TRUNCATE, LONG_DROP, LONG_ERROR } LongDocs;
 
 typedef struct {
     uint64_t seed;
-    int32_t max_seqlen;  // S: the longest chunk, and the row of padded, rows and repad
-    int32_t capacity;    // C: tokens of one micro-batch's buffer, >= S
-    int32_t num_micro;   // M: micro-batches of a step, all ranks together
-    int32_t fill_ppm;    // f in millionths
-    int64_t set_tokens;  // > 0: the most tokens of a step, instead of what f allows (plan_fix_set)
-    LongDocs long_docs;  // what becomes of documents longer than S
+    int32_t max_seqlen;          // the longest segment, and the row of padded, rows and repad
+    int32_t micro_batch_tokens;  // the buffer of one micro-batch, >= max_seqlen
+    int32_t num_micro;           // micro-batches of a step, all ranks together
+    int32_t fill_ppm;            // fill in millionths: fraction of the buffers that a step may use
+    int64_t set_tokens;  // > 0: the most tokens of a step, regardless of fill_ppm (plan_fix_set)
+    LongDocs long_docs;
     // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / work_side).
-    // Token and tile 0: documents in the order they come, see plan_pack_arrival.
+    // work_token = work_tile = 0: no cost model, packed in arrival order
     int32_t work_token, work_tile, work_side;
 } PlanSettings;
 
-// All that a run must remember about its data; {0} is the beginning.
+// Everything a run must remember about its position in the data; {0} is the beginning.
 typedef struct {
-    int64_t epoch, doc_pos, tok_off, step;
+    int64_t epoch;
+    int64_t doc_pos;  // documents of this epoch that are used up
+    int64_t tok_off;  // tokens of the next one that are used up
+    int64_t step;
 } PlanState;
 
+// Part of a document, or all of it
 typedef struct {
-    int64_t doc, tok_off;
+    int64_t doc, tok_off;  // its tokens are tok_off .. tok_off + length - 1 of the document
     int32_t length;
-    bool has_next;  // the document goes on: its token tok_off + length is this chunk's last target
-} Chunk;
+    bool has_next;  // the token after it is the target of its last token
+} Segment;
 
-typedef struct {
-    int64_t key;
-    int32_t id;
-} HeapItem;
-
-typedef struct {
-    HeapItem *items;
-    int32_t n;
-} Heap;
-
-typedef struct {
-    int64_t work;
-    int32_t chunk, length;  // chunk: in sorted order
-} PlanMember;
-
-typedef struct {
-    Layout layout;
-    int32_t num_micro;  // packed: M; other layouts: as many as the chunks need
-    int64_t num_chunks;
-    Chunk *chunks;         // grouped by micro-batch
-    int64_t *micro_start;  // (num_micro + 1) into chunks
-    int64_t *micro_work;   // (num_micro) work, see PlanSettings
-    // of the whole step, the same in every layout
-    int64_t num_stream;  // chunks before any layout cut them, in stream order
-    Chunk *stream;
-    int64_t num_targets, real_tokens;
-    int32_t longest_chunk;
-    PlanState cursor_after;
-    // documents longer than S in this step, by what was done, and the tokens that were left out
-    int64_t docs_split, docs_truncated, docs_dropped, tokens_left_out;
-    bool used_fallback;
-    // scratch, grown when needed
-    size_t stream_capacity, chunk_capacity, micro_capacity;
-    uint64_t *order;      // (num_stream) sort keys: length descending, then stream index
-    int32_t *bin;         // (num_stream) micro-batch of each, in sorted order
-    int64_t *micro_free;  // (num_micro)
-    Heap fitting, full;
-    int32_t *first, *next;  // (num_micro), (num_stream) lists of a micro-batch's, in sorted order
-    PlanMember *members;    // (num_stream) of two micro-batches
-} StepPlan;
-
-enum { PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000, PLAN_MAX_SIDE = 1 << 12 };
-
-// -------------------------------------------------------------------------------------------------
-// Settings
-
-PlanSettings plan_settings(void);
-int64_t plan_work(const PlanSettings *s, int64_t length);
-bool plan_settings_check(const PlanSettings *s, Error *err);
-
-// "TOKEN:TILE" or "TOKEN:TILE:SIDE" into the settings; false when the text is something else.
-bool plan_work_cost_parse(const char *text, PlanSettings *s);
-
-// The most tokens a step takes: floor(f * M * C).
-int64_t plan_goal(const PlanSettings *s);
-
-// Documents longer than max_seqlen, and their tokens beyond it.
-void plan_count_long(const DocIndex *index, int32_t max_seqlen, int64_t *docs,
-                     int64_t *tokens_beyond);
-
-// -------------------------------------------------------------------------------------------------
-// The prefix of the stream that is a step
-
-// What happened to long documents on the way to a chunk; counted once the chunk is taken.
+// Documents longer than max_seqlen, by what happened to them, and the tokens that were left out
 typedef struct {
     int64_t docs_split, docs_truncated, docs_dropped, tokens_left_out;
 } LongCounts;
 
-// The chunk at *at; moves *at behind it. Fails when the policy says so or when no document is left.
-bool plan_next_chunk(const DocIndex *index, const PlanSettings *s, PlanState *at, Chunk *chunk,
-                     LongCounts *counts, Error *err);
+typedef struct {
+    Layout layout;
+    int32_t num_micro;     // packed: settings' num_micro; other layouts: as many as needed
+    int64_t num_segments;  // in the micro-batches; rows may cut those of the stream
+    Segment *segments;     // (num_segments) grouped by micro-batch
+    int64_t *micro_start;  // (num_micro + 1) into segments
+    int64_t *micro_work;   // (num_micro) work, see PlanSettings
+    // of the whole step, the same in every layout
+    int64_t num_stream;
+    Segment *stream;  // (num_stream) in the order of the stream
+    int64_t num_targets, real_tokens;
+    int32_t longest_segment;
+    PlanState cursor_after;  // where the next step begins
+    LongCounts long_docs;
+    bool used_fallback;           // LPT could not place all segments
+    struct PlanScratch *scratch;  // owned
+} StepPlan;
 
-// What becomes of the long documents of a whole data set: for the summary at the start. Fails where
-// training would fail at the first of them.
+enum { PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000, PLAN_MAX_SIDE = 1 << 12 };
+
+// ------------------------------------------------------------------------------------------------
+// Settings
+
+// Defaults, with the cost model of SmolLM2-135M.
+PlanSettings plan_settings(void);
+
+// EXIT_USAGE when a value is out of range.
+bool plan_settings_check(const PlanSettings *s, Error *err);
+
+// "TOKEN:TILE" or "TOKEN:TILE:SIDE" into the settings; false for any other text.
+bool plan_work_cost_parse(const char *text, PlanSettings *s);
+
+// Work of a segment of `length` tokens, see PlanSettings.
+int64_t plan_work(const PlanSettings *s, int64_t length);
+
+// The most tokens that a step may use.
+int64_t plan_goal(const PlanSettings *s);
+
+// ------------------------------------------------------------------------------------------------
+// The stream
+
+// The segment at *at; advances *at past it and adds to *counts. EXIT_BAD_INPUT when the policy
+// forbids a document or drops all of them.
+bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *at,
+                       Segment *segment, LongCounts *counts, Error *err);
+
+// The counts of a whole data set, for the summary at the start. Fails where training would fail at
+// the first of the long documents.
 bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out, Error *err);
-void plan_reserve_chunks(StepPlan *p, size_t n);
-void plan_reserve_micros(StepPlan *p, size_t n);
 
-// -------------------------------------------------------------------------------------------------
-// The order of chunks, and steps that do not fit at once
+// ------------------------------------------------------------------------------------------------
+// A step
 
-// Chunks grouped by p->bin; inside a micro-batch they stay longest first.
-void plan_group_bins(StepPlan *p, const PlanSettings *s);
-
-// Takes at most max_chunks chunks and packs them into *fits; false is an error.
-bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s, const PlanState *state,
-              int64_t max_chunks, bool *fits, Error *err);
-
-// -------------------------------------------------------------------------------------------------
-// The whole
-
-// Plans the step at *state. `plan` is {0} at first and may be used again; plan_free at the end.
+// Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
+// EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the
+// data has nothing to train on.
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
 
-// A fixed set of documents instead of steps: the first of the first epoch, at most most_tokens
-// (plan_first_documents). Fills in s->set_tokens and s->num_micro, with which plan_step from {0}
-// gives all of the set and nothing else, packed into about as few micro-batches as hold it.
+// Settings for a fixed set of documents instead of steps: the first whole documents of the first
+// epoch, at most most_tokens; of a first document longer than that, its first segments, at least
+// one. Sets s->set_tokens and s->num_micro so that plan_step from {0} gives the whole set and
+// nothing else, packed into about as few micro-batches as can hold it.
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err);
 
 #endif

@@ -49,12 +49,6 @@ void rank_field_file(RankFields *f, const char *name, const char *path) {
 
 void rank_field_program(RankFields *f) { rank_field_file(f, "the program file", "/proc/self/exe"); }
 
-// Appends ", text" while there is room.
-static void list_append(char *list, size_t capacity, const char *text) {
-    const size_t used = strlen(list);
-    snprintf(list + used, capacity - used, "%s%s", used ? ", " : "", text);
-}
-
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
     Error err = {0};
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;
@@ -67,7 +61,7 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
         if (memcmp(first, other, sizeof *first) == 0) continue;
         snprintf(text, sizeof text, "%s (rank %zu)", first->name[0] ? first->name : other->name,
                  i / MAX_RANK_FIELDS);
-        list_append(differing, sizeof differing, text);
+        text_list(differing, sizeof differing, text);
     }
     free(fields);
     if (!differing[0]) return;

@@ -1,7 +1,4 @@
-// Do the model and the shards mean the same by a token id? Both may name their tokenizer, and the
-// ids that begin and end documents.
-#ifndef UNPAD_VOCABULARY_H
-#define UNPAD_VOCABULARY_H
+#include "vocabulary.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -10,24 +7,19 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../data/base/digest.h"
-#include "../data/base/error.h"
-#include "../data/base/json.h"
-#include "../data/base/path.h"
-#include "../data/models/config.h"
-#include "../data/shards/dataset.h"
-
-typedef struct {
-    const char *path;   // as the user named it
-    const Dataset *dataset;
-} NamedData;
+#include "../base/digest.h"
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/path.h"
+#include "../models/config.h"
+#include "../shards/dataset.h"
 
 // ------------------------------------------------------------------------------------------------
 // The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
 
 // 0 when the directory has none. path: its tokenizer.json.
-static inline bool tokenizer_hash(const char *dir, char *path, size_t capacity, uint64_t *hash,
-                                  Error *err) {
+static bool tokenizer_hash(const char *dir, char *path, size_t capacity, uint64_t *hash,
+                           Error *err) {
     unsigned char digest[32];
     *hash = 0;
     if (!path_is_dir(dir)) return true;
@@ -39,10 +31,10 @@ static inline bool tokenizer_hash(const char *dir, char *path, size_t capacity, 
 }
 
 // Fails, or with `allowed` warns, when both are known and differ. whose: "other/tokenizer.json"
-static inline bool vocabulary_same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
-                                             const char *hint, bool allowed, Error *err) {
+static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d, const char *hint,
+                           bool allowed, Error *err) {
     const uint64_t found = d->dataset->tokenizer_hash;
-    Error why = {0, "", ""};
+    Error why = {0};
     if (hash == 0 || found == 0 || hash == found) return true;
     error_set(&why, EXIT_CHECKPOINT_MISFIT, hint,
               "%s: expected the tokenizer of %s (SHA-256 %016llx...), found %016llx...", d->path,
@@ -53,10 +45,8 @@ static inline bool vocabulary_same_tokenizer(const char *whose, uint64_t hash, c
     return true;
 }
 
-// model: a Hugging Face directory, or a built-in name, which has no tokenizer. val->dataset NULL:
-// there is none.
-static inline bool vocabulary_check(const char *model, const NamedData *train, const NamedData *val,
-                                    bool allowed, Error *err) {
+bool vocabulary_check(const char *model, const NamedData *train, const NamedData *val, bool allowed,
+                      Error *err) {
     char path[IO_PATH_MAX], hint[512];
     uint64_t hash = 0;
     if (!tokenizer_hash(model, path, sizeof path, &hash, err)) return false;
@@ -64,11 +54,11 @@ static inline bool vocabulary_check(const char *model, const NamedData *train, c
              "make shards with data/prepare.py --tokenizer %.200s; or, if both give the same ids, "
              "--allow-other-tokenizer",
              model);
-    if (!vocabulary_same_tokenizer(path, hash, train, hint, allowed, err)) return false;
+    if (!same_tokenizer(path, hash, train, hint, allowed, err)) return false;
     if (!val->dataset || val->dataset->tokenizer_hash == train->dataset->tokenizer_hash)
         return true;
-    if (hash != 0) return vocabulary_same_tokenizer(path, hash, val, hint, allowed, err);
-    return vocabulary_same_tokenizer(
+    if (hash != 0) return same_tokenizer(path, hash, val, hint, allowed, err);
+    return same_tokenizer(
         train->path, train->dataset->tokenizer_hash, val,
         "make both with one tokenizer; or, if both give the same ids, --allow-other-tokenizer",
         allowed, err);
@@ -82,14 +72,14 @@ typedef struct {
     int n;  // 0: not known
 } TokenIds;
 
-static inline bool token_ids_have(const TokenIds *t, int64_t id) {
+static bool token_ids_have(const TokenIds *t, int64_t id) {
     for (int i = 0; i < t->n; i++)
         if (t->ids[i] == id) return true;
     return false;
 }
 
 // A number, a list of numbers, or null; -1 stands for none
-static inline bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
+static bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
     const cJSON *item = json_member(root, key);
     const cJSON *first = cJSON_IsArray(item) ? item->child : item;
     for (; first; first = first == item ? NULL : first->next) {
@@ -102,7 +92,7 @@ static inline bool token_ids_add(TokenIds *t, const cJSON *root, const char *key
     return true;
 }
 
-static inline void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
+static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
     size_t used = 0;
     out[0] = 0;
     for (int i = 0; i < t->n && used + 16 < capacity; i++)
@@ -111,8 +101,8 @@ static inline void token_ids_text(const TokenIds *t, char *out, size_t capacity)
 }
 
 // What config.json and generation_config.json of a model directory say, or the built-in config.
-static inline bool vocabulary_ends(const char *model, const LlamaConfig *builtin, TokenIds *bos,
-                                   TokenIds *eos, Error *err) {
+static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenIds *bos,
+                           TokenIds *eos, Error *err) {
     static const char *const files[] = {"config.json", "generation_config.json"};
     char path[IO_PATH_MAX];
     memset(bos, 0, sizeof *bos);
@@ -135,32 +125,29 @@ static inline bool vocabulary_ends(const char *model, const LlamaConfig *builtin
     return true;
 }
 
-static inline void vocabulary_warn_end(const NamedData *d, const char *what, int32_t id,
-                                       const char *key, const char *model, const TokenIds *ids) {
+static void warn_of_id(const NamedData *d, const char *what, int32_t id, const char *key,
+                       const char *model, const TokenIds *ids) {
     char text[512];
     token_ids_text(ids, text, sizeof text);
     fprintf(stderr, "warning: %s: documents %s with token %d, but %s of %s is %s\n", d->path, what,
             id, key, model, text);
 }
 
-// Warnings, on the screen only. builtin: the config of a built-in model, else NULL.
-static inline bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin,
-                                   const NamedData *d, Error *err) {
+bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin, const NamedData *d,
+                     Error *err) {
     const Dataset *ds = d->dataset;
     TokenIds bos, eos;
-    if (!vocabulary_ends(model, builtin ? config : NULL, &bos, &eos, err)) return false;
+    if (!read_token_ids(model, builtin ? config : NULL, &bos, &eos, err)) return false;
     if (ds->vocab_size < config->vocab_size / 2)
         fprintf(stderr,
                 "warning: %s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
                 "untrained\n",
                 d->path, ds->vocab_size, model, config->vocab_size);
     if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
-        vocabulary_warn_end(d, "end", ds->eos, "eos_token_id", model, &eos);
+        warn_of_id(d, "end", ds->eos, "eos_token_id", model, &eos);
     // an end of text before each document separates them as well as one behind it
     if (ds->bos >= 0 && bos.n > 0 && !token_ids_have(&bos, ds->bos) &&
         !token_ids_have(&eos, ds->bos))
-        vocabulary_warn_end(d, "begin", ds->bos, "bos_token_id", model, &bos);
+        warn_of_id(d, "begin", ds->bos, "bos_token_id", model, &bos);
     return true;
 }
-
-#endif

@@ -1,7 +1,4 @@
-// What is in a data set, and how much of it is never trained: on the screen at the start and at the
-// end, and in the start event of log.jsonl.
-#ifndef UNPAD_DATA_SUMMARY_H
-#define UNPAD_DATA_SUMMARY_H
+#include "summary.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -9,36 +6,28 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../data/base/error.h"
-#include "../data/base/json.h"
-#include "../data/batches/loader.h"
-#include "../data/batches/plan.h"
-#include "../data/shards/dataset.h"
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../shards/dataset.h"
+#include "loader.h"
+#include "plan.h"
 
-typedef struct {
-    const Dataset *dataset;  // NULL: there is none
-    int32_t max_seqlen;
-    LongCounts counts;       // of the whole data set
-} DataSummary;
-
-// Fails where --long-docs leaves nothing to train or forbids a document.
-static inline bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s,
-                                Error *err) {
+bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err) {
     const DocIndex index = dataset_doc_index(ds);
     d->dataset = ds;
     d->max_seqlen = s->max_seqlen;
     return plan_count_left_out(&index, s, &d->counts, err);
 }
 
-static inline int64_t data_summary_long_docs(const DataSummary *d) {
+static int64_t num_long_docs(const DataSummary *d) {
     return d->counts.docs_split + d->counts.docs_truncated + d->counts.docs_dropped;
 }
 
 // "2 documents longer than 40 tokens are dropped: 154 of 166 tokens (92.8 %) never trained"; empty
 // when no document is longer. past: "were dropped"
-static inline void data_summary_text(const DataSummary *d, bool past, char *out, size_t capacity) {
+static void summary_text(const DataSummary *d, bool past, char *out, size_t capacity) {
     const LongCounts *c = &d->counts;
-    const int64_t docs = data_summary_long_docs(d), tokens = d->dataset->num_tokens;
+    const int64_t docs = num_long_docs(d), tokens = d->dataset->num_tokens;
     const char *done = c->docs_dropped ? "dropped" : c->docs_truncated ? "truncated" : "split";
     const char *verb = past ? (docs == 1 ? "was" : "were") : (docs == 1 ? "is" : "are");
     char left_out[96] = "";
@@ -52,8 +41,7 @@ static inline void data_summary_text(const DataSummary *d, bool past, char *out,
                  text_plural(docs), d->max_seqlen, verb, done, left_out);
 }
 
-// label: "train   "
-static inline void data_summary_print(const DataSummary *d, const char *label) {
+void data_summary_print(const DataSummary *d, const char *label) {
     char text[512];
     if (!d->dataset) {
         printf("%snone\n", label);
@@ -61,21 +49,20 @@ static inline void data_summary_print(const DataSummary *d, const char *label) {
     }
     dataset_describe(d->dataset, text, sizeof text);
     printf("%s%s\n", label, text);
-    data_summary_text(d, false, text, sizeof text);
+    summary_text(d, false, text, sizeof text);
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
-// The last word on training data that was there and not trained.
-static inline void data_summary_print_left_out(const DataSummary *d) {
+void data_summary_print_left_out(const DataSummary *d) {
     char text[512];
     const int64_t empty = d->dataset->num_empty;
-    data_summary_text(d, true, text, sizeof text);
+    summary_text(d, true, text, sizeof text);
     if (d->counts.tokens_left_out > 0) printf("left out: %s\n", text);
     if (empty > 0)
         printf("left out: %lld empty document%s\n", (long long)empty, text_plural(empty));
 }
 
-static inline void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
+void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
     if (!d->dataset) {
         json_null(w, name);
         return;
@@ -86,9 +73,7 @@ static inline void data_summary_write(const DataSummary *d, JsonWriter *w, const
     json_int(w, "documents", d->dataset->num_docs);
     json_int(w, "tokens", d->dataset->num_tokens);
     json_int(w, "empty_documents", d->dataset->num_empty);
-    json_int(w, "long_documents", data_summary_long_docs(d));
+    json_int(w, "long_documents", num_long_docs(d));
     json_int(w, "tokens_left_out", d->counts.tokens_left_out);
     json_end(w, '}');
 }
-
-#endif

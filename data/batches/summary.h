@@ -1,0 +1,32 @@
+// The size of a data set, and how much of it is never trained: printed at the start and at the end,
+// and in the start event of log.jsonl.
+#ifndef UNPAD_SUMMARY_H
+#define UNPAD_SUMMARY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../shards/dataset.h"
+#include "plan.h"
+
+typedef struct {
+    const Dataset *dataset;  // NULL: there is none
+    int32_t max_seqlen;
+    LongCounts counts;  // of the whole data set
+} DataSummary;
+
+// Fails where --long-docs leaves nothing to train or forbids a document.
+bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err);
+
+// label: "train   "
+void data_summary_print(const DataSummary *d, const char *label);
+
+// At the end of a run: the documents and tokens that were left out, if any.
+void data_summary_print_left_out(const DataSummary *d);
+
+// Adds member `name` to the object being written.
+void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name);
+
+#endif

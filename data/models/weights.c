@@ -1,0 +1,256 @@
+#include "weights.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/hash.h"
+#include "../base/memory.h"
+#include "safetensors.h"
+
+static const char *const prefixes[] = {[ARENA_WEIGHTS] = "", [ARENA_M] = "m.", [ARENA_V] = "v."};
+
+static float *alloc_block(const Parameters *p) {
+    return host_calloc(p->block, sizeof(float), "weights");
+}
+
+// Elements in the block that begins at element `first` of t.
+static size_t block_size(const Parameters *p, const Parameter *t, size_t first) {
+    const size_t left = t->count - first;
+    return left < p->block ? left : p->block;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Initial weights
+
+static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
+    const uint64_t bits = mix64(key + 0x9e3779b97f4a7c15ull * (element + 1));
+    const double u = ((double)(bits >> 32) + 0.5) * 0x1p-32,
+                 v = (double)(bits & 0xffffffffu) * 0x1p-32;
+    return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
+}
+
+static void init_parameter(const Parameters *p, const Parameter *t, uint64_t seed, float *values) {
+    const uint64_t key = mix64(seed ^ crc32c(0, t->name, strlen(t->name)));
+    for (size_t first = 0, n; first < t->count; first += n) {
+        n = block_size(p, t, first);
+        for (size_t i = 0; i < n; i++)
+            values[i] = t->init_std > 0 ? t->init_std * normal_number(key, first + i) : 1;
+        p->put(p->context, ARENA_WEIGHTS, t->offset + first, values, n);
+    }
+}
+
+void weights_init(Parameters p, uint64_t seed) {
+    float *values = alloc_block(&p);
+    for (int i = 0; i < p.num; i++) init_parameter(&p, &p.list[i], seed, values);
+    free(values);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Names and shapes of a file against the table
+
+static TensorInfo tensor_of(const Parameter *t, ParameterArena arena) {
+    char name[128];
+    snprintf(name, sizeof name, "%s%s", prefixes[arena], t->name);
+    return tensor_info(name, "F32", t->cols ? 2 : 1, (uint64_t)t->rows, (uint64_t)t->cols);
+}
+
+static bool same_shape(const Parameter *t, const TensorInfo *info) {
+    if (info->ndim != (t->cols ? 2 : 1) || info->shape[0] != (uint64_t)t->rows) return false;
+    return t->cols == 0 || info->shape[1] == (uint64_t)t->cols;
+}
+
+static bool in_table(const Parameters *p, const char *name) {
+    for (int i = 0; i < p->num; i++)
+        if (strcmp(p->list[i].name, name) == 0) return true;
+    return false;
+}
+
+static bool may_be_ignored(const Parameters *p, const char *name) {
+    if (p->tied_head && strcmp(name, "lm_head.weight") == 0) return true;
+    return strstr(name, "rotary_emb.inv_freq") != NULL;  // old versions store what we derive
+}
+
+// The same tensor under another prefix, as base models and wrappers save it, or NULL.
+static const char *other_prefix(const SafetensorsSet *s, const char *name) {
+    const char *base = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
+    for (int i = 0; i < s->num_tensors; i++) {
+        const char *found = s->tensors[i].name;
+        const size_t n = strlen(found), tail = strlen(base);
+        if (n >= tail && strcmp(found + n - tail, base) == 0 && strcmp(found, name) != 0)
+            return found;
+    }
+    return NULL;
+}
+
+// Reports all misfits at once.
+static bool check_weights(const Parameters *p, const SafetensorsSet *s, const char *dir,
+                          Error *err) {
+    char missing[300] = "", misfit[300] = "", extra[300] = "";
+    for (int i = 0; i < p->num; i++) {
+        const Parameter *t = &p->list[i];
+        const TensorInfo *info = safetensors_find(s, t->name);
+        if (!info)
+            text_list(missing, sizeof missing, t->name);
+        else if (!same_shape(t, info))
+            text_list(misfit, sizeof misfit, t->name);
+    }
+    for (int i = 0; i < s->num_tensors; i++) {
+        const char *name = s->tensors[i].name;
+        if (!in_table(p, name) && !may_be_ignored(p, name)) text_list(extra, sizeof extra, name);
+    }
+    if (!missing[0] && !misfit[0] && !extra[0]) return true;
+    const char *first = p->list[0].name, *other = other_prefix(s, first);
+    if (!safetensors_find(s, first) && other)
+        return error_set(
+            err, EXIT_BAD_INPUT,
+            "save it from LlamaForCausalLM itself, not from its base model or a wrapper",
+            "%s: tensors have another prefix: expected %s, found %s", dir, first, other);
+    return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
+                     "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
+                     missing[0] ? " missing: " : "", missing, misfit[0] ? " wrong shape: " : "",
+                     misfit, extra[0] ? " unknown: " : "", extra);
+}
+
+static bool check_moments(const Parameters *p, const SafetensorsSet *s, ParameterArena arena,
+                          const char *path, Error *err) {
+    for (int i = 0; i < p->num; i++) {
+        const TensorInfo expected = tensor_of(&p->list[i], arena),
+                         *found = safetensors_find(s, expected.name);
+        if (!found || !same_shape(&p->list[i], found))
+            return error_set(err, EXIT_CHECKPOINT_MISFIT,
+                             "resume with the model that was being trained",
+                             "%s: expected tensor %s of this model's shape, found %s", path,
+                             expected.name, found ? "another shape" : "none");
+    }
+    return true;
+}
+
+bool weights_check(Parameters p, const char *dir, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, dir, err)) return false;
+    const bool ok = check_weights(&p, &s, dir, err);
+    safetensors_close(&s);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Loading
+
+static bool load_parameter(const Parameters *p, ParameterArena arena, const Parameter *t,
+                           SafetensorsSet *s, float *values, Error *err) {
+    const TensorInfo expected = tensor_of(t, arena), *info = safetensors_find(s, expected.name);
+    for (size_t first = 0, n; first < t->count; first += n) {
+        n = block_size(p, t, first);
+        if (!safetensors_read_f32(s, info, values, first, n, err)) return false;
+        p->put(p->context, arena, t->offset + first, values, n);
+    }
+    return true;
+}
+
+// Arenas first .. last of a file whose names have been checked.
+static bool load_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
+                        SafetensorsSet *s, const char *path, Error *err) {
+    bool ok = true;
+    float *values = alloc_block(p);
+    for (ParameterArena arena = first; arena <= last; arena++)
+        for (int i = 0; ok && i < p->num; i++)
+            ok = load_parameter(p, arena, &p->list[i], s, values, err);
+    free(values);
+    if (!ok || s->num_nonfinite == 0) return ok;
+    return error_set(err, EXIT_DIVERGED,
+                     "this checkpoint was saved after training diverged: take an earlier one",
+                     "%s: expected finite %s, found %llu values that are NaN or Inf", path,
+                     first == ARENA_WEIGHTS ? "weights" : "optimizer state",
+                     (unsigned long long)s->num_nonfinite);
+}
+
+bool weights_load(Parameters p, const char *dir, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, dir, err)) return false;
+    const bool ok = check_weights(&p, &s, dir, err) &&
+                    load_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, &s, dir, err);
+    safetensors_close(&s);
+    return ok;
+}
+
+bool moments_load(Parameters p, const char *path, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, path, err)) return false;
+    const bool ok = check_moments(&p, &s, ARENA_M, path, err) &&
+                    check_moments(&p, &s, ARENA_V, path, err) &&
+                    load_arenas(&p, ARENA_M, ARENA_V, &s, path, err);
+    safetensors_close(&s);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Saving
+
+static bool all_finite(const float *values, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i])) return false;
+    return true;
+}
+
+static bool save_block(const char *path, ParameterArena arena, const Parameter *t,
+                       const float *values, size_t n, SafetensorsWriter *w, Error *err) {
+    static const char *const what[] = {"weights", "m", "v"};
+    if (!all_finite(values, n))
+        return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+                         "%s: not saved, training diverged: expected finite values, found NaN or "
+                         "Inf in %s of %s",
+                         path, what[arena], t->name);
+    return safetensors_write(w, values, n * sizeof(float), err);
+}
+
+// Reads every block; with ok false, writes none.
+static bool save_arena(const Parameters *p, ParameterArena arena, const char *path, bool ok,
+                       SafetensorsWriter *w, float *values, Error *err) {
+    for (int i = 0; i < p->num; i++) {
+        const Parameter *t = &p->list[i];
+        for (size_t first = 0, n; first < t->count; first += n) {
+            n = block_size(p, t, first);
+            p->get(p->context, arena, t->offset + first, values, n);
+            ok = ok && save_block(path, arena, t, values, n, w, err);
+        }
+    }
+    return ok;
+}
+
+static bool save_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
+                        const char *path, SafetensorsWriter *w, Error *err) {
+    const int num_tensors = (int)(last - first + 1) * p->num;
+    TensorInfo *infos = host_calloc((size_t)num_tensors, sizeof *infos, "tensor list");
+    float *values = alloc_block(p);
+    for (int i = 0; i < num_tensors; i++)
+        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num));
+    bool ok = safetensors_create(w, path, infos, num_tensors, err);
+    for (ParameterArena arena = first; arena <= last; arena++)
+        ok = save_arena(p, arena, path, ok, w, values, err);
+    free(values);
+    free(infos);
+    if (ok) return safetensors_finish(w, err);
+    safetensors_abort(w);
+    return false;
+}
+
+bool weights_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err) {
+    return save_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, path, w, err);
+}
+
+bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err) {
+    return save_arenas(&p, ARENA_M, ARENA_V, path, w, err);
+}
+
+void moments_visit(Parameters p) {
+    float *values = alloc_block(&p);
+    for (ParameterArena arena = ARENA_M; arena <= ARENA_V; arena++)
+        save_arena(&p, arena, "", false, NULL, values, NULL);
+    free(values);
+}

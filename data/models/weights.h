@@ -1,0 +1,63 @@
+// The parameters of a model between memory and files: random initial values, Hugging Face
+// directories, and the optimizer's moments under the same names.
+//
+// The caller owns the values. They pass through its callbacks as fp32, at most `block` elements at
+// a time, in the order of the list.
+#ifndef UNPAD_WEIGHTS_H
+#define UNPAD_WEIGHTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+#include "safetensors.h"
+
+typedef struct {
+    char name[96];       // as in a Hugging Face checkpoint
+    int64_t rows, cols;  // cols = 0: a vector of `rows`
+    size_t offset;       // elements from the start of every parameter arena
+    size_t count;        // elements
+    bool decay;          // matrices decay, norm weights do not
+    float init_std;      // 0: filled with ones
+} Parameter;
+
+typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
+
+// A model's parameters. put and get: values (n) of elements offset .. offset + n - 1 of an arena,
+// all of one parameter.
+typedef struct {
+    const Parameter *list;  // (num)
+    int num;
+    bool tied_head;  // files may hold the embedding a second time, as lm_head.weight: ignored
+    size_t block;
+    void *context;
+    void (*put)(void *context, ParameterArena arena, size_t offset, const float *values, size_t n);
+    void (*get)(void *context, ParameterArena arena, size_t offset, float *values, size_t n);
+} Parameters;
+
+// Normal random numbers that depend on the seed, the parameter's name and the element only: not on
+// the order of the list, the size of a block or the number of ranks.
+void weights_init(Parameters p, uint64_t seed);
+
+// Does the Hugging Face directory hold these parameters, with these shapes, and no others? Exit 3.
+// Reads no values.
+bool weights_check(Parameters p, const char *dir, Error *err);
+
+// F32, BF16, F16 or F64. Exit 7 when values are NaN or Inf.
+bool weights_load(Parameters p, const char *dir, Error *err);
+
+// Both moments from a file by moments_save. Exit 9 when it is of another model.
+bool moments_load(Parameters p, const char *path, Error *err);
+
+// Into a .safetensors file, as F32; *w then has its size and checksum. NaN and Inf are refused with
+// exit 7. All blocks are read even after a failure, so that `get` may be a collective operation.
+bool weights_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err);
+
+// "m.<name>" and "v.<name>"
+bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err);
+
+// Calls `get` as moments_save does and drops the values: for the ranks that do not write.
+void moments_visit(Parameters p);
+
+#endif

@@ -1,0 +1,212 @@
+#include "log.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/dir.h"
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/line_file.h"
+#include "../base/memory.h"
+#include "../base/options.h"
+#include "../base/path.h"
+#include "../batches/loader.h"
+#include "../batches/summary.h"
+#include "../models/config.h"
+
+// When the log does not fit the checkpoint of `step` that is resumed.
+static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
+                         int64_t removed) {
+    if (found < kept)
+        fprintf(stderr,
+                "warning: %s: expected %lld bytes at step %lld, found %lld: records are missing\n",
+                log->lines.path, (long long)kept, (long long)step, (long long)found);
+    else if (removed > 0)
+        fprintf(stderr, "warning: %s: removed %lld record%s (%lld bytes) after step %lld\n",
+                log->lines.path, (long long)removed, text_plural(removed),
+                (long long)(found - log->lines.size_bytes), (long long)step);
+}
+
+bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
+    char path[IO_PATH_MAX];
+    int64_t removed = 0;
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err) ||
+        !lines_open(&log->lines, path, keep_bytes < 0, err))
+        return false;
+    log->open = true;
+    const int64_t found = log->lines.size_bytes;
+    if (keep_bytes >= 0) {
+        if (!lines_cut(&log->lines, keep_bytes, &removed, err)) return false;
+        log_warn_cut(log, step, keep_bytes, found, removed);
+    }
+    return dir_sync(dir, err);
+}
+
+bool log_sync(const RunLog *log, Error *err) { return !log->open || lines_sync(&log->lines, err); }
+
+int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
+
+// Writes a record whole or not at all. Records that do not fit on the disk are dropped, with a
+// warning at the first, and another one when the disk has space again.
+static void log_line(RunLog *log, JsonWriter *w) {
+    Error err = {0};
+    const int64_t lost = log->lines.lost;
+    json_put_text(w, "\n");
+    if (!log->open || w->overflow) return;
+    if (!lines_append(&log->lines, w->text, w->n, &err)) {
+        if (lost == 0) fprintf(stderr, "warning: %s; records are lost until it can\n", err.what);
+        return;
+    }
+    if (lost == 0) return;
+    fprintf(stderr, "warning: %s: written again, %lld record%s were lost\n", log->lines.path,
+            (long long)lost, text_plural(lost));
+    log->lines.lost = 0;
+}
+
+bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err) {
+    char path[IO_PATH_MAX], *line = NULL;
+    size_t capacity = 0;
+    long long number;
+    *last_step = 0;
+    *first_save = INT64_MAX;
+    if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
+    FILE *file = fopen(path, "re");
+    if (!file) return errno == ENOENT || disk_error(err, path, "cannot open");
+    while (getline(&line, &capacity, file) > 0) {
+        const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
+        const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
+        if (save && sscanf(save, "\"save-every\": %lld", &number) == 1 && number > 0)
+            *first_save = number;
+        if (sscanf(line, "{\"step\": %lld", &number) == 1 && number > *last_step)
+            *last_step = number;
+    }
+    free(line);
+    fclose(file);
+    return true;
+}
+
+void log_start(RunLog *log, const char *event, const char *version, const char *device,
+               int64_t step, const LlamaConfig *config, const DataSummary *train,
+               const DataSummary *val, const Option *options) {
+    char *text = host_calloc(JSON_MAX_CONFIG, 1, "the log");
+    JsonWriter w;
+    json_writer_init(&w, text, JSON_MAX_CONFIG, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", event);
+    json_string(&w, "version", version);
+    json_string(&w, "device", device);
+    json_int(&w, "step", step);
+    json_int(&w, "parameters", (int64_t)llama_config_num_params(config));
+    json_begin(&w, "data", '{');
+    data_summary_write(train, &w, "train");
+    data_summary_write(val, &w, "val");
+    json_end(&w, '}');
+    json_begin(&w, "options", '{');
+    options_write_json(options, &w);
+    json_end(&w, '}');
+    json_end(&w, '}');
+    log_line(log, &w);
+    free(text);
+}
+
+// ------------------------------------------------------------------------------------------------
+// A step
+
+static double fill_of(const StepData *d) {
+    return (double)d->real_tokens / (double)d->buffer_tokens;
+}
+
+void print_duration(double seconds) {
+    int64_t s = (int64_t)seconds;
+    if (s >= 3600)
+        printf("%lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
+               (long long)(s % 60));
+    else
+        printf("%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+}
+
+// NaN has a sign, which means nothing.
+static double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
+
+static void print_balance(const StepBalance *b) {
+    if (b->measured == 0) return;
+    if (b->planned > 0)
+        printf(" | imbalance %.3f (%.3f)", b->planned, b->measured);
+    else
+        printf(" | imbalance (%.3f)", b->measured);
+}
+
+static void write_balance(const StepBalance *b, JsonWriter *w) {
+    if (b->measured == 0) return;
+    if (b->planned > 0) json_float(w, "imbalance_planned", (float)b->planned);
+    json_float(w, "imbalance_measured", (float)b->measured);
+    json_int(w, "slowest_rank", b->slowest_rank);
+}
+
+static void print_step(const StepReport *r, const StepData *d) {
+    printf(
+        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "%lld doc%s | pairs %.1f %%",
+        (long long)r->step, (long long)r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr,
+        r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), (long long)d->num_segments,
+        text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+    print_balance(&r->balance);
+    printf(" | eta ");
+    print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
+    printf("%s\n", r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
+}
+
+static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
+    char text[2048];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_int(&w, "step", r->step);
+    json_float(&w, "loss", (float)r->loss);
+    json_float(&w, "grad_norm", (float)r->grad_norm);
+    json_float(&w, "lr", (float)r->lr);
+    json_float(&w, "ms", (float)r->ms);
+    json_float(&w, "tokens_per_s", (float)((double)d->real_tokens / r->ms * 1e3));
+    json_int(&w, "real_tokens", d->real_tokens);
+    json_int(&w, "targets", d->num_targets);
+    json_float(&w, "fill", (float)fill_of(d));
+    json_int(&w, "docs", d->num_segments);
+    json_int(&w, "longest_doc", d->longest_segment);
+    json_int(&w, "attention_pairs", d->attention_pairs);
+    json_int(&w, "padded_pairs", d->padded_pairs);
+    if (r->useful_flops > 0)
+        json_float(&w, "useful_tflops", (float)(r->useful_flops / r->ms * 1e-9));
+    write_balance(&r->balance, &w);
+    json_bool(&w, "skipped", r->skipped);
+    json_bool(&w, "spike", r->spike);
+    json_end(&w, '}');
+    log_line(log, &w);
+}
+
+void report_step(RunLog *log, const StepReport *r, const StepData *d) {
+    print_step(r, d);
+    log_step(log, r, d);
+}
+
+void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
+    printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
+           plain_nan(loss), (long long)set->docs, text_plural(set->docs), (long long)set->targets);
+    char text[256];
+    JsonWriter w;
+    json_writer_init(&w, text, sizeof text, 0);
+    json_begin(&w, NULL, '{');
+    json_string(&w, "event", "val");
+    json_int(&w, "step", step);
+    json_float(&w, "loss", (float)loss);
+    json_int(&w, "docs", set->docs);
+    json_int(&w, "real_tokens", set->tokens);
+    json_int(&w, "targets", set->targets);
+    json_end(&w, '}');
+    log_line(log, &w);
+}

@@ -1,0 +1,65 @@
+// Progress of a run: one line on the console and one JSON record in log.jsonl per step.
+#ifndef UNPAD_LOG_H
+#define UNPAD_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/error.h"
+#include "../base/line_file.h"
+#include "../base/options.h"
+#include "../batches/loader.h"
+#include "../batches/summary.h"
+#include "../models/config.h"
+
+typedef struct {
+    LineFile lines;
+    bool open;  // false: no records are written
+} RunLog;
+
+// Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to keep_bytes, its length at the
+// checkpoint of `step`. Warns when that removes records, or when some are missing.
+bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
+
+// Call it before a checkpoint refers to the log's length: all records are on disk when it is true.
+bool log_sync(const RunLog *log, Error *err);
+int64_t log_bytes(const RunLog *log);
+
+// Of the log in `dir`: the last step in it, and the step after which its run was to save first.
+// Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
+bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err);
+
+// The first record of a process. event: "start" or "resume".
+void log_start(RunLog *log, const char *event, const char *version, const char *device,
+               int64_t step, const LlamaConfig *config, const DataSummary *train,
+               const DataSummary *val, const Option *options);
+
+// The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
+typedef struct {
+    double planned;   // 0: the plan was made without costs
+    double measured;  // of the time that each rank's device spent in its own micro-batches
+    int32_t slowest_rank;
+} StepBalance;
+
+typedef struct {
+    int64_t step, steps;  // of the run: this one, 1-based, and all
+    double ms, mean_ms;   // of this step; expected of the next ones, pauses included
+    double loss, grad_norm, lr;
+    double useful_flops;  // 0: not known for this layout
+    bool skipped;         // loss or gradient were not finite: no weight has changed
+    bool spike;           // loss_is_spike
+    StepBalance balance;
+} StepReport;
+
+// Documents of the validation set, their tokens, and the tokens with a target
+typedef struct {
+    int64_t docs, tokens, targets;
+} ValidationSet;
+
+void report_step(RunLog *log, const StepReport *r, const StepData *data);
+void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
+
+// "1:02:03" or "2:03"
+void print_duration(double seconds);
+
+#endif

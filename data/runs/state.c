@@ -1,0 +1,129 @@
+#include "state.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/error.h"
+#include "../base/json.h"
+#include "../base/memory.h"
+#include "../base/options.h"
+#include "../base/path.h"
+#include "../batches/plan.h"
+#include "../shards/dataset.h"
+#include "checkpoint.h"
+
+#define FILE_NAME "trainer_state.json"
+
+// A number that must be the same for a resumed run to see the same documents in the same steps.
+typedef struct {
+    const char *name;
+    int64_t value;
+    int64_t before;  // the value of checkpoints that do not have it; -1: all have it
+} PlanField;
+enum { NUM_PLAN_FIELDS = 11 };
+
+static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
+    const PlanSettings usual = plan_settings();
+    const int64_t tokens = (int64_t)(train->token_fingerprint >> 12);  // 52 bits: exact in JSON
+    PlanField fields[NUM_PLAN_FIELDS] = {
+        {"data_fingerprint", (int64_t)(train->fingerprint >> 12), -1},
+        {"token_fingerprint", tokens, tokens},
+        {"seed", (int64_t)p->seed, -1},
+        {"max_seqlen", p->max_seqlen, -1},
+        {"micro_batch_tokens", p->micro_batch_tokens, -1},
+        {"num_micro_batches", p->num_micro, -1},
+        {"fill_ppm", p->fill_ppm, -1},
+        {"long_docs", (int64_t)p->long_docs, -1},
+        {"work_token", p->work_token, usual.work_token},
+        {"work_tile", p->work_tile, usual.work_tile},
+        {"work_side", p->work_side, usual.work_side},
+    };
+    memcpy(f, fields, sizeof fields);
+}
+
+// Returns the bytes written, 0 when the buffer is too small.
+static size_t state_text(char *text, size_t capacity, const TrainingState *s, const PlanField *plan,
+                         const char *version, const Option *options) {
+    JsonWriter w;
+    json_writer_init(&w, text, capacity, 2);
+    json_begin(&w, NULL, '{');
+    json_int(&w, "format", 1);
+    json_string(&w, "version", version);
+    json_int(&w, "step", s->cursor.step);
+    json_int(&w, "epoch", s->cursor.epoch);
+    json_int(&w, "doc_pos", s->cursor.doc_pos);
+    json_int(&w, "tok_off", s->cursor.tok_off);
+    json_int(&w, "log_bytes", s->log_bytes);
+    json_int(&w, "skips_in_a_row", s->skips_in_a_row);
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++) json_int(&w, plan[i].name, plan[i].value);
+    json_begin(&w, "options", '{');
+    options_write_json(options, &w);
+    json_end(&w, '}');
+    json_end(&w, '}');
+    return w.overflow ? 0 : w.n;
+}
+
+static bool read_cursor(const cJSON *state, TrainingState *s, Error *err) {
+    const int64_t max = (int64_t)1 << 52;
+    PlanState *c = &s->cursor;
+    return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
+           json_get_int64(state, "epoch", 0, max, &c->epoch, true, err) &&
+           json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
+           json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
+           json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
+           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
+}
+
+static bool check_plan(const cJSON *state, const PlanField *plan, const char *path, Error *err) {
+    const int64_t max = (int64_t)1 << 52;
+    char misfits[512] = "";
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++) {
+        int64_t was = plan[i].before;
+        if (!json_get_int64(state, plan[i].name, 0, max, &was, was < 0, err)) return false;
+        size_t used = strlen(misfits);
+        if (was != plan[i].value)
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
+                     (long long)was, (long long)plan[i].value);
+    }
+    return misfits[0] == 0 ||
+           error_set(err, EXIT_CHECKPOINT_MISFIT,
+                     "resume with the data and sizes of the interrupted run",
+                     "%s: expected the same documents in the same steps, found other values of%s",
+                     path, misfits);
+}
+
+bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
+                 const Dataset *train, const char *version, const Option *options, Error *err) {
+    PlanField fields[NUM_PLAN_FIELDS];
+    char *text = host_calloc(JSON_MAX_CONFIG, 1, FILE_NAME);
+    get_plan_fields(fields, plan, train);
+    const size_t n = state_text(text, JSON_MAX_CONFIG, s, fields, version, options);
+    const bool ok = n > 0 ? checkpoint_write_file(ck, FILE_NAME, text, n, err)
+                          : error_set(err, EXIT_USAGE, "give shorter options",
+                                      FILE_NAME ": expected at most %d bytes", JSON_MAX_CONFIG);
+    free(text);
+    return ok;
+}
+
+cJSON *state_open(const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
+    return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
+}
+
+bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
+                Error *err) {
+    char path[IO_PATH_MAX];
+    PlanField fields[NUM_PLAN_FIELDS];
+    cJSON *state = state_open(dir, err);
+    if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
+    get_plan_fields(fields, plan, train);
+    const bool ok = read_cursor(state, s, err) && check_plan(state, fields, path, err);
+    cJSON_Delete(state);
+    return ok;
+}
