@@ -2,9 +2,9 @@
 //
 // Floating-point addition is not associative, so the order of a step's sum is fixed: a binary tree
 // over M leaves, leaf i holding the micro-batches that sum_leaf assigns to it. Two neighbours of
-// 2^k leaves join where the left one begins at a multiple of 2^(k+1); the rest joins from the right.
-// A rank that owns a block of leaves can join inside it, and the ranks together, in any grouping,
-// form the same tree.
+// 2^k leaves join where the left one begins at a multiple of 2^(k+1); the rest joins from the
+// right. A rank that owns a block of leaves can join inside it, and the ranks together, in any
+// grouping, form the same tree.
 #ifndef UNPAD_SUM_TREE_H
 #define UNPAD_SUM_TREE_H
 
@@ -17,8 +17,8 @@ typedef struct {
 
 enum { SUM_MAX_NODES = 64 };  // a block of up to 2^20 leaves joins to 40 nodes at most
 
-// The leaf of a micro-batch. In packed layout each leaf has one micro-batch; other layouts need more
-// or fewer micro-batches than there are leaves.
+// The leaf of a micro-batch. In packed layout each leaf has one micro-batch; other layouts need
+// more or fewer micro-batches than there are leaves.
 int32_t sum_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves);
 
 // The block [*first, *last) of n items in order that one rank owns.

@@ -33,6 +33,10 @@ static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
+// device.c: threads of this backend. On a thread other than the one that called device_init,
+// omp_get_max_threads does not know them.
+int cpu_threads(void);
+
 // Sums run in SUM_LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { SUM_LANES = 16 };

@@ -30,8 +30,8 @@
 //   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
 //   difference over 1 %)
 // - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
-//   for each block of KC however small: the same on an idle machine, slower next to other programs, where a
-//   barrier may cost a time slice
+//   for each block of KC however small: the same on an idle machine, slower next to other programs,
+//   where a barrier may cost a time slice
 #include "common.h"
 
 #include <assert.h>

@@ -147,7 +147,8 @@ const char *device_init(const DeviceOptions *) {
     create_buffers();
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
-    if (!scratch) return "not enough free GPU memory for scratch; is another process using the GPU?";
+    if (!scratch)
+        return "not enough free GPU memory for scratch; is another process using the GPU?";
     missing = matmul_init();
     return missing ? missing : comm_connect(stream);
 }

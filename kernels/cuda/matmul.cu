@@ -96,7 +96,9 @@ const char *matmul_init() {
         return "cuBLASLt does not start; is it of another version than the driver supports?";
     workspace_bytes = (size_t)(cuda_arch() >= 90 ? 32 : 4) << 20;  // what NVIDIA recommends
     workspace = device_malloc(workspace_bytes);
-    if (!workspace) return "not enough free GPU memory for the matmul workspace; is another process using the GPU?";
+    if (!workspace)
+        return "not enough free GPU memory for the matmul workspace; is another process using the "
+               "GPU?";
     create_description(FORWARD, CUBLAS_OP_T, CUBLAS_OP_N);
     create_description(BACKWARD_INPUT, CUBLAS_OP_N, CUBLAS_OP_N);
     create_description(BACKWARD_WEIGHT, CUBLAS_OP_N, CUBLAS_OP_T);
