@@ -1,4 +1,4 @@
-// data/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the
+// data/models/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the
 // hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
 #include <stdbool.h>
 #include <stddef.h>
