@@ -1,5 +1,5 @@
-// data/models/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for the
-// hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
+// data/models/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas for
+// the hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
