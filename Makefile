@@ -158,9 +158,12 @@ NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 $(eval $(call HOST_RULES,cuda,$(OPT) -DBACKEND_CUDA))
 $(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),build/twin/cpu_kernels.so))
+# C7508 and following are errors too, which ptxas reports as remarks: wgmma that is serialised,
+# registers that setmaxnreg does not move
 build/cuda/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@
+	$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $(@:.o=.log) || (cat $(@:.o=.log) >&2; exit 1)
+	@cat $(@:.o=.log) >&2; ! grep -q 'C75[0-9][0-9]' $(@:.o=.log) || (rm $@; exit 1)
 build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:

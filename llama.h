@@ -580,16 +580,29 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
                                          const int32_t *cu_seqlens, int32_t num_docs,
-                                         int32_t max_seqlen) {
+                                         int32_t max_seqlen, const int32_t *work,
+                                         size_t num_work) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
     docs->work = m->staging + *used;
     docs->num_docs = num_docs;
     docs->max_seqlen = max_seqlen;
     docs->total_tokens = cu_seqlens[num_docs];
-    *used += attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+    if (num_work)
+        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
+    else
+        num_work = attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+    *used += num_work;
+    assert(*used <= m->staging_ints);
 }
 
-// The batch must satisfy batch_check; it may be reused as soon as this returns.
+// LoaderSettings.work_list, with the model's heads as its context.
+static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
+                                     int num_docs) {
+    return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
+}
+
+// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
+// returns. A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -598,7 +611,8 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
     in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
     in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen);
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
+                          b->num_work);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
@@ -607,7 +621,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
             positions_host[i] = b->position_ids[b->real_rows[i]];
         in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
         llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen);
+                              b->real_max_seqlen, b->real_work, b->num_real_work);
     }
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }

@@ -40,8 +40,8 @@
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/log.h"
-#include "data/runs/manifest.h"
 #include "data/runs/model_files.h"
+#include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
 #include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
@@ -51,10 +51,8 @@
 #include "data/shards/dataset.h"
 #include "kernels/comm/agree.h"
 #include "kernels/comm/comm.h"
-#include "kernels/kernels.h"   // defines: the device
-#include "llama.h"             // defines: LlamaModel, forward, backward, update
-#include "train/algorithms.h"  // defines: repeat_matmul_choices
-#include "train/balance.h"     // defines: StepBalance
+#include "kernels/kernels.h"  // defines: the device
+#include "llama.h"            // defines: LlamaModel, forward, backward, update
 
 #define UNPAD_VERSION "0.1.0"
 
@@ -62,7 +60,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *work_cost;
+    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
@@ -171,6 +169,8 @@ static const Option option_table[] = {
      "CPU matmul: auto, own, openblas or onednn"},
     {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
      "CPU: matmul inputs in bf16, sums in fp32"},
+    {"attention", OPTION_STRING, &o.attention, "auto", NULL, 0, 0,
+     "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
      "same bits in every run (the CPU always does) and on any number of ranks; takes memory for "
      "sums over micro-batches in a fixed order"},
@@ -251,10 +251,9 @@ typedef struct {
     StepData val_step;  // the fixed validation set
     ValidationSet val_set;
     LossTrend trend;
-    char resume_dir[IO_PATH_MAX];
-    bool in_place;  // resume_dir is a checkpoint of --out, whose log and checkpoints continue
-    bool model_given, locked;
-    DirLock lock;
+    OutDir out;
+    ResumePoint resume;
+    bool model_given;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     PassGraph graph;
@@ -332,7 +331,7 @@ static bool model_is_builtin(void) {
 
 // Where the weights come from; NULL: random ones.
 static const char *weights_dir(void) {
-    if (run.resume_dir[0]) return run.resume_dir;
+    if (run.resume.dir[0]) return run.resume.dir;
     return o.from_scratch || model_is_builtin() ? NULL : o.model;
 }
 
@@ -387,8 +386,6 @@ static void pass_graph_free(PassGraph *g) {
 }
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
-    Error err = {0};
-    must(batch_check(b, m->config.vocab_size, &err), &err);
     comm_phase("forward", -1);
     llama_set_batch(m, b);
     pass_through(m, graph);
@@ -448,6 +445,41 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
+// Which matmul algorithms a run uses is kept in its checkpoints: another algorithm adds in another
+// order, so a resumed run that selected again might not be bit-identical.
+static const char MATMUL_CHOICES_FILE[] = "matmul.txt";
+
+// No file when the backend has nothing to choose.
+static bool save_matmul_choices(Checkpoint *ck, Error *err) {
+    const size_t n = matmul_choices(NULL, 0);
+    if (n == 0) return true;
+    char *text = host_calloc(n + 1, 1, "matmul choices");
+    matmul_choices(text, n + 1);
+    bool ok = checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, n, err);
+    free(text);
+    return ok;
+}
+
+// The choices of checkpoint `dir`, if it has any. Where they cannot be repeated training continues
+// with a warning: that costs bits, not correctness.
+static void repeat_matmul_choices(const char *dir) {
+    const uint64_t max_bytes = 1 << 22;
+    Error err = {0};
+    char path[IO_PATH_MAX];
+    uint64_t n = 0;
+    must(path_join(path, sizeof path, dir, MATMUL_CHOICES_FILE, &err), &err);
+    if (!path_exists(path)) return;
+    char *text = file_read_all(path, max_bytes, &n, "", &err);
+    must(text != NULL, &err);
+    const char *why = matmul_repeat_choices(text);
+    free(text);
+    if (!why) return;
+    fprintf(
+        stderr,
+        "warning: %s: selecting matmul algorithms again; results may not be bit-identical: %s\n",
+        path, why);
+}
+
 // Everything beside the model that --resume needs. path: of optimizer.safetensors.
 static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
     SafetensorsWriter w;
@@ -466,18 +498,18 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
     llama_gather_weights(m);
-    bool ok = !speaks() || (dir_lock_check(&run.lock, o.out, err) && log_sync(&run.log, err) &&
-                            checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                            model_files_write(&run.files, &m->config, llama_parameters(m), ck,
-                                              err) &&
-                            checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
+    bool ok =
+        !speaks() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
+                      checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
+                      model_files_write(&run.files, &m->config, llama_parameters(m), ck, err) &&
+                      checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!speaks()) {
         if (ok && name == NULL) llama_send_optimizer(m);
         return true;
     }
     ok = ok && (name != NULL || save_state(ck, m, path, err)) &&
-         dir_lock_check(&run.lock, o.out, err) && checkpoint_publish(ck, err);
+         dir_lock_check(&run.out.lock, o.out, err) && checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
 }
@@ -531,6 +563,25 @@ static void save_or_warn(LlamaModel *m, bool last) {
 
 // ------------------------------------------------------------------------------------------------
 // The loop
+
+// All ranks, after the wait that ends the step: nothing here waits for the device.
+static StepBalance step_balance(const StepData *data) {
+    StepBalance b = {0};
+    const int32_t ranks = comm_num_ranks();
+    if (ranks == 1) return b;
+    const float own_ms = device_timer_ms();
+    float *ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+    double sum = 0;
+    comm_all_gather_host(ms, &own_ms, sizeof own_ms);
+    for (int32_t r = 0; r < ranks; r++) {
+        sum += (double)ms[r];
+        if (ms[r] > ms[b.slowest_rank]) b.slowest_rank = r;
+    }
+    b.planned = data->imbalance;
+    b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
+    free(ms);
+    return b;
+}
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
@@ -598,11 +649,11 @@ static void print_trained(int64_t steps, int64_t tokens, double ms, double pause
 static void train(LlamaModel *m) {
     Error err = {0};
     double mean_ms = 0, all_ms = 0, pauses_ms = 0;
-    int64_t last_saved = run.in_place ? run.cursor.step : -1, tokens = 0;
+    int64_t last_saved = run.resume.in_place ? run.cursor.step : -1, tokens = 0;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
-    if (!run.resume_dir[0]) validate(m, 0);
+    if (!run.resume.dir[0]) validate(m, 0);
     for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
         comm_phase("read", step + 1);
@@ -884,105 +935,33 @@ static bool check_packing(LlamaModel *m, Dataset *dataset, LoaderSettings settin
 // The output directory, and what --resume finds in it
 
 // Not --compare, --steps 0 and the like, which leave --out alone.
-static bool trains(void) {
-    return o.steps > 0 && !o.dry_run && !o.compare && !o.check_packing;
-}
+static bool trains(void) { return o.steps > 0 && !o.dry_run && !o.compare && !o.check_packing; }
 
-// Rank 0: from here on this run is the only one that writes there. Undoes what a killed one left.
-static void lock_out_dir(void) {
+// Fills run.resume; its dir stays empty when a bare --resume finds no checkpoint: a fresh start.
+static void find_resume_point(void) {
     Error err = {0};
-    if (run.locked) return;
-    must(dir_lock(&run.lock, o.out, &err), &err);
-    run.locked = true;
-    if (!run.lock.works)
-        fprintf(stderr,
-                "warning: %s: this file system has no locks: nothing keeps a second run out\n",
-                o.out);
-    must(checkpoint_recover(o.out, &err), &err);
-}
-
-static bool same_file(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-static void report_damaged(const char *dir, const Error *why) {
-    fprintf(stderr, "warning: %s passed over: %s\n", dir, why->what);
-}
-
-// A later --resume takes the newest checkpoint: one that this run has turned its back on must not
-// be there.
-static void check_named_is_newest(int64_t step) {
-    Error err = {0};
-    int64_t *steps = NULL;
-    int count = 0;
-    must(checkpoint_list(o.out, &steps, &count, &err), &err);
-    if (count > 0 && steps[0] > step)
-        error_set(&err, EXIT_USAGE, "remove the newer ones first, or give another --out",
-                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08lld",
-                  o.resume, o.out, (long long)steps[0]);
-    free(steps);
-    must(!err.code, &err);
-}
-
-// A bare --resume found nothing. A run that was killed before its first checkpoint starts again, as
-// does one in a new directory; where checkpoints must have been there, something is wrong.
-static void start_without_checkpoint(void) {
-    Error err = {0};
-    char path[IO_PATH_MAX];
-    int64_t last_step, first_save;
-    if (!speaks()) return;
-    must(path_join(path, sizeof path, o.out, "final", &err), &err);
-    const bool finished = path_exists(path);
-    must(log_read_progress(o.out, &last_step, &first_save, &err), &err);
-    if (finished || last_step > first_save)
-        error_set(&err, EXIT_BAD_INPUT, "restore the step-* directories; --overwrite starts over",
-                  "%s: expected a checkpoint beside %s, found none", o.out,
-                  finished ? "final/" : "log.jsonl, whose run saved some");
-    must(!err.code, &err);
-    fprintf(stderr, "warning: %s: no checkpoint to resume from: training starts from scratch\n",
-            o.out);
-}
-
-// Fills run.resume_dir, or leaves it empty when a bare --resume finds no checkpoint: a fresh start.
-static void find_resume_dir(void) {
-    Error err = {0};
-    int64_t step = -1;
-    char own[IO_PATH_MAX];
     if (o.resume && o.overwrite)
         usage_error("--resume continues the run in --out, --overwrite replaces it: give one",
                     "--resume and --overwrite: expected at most one of them");
-    if (o.resume && trains() && speaks() && path_is_dir(o.out)) lock_out_dir();
-    comm_barrier();  // what a killed run left is in order
+    run.out.path = o.out;
+    if (o.resume && trains() && speaks() && path_is_dir(o.out))
+        must(out_dir_lock(&run.out, &err), &err);
+    comm_barrier();  // rank 0 has undone what a killed run left
     if (!o.resume) return;
-    if (strcmp(o.resume, "newest") != 0) {
-        must(manifest_verify(o.resume, &step, &err), &err);
-        must(path_printf(run.resume_dir, sizeof run.resume_dir, &err, "%s", o.resume), &err);
-        must(path_printf(own, sizeof own, &err, "%s/step-%08lld", o.out, (long long)step), &err);
-        run.in_place = same_file(own, run.resume_dir);
-        if (run.in_place && trains()) check_named_is_newest(step);
-        return;
-    }
-    if (path_is_dir(o.out))
-        must(checkpoint_find_newest(o.out, run.resume_dir, sizeof run.resume_dir, &step,
-                                    report_damaged, &err),
-             &err);
-    run.in_place = step >= 0;
-    if (run.in_place) return;
-    run.resume_dir[0] = 0;
-    start_without_checkpoint();
+    must(out_dir_find_resume(o.out, o.resume, trains(), &run.resume, &err), &err);
+    if (!run.resume.dir[0] && speaks()) must(out_dir_start_from_scratch(o.out, &err), &err);
 }
 
 // Options that are not on the command line are those of the resumed run.
 static void take_options(int argc, char **argv) {
     Error err = {0};
     run.model_given = options_given(argc, argv, "model");
-    if (!run.resume_dir[0]) return;
-    cJSON *state = state_open(run.resume_dir, &err);
+    if (!run.resume.dir[0]) return;
+    cJSON *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
     const cJSON *stored = json_member(state, "options");
     if (!options_take(option_table, argc, argv, stored, options_of_a_start, &err)) {
-        error_prefix(&err, run.resume_dir);
+        error_prefix(&err, run.resume.dir);
         error_exit(&err);
     }
     if (speaks())
@@ -994,69 +973,20 @@ static void take_options(int argc, char **argv) {
 static int64_t read_state(void) {
     Error err = {0};
     TrainingState state = {0};
-    must(state_read(&state, run.resume_dir, &run.loader_settings.plan, &run.train, &err), &err);
+    must(state_read(&state, run.resume.dir, &run.loader_settings.plan, &run.train, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
     return state.log_bytes;
 }
 
-// --overwrite must not remove what the weights come from.
-static void check_model_stays(void) {
-    Error err = {0};
-    char model[IO_PATH_MAX], parent[IO_PATH_MAX];
-    int64_t step;
-    if (!o.overwrite || model_is_builtin() || !realpath(o.model, model)) return;
-    const char *name = strrchr(model, '/') + 1;
-    must(path_parent(parent, sizeof parent, model, &err), &err);
-    if (!same_file(parent, o.out)) return;
-    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return;
-    error_set(&err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
-              "--overwrite: expected a --model that it does not remove, found %s", o.model);
-    error_exit(&err);
-}
-
-// What the checkpoints of this run will need, and final/, against what is free. A guess early on is
-// better than the truth after the last step.
-static void warn_if_space_is_short(const LlamaModel *m) {
-    Error err = {0};
-    const int64_t steps = o.steps - run.cursor.step;
-    const double model = 4.0 * (double)llama_config_num_params(&m->config), whole = 3 * model;
-    int64_t *old = NULL, saves = steps > 0;
-    int there = 0;
-    uint64_t free_bytes = 0;
-    if (steps > 0 && o.save_every > 0) saves = (steps - 1) / o.save_every + 1;
-    if (!checkpoint_list(o.out, &old, &there, &err)) there = 0;
-    free(old);
-    const int64_t room = o.keep + 1 - there;  // the oldest goes after the newest has come
-    if (o.keep > 0 && saves > room) saves = room > 1 ? room : 1;
-    const double needed = (double)saves * whole + model;
-    if (!disk_free_bytes(o.out, &free_bytes, &err) || needed <= (double)free_bytes) return;
-    fprintf(stderr,
-            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
-            "%.1f MiB free%s\n",
-            o.out, needed / 1048576, (long long)saves, whole / 1048576,
-            (double)free_bytes / 1048576,
-            o.save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
-}
-
 static void open_out_dir(const LlamaModel *m) {
     Error err = {0};
-    char path[IO_PATH_MAX];
-    comm_barrier();  // every rank's inputs are good, and what it reads has been found
+    const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&m->config);
+    const bool replaces = o.overwrite || (o.resume && !run.resume.dir[0]);
+    comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!speaks()) return;
-    must(dir_create_all(o.out, &err), &err);
-    lock_out_dir();
-    must(dir_probe(o.out, &err), &err);
-    must(path_join(path, sizeof path, o.out, "log.jsonl", &err), &err);
-    const bool replaces = o.overwrite || (o.resume && !run.resume_dir[0]);
-    if (!run.in_place && !replaces && path_exists(path)) {
-        error_set(&err, EXIT_USAGE,
-                  "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
-                  "%s: expected an empty directory, found a run", o.out);
-        error_exit(&err);
-    }
-    if (o.overwrite) must(checkpoint_remove_all(o.out, &err), &err);
-    warn_if_space_is_short(m);
+    must(out_dir_open(&run.out, run.resume.in_place, replaces, o.overwrite, &err), &err);
+    out_dir_warn_if_small(o.out, model_bytes, o.steps - run.cursor.step, o.save_every, o.keep);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1076,9 +1006,9 @@ static void check_ranks_agree(void) {
     rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
-    rank_field_text(&own, "checkpoint", run.resume_dir);
-    if (run.resume_dir[0]) {  // its manifest has the checksums of all its files, which are verified
-        must(path_join(manifest, sizeof manifest, run.resume_dir, "manifest.json", &err), &err);
+    rank_field_text(&own, "checkpoint", run.resume.dir);
+    if (run.resume.dir[0]) {  // its manifest has the checksums of all its files, which are verified
+        must(path_join(manifest, sizeof manifest, run.resume.dir, "manifest.json", &err), &err);
         rank_field_file(&own, "files of the checkpoint", manifest);
     }
     rank_fields_agree(&own, "the same", "start every rank with the same program, flags and files");
@@ -1123,7 +1053,8 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
 // Set-up
 
 static void check_options(void) {
-    check_model_stays();
+    Error err = {0};
+    if (o.overwrite && !model_is_builtin()) must(out_dir_keeps_model(o.out, o.model, &err), &err);
     if (o.micro_batch_tokens < o.max_seqlen)
         usage_error("raise --micro-batch-tokens or lower --max-seqlen",
                     "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
@@ -1141,8 +1072,8 @@ static void check_options(void) {
 static void load_config(void) {
     Error err = {0};
     char near_name[64], hint[256];
-    if (run.resume_dir[0] && !run.model_given) {
-        must(llama_config_read(&run.config, run.resume_dir, &err), &err);
+    if (run.resume.dir[0] && !run.model_given) {
+        must(llama_config_read(&run.config, run.resume.dir, &err), &err);
         return;
     }
     if (llama_config_builtin(&run.config, o.model)) return;
@@ -1162,14 +1093,14 @@ static void load_config(void) {
 static void check_config_of_checkpoint(void) {
     Error err = {0};
     LlamaConfig saved;
-    if (!run.resume_dir[0]) return;
-    must(llama_config_read(&saved, run.resume_dir, &err), &err);
+    if (!run.resume.dir[0]) return;
+    must(llama_config_read(&saved, run.resume.dir, &err), &err);
     char a[8192], b[8192];
     llama_config_text(&saved, "float32", a, sizeof a);
     llama_config_text(&run.config, "float32", b, sizeof b);
     if (strcmp(a, b) == 0) return;
     error_set(&err, EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
-              "%s: expected the model %s, found another config.json", run.resume_dir, o.model);
+              "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
     error_exit(&err);
 }
 
@@ -1198,7 +1129,7 @@ static void open_data(void) {
 // Its files all from one directory: those of two tokenizers would not fit each other.
 static void open_tokenizer(void) {
     Error err = {0};
-    const char *dirs[] = {run.resume_dir, o.model, o.train}, *from = NULL;
+    const char *dirs[] = {run.resume.dir, o.model, o.train}, *from = NULL;
     const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
     bool found = false;
@@ -1216,7 +1147,7 @@ static void open_tokenizer(void) {
 
 static void read_generation_config(void) {
     Error err = {0};
-    const char *dirs[] = {run.resume_dir, o.model};
+    const char *dirs[] = {run.resume.dir, o.model};
     bool found = false;
     for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && speaks(); i++)
         if (path_is_dir(dirs[i]))
@@ -1287,6 +1218,15 @@ static void make_loader_settings(void) {
     s->deterministic_reduction = sums_in_order();
     must(plan_settings_check(&s->plan, &err), &err);
     if (o.cuda_graph) fix_size(s);
+}
+
+// The loader thread makes the attention work lists; only the planned model knows its heads.
+static void load_work_lists(LlamaModel *m) {
+    LoaderSettings *s = &run.loader_settings;
+    const int32_t most = s->plan.micro_batch_tokens;
+    s->work_list = llama_work_list;
+    s->work_context = &m->heads;
+    s->max_work = attention_plan_size(most, most);
 }
 
 // The rule: every rank has at least one micro-batch of each step.
@@ -1379,8 +1319,8 @@ static void print_steps(void) {
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
         "%d tokens (%s), about %.*f steps an epoch\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es", p->micro_batch_tokens,
-        p->fill_ppm * 1e-4, p->max_seqlen,
+        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es",
+        p->micro_batch_tokens, p->fill_ppm * 1e-4, p->max_seqlen,
         o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
     const PlanSettings usual = plan_settings();
     if (p->work_token == 0 && p->work_tile == 0)
@@ -1405,7 +1345,7 @@ static void print_plan(const LlamaModel *m) {
         o.model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
-    printf("start   %s\n", run.resume_dir[0] ? run.resume_dir
+    printf("start   %s\n", run.resume.dir[0] ? run.resume.dir
                            : weights_dir()   ? "weights of --model"
                                              : "random weights");
     data_summary_print(&run.train_summary, "train   ");
@@ -1490,7 +1430,7 @@ int main(int argc, char **argv) {
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
     catch_signals();
-    find_resume_dir();
+    find_resume_point();
     take_options(argc, argv);
     check_options();
     check_ranks();
@@ -1499,6 +1439,9 @@ int main(int argc, char **argv) {
     DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
     missing = device_init(&device);
     if (missing) no_device(missing);
+    if (attention_select(o.attention) != 0)
+        usage_error("auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
+                    "--attention: expected kernels that this device can run");
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     load_config();
@@ -1511,13 +1454,14 @@ int main(int argc, char **argv) {
     make_loader_settings();
     summarize_data();
     load_validation();
-    int64_t log_before = run.resume_dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
-    if (!run.in_place) log_before = -1;  // another run's log is not continued
+    int64_t log_before = run.resume.dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
+    if (!run.resume.in_place) log_before = -1;  // another run's log is not continued
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
+    load_work_lists(m);
     print_plan(m);
     check_weights(m);
     check_memory(m);
@@ -1527,7 +1471,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     must(llama_allocate(m, &err), &err);
-    if (run.resume_dir[0]) repeat_matmul_choices(run.resume_dir);
+    if (run.resume.dir[0]) repeat_matmul_choices(run.resume.dir);
     init_weights(m);
     check_ranks_start_alike(m);
     if (o.check_packing) return check_packing_or_exit(m);
@@ -1539,13 +1483,13 @@ int main(int argc, char **argv) {
     }
 
     open_out_dir(m);
-    if (run.resume_dir[0]) {
+    if (run.resume.dir[0]) {
         char path[IO_PATH_MAX];
-        must(path_join(path, sizeof path, run.resume_dir, "optimizer.safetensors", &err), &err);
+        must(path_join(path, sizeof path, run.resume.dir, "optimizer.safetensors", &err), &err);
         must(llama_load_optimizer(m, path, &err), &err);
     }
     if (speaks()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
-    log_start(&run.log, run.resume_dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
+    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
     finish(m);

@@ -13,7 +13,6 @@
 #include <time.h>
 #include "../kernels/kernels.h"
 
-int attention_select(const char *name);  // kernels/cpu/attention.c
 
 enum { MAX_RUNS = 101 };
 

@@ -1,7 +1,7 @@
 // Speed of kernels/cuda/attention*.cu on the GPU: useful TFLOP/s, forward and backward.
 //   nvcc -std=c++17 -O3 -DBACKEND_CUDA -arch=sm_90a dev/bench_attention.cu kernels/cuda/*.cu
 //        -lcublasLt -o bench_attention
-//   bench_attention [runs]
+//   bench_attention [runs [auto|sm80|sm90]]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
 // pairs backward, pairs = sum of len * (len + 1) / 2; the recomputed scores do not count, and
 // everything a call does is inside the time. Inputs are normal random numbers, as data changes
@@ -193,11 +193,15 @@ int main(int argc, char **argv) {
     static const int seed[] = {220, 217, 295, 183, 130, 350};
     static int web[WEB_DOCS + 128];  // then 128 empty documents
     int runs = argc > 1 ? atoi(argv[1]) : 31;
+    const char *kernels = argc > 2 ? argv[2] : "auto";
     if (runs < 1 || runs > MAX_RUNS)
-        return fprintf(stderr, "usage: %s [runs]; up to %d\n", argv[0], MAX_RUNS), 2;
+        return fprintf(stderr, "usage: %s [runs [auto|sm80|sm90]]; up to %d\n", argv[0], MAX_RUNS),
+               2;
     DeviceOptions options = {0, "auto", 0, 1};
     const char *missing = device_init(&options);
     if (missing) return fprintf(stderr, "error: %s\n", missing), 11;
+    if (attention_select(kernels) != 0)
+        return fprintf(stderr, "error: no %s kernels for this GPU\n", kernels), 2;
     printf("%s\n", device_describe());
     web_lengths(web);
     for (HeadShape heads : models) {

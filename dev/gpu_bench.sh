@@ -63,7 +63,9 @@ peers() {
     make -s -j"$(nproc)" BACKEND=cuda train_llama build/cuda/bench_attention_cuda || exit 1
     for part in $parts; do
         case $part in
-            attention) run build/cuda/bench_attention_cuda ;;
+            attention)
+                run build/cuda/bench_attention_cuda
+                run build/cuda/bench_attention_cuda 31 sm80 ;;
             steps) steps ;;
             peers) peers ;;
         esac

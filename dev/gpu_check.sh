@@ -97,7 +97,7 @@ suite conformance 60 build/cuda/test_conform
 # 2. kernels beside their CPU twins, properties, 1000 repeats, large sizes
 suite kernels 120 build/cuda/test_cuda_kernels
 suite graph 60 build/cuda/test_cuda_graph
-suite attention 240 env UNPAD_FULL=1 build/cuda/test_cuda_attention
+suite attention 480 env UNPAD_FULL=1 build/cuda/test_cuda_attention
 
 # 3. whole runs beside the CPU backend
 suite training 200 env TRAIN="$root/build/cuda/train_llama" tests/test_cuda_train.sh

@@ -202,6 +202,10 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const Documents *docs, HeadShape heads);
+// The kernels that run, or the best by "auto". CUDA: "sm80", "sm90"; CPU: an instruction set. -1
+// when not available here. A work list serves all of them.
+int attention_select(const char *name);
+const char *attention_describe(void);
 
 // ------------------------------------------------------------------------------------------------
 // Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's

@@ -12,7 +12,6 @@
 #include "notebook.h"
 #include "test.h"
 
-int attention_select(const char *name);  // kernels/cpu/attention.c
 
 #ifdef GRADCHECK
 #define ROUNDING (DBL_EPSILON / 2)

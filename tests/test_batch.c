@@ -1,5 +1,4 @@
-// Batch: the four layouts against a slow model of each, and batch_check against planted
-// corruptions.
+// Batch: the four layouts against a slow reference of each, and batch_check against corruptions.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +18,7 @@ typedef struct {
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
-// Documents with lengths from 0, chunks that go on among them, rows from just fitting to too long.
+// Documents of 0 and more tokens, some of them segments that continue, in rows of many lengths.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;
@@ -46,7 +45,7 @@ static int32_t target_of(const DocView *doc, int32_t k) {
     return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
 }
 
-// Every real token where the layout puts it; nothing else has a target.
+// Every real token is where the layout puts it; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
     for (int i = 0; i < c->n; i++) {
@@ -161,7 +160,7 @@ TEST(empty_batches_and_empty_documents) {
     batch_free(&b);
 }
 
-// A big batch, then a small one: nothing of the first may show.
+// A large batch, then a small one: nothing of the first may remain.
 TEST(a_batch_can_be_filled_again) {
     Case c;
     Batch used, fresh;
@@ -184,7 +183,7 @@ TEST(a_batch_can_be_filled_again) {
     batch_free(&used);
 }
 
-// Batches of one size: the documents stay as they were, the rest is padding that batch_check knows.
+// Batches of one size: the documents are unchanged, the rest is padding that batch_check accepts.
 TEST(batches_can_be_completed_to_one_size) {
     Case c;
     Batch b, before;
@@ -221,7 +220,7 @@ TEST(batches_can_be_completed_to_one_size) {
 // -------------------------------------------------------------------------------------------------
 // batch_check
 
-// Two documents of 5 and 3 tokens, the first of which goes on; no room for a third.
+// Two documents of 5 and 3 tokens, the first one continued; no room for a third.
 static void make_small(Batch *b, Layout layout) {
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
     const DocView docs[] = {{first, 5, 15}, {second, 3, -1}};
@@ -304,8 +303,8 @@ static void make_small(Batch *b, Layout layout) {
     X(PACKED, b->layout = LAYOUT_PADDED)                                                     \
     X(ALL, b->micro_batch_tokens = b->total_tokens - 1)
 
-// And of a packed batch that was completed: 8 rows and 2 documents, then a segment of padding and
-// an empty one
+// The same for a completed packed batch: 8 rows and 2 documents, then a segment of padding and an
+// empty one
 #define COMPLETED_CORRUPTIONS(X)                  \
     X(b->targets[9] = 1)                          \
     X(b->tokens[9] = 1)                           \
@@ -366,7 +365,8 @@ static void sort_tokens(Batch *b) {
     }
 }
 
-// What follows from a change is put right, so that only the check of that layout itself can see it.
+// Recomputes everything that depends on a change, so that only the check of the layout can detect
+// it.
 static void put_right(Batch *b) {
     const bool repad = b->layout == LAYOUT_REPAD;
     const int32_t *cu = repad ? b->real_cu_seqlens : b->cu_seqlens;
@@ -425,8 +425,8 @@ static uint32_t *field_at(Batch *b, uint32_t i) {
     return &arrays[i % 7][test_rng_below(3)];
 }
 
-// Whatever is in it, batch_check neither crashes nor reads outside (the sanitizers say so); a bit
-// that matters is noticed.
+// Random bits: batch_check neither crashes nor reads outside the arrays (under the sanitizers), and
+// detects a bit that matters.
 TEST(check_survives_random_bits) {
     int refused = 0;
     for (int round = 0; round < 20000; round++) {

@@ -107,7 +107,7 @@ expect version 0 '^unpad.c [0-9]' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
-expect damaged_newest_falls_back 0 'warning: d/step-00000008 passed over' "${resume[@]}" --out d --steps 7
+expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
 expect resume_of_nothing_starts_anew 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
@@ -126,6 +126,7 @@ expect document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 102
 expect batch_no_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect run_in_the_way 2 'found a run' "${run[@]}" --out a
 expect unknown_matmul 2 'matmul' "${run[@]}" --matmul fastest
+expect unknown_attention 2 'attention' "${run[@]}" --attention fastest
 expect too_big_for_the_machine 6 'largest that fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
 [ ! -e big ] && ok nothing_written_when_too_big || bad nothing_written_when_too_big ''
 

@@ -47,7 +47,7 @@ done
 # The Makefile's own command, for all of them at once
 compile() {     # compile FILE
     local line
-    line=$(make_n CUDA_ARCHS="${archs[*]}" -W "$1.cu" "build/cuda/$1.o" | tail -n 1)
+    line=$(make_n CUDA_ARCHS="${archs[*]}" -W "$1.cu" "build/cuda/$1.o" | grep -m 1 -- "-c $1.cu")
     line=${line/-MMD -MP/}
     (cd "$root" && exec ${line% -o *} --threads 2 -o "$work/$(basename "$1").o")
 }
@@ -57,8 +57,10 @@ for file in attention_sm80 rmsnorm; do
 done
 
 # PTX of sm_80 whatever is asked for, and whatever an older or newer nvcc knows
-gencode() { make_n "$@" -W train_llama.cu build/cuda/train_llama.o | tail -n 1 |
-                grep -o 'code=[a-z0-9_]*' | tr '\n' ' '; }
+gencode() {
+    make_n "$@" -W kernels/cuda/rmsnorm.cu build/cuda/kernels/cuda/rmsnorm.o |
+        grep -m 1 -- '-c kernels' | grep -o 'code=[a-z0-9_]*' | tr '\n' ' '
+}
 has() {         # has NAME EXPECTED ARGUMENTS...
     local name=$1 expected=$2 found
     shift 2

@@ -10,6 +10,8 @@
 // is rounded. Everything else is fp32. So a lost or doubled key, a wrong mask, position or scale is
 // far outside.
 //
+// Every case that runs kernels runs for each path, sm80 and sm90, that the GPU has.
+//
 // Cases named real_* need a GPU and run with UNPAD_FULL=1: every shape of the grid below, whole
 // batches, thousands of calls, buffers of more than 2^32 elements. UNPAD_FULL=small runs them
 // shrunken, so that the emulator can show that the cases themselves work.
@@ -61,6 +63,23 @@ static void open_device() {
     if (missing) fprintf(stderr, "%s\n", missing), exit(2);
     open = true;
 }
+
+// A case for each of attention_select's kernels, named after them
+static void use_path(const char *path) {
+    open_device();
+    if (attention_select(path) != 0) SKIP("no %s kernels for this GPU", path);
+}
+#define EACH_PATH(name_)  \
+    static void name_();  \
+    TEST(name_##_sm80) {  \
+        use_path("sm80"); \
+        name_();          \
+    }                     \
+    TEST(name_##_sm90) {  \
+        use_path("sm90"); \
+        name_();          \
+    }                     \
+    static void name_()
 
 // -------------------------------------------------------------------------------------------------
 // A batch on the host: documents, inputs, results; `slack` rows of NaN follow each tensor
@@ -282,8 +301,9 @@ static void check_same_doc(const char *what, const Batch &a, int i, const Batch 
 // -------------------------------------------------------------------------------------------------
 // What the random cases draw from
 
-static const HeadShape all_heads[] = {{1, 1, 64}, {3, 1, 64},  {4, 1, 64},  {2, 2, 64},
-                                      {6, 2, 64}, {1, 1, 128}, {3, 1, 128}, {4, 2, 128}};
+static const HeadShape all_heads[] = {{1, 1, 64},  {3, 1, 64}, {4, 1, 64}, {2, 2, 64},
+                                      {6, 2, 64},  {5, 1, 64}, {2, 1, 64}, {1, 1, 128},
+                                      {3, 1, 128}, {4, 2, 128}};
 enum { NUM_HEADS = sizeof(all_heads) / sizeof(all_heads[0]) };
 
 static int random_length() {
@@ -638,7 +658,7 @@ TEST(unsupported_shapes_end_the_program) {
     }
 }
 
-TEST(no_tokens_need_no_plan) {
+EACH_PATH(no_tokens_need_no_plan) {
     const Documents docs = {NULL, NULL, 0, 0, 0};
     open_device();
     attention_forward(NULL, NULL, NULL, &docs, {9, 3, 64});
@@ -647,25 +667,25 @@ TEST(no_tokens_need_no_plan) {
 
 static const int edge_lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 193};
 
-TEST(edge_lengths_one_head) {
+EACH_PATH(edge_lengths_one_head) {
     against_twin({1, 1, 64}, edge_lengths, 9, 1);
     against_twin({1, 1, 128}, edge_lengths, 9, 1);
 }
-TEST(edge_lengths_grouped_heads) {
+EACH_PATH(edge_lengths_grouped_heads) {
     against_twin({3, 1, 64}, edge_lengths, 9, 1);
     against_twin({3, 1, 128}, edge_lengths + 4, 5, 1);
     against_twin({4, 1, 64}, edge_lengths + 1, 6, 1);
     against_twin({6, 2, 64}, edge_lengths + 2, 4, 1);
     against_twin({4, 1, 128}, edge_lengths, 5, 1);
 }
-TEST(large_inputs) {
+EACH_PATH(large_inputs) {
     static const int lengths[] = {65, 3, 129};
     for (double scale : {3.0, 5.0}) {
         against_twin({3, 1, 64}, lengths, 3, scale);
         against_twin({2, 1, 128}, lengths, 3, scale);
     }
 }
-TEST(zero_length_documents) {
+EACH_PATH(zero_length_documents) {
     static const int lengths[] = {0, 0, 63, 0, 64, 0, 0, 65, 2, 0};
     static const int first[] = {0, 130}, last[] = {130, 0}, none[] = {0, 0, 0};
     against_twin({3, 1, 64}, lengths, 10, 1);
@@ -674,29 +694,36 @@ TEST(zero_length_documents) {
     against_twin({2, 2, 64}, last, 2, 1);
     against_twin({2, 2, 64}, none, 3, 1);
 }
-TEST(documents_of_one_token) {
+EACH_PATH(documents_of_one_token) {
     int ones[40];
     for (int &n : ones) n = 1;
     against_twin({4, 1, 64}, ones, 40, 1);
     against_twin({2, 1, 128}, ones, 40, 1);
 }
-TEST(seed_batch) {
+EACH_PATH(seed_batch) {
     static const int lengths[] = {220, 217, 295, 183, 130, 350};
     against_twin({3, 1, 64}, lengths, 6, 1);
+}
+
+// Long enough that every stage of a ring is filled several times within one item
+EACH_PATH(long_documents) {
+    static const int lengths[] = {640, 3, 400};
+    against_twin({1, 1, 64}, lengths, 2, 1);
+    against_twin({2, 1, 128}, lengths + 1, 2, 1);
 }
 
 // For compute-sanitizer, whose tools are up to a hundred times slower: every kernel once, whole and
 // partial tiles, documents without a token at the start, in the middle and at the end.
 static const int sanitizer_lengths[] = {0, 1, 63, 0, 64, 65, 129, 0};
 
-TEST(sanitizer_3_heads_of_64) { against_twin({3, 1, 64}, sanitizer_lengths, 8, 1); }
-TEST(sanitizer_4_heads_of_64) { against_twin({4, 1, 64}, sanitizer_lengths, 8, 1); }
-TEST(sanitizer_3_heads_of_128) { against_twin({3, 1, 128}, sanitizer_lengths, 8, 1); }
-TEST(sanitizer_4_heads_of_128) { against_twin({4, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_64) { against_twin({3, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_64) { against_twin({4, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_128) { against_twin({3, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_128) { against_twin({4, 1, 128}, sanitizer_lengths, 8, 1); }
 
 // One key is far larger than the others: from there on a row is all but one-hot, at the first, a
 // middle or the last key of a tile
-TEST(softmax_spikes) {
+EACH_PATH(softmax_spikes) {
     static const int at[] = {0, 63, 64, 100, 128};
     for (int D = 64; D <= 128; D += 64)
         for (int spike : at) {
@@ -711,7 +738,7 @@ TEST(softmax_spikes) {
 }
 
 // All keys equal: probabilities are uniform, lse = score + log(count)
-TEST(uniform_softmax) {
+EACH_PATH(uniform_softmax) {
     static const int lengths[] = {5, 150, 1};
     const HeadShape h = {3, 1, 64};
     Batch b = random_batch(h, lengths, 3, 1);
@@ -749,7 +776,7 @@ static void check_equal_scores(int D, float q_value) {
     }
     free_batch(b);
 }
-TEST(equal_scores_of_a_long_document) {
+EACH_PATH(equal_scores_of_a_long_document) {
 #if defined(CUDA_EMU) && !defined(__FMA__) && !defined(__FP_FAST_FMAF)
     SKIP("this CPU contracts nothing to FMA, as a GPU does");
 #endif
@@ -758,7 +785,7 @@ TEST(equal_scores_of_a_long_document) {
     check_equal_scores(128, 99.5f);
 }
 
-TEST(random_layouts) {
+EACH_PATH(random_layouts) {
     for (int n = 0; n < 12; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
@@ -808,7 +835,7 @@ static void packed_alone_permuted(HeadShape heads, const int *lengths, int num_d
     free_batch(b);
 }
 
-TEST(packed_is_alone_is_permuted) {
+EACH_PATH(packed_is_alone_is_permuted) {
     static const int zeros[] = {0, 0, 63, 0, 64, 0, 0, 65, 0, 0}, edges[] = {193, 1, 128, 127, 2};
     packed_alone_permuted({3, 1, 64}, zeros, 10);
     packed_alone_permuted({1, 1, 64}, edges, 5);
@@ -821,7 +848,7 @@ TEST(packed_is_alone_is_permuted) {
 }
 
 // One document is replaced by noise, NaN or infinity; nothing else may change.
-TEST(isolation) {
+EACH_PATH(isolation) {
     for (int n = 0; n < 18; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
@@ -842,7 +869,7 @@ TEST(isolation) {
 }
 
 // Token t is replaced: rows before it keep their bits.
-TEST(causality_forward) {
+EACH_PATH(causality_forward) {
     for (int n = 0; n < 16; n++) {
         int lengths[] = {(int)test_rng_below(40), 1 + random_length(), (int)test_rng_below(40)};
         int t = (int)test_rng_below((uint32_t)lengths[1]);
@@ -859,7 +886,7 @@ TEST(causality_forward) {
 }
 
 // Only row t has a gradient: dq of other rows, and dk and dv of later rows, are exactly zero.
-TEST(causality_backward) {
+EACH_PATH(causality_backward) {
     for (int n = 0; n < 16; n++) {
         int len = 1 + random_length(), t = (int)test_rng_below((uint32_t)len);
         Batch b = random_batch(all_heads[test_rng_below(NUM_HEADS)], &len, 1, 1);
@@ -877,7 +904,7 @@ TEST(causality_backward) {
 }
 
 // NaN or numbers past total_tokens, NaN or numbers in the results before: same bits
-TEST(slack_and_old_results_do_not_matter) {
+EACH_PATH(slack_and_old_results_do_not_matter) {
     for (int n = 0; n < 8; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
@@ -895,9 +922,50 @@ TEST(slack_and_old_results_do_not_matter) {
     }
 }
 
+// Two paths differ by what each rounds: twice what one may differ from fp32, in the worst case
+// 2^-7 of the largest value (P and the result are rounded).
+TEST(paths_agree) {
+    for (int n = 0; n < 6; n++) {
+        int lengths[4], num_docs;
+        const HeadShape heads = random_layout(lengths, &num_docs);
+        use_path("sm90");
+        Batch a = random_batch(heads, lengths, num_docs, 1), b = copy_batch(a, lengths);
+        run(&a);
+        use_path("sm80");
+        run(&b);
+        float largest = 0;
+        for (int64_t x = 0; x < b.T * qkv_row(heads); x++)
+            largest = fmaxf(largest, fabsf((float)b.qkv[x]));
+        for (int64_t x = 0; x < a.T * out_row(heads); x++)
+            CHECK_MSG(fabsf((float)a.out[x] - (float)b.out[x]) <= 2 * U * largest,
+                      "out %lld: %g and %g", (long long)x, (float)a.out[x], (float)b.out[x]);
+        for (int64_t x = 0; x < (int64_t)a.T * heads.num_heads; x++)
+            CHECK(fabsf(a.lse[x] - b.lse[x]) <= 1e-5f * fmaxf(1, fabsf(b.lse[x])));
+        free_batch(a), free_batch(b);
+    }
+}
+
+// The order of items, warps and copies changes from call to call; bits do not.
+EACH_PATH(repeats_give_the_same_bits) {
+    static const int lengths[] = {200, 1, 0, 64, 129, 17};
+    for (const HeadShape &heads :
+         {HeadShape{3, 1, 64}, HeadShape{4, 1, 64}, HeadShape{2, 1, 128}}) {
+        Batch first = random_batch(heads, lengths, 6, 1);
+        run(&first);
+        for (int n = 0; n < 3; n++) {
+            Batch again = copy_batch(first, lengths);
+            run(&again);
+            for (int i = 0; i < 6; i++) check_same_doc("again", again, i, first, i);
+            free_batch(again);
+        }
+        free_batch(first);
+    }
+}
+
 // -------------------------------------------------------------------------------------------------
-// The work list. Its layout (kernels/cuda/attention.cuh): {query items, key items}, then the items
-// {first row, length, tile}; tiles of 128 queries, of 64 keys.
+// The work list. Its layout (kernels/cuda/attention.cuh): {query items, key items, forward items,
+// backward items}, then the items {first row, length, tile}; tiles of 128 queries, of 64 keys, of a
+// few units, of 128 keys.
 
 struct Item {
     int32_t start, len, tile;
@@ -908,6 +976,50 @@ static int tiles_of(int len, int tile) { return (len + tile - 1) / tile; }
 // What an item costs, in rows of 64: keys up to its last query, or queries from its first key on
 static int query_cost(const Item &it) { return tiles_of(at_most((it.tile + 1) * 128, it.len), 64); }
 static int key_cost(const Item &it) { return tiles_of(it.len - it.tile * 64, 64); }
+static int backward_cost(const Item &it) { return tiles_of(it.len - it.tile * 128, 64); }
+
+// Units of a document, 64 queries of a head each, are counted over `shared` heads and taken
+// `consumers` at a time.
+struct Sharing {
+    int consumers, shared;
+};
+static Sharing sharing_of(HeadShape heads) {
+    const int consumers = heads.head_dim == 64 ? 3 : 2,
+              group = heads.num_heads / heads.num_kv_heads;
+    int shared = 1;
+    for (int n = 1; n <= consumers; n++)
+        if (group % n == 0) shared = n;
+    return {consumers, shared};
+}
+static int units_of(const Item &it, Sharing s) { return tiles_of(it.len, 64) * s.shared; }
+static int forward_cost(const Item &it, Sharing s) {
+    return (at_most((it.tile + 1) * s.consumers, units_of(it, s)) - 1) / s.shared;
+}
+
+// Every unit of every document exactly once, costliest first; none for an empty document
+static void check_forward_items(const Item *items, int n, const int32_t *cu_seqlens, int num_docs,
+                                Sharing s) {
+    static unsigned char seen[1 << 18];
+    const int T = cu_seqlens[num_docs];
+    int expected = 0, found = 0;
+    memset(seen, 0, (size_t)T * 3);
+    for (int doc = 0; doc < num_docs; doc++)
+        expected += tiles_of(cu_seqlens[doc + 1] - cu_seqlens[doc], 64) * s.shared;
+    for (int i = 0; i < n; i++) {
+        const Item &it = items[i];
+        const int first = it.tile * s.consumers;
+        CHECK(it.start >= 0 && it.len > 0 && it.start + it.len <= T);
+        CHECK_MSG(first < units_of(it, s), "an item without a unit");
+        for (int u = first; u < at_most(first + s.consumers, units_of(it, s)); u++, found++) {
+            unsigned char *mark = &seen[(it.start + u / s.shared * 64) * 3 + u % s.shared];
+            CHECK_MSG(!*mark, "the document at row %d has unit %d twice", it.start, u);
+            *mark = 1;
+        }
+        CHECK_MSG(i == 0 || forward_cost(items[i - 1], s) >= forward_cost(it, s),
+                  "item %d costs more than the one before", i);
+    }
+    CHECK_MSG(found == expected, "%d units of %d", found, expected);
+}
 
 static void check_items(const Item *items, int n, int tile, int (*cost)(const Item &),
                         const int32_t *cu_seqlens, int num_docs) {
@@ -947,12 +1059,18 @@ TEST(plan_has_each_tile_once_longest_first) {
         size_t size = attention_plan_size(cu_seqlens[num_docs], num_docs);
         CHECK(size < sizeof(work) / sizeof(work[0]));
         memset(work, 0xff, sizeof(work));
-        size_t used = attention_plan(work, cu_seqlens, num_docs, {9, 3, 64});
+        static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 32};
+        const HeadShape heads = {groups[n % 9] * 2, 2, n / 9 % 2 ? 64 : 128};
+        size_t used = attention_plan(work, cu_seqlens, num_docs, heads);
         CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
-        CHECK(used == 2 + 3 * (size_t)(work[0] + work[1]));
-        const Item *items = (const Item *)(work + 2);
+        CHECK(used == 4 + 3 * (size_t)(work[0] + work[1] + work[2] + work[3]));
+        const Item *items = (const Item *)(work + 4);
         check_items(items, work[0], 128, query_cost, cu_seqlens, num_docs);
         check_items(items + work[0], work[1], 64, key_cost, cu_seqlens, num_docs);
+        check_forward_items(items + work[0] + work[1], work[2], cu_seqlens, num_docs,
+                            sharing_of(heads));
+        check_items(items + work[0] + work[1] + work[2], work[3], 128, backward_cost, cu_seqlens,
+                    num_docs);
     }
 }
 
@@ -967,7 +1085,7 @@ TEST(plan_size_bounds_every_layout) {
             size_t size = attention_plan_size(tokens, docs);
             CHECK(size < sizeof(work) / sizeof(work[0]));
             CHECK(attention_plan(work, cu_seqlens, docs, {1, 1, 64}) <= size);
-            CHECK(size <= 2 + 3 * 2 * (size_t)tokens);
+            CHECK(size <= 4 + 3 * 4 * (size_t)tokens);
         }
     }
 }
@@ -1064,7 +1182,7 @@ static bool left_out(const Grid &g, HeadShape heads) {
 
 // Each length alone, ordered pairs, sampled triples. With 32 heads a quarter of the pairs, another
 // one for each shape of heads.
-TEST(real_grid_edge_lengths) {
+EACH_PATH(real_grid_edge_lengths) {
     Grid g = grid_start();
     int shape = 0;
     for (const HeadShape &heads : grid_heads) {
@@ -1084,7 +1202,7 @@ TEST(real_grid_edge_lengths) {
     grid_end(g);
 }
 
-TEST(real_grid_many_documents) {
+EACH_PATH(real_grid_many_documents) {
     Grid g = grid_start();
     const std::vector<int> layouts[] = {std::vector<int>(g.real ? 200 : 20, 1),
                                         std::vector<int>(g.real ? 500 : 10, 17),
@@ -1102,7 +1220,7 @@ TEST(real_grid_many_documents) {
     grid_end(g);
 }
 
-TEST(real_grid_long_documents) {
+EACH_PATH(real_grid_long_documents) {
     Grid g = grid_start();
     const int longest = g.real ? 8192 : 300;
     grid_run(&g, {1, 1, 64}, {1, longest}, 1);
@@ -1121,7 +1239,7 @@ TEST(real_grid_long_documents) {
 }
 
 // The longest document, the median and the ten shortest; then all of them in another order
-TEST(real_web_pages_packed_is_alone_is_permuted) {
+EACH_PATH(real_web_pages_packed_is_alone_is_permuted) {
     const bool real = real_sizes();
     static const HeadShape shapes[] = {{9, 3, 64}, {15, 5, 64}, {8, 2, 128}};
     for (const HeadShape &heads : shapes) {
@@ -1151,7 +1269,7 @@ static void check_all_same(const char *what, const Batch &a, const Batch &b) {
 
 // NaN or numbers behind the last row: same bits, and no NaN gets in. Then with 128 documents
 // without a token between the others, several at each end.
-TEST(real_web_pages_slack_and_empty_documents) {
+EACH_PATH(real_web_pages_slack_and_empty_documents) {
     enum { SLACK = 200, EMPTY = 128 };
     const HeadShape heads = {3, 1, 64};
     const std::vector<int> lengths = r65_or_small(real_sizes());
@@ -1210,7 +1328,7 @@ struct Result {
     int64_t bytes;
 };
 
-TEST(real_1000_repeats_under_traffic) {
+EACH_PATH(real_1000_repeats_under_traffic) {
     const bool real = real_sizes();
     const int repeats = real ? 1000 : 4, blocks = real ? 2 * cuda_num_sms() : 2;
     const HeadShape heads = real ? HeadShape{9, 3, 64} : HeadShape{3, 1, 64};
@@ -1290,7 +1408,7 @@ static T *zeros_on_device(int64_t n) {
 
 // Offsets beyond 2^31 and 2^32 elements. All documents are zero but the first, the last and those
 // where an offset passes 2^31 or 2^32: these must give the bits that they give alone.
-TEST(real_offsets_of_more_than_32_bits) {
+EACH_PATH(real_offsets_of_more_than_32_bits) {
     const bool real = real_sizes();
     const HeadShape heads = real ? HeadShape{32, 8, 64} : HeadShape{4, 1, 64};
     const int len = real ? 128 : 65, num_docs = real ? 11800 : 6;

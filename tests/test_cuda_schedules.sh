@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The CUDA kernels under schedules in which any thread may run first: a missing barrier shows in
-# some of them. One seed of each kind here; `make test-schedules` runs 20.
+# The CUDA kernels under schedules in which any thread may run first and copies end at any time: a
+# missing barrier shows in some of them. One seed of each kind here, with the attention kernels of
+# one path each; the next seed swaps the paths. `make test-schedules` runs 20.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD seeds=${SEEDS:-1}
@@ -11,9 +12,12 @@ evidence() { grep -vE '^ok ' "$work/$suite" | tail -n 15; }
 
 # Both suites side by side: one log and one exit status each
 run_pair() {    # run_pair KIND SEED
-    local suite status
+    local suite status filter path=sm80
+    if [ $(($2 % 2)) -eq $([ "$1" = random ] && echo 1 || echo 0) ]; then path=sm90; fi
     for suite in test_cuda_attention test_cuda_kernels; do
-        { EMU_SCHED=$1 EMU_SEED=$2 timeout "$limit_s" build/emu/$suite > "$work/$suite" 2>&1
+        filter=$([ $suite = test_cuda_attention ] && echo _$path)
+        { EMU_SCHED=$1 EMU_SEED=$2 EMU_ASYNC=random EMU_PROXY=1 timeout "$limit_s" \
+              build/emu/$suite --filter "$filter" > "$work/$suite" 2>&1
           echo $? > "$work/$suite.status"; } &
     done
     wait

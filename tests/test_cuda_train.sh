@@ -41,6 +41,10 @@ check repad_losses_are_the_cpu_backends python3 losses.py cpu repad
 check in_order_10_steps "$cuda" "${common[@]}" --out order --steps 10 --deterministic
 check in_order_losses_are_the_cpu_backends python3 losses.py cpu order
 
+# The kernels for GPUs before Hopper, on any GPU
+check sm80_10_steps "$cuda" "${common[@]}" --out sm80 --steps 10 --attention sm80
+check sm80_losses_are_the_cpu_backends python3 losses.py cpu sm80
+
 # Micro-batches as one graph: one recording for all documents, losses as without it
 graph=("${common[@]}" --cuda-graph)
 check graph_10_steps "$cuda" "${graph[@]}" --out graph --steps 10 --save-every 5 --keep 0
@@ -60,6 +64,12 @@ refused() {     # refused NAME WORDS COMMAND...: a usage error that says WORDS
 }
 refused no_graph_on_the_cpu 'this is the CPU backend' "$cpu" "${graph[@]}"
 refused no_graph_of_padded_rows 'with --layout packed' "$cuda" "${graph[@]}" --layout padded
+
+if [[ $cuda = *emu* ]]; then
+    export EMU_ARCH=80
+    refused no_sm90_kernels_on_sm_80 'attention' "$cuda" "${common[@]}" --attention sm90
+    unset EMU_ARCH
+fi
 
 cp -r packed resumed
 rm -r resumed/step-00000010 resumed/final
@@ -82,7 +92,7 @@ if [[ $cuda = *emu* ]]; then
     check repeated_algorithms_have_the_same_bits \
         cmp {algo,repeated}/step-00000010/model.safetensors
     EMU_ARCH=80 timeout "$limit_s" "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
-    check another_gpu_is_said grep 'warning: .*matmul.txt: .*anew, bits may differ' other.txt
+    check another_gpu_is_said grep 'warning: .*matmul.txt: .*may not be bit-identical' other.txt
     lacks the_same_gpu_is_not 'warning: .*matmul' repeated.txt
 fi
 cp -r packed crossed

@@ -41,7 +41,7 @@ enum { ENDS_AT = 40, SUMS_AT = ENDS_AT + 8 * NUM_ENDS };
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
 static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * word, &value, 4); }
 
-// Checksums of tokens, header and index made right again after a change.
+// Recomputes the checksums of tokens, header and index after a change.
 static void seal(Files *f) {
     for (int b = 0; b < NUM_BLOCKS && f->idx_size == SUMS_AT + 4 * NUM_BLOCKS + 4; b++) {
         const int n = b + 1 < NUM_BLOCKS ? BLOCK : NUM_TOKENS - b * BLOCK;
@@ -83,7 +83,7 @@ static void make_files(Files *f, int width) {
     seal(f);
 }
 
-// The index as it was before tokens had checksums.
+// A version 1 index, without checksums of tokens.
 static void make_files_v1(Files *f, int width) {
     make_files(f, width);
     put(f->idx + 8, 1, 4);
@@ -130,7 +130,7 @@ static bool refused_by_size_or_sum(const char *path) {
     return !opens(path, &err) && err.code == EXIT_BAD_INPUT && strlen(err.what) > 10;
 }
 
-// The five documents of make_files, whole and in every part.
+// Reads the five documents of make_files, whole and every part of them.
 static void check_documents(Dataset *ds, int64_t first_doc) {
     int32_t out[64];
     Error err = {0};
@@ -238,7 +238,7 @@ TEST(every_bit_of_header_and_index_counts) {
     }
 }
 
-// Wrong values with right checksums: what a broken or hostile writer makes.
+// Wrong values with correct checksums, as from a broken or hostile writer.
 #define FIELD(change_, because_)                       \
     do {                                               \
         Files f;                                       \
@@ -387,16 +387,16 @@ TEST(a_shard_that_shrinks_is_noticed) {
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
     CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
     CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
-    file_close(&ds.shards[0].file);  // and when it has to be opened again
+    file_close(&ds.shards[0].file);  // the same when it is opened again
     err = (Error){0};
     CHECK(!dataset_read(&ds, 0, 0, 3, out, &err) && strstr(err.what, "as before"));
     dataset_close(&ds);
 }
 
 // -------------------------------------------------------------------------------------------------
-// Formats of others
+// Other formats
 
-// llm.c: no words of ours, no index, documents begin with token 3 (or end with it).
+// llm.c: none of our fields, no index, documents begin with token 3 (or end with it).
 static void make_llmc(Files *f, int width, int32_t token, bool ends) {
     make_files(f, width);
     memset(f->bin + 12, 0, 1012);
@@ -444,7 +444,7 @@ TEST(llmc_shards_are_scanned) {
     check_refused(scratch("own_token.bin"), "token 50256 is nowhere");
 }
 
-// The scan goes over its blocks: a border at every place around the first end of one.
+// The scan reads blocks: a border at every position around the end of the first one.
 TEST(scanning_crosses_blocks) {
     enum { BLOCK = 1 << 18, TOKENS = BLOCK + 100 };
     static unsigned char big[1024 + 2 * TOKENS];
@@ -495,7 +495,7 @@ TEST(datatrove_sets) {
         dataset_close(&ds);
         for (size_t n = 8 * NUM_ENDS; n-- > 0;) {
             write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, n);
-            // one document fewer, and that document empty, is nothing that can be seen
+            // one document fewer cannot be detected if that document is empty
             if (n != 8 * (NUM_ENDS - 1))
                 CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
         }
@@ -543,7 +543,7 @@ TEST(megatron_sets) {
             CHECK(truncate(scratch("m.idx"), (off_t)n) == 0);
             CHECK_MSG(refused_by_size_or_sum(scratch("m.bin")), "%zu", n);
         }
-        // every byte of the index changed: never accepted with other documents than before
+        // every byte of the index changed: never accepted with different documents
         for (size_t i = 0; i < size; i++) {
             idx[i] ^= 0x40;
             write_bytes(scratch("m.idx"), idx, size);
@@ -657,7 +657,7 @@ TEST(modded_nanogpt_names) {
     check_opens(scratch("fineweb"));
 }
 
-// The first bad shard ends it, whatever was good before.
+// One bad shard is enough to refuse the data set.
 TEST(all_shards_are_proven_first) {
     Files f;
     make_files(&f, 2);
@@ -728,7 +728,7 @@ TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
     snprintf(list, sizeof list, "%s,%s", scratch("moved/print.bin"), scratch("moved/print.bin"));
     CHECK(fingerprint_of(list) != one);
     make_files(&f, 2);
-    f.bin[1024 + 2 * 20] ^= 1;  // another token, in a shard that says so
+    f.bin[1024 + 2 * 20] ^= 1;  // another token, with a correct checksum
     seal(&f);
     save(&f, "print");
     CHECK(fingerprint_of(scratch("print.bin")) != one);
@@ -744,7 +744,7 @@ static uint64_t token_fingerprint_of(const char *path) {
     return fingerprint;
 }
 
-// Without checksums in the files: what scanning reads anyway, else a sample, here of all tokens.
+// Without checksums in the files: all tokens if they are scanned, else a sample, here all of them.
 TEST(fingerprint_of_tokens_without_checksums) {
     Files f, g;
     make_files(&f, 2);
@@ -775,7 +775,7 @@ TEST(fingerprint_of_tokens_without_checksums) {
     }
 }
 
-// A longer shard than the sample: its first and last bytes are in it, and pieces between.
+// A shard larger than the sample, which has its first and last bytes and some between them.
 TEST(the_sample_of_tokens_spreads_over_the_shard) {
     enum { TOKENS = 300000 };
     static unsigned char tokens[2 * TOKENS];
@@ -784,7 +784,7 @@ TEST(the_sample_of_tokens_spreads_over_the_shard) {
     write_bytes(scratch("long.ds.index"), &end, 8);
     write_bytes(scratch("long.ds"), tokens, sizeof tokens);
     const uint64_t before = token_fingerprint_of(scratch("long.ds"));
-    for (size_t part = 0; part < 100; part++) {  // one percent of the file is another
+    for (size_t part = 0; part < 100; part++) {  // one percent of the file changes
         memset(tokens + part * 6000, 1, 6000);
         write_bytes(scratch("long.ds"), tokens, sizeof tokens);
         memset(tokens + part * 6000, 0, 6000);
@@ -808,7 +808,7 @@ TEST(tokenizers_must_agree) {
     save(&f, "tok_b");
     snprintf(list, sizeof list, "%s,%s", scratch("tok_a.bin"), scratch("tok_b.bin"));
     check_refused(list, "another tokenizer");
-    put_word(&f, 16, 0);  // does not say
+    put_word(&f, 16, 0);  // unknown
     seal(&f);
     save(&f, "tok_b");
     check_opens(list);
@@ -850,7 +850,7 @@ TEST(empty_shards) {
     check_opens(list);
 }
 
-// Random damage with right and wrong checksums: refused or read, never a crash or a bad id.
+// Random damage with correct and wrong checksums: refused or read, never a crash or a bad id.
 TEST(random_damage_is_survived) {
     int opened = 0;
     for (int round = 0; round < 3000; round++) {

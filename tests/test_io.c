@@ -93,7 +93,7 @@ static void check_sha256(const char *text, size_t repeat, const char *expected) 
     CHECK_MSG(strcmp(hex, expected) == 0, "'%.20s': %s", text, hex);
 }
 
-TEST(sha256_vectors) {  // FIPS 180-2, appendix B; and lengths around the padding
+TEST(sha256_vectors) {  // FIPS 180-2, appendix B, and lengths around the padding
     check_sha256("abc", 1, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     check_sha256("", 1, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     check_sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", 1,
@@ -129,7 +129,7 @@ TEST(memory_refused_is_exit_5) {
     if (child == 0) {
         close(2);
         void *volatile kept = host_calloc((size_t)1 << 62, 2, "a test");
-        (void)kept;  // volatile, else clang leaves the allocation out
+        (void)kept;  // volatile, or clang removes the allocation
         _exit(0);
     }
     int status = 0;
@@ -341,14 +341,14 @@ TEST(second_owner_is_refused_and_told_who) {
     CHECK_MSG(strstr(err.what, pid_text), "%s", err.what);
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
-    CHECK_MSG(dir_lock(&lock, scratch("locked"), &after), "%s", after.what);  // stale: taken over
+    CHECK_MSG(dir_lock(&lock, scratch("locked"), &after), "%s", after.what);  // the owner is dead
     dir_unlock(&lock);
     dir_unlock(&lock);
     close(ready[0]);
     close(ready[1]);
 }
 
-// One contender: takes the lock `rounds` times and would notice anyone else inside.
+// One contender: takes the lock `rounds` times and detects anyone else holding it.
 static int contend(const char *dir, const char *inside, int rounds) {
     int entered = 0;
     while (entered < rounds) {
@@ -415,7 +415,7 @@ static void check_lines(const char *path, const char *expected) {
 }
 
 TEST(lines_are_appended_and_cut) {
-    // bytes to keep, what is left, lines removed
+    // bytes to keep, bytes left, lines removed
     static const struct {
         int64_t keep;
         const char *left;
@@ -456,7 +456,7 @@ TEST(a_piece_of_a_line_at_the_end_counts_as_one) {
     check_lines(scratch("torn"), "one\ntwo\n");
 }
 
-// A file that may have 10 bytes, then 100: the line between is lost, and only as a whole.
+// The file size is limited to 10 bytes, then to 100: the line in between is lost as a whole.
 TEST(lines_are_whole_on_a_full_disk) {
     struct rlimit before, full = {10, 0}, roomy = {100, 0};
     LineFile f;
@@ -500,7 +500,7 @@ TEST(closed_standard_streams_become_dev_null) {
 // JSON
 
 static bool json_accepts(const char *text, size_t n) {
-    char *copy = (char *)malloc(n + 1);  // exactly sized: the sanitizer sees a byte read too far
+    char *copy = (char *)malloc(n + 1);  // exact size: the sanitizer detects a read past the end
     Error err = {0, "", ""};
     memcpy(copy, text, n);
     copy[n] = 0;

@@ -1,4 +1,4 @@
-// The loader: the same steps as without a thread, in every layout; errors arrive where they belong.
+// The loader: the same steps as without a thread, in every layout; each error with its own step.
 #include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
@@ -26,7 +26,7 @@ static char dir[64], path[96];  // of the data set, and of its shard
 static int32_t lengths[NUM_DOCS];
 static uint64_t starts[NUM_DOCS + 1];
 
-// Tokens say where they are from, so that any batch can be checked without the shard.
+// Tokens encode their position, so that any batch can be checked without the shard.
 static int32_t token_of(int64_t doc, int64_t i) { return (int32_t)((doc * 31 + i * 7) % VOCAB); }
 
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
@@ -120,7 +120,7 @@ static bool same_batch(const Batch *a, const Batch *b) {
            memcmp(a->token_order, b->token_order, rows) == 0;
 }
 
-// The numbers of a step against its batches.
+// Checks the counts of a step against its batches.
 static void check_counts(const StepData *d, const LoaderSettings *s) {
     int64_t targets = 0, real = 0, total = 0, pairs = 0, docs = 0;
     const int64_t row_pairs = (int64_t)s->plan.max_seqlen * (s->plan.max_seqlen + 1) / 2;
@@ -144,7 +144,7 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
     CHECK(d->longest_segment <= s->plan.max_seqlen);
 }
 
-// Packed: every segment of the plan, token by token, with its targets.
+// Checks a packed step, token by token, against the segments of the plan.
 static void check_tokens(const StepData *d) {
     for (int32_t m = 0; m < d->num_micro; m++) {
         const Batch *b = &d->micro[m];
@@ -244,6 +244,47 @@ TEST(micro_batches_of_one_size) {
     dataset_close(&ds);
 }
 
+// A work list that is a copy of cu_seqlens; counts its calls.
+static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs) {
+    ++*(int *)context;
+    memcpy(out, cu_seqlens, ((size_t)num_docs + 1) * sizeof *out);
+    return (size_t)num_docs + 1;
+}
+
+static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlens, int32_t n) {
+    return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
+}
+
+TEST(work_lists_are_of_the_final_batch) {
+    Dataset ds;
+    StepData d = {0};
+    Error err = {0};
+    open_data(&ds);
+    for (int i = 0; i < 5; i++) {
+        LoaderSettings s = settings_of((Layout)(i % 4));
+        int calls = 0;
+        s.fixed_segments = i == 4 ? 40 : 0;
+        s.work_list = list_again;
+        s.work_context = &calls;
+        s.max_work = (size_t)s.plan.micro_batch_tokens + 1;
+        CHECK_MSG(loader_load_step(&d, &ds, &s, START, &err), "%s", err.what);
+        CHECK(calls == d.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1));
+        for (Batch *b = d.micro; b < d.micro + d.num_micro; b++) {
+            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_docs));
+            CHECK(s.layout == LAYOUT_REPAD ? lists(b->real_work, b->num_real_work,
+                                                   b->real_cu_seqlens, b->num_real_segments)
+                                           : b->num_real_work == 0);
+        }
+        batch_pack(&d.micro[0], NULL, 0);  // refilled: the old list is not its own
+        CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    }
+    LoaderSettings none = settings_of(LAYOUT_REPAD);
+    CHECK(loader_load_step(&d, &ds, &none, START, &err));
+    CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    step_data_free(&d);
+    dataset_close(&ds);
+}
+
 TEST(a_loader_resumes_anywhere) {
     enum { STEPS = 20 };
     Dataset ds;
@@ -296,7 +337,7 @@ TEST(ranks_read_their_own_part) {
     dataset_close(&ds);
 }
 
-// Settings may change between calls: batches of another capacity are made again.
+// Settings may change between calls: batches of another size are allocated again.
 TEST(step_data_can_be_used_again) {
     Dataset ds;
     StepData used, fresh;
@@ -369,7 +410,7 @@ TEST(a_bad_token_fails_its_own_step) {
     }
 }
 
-// The steps before the first that reads the block come as usual.
+// The steps before the first one that reads the block are unaffected.
 TEST(a_flipped_bit_fails_the_step_that_reads_it) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
     make_data();

@@ -1,4 +1,4 @@
-// data/options.h: strict parsing, useful errors, a help text that fits.
+// data/base/options.h: strict parsing, useful errors, a help text that fits.
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
@@ -137,7 +137,7 @@ TEST(errors_say_what_and_what_to_do) {
         {"--", "unknown option", "see --help"},
         {"---steps 3", "unknown option", "did you mean --steps?"},
         {"--no-steps", "unknown option", ""},
-        {"--data x", "unknown option", ""},  // a group's title is no option
+        {"--data x", "unknown option", ""},  // a group's title is not an option
         {"-s 3", "-s: unexpected argument", "--name value"},
         {"-steps 3", "-steps: unexpected argument", "--name value"},
         {"3", "3: unexpected argument", "--name value"},
@@ -288,8 +288,8 @@ TEST(values_as_json) {
     CHECK_MSG(ok, "%s", text);
 }
 
-// A run with arguments `first` stores its options, and a start with arguments `second` takes them:
-// what it then has is in o, the changes it prints in `changes`.
+// A run with arguments `first` stores its options; one with arguments `second` takes them. The
+// result is in o, the printed changes are in `changes`.
 static void take(const char *first, const char *second, char *changes, size_t capacity) {
     static char text[4096], words[512];
     char *argv[MAX_ARGS + 1];
@@ -365,7 +365,7 @@ TEST(stored_values_of_another_kind_are_refused) {
     cJSON_Delete(older);
 }
 
-// Any arguments: an answer, never a crash, and values within their ranges.
+// Random arguments: never a crash, and accepted values are within their ranges.
 TEST(fuzz) {
     static const char *const pieces[] = {"--steps", "--lr",  "--layout",   "--resume", "--seed",
                                          "=",       "--no-", "5",          "-",        "1e",

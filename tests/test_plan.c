@@ -1,5 +1,4 @@
-// Step plans: the packing against a slow one, and that no token is lost, repeated or left to
-// chance.
+// Step plans: the packing against a slow reference; no token is lost, repeated or left to chance.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,7 +54,7 @@ static PlanSettings small_settings(void) {
     return s;
 }
 
-// Anything legal, from one document a step to hundreds.
+// Anything valid, from one document per step to hundreds.
 static PlanSettings random_settings(void) {
     PlanSettings s = plan_settings();
     s.seed = test_rng_u64();
@@ -128,7 +127,7 @@ static int longer_first(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The least loaded micro-batch with room, by looking at all of them; -1 when there is none.
+// The least loaded micro-batch with room, by comparing all of them; -1: none.
 static int slow_choice(const int64_t *room, const int64_t *work, int32_t n, int32_t length) {
     int best = -1;
     for (int32_t b = 0; b < n; b++)
@@ -136,7 +135,8 @@ static int slow_choice(const int64_t *room, const int64_t *work, int32_t n, int3
     return best;
 }
 
-// Packs p->stream slowly and compares segment by segment; false when the slow one does not fit either.
+// Packs p->stream slowly and compares segment by segment; false when the slow one does not fit
+// either.
 static bool compare_with_slow(const StepPlan *p, const PlanSettings *s) {
     int64_t room[16], work[16] = {0}, cursor[16];
     const Segment **sorted = (const Segment **)malloc((size_t)p->num_stream * sizeof *sorted);
@@ -173,7 +173,7 @@ TEST(packing_is_the_least_loaded_bin_that_fits) {
         const PlanState state = {0, 0, 0, 0};
         Error err = {0};
         if (plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err)) {
-            if (!p.used_fallback) {  // once more, without the exchanges
+            if (!p.used_fallback) {  // again, without the exchanges
                 CHECK(plan_pack_lpt(&p, &s));
                 plan_group_bins(&p, &s);
             }
@@ -185,7 +185,8 @@ TEST(packing_is_the_least_loaded_bin_that_fits) {
     CHECK_MSG(compared > 400, "%d", compared);
 }
 
-// The least that the heavier of two micro-batches can have after an exchange of one for one or two.
+// The least work of the heavier of two micro-batches after any exchange of one segment for one or
+// two.
 static int64_t slow_exchange(const StepPlan *p, const PlanSettings *s, int heavy, int light) {
     const int64_t n = p->num_stream;
     int64_t best = p->micro_work[heavy];
@@ -213,7 +214,7 @@ static int heaviest_micro(const StepPlan *p) {
     return heavy;
 }
 
-// The exchanges that are found are the best ones, and they end where none helps any more.
+// plan_best_exchange finds the best exchange, and plan_even_out stops when none helps.
 TEST(exchanges_even_out) {
     StepPlan p = {0};
     int better = 0, alike = 0;
@@ -254,7 +255,7 @@ TEST(exchanges_even_out) {
     CHECK_MSG(better > 15 && alike > 30, "%d %d", better, alike);
 }
 
-// Sum of segments per micro-batch at most C, of the step at most the goal (but for a first segment).
+// Micro-batches have at most micro_batch_tokens, the step at most plan_goal or one segment.
 static void check_room(const StepPlan *p, const PlanSettings *s) {
     int64_t total = 0, targets = 0;
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
@@ -311,7 +312,8 @@ TEST(a_step_is_the_longest_prefix) {
     free(l.lengths);
 }
 
-// Lengths just over half of C at fill 1: the prefix does not fit and must shrink, losing nothing.
+// Lengths just over half a micro-batch at fill 1: the prefix does not fit and must shrink, losing
+// nothing.
 TEST(steps_that_do_not_fit_shrink) {
     StepPlan p = {0}, more = {0};
     PlanSettings s = small_settings();
@@ -363,8 +365,7 @@ static void check_epoch(const Lengths *l, const PlanSettings *s, Layout layout) 
         }
         state = p.cursor_after;
     }
-    // three whole epochs, and the head of a fourth: 3 or 4 times each, 4 exactly for what the
-    // cursor has passed
+    // three epochs and part of a fourth: each token 3 or 4 times, 4 times exactly before the cursor
     int64_t fourth = 0, passed = state.tok_off;
     for (int64_t pos = 0; pos < state.doc_pos; pos++)
         passed += l->lengths[plan_permute(s->seed, 3, l->n, pos)];
@@ -427,7 +428,7 @@ static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     return tokens;
 }
 
-// What a micro-batch costs in its layout: tokens in the linear layers, tiles in attention.
+// Work of a micro-batch in its layout: tokens in the linear layers, tiles in attention.
 static int64_t layout_work(const StepPlan *p, const PlanSettings *s, int32_t m) {
     const int64_t S = s->max_seqlen, n = p->micro_start[m + 1] - p->micro_start[m];
     int64_t work = 0;
@@ -523,7 +524,7 @@ TEST(ranks_share_the_micro_batches) {
     free(l.lengths);
 }
 
-// However unequal the work, ranks that wait for each other have equally many micro-batches.
+// Ranks that wait for each other have equally many micro-batches, however unequal the work.
 TEST(ranks_get_equally_many) {
     int64_t work[] = {1, 1000, 1, 1, 2, 1, 1, 1};
     StepPlan p = {0};
@@ -537,7 +538,7 @@ TEST(ranks_get_equally_many) {
     CHECK(total == 7);
 }
 
-// The heaviest of a round goes to the rank that has the least so far.
+// The heaviest of a round goes to the rank with the least work so far.
 TEST(rounds_even_out) {
     int64_t work[] = {1, 2, 3, 4, 5, 6, 7, 8}, loads[2];
     StepPlan p = {0};
@@ -547,7 +548,7 @@ TEST(rounds_even_out) {
     CHECK_MSG(loads[0] == 18 && loads[1] == 18, "%d %d", (int)loads[0], (int)loads[1]);
 }
 
-// Without costs: documents as they come, to the micro-batch with the most room, by looking at all.
+// Without a cost model: in arrival order, to the micro-batch with the most room, by comparing all.
 TEST(arrival_is_the_most_room) {
     StepPlan p = {0};
     int compared = 0;
@@ -571,7 +572,7 @@ TEST(arrival_is_the_most_room) {
                   same_segment(&p.segments[at[most]++], &p.stream[i]));
             compared++;
         }
-        int32_t own[4];  // no work is known: in turn
+        int32_t own[4];  // without work: round-robin
         for (int32_t r = 0; r < 2; r++)
             CHECK(plan_rank_micros(&p, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
         free(l.lengths);
@@ -580,7 +581,7 @@ TEST(arrival_is_the_most_room) {
     CHECK_MSG(compared > 1000, "%d", compared);
 }
 
-// The work that is told of each rank is that of the micro-batches it is given.
+// plan_rank_work reports the work of the micro-batches that each rank gets.
 TEST(rank_work_is_what_ranks_are_given) {
     StepPlan p = {0};
     int64_t work[8], blocks[8];
@@ -611,8 +612,8 @@ TEST(rank_work_is_what_ranks_are_given) {
     plan_free(&p);
 }
 
-// Mean over steps of the busiest rank's work over the mean. [0] by work, [1] in blocks, as sums in
-// order need them, [2] without costs and in turn.
+// Imbalance, mean over steps: [0] distributed by work, [1] in blocks for deterministic reduction,
+// [2] round-robin without a cost model.
 static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t ranks,
                            double mean[3]) {
     enum { STEPS = 40 };
@@ -639,8 +640,8 @@ static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t
     plan_free(&p);
 }
 
-// The targets, where a micro-batch holds four of the longest segment: 1.01 on 8 ranks, 1.02 on 64;
-// what is reached is 1.004 at most.
+// The targets, where a micro-batch holds four of the longest segment, are 1.01 on 8 ranks and 1.02
+// on 64; measured: 1.004 at most.
 TEST(ranks_have_equal_work) {
     static const int32_t sizes[][3] = {{8, 8, 2048}, {8, 64, 2048}, {64, 64, 2048},
                                        {8, 8, 8192}, {8, 64, 8192}, {64, 64, 8192}};
@@ -668,7 +669,7 @@ TEST(ranks_have_equal_work) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Sums in order. A sum is stood for by a hash that tells every other way of adding up.
+// Deterministic sums. A hash stands for a sum, so that any other order of addition shows.
 
 static uint64_t sum_of(uint64_t left, uint64_t right) { return splitmix64(left * 3 + right); }
 
@@ -678,7 +679,7 @@ typedef struct {
     int n;
 } Tree;
 
-// A node at the right end, joined with what is there as far as it joins
+// Adds a node at the right end and joins as far as possible.
 static void tree_add(Tree *t, SumNode node, uint64_t sum) {
     while (t->n > 0 && sum_nodes_join(t->nodes[t->n - 1], node)) {
         t->n--;
@@ -777,7 +778,7 @@ TEST(long_documents_at_the_border) {
     plan_free(&p);
 }
 
-// One short document among long ones is found, wherever it stands in this epoch and the next.
+// One short document among long ones is found at any position of this epoch and the next.
 TEST(dropping_finds_what_is_left) {
     StepPlan p = {0};
     PlanSettings s = small_settings();
@@ -833,7 +834,7 @@ TEST(tiny_data_sets_wrap_inside_a_step) {
     plan_free(&p);
 }
 
-// What a document gives under a policy, and how many of the set's tokens it must have.
+// Tokens of a document under a policy, and how many of them the set must have.
 static int64_t tokens_under(LongDocs policy, int64_t length, int32_t max_seqlen) {
     if (length <= max_seqlen || policy == LONG_SPLIT) return length;
     return policy == LONG_DROP ? 0 : max_seqlen;
@@ -847,7 +848,7 @@ static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int
     int64_t tokens = 0, docs = 0;
     plan_ok(&p, &index, s, LAYOUT_PACKED, &start);
     for (int64_t i = 0; i < p.num_stream; i++) found[p.stream[i].doc] += p.stream[i].length;
-    for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order to the last
+    for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order
         const int64_t doc = plan_permute(s->seed, 0, l->n, pos);
         const int64_t whole = tokens_under(s->long_docs, l->lengths[doc], s->max_seqlen);
         if (whole == 0) continue;
@@ -875,8 +876,8 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
         if (round % 4 == 0) s.work_token = s.work_tile = 0;
         Lengths l = make_lengths(1 + (int64_t)test_rng_below(60), 2 * (uint32_t)s.max_seqlen);
         const DocIndex index = index_of(&l);
-        l.lengths[0] = s.max_seqlen;  // something is left when the longer ones are dropped
-        if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // and has a target
+        l.lengths[0] = s.max_seqlen;  // so that dropping the longer ones leaves something
+        if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // with a target
         int64_t all = 0;
         for (int64_t i = 0; i < l.n; i++)
             all += tokens_under(s.long_docs, l.lengths[i], s.max_seqlen);
@@ -884,13 +885,13 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
             round % 2 ? 1 + (int64_t)test_rng_below((uint32_t)all) : all + (int64_t)(round % 3);
         if (plan_fix_set(&s, &index, most, &err))
             check_set(&l, &s, most, all);
-        else  // documents of one token, and nothing else
+        else  // only documents of one token
             CHECK_MSG(most < all && strstr(err.what, "no token to predict"), "%s", err.what);
         free(l.lengths);
     }
 }
 
-// ceil(tokens / capacity) micro-batches hold the tokens but not the documents.
+// ceil(tokens / micro_batch_tokens) micro-batches have room for the tokens but not the documents.
 TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     PlanSettings s = small_settings();
     Error err = {0};
@@ -919,7 +920,8 @@ TEST(tokens_that_are_never_trained_are_counted) {
         s.long_docs = (LongDocs)policy;
         CHECK_MSG(plan_count_left_out(&index, &s, &all, &err), "%s", err.what);
         CHECK(memcmp(&all, &expected[policy], sizeof all) == 0);
-        // the same as on the way through an epoch, and into the next if the last one is dropped
+        // the same as in one pass over an epoch, and into the next one if the last document is
+        // dropped
         while (at.epoch == 0 && at.doc_pos < index.num_docs)
             CHECK(plan_next_segment(&index, &s, &at, &segment, &epoch, &err));
         CHECK(at.epoch == 1 ? policy == LONG_DROP : memcmp(&all, &epoch, sizeof all) == 0);
@@ -943,7 +945,7 @@ TEST(long_documents_are_an_error_at_the_start_too) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Settings and states that are wrong
+// Invalid settings and states
 
 #define REFUSED(change_)                                                 \
     do {                                                                 \
@@ -974,7 +976,7 @@ TEST(settings_are_checked) {
              s.work_tile = 100000));
     PlanSettings s = small_settings();
     Error err = {0};
-    s.work_token = s.work_tile = 0;  // the one way to say that there are no costs
+    s.work_token = s.work_tile = 0;  // the one way to have no cost model
     CHECK(plan_settings_check(&s, &err));
 }
 
@@ -1017,8 +1019,8 @@ TEST(states_of_other_data_are_refused) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Golden: the same everywhere and for ever, or old checkpoints would resume with other data. The
-// expected values come from a separate implementation of the same rules in Python.
+// Golden values: plans must never change, or old checkpoints would resume with other data. The
+// values come from a separate implementation of the same rules in Python.
 
 static uint64_t plan_digest(const StepPlan *p, uint64_t h) {
     for (int32_t m = 0; m < p->num_micro; m++)

@@ -61,6 +61,9 @@ void must(bool ok, const Error *err);
 // Copies text into a buffer of `capacity` bytes, NUL included, and cuts off the rest.
 void text_copy(char *out, size_t capacity, const char *text);
 
+// Appends ", item", or the first item, while there is room.
+void text_list(char *list, size_t capacity, const char *item);
+
 // The plural ending: "" for 1, else "s".
 const char *text_plural(int64_t n);
 

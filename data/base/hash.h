@@ -1,4 +1,5 @@
-// Hashes: CRC32C for files, mix64 for counter-based random numbers, FNV-1a for fingerprints and tables.
+// Hashes: CRC32C for files, mix64 for counter-based random numbers, FNV-1a for fingerprints and
+// tables.
 #ifndef UNPAD_HASH_H
 #define UNPAD_HASH_H
 

@@ -33,8 +33,8 @@ size_t utf8_length(const unsigned char *p, size_t n) {
     return len;
 }
 
-// Bytes of the string at p (its opening quote), both quotes included; 0: invalid. cJSON would accept
-// raw control characters and bad UTF-8, and cut off a key at \u0000.
+// Bytes of the string at p (its opening quote), both quotes included; 0: invalid. cJSON would
+// accept raw control characters and bad UTF-8, and cut off a key at \u0000.
 static size_t json_scan_string(const unsigned char *p, size_t n) {
     for (size_t i = 1; i < n;) {
         if (p[i] == '"') return i + 1;

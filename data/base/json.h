@@ -20,8 +20,8 @@ enum {
     JSON_MAX_VALUES = 4 * 1000 * 1000  // cJSON allocates 64 bytes for each
 };
 
-// Bytes of the UTF-8 character at p, of which n are readable; 0: invalid (overlong, surrogate, above
-// U+10FFFF, cut off).
+// Bytes of the UTF-8 character at p, of which n are readable; 0: invalid (overlong, surrogate,
+// above U+10FFFF, cut off).
 size_t utf8_length(const unsigned char *p, size_t n);
 
 // ------------------------------------------------------------------------------------------------
@@ -68,8 +68,9 @@ bool json_get_string(const cJSON *object, const char *key, const char **out, boo
 //   json_end(&w, '}');
 //   if (!w.overflow) fputs(line, log);
 //
-// key is NULL inside arrays and for the root. indent 0: everything on one line; 2: one value per line,
-// as Hugging Face writes it. Non-finite numbers become null; bytes that are not UTF-8, U+FFFD.
+// key is NULL inside arrays and for the root. indent 0: everything on one line; 2: one value per
+// line, as Hugging Face writes it. Non-finite numbers become null; bytes that are not UTF-8,
+// U+FFFD.
 
 typedef struct {
     char *text;  // not owned; always NUL-terminated

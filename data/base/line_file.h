@@ -24,8 +24,8 @@ void lines_close(LineFile *f);
 // followed them, an incomplete last one included.
 bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err);
 
-// Appends the n bytes of a line, newline included. On failure the file keeps its previous length and
-// f->lost is incremented.
+// Appends the n bytes of a line, newline included. On failure the file keeps its previous length
+// and f->lost is incremented.
 bool lines_append(LineFile *f, const char *line, size_t n, Error *err);
 
 // Waits until everything appended is on disk. A file that is not open is not an error.

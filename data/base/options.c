@@ -78,8 +78,8 @@ static bool options_out_of_range(const Option *o, const char *text, double min, 
     return options_bad(o, text, expected, err);
 }
 
-// "1.5e3" as "1500": digits without a sign, a point only if an exponent follows. False when the text
-// is not a whole number. Works on the digits, so nothing is rounded.
+// "1.5e3" as "1500": digits without a sign, a point only if an exponent follows. False when the
+// text is not a whole number. Works on the digits, so nothing is rounded.
 static bool options_whole_digits(const char *text, char *out, size_t capacity) {
     const size_t whole = strspn(text, "0123456789");
     const bool point = text[whole] == '.';

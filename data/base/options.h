@@ -85,13 +85,14 @@ void options_write_json(const Option *table, JsonWriter *w);
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
 
-// After options_parse: takes from `stored`, written by options_write_json, every option that was not
-// given on this command line, except those named in `except` ("out|resume"). An option missing from
-// `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
+// After options_parse: takes from `stored`, written by options_write_json, every option that was
+// not given on this command line, except those named in `except` ("out|resume"). An option missing
+// from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
 bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
                   const char *except, Error *err);
 
-// Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored one.
+// Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
+// one.
 void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
                            const char *except, FILE *out);
 

@@ -39,6 +39,8 @@ void batch_free(Batch *b) {
     free(b->real_rows);
     free(b->cu_seqlens);
     free(b->real_cu_seqlens);
+    free(b->work);
+    free(b->real_work);
     *b = (Batch){0};
 }
 
@@ -83,6 +85,7 @@ static void batch_clear(Batch *b, Layout layout) {
     b->real_tokens = b->num_real_docs = 0;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
     b->attention_pairs = 0;
+    b->num_work = b->num_real_work = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
 
@@ -173,6 +176,7 @@ bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs) {
     if (b->layout != LAYOUT_PACKED || total_tokens > b->micro_batch_tokens ||
         num_docs > b->max_docs || rows < 0 || segments > num_docs - b->num_docs)
         return false;
+    b->num_work = 0;
     while (b->total_tokens < total_tokens) {
         const int32_t left = total_tokens - b->total_tokens;
         batch_fill_to(b, b->total_tokens + (left < BATCH_PAD_SEGMENT ? left : BATCH_PAD_SEGMENT));
@@ -221,7 +225,8 @@ static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total
     return true;
 }
 
-// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is right.
+// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is
+// right.
 static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
     int32_t targets = 0;
     for (int32_t s = 0; s < b->num_docs; s++) {

@@ -2,14 +2,14 @@
 //
 //   packed   documents one after another; cu_seqlens = document ends; no padding, unless
 //            batch_complete adds some at the end to make batches of one size
-//   padded   each document in a row of S = row_len tokens, padding after it; cu_seqlens = 0, S, 2S...
+//   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
 //
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
 // on the layout: the last token of a document has none (-1), that of a segment which its document
-// continues has the true next token. Padding rows have token 0, target -1 and consecutive positions.
-// Filling allocates nothing and reads no file.
+// continues has the true next token. Padding rows have token 0, target -1 and consecutive
+// positions. Filling allocates nothing and reads no file.
 #ifndef UNPAD_BATCH_H
 #define UNPAD_BATCH_H
 
@@ -49,6 +49,10 @@ typedef struct {
     int32_t real_max_seqlen;
     int32_t *real_rows;        // (num_real_rows)
     int32_t *real_cu_seqlens;  // (num_real_segments + 1)
+    // attention work lists of cu_seqlens and real_cu_seqlens, in the backend's own format; made by
+    // the loader, if at all, and freed by batch_free
+    int32_t *work, *real_work;       // (num_work), (num_real_work)
+    size_t num_work, num_real_work;  // 0: not made
     // what the arrays have room for
     int32_t micro_batch_tokens, max_docs;
     int32_t *sort_scratch;  // (micro_batch_tokens)

@@ -7,8 +7,8 @@
 #include "plan.h"
 
 // A rank for every micro-batch: order (num_micro) lists them heaviest first, owner (num_micro) the
-// rank of each in that list. In rounds of num_ranks, so that micro-batches computed at the same time
-// are alike; in each round the heaviest goes to the rank with the least work so far.
+// rank of each in that list. In rounds of num_ranks, so that micro-batches computed at the same
+// time are alike; in each round the heaviest goes to the rank with the least work so far.
 void plan_assign_ranks(const StepPlan *p, int32_t num_ranks, int32_t *order, int32_t *owner);
 
 // The micro-batches of one rank into out (num_micro), heaviest first; returns how many. Every

@@ -1,5 +1,6 @@
 #include "loader.h"
 
+#include <assert.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -90,6 +91,15 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
     d->attention_pairs = whole_rows ? d->total_tokens / s->max_seqlen * row_pairs : d->real_pairs;
 }
 
+// The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
+static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int32_t *cu_seqlens,
+                             int32_t num_docs) {
+    if (!*work) *work = host_calloc(s->max_work, sizeof(int32_t), "attention work lists");
+    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_docs);
+    assert(used <= s->max_work);
+    return used;
+}
+
 // Reads the segments of one micro-batch, each with its next token if it has one, and fills *b. This
 // is where a batch is checked; nothing that trains on it checks it again.
 static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
@@ -111,7 +121,12 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     if (s->fixed_segments) batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments);
     d->local_tokens += b->total_tokens;
-    return batch_check(b, ds->vocab_size, err);
+    if (!batch_check(b, ds->vocab_size, err)) return false;
+    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
+    if (s->work_list && b->num_real_segments > 0)
+        b->num_real_work =
+            step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);
+    return true;
 }
 
 static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
@@ -181,7 +196,7 @@ bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState sta
     const int failed = pthread_create(&l->thread, NULL, loader_run, l);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     l->running = failed == 0;
-    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the limit of threads (ulimit -u)",
+    return l->running || error_set(err, EXIT_HOST_MEMORY, "raise the thread limit (ulimit -u)",
                                    "data loader: cannot start a thread: %s", strerror(failed));
 }
 

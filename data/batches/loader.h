@@ -1,8 +1,9 @@
 // Loads batches one step ahead: a thread plans the next step and reads its tokens while the current
 // one trains.
 //
-// The contents of a step depend on the settings and the state only, so a loader gives the same steps
-// as loader_load_step does for the same states. Failures of the thread are returned by loader_next.
+// The contents of a step depend on the settings and the state only, so a loader gives the same
+// steps as loader_load_step does for the same states. Failures of the thread are returned by
+// loader_next.
 #ifndef UNPAD_LOADER_H
 #define UNPAD_LOADER_H
 
@@ -22,9 +23,14 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     bool deterministic_reduction;  // a rank's micro-batches are contiguous (plan_rank_block), else
                                    // distributed by work (plan_rank_micros)
-    // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments, where
-    // their documents leave room for that
+    // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments,
+    // where their documents leave room for that
     int32_t fixed_segments;
+    // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
+    // the int32 used; called by the thread that loads. NULL: batches have no work lists.
+    size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs);
+    void *work_context;
+    size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
 } LoaderSettings;
 
 typedef struct {
@@ -91,7 +97,8 @@ bool loader_start(Loader *l, Dataset *ds, const LoaderSettings *s, PlanState sta
 // planning or reading it failed, after the steps that were loaded before the failure.
 const StepData *loader_next(Loader *l, Error *err);
 
-// Waits for the step being loaded and frees everything; safe after a failed start and a second time.
+// Waits for the step being loaded and frees everything; safe after a failed start and a second
+// time.
 void loader_stop(Loader *l);
 
 #endif

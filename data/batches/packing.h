@@ -42,22 +42,22 @@ void plan_sort(StepPlan *p, const PlanSettings *s);
 // segment fits nowhere.
 
 // Each segment into the bin with the least work among those it fits in, in O(n log M): `fitting`
-// holds, by work, the bins with room for the current length, `full` the others by room. Lengths only
-// decrease, so a bin that fits keeps fitting until a segment is added to it.
+// holds, by work, the bins with room for the current length, `full` the others by room. Lengths
+// only decrease, so a bin that fits keeps fitting until a segment is added to it.
 bool plan_pack_lpt(StepPlan *p, const PlanSettings *s);
 
 // Arrival-order greedy packing, each segment into the bin with the most room: what a packer without
 // a cost model does; a baseline for comparison only.
 bool plan_pack_arrival(StepPlan *p, const PlanSettings *s);
 
-// Best-fit-decreasing, each segment into the fullest bin it fits in: the fallback for steps that LPT
-// cannot place.
+// Best-fit-decreasing, each segment into the fullest bin it fits in: the fallback for steps that
+// LPT cannot place.
 bool plan_pack_best_fit(StepPlan *p, const PlanSettings *s);
 
 // ------------------------------------------------------------------------------------------------
-// Exchanges. Where room runs out, LPT stays uneven: bins of short segments are full and light, those
-// with long ones heavy with room to spare. Exchanging one segment of the heaviest bin for one or two
-// of a lighter one, with about as many tokens, moves attention work and hardly any tokens.
+// Exchanges. Where room runs out, LPT stays uneven: bins of short segments are full and light,
+// those with long ones heavy with room to spare. Exchanging one segment of the heaviest bin for one
+// or two of a lighter one, with about as many tokens, moves attention work and hardly any tokens.
 
 enum {
     PLAN_EVEN = 512,           // even enough: the heaviest within 1/512 of the mean

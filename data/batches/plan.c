@@ -216,9 +216,9 @@ static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
     return true;
 }
 
-// Packs the step. When its prefix does not fit, the last segments are left to the next step: 1, then
-// 2, 4, ... until the rest fits (one segment always does); bisection then takes as many back as
-// possible.
+// Packs the step. When its prefix does not fit, the last segments are left to the next step: 1,
+// then 2, 4, ... until the rest fits (one segment always does); bisection then takes as many back
+// as possible.
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
     bool fits = false;
@@ -330,7 +330,7 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
     if (!plan_settings_check(s, err) ||
         !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
         return false;
-    // where a segment finds no room, any two micro-batches together have more tokens than fit into one
+    // where a segment finds no room, any two micro-batches together hold more than fits into one
     int64_t low = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
     int64_t high = 2 * s->set_tokens / s->micro_batch_tokens + 2;
     bool ok = true;

@@ -8,8 +8,8 @@
 //             least work among those with room; then exchanges between micro-batches
 //
 // A step depends neither on the number of ranks nor, but for its micro-batches, on the layout. The
-// state is one cursor; planning again from the same state gives the same plan on any machine (integer
-// arithmetic only).
+// state is one cursor; planning again from the same state gives the same plan on any machine
+// (integer arithmetic only).
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
 
@@ -116,16 +116,16 @@ bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCount
 // A step
 
 // Plans the step at *state. *plan is {0} at first, may be used again, and is freed by plan_free.
-// EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the data
-// has nothing to train on.
+// EXIT_CHECKPOINT_MISFIT when the state is not a position in this data, EXIT_BAD_INPUT when the
+// data has nothing to train on.
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
 
 // Settings for a fixed set of documents instead of steps: the first whole documents of the first
-// epoch, at most most_tokens; of a first document longer than that, its first segments, at least one.
-// Sets s->set_tokens and s->num_micro so that plan_step from {0} gives the whole set and nothing
-// else, packed into about as few micro-batches as can hold it.
+// epoch, at most most_tokens; of a first document longer than that, its first segments, at least
+// one. Sets s->set_tokens and s->num_micro so that plan_step from {0} gives the whole set and
+// nothing else, packed into about as few micro-batches as can hold it.
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err);
 
 #endif

@@ -216,8 +216,8 @@ static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n
                      crc);
 }
 
-// Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are read
-// and checked, and the tokens are copied from them: the file is not read twice.
+// Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are
+// read and checked, and the tokens are copied from them: the file is not read twice.
 static bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64_t n,
                                 unsigned char *out, Error *err) {
     const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;

@@ -35,8 +35,8 @@ typedef struct {
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown
     uint64_t tokenizer_hash;  // 0: unknown
-    // What must be equal for two data sets to be the same; kept in checkpoints. `fingerprint`: names,
-    // sizes, headers and indexes, in order. `token_fingerprint`: the tokens, in order: their
+    // What must be equal for two data sets to be the same; kept in checkpoints. `fingerprint`:
+    // names, sizes, headers and indexes, in order. `token_fingerprint`: the tokens, in order: their
     // checksums where the index has them, every byte of scanned files, else a sample.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
@@ -68,8 +68,9 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity);
 // Tokens of a document, >= 1.
 int64_t dataset_doc_length(const Dataset *ds, int64_t doc);
 
-// Reads tokens [offset, offset + n) of a document into out (n). Every id is below ds->vocab_size and
-// every block with a checksum matches it, else EXIT_BAD_INPUT. Threads may call it concurrently.
+// Reads tokens [offset, offset + n) of a document into out (n). Every id is below ds->vocab_size
+// and every block with a checksum matches it, else EXIT_BAD_INPUT. Threads may call it
+// concurrently.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
 
 #endif

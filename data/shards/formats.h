@@ -1,5 +1,5 @@
-// The formats of shards: one function for each, in a file of its own. To remove a format, delete its
-// file and its line here.
+// The formats of shards: one function for each, in a file of its own. To remove a format, delete
+// its file and its line here.
 #ifndef UNPAD_FORMATS_H
 #define UNPAD_FORMATS_H
 
@@ -9,8 +9,9 @@
 #include "dataset.h"
 #include "shard.h"
 
-// Opens a shard whose file is open. head (SHARD_HEADER_BYTES): the beginning of the file, padded with
-// zeros. *recognised: the file has this format; if not, *s is unchanged and the result means nothing.
+// Opens a shard whose file is open. head (SHARD_HEADER_BYTES): the beginning of the file, padded
+// with zeros. *recognised: the file has this format; if not, *s is unchanged and the result means
+// nothing.
 typedef bool ShardOpen(Shard *s, const unsigned char *head, const DatasetOptions *options,
                        bool *recognised, Error *err);
 

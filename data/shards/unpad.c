@@ -1,5 +1,5 @@
-// Our shards, and llm.c's, which they extend: NAME.bin with a header of 256 int32 and, if it is ours,
-// NAME.idx.
+// Our shards, and llm.c's, which they extend: NAME.bin with a header of 256 int32 and, if it is
+// ours, NAME.idx.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

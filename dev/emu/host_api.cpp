@@ -538,8 +538,7 @@ extern "C" CUresult cuTensorMapEncodeTiled(CUtensorMap *m, CUtensorMapDataType t
                     : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
                                                               : 0;
     memset((void *)m, 0, sizeof *m);
-    if (!size || rank < 1 || rank > 3 || (uintptr_t)m % 64 || (uintptr_t)base % 16 ||
-        !is_device_ptr(base))
+    if (!size || rank < 1 || rank > 3 || (uintptr_t)m % 64 || (uintptr_t)base % 16)
         return CUDA_ERROR_INVALID_VALUE;
     for (cuuint32_t i = 0; i < rank; i++) {
         bool dim = dims[i] && dims[i] <= 1ull << 32;

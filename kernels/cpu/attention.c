@@ -117,7 +117,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in pairs of one kv head
     for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
-    share = share * heads.num_kv_heads / omp_get_max_threads();
+    share = share * heads.num_kv_heads / cpu_threads();
 
     for (int doc = 0; doc < num_docs; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
@@ -348,9 +348,6 @@ static int isa_runs_here(const char *name) {
     return strcmp(name, "portable") == 0;
 }
 
-// For tests and dev/bench_attention.c: an instruction set by name, or the best by "auto"; -1: not
-// on this machine
-int attention_select(const char *name);
 int attention_select(const char *name) {
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
         if (strcmp(name, "auto") != 0 && strcmp(name, isas[i].name) != 0) continue;
@@ -359,6 +356,11 @@ int attention_select(const char *name) {
         return 0;
     }
     return -1;
+}
+
+const char *attention_describe(void) {
+    if (!isa) attention_select("auto");
+    return isa->name;
 }
 
 // -------------------------------------------------------------------------------------------------

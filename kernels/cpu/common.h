@@ -23,6 +23,10 @@
 #define CLONES __attribute__((noinline))
 #endif
 
+// device.c: threads of this backend. On a thread other than the one that called device_init,
+// omp_get_max_threads does not know them.
+int cpu_threads(void);
+
 // Sums run in LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
 enum { LANES = 16 };

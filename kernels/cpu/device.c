@@ -37,6 +37,8 @@ const char *device_init(const DeviceOptions *options) {
     return NULL;
 }
 
+int cpu_threads(void) { return num_threads > 0 ? num_threads : omp_get_max_threads(); }
+
 // A CPU that fails does not live to tell: what device_fail reports does not depend on the batch.
 void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)describe; }
 

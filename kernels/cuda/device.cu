@@ -156,7 +156,11 @@ const char *device_init(const DeviceOptions *options) {
     return missing ? missing : comm_connect(stream);
 }
 
-const char *device_describe(void) { return description; }
+const char *device_describe(void) {
+    static char text[sizeof description + 32];
+    snprintf(text, sizeof text, "%s, attention %s", description, attention_describe());
+    return text;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Memory

@@ -18,6 +18,13 @@ PTX float ex2(float x) {
     return y;
 }
 
+// x, of which the compiler knows nothing: what depends on it is computed where it stands, not kept
+// in registers from before a loop.
+PTX uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // ------------------------------------------------------------------------------------------------
 // sm_80: ldmatrix, mma.sync, cp.async, named barriers
 
@@ -232,6 +239,7 @@ PTX void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int sd) {
 #define PTX inline
 PTX uint32_t smem_u32(const void *p) { return emu::smem_addr(p); }
 PTX float ex2(float x) { return emu::ex2(x); }
+PTX uint32_t opaque(uint32_t x) { return x; }
 PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a, EMU_LOC) {
     emu::ldmatrix(r, 4, false, a, EMU_AT);
 }

@@ -245,6 +245,10 @@ template <class T>
 T atomicSub(T *p, std::common_type_t<T> v) {
     return emu_rmw(p, [&](T o) { return T(o - v); });
 }
+// Counts up to `last`, then begins again at 0
+inline unsigned atomicInc(unsigned *p, unsigned last) {
+    return emu_rmw(p, [&](unsigned o) { return o >= last ? 0 : o + 1; });
+}
 template <class T>
 T atomicMax(T *p, std::common_type_t<T> v) {
     return emu_rmw(p, [&](T o) { return o > v ? o : v; });

@@ -198,6 +198,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...)
     return cudaPeekAtLastError();
 }
 
+template <class T>
+cudaError_t cudaMemcpyFromSymbol(void *dst, const T &symbol, size_t bytes) {
+    memcpy(dst, &symbol, bytes);
+    return cudaSuccess;
+}
+
 // ------------------------------------------------------------------------------------------------
 // The one driver function that is looked up at run time: cuTensorMapEncodeTiled
 

@@ -1,0 +1,139 @@
+#include "out_dir.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "checkpoint.h"
+#include "log.h"
+#include "manifest.h"
+
+bool out_dir_lock(OutDir *out, Error *err) {
+    if (out->locked) return true;
+    if (!dir_lock(&out->lock, out->path, err)) return false;
+    out->locked = true;
+    if (!out->lock.works)
+        fprintf(stderr,
+                "warning: %s: this file system has no locks: nothing keeps a second run out\n",
+                out->path);
+    return checkpoint_recover(out->path, err);
+}
+
+// ------------------------------------------------------------------------------------------------
+// --resume
+
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static void report_damaged(const char *dir, const Error *why) {
+    fprintf(stderr, "warning: skipping %s: %s\n", dir, why->what);
+}
+
+// A later --resume takes the newest checkpoint: there must be none newer than the one named.
+static bool check_is_newest(const char *out, const char *resume, int64_t step, Error *err) {
+    int64_t *steps = NULL;
+    int count = 0;
+    if (!checkpoint_list(out, &steps, &count, err)) return false;
+    if (count > 0 && steps[0] > step)
+        error_set(err, EXIT_USAGE, "remove the newer ones first, or give another --out",
+                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08lld",
+                  resume, out, (long long)steps[0]);
+    free(steps);
+    return !err->code;
+}
+
+static bool find_named(const char *out, const char *resume, bool trains, ResumePoint *point,
+                       Error *err) {
+    char own[IO_PATH_MAX];
+    int64_t step = -1;
+    if (!manifest_verify(resume, &step, err) ||
+        !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
+        !path_printf(own, sizeof own, err, "%s/step-%08lld", out, (long long)step))
+        return false;
+    point->in_place = same_file(own, point->dir);
+    return !point->in_place || !trains || check_is_newest(out, resume, step, err);
+}
+
+bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
+                         Error *err) {
+    int64_t step = -1;
+    *point = (ResumePoint){0};
+    if (strcmp(resume, "newest") != 0) return find_named(out, resume, trains, point, err);
+    if (path_is_dir(out) &&
+        !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step, report_damaged, err))
+        return false;
+    point->in_place = step >= 0;
+    if (!point->in_place) point->dir[0] = 0;
+    return true;
+}
+
+bool out_dir_start_from_scratch(const char *out, Error *err) {
+    char path[IO_PATH_MAX];
+    int64_t last_step, first_save;
+    if (!path_join(path, sizeof path, out, "final", err) ||
+        !log_read_progress(out, &last_step, &first_save, err))
+        return false;
+    const bool finished = path_exists(path);
+    if (finished || last_step > first_save)
+        return error_set(err, EXIT_BAD_INPUT,
+                         "restore the step-* directories; --overwrite starts over",
+                         "%s: expected a checkpoint beside %s, found none", out,
+                         finished ? "final/" : "log.jsonl, whose run saved some");
+    fprintf(stderr, "warning: %s: no checkpoint to resume from: training starts from scratch\n",
+            out);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Opening
+
+bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
+    char full[IO_PATH_MAX], parent[IO_PATH_MAX];
+    int64_t step;
+    if (!realpath(model, full)) return true;
+    const char *name = strrchr(full, '/') + 1;
+    if (!path_parent(parent, sizeof parent, full, err)) return false;
+    if (!same_file(parent, out)) return true;
+    if (strcmp(name, "final") != 0 && !checkpoint_parse_step(name, &step)) return true;
+    return error_set(err, EXIT_USAGE, "copy it elsewhere first, or give another --out",
+                     "--overwrite: expected a --model that it does not remove, found %s", model);
+}
+
+bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err) {
+    char path[IO_PATH_MAX];
+    if (!dir_create_all(out->path, err) || !out_dir_lock(out, err) || !dir_probe(out->path, err) ||
+        !path_join(path, sizeof path, out->path, "log.jsonl", err))
+        return false;
+    if (!continues && !replaces && path_exists(path))
+        return error_set(
+            err, EXIT_USAGE,
+            "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",
+            "%s: expected an empty directory, found a run", out->path);
+    return !overwrite || checkpoint_remove_all(out->path, err);
+}
+
+// A checkpoint holds the weights and two moments of AdamW, all fp32. The oldest one is removed
+// after the newest is complete.
+void out_dir_warn_if_small(const char *out, uint64_t model_bytes, int64_t steps, int64_t save_every,
+                           int keep) {
+    Error err = {0};
+    const double model = (double)model_bytes, whole = 3 * model;
+    int64_t *old = NULL, saves = steps > 0;
+    int there = 0;
+    uint64_t free_bytes = 0;
+    if (steps > 0 && save_every > 0) saves = (steps - 1) / save_every + 1;
+    if (!checkpoint_list(out, &old, &there, &err)) there = 0;
+    free(old);
+    const int64_t room = keep + 1 - there;
+    if (keep > 0 && saves > room) saves = room > 1 ? room : 1;
+    const double needed = (double)saves * whole + model;
+    if (!disk_free_bytes(out, &free_bytes, &err) || needed <= (double)free_bytes) return;
+    fprintf(stderr,
+            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
+            "%.1f MiB free%s\n",
+            out, needed / 1048576, (long long)saves, whole / 1048576, (double)free_bytes / 1048576,
+            save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
+}

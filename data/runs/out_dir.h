@@ -1,0 +1,48 @@
+// The output directory of a run: one writer at a time, what --resume finds in it, what --overwrite
+// removes, and whether it has room for the checkpoints to come.
+#ifndef UNPAD_OUT_DIR_H
+#define UNPAD_OUT_DIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/dir.h"
+#include "../base/error.h"
+#include "../base/path.h"
+
+typedef struct {
+    const char *path;  // not owned
+    DirLock lock;
+    bool locked;
+} OutDir;
+
+// Rank 0: from here on this run is the only writer; EXIT_DIR_IN_USE when another one is. Undoes
+// what a killed run left. Warns where the file system has no locks. A second call does nothing.
+bool out_dir_lock(OutDir *out, Error *err);
+
+typedef struct {
+    char dir[IO_PATH_MAX];  // the checkpoint; empty: none, training starts from scratch
+    bool in_place;          // it is the newest of the output directory, whose log continues
+} ResumePoint;
+
+// resume: a checkpoint directory, or "newest": the newest valid one in `out`, after a warning for
+// each damaged one. trains: the run will write to `out`, which must then hold no newer checkpoint.
+bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
+                         Error *err);
+
+// A bare --resume that found nothing: fails where checkpoints must have been, else warns.
+bool out_dir_start_from_scratch(const char *out, Error *err);
+
+// Fails when --overwrite would remove the directory `model`, final/ or a checkpoint of `out`.
+bool out_dir_keeps_model(const char *out, const char *model, Error *err);
+
+// Creates and locks the directory and tries to write in it. A run that is there is an error unless
+// this one continues or replaces it. overwrite: its checkpoints are removed.
+bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err);
+
+// Warns when less is free than the checkpoints of `steps` more steps and final/ will take.
+// model_bytes: of the weights in a checkpoint; save_every 0: only at the end; keep 0: all.
+void out_dir_warn_if_small(const char *out, uint64_t model_bytes, int64_t steps, int64_t save_every,
+                           int keep);
+
+#endif

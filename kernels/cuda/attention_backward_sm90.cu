@@ -1,0 +1,609 @@
+// Attention backward on Hopper, without atomics: every result is computed by one warpgroup in one
+// order. Roles, barriers and what lies past a document's end: attention_sm90.cuh.
+//
+// Two kernels, 7 products instead of 5: the price of a dQ that needs no fp32 buffer to add into,
+// nothing to clear before it and no pass to convert it after, and of the same bits in every run.
+//   backward_q   items and units of the forward (see attention_sm90.cu): a consumer has 64 queries
+//                of one head; K and V pass by, from the diagonal down to key 0; dQ stays in
+//                registers. Also writes delta, which backward_kv reads.
+//   backward_kv  an item is 128 keys of one kv head, 64 for each of two consumers; Q and dO of all
+//                heads of the group pass by, from the diagonal on; dK and dV stay in registers. S
+//                and dP are computed transposed, so that P and dS are left operands as they lie.
+// Both take 64 rows of what passes by at a time, so that the block of the diagonal is square.
+// Something is always left for the tensor cores while a consumer computes exponentials: dP, which
+// is issued with S, and in backward_q dQ of the block before; dV while it computes dS.
+//
+// Barrier pairs. backward_q: one a consumer for Q, dO and its Job; one a stage for K and V
+// together. backward_kv: one for K, V and the Job of both consumers; one a stage for Q, dO and
+// their statistics, lse and delta, for which a second warp of the producer's group arrives.
+//
+// Queries past the end of the document, in backward_kv: their lse is +inf, so that P and dS are 0.
+// Keys past the end, in backward_q: the causal mask hides them, as in the forward.
+#include "attention_sm90.cuh"
+
+namespace {
+
+constexpr int ROWS = UNIT_ROWS;  // of all tiles
+constexpr float LOG2E = 1.44269504088896340736f;
+
+#if SM90A
+
+__device__ unsigned q_items_taken, kv_items_taken;  // see take_number
+
+// x = the inverse of rope_forward on x, an accumulator. Columns c and c + D / 2 are a pair, both in
+// the same thread. row: the warp's first in the buffer, `rows` are in the document.
+template <int D>
+__device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, int row, int rows) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int own = quad_row() + 8 * r;
+        if (own >= rows) continue;
+        const float *angles = rope.table + (int64_t)rope.position_ids[row + own] * D;
+#pragma unroll
+        for (int i = 2 * r; i < D / 4; i += 4) {
+            const float4 two =
+                *reinterpret_cast<const float4 *>(angles + 2 * (i / 4 * 8 + quad_col()));
+            const float a = x[i], b = x[i + 1], p = x[i + D / 4], q = x[i + D / 4 + 1];
+            x[i] = a * two.x + p * two.y, x[i + 1] = b * two.z + q * two.w;
+            x[i + D / 4] = p * two.x - a * two.y, x[i + D / 4 + 1] = q * two.z - b * two.w;
+        }
+    }
+}
+
+#endif
+
+// -------------------------------------------------------------------------------------------------
+// dQ
+
+template <int D>
+struct QuerySizes {
+    static constexpr int CONSUMERS = forward_consumers(D);
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
+    static constexpr int STAGES = D == 64 ? 4 : 3;
+    typedef Tile<ROWS, D> T;
+    // Where in shared memory: Q and dO of each consumer, its results, stages of K and V
+    static constexpr int OUT = CONSUMERS * 2 * T::BYTES, KV = OUT + CONSUMERS * T::BYTES;
+    static constexpr int UNIT_PAIRS = KV + STAGES * 2 * T::BYTES;
+    static constexpr int KV_PAIRS = UNIT_PAIRS + 16 * CONSUMERS;
+    static constexpr int JOBS = KV_PAIRS + 16 * STAGES;
+    static constexpr int BYTES = JOBS + CONSUMERS * (int)sizeof(Job);
+};
+
+// The tensors; rows as in kernels.h
+struct Gradients {
+    float *__restrict__ delta;
+    const floatX *__restrict__ dout, *__restrict__ out;
+    const float *__restrict__ lse;
+};
+
+#if SM90A
+
+template <int D>
+using KeyRing = Ring<QuerySizes<D>::KV, 2 * QuerySizes<D>::T::BYTES, QuerySizes<D>::KV_PAIRS,
+                     QuerySizes<D>::STAGES>;
+
+// delta = rowsum(dout * out) and lse of a thread's two rows, a quad to a row; zeros past the end
+template <int D>
+struct RowStatistics {
+    float delta[2], lse_log2e[2];
+
+    __device__ __forceinline__ void load(const Gradients &g, const AttentionShape &s,
+                                         const Job &job) {
+        constexpr int COLUMNS = D / 4;  // of a lane
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = job.row_block * ROWS + warp_in_group() * 16 + quad_row() + 8 * r;
+            const int64_t in_buffer = job.doc.start + row;
+            const int64_t at = in_buffer * s.out_row + job.head * D + lane_id() % 4 * COLUMNS;
+            const int64_t statistic = job.head * s.total_tokens + in_buffer;
+            float sum = 0;
+            lse_log2e[r] = 0;
+            if (row < job.doc.len) {
+#pragma unroll
+                for (int c = 0; c < COLUMNS; c += 8) {
+                    float x[8], y[8];
+                    load8(x, g.dout + at + c);
+                    load8(y, g.out + at + c);
+#pragma unroll
+                    for (int e = 0; e < 8; e++) sum += x[e] * y[e];
+                }
+                lse_log2e[r] = g.lse[statistic] * LOG2E;
+            }
+            delta[r] = quad_sum(sum);
+            if (row < job.doc.len && quad_col() == 0) g.delta[statistic] = delta[r];
+        }
+    }
+};
+
+template <int D>
+struct QueryConsumer {
+    typedef QuerySizes<D> Z;
+    typedef typename Z::T T;
+    const AttentionShape &shape;
+    const uint32_t q, dout, result;
+    KeyRing<D> keys;
+    float dq[D / 2];
+    uint32_t ds[ROWS / 16][4];
+    RowStatistics<D> rows;
+
+    __device__ __forceinline__ QueryConsumer(const AttentionShape &s, uint32_t base, int unit)
+        : shape(s),
+          q(base + unit * 2 * T::BYTES),
+          dout(q + T::BYTES),
+          result(base + Z::OUT + unit * T::BYTES + warp_in_group() * Tile<STORE_ROWS, D>::BYTES),
+          keys(base) {}
+
+    __device__ __forceinline__ void probabilities(float (&s)[ROWS / 2]) const {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++)
+            s[i] = ex2(s[i] * shape.scale_log2e - rows.lse_log2e[i / 2 % 2]);
+    }
+    __device__ __forceinline__ void dscores(float (&dp)[ROWS / 2],
+                                            const float (&p)[ROWS / 2]) const {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) dp[i] = p[i] * (dp[i] - rows.delta[i / 2 % 2]);
+    }
+
+    // dS of the diagonal's block
+    __device__ __forceinline__ void first_block(const Gradients &g, const Job &job) {
+        float s[ROWS / 2], dp[ROWS / 2];
+        const uint32_t k = keys.wait();
+        wgmma_fence();
+        multiply_transposed<D, ROWS, ROWS>(s, q, k);
+        multiply_transposed<D, ROWS, ROWS>(dp, dout, k + T::BYTES);
+        rows.load(g, shape, job);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        wgmma_pin(dp);
+        mask_diagonal(s);
+        probabilities(s);
+        dscores(dp, s);
+        to_operand(ds, dp);
+    }
+
+    // dQ += dS K of the block before, while dS of the next is computed
+    __device__ __forceinline__ void next_block() {
+        float s[ROWS / 2], dp[ROWS / 2];
+        const uint32_t before = keys.tile(), k = keys.following().wait();
+        wgmma_pin(dq);
+        wgmma_fence();
+        multiply_transposed<D, ROWS, ROWS>(s, q, k);
+        multiply_transposed<D, ROWS, ROWS>(dp, dout, k + T::BYTES);
+        multiply_add<ROWS, ROWS>(dq, ds, before);
+        wgmma_wait<2>();
+        wgmma_pin(s);
+        probabilities(s);
+        wgmma_wait<1>();
+        wgmma_pin(dp);
+        dscores(dp, s);
+        wgmma_wait<0>();
+        wgmma_pin(dq);
+        wgmma_pin(dp);  // ds is read no more
+        keys.done();
+        to_operand(ds, dp);
+    }
+
+    __device__ __forceinline__ void walk(const Gradients &g, const Job &job) {
+        clear(dq);
+        first_block(g, job);
+        for (int left = job.row_block; left > 0; left--) next_block();
+        wgmma_pin(dq);
+        wgmma_fence();
+        multiply_add<ROWS, ROWS>(dq, ds, keys.tile());
+        wgmma_wait<0>();
+        wgmma_pin(dq);
+        keys.done();
+    }
+
+    __device__ __forceinline__ void store(const CUtensorMap *dqkv_map, const Rope &rope,
+                                          const Job &job) {
+        const int row = job.row_block * ROWS + warp_in_group() * STORE_ROWS;
+        const float factor[2] = {shape.scale, shape.scale};
+        turn_back<D>(dq, rope, job.doc.start + row, job.doc.len - row);
+        store_rows<D>(dqkv_map, result, dq, factor, job.head * D, row, job.doc, shape.total_tokens);
+    }
+};
+
+template <int D>
+__device__ __forceinline__ void consume_keys(const CUtensorMap *dqkv_map, const Gradients &g,
+                                             const Rope &rope, const AttentionShape &s, int unit) {
+    typedef QuerySizes<D> Z;
+    const uint32_t base = smem_u32(smem), full = base + Z::UNIT_PAIRS + unit * 16;
+    QueryConsumer<D> me(s, base, unit);
+    for (uint32_t phase = 0;; phase ^= 1) {
+        mbar_wait(full, phase);
+        const Job job = reinterpret_cast<const Job *>(smem + Z::JOBS)[unit];
+        if (job.row_blocks == 0) break;
+        for (int n = job.row_blocks - 1; n > job.row_block; n--) me.keys.skip();
+        if (job.row_block != IDLE) me.walk(g, job);
+        release(full + 8);
+        if (job.row_block != IDLE) me.store(dqkv_map, rope, job);
+    }
+    if (lane_id() == 0) bulk_wait<0>();
+}
+
+template <int D>
+__device__ __forceinline__ void produce_keys(const CUtensorMap *qkv_map,
+                                             const CUtensorMap *dout_map, const int32_t *work,
+                                             const AttentionShape &s) {
+    typedef QuerySizes<D> Z;
+    typedef typename Z::T T;
+    const uint32_t base = smem_u32(smem);
+    const int tokens = (int)s.total_tokens;
+    KeyRing<D> keys(base);
+    produce_units<Z::CONSUMERS>(
+        &q_items_taken, work, s, base + Z::UNIT_PAIRS, reinterpret_cast<Job *>(smem + Z::JOBS),
+        2 * T::BYTES,
+        [&](int unit, uint32_t full, const Job &job) {
+            const uint32_t q = base + unit * 2 * T::BYTES;
+            load_rows<D, T::PANEL>(q, qkv_map, full, job.doc, tokens, job.head * D,
+                                   job.row_block * ROWS, ROWS);
+            load_rows<D, T::PANEL>(q + T::BYTES, dout_map, full, job.doc, tokens, job.head * D,
+                                   job.row_block * ROWS, ROWS);
+        },
+        [&](const WorkItem &item, int kv_head, int row_blocks) {
+            const int k_column = (s.num_heads + kv_head) * D;
+            for (int block = row_blocks - 1; block >= 0; block--, keys.advance()) {
+                mbar_wait(keys.empty(), keys.phase ^ 1);
+                mbar_arrive_expect_tx(keys.full(), 2 * T::BYTES);
+                load_rows<D, T::PANEL>(keys.tile(), qkv_map, keys.full(), item, tokens, k_column,
+                                       block * ROWS, ROWS);
+                load_rows<D, T::PANEL>(keys.tile() + T::BYTES, qkv_map, keys.full(), item, tokens,
+                                       k_column + s.num_kv_heads * D, block * ROWS, ROWS);
+            }
+        });
+}
+#endif
+
+template <int D>
+__global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
+    attention_backward_q_sm90_kernel(const __grid_constant__ CUtensorMap dqkv_map,
+                                     const __grid_constant__ CUtensorMap qkv_map,
+                                     const __grid_constant__ CUtensorMap dout_map,
+                                     const __grid_constant__ Gradients g,
+                                     const int32_t *__restrict__ work,
+                                     const __grid_constant__ AttentionShape s,
+                                     const __grid_constant__ Rope rope) {
+#if SM90A
+    typedef QuerySizes<D> Z;
+    const int group = threadIdx.x / WARPGROUP;
+    if (threadIdx.x == 0) {
+        const uint32_t base = shared_begin();
+        for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::UNIT_PAIRS + w * 16, WARPS);
+        for (int i = 0; i < Z::STAGES; i++)
+            init_pair(base + Z::KV_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+        fence_mbar_init();
+    }
+    __syncthreads();
+    if (group == Z::CONSUMERS) {
+        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
+        if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
+    } else {
+        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
+        consume_keys<D>(&dqkv_map, g, rope, s, group);
+    }
+#endif
+}
+
+// -------------------------------------------------------------------------------------------------
+// dK and dV
+
+// What both consumers are to do
+struct KeyJob {
+    WorkItem item;    // its tile is of BACKWARD_KEYS keys
+    int32_t kv_head;  // STOP: no more items
+};
+constexpr int STOP = -1;
+
+template <int D>
+struct KeySizes {
+    static constexpr int CONSUMERS = BACKWARD_KEYS / ROWS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    static constexpr int STAGES = D == 64 ? 4 : 3;
+    typedef Tile<ROWS, D> T;
+    static constexpr int STATISTICS_BYTES = 2 * ROWS * 4;  // lse * log2(e), then delta
+    // Where in shared memory: K and V of each consumer, its results, stages of Q and dO
+    static constexpr int OUT = CONSUMERS * 2 * T::BYTES, Q = OUT + CONSUMERS * T::BYTES;
+    static constexpr int STATISTICS = Q + STAGES * 2 * T::BYTES;
+    static constexpr int KV_PAIR = STATISTICS + STAGES * STATISTICS_BYTES;
+    static constexpr int Q_PAIRS = KV_PAIR + 16, JOB = Q_PAIRS + 16 * STAGES;
+    static constexpr int BYTES = JOB + (int)sizeof(KeyJob);
+};
+
+#if SM90A
+
+template <int D>
+using QueryRing =
+    Ring<KeySizes<D>::Q, 2 * KeySizes<D>::T::BYTES, KeySizes<D>::Q_PAIRS, KeySizes<D>::STAGES>;
+
+// The row blocks of a document's queries that see a tile of keys, for each head of the group
+struct QueryBlocks {
+    int first, end;
+    __device__ __forceinline__ explicit QueryBlocks(const WorkItem &item)
+        : first(item.tile * (BACKWARD_KEYS / ROWS)), end(ceil_div(item.len, ROWS)) {}
+    __device__ __forceinline__ int count() const { return end - first; }
+};
+
+template <int D>
+struct KeyConsumer {
+    typedef KeySizes<D> Z;
+    typedef typename Z::T T;
+    const AttentionShape &shape;
+    const uint32_t k, v, result;
+    QueryRing<D> queries;
+    float dk[D / 2], dv[D / 2];
+
+    __device__ __forceinline__ KeyConsumer(const AttentionShape &s, uint32_t base, int unit)
+        : shape(s),
+          k(base + unit * 2 * T::BYTES),
+          v(k + T::BYTES),
+          result(base + Z::OUT + unit * T::BYTES + warp_in_group() * Tile<STORE_ROWS, D>::BYTES),
+          queries(base) {}
+
+    // P, rows are keys, columns queries
+    __device__ __forceinline__ void probabilities(float (&s)[ROWS / 2], const float *lse_log2e,
+                                                  int ahead) {
+        if (ahead >= 0) mask_earlier_queries(s, ahead);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i += 4) {
+            const float2 lse = *reinterpret_cast<const float2 *>(lse_log2e + i * 2 + quad_col());
+#pragma unroll
+            for (int j = i; j < i + 4; j++)
+                s[j] = ex2(s[j] * shape.scale_log2e - (j % 2 == 0 ? lse.x : lse.y));
+        }
+    }
+    __device__ __forceinline__ void dscores(float (&dp)[ROWS / 2], const float (&p)[ROWS / 2],
+                                            const float *deltas) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i += 4) {
+            const float2 delta = *reinterpret_cast<const float2 *>(deltas + i * 2 + quad_col());
+#pragma unroll
+            for (int j = i; j < i + 4; j++)
+                dp[j] = p[j] * (dp[j] - (j % 2 == 0 ? delta.x : delta.y));
+        }
+    }
+
+    // ahead: rows that the keys lie behind the queries
+    __device__ __forceinline__ void block(int ahead) {
+        float s[ROWS / 2], dp[ROWS / 2];
+        uint32_t p[ROWS / 16][4], ds[ROWS / 16][4];
+        const uint32_t q = queries.wait(), dout = q + T::BYTES;
+        const float *statistics = reinterpret_cast<const float *>(
+            smem + Z::STATISTICS + queries.stage * Z::STATISTICS_BYTES);
+        wgmma_fence();
+        multiply_transposed<D, ROWS, ROWS>(s, opaque(k), q);
+        multiply_transposed<D, ROWS, ROWS>(dp, opaque(v), dout);
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        probabilities(s, statistics, ahead);
+        to_operand(p, s);
+        wgmma_pin(dv);
+        wgmma_fence();
+        multiply_add<ROWS, ROWS>(dv, p, dout);
+        wgmma_wait<1>();
+        wgmma_pin(dp);
+        dscores(dp, s, statistics + ROWS);
+        to_operand(ds, dp);
+        wgmma_pin(dk);
+        wgmma_fence();
+        multiply_add<ROWS, ROWS>(dk, ds, q);
+        wgmma_wait<0>();
+        wgmma_pin(dv);
+        wgmma_pin(dk);
+        queries.done();
+    }
+
+    // `unit`: of the item; its keys are so many blocks behind the first queries.
+    __device__ __forceinline__ void walk(int unit, int query_blocks) {
+        clear(dk);
+        clear(dv);
+        for (int head = 0; head < shape.group; head++)
+            for (int n = 0; n < query_blocks; n++) block((unit - n) * ROWS);
+    }
+
+    __device__ __forceinline__ void store(const CUtensorMap *dqkv_map, const Rope &rope,
+                                          const KeyJob &job, int key_block) {
+        const int row = key_block * ROWS + warp_in_group() * STORE_ROWS;
+        const int column = (shape.num_heads + job.kv_head) * D;
+        const float scale[2] = {shape.scale, shape.scale}, one[2] = {1, 1};
+        store_rows<D>(dqkv_map, result, dv, one, column + shape.num_kv_heads * D, row, job.item,
+                      shape.total_tokens);
+        turn_back<D>(dk, rope, job.item.start + row, job.item.len - row);
+        store_rows<D>(dqkv_map, result, dk, scale, column, row, job.item, shape.total_tokens);
+    }
+};
+
+template <int D>
+__device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, const Rope &rope,
+                                                const AttentionShape &s, int unit) {
+    typedef KeySizes<D> Z;
+    const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
+    KeyConsumer<D> me(s, base, unit);
+    for (uint32_t phase = 0;; phase ^= 1) {
+        mbar_wait(full, phase);
+        const KeyJob *job = reinterpret_cast<const KeyJob *>(smem + Z::JOB);
+        if (job->kv_head == STOP) break;
+        const int query_blocks = QueryBlocks(job->item).count();
+        const bool idle = unit >= query_blocks;  // no keys
+        if (idle)
+            for (int n = query_blocks * s.group; n > 0; n--) me.queries.skip();
+        else
+            me.walk(unit, query_blocks);
+        const KeyJob done = *job;  // read again: nothing of it in registers meanwhile
+        release(full + 8);
+        if (!idle) me.store(dqkv_map, rope, done, done.item.tile * Z::CONSUMERS + unit);
+    }
+    if (lane_id() == 0) bulk_wait<0>();
+}
+
+// lse * log2(e) and delta of a lane's two queries of a block; +inf and 0 past the document's end
+struct ColumnStatistics {
+    float lse_log2e[2], delta[2];
+
+    __device__ __forceinline__ void load(const Gradients &g, int64_t total_tokens,
+                                         const WorkItem &doc, int head, int query_block) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const int row = query_block * ROWS + lane_id() + n * WARP;
+            const int64_t at = head * total_tokens + doc.start + row;
+            const bool valid = row < doc.len;
+            lse_log2e[n] = valid ? g.lse[at] * LOG2E : INFINITY;
+            delta[n] = valid ? g.delta[at] : 0;
+        }
+    }
+    __device__ __forceinline__ void put(float *statistics) const {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            statistics[lane_id() + n * WARP] = lse_log2e[n];
+            statistics[ROWS + lane_id() + n * WARP] = delta[n];
+        }
+    }
+};
+
+// A warp's work: reads the statistics of a block while the one before is still waited for
+template <int D>
+__device__ __forceinline__ void produce_statistics(const Gradients &g, const AttentionShape &s) {
+    typedef KeySizes<D> Z;
+    const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
+    QueryRing<D> queries(base);
+    for (uint32_t phase = 0;; phase ^= 1) {
+        mbar_wait(full, phase);
+        const KeyJob job = *reinterpret_cast<const KeyJob *>(smem + Z::JOB);
+        release(full + 8);
+        if (job.kv_head == STOP) return;
+        const QueryBlocks blocks(job.item);
+        ColumnStatistics statistics;
+        int head = job.kv_head * s.group, block = blocks.first;
+        statistics.load(g, s.total_tokens, job.item, head, block);
+        for (int left = blocks.count() * s.group; left > 0; left--) {
+            mbar_wait(queries.empty(), queries.phase ^ 1);
+            statistics.put(reinterpret_cast<float *>(smem + Z::STATISTICS +
+                                                     queries.stage * Z::STATISTICS_BYTES));
+            release(queries.full());
+            queries.advance();
+            if (++block == blocks.end) block = blocks.first, head++;
+            if (left > 1) statistics.load(g, s.total_tokens, job.item, head, block);
+        }
+    }
+}
+
+// A thread's work
+template <int D>
+__device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
+                                                const CUtensorMap *dout_map, const int32_t *work,
+                                                const AttentionShape &s) {
+    typedef KeySizes<D> Z;
+    typedef typename Z::T T;
+    const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
+    const int tokens = (int)s.total_tokens;
+    const unsigned total =
+        reinterpret_cast<const WorkCounts *>(work)->backward_items * (unsigned)s.num_kv_heads;
+    QueryRing<D> queries(base);
+    unsigned number = blockIdx.x;
+    for (uint32_t phase = 0;; phase ^= 1) {
+        KeyJob job = {{0, 0, 0}, STOP};
+        if (number < total) {
+            job = {backward_item(work, number / s.num_kv_heads), (int)(number % s.num_kv_heads)};
+            number = take_number(&kv_items_taken, total);
+        }
+        const WorkItem &item = job.item;
+        const QueryBlocks blocks(item);
+        const int units = min(Z::CONSUMERS, blocks.count());  // that have keys
+        mbar_wait(full + 8, phase ^ 1);
+        *reinterpret_cast<KeyJob *>(smem + Z::JOB) = job;
+        mbar_arrive_expect_tx(full, units * 2 * T::BYTES);
+        if (job.kv_head == STOP) return;
+        const int k_column = (s.num_heads + job.kv_head) * D;
+#pragma unroll 1
+        for (int n = 0; n < units; n++) {
+            const uint32_t k = base + n * 2 * T::BYTES;
+            const int row = (blocks.first + n) * ROWS;
+            load_rows<D, T::PANEL>(k, qkv_map, full, item, tokens, k_column, row, ROWS);
+            load_rows<D, T::PANEL>(k + T::BYTES, qkv_map, full, item, tokens,
+                                   k_column + s.num_kv_heads * D, row, ROWS);
+        }
+        int block = blocks.first, column = job.kv_head * s.group * D;
+        for (int left = blocks.count() * s.group; left > 0; left--, queries.advance()) {
+            mbar_wait(queries.empty(), queries.phase ^ 1);
+            mbar_arrive_expect_tx(queries.full(), 2 * T::BYTES);
+            load_rows<D, T::PANEL>(queries.tile(), qkv_map, queries.full(), item, tokens, column,
+                                   block * ROWS, ROWS);
+            load_rows<D, T::PANEL>(queries.tile() + T::BYTES, dout_map, queries.full(), item,
+                                   tokens, column, block * ROWS, ROWS);
+            if (++block == blocks.end) block = blocks.first, column += D;
+        }
+    }
+}
+#endif
+
+template <int D>
+__global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
+    attention_backward_kv_sm90_kernel(const __grid_constant__ CUtensorMap dqkv_map,
+                                      const __grid_constant__ CUtensorMap qkv_map,
+                                      const __grid_constant__ CUtensorMap dout_map,
+                                      const __grid_constant__ Gradients g,
+                                      const int32_t *__restrict__ work,
+                                      const __grid_constant__ AttentionShape s,
+                                      const __grid_constant__ Rope rope) {
+#if SM90A
+    typedef KeySizes<D> Z;
+    const int group = threadIdx.x / WARPGROUP;
+    if (threadIdx.x == 0) {
+        const uint32_t base = shared_begin();
+        init_pair(base + Z::KV_PAIR, WARPS * Z::CONSUMERS + 1);  // and the statistics' warp
+        for (int i = 0; i < Z::STAGES; i++)
+            init_pair(base + Z::Q_PAIRS + i * 16, WARPS * Z::CONSUMERS, 2);
+        fence_mbar_init();
+    }
+    __syncthreads();
+    if (group == Z::CONSUMERS) {
+        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
+        if (warp_in_group() == 1) produce_statistics<D>(g, s);
+        if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
+    } else {
+        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
+        consume_queries<D>(&dqkv_map, rope, s, group);
+    }
+#endif
+}
+
+// -------------------------------------------------------------------------------------------------
+// Launches
+
+template <int D>
+void backward(floatX *dqkv, const Gradients &g, const floatX *qkv, const int32_t *work,
+              const AttentionShape &s, const Rope &rope, int64_t forward_items,
+              int64_t backward_items) {
+    typedef QuerySizes<D> Q;
+    typedef KeySizes<D> K;
+    static bool ready = allow_shared_memory(attention_backward_q_sm90_kernel<D>, Q::BYTES) &&
+                        allow_shared_memory(attention_backward_kv_sm90_kernel<D>, K::BYTES);
+    (void)ready;
+    const CUtensorMap qkv_map = ragged_map(qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
+    const CUtensorMap dout_map = ragged_map(g.dout, s.out_row, s.total_tokens, BOX_ROWS);
+    const CUtensorMap dqkv_map = ragged_map(dqkv, s.qkv_row, s.total_tokens, STORE_ROWS);
+    const unsigned q_grid = persistent_grid(forward_items * (s.num_heads / s.shared));
+    const unsigned kv_grid = persistent_grid(backward_items * s.num_kv_heads);
+    attention_backward_q_sm90_kernel<D><<<q_grid, Q::THREADS, Q::BYTES, cuda_stream()>>>(
+        dqkv_map, qkv_map, dout_map, g, work, s, rope);
+    LAUNCH_CHECK("attention_backward_q_sm90_kernel");
+    attention_backward_kv_sm90_kernel<D><<<kv_grid, K::THREADS, K::BYTES, cuda_stream()>>>(
+        dqkv_map, qkv_map, dout_map, g, work, s, rope);
+    LAUNCH_CHECK("attention_backward_kv_sm90_kernel");
+}
+
+}  // namespace
+
+void attention_backward_sm90(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
+                             const floatX *out, const real *lse, const int32_t *work,
+                             const AttentionShape &shape, const Rope &rope, int head_dim,
+                             int64_t forward_items, int64_t backward_items) {
+    const Gradients g = {delta, dout, out, lse};
+    if (head_dim == 64)
+        backward<64>(dqkv, g, qkv, work, shape, rope, forward_items, backward_items);
+    else
+        backward<128>(dqkv, g, qkv, work, shape, rope, forward_items, backward_items);
+}

@@ -1,0 +1,321 @@
+// Hopper's attention kernels: what the forward (attention_sm90.cu) and the backward
+// (attention_backward_sm90.cu) share.
+//
+// Roles. One warpgroup of a CTA produces: a thread of it (a warp, where stated) takes items of the
+// work list and starts all loads; it gives its registers to the others. Each of the others, the
+// consumers, is a warpgroup that computes 64 rows at a time. CTAs are persistent: each takes the
+// next item, longest first, from a counter in memory, and the producer has the first tiles of the
+// next item under way while consumers finish this one.
+//
+// Barriers are mbarriers in shared memory, in pairs for whatever is loaded. `full`: one arrival of
+// the producer, and the bytes that TMA brings. `empty`: one arrival of each warp that reads it,
+// after its last read: wgmma may complete warp by warp. A consumer that has no use for a stage
+// waits for `full` and arrives on `empty` all the same, so that nobody is ever two phases behind.
+//
+// Rows past a document's end. The tensor maps have a dimension more than the tensor (see
+// ragged_map), so that TMA itself ends at the document: loads bring zeros, stores write nothing.
+// NaN in a neighbour or past total_tokens cannot come in; no length enters any mask of scores; and
+// a map holds for every batch of the same buffer and size, in a recorded graph too.
+#ifndef UNPAD_CUDA_ATTENTION_SM90_CUH
+#define UNPAD_CUDA_ATTENTION_SM90_CUH
+
+#include "attention.cuh"
+#include "ptx.cuh"
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define SM90A 1
+#else
+#define SM90A 0
+#pragma nv_diag_suppress 177  // what only the kernels' bodies use
+#endif
+
+extern __shared__ __align__(1024) unsigned char smem[];  // each kernel carves its own
+
+// attention_sm90.cu. Rows of `columns` values in boxes of 64 columns, a document at a time. Row r
+// of the document of `len` tokens at row `start` has coordinates (column, total_tokens - len + r,
+// start + len): both of the last two step by a row, and the first of them leaves its dimension
+// where the document ends. Row 0 of that space lies total_tokens rows before the tensor; nothing
+// there is ever addressed.
+CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_tokens, int box_rows);
+
+namespace {
+
+constexpr int WARPGROUP = 4 * WARP;
+constexpr int PANEL_COLUMNS = 64;  // 128 bytes: one swizzled row of TMA and wgmma
+constexpr int ROW_BYTES = PANEL_COLUMNS * 2;
+constexpr int BOX_ROWS = 64;    // of a load
+constexpr int STORE_ROWS = 16;  // of a store: what a warp has of 64 rows
+constexpr int WARPS = 4;        // of a consumer
+
+// A tile of ROWS rows of D columns: panels of 64 columns, one after the other
+template <int ROWS, int D>
+struct Tile {
+    static constexpr int PANELS = D / PANEL_COLUMNS;
+    static constexpr int PANEL = ROWS * ROW_BYTES, BYTES = PANELS * PANEL;
+};
+
+// What a consumer is to do with its part of an item of units (see attention_sm90.cu)
+struct Job {
+    WorkItem doc;
+    int32_t row_block;  // of the document; IDLE: this item has no unit for you
+    int32_t head;
+    int32_t row_blocks;  // of keys, that the item's units see; 0: no more items
+};
+constexpr int IDLE = -1;
+
+#if SM90A
+
+// Where a kernel's shared memory begins: the pattern of the swizzle repeats every 1,024 bytes.
+__device__ __forceinline__ uint32_t shared_begin() {
+    const uint32_t at = smem_u32(smem);
+    if (at % 1024 != 0) __trap();
+    return at;
+}
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP / WARP; }
+__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
+__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// -------------------------------------------------------------------------------------------------
+// Barriers and loads
+
+// A barrier pair at `full`, with so many warps that release what it guards
+__device__ __forceinline__ void init_pair(uint32_t full, int warps, int producers = 1) {
+    mbar_init(full, producers);
+    mbar_init(full + 8, warps);
+}
+
+// One arrival for the warp. Every lane has passed the other barrier of the pair: none can miss its
+// next phase.
+__device__ __forceinline__ void release(uint32_t barrier) {
+    __syncwarp();
+    if (lane_id() == 0) mbar_arrive(barrier);
+}
+
+// Stages on their way from the producer to the consumers; both sides count alike. AT, PAIRS: where
+// in shared memory the stages and their barrier pairs are.
+template <int AT, int STAGE_BYTES, int PAIRS, int STAGES>
+struct Ring {
+    uint32_t base, stage, phase;
+
+    __device__ __forceinline__ explicit Ring(uint32_t begin) : base(begin), stage(0), phase(0) {}
+    __device__ __forceinline__ uint32_t tile_of(uint32_t n) const {
+        return base + AT + n * STAGE_BYTES;
+    }
+    __device__ __forceinline__ uint32_t empty_of(uint32_t n) const {
+        return base + PAIRS + n * 16 + 8;
+    }
+    __device__ __forceinline__ uint32_t tile() const { return tile_of(stage); }
+    __device__ __forceinline__ uint32_t full() const { return base + PAIRS + stage * 16; }
+    __device__ __forceinline__ uint32_t empty() const { return empty_of(stage); }
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+    __device__ __forceinline__ Ring following() const {
+        Ring next = *this;
+        next.advance();
+        return next;
+    }
+    // Consumers: the next stage, when it has come; and when it is read no more
+    __device__ __forceinline__ uint32_t wait() const {
+        mbar_wait(full(), phase);
+        return tile();
+    }
+    __device__ __forceinline__ void done() {
+        release(empty());
+        advance();
+    }
+    __device__ __forceinline__ void skip() {
+        wait();
+        done();
+    }
+};
+
+// Rows [first, first + rows) of the document to `tile`, 64 at a time; zeros past its end. column:
+// the first of D.
+template <int D, int PANEL_BYTES>
+__device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map, uint32_t full,
+                                          const WorkItem &doc, int total_tokens, int column,
+                                          int first, int rows) {
+#pragma unroll 1
+    for (int at = 0; at < rows; at += BOX_ROWS)
+#pragma unroll
+        for (int panel = 0; panel < D / PANEL_COLUMNS; panel++)
+            tma_load_3d(tile + panel * PANEL_BYTES + at * ROW_BYTES, map, full,
+                        column + panel * PANEL_COLUMNS, total_tokens - doc.len + first + at,
+                        doc.start + doc.len);
+}
+
+// The number of a CTA's next item; its first is blockIdx.x. Every item that is worked on draws
+// once, `total` is the number of items: the last call sets the counter back to 0 for the next
+// kernel.
+__device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned total) {
+    return gridDim.x + atomicInc(items_taken, total - 1);
+}
+
+// The producer of items of units. For each item, load_unit(consumer, full, job) starts the loads of
+// a consumer's own rows, UNIT_BYTES of them, and load_keys(item, kv_head, row_blocks) those of the
+// keys that all see. unit_pairs, jobs: a barrier pair and a Job for each consumer.
+template <int CONSUMERS, class LoadUnit, class LoadKeys>
+__device__ __forceinline__ void produce_units(unsigned *items_taken, const int32_t *work,
+                                              const AttentionShape &s, uint32_t unit_pairs,
+                                              Job *jobs, int unit_bytes, LoadUnit load_unit,
+                                              LoadKeys load_keys) {
+    const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
+    const unsigned total = reinterpret_cast<const WorkCounts *>(work)->forward_items * shares;
+    unsigned number = blockIdx.x;
+    for (uint32_t phase = 0;; phase ^= 1) {
+        const bool more = number < total;
+        const int first_head = number % shares * s.shared;
+        WorkItem item = {0, 0, 0};
+        if (more) {
+            item = forward_item(work, number / shares);
+            number = take_number(items_taken, total);  // long before it is used
+        }
+        const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
+        Job job = {item, item.tile * CONSUMERS / s.shared,
+                   first_head + item.tile * CONSUMERS % s.shared, row_blocks};
+#pragma unroll 1
+        for (int w = 0; w < CONSUMERS; w++) {
+            const uint32_t full = unit_pairs + w * 16;
+            const bool idle = job.row_block >= row_blocks;
+            mbar_wait(full + 8, phase ^ 1);
+            jobs[w] = job;
+            if (idle) jobs[w].row_block = IDLE;
+            mbar_arrive_expect_tx(full, idle ? 0 : unit_bytes);
+            if (!idle) load_unit(w, full, job);
+            if (++job.head == first_head + s.shared) job.head = first_head, job.row_block++;
+        }
+        if (!more) return;
+        load_keys(item, first_head / s.group, row_blocks);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Masks. Accumulators: see below.
+
+// Rows are queries. The last 64 columns are the keys of the rows' own positions.
+template <int N>
+__device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
+    const int row = warp_in_group() * 16 + quad_row();
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS / 2; i++)
+        if (i / 4 * 8 + quad_col() + i % 2 > row + i / 2 % 2 * 8)
+            s[N - UNIT_ROWS / 2 + i] = -INFINITY;
+}
+// Rows are keys, `ahead` of the columns, the queries.
+__device__ __forceinline__ void mask_earlier_queries(float (&s)[UNIT_ROWS / 2], int ahead) {
+    const int row = warp_in_group() * 16 + quad_row() + ahead;
+#pragma unroll
+    for (int i = 0; i < UNIT_ROWS / 2; i++)
+        if (row + i / 2 % 2 * 8 > i / 4 * 8 + quad_col() + i % 2) s[i] = -INFINITY;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Products of a warpgroup. An accumulator of 64 rows and N columns is x[N / 2] for each thread:
+// x[i] is row 16 * warp + lane / 4 + 8 * (i / 2 % 2), column i / 4 * 8 + 2 * (lane % 4) + i % 2. As
+// left operand of the next product it has the same layout.
+
+// Descriptor of a tile of panels, and the same `bytes` further: shared addresses are under 2^18, no
+// carry leaves their field.
+__device__ __forceinline__ uint64_t descriptor(uint32_t tile, int panel_bytes) {
+    return wgmma_desc_sw128(tile, panel_bytes, 8 * ROW_BYTES);
+}
+__device__ __forceinline__ uint64_t further(uint64_t descriptor, int bytes) {
+    return descriptor + (bytes >> 4);
+}
+
+// c (64, N) = a (64, D) times the transpose of b (N, D), in tiles of A_ROWS and B_ROWS rows
+template <int D, int A_ROWS, int B_ROWS, int M>
+__device__ __forceinline__ void multiply_transposed(float (&c)[M], uint32_t a_tile,
+                                                    uint32_t b_tile) {
+    constexpr int A_PANEL = A_ROWS * ROW_BYTES, B_PANEL = B_ROWS * ROW_BYTES;
+    const uint64_t a = descriptor(a_tile, A_PANEL), b = descriptor(b_tile, B_PANEL);
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const int panel = i / 4, column = i % 4 * 32;  // in bytes
+        wgmma_ss<0, 0>(c, further(a, panel * A_PANEL + column),
+                       further(b, panel * B_PANEL + column), i > 0);
+    }
+    wgmma_commit();
+}
+
+// c (64, D) += a (64, N) times the first N rows of b, a tile of B_ROWS rows
+template <int N, int B_ROWS, int M, int A>
+__device__ __forceinline__ void multiply_add(float (&c)[M], const uint32_t (&a)[A][4],
+                                             uint32_t b_tile) {
+    const uint64_t b = descriptor(b_tile, B_ROWS * ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < N / 16; i++) wgmma_rs<1>(c, a[i], further(b, i * 16 * ROW_BYTES), 1);
+    wgmma_commit();
+}
+
+template <int N, int A>
+__device__ __forceinline__ void to_operand(uint32_t (&a)[A][4], const float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) a[i / 4][i % 4] = pack_bf16(x[2 * i], x[2 * i + 1]);
+}
+
+template <int N>
+__device__ __forceinline__ void clear(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = 0;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Results. A warp's 16 rows of an accumulator leave through shared memory that it alone uses: at
+// `tile`, panels of 16 rows.
+
+// factor: for rows quad_row() and quad_row() + 8. row, rows: the warp's first in the document, the
+// document's.
+template <int D>
+__device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile, const float *x,
+                                           const float (&factor)[2], int column, int row,
+                                           const WorkItem &doc, int64_t total_tokens) {
+    typedef Tile<STORE_ROWS, D> T;
+    unsigned char *to = smem + (tile - smem_u32(smem));
+    if (lane_id() == 0) bulk_wait_read<0>();
+    __syncwarp();  // the store before has read what lay here
+#pragma unroll
+    for (int i = 0; i < D / 2; i += 2) {
+        const int r = i / 2 % 2, panel = i / 32, chunk = i / 4 % 8, in_tile = quad_row() + 8 * r;
+        *reinterpret_cast<uint32_t *>(to + panel * T::PANEL + in_tile * ROW_BYTES +
+                                      ((chunk ^ (in_tile & 7)) << 4) + quad_col() * 2) =
+            pack_bf16(x[i] * factor[r], x[i + 1] * factor[r]);
+    }
+    fence_proxy_async();
+    __syncwarp();  // all lanes' values are there
+    if (lane_id() != 0 || row >= doc.len) return;
+#pragma unroll
+    for (int panel = 0; panel < T::PANELS; panel++)
+        tma_store_3d(map, tile + panel * T::PANEL, column + panel * PANEL_COLUMNS,
+                     (int)total_tokens - doc.len + row, doc.start + doc.len);
+    bulk_commit();
+}
+
+#endif  // SM90A
+
+template <class Kernel>
+bool allow_shared_memory(Kernel kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return true;
+}
+
+// A CTA on each SM; fewer when there are fewer items. From host values alone.
+inline unsigned persistent_grid(int64_t items) {
+    return (unsigned)(items < cuda_num_sms() ? items : cuda_num_sms());
+}
+
+}  // namespace
+
+#endif
