@@ -40,7 +40,6 @@
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/log.h"
-#include "data/runs/manifest.h"
 #include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"

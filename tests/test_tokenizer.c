@@ -104,12 +104,29 @@ TEST(alphabet_is_a_bijection) {
     CHECK(code_points[0] == 0x100 && code_points[0xad] == 0x143 && code_points[0xff] == 0xff);
 }
 
+// tokenizer.json of data/prepare.py's byte tokenizer: id = byte, BOS 256, EOS 257
+static void byte_tokenizer(char *text, size_t capacity) {
+    int16_t code_points[256];
+    size_t n = (size_t)snprintf(text, capacity,
+                                "{\"added_tokens\": [{\"id\": 256, \"content\": \"<|bos|>\", "
+                                "\"special\": true}, {\"id\": 257, \"content\": \"<|eos|>\", "
+                                "\"special\": true}], \"decoder\": {\"type\": \"ByteLevel\"}, "
+                                "\"model\": {\"type\": \"BPE\", \"merges\": [], \"vocab\": {");
+    gpt2_alphabet(code_points);
+    for (int byte = 0; byte < 256; byte++)
+        n += (size_t)snprintf(text + n, capacity - n, "%s\"\\u%04x\": %d", byte ? ", " : "",
+                              (unsigned)code_points[byte], byte);
+    n += (size_t)snprintf(text + n, capacity - n, "}}}");
+    CHECK(n < capacity);
+}
+
 TEST(byte_tokenizer_goes_both_ways) {
     Tokenizer t;
     Error err = {0};
     int32_t ids[300];
-    char text[256];
-    tokenizer_byte(&t);
+    char text[256], json[8192];
+    byte_tokenizer(json, sizeof json);
+    CHECK_MSG(open_text(&t, json, &err), "%s", err.what);
     CHECK(t.vocab_size == 258 && t.bos == 256 && t.eos == 257 && t.byte_ids);
     for (int i = 0; i < 256; i++) text[i] = (char)i;
     CHECK(tokenizer_encode(&t, text, 256, ids, 257, &err) == 257 && ids[0] == 256);
@@ -265,9 +282,10 @@ static void check_normalizer_refused(const char *normalizer, const char *why) {
 
 TEST(keys_that_change_the_ids_are_named) {
     check_normalizer_refused("{\"type\": \"NFC\"}", "a normalizer (NFC)");
-    check_normalizer_refused("{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
-                             " \"normalizers\": []}, {\"type\": \"Lowercase\"}]}",
-                             "a normalizer (Lowercase)");
+    check_normalizer_refused(
+        "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
+        " \"normalizers\": []}, {\"type\": \"Lowercase\"}]}",
+        "a normalizer (Lowercase)");
     check_normalizer_refused("{\"type\": \"Sequence\"}", "a normalizer (Sequence)");
     check_normalizer_refused("[1]", "a normalizer");
     check_refused(BYTE_LEVEL, ", \"byte_fallback\": true", "a",

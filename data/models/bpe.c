@@ -16,7 +16,7 @@
 #include "tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
-// PCRE2, 8-bit: the few calls of its stable interface that are needed
+// PCRE2, 8-bit: the calls of its stable interface that we need
 
 typedef struct {
     void *handle;
@@ -66,7 +66,7 @@ typedef struct {
     int32_t *id1_of;   // (id_slots) ids + 1 by the bytes of their token, added ones left out
     BpeMerge *merges;  // (merge_slots)
     size_t id_slots, merge_slots;
-    bool ignore_merges;  // a piece that is a token is that token
+    bool ignore_merges;  // a word that is a token is not merged from bytes
     Pcre2 pcre;
     void *patterns[BPE_MAX_PATTERNS], *match_data;
     int num_patterns;
@@ -86,7 +86,7 @@ static size_t bpe_slots(size_t entries) {  // a power of two, at most half full
     return slots;
 }
 
-// Where the id of these bytes is or belongs
+// The slot of the token with these bytes, or the empty one for it
 static size_t bpe_id_slot(const Bpe *b, const unsigned char *p, size_t n) {
     size_t at = (size_t)bpe_hash_bytes(p, n) & (b->id_slots - 1);
     for (; b->id1_of[at]; at = (at + 1) & (b->id_slots - 1)) {
@@ -126,7 +126,7 @@ static bool json_is_set(const cJSON *item) {  // neither null, "" nor [] nor {}
     return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || item->child;
 }
 
-// The first normalizer that does something: neither none nor a sequence of such; NULL: no such.
+// The first normalizer that is neither null nor a sequence of nulls; NULL: there is none.
 static const cJSON *bpe_normalizer(const cJSON *item) {
     const cJSON *type = cJSON_IsObject(item) ? json_member(item, "type") : NULL,
                 *list = cJSON_IsObject(item) ? json_member(item, "normalizers") : NULL;
@@ -149,7 +149,7 @@ static bool bpe_check_normalizer(const cJSON *root, Error *err) {
     return !found || bpe_unknown(what, err);
 }
 
-// Where every byte has a token, no text falls back to tokens such as <0x0A>.
+// byte_fallback has no effect when every byte has a token of its own.
 static bool bpe_check_byte_fallback(const Bpe *b, const cJSON *model, Error *err) {
     char what[100];
     bool fallback = false;
@@ -252,7 +252,7 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     return true;
 }
 
-// Split with every match a piece of its own ("Isolated")
+// Split, where every match becomes a word of its own ("Isolated")
 static bool bpe_add_split(Bpe *b, const cJSON *item, Error *err) {
     const char *behavior = "", *pattern = NULL;
     bool invert = false;
@@ -313,7 +313,7 @@ static void bpe_close(Bpe *b) {
     memset(b, 0, sizeof *b);
 }
 
-// t is what tokenizer_open read from the same file, and is kept. On failure nothing is left open.
+// t must outlive *b. On failure nothing is left open.
 static bool bpe_open(Bpe *b, const Tokenizer *t, Error *err) {
     memset(b, 0, sizeof *b);
     b->tokenizer = t;
@@ -336,7 +336,7 @@ static void bpe_emit(Bpe *b, int32_t id) {
     b->ids[b->num_ids++] = id;
 }
 
-// The pair of ids[0 .. n-1] that was merged first in training, the leftmost of equals; NULL: none.
+// The pair of ids[0 .. n-1] with the lowest rank, the leftmost of equals; NULL: none.
 static const BpeMerge *bpe_best_merge(const Bpe *b, const int32_t *ids, size_t n, size_t *at) {
     const BpeMerge *best = NULL;
     for (size_t i = 0; i + 1 < n; i++) {
@@ -348,7 +348,7 @@ static const BpeMerge *bpe_best_merge(const Bpe *b, const int32_t *ids, size_t n
     return best;
 }
 
-static bool bpe_piece(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+static bool bpe_word(Bpe *b, const unsigned char *p, size_t n, Error *err) {
     const size_t first = b->num_ids;
     if (b->ignore_merges && bpe_id(b, p, n) >= 0) {
         bpe_emit(b, bpe_id(b, p, n));
@@ -370,10 +370,10 @@ static bool bpe_piece(Bpe *b, const unsigned char *p, size_t n, Error *err) {
     return true;
 }
 
-// Matches of the pattern and what lies between them are pieces for the next pattern.
+// Cuts at matches of the pattern: they, and the text between them, go to the next pattern.
 static bool bpe_cut(Bpe *b, int pattern, const unsigned char *p, size_t n, Error *err) {
     if (n == 0) return true;
-    if (pattern == b->num_patterns) return bpe_piece(b, p, n, err);
+    if (pattern == b->num_patterns) return bpe_word(b, p, n, err);
     size_t done = 0;
     while (done < n) {
         size_t from = n, to = n;
@@ -382,7 +382,7 @@ static bool bpe_cut(Bpe *b, int pattern, const unsigned char *p, size_t n, Error
             from = b->pcre.ovector(b->match_data)[0];
             to = b->pcre.ovector(b->match_data)[1];
         } else if (found != -1) {  // anything but "no match"
-            return error_set(err, EXIT_USAGE, "", "prompt: PCRE2 gave up with error %d", found);
+            return error_set(err, EXIT_USAGE, "", "prompt: PCRE2 failed with error %d", found);
         }
         if (found >= 0 && to == from) return bpe_unknown("a pattern that matches nothing", err);
         if (!bpe_cut(b, pattern + 1, p + done, from - done, err) ||
@@ -433,11 +433,27 @@ static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
     return true;
 }
 
+static int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
+    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
+    return -1;
+}
+
+static int64_t encode_bytes(const Tokenizer *t, const char *text, size_t n, int32_t *out,
+                            int64_t capacity, Error *err) {
+    int64_t count = 0;
+    const int64_t needed = (int64_t)n + (t->bos >= 0);
+    if (needed > capacity) return prompt_too_long(needed, capacity, err);
+    if (t->bos >= 0) out[count++] = t->bos;
+    for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
+    return count;
+}
+
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {
     Bpe b;
     const unsigned char *p = (const unsigned char *)text;
-    if (t->byte_ids) return tokenizer_encode_bytes(t, text, n, out, capacity, err);
+    if (t->byte_ids) return encode_bytes(t, text, n, out, capacity, err);
     if (!bpe_check_utf8(p, n, err) || !bpe_open(&b, t, err)) return -1;
     if (t->bos >= 0 && t->bos != t->eos) bpe_emit(&b, t->bos);
     int64_t count = bpe_text(&b, p, n, err) ? (int64_t)b.num_ids : -1;

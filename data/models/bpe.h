@@ -1,10 +1,10 @@
-// Text to token ids as Hugging Face's tokenizers do it for byte-level BPE (SmolLM2, Llama 3): added
-// tokens first, then the patterns of pre_tokenizer cut the rest into pieces, then in each piece the
-// pair that was merged first in training is merged, again and again.
+// Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
+// 3): added tokens are cut out first, then the patterns of pre_tokenizer cut the rest into words,
+// and in each word the pair with the lowest merge rank is merged until none is left.
 //
-// For prompts: it takes time per call (reads tokenizer.json anew), not per character. Corpora are
-// prepared by data/prepare.py. The patterns need Unicode classes: they are given to PCRE2, found at
-// run time; nothing else needs it. What this does not know is refused, not guessed.
+// For prompts: each call reads tokenizer.json again. Corpora are prepared by data/prepare.py. The
+// patterns need Unicode classes: PCRE2, loaded at run time, matches them. Tokenizers with other
+// features are refused.
 #ifndef UNPAD_BPE_H
 #define UNPAD_BPE_H
 
@@ -14,11 +14,9 @@
 #include "../base/error.h"
 #include "tokenizer.h"
 
-// ------------------------------------------------------------------------------------------------
-// Text
-
-// Text to ids, as data/prepare.py begins a document: after a BOS, unless the tokenizer has none or
-// ends documents with the same token. Returns how many, or -1 with *err filled.
+// Encodes text (n) into out (capacity), as data/prepare.py begins a document: after a BOS, unless
+// the tokenizer has none or ends documents with the same token. Returns the number of ids, or -1
+// with *err (exit 2).
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 

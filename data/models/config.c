@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/dir.h"
 #include "../base/error.h"
 #include "../base/json.h"
 #include "../base/path.h"
@@ -93,7 +92,7 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
 }
 
-// The largest value of each field; their products then fit in 64 bits with room to spare.
+// The largest value of each field: their products fit in 64 bits with room to spare.
 enum {
     LLAMA_MAX_VOCAB = 1 << 24,
     LLAMA_MAX_WIDTH = 1 << 18,
@@ -103,7 +102,7 @@ enum {
     LLAMA_MAX_POSITIONS = 1 << 26,
 };
 
-static bool llama_check_heads(const LlamaConfig *c, const char *where, Error *err) {
+static bool check_heads(const LlamaConfig *c, const char *where, Error *err) {
     if (c->num_heads % c->num_kv_heads != 0)
         return error_set(
             err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
@@ -120,7 +119,7 @@ static bool llama_check_heads(const LlamaConfig *c, const char *where, Error *er
 }
 
 bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
-    if (!llama_check_heads(c, where, err)) return false;
+    if (!check_heads(c, where, err)) return false;
     if (c->bos_token_id >= c->vocab_size || c->eos_token_id >= c->vocab_size)
         return error_set(err, EXIT_BAD_INPUT, "token ids count from 0",
                          "%s: bos_token_id %d, eos_token_id %d: expected less than vocab_size %d",
@@ -141,10 +140,9 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Reading
 
-// Keys that change the maths, each with the only value that leaves our maths right ("null":
-// absent). What is in neither list (use_cache, transformers_version, ...) says nothing about the
-// maths.
-static const char *const llama_neutral_keys[][2] = {
+// Keys that change the maths, each with the only value for which ours is right ("null": absent).
+// Keys that are neither here nor read below (use_cache, ...) do not change it.
+static const char *const neutral_keys[][2] = {
     {"alibi", "false"},
     {"attention_bias", "false"},
     {"attention_dropout", "0"},
@@ -189,7 +187,7 @@ static const char *const llama_neutral_keys[][2] = {
     {"use_sliding_window", "false"},
 };
 
-static bool llama_value_is(const cJSON *item, const char *text) {
+static bool value_is(const cJSON *item, const char *text) {
     if (cJSON_IsNull(item)) return strcmp(text, "silu") != 0;
     if (cJSON_IsBool(item)) return strcmp(text, cJSON_IsTrue(item) ? "true" : "false") == 0;
     if (cJSON_IsString(item)) return strcmp(text, item->valuestring) == 0;
@@ -197,7 +195,7 @@ static bool llama_value_is(const cJSON *item, const char *text) {
     return false;
 }
 
-static bool llama_refuse(const char *key, const char *expected, const cJSON *item, Error *err) {
+static bool refuse(const char *key, const char *expected, const cJSON *item, Error *err) {
     char found[64] = "something else";
     if (cJSON_IsString(item))
         snprintf(found, sizeof found, "\"%.40s\"", item->valuestring);
@@ -209,18 +207,18 @@ static bool llama_refuse(const char *key, const char *expected, const cJSON *ite
                      "%s: expected %s, found %s", key, expected, found);
 }
 
-static bool llama_read_neutral(const cJSON *root, Error *err) {
-    for (size_t i = 0; i < sizeof llama_neutral_keys / sizeof *llama_neutral_keys; i++) {
-        const char *key = llama_neutral_keys[i][0], *expected = llama_neutral_keys[i][1];
+static bool read_neutral(const cJSON *root, Error *err) {
+    for (size_t i = 0; i < sizeof neutral_keys / sizeof *neutral_keys; i++) {
+        const char *key = neutral_keys[i][0], *expected = neutral_keys[i][1];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
-        if (item && !llama_value_is(item, expected)) return llama_refuse(key, expected, item, err);
+        if (item && !value_is(item, expected)) return refuse(key, expected, item, err);
     }
     const char *type = NULL;
     return json_get_string(root, "model_type", &type, true, err);
 }
 
 // architectures: a list with LlamaForCausalLM. layer_types: every one full_attention.
-static bool llama_read_lists(const cJSON *root, Error *err) {
+static bool read_lists(const cJSON *root, Error *err) {
     const cJSON *list = json_member(root, "architectures"), *item;
     bool found = !list;
     if (list && !cJSON_IsArray(list))
@@ -229,17 +227,17 @@ static bool llama_read_lists(const cJSON *root, Error *err) {
         if (cJSON_IsString(item) && strcmp(item->valuestring, "LlamaForCausalLM") == 0)
             found = true;
     }
-    if (!found) return llama_refuse("architectures", "LlamaForCausalLM", list->child, err);
+    if (!found) return refuse("architectures", "LlamaForCausalLM", list->child, err);
     list = json_member(root, "layer_types");
     if (list && !cJSON_IsArray(list)) return json_type_error(list, "layer_types", "an array", err);
     cJSON_ArrayForEach(item, list) {
         if (!cJSON_IsString(item) || strcmp(item->valuestring, "full_attention") != 0)
-            return llama_refuse("layer_types", "full_attention", item, err);
+            return refuse("layer_types", "full_attention", item, err);
     }
     return true;
 }
 
-static bool llama_read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
     const int width = LLAMA_MAX_WIDTH, heads = LLAMA_MAX_HEADS, dim = LLAMA_MAX_HEAD_DIM;
     if (!json_get_int(root, "vocab_size", 1, LLAMA_MAX_VOCAB, &c->vocab_size, true, err) ||
         !json_get_int(root, "hidden_size", 1, width, &c->hidden_size, true, err) ||
@@ -263,9 +261,9 @@ static bool llama_read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
                         &c->max_position_embeddings, false, err);
 }
 
-// A number, or null for none, or (eos) a list of which the first counts.
-static bool llama_read_token(const cJSON *root, const char *key, int fallback, int vocab_size,
-                             int *out, Error *err) {
+// A number, or null for none, or (eos) a list, whose first element counts.
+static bool read_token(const cJSON *root, const char *key, int fallback, int vocab_size, int *out,
+                       Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     int64_t id = -1;
     if (!item) id = fallback < vocab_size ? fallback : -1;
@@ -277,20 +275,20 @@ static bool llama_read_token(const cJSON *root, const char *key, int fallback, i
 }
 
 // Missing keys have the defaults of transformers' LlamaConfig.
-static bool llama_read_scalars(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_scalars(LlamaConfig *c, const cJSON *root, Error *err) {
     double eps = 1e-6, range = 0.02;
     if (!json_get_double(root, "rms_norm_eps", 1e-20, 0.1, &eps, false, err) ||
         !json_get_double(root, "initializer_range", 0, 10, &range, false, err) ||
         !json_get_bool(root, "tie_word_embeddings", &c->tie_word_embeddings, false, err) ||
-        !llama_read_token(root, "bos_token_id", 1, c->vocab_size, &c->bos_token_id, err) ||
-        !llama_read_token(root, "eos_token_id", 2, c->vocab_size, &c->eos_token_id, err))
+        !read_token(root, "bos_token_id", 1, c->vocab_size, &c->bos_token_id, err) ||
+        !read_token(root, "eos_token_id", 2, c->vocab_size, &c->eos_token_id, err))
         return false;
     c->rms_norm_eps = (float)eps;
     c->initializer_range = (float)range;
     return true;
 }
 
-static bool llama_read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
+static bool read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
     int *original = &c->rope_scaling.original_max_position_embeddings;
     c->rope_scaling.llama3 = true;
     return json_get_double(rope, "factor", 1, 1e6, &c->rope_scaling.factor, true, err) &&
@@ -302,7 +300,7 @@ static bool llama_read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
                         true, err);
 }
 
-static bool llama_read_rope_type(const cJSON *rope, const char **type, Error *err) {
+static bool read_rope_type(const cJSON *rope, const char **type, Error *err) {
     const char *old_type = NULL;
     if (!json_get_string(rope, "type", &old_type, false, err) ||
         !json_get_string(rope, "rope_type", type, false, err))
@@ -318,23 +316,23 @@ static bool llama_read_rope_type(const cJSON *rope, const char **type, Error *er
 }
 
 // The object rope_scaling (old) or rope_parameters (new, with rope_theta inside).
-static bool llama_read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
+static bool read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
     const char *type = NULL;
     const cJSON *item;
     if (!cJSON_IsObject(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
     cJSON_ArrayForEach(item, rope) {
-        if (item->child) return llama_refuse(item->string, "one RoPE for all layers", item, err);
+        if (item->child) return refuse(item->string, "one RoPE for all layers", item, err);
     }
     item = json_member(rope, "partial_rotary_factor");
-    if (item && !llama_value_is(item, "1")) return llama_refuse(item->string, "1", item, err);
-    if (!llama_read_rope_type(rope, &type, err)) return false;
+    if (item && !value_is(item, "1")) return refuse(item->string, "1", item, err);
+    if (!read_rope_type(rope, &type, err)) return false;
     if (!type || strcmp(type, "default") == 0) return true;
-    if (strcmp(type, "llama3") == 0) return llama_read_llama3(c, rope, err);
+    if (strcmp(type, "llama3") == 0) return read_llama3(c, rope, err);
     return error_set(err, EXIT_BAD_INPUT, "this trainer knows plain and llama3 RoPE only",
                      "rope_type: expected llama3 or default, found \"%.60s\"", type);
 }
 
-static bool llama_read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
     const double min = 1, max = 1e12;
     const cJSON *rope = json_member(root, "rope_scaling");
     const cJSON *parameters = json_member(root, "rope_parameters");
@@ -344,7 +342,7 @@ static bool llama_read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
                          "expected rope_scaling or rope_parameters, found both");
     if (!rope) rope = parameters;
     if (!json_get_double(root, "rope_theta", min, max, &outer, false, err)) return false;
-    if (rope && (!llama_read_rope_object(c, rope, err) ||
+    if (rope && (!read_rope_object(c, rope, err) ||
                  !json_get_double(rope, "rope_theta", min, max, &inner, false, err)))
         return error_prefix(err, rope->string);
     if (outer > 0 && inner > 0 && outer != inner)
@@ -358,9 +356,8 @@ static bool llama_read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
 bool llama_config_parse(LlamaConfig *c, const cJSON *root, const char *path, Error *err) {
     memset(c, 0, sizeof *c);
     bool ok = cJSON_IsObject(root)
-                  ? llama_read_neutral(root, err) && llama_read_lists(root, err) &&
-                        llama_read_sizes(c, root, err) && llama_read_scalars(c, root, err) &&
-                        llama_read_rope(c, root, err)
+                  ? read_neutral(root, err) && read_lists(root, err) && read_sizes(c, root, err) &&
+                        read_scalars(c, root, err) && read_rope(c, root, err)
                   : error_set(err, EXIT_BAD_INPUT, "", "expected an object, found another value");
     return ok ? llama_config_check(c, path, err) : error_prefix(err, path);
 }
@@ -381,7 +378,7 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-static void llama_write_rope(JsonWriter *w, const LlamaConfig *c) {
+static void write_rope(JsonWriter *w, const LlamaConfig *c) {
     if (!c->rope_scaling.llama3) {
         json_null(w, "rope_scaling");
         return;
@@ -396,7 +393,7 @@ static void llama_write_rope(JsonWriter *w, const LlamaConfig *c) {
     json_end(w, '}');
 }
 
-static void llama_write_token(JsonWriter *w, const char *key, int id) {
+static void write_token(JsonWriter *w, const char *key, int id) {
     if (id < 0)
         json_null(w, key);
     else
@@ -413,8 +410,8 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_end(&w, ']');
     json_bool(&w, "attention_bias", false);
     json_double(&w, "attention_dropout", 0);
-    llama_write_token(&w, "bos_token_id", c->bos_token_id);
-    llama_write_token(&w, "eos_token_id", c->eos_token_id);
+    write_token(&w, "bos_token_id", c->bos_token_id);
+    write_token(&w, "eos_token_id", c->eos_token_id);
     json_int(&w, "head_dim", c->head_dim);
     json_string(&w, "hidden_act", "silu");
     json_int(&w, "hidden_size", c->hidden_size);
@@ -428,7 +425,7 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_int(&w, "num_key_value_heads", c->num_kv_heads);
     json_int(&w, "pretraining_tp", 1);
     json_float(&w, "rms_norm_eps", c->rms_norm_eps);
-    llama_write_rope(&w, c);
+    write_rope(&w, c);
     json_double(&w, "rope_theta", c->rope_theta);
     json_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
     json_string(&w, "torch_dtype", torch_dtype);
@@ -437,11 +434,4 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_end(&w, '}');
     json_put_text(&w, "\n");
     return w.overflow ? 0 : w.n;
-}
-
-bool llama_config_write(const LlamaConfig *c, const char *torch_dtype, const char *path,
-                        Error *err) {
-    char text[4096];
-    size_t n = llama_config_text(c, torch_dtype, text, sizeof text);
-    return file_write_all(path, text, n, err);
 }

@@ -148,13 +148,14 @@ static bool safetensors_add(SafetensorsSet *s, const cJSON *entry, int file, Err
 }
 
 static int safetensors_by_offset(const void *a, const void *b) {
-    const TensorInfo *x = (const TensorInfo *)a, *y = (const TensorInfo *)b;
+    const TensorInfo *x = a, *y = b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
 static int safetensors_by_name(const void *a, const void *b) {
-    return strcmp(((const TensorInfo *)a)->name, ((const TensorInfo *)b)->name);
+    const TensorInfo *x = a, *y = b;
+    return strcmp(x->name, y->name);
 }
 
 // Tensors [first, num_tensors) of a file: one after another, 0 to data_bytes. Makes them absolute.
@@ -266,7 +267,7 @@ static bool safetensors_add_shard(SafetensorsSet *s, const char *dir, const char
     return safetensors_open_file(s, path, err);
 }
 
-// Both ways: what the index promises is in that file, and no file holds more.
+// In both directions: every tensor of the index is in its file, and no file holds another.
 static bool safetensors_check_index(const SafetensorsSet *s, const cJSON *map, Error *err) {
     const cJSON *item;
     int promised = 0;
@@ -435,7 +436,7 @@ static size_t safetensors_entry(char *text, size_t capacity, const TensorInfo *t
     return w.overflow ? 0 : w.n;
 }
 
-// The entries of all tensors; w NULL = only count. *n: their length; *data_bytes: that of the data.
+// The entries of all tensors; w NULL: only counts. *n: their length; *data_bytes: of the data.
 static bool safetensors_entries(FileWriter *w, const TensorInfo *tensors, int num_tensors,
                                 uint64_t *n, uint64_t *data_bytes, Error *err) {
     char text[2048];

@@ -1,10 +1,10 @@
-// Safetensors: a file or a sharded Hugging Face directory read, a file written as a stream.
+// Safetensors: reads a file or a sharded Hugging Face directory, writes a file as a stream.
 //
 //   file = uint64 N | N bytes of JSON {"name": {dtype, shape, data_offsets}, ...} | tensor bytes
 //
-// The reader trusts nothing: header bounded before it is read, JSON strict, every tensor's bytes
-// equal to shape x dtype, tensors contiguous from 0 to the exact end of the file, index and files
-// agreeing both ways.
+// The reader trusts nothing: the size of the header is checked before it is read, JSON is strict,
+// every tensor's size is that of its shape and dtype, tensors are contiguous from 0 to the end of
+// the file, and index and files agree in both directions. Violations exit 3.
 #ifndef UNPAD_SAFETENSORS_H
 #define UNPAD_SAFETENSORS_H
 
@@ -27,7 +27,7 @@ typedef struct {
     char dtype[8];  // "F32", "BF16", "F16", "F64", "I32", "U8", ...
     int ndim;
     uint64_t shape[SAFETENSORS_MAX_DIMS];
-    uint64_t begin, end;  // byte range in its file, absolute; filled by open and by create
+    uint64_t begin, end;  // byte range in its file; set by safetensors_open
     int file;             // index into SafetensorsSet.files
 } TensorInfo;
 
@@ -41,56 +41,49 @@ typedef struct {
     TensorInfo *tensors;  // sorted by name
     int num_files, num_tensors;
     size_t tensors_capacity;
-    uint64_t num_nonfinite;  // NaN and Inf seen by safetensors_read_f32 so far
+    uint64_t num_nonfinite;  // NaN and Inf that safetensors_read_f32 has read so far
 } SafetensorsSet;
 
-// Writing: create with the list, then the tensors' bytes in list order in pieces of any size, then
-// finish. After finish, w.file.size_bytes and w.file.crc are what a manifest wants. A failure at
-// any point closes and removes the file. Put dtypes of larger elements first: others read tensors
-// in place, aligned.
-typedef struct {
-    FileWriter file;
-    uint64_t data_bytes;  // promised by the header
-    uint64_t written;
-} SafetensorsWriter;
-
-// ------------------------------------------------------------------------------------------------
-// Tensors
-
-// Bytes of one element of a safetensors dtype; 0 = unknown.
+// Bytes of one element of a safetensors dtype; 0: unknown.
 uint64_t tensor_dtype_size(const char *dtype);
 uint64_t tensor_num_elements(const TensorInfo *t);
 
-// In one line: tensor_info("lm_head.weight", "BF16", 2, vocab_size, hidden_size).
+// tensor_info("lm_head.weight", "BF16", 2, vocab_size, hidden_size)
 TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t shape0,
                        uint64_t shape1);
 
 // ------------------------------------------------------------------------------------------------
-// Opening
+// Reading
+
+// A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json. On
+// failure *s needs no closing.
+bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err);
+void safetensors_close(SafetensorsSet *s);
 
 // NULL when there is none.
 const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name);
-void safetensors_close(SafetensorsSet *s);
-
-// A .safetensors file, or a directory with model.safetensors or model.safetensors.index.json.
-bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err);
-
-// ------------------------------------------------------------------------------------------------
-// Reading tensors
 
 // Bytes [first_byte, first_byte + n) of the tensor, any dtype, unconverted (little-endian).
 bool safetensors_read_raw(const SafetensorsSet *s, const TensorInfo *t, void *out,
                           uint64_t first_byte, uint64_t n, Error *err);
 
-// Elements [first, first + count) of an F32, BF16, F16 or F64 tensor as fp32. Adds NaN and Inf to
+// Elements [first, first + count) of an F32, BF16, F16 or F64 tensor as fp32. Counts NaN and Inf in
 // s->num_nonfinite: the caller decides whether they are an error.
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing
+// Writing: create with a list of tensors, write their bytes in the order of the list, in parts of
+// any size, then finish. Any failure closes and removes the file.
 
-// Only name, dtype, ndim and shape of tensors[] are read.
+typedef struct {
+    FileWriter file;      // its size_bytes and crc are final after safetensors_finish
+    uint64_t data_bytes;  // that the header promises
+    uint64_t written;
+} SafetensorsWriter;
+
+// Reads name, dtype, ndim and shape of tensors (num_tensors). Put dtypes with larger elements
+// first: readers map the file and need aligned tensors.
 bool safetensors_create(SafetensorsWriter *w, const char *path, const TensorInfo *tensors,
                         int num_tensors, Error *err);
 bool safetensors_write(SafetensorsWriter *w, const void *data, uint64_t n, Error *err);

@@ -20,8 +20,8 @@ void tokenizer_free(Tokenizer *t) {
     memset(t, 0, sizeof *t);
 }
 
-// -------------------------------------------------------------------------------------------------
-// GPT-2's alphabet: every byte is one printable character, so that BPE never sees a raw byte
+// ------------------------------------------------------------------------------------------------
+// Alphabets
 
 static bool gpt2_is_printable(int byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
@@ -69,7 +69,7 @@ static int64_t fallback_decode(const char *text, unsigned char *out) {
     return n;
 }
 
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // tokenizer.json
 
 typedef struct {
@@ -198,7 +198,7 @@ static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const cha
     return true;
 }
 
-// Whether ids below 256 are the bytes themselves and there is nothing to merge.
+// Whether ids below 256 are the bytes themselves, and no tokens are merged.
 static bool tokenizer_has_byte_ids(const Tokenizer *t, const cJSON *model) {
     const cJSON *merges = json_member(model, "merges");
     if ((merges && merges->child) || t->vocab_size < 256) return false;
@@ -251,45 +251,11 @@ bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     return error_prefix(err, file);
 }
 
-void tokenizer_byte(Tokenizer *t) {
-    static const char names[] = "<|bos|><|eos|>";
-    memset(t, 0, sizeof *t);
-    t->vocab_size = BYTE_VOCAB_SIZE;
-    t->bos = BYTE_BOS;
-    t->eos = BYTE_EOS;
-    t->byte_ids = true;
-    t->offset = host_calloc(BYTE_VOCAB_SIZE + 1, sizeof(uint32_t), "the vocabulary");
-    t->special = host_calloc(BYTE_VOCAB_SIZE, sizeof(bool), "the vocabulary");
-    t->bytes = host_calloc(256 + sizeof names, 1, "the vocabulary");
-    for (uint32_t i = 0; i < 256; i++) t->bytes[t->offset[i] = i] = (unsigned char)i;
-    memcpy(t->bytes + 256, names, sizeof names - 1);
-    t->offset[BYTE_BOS] = 256;
-    t->offset[BYTE_EOS] = 256 + 7;
-    t->offset[BYTE_VOCAB_SIZE] = 256 + 14;
-    t->special[BYTE_BOS] = t->special[BYTE_EOS] = true;
-}
-
-// -------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // Use
 
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) {
     const bool known = id >= 0 && id < t->vocab_size;
     *n = known ? t->offset[id + 1] - t->offset[id] : 0;
     return known ? t->bytes + t->offset[id] : t->bytes;
-}
-
-int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
-    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
-    return -1;
-}
-
-int64_t tokenizer_encode_bytes(const Tokenizer *t, const char *text, size_t n, int32_t *out,
-                               int64_t capacity, Error *err) {
-    int64_t count = 0;
-    const int64_t needed = (int64_t)n + (t->bos >= 0);
-    if (needed > capacity) return prompt_too_long(needed, capacity, err);
-    if (t->bos >= 0) out[count++] = t->bos;
-    for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
-    return count;
 }

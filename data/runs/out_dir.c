@@ -32,8 +32,7 @@ static void report_damaged(const char *dir, const Error *why) {
     fprintf(stderr, "warning: skipping %s: %s\n", dir, why->what);
 }
 
-// A later --resume takes the newest checkpoint: one that this run has gone back behind must not be
-// there.
+// A later --resume takes the newest checkpoint: there must be none newer than the one named.
 static bool check_is_newest(const char *out, const char *resume, int64_t step, Error *err) {
     int64_t *steps = NULL;
     int count = 0;
@@ -116,8 +115,8 @@ bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Er
     return !overwrite || checkpoint_remove_all(out->path, err);
 }
 
-// A checkpoint holds the weights and two moments of AdamW, all fp32. The oldest one is removed after
-// the newest is complete.
+// A checkpoint holds the weights and two moments of AdamW, all fp32. The oldest one is removed
+// after the newest is complete.
 void out_dir_warn_if_small(const char *out, uint64_t model_bytes, int64_t steps, int64_t save_every,
                            int keep) {
     Error err = {0};

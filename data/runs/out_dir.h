@@ -36,8 +36,8 @@ bool out_dir_start_from_scratch(const char *out, Error *err);
 // Fails when --overwrite would remove the directory `model`, final/ or a checkpoint of `out`.
 bool out_dir_keeps_model(const char *out, const char *model, Error *err);
 
-// Creates and locks the directory and tries to write in it. replaces: a run that is there gives
-// way; continues: it goes on; neither: there must be none. overwrite: its checkpoints are removed.
+// Creates and locks the directory and tries to write in it. A run that is there is an error unless
+// this one continues or replaces it. overwrite: its checkpoints are removed.
 bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err);
 
 // Warns when less is free than the checkpoints of `steps` more steps and final/ will take.
