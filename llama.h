@@ -113,7 +113,7 @@ typedef struct {
 } LlamaSizes;
 
 // How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
-// in_order does it along the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
+// in_order does it along the tree of sum_tree.h: the bits then do not depend on the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
     bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its share only, and updates only that

@@ -70,12 +70,12 @@ def main():
         for number, target in includes(root, path):
             below = room_of(target)
             graph[path].append(target)
-            if not os.path.isfile(os.path.join(root, target)):
+            if below != room and below not in ROOMS[room]:
+                wrong.append(f"{path}:{number}: {room} may not include {target}")
+            elif not os.path.isfile(os.path.join(root, target)):
                 wrong.append(f"{path}:{number}: {target} does not exist")
             elif below == room:
                 continue
-            elif below not in ROOMS[room]:
-                wrong.append(f"{path}:{number}: {room} may not include {target}")
             elif not target.endswith((".h", ".cuh")):
                 wrong.append(f"{path}:{number}: {target} is not a header")
             arrows[room][below] = arrows[room].get(below, 0) + 1

@@ -26,7 +26,7 @@ planted() {
 }
 planted an_include_that_points_up 'may not include llama.h' data/runs/checkpoint.c ../../llama.h
 planted an_include_of_a_test 'may not include tests/test.h' data/base/error.c ../../tests/test.h
-planted a_circle 'circle: ' data/base/path.h dir.h
+planted a_circle 'circle: ' data/base/error.h file.h
 
 # ---- names and lines -------------------------------------------------------------------------------
 no_backend_names() {
