@@ -169,12 +169,431 @@ typedef struct {
     LlamaMemory memory;
 } LlamaModel;
 
-// ------------------------------------------------------------------------------------------------
-// Parameters: one table
-
 static inline int llama_qkv_dim(const LlamaConfig *c) {
     return (c->num_heads + 2 * c->num_kv_heads) * c->head_dim;
 }
+
+// ------------------------------------------------------------------------------------------------
+// Forward and backward
+
+// Defined below: attention in every layout, and the exchange with other ranks
+static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
+static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
+static inline void llama_await_weights(LlamaModel *m, int span);
+static inline void llama_grads_done(LlamaModel *m, int span);
+
+// Leaves the final norm's output in scratch.norm.
+static inline void llama_forward(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
+    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
+    const int C = c->hidden_size;
+    const float eps = c->rms_norm_eps;
+
+    llama_await_weights(m, LLAMA_EMBEDDING);
+    embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
+    llama_await_weights(m, LLAMA_NORMS);
+    const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
+    for (int l = 0; l < c->num_layers; l++) {
+        const LlamaLayer *w = &m->layers[l];
+        LlamaActs *a = &m->acts[l];
+        llama_await_weights(m, LLAMA_LAYERS + l);
+        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
+                            eps, T, C);
+        matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
+        rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
+        llama_attention_forward(m, a);                              // (T, H*D)
+        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
+        add_rmsnorm_forward(a->resid_mlp, s->norm, a->rstd_mlp, a->resid_attn, s->delta,
+                            w->post_attention_layernorm, eps, T, C);
+        matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
+        swiglu_forward(s->swiglu, a->gate_up, T, F);                        // (T, F)
+        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);         // (T, C)
+        resid = a->resid_mlp;
+        delta = s->delta;  // added by the next norm
+    }
+    add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
+    llama_await_weights(m, LLAMA_HEAD);
+}
+
+// Losses of the batch without gradients, added to *m->loss_sum.
+static inline void llama_head_eval(LlamaModel *m) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    for (int64_t t = 0; t < T; t += m->head_chunk) {
+        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
+        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
+        cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
+    }
+    losses_sum(m->loss_sum, s->losses, T);
+}
+
+// Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time. The
+// losses stay in scratch.losses for llama_add_losses.
+static inline void llama_head_train(LlamaModel *m) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    for (int64_t t = 0; t < T; t += m->head_chunk) {
+        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
+        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
+        cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
+                                       V);
+        matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
+    }
+}
+
+static inline void llama_add_losses(LlamaModel *m) {
+    losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
+}
+
+// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+static inline void llama_backward(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
+    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
+    const int C = c->hidden_size;
+
+    llama_grads_done(m, LLAMA_HEAD);
+    device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
+    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
+                     C);  // +=
+    for (int l = c->num_layers - 1; l >= 0; l--) {
+        const LlamaLayer *w = &m->layers[l];
+        const LlamaLayerGrads *g = &m->dlayers[l];
+        LlamaActs *a = &m->acts[l];
+        swiglu_forward(s->swiglu, a->gate_up, T, F);                          // recompute
+        matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);  // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);  // =
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);           // =
+        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T,
+                      C);                                                            // recompute
+        matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);  // +=
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);  // =
+        rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);    // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
+        llama_attention_backward(m, a);                                      // = and rope's
+        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
+        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
+        rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
+                         a->rstd_attn, T, C);  // +=
+        llama_grads_done(m, LLAMA_LAYERS + l);
+    }
+    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    llama_grads_done(m, LLAMA_EMBEDDING);
+    llama_grads_done(m, LLAMA_NORMS);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
+// buffer around attention in every layer and scatters them back, as a Hugging Face model given an
+// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0 and
+// takes the first line.
+
+static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
+    const int64_t qkv_dim = llama_qkv_dim(&m->config),
+                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    if (n == 0) {
+        attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
+        return;
+    }
+    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
+    attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
+    scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
+}
+
+static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
+    const LlamaInputs *in = &m->in;
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
+    const int64_t qkv_dim = llama_qkv_dim(&m->config),
+                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    if (n == 0) {
+        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
+                           in->position_ids, m->rope_table, &in->docs, m->heads);
+        return;
+    }
+    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
+    gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
+    gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
+    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
+                       a->lse, in->real_position_ids, m->rope_table, &in->real_docs, m->heads);
+    scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Between ranks, beside the computing: weights arrive in the order in which forward uses them,
+// gradients leave in the order in which the backward of the last micro-batch completes them. Alone,
+// none of this does anything.
+
+// The norm of the gradients is the sum over this many pieces: a share is a number of whole ones, so
+// that each piece is summed by one rank, and by any rank alike.
+enum { LLAMA_PIECES = 256 };
+
+static inline bool llama_in_parts(const LlamaModel *m) {
+    return m->ranks.num_ranks > 1 || m->ranks.in_order;
+}
+
+static inline size_t llama_piece(const LlamaModel *m) {
+    return (m->num_elements + LLAMA_PIECES * 64 - 1) / (LLAMA_PIECES * 64) * 64;
+}
+
+// Weights of a span may be read from here on.
+static inline void llama_await_weights(LlamaModel *m, int span) {
+    if (m->spans) comm_wait(m->spans[span].weights);
+}
+
+static inline void llama_await_all_weights(LlamaModel *m) {
+    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
+}
+
+static inline void llama_send_weights(LlamaModel *m, int span) {
+    LlamaSpan *s = &m->spans[span];
+    s->weights = comm_gather_begin(m->weights, m->share, s->first, s->last);
+}
+
+static inline void llama_send_all_weights(LlamaModel *m) {
+    llama_send_weights(m, LLAMA_EMBEDDING);
+    llama_send_weights(m, LLAMA_NORMS);
+    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
+    llama_send_weights(m, LLAMA_HEAD);
+}
+
+// Gradients of a span are those of the whole micro-batch.
+static inline void llama_grads_done(LlamaModel *m, int span) {
+    comm_progress();  // long micro-batches too, while others wait for this rank
+    if (m->last_micro_batch)
+        m->reduced =
+            comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
+}
+
+// The backward that follows is the last of this step.
+static inline void llama_last_micro_batch(LlamaModel *m) {
+    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.in_order;
+}
+
+// This rank's share of the gradients becomes the sum. Where there was no last micro-batch, all
+// leave now: in the same ranges and order, so that the bits are the same.
+static inline void llama_await_grads(LlamaModel *m) {
+    if (!m->last_micro_batch) {
+        llama_last_micro_batch(m);
+        llama_grads_done(m, LLAMA_HEAD);
+        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
+        llama_grads_done(m, LLAMA_EMBEDDING);
+        llama_grads_done(m, LLAMA_NORMS);
+    }
+    comm_wait(m->reduced);
+    m->last_micro_batch = false;
+}
+
+// Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
+static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
+    ordered_sum_add(&m->sum, m->grads, leaf, last);
+}
+
+// After the last micro-batch: this rank's share of the gradients, or all of them when it updates
+// all, are the sum over all ranks.
+static inline void llama_reduce_grads(LlamaModel *m) {
+    if (m->ranks.in_order)
+        ordered_sum_finish(&m->sum, m->grads, m->share);
+    else if (m->ranks.num_ranks > 1)
+        llama_await_grads(m);
+    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The micro-batch: everything the kernels need to know of it goes over in one copy
+
+static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
+                                   int32_t n) {
+    int32_t *device = m->staging + *used;
+    if (src_host && n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
+    *used += (size_t)n;
+    return device;
+}
+
+static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
+                                         const int32_t *cu_seqlens, int32_t num_docs,
+                                         int32_t max_seqlen, const int32_t *work,
+                                         size_t num_work) {
+    docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
+    docs->work = m->staging + *used;
+    docs->num_docs = num_docs;
+    docs->max_seqlen = max_seqlen;
+    docs->total_tokens = cu_seqlens[num_docs];
+    if (num_work)
+        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
+    else
+        num_work = attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+    *used += num_work;
+    assert(*used <= m->staging_ints);
+}
+
+// LoaderSettings.work_list, with the model's heads as its context.
+static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
+                                     int num_docs) {
+    return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
+}
+
+// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
+// returns. A batch without a work list gets one here.
+static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
+    LlamaInputs *in = &m->in;
+    size_t used = 0;
+    in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
+    in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
+    in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
+    in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
+    in->num_targets = b->num_targets;
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
+                          b->num_work);
+    in->num_real_rows = b->num_real_rows;
+    if (b->num_real_rows) {
+        in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
+        int32_t *positions_host = m->staging_host + used;
+        for (int32_t i = 0; i < b->num_real_rows; i++)
+            positions_host[i] = b->position_ids[b->real_rows[i]];
+        in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
+        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
+                              b->real_max_seqlen, b->real_work, b->num_real_work);
+    }
+    device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
+}
+
+// For error messages: how many documents and tokens were staged last, and the first lengths.
+static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
+    enum { SHOWN = 24 };
+    const Documents *docs = &m->in.docs;
+    if (!docs->cu_seqlens) return;
+    const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
+    size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",
+                                   docs->num_docs, docs->total_tokens);
+    for (int32_t d = 0; d < docs->num_docs && d < SHOWN && used < capacity; d++)
+        used += (size_t)snprintf(text + used, capacity - used, " %d",
+                                 cu_seqlens[d + 1] - cu_seqlens[d]);
+    if (docs->num_docs > SHOWN && used < capacity) snprintf(text + used, capacity - used, " ...");
+}
+
+// ------------------------------------------------------------------------------------------------
+// The step around them
+
+static inline void llama_zero_sums(LlamaModel *m) {
+    device_zero(m->step, sizeof(StepScalars));
+    if (!llama_in_parts(m)) return;
+    device_zero(m->scratch.norm_parts, LLAMA_PIECES * sizeof(double));
+    device_zero(m->scratch.loss_parts, (size_t)m->ranks.num_losses * sizeof(double));
+    m->loss_sum = m->scratch.loss_parts + m->ranks.rank;
+}
+
+// Begins a step of this many targets in all.
+static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
+    const real loss_scale = (real)1 / (real)num_targets;
+    device_zero(m->grads, m->num_elements * sizeof(real));
+    device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
+    llama_zero_sums(m);
+}
+
+// Losses from here on are part `part` of the sum, which no other rank adds to.
+static inline void llama_loss_part(LlamaModel *m, int32_t part) {
+    if (llama_in_parts(m)) m->loss_sum = m->scratch.loss_parts + part;
+}
+
+static inline void llama_sum_losses(LlamaModel *m) {
+    if (!llama_in_parts(m)) return;
+    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
+}
+
+// The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
+static inline void llama_grad_norm(LlamaModel *m) {
+    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_parts;
+    const size_t n = m->num_elements, piece = llama_piece(m);
+    if (!llama_in_parts(m)) {
+        global_norm_squared(sum, m->grads, n);
+        return;
+    }
+    const size_t last = m->share[m->ranks.rank + 1];
+    for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
+        global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
+    comm_sum_in_order(sum, parts, LLAMA_PIECES);
+}
+
+static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
+    const size_t held = first - m->held_first;
+    uint16_t *lo = m->master_lo;
+    if (first >= last) return;
+    adamw_update(m->weights + first, lo ? lo + first : NULL, m->m + held, m->v + held,
+                 m->grads + first, m->step, hyper, last - first);
+}
+
+// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
+// nothing. With a sharded optimizer the other ranks' weights come from them.
+static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
+    const size_t first = m->held_first, last = first + m->held_count;
+    size_t border = m->num_decayed < first ? first : m->num_decayed;
+    if (border > last) border = last;
+    llama_sum_losses(m);
+    llama_grad_norm(m);
+    clip_scale(m->step, grad_clip);
+    llama_update_span(m, hyper, first, border);
+    hyper.weight_decay = 0;
+    llama_update_span(m, hyper, border, last);
+    if (m->ranks.shard_optimizer) llama_send_all_weights(m);
+}
+
+// Before weights are saved, on all ranks: each then has every weight and its low bits, which no
+// step needs of another's share.
+static inline void llama_gather_weights(LlamaModel *m) {
+    if (!m->ranks.shard_optimizer) return;
+    llama_await_all_weights(m);
+    comm_all_gather_master(m->master_lo, m->share);
+}
+
+// Waits for the step and reads its loss sum, gradient norm and clip factor.
+static inline StepScalars llama_read_step(LlamaModel *m) {
+    StepScalars step;
+    device_download(&step, m->step, sizeof step);
+    return step;
+}
+
+// Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
+static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
+                                int32_t n) {
+    LlamaScratch *s = &m->scratch;
+    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
+    int32_t *rows =
+        m->staging + m->staging_ints - m->sizes.capacity;  // behind the batch, see llama_plan
+    device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
+    gather_rows(s->head_rows, s->norm, rows, n, C);
+    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
+    activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
+}
+
+// A forward pass and llama_logits, for texts that grow token by token.
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
+                                     int32_t n, float *logits) {
+    LlamaModel *m = model;
+    comm_progress();
+    llama_set_batch(m, batch);
+    llama_forward(m);
+    llama_logits(m, logits, rows, n);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Parameters: one table
 
 __attribute__((format(printf, 6, 7))) static inline void llama_add_tensor(
     LlamaModel *m, int64_t rows, int64_t cols, float init_std, bool new_group, const char *name,
@@ -320,14 +739,6 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
     s->losses = (real *)arena_take(a, T, sizeof(real));
 }
 
-// The norm of the gradients is the sum over this many pieces: a share is a number of whole ones, so
-// that each piece is summed by one rank, and by any rank alike.
-enum { LLAMA_PIECES = 256 };
-
-static inline bool llama_in_parts(const LlamaModel *m) {
-    return m->ranks.num_ranks > 1 || m->ranks.in_order;
-}
-
 static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
     LlamaScratch *s = &m->scratch;
     const size_t ranks = (size_t)m->ranks.num_ranks, collected = (size_t)m->sum.num_collected;
@@ -412,10 +823,6 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->memory.optimizer = sizes.train ? 2 * m->num_elements * sizeof(real) : 0;
     m->memory.activations = activations.used;
     m->memory.workspace = workspace.used;
-}
-
-static inline size_t llama_piece(const LlamaModel *m) {
-    return (m->num_elements + LLAMA_PIECES * 64 - 1) / (LLAMA_PIECES * 64) * 64;
 }
 
 static inline void llama_plan_shares(LlamaModel *m) {
@@ -565,407 +972,6 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
     }
     device_upload(m->rope_table, table, count * sizeof(real));
     free(table);
-}
-
-// ------------------------------------------------------------------------------------------------
-// The micro-batch: everything the kernels need to know of it goes over in one copy
-
-static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *src_host,
-                                   int32_t n) {
-    int32_t *device = m->staging + *used;
-    if (src_host && n) memcpy(m->staging_host + *used, src_host, (size_t)n * sizeof(int32_t));
-    *used += (size_t)n;
-    return device;
-}
-
-static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
-                                         const int32_t *cu_seqlens, int32_t num_docs,
-                                         int32_t max_seqlen, const int32_t *work,
-                                         size_t num_work) {
-    docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
-    docs->work = m->staging + *used;
-    docs->num_docs = num_docs;
-    docs->max_seqlen = max_seqlen;
-    docs->total_tokens = cu_seqlens[num_docs];
-    if (num_work)
-        memcpy(m->staging_host + *used, work, num_work * sizeof *work);
-    else
-        num_work = attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
-    *used += num_work;
-    assert(*used <= m->staging_ints);
-}
-
-// LoaderSettings.work_list, with the model's heads as its context.
-static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
-                                     int num_docs) {
-    return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
-}
-
-// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
-// returns. A batch without a work list gets one here.
-static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
-    LlamaInputs *in = &m->in;
-    size_t used = 0;
-    in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
-    in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
-    in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
-    in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
-    in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
-                          b->num_work);
-    in->num_real_rows = b->num_real_rows;
-    if (b->num_real_rows) {
-        in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);
-        int32_t *positions_host = m->staging_host + used;
-        for (int32_t i = 0; i < b->num_real_rows; i++)
-            positions_host[i] = b->position_ids[b->real_rows[i]];
-        in->real_position_ids = llama_stage(m, &used, NULL, b->num_real_rows);
-        llama_stage_documents(m, &used, &in->real_docs, b->real_cu_seqlens, b->num_real_segments,
-                              b->real_max_seqlen, b->real_work, b->num_real_work);
-    }
-    device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
-}
-
-// For error messages: how many documents and tokens were staged last, and the first lengths.
-static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
-    enum { SHOWN = 24 };
-    const Documents *docs = &m->in.docs;
-    if (!docs->cu_seqlens) return;
-    const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
-    size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",
-                                   docs->num_docs, docs->total_tokens);
-    for (int32_t d = 0; d < docs->num_docs && d < SHOWN && used < capacity; d++)
-        used += (size_t)snprintf(text + used, capacity - used, " %d",
-                                 cu_seqlens[d + 1] - cu_seqlens[d]);
-    if (docs->num_docs > SHOWN && used < capacity) snprintf(text + used, capacity - used, " ...");
-}
-
-// ------------------------------------------------------------------------------------------------
-// Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
-// buffer around attention in every layer and scatters them back, as a Hugging Face model given an
-// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0 and
-// takes the first line.
-
-static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config),
-                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
-    if (n == 0) {
-        attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
-        return;
-    }
-    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
-    attention_forward(s->real_attn, a->lse, s->real_qkv, &in->real_docs, m->heads);
-    scatter_rows(a->attn, s->real_attn, in->real_rows, n, T, q_dim);
-}
-
-static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config),
-                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
-    if (n == 0) {
-        attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
-                           in->position_ids, m->rope_table, &in->docs, m->heads);
-        return;
-    }
-    gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
-    gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
-    gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
-    attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
-                       a->lse, in->real_position_ids, m->rope_table, &in->real_docs, m->heads);
-    scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Between ranks, beside the computing: weights arrive in the order in which forward uses them,
-// gradients leave in the order in which the backward of the last micro-batch completes them. Alone,
-// none of this does anything.
-
-// Weights of a span may be read from here on.
-static inline void llama_await_weights(LlamaModel *m, int span) {
-    if (m->spans) comm_wait(m->spans[span].weights);
-}
-
-static inline void llama_await_all_weights(LlamaModel *m) {
-    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
-}
-
-static inline void llama_send_weights(LlamaModel *m, int span) {
-    LlamaSpan *s = &m->spans[span];
-    s->weights = comm_gather_begin(m->weights, m->share, s->first, s->last);
-}
-
-static inline void llama_send_all_weights(LlamaModel *m) {
-    llama_send_weights(m, LLAMA_EMBEDDING);
-    llama_send_weights(m, LLAMA_NORMS);
-    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
-    llama_send_weights(m, LLAMA_HEAD);
-}
-
-// Gradients of a span are those of the whole micro-batch.
-static inline void llama_grads_done(LlamaModel *m, int span) {
-    comm_progress();  // long micro-batches too, while others wait for this rank
-    if (m->last_micro_batch)
-        m->reduced =
-            comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
-}
-
-// The backward that follows is the last of this step.
-static inline void llama_last_micro_batch(LlamaModel *m) {
-    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.in_order;
-}
-
-// This rank's share of the gradients becomes the sum. Where there was no last micro-batch, all
-// leave now: in the same ranges and order, so that the bits are the same.
-static inline void llama_await_grads(LlamaModel *m) {
-    if (!m->last_micro_batch) {
-        llama_last_micro_batch(m);
-        llama_grads_done(m, LLAMA_HEAD);
-        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
-        llama_grads_done(m, LLAMA_EMBEDDING);
-        llama_grads_done(m, LLAMA_NORMS);
-    }
-    comm_wait(m->reduced);
-    m->last_micro_batch = false;
-}
-
-// Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
-static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
-    ordered_sum_add(&m->sum, m->grads, leaf, last);
-}
-
-// After the last micro-batch: this rank's share of the gradients, or all of them when it updates
-// all, are the sum over all ranks.
-static inline void llama_reduce_grads(LlamaModel *m) {
-    if (m->ranks.in_order)
-        ordered_sum_finish(&m->sum, m->grads, m->share);
-    else if (m->ranks.num_ranks > 1)
-        llama_await_grads(m);
-    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Forward and backward
-
-// Leaves the final norm's output in scratch.norm.
-static inline void llama_forward(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
-    const int C = c->hidden_size;
-    const float eps = c->rms_norm_eps;
-
-    llama_await_weights(m, LLAMA_EMBEDDING);
-    embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
-    llama_await_weights(m, LLAMA_NORMS);
-    const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
-    for (int l = 0; l < c->num_layers; l++) {
-        const LlamaLayer *w = &m->layers[l];
-        LlamaActs *a = &m->acts[l];
-        llama_await_weights(m, LLAMA_LAYERS + l);
-        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
-                            eps, T, C);
-        matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
-        rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
-        llama_attention_forward(m, a);                              // (T, H*D)
-        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
-        add_rmsnorm_forward(a->resid_mlp, s->norm, a->rstd_mlp, a->resid_attn, s->delta,
-                            w->post_attention_layernorm, eps, T, C);
-        matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                        // (T, F)
-        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);         // (T, C)
-        resid = a->resid_mlp;
-        delta = s->delta;  // added by the next norm
-    }
-    add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
-    llama_await_weights(m, LLAMA_HEAD);
-}
-
-// Losses of the batch without gradients, added to *m->loss_sum.
-static inline void llama_head_eval(LlamaModel *m) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
-        cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
-    }
-    losses_sum(m->loss_sum, s->losses, T);
-}
-
-// Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time. The
-// losses stay in scratch.losses for llama_add_losses.
-static inline void llama_head_train(LlamaModel *m) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
-        cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
-                                       V);
-        matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
-    }
-}
-
-static inline void llama_add_losses(LlamaModel *m) {
-    losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
-}
-
-// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
-static inline void llama_backward(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
-    const int C = c->hidden_size;
-
-    llama_grads_done(m, LLAMA_HEAD);
-    device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
-    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
-                     C);  // +=
-    for (int l = c->num_layers - 1; l >= 0; l--) {
-        const LlamaLayer *w = &m->layers[l];
-        const LlamaLayerGrads *g = &m->dlayers[l];
-        LlamaActs *a = &m->acts[l];
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                          // recompute
-        matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);  // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);  // =
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);           // =
-        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T,
-                      C);                                                            // recompute
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);  // =
-        rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);    // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
-        llama_attention_backward(m, a);                                      // = and rope's
-        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
-        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
-        rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
-                         a->rstd_attn, T, C);  // +=
-        llama_grads_done(m, LLAMA_LAYERS + l);
-    }
-    embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
-    llama_grads_done(m, LLAMA_EMBEDDING);
-    llama_grads_done(m, LLAMA_NORMS);
-}
-
-// ------------------------------------------------------------------------------------------------
-// The step around them
-
-static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step, sizeof(StepScalars));
-    if (!llama_in_parts(m)) return;
-    device_zero(m->scratch.norm_parts, LLAMA_PIECES * sizeof(double));
-    device_zero(m->scratch.loss_parts, (size_t)m->ranks.num_losses * sizeof(double));
-    m->loss_sum = m->scratch.loss_parts + m->ranks.rank;
-}
-
-// Begins a step of this many targets in all.
-static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
-    const real loss_scale = (real)1 / (real)num_targets;
-    device_zero(m->grads, m->num_elements * sizeof(real));
-    device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
-    llama_zero_sums(m);
-}
-
-// Losses from here on are part `part` of the sum, which no other rank adds to.
-static inline void llama_loss_part(LlamaModel *m, int32_t part) {
-    if (llama_in_parts(m)) m->loss_sum = m->scratch.loss_parts + part;
-}
-
-static inline void llama_sum_losses(LlamaModel *m) {
-    if (!llama_in_parts(m)) return;
-    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
-}
-
-// The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
-static inline void llama_grad_norm(LlamaModel *m) {
-    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_parts;
-    const size_t n = m->num_elements, piece = llama_piece(m);
-    if (!llama_in_parts(m)) {
-        global_norm_squared(sum, m->grads, n);
-        return;
-    }
-    const size_t last = m->share[m->ranks.rank + 1];
-    for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
-        global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
-    comm_sum_in_order(sum, parts, LLAMA_PIECES);
-}
-
-static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
-    const size_t held = first - m->held_first;
-    uint16_t *lo = m->master_lo;
-    if (first >= last) return;
-    adamw_update(m->weights + first, lo ? lo + first : NULL, m->m + held, m->v + held,
-                 m->grads + first, m->step, hyper, last - first);
-}
-
-// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
-// nothing. With a sharded optimizer the other ranks' weights come from them.
-static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
-    const size_t first = m->held_first, last = first + m->held_count;
-    size_t border = m->num_decayed < first ? first : m->num_decayed;
-    if (border > last) border = last;
-    llama_sum_losses(m);
-    llama_grad_norm(m);
-    clip_scale(m->step, grad_clip);
-    llama_update_span(m, hyper, first, border);
-    hyper.weight_decay = 0;
-    llama_update_span(m, hyper, border, last);
-    if (m->ranks.shard_optimizer) llama_send_all_weights(m);
-}
-
-// Before weights are saved, on all ranks: each then has every weight and its low bits, which no
-// step needs of another's share.
-static inline void llama_gather_weights(LlamaModel *m) {
-    if (!m->ranks.shard_optimizer) return;
-    llama_await_all_weights(m);
-    comm_all_gather_master(m->master_lo, m->share);
-}
-
-// Waits for the step and reads its loss sum, gradient norm and clip factor.
-static inline StepScalars llama_read_step(LlamaModel *m) {
-    StepScalars step;
-    device_download(&step, m->step, sizeof step);
-    return step;
-}
-
-// Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
-static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
-                                int32_t n) {
-    LlamaScratch *s = &m->scratch;
-    const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    int32_t *rows =
-        m->staging + m->staging_ints - m->sizes.capacity;  // behind the batch, see llama_plan
-    device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
-    gather_rows(s->head_rows, s->norm, rows, n, C);
-    matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
-    activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
-}
-
-// A forward pass and llama_logits, for texts that grow token by token.
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
-                                     int32_t n, float *logits) {
-    LlamaModel *m = model;
-    comm_progress();
-    llama_set_batch(m, batch);
-    llama_forward(m);
-    llama_logits(m, logits, rows, n);
 }
 
 // ------------------------------------------------------------------------------------------------
