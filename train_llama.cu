@@ -100,7 +100,7 @@ static const Option option_table[] = {
     {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
      "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"},
     {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1,
-     "share of the capacity that a step takes documents for; 0: 1 for "
+     "target fill: fraction of a step's capacity to use; 0: 1 for "
      "one micro-batch a step, else 0.97"},
     {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
      "documents longer than --max-seqlen"},
@@ -131,7 +131,7 @@ static const Option option_table[] = {
     {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12,
      "most tokens of the validation set: whole documents, the first of a fixed order"},
     {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6,
-     "steps in a row with a non-finite loss or gradient that end the run with exit code 7; "
+     "consecutive steps with a non-finite loss or gradient that end the run with exit code 7; "
      "0: they never do"},
     OPTION_GROUP("optimizer"),
     {"lr", OPTION_FLOAT, &o.lr, "2e-3", NULL, 0, 1e30, "peak learning rate"},
@@ -180,9 +180,11 @@ static const Option option_table[] = {
     {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
      "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention tile "
      "of SIDE x SIDE (128), as make calibrate measures it; decides which documents share a "
-     "micro-batch and a rank. 0:0: as they come, to compare"},
+     "micro-batch and a rank. 0:0: in arrival order, for comparison"},
     {"heartbeat-seconds", OPTION_FLOAT, &o.heartbeat_seconds, "60", NULL, 0, 1e6,
-     "several ranks: silence after which one is named and the run ends with exit code 8; 0: never"},
+     "several ranks: seconds without progress before a rank is reported and the run ends with exit "
+     "code 8; "
+     "0: never"},
     OPTION_GROUP("instead of training"),
     {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
      "time all layouts on the same documents"},
@@ -310,7 +312,7 @@ static void catch_signals(void) {
 }
 
 // Rank 0 prints, logs and writes; every rank reads.
-static bool speaks(void) { return comm_rank() == 0; }
+static bool is_rank_0(void) { return comm_rank() == 0; }
 
 static bool sums_in_order(void) { return o.deterministic && !o.compare && !o.check_packing; }
 
@@ -425,7 +427,7 @@ static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, 
     return llama_read_step(m);
 }
 
-// Validation is shared out as well: each micro-batch is one part of the sum.
+// Validation micro-batches are distributed across ranks too: each is one part of the sum.
 static double validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int i = 0; i < data->num_micro; i++) {
@@ -496,12 +498,12 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     comm_phase("save", run.cursor.step);
     llama_gather_weights(m);
     bool ok =
-        !speaks() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
-                      checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                      model_files_write(&run.files, &m->config, llama_parameters(m), ck, err) &&
-                      checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
+        !is_rank_0() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
+                         checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
+                         model_files_write(&run.files, &m->config, llama_parameters(m), ck, err) &&
+                         checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
-    if (!speaks()) {
+    if (!is_rank_0()) {
         if (ok && name == NULL) llama_send_optimizer(m);
         return true;
     }
@@ -525,22 +527,23 @@ static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     rank_field(f, "weights", &crc, sizeof crc);
 }
 
-// Every rank updates all weights that it computes with: what drifted apart is not worth saving.
+// Replicas must be identical: a checkpoint of replicas that have diverged is not worth saving.
 static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
     llama_gather_weights(m);
     memset(&own, 0, sizeof own);
-    rank_field(&own, "place in the data", &run.cursor, sizeof run.cursor);
+    rank_field(&own, "data position", &run.cursor, sizeof run.cursor);
     rank_field(&own, "skipped steps", &run.skips_in_a_row, sizeof run.skips_in_a_row);
     rank_field_weights(&own, m);
-    rank_fields_agree(&own, "the same after the same steps",
-                      "--resume goes on from the last checkpoint, of which this was still true; "
-                      "check that machine's memory");
+    rank_fields_agree(
+        &own, "identical replicas after the same steps",
+        "--resume continues from the last checkpoint, when they were still identical; "
+        "check that machine's memory");
 }
 
-// A failed save leaves the older checkpoints; training goes on and tries again, and gives up after
+// A failed save leaves the older checkpoints; training continues and tries again, and gives up after
 // three in a row, or at once when what it has is not worth saving.
 static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0};
@@ -548,7 +551,7 @@ static void save_or_warn(LlamaModel *m, bool last) {
     check_ranks_still_agree(m);
     if (save_checkpoint(m, NULL, &err)) {
         run.failed_saves = 0;
-        if (!speaks()) return;
+        if (!is_rank_0()) return;
         printf("saved %s/step-%08lld in %.1f s\n", o.out, (long long)run.cursor.step,
                (now_ms() - start) * 1e-3);
         if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
@@ -617,7 +620,7 @@ static void print_samples(LlamaModel *m) {
                                .max_rows = m->head_chunk,
                                .context = m,
                                .next_logits = llama_next_logits};
-    if (!speaks()) return;
+    if (!is_rank_0()) return;
     comm_phase("sample", -1);
     samples_print(&run.samples, &model, run.cursor.step);
 }
@@ -702,7 +705,7 @@ static void finish(LlamaModel *m) {
     Error err = {0};
     if (stop_requested()) {
         data_summary_print_left_out(&run.train_summary);
-        printf("stopped by signal %d; --resume goes on from step %lld\n", run.stopped_by,
+        printf("stopped by signal %d; --resume continues from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
         comm_finalize();
         exit(EXIT_RESUMABLE);
@@ -941,12 +944,12 @@ static void find_resume_point(void) {
         usage_error("--resume continues the run in --out, --overwrite replaces it: give one",
                     "--resume and --overwrite: expected at most one of them");
     run.out.path = o.out;
-    if (o.resume && trains() && speaks() && path_is_dir(o.out))
+    if (o.resume && trains() && is_rank_0() && path_is_dir(o.out))
         must(out_dir_lock(&run.out, &err), &err);
     comm_barrier();  // rank 0 has undone what a killed run left
     if (!o.resume) return;
     must(out_dir_find_resume(o.out, o.resume, trains(), &run.resume, &err), &err);
-    if (!run.resume.dir[0] && speaks()) must(out_dir_start_from_scratch(o.out, &err), &err);
+    if (!run.resume.dir[0] && is_rank_0()) must(out_dir_start_from_scratch(o.out, &err), &err);
 }
 
 // Options that are not on the command line are those of the resumed run.
@@ -961,7 +964,7 @@ static void take_options(int argc, char **argv) {
         error_prefix(&err, run.resume.dir);
         error_exit(&err);
     }
-    if (speaks())
+    if (is_rank_0())
         options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
     cJSON_Delete(state);
 }
@@ -981,7 +984,7 @@ static void open_out_dir(const LlamaModel *m) {
     const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&m->config);
     const bool replaces = o.overwrite || (o.resume && !run.resume.dir[0]);
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
-    if (!speaks()) return;
+    if (!is_rank_0()) return;
     must(out_dir_open(&run.out, run.resume.in_place, replaces, o.overwrite, &err), &err);
     out_dir_warn_if_small(o.out, model_bytes, o.steps - run.cursor.step, o.save_every, o.keep);
 }
@@ -1026,10 +1029,11 @@ static void print_ranks(const LlamaModel *m) {
     if (ranks == 1) return;
     printf(
         "ranks   %d, micro-batches %s, %s", ranks,
-        m->ranks.in_order ? "in order, for the same bits on any number of ranks" : "by equal work",
-        m->ranks.shard_optimizer ? "optimizer state shared out: saves" : "all update everything");
+        m->ranks.in_order ? "in fixed order, for the same bits on any number of ranks"
+                          : "distributed by cost",
+        m->ranks.shard_optimizer ? "optimizer state sharded: saves" : "optimizer state replicated");
     if (m->ranks.shard_optimizer)
-        printf(" %.1f MiB a rank",
+        printf(" %.1f MiB per rank",
                2.0 * (double)(m->num_elements - m->held_count) * sizeof(real) / 1048576.0);
     printf("\n");
     rank_places_print();
@@ -1137,7 +1141,7 @@ static void open_tokenizer(void) {
     }
     run.has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&run.tokenizer, path, &err), &err);
-    for (size_t i = 0; i < num_dirs && !found && speaks(); i++)
+    for (size_t i = 0; i < num_dirs && !found && is_rank_0(); i++)
         if ((!from || from == dirs[i]) && path_is_dir(dirs[i]))
             must(model_files_read_tokenizer(&run.files, dirs[i], &found, &err), &err);
 }
@@ -1146,7 +1150,7 @@ static void read_generation_config(void) {
     Error err = {0};
     const char *dirs[] = {run.resume.dir, o.model};
     bool found = false;
-    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && speaks(); i++)
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && is_rank_0(); i++)
         if (path_is_dir(dirs[i]))
             must(model_files_read_generation(&run.files, dirs[i], &found, &err), &err);
 }
@@ -1485,7 +1489,7 @@ int main(int argc, char **argv) {
         must(path_join(path, sizeof path, run.resume.dir, "optimizer.safetensors", &err), &err);
         must(llama_load_optimizer(m, path, &err), &err);
     }
-    if (speaks()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
+    if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
     train(m);
