@@ -60,7 +60,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *matmul, *attention, *work_cost;
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero;
@@ -165,8 +165,6 @@ static const Option option_table[] = {
      "sample from the likeliest that sum to p"},
     OPTION_GROUP("machine"),
     {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads; 0: all cores"},
-    {"matmul", OPTION_STRING, &o.matmul, "auto", NULL, 0, 0,
-     "CPU matmul: auto, own, openblas or onednn"},
     {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
      "CPU: matmul inputs in bf16, sums in fp32"},
     {"attention", OPTION_STRING, &o.attention, "auto", NULL, 0, 0,
@@ -271,11 +269,10 @@ static void usage_error(const char *hint, const char *what) {
     error_exit(&err);
 }
 
-// Without the options that choose among CPU kernels, only a GPU can be missing.
+// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
 static void no_device(const char *what) {
     Error err = {0};
-    if (o.bf16_matmul || strcmp(o.matmul, "auto") != 0)
-        usage_error("see --matmul and --bf16-matmul", what);
+    if (o.bf16_matmul) usage_error("leave --bf16-matmul out", what);
     error_set(&err, EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
               what);
     error_exit(&err);
@@ -1436,7 +1433,7 @@ int main(int argc, char **argv) {
     check_ranks();
 
     // inputs are proven good before anything is written
-    DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
+    const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
     missing = device_init(&device);
     if (missing) no_device(missing);
     if (attention_select(o.attention) != 0)

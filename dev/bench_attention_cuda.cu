@@ -197,7 +197,7 @@ int main(int argc, char **argv) {
     if (runs < 1 || runs > MAX_RUNS)
         return fprintf(stderr, "usage: %s [runs [auto|sm80|sm90]]; up to %d\n", argv[0], MAX_RUNS),
                2;
-    DeviceOptions options = {0, "auto", 0, 1};
+    DeviceOptions options = {0, 0};
     const char *missing = device_init(&options);
     if (missing) return fprintf(stderr, "error: %s\n", missing), 11;
     if (attention_select(kernels) != 0)

@@ -35,9 +35,9 @@
 #include "lengths.h"
 
 static struct {
-    const char *model, *matmul;
+    const char *model;
     int max_seqlen, micro_batch_tokens, runs, threads;
-    bool bf16_matmul, deterministic;
+    bool bf16_matmul;
 } o;
 
 static const Option table[] = {
@@ -47,9 +47,7 @@ static const Option table[] = {
     {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "4096", NULL, 128, 1 << 29,
      "tokens of the largest micro-batch"},
     {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads of a rank; 0: all cores"},
-    {"matmul", OPTION_STRING, &o.matmul, "auto", NULL, 0, 0, "CPU matmul"},
     {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0, "CPU: inputs in bf16"},
-    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "CUDA: dQ without atomics"},
     OPTION_GROUP("measurement"),
     {"runs", OPTION_INT, &o.runs, "9", NULL, 1, 1000, "rounds over all micro-batches"},
     OPTION_END,
@@ -306,9 +304,9 @@ int main(int argc, char **argv) {
     options_parse_or_exit(table, argc, argv, "calibrate [options]");
     if (o.max_seqlen > o.micro_batch_tokens)
         usage_error("raise --micro-batch-tokens", "--max-seqlen: longer than a micro-batch");
-    const DeviceOptions device = {o.threads, o.matmul, o.bf16_matmul, o.deterministic};
+    const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
     const char *missing = device_init(&device);
-    if (missing) usage_error("see --matmul and --bf16-matmul", missing);
+    if (missing) usage_error("leave --bf16-matmul out", missing);
     if (!llama_config_builtin(&config, o.model))
         must(llama_config_read(&config, o.model, &err), &err);
     make_mixes(config.vocab_size);

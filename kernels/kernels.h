@@ -1,5 +1,6 @@
 // THE contract: every device operation of unpad.c, once. kernels/cpu implements it in C with OpenMP
-// (the readable reference), kernels/cuda in CUDA; train_llama.cu and llama.h know only this file.
+// (the readable reference), kernels/cuda in CUDA; train_llama.cu and llama.h include only this file
+// and comm/comm.h.
 //
 // No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
 // cu_seqlens, so padding between layers cannot be written.
@@ -8,11 +9,11 @@
 //   T  total_tokens, the packed length of this micro-batch
 //   C  hidden_size    F  intermediate_size    V  vocab_size
 //   H  num_heads      Hkv  num_kv_heads       D  head_dim     QKV  (H + 2*Hkv) * D
-// All tensors are dense and row-major. Argument order: outputs, inputs, scalars, sizes. A `d`
-// prefix means gradient, nothing else. Every pointer is device memory unless its name ends in
-// _host. "=" overwrites, "+=" accumulates. Operations are asynchronous on the backend's one stream
-// and in order; T = 0 is legal and does nothing. Shapes that an operation does not support end the
-// program with exit code 11 and the values.
+// All tensors are dense, row-major and aligned to 16 bytes. Argument order: outputs, inputs,
+// scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
+// its name ends in _host. "=" overwrites, "+=" accumulates. Operations are asynchronous and run in
+// order on the backend's one stream; T = 0 is legal and does nothing. An operation that does not
+// support a shape ends the program with exit code 11 and names the values.
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
@@ -56,45 +57,46 @@ typedef float real;
 // Device
 
 typedef struct {
-    int threads;         // CPU threads; 0 = all cores this process may use
-    const char *matmul;  // CPU matmul: "auto", "own", "openblas", "onednn"
-    int bf16_matmul;     // CPU: 1 = round matmul inputs to bf16, accumulate in fp32
-    int deterministic;   // CUDA: 1 = dQ without atomics; the CPU backend always is
+    int threads;      // CPU threads; 0 = all cores this process may use
+    int bf16_matmul;  // CPU: 1 = round matmul inputs to bf16, accumulate in fp32
 } DeviceOptions;
 
-// First thing in main: may start the program once more, with an environment that the device's
-// libraries read before main. Returns when there is nothing (more) to set.
+// Call first in main: may re-exec the process with environment variables that the device's
+// libraries read at load time.
 void device_prepare_process(char **argv);
 // Chooses the device and its fastest code paths. NULL, or one line that says what is missing.
 const char *device_init(const DeviceOptions *options);
-// One line for people: "cpu, 2 threads, matmul own avx512"
+// One line for people: "cpu, 2 threads, matmul avx512 8x48"
 const char *device_describe(void);
-// What the message of a device error says besides the call that found it: `describe` writes one
-// 0-terminated line, e.g. the documents that the device was given last.
+// Callback that adds context to device error messages: `describe` writes one NUL-terminated line,
+// e.g. the documents of the last batch.
 void device_on_error(void (*describe)(char *text, size_t capacity));
-// Ends the program with exit code 11: one error line, to which that callback adds, and one hint line.
+// Ends the program with exit code 11: one error line, to which that callback adds, and one hint.
 __attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
                                                                  const char *format, ...);
-// `bytes` of device memory, 64-byte aligned; NULL when refused. Poison builds fill it with NaN.
+// `bytes` of uninitialised device memory, aligned to 64 bytes (CUDA: 256); NULL when refused.
+// Poison builds fill it with NaN.
 void *device_malloc(size_t bytes);
-void device_free(void *p);
+void device_free(void *p);  // p of device_malloc, or NULL; waits for all work enqueued so far
 void device_zero(void *p, size_t bytes);
+// Asynchronous, in order with operations; src_host may be reused as soon as it returns.
 void device_upload(void *dst, const void *src_host, size_t bytes);
-void device_download(void *dst_host, const void *src,
-                     size_t bytes);  // waits for all work before it
+// Waits for all work enqueued so far; dst_host is complete when it returns.
+void device_download(void *dst_host, const void *src, size_t bytes);
 // Device to device, not overlapping
 void device_copy(void *dst, const void *src, size_t bytes);
+// Waits for all work enqueued so far (for measurements: a step only downloads).
 void device_synchronize(void);
-// Marks on the stream, and the milliseconds between the last two once the device has passed them,
-// that is after any wait; this call does not wait.
+// Records a start and a stop mark on the stream; the milliseconds between the last two. Call
+// device_timer_ms after a wait that follows the stop: it does not wait itself.
 void device_timer_start(void);
 void device_timer_stop(void);
 float device_timer_ms(void);
-// Leaves host time since device_timer_start out of it, e.g. a wait for other ranks. Does nothing
-// where the device keeps the time, or no timer runs.
+// Excludes ms of host time since device_timer_start, e.g. a wait for other ranks. A no-op where the
+// device keeps the time, and while no timer runs.
 void device_timer_leave_out(double ms);
 // Allocations made so far (a step after the first makes none), bytes held now and at the peak, how
-// often the host waited for the device (a step waits once: for its loss), and graphs recorded.
+// often the host has waited for the device (a step waits once, for its loss), and graphs recorded.
 typedef struct {
     uint64_t count, bytes_now, bytes_peak, waits, graphs;
 } DeviceMemory;
@@ -102,22 +104,24 @@ DeviceMemory device_memory(void);
 // Bytes that can still be allocated; 0 when the device does not say.
 size_t device_memory_free(void);
 
-// Graphs: work that is recorded once and then done any number of times, without the host's time for
-// each launch. Addresses, sizes and numbers are those of the recording; what memory holds is not. A
-// graph made for one micro-batch serves every one with as many tokens and documents (Documents'
-// total_tokens and num_docs): operations take nothing else of a micro-batch from the host.
+// Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are
+// captured; the content of memory is not. A graph captured for one micro-batch serves every
+// micro-batch with the same number of tokens and documents (Documents' total_tokens and num_docs):
+// operations take nothing else of a micro-batch from the host.
 typedef struct DeviceGraph DeviceGraph;
-// 0: this backend has none, and the others of these calls end the program with exit code 11.
+// 0: this backend has none; the other calls then end the program with exit code 11.
 int device_has_graphs(void);
-// From here to device_graph_end work is recorded, not done. Only operations that have been done
-// before with these shapes, device_zero and device_copy may be called in between.
+// Until device_graph_end, work is captured and not run. Only operations that have already run with
+// these shapes, device_zero and device_copy may be called in between.
 void device_graph_begin(void);
 DeviceGraph *device_graph_end(void);
 void device_graph_launch(DeviceGraph *graph);
 void device_graph_free(DeviceGraph *graph);
 
-// Weights cross the host border as fp32. On CUDA a weight is bf16 plus 16 low bits (together the
-// exact fp32 master); on the CPU it is the fp32 itself and master_lo is NULL.
+// Weights and activations are fp32 on the host. On CUDA a weight is bf16 plus 16 low bits (both
+// together are the exact fp32 master); on the CPU it is the fp32 itself and master_lo is ignored.
+// master_lo NULL: the low bits are neither written nor read, and a weight is its bf16. src_host may
+// be reused as soon as the call returns; the calls to the host wait for all work enqueued so far.
 size_t master_lo_bytes(void);  // per weight: 0 or 2
 void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
@@ -127,22 +131,21 @@ void activations_to_host(float *dst_host, const floatX *src, size_t n);
 // The documents of one micro-batch, as the kernels see them
 
 typedef struct {
-    const int32_t
-        *cu_seqlens;  // (num_docs + 1) device; [0] = 0, non-decreasing, [num_docs] = total_tokens
-    const int32_t *work;   // attention_plan's list, device; reused by every layer and both passes
-    int32_t total_tokens;  // T
-    int32_t num_docs;      // segments, zero-length ones included
-    int32_t max_seqlen;    // of the longest segment
+    const int32_t *cu_seqlens;  // (num_docs + 1): [0] = 0, non-decreasing, [num_docs] = T
+    const int32_t *work;        // attention_plan's list; every layer and both passes reuse it
+    int32_t total_tokens;       // T
+    int32_t num_docs;           // segments, empty ones included
+    int32_t max_seqlen;         // length of the longest segment
 } Documents;
 
 typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
 } HeadShape;
 
-// Number of int32 that a work list can need for any max_tokens tokens in max_docs documents.
+// The most int32 that a work list needs for up to max_tokens tokens in up to max_docs documents.
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs);
-// Fills the work list of one batch on the host, longest items first; returns the number of int32
-// used. Each (document, tile, head group) occurs exactly once; the layout is the backend's own.
+// Fills the work list of one batch, longest items first, and returns the number of int32 used. It
+// has each (document, tile, head group) exactly once; its layout is private to the backend.
 size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
                       HeadShape heads);
 
@@ -165,8 +168,8 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
 void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
                          const floatX *delta, const floatX *weight, float eps, int64_t T, int C);
 // dresid (T,C) +=  gradient through the norm     dweight (C) +=
-// The add passes its gradient on unchanged: after this call dresid is the gradient of inp and of
-// delta alike.
+// The add passes its gradient through unchanged: after this call dresid is the gradient of both inp
+// and delta.
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
 // normed (T,C) =  resid * rstd * weight from a saved rstd: how backward recomputes a norm.
@@ -176,8 +179,8 @@ void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, co
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
 
-// In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); values are left alone. Its
-// inverse is part of attention_backward.
+// In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); the Hkv value heads stay as
+// they are. Its inverse is part of attention_backward.
 // rope_table (max_position, D/2, 2) real: cos, sin
 // position_ids (T) int32, restart at 0 in each document
 void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
@@ -186,16 +189,15 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
 // ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
-// document's results do not depend on its neighbours or on its place in the buffer, bit for bit
-// (dqkv too on the CPU and in deterministic mode). Source: FlashAttention-2 (arXiv 2307.08691),
-// algorithms 1 and 2.
+// document's results do not depend on its neighbours or on its place in the buffer, bit for bit.
+// Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =
 //   lse (H,T) real      =  natural log of the sum of exp of the scaled scores; kept for backward
 //   qkv (T,H+2*Hkv,D)      rope already applied
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
                        HeadShape heads);
-//   dqkv (T,H+2*Hkv,D)  =  gradient of what rope_forward made qkv of: queries and keys turned back
+//   dqkv (T,H+2*Hkv,D)  =  gradient of rope_forward's input: queries and keys rotated back
 //   delta (H,T) real    =  rowsum(dout * out); scratch
 //   dout, out (T,H,D), lse (H,T), qkv (T,H+2*Hkv,D) of the forward pass
 //   position_ids (T), rope_table as in rope_forward
@@ -209,7 +211,7 @@ const char *attention_describe(void);
 
 // ------------------------------------------------------------------------------------------------
 // Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's
-// bits do not depend on T or on the row's place (CPU "own" matmul).
+// bits do not depend on T or on the row's place on the CPU.
 
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
@@ -220,14 +222,12 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N);
-// CPU: "auto", "own", "openblas", "onednn". CUDA: "auto", "cublaslt". -1 when not available here.
-int matmul_select(const char *name, int bf16);
-const char *matmul_describe(void);
-// Which algorithms matmul has chosen so far, as lines of text for a checkpoint, with a 0 behind.
-// Returns their length; nothing past capacity is written. 0: this backend has nothing to choose.
+// The algorithms that matmul has chosen so far, as NUL-terminated lines of text for a checkpoint.
+// Returns their length without the NUL; nothing past capacity is written. 0: this backend has
+// nothing to choose.
 size_t matmul_choices(char *text_host, size_t capacity);
-// From here on matmul repeats what the text says, in place of all it has chosen. NULL, or one line
-// why not (another GPU or library): then it chooses anew.
+// From now on matmul uses the choices in the text, in place of its own so far. NULL, or one line
+// that says why not (another GPU or library): then it chooses again.
 const char *matmul_repeat_choices(const char *text_host);
 
 // ------------------------------------------------------------------------------------------------
@@ -264,15 +264,15 @@ void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n
 // ------------------------------------------------------------------------------------------------
 // Optimizer
 
-// sum (n) +=  x (n): gradients of some micro-batches onto those of others
+// sum (n) +=  x (n): gradients of different micro-batches
 void grads_add(real *sum, const real *x, size_t n);
 // sum (1) double +=  sum of squares of x (n), in a fixed order
 void global_norm_squared(double *sum, const real *x, size_t n);
-// What the update needs to know, made on the device so that no step reads back:
+// The scalars of an update, computed on the device so that it needs no read-back:
 //   grad_norm = sqrt(norm_squared)     scale = min(1, max_norm / grad_norm), max_norm <= 0: 1
 //   scale is 0 when loss_sum or norm_squared is not finite, or when the clipped norm is above
 //   MAX_UPDATE_NORM: adamw_update then changes nothing.
-#define MAX_UPDATE_NORM 1e19  // its square, which v may become, is a float still
+#define MAX_UPDATE_NORM 1e19  // its square, which v may become, still fits a float
 typedef struct {
     double loss_sum, norm_squared;
     float grad_norm, scale;
@@ -284,7 +284,8 @@ typedef struct {
     int64_t t;  // 1 at the first update
 } AdamW;
 // AdamW (arXiv 1711.05101) as torch.optim.AdamW:  w -= lr * (wd * w + m_hat / (sqrt(v_hat) + eps))
-// weights, master_lo, m, v (n) updated; grads (n) read times step->scale; scale 0 changes nothing.
+// weights, master_lo, m, v (n) updated; grads (n) are multiplied by step->scale; scale 0 changes
+// nothing. master_lo: as in weights_from_host, but never NULL on CUDA.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 

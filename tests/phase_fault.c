@@ -3,7 +3,7 @@
 //
 //   FAULT=kill:2:reduce:5      rank 2, when it comes to the reduce of step 5
 //   FAULT='late:1:reduce:4 hang:2:reduce:4'    several
-// What it does: kill, stop, spin; fail (exit code 3); quiet (for QUIET_MS, then it goes on); drift
+// What it does: kill, stop, spin; fail (exit code 3); quiet (for QUIET_MS, then it continues); drift
 // (one of its weights, in this step and all that follow); hang (its main thread, a moment later,
 // wherever it then is; makes the file $HUNG); late (waits for that file); slow (each fsync from
 // then on takes SLOW_MS).

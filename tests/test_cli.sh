@@ -125,7 +125,6 @@ expect stray_argument 2 'error: ' "$train" corpus
 expect document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
 expect batch_no_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect run_in_the_way 2 'found a run' "${run[@]}" --out a
-expect unknown_matmul 2 'matmul' "${run[@]}" --matmul fastest
 expect unknown_attention 2 'attention' "${run[@]}" --attention fastest
 expect too_big_for_the_machine 6 'largest that fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
 [ ! -e big ] && ok nothing_written_when_too_big || bad nothing_written_when_too_big ''

@@ -58,7 +58,7 @@ static void in_parallel(int64_t n, F f) {
 }
 static void open_device() {
     static bool open = false;
-    DeviceOptions options = {0, "auto", 0, 1};
+    DeviceOptions options = {0, 0};
     const char *missing = open ? NULL : device_init(&options);
     if (missing) fprintf(stderr, "%s\n", missing), exit(2);
     open = true;
@@ -1098,7 +1098,7 @@ static bool real_sizes() {
     const char *full = getenv("UNPAD_FULL");
     if (!full || !*full) SKIP("real sizes: set UNPAD_FULL=1 on a GPU");
     static bool told;  // the twin starts with two threads
-    const DeviceOptions all_cores = {num_cores(), "own", 0, 1};
+    const DeviceOptions all_cores = {num_cores(), 0};
     if (!told) open_device(), twin().device_init(&all_cores);
     told = true;
     return strcmp(full, "small") != 0;

@@ -22,7 +22,7 @@ static LlamaConfig tiny_config(void) {
 
 static void make_model(LlamaModel *m, int num_leaves) {
     Error err = {0, "", ""};
-    const DeviceOptions options = {0, "auto", 0, 1};
+    const DeviceOptions options = {0, 0};
     const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);

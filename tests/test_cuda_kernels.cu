@@ -58,7 +58,7 @@ static void next_shape() {
 }
 
 static const char *init() {
-    const DeviceOptions options = {0, "auto", 0, 1};
+    const DeviceOptions options = {0, 0};
     return device_init(&options);
 }
 
@@ -279,19 +279,6 @@ TEST(code_for_other_gpus_says_how_to_build_for_this_one) {
 }
 
 // (A missing GPU: tests/test_cuda_ranks.sh)
-TEST(an_unknown_matmul_is_said_in_one_line) {
-    char text[1000];
-    const int code = exit_code_of(text, sizeof text, [] {
-        if (init()) exit(77);
-    });
-    if (code == 77) SKIP("no GPU");
-    const int refused = exit_code_of(text, sizeof text, [] {
-        const DeviceOptions options = {0, "openblas", 0, 1};
-        const char *missing = device_init(&options);
-        exit(missing && strstr(missing, "cublaslt") && !strchr(missing, '\n') ? 3 : 2);
-    });
-    CHECK_MSG(refused == 3, "exit code %d: %s", refused, text);
-}
 
 // ------------------------------------------------------------------------------------------------
 // Device
@@ -299,9 +286,6 @@ TEST(an_unknown_matmul_is_said_in_one_line) {
 TEST(device_describes_itself) {
     start();
     CHECK(strstr(device_describe(), "sm_"));
-    CHECK(strstr(matmul_describe(), "cublaslt"));
-    CHECK(matmul_select("auto", 0) == 0 && matmul_select("cublaslt", 1) == 0);
-    CHECK(matmul_select("own", 0) == -1);
     CHECK(master_lo_bytes() == 2);
 }
 

@@ -290,7 +290,7 @@ TEST(overlapped_steps_have_the_bits_of_others_untied) {
 }
 
 int main(int argc, char **argv) {
-    const DeviceOptions options = {0, "auto", 0, 1};
+    const DeviceOptions options = {0, 0};
     missing = comm_init();
     if (!missing) missing = device_init(&options);
     if (!missing && comm_num_ranks() == 1) missing = comm_connect_alone();

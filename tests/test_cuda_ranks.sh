@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Several ranks on the CUDA backend, emulated (NCCL is then dev/emu's), or real: TRAIN=build/cuda/
 # train_llama RANKS="2 4". They start by torchrun's environment variables, without MPI. The same
-# bits on any number of them where sums are in order, the losses of one where not; communication
-# beside the computing changes no bit; a failure of one is the end of all.
+# bits on any number of them where sums are in order, the losses of one where not; overlapped
+# communication changes no bit; a failure of one is the end of all.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -81,7 +81,7 @@ done
 ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
 same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
 
-# ---- the same losses: shared out by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
+# ---- the same losses: distributed by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
 # which turns the rounding to bf16 of about one weight in 1e5 a step
 "${run[@]}" --out w1 --steps 3 > out.txt 2>&1 || bad one_rank_by_work "exit code $?"
 for n in "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
@@ -121,7 +121,7 @@ for n in 1 2 1; do
 done
 same_state resume_on_1_2_1_ranks d1/$end e/$end
 
-# ---- beside the computing: whichever stream lags behind, the same bits ---------------------------------
+# ---- overlapped: whichever stream lags behind, the same bits -------------------------------------------
 if [ -n "$emulated" ]; then
     for slow in 1 2; do
         EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 3
@@ -134,8 +134,8 @@ if [ -n "$emulated" ]; then
     cat > order.py << 'PY'
 import re
 calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("out0.txt").read())
-def places(name, first, last):
-    return [i for i in range(first, last) if calls[i][1] == name]
+def places(name, first, last):                      # the attention kernels of either path
+    return [i for i in range(first, last) if calls[i][1].replace("_sm90", "") == name]
 reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))
 gather = [i for i in gather if calls[i][0] == "2"]      # on stream 1: the low bits, to be saved
 assert all(calls[i][0] == "2" for i in reduce), "a sum on the computing's stream"

@@ -548,7 +548,7 @@ TEST(a_second_rank_of_the_same_number_is_told_so) {
     finish_ranks(&o, pids, 3, errors);
     close(errors);
     CHECK_CODES(o, 3, 0);
-    CHECK_MSG(strstr(o.said, "rank 1 is there already"), "%s", o.said);
+    CHECK_MSG(strstr(o.said, "rank 1 already connected"), "%s", o.said);
 }
 
 TEST(a_port_that_is_taken_is_an_error) {
@@ -580,9 +580,9 @@ static void (*fault)(void);
 
 // Until the thread has told the others where this rank is: what follows on the same connections
 // comes after it.
-static void await_told(void) {
-    const char *const volatile *phase = &watch.told_phase;
-    const volatile int64_t *step = &watch.told_step;
+static void await_sent(void) {
+    const char *const volatile *phase = &watch.sent_phase;
+    const volatile int64_t *step = &watch.sent_step;
     while (*phase != watch.phase || *step != watch.step) sleep_ms(1);
     sleep_ms(20);  // it is noted before it is sent
 }
@@ -593,7 +593,7 @@ static int work(void) {
     for (int step = 1; step <= 6; step++) {
         ranks_phase("forward", step);
         if (step == 3 && comm_rank() == faulty) {
-            await_told();
+            await_sent();
             fault();
         }
         ranks_phase("reduce", step);
@@ -619,7 +619,7 @@ static void save_long(void) {  // what it writes is progress
 }
 static void hang_in_save(void) {
     ranks_phase("save", 3);
-    await_told();
+    await_sent();
     spin();
 }
 static void fail(void) {
@@ -769,7 +769,7 @@ static int many(void) {
             if (all[r] != r) return 2;
     }
     if (comm_rank() == faulty) {
-        await_told();
+        await_sent();
         die();
     }
     ranks_leave();

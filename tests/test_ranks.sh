@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Many ranks on one machine, one thread each: the same bits on 1, 2 and 4 of them where sums are in
-# order and the same losses where not, checkpoints that any number of ranks goes on from, and a
+# order and the same losses where not, checkpoints that any number of ranks resumes, and a
 # failure of one rank as the end of all. Runs the release build: MPI's own leaks would be the
 # sanitizer's.
 set -u
@@ -72,7 +72,7 @@ done
 for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out g$n --steps 3; done
 same_state one_giant_document g1/step-00000003 g4/step-00000003
 
-# ---- the same losses: shared out by work --------------------------------------------------------------
+# ---- the same losses: distributed by work -------------------------------------------------------------
 for n in 1 2 4 8; do
     ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 100 --val-every 0
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ranks that are killed, stopped, hang, fail or drift, at each phase of a job of three: one error that
-# names the rank, all ranks gone, checkpoints whole, and the job goes on to the same bits. The program
+# names the rank, all ranks gone, checkpoints whole, and the job resumes to the same bits. The program
 # is the release build with tests/phase_fault.c in front. UNPAD_FULL=1: every phase times every rank.
 set -u
 cd "$(dirname "$0")/.."
@@ -98,7 +98,7 @@ start_stop() { start "stop_rank_$2_in_$1" "stop:$2:$1:$(step_of "$1")"; }
 check_stop() {
     check "stop_rank_$2_in_$1" '8 137' "ranks: rank $2 on .* silent for [2-9] s in $(where "$1")\$"
 }
-# beside them: the loop that starts again
+# meanwhile: the loop that restarts
 until_done() {      # until_done NAME COMMAND...
     local name=$1
     shift

@@ -80,7 +80,7 @@ static inline Twin twin_open() {
     TWIN(clip_scale);
     TWIN(adamw_update);
 #undef TWIN
-    DeviceOptions options = {2, "own", 0, 1};
+    DeviceOptions options = {2, 0};
     t.device_init(&options);
     return t;
 }

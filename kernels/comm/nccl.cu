@@ -1,6 +1,6 @@
-// The transport of the CUDA backend: device memory over NCCL, each rank with a GPU of its own. Built
-// with -DWITH_NCCL where nccl.h is found; without it a job has one rank, and being started as one of
-// several is an error.
+// The transport of the CUDA backend: device memory over NCCL, each rank with a GPU of its own.
+// Built with -DWITH_NCCL where nccl.h is found; without it a job has one rank, and being started as
+// one of several is an error.
 
 #include <cuda_runtime.h>
 #include <stdint.h>

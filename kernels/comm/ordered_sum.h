@@ -37,9 +37,9 @@ void ordered_sum_plan(OrderedSum *s, size_t num_elements, int32_t rank, int32_t 
 // one; after the last it holds the last partial sum.
 void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last);
 
-// After the last leaf, all ranks: this rank's shard of x (elements first[rank] to first[rank+1] - 1;
-// with a single rank all of x) =  the sum over all leaves. Other elements are left undefined. The
-// next sum may begin.
+// After the last leaf, on all ranks: this rank's shard of x (elements first[rank] to
+// first[rank+1] - 1; with a single rank all of x) =  the sum over all leaves. Other elements are
+// left undefined. Then the next sum may begin.
 void ordered_sum_finish(OrderedSum *s, real *x, const size_t *first);
 
 #endif

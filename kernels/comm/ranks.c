@@ -26,7 +26,7 @@ const char *ranks_join(RanksBroadcast broadcast) {
 // Exchanges of host memory: a star around rank 0
 
 enum { RANKS_IS_BROADCAST = 1, RANKS_IS_GATHER, RANKS_IS_MERGE };
-enum { RANKS_POLL_MS = 100 };  // how often what waits for bytes shows that it does not hang
+enum { RANKS_POLL_MS = 100 };  // a wait for bytes counts as progress this often
 
 typedef struct {
     uint32_t kind, number;
@@ -36,7 +36,7 @@ typedef struct {
 static uint32_t num_exchanges;  // the same on all ranks
 
 // The watchdog has found the same, and ends this process.
-__attribute__((noreturn)) static void ranks_gone(int r) {
+__attribute__((noreturn)) static void ranks_connection_lost(int r) {
     sleep_ms(RANKS_END_MS);
     fprintf(stderr, "error: ranks: rank %d on %s lost\nhint: %s\n", r, ranks.places[r].host,
             RANKS_RESUME);
@@ -53,7 +53,7 @@ static void ranks_move(int r, short events, void *data, size_t bytes) {
         ssize_t n = events == POLLOUT ? send(ready.fd, p, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
                                       : recv(ready.fd, p, bytes, MSG_DONTWAIT);
         if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (n <= 0) ranks_gone(r);
+        if (n <= 0) ranks_connection_lost(r);
         p += n;
         bytes -= (size_t)n;
     }
@@ -64,7 +64,7 @@ static void ranks_put(int r, RanksHeader h, const void *data) {
     ranks_move(r, POLLOUT, (void *)data, h.bytes);
 }
 
-__attribute__((noreturn)) static void ranks_unlike(int r, RanksHeader h, RanksHeader own) {
+__attribute__((noreturn)) static void ranks_mismatch(int r, RanksHeader h, RanksHeader own) {
     fprintf(stderr,
             "error: ranks: exchange %u of rank %d is %u of %llu bytes, that of rank %d is number "
             "%u, %u of %llu bytes\nhint: please report this with the command that led to it\n",
@@ -78,7 +78,7 @@ static RanksHeader ranks_expect(int r, RanksHeader wanted) {
     ranks_move(r, POLLIN, &h, sizeof h);
     if (h.kind != wanted.kind || h.number != wanted.number || h.first + h.bytes > wanted.bytes ||
         (h.kind != RANKS_IS_MERGE && h.bytes != wanted.bytes))
-        ranks_unlike(r, h, wanted);
+        ranks_mismatch(r, h, wanted);
     return h;
 }
 

@@ -33,14 +33,14 @@ enum {
     RANKS_MAX = 1 << 16,
     RANKS_DEFAULT_PORT = 29500,
     RANKS_JOIN_SECONDS = 300,
-    RANKS_MOST_SECONDS = 1000000,  // that RANKS_JOIN_SECONDS may ask for
+    RANKS_MOST_SECONDS = 1000000,  // upper bound of RANKS_JOIN_SECONDS
     RANKS_HELLO_MS = 5000,         // for a connection to identify itself, and for rank 0 to answer
-    RANKS_MAX_UNIDENTIFIED = 64,   // connections that have not yet, besides one for each rank
+    RANKS_MAX_UNIDENTIFIED = 64,   // connections that have not identified themselves
 };
 
 Ranks ranks = {.num = 1};
 
-// The file by which ranks of one machine find rank 0; empty: they find it another way
+// The file in which ranks of one machine find rank 0's port; empty: another way is used
 static char meeting_path[4096];
 
 int comm_rank(void) { return ranks.rank; }
@@ -48,7 +48,7 @@ int comm_num_ranks(void) { return ranks.num; }
 int comm_local_rank(void) { return ranks.joined ? ranks.places[ranks.rank].local_rank : 0; }
 
 // ------------------------------------------------------------------------------------------------
-// Who am I: what launchers say in the environment
+// Who am I: the environment variables of launchers
 
 typedef struct {
     const char *size, *rank, *local_rank, *local_size, *job;
@@ -69,7 +69,7 @@ enum { RANKS_LAUNCHERS = sizeof ranks_launchers / sizeof *ranks_launchers };
 static const char *ranks_env(const char *name) { return name ? getenv(name) : NULL; }
 
 // A whole number from `least` to `most`; `otherwise` when the variable is unset. Anything else ends
-// the process with exit code 2: to guess at it could mean to train alone.
+// the process with exit code 2: a wrong guess could mean training as a single process.
 static int ranks_env_number(const char *name, int least, int most, int otherwise) {
     const char *text = ranks_env(name);
     char shown[32];
@@ -84,8 +84,8 @@ static int ranks_env_number(const char *name, int least, int most, int otherwise
               "%s: expected a whole number from %d to %d, found \"%s\"", name, least, most, shown);
 }
 
-// The launcher that started this process; NULL when it was started alone. One that says how many
-// ranks there are but not which is this one is a launcher too: it must not train alone.
+// The launcher of this process; NULL for a single process. One that sets the number of ranks but
+// not this one's number counts too: such a process must not train alone.
 static const RanksLauncher *ranks_launcher(void) {
     for (int i = 0; i < RANKS_LAUNCHERS; i++)
         if (ranks_env(ranks_launchers[i].size) && ranks_env(ranks_launchers[i].rank))
@@ -102,14 +102,15 @@ int ranks_launched(void) {
     return n;
 }
 
-// With its terminating 0: "ab", "c" is not "a", "bc".
+// The terminating NUL is hashed too, so that "ab", "c" differs from "a", "bc".
 static uint64_t hash_text(uint64_t hash, const char *text) {
     if (!text) text = "";
     return fnv1a(hash, text, strlen(text) + 1);
 }
 
-// The host name alone does not tell machines apart, nor the boot id containers, nor both together
-// containers that share the host's name: their process ids would not be ours.
+// A machine's identity. The host name alone does not distinguish machines, the boot id does not
+// distinguish containers, and both together do not distinguish containers with the host's name:
+// hence the process id namespace.
 static uint64_t ranks_machine(const char *host) {
     char boot[64] = "", pids[64] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -139,7 +140,7 @@ bool ranks_all_here(void) {
            ranks_env_number("SLURM_STEP_NUM_NODES", 1, RANKS_MAX, 0) == 1;
 }
 
-// The same on all ranks of a job, from what the launcher calls it; else from its process.
+// The same on all ranks of a job: from the launcher's job id, else from the parent's process id.
 static uint64_t ranks_job_key(void) {
     const RanksLauncher *by = ranks_launcher();
     const char *job = by ? ranks_env(by->job) : NULL;
@@ -150,9 +151,9 @@ static uint64_t ranks_job_key(void) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// What ends a rank that does not find the others
+// Ending a rank that cannot find the others
 
-// A name of an abstract socket is the lock, which the kernel releases with the process.
+// The lock is the name of an abstract socket, which the kernel releases with the process.
 int ranks_first_to_report(void) {
     struct sockaddr_un name;
     memset(&name, 0, sizeof name);
@@ -168,7 +169,7 @@ static void ranks_unlink_meeting(void) {
     if (meeting_path[0]) unlink(meeting_path);
 }
 
-// One error for the job: before the ranks have met, of those on a machine the first one speaks.
+// One error for the job: before the ranks have met, only the first process of a machine reports it.
 void ranks_die(int code, const char *hint, const char *what, ...) {
     char text[1024];
     va_list args;
@@ -183,7 +184,7 @@ void ranks_die(int code, const char *hint, const char *what, ...) {
         fflush(stderr);
         for (int r = 1; ranks.rank == 0 && ranks.sockets[RANKS_DATA] && r < ranks.num; r++)
             shutdown(ranks.sockets[RANKS_DATA][r], SHUT_RDWR);
-        sleep_ms(1000);  // while the others find the same
+        sleep_ms(1000);  // the others find the same error meanwhile
     }
     _exit(code);
 }
@@ -260,8 +261,8 @@ static int ranks_listen_at(int family, const char *address, const char *port) {
     return fd;
 }
 
-// Does `address` lead to this machine alone? Then nobody else needs to reach the port. Names do not
-// tell: that of a machine may stand for 127.0.1.1 on itself.
+// Is `address` a loopback address? Then no other machine needs to reach the port. Names do not
+// tell: a machine's own name may resolve to 127.0.1.1.
 static int ranks_leads_home(const char *address) {
     struct addrinfo want, *found;
     memset(&want, 0, sizeof want);
@@ -291,7 +292,7 @@ static int ranks_listen(RanksMeeting *m) {
     return fd;
 }
 
-// The numbers of this machine's networks, for ranks of other machines; without one, its own.
+// This machine's addresses as ranks of other machines can reach them; without a network, loopback.
 static void ranks_own_addresses(char *out, size_t capacity) {
     struct ifaddrs *all, *i;
     snprintf(out, capacity, "127.0.0.1");
@@ -315,7 +316,7 @@ static void ranks_own_addresses(char *out, size_t capacity) {
     if (!out[0]) snprintf(out, capacity, "127.0.0.1");
 }
 
-// Way 1. torchrun itself answers on MASTER_PORT: the next one is ours.
+// Way 1. torchrun itself listens on MASTER_PORT, so the ranks use the next port.
 static void ranks_meet_at_master(RanksMeeting *m, const char *address) {
     const char *store = getenv("TORCHELASTIC_USE_AGENT_STORE"),
                *job = ranks_env(ranks_launcher()->job);
@@ -333,7 +334,7 @@ static int ranks_open_meeting(RanksMeeting *m) {
     if (!ranks_all_here()) ranks_own_addresses(m->addresses, sizeof m->addresses);
     strcpy(m->port, "0");
     if (getrandom(m->token, sizeof m->token, 0) != sizeof m->token) {
-        strcpy(m->problem, "no random numbers");
+        strcpy(m->problem, "getrandom failed");
         return -1;
     }
     return ranks_listen(m);
@@ -346,7 +347,7 @@ static void ranks_meeting_path(char *path, size_t capacity) {
              (long)getuid(), (unsigned long long)ranks_job_key());
 }
 
-// Under its name only when whole. 0, or -1 with errno.
+// The file gets its name when it is complete. 0, or -1 with errno.
 static int ranks_write_meeting(const RanksMeeting *m, const char *path) {
     char unready[4200];
     snprintf(unready, sizeof unready, "%s.%ld", path, (long)getpid());
@@ -359,7 +360,7 @@ static int ranks_write_meeting(const RanksMeeting *m, const char *path) {
     return ok ? 0 : -1;
 }
 
-// Another user's file is not believed.
+// A file that another user could have written is refused.
 static int ranks_read_meeting(RanksMeeting *m, const char *path) {
     struct stat status;
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
@@ -373,7 +374,7 @@ static int ranks_read_meeting(RanksMeeting *m, const char *path) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Meeting: what a connection says first, and what rank 0 answers
+// Identification: the first message of a connection, and rank 0's answer
 
 #define RANKS_MAGIC 0x314b4e5241504e55ull  // "UNPARNK1"
 
@@ -387,7 +388,7 @@ enum { RANKS_WELCOME = 1, RANKS_TAKEN, RANKS_OTHER_SIZE };
 
 typedef struct {
     uint64_t magic, token[2];
-    int64_t verdict;
+    int64_t result;
 } RanksAnswer;
 
 static void ranks_no_delay(int fd) {
@@ -421,7 +422,7 @@ static int ranks_connect_to(const char *address, const char *port, int ms) {
     return fd;
 }
 
-// Says who we are and hears whether it is rank 0 of our job that answers: -1 if not.
+// A connection to rank 0 of our job, identified on both sides, or -1.
 static int ranks_introduce(const RanksMeeting *m, const char *address, int channel,
                            const RanksPlace *own) {
     RanksHello hello;
@@ -440,11 +441,11 @@ static int ranks_introduce(const RanksMeeting *m, const char *address, int chann
         ranks_receive(fd, &answer, sizeof answer) != 0 || answer.magic != RANKS_MAGIC ||
         memcmp(answer.token, m->token, sizeof answer.token) != 0)
         return close(fd), -1;
-    if (answer.verdict == RANKS_TAKEN)
+    if (answer.result == RANKS_TAKEN)
         ranks_die(EXIT_PEER_LOST,
                   "does another job use the same MASTER_ADDR and MASTER_PORT? Give one another",
-                  "rank %d is there already at %s:%s", ranks.rank, address, m->port);
-    if (answer.verdict == RANKS_OTHER_SIZE)
+                  "rank %d already connected to %s:%s", ranks.rank, address, m->port);
+    if (answer.result == RANKS_OTHER_SIZE)
         ranks_die(EXIT_PEER_LOST, "start all ranks with the same number of ranks",
                   "expected %d ranks, but rank 0 at %s:%s found another number", ranks.num, address,
                   m->port);
@@ -480,16 +481,16 @@ static void ranks_list_missing(char *out, size_t capacity) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Rank 0: takes in everybody
+// Rank 0: accepts all ranks
 
 typedef struct {
     int fd;
     int64_t until_ms;
     size_t have;
     RanksHello hello;
-} RanksGuest;
+} RanksPending;
 
-// Places of a rank 0's table that came from a launcher which does not say them: counted.
+// Fills in local ranks and sizes that the launcher did not set, by counting.
 static void ranks_fill_local(void) {
     for (int r = 0; r < ranks.num; r++) {
         RanksPlace *p = &ranks.places[r];
@@ -504,18 +505,18 @@ static void ranks_fill_local(void) {
     }
 }
 
-// A whole hello: 1 when it is of this job and its connection is kept.
-static int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
+// A complete hello: 1 when it belongs to this job and its connection is kept.
+static int ranks_accept_hello(RanksPending *g, const RanksMeeting *m) {
     const RanksHello *h = &g->hello;
     RanksAnswer answer = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
     const int r = h->place.rank;
     if (h->magic != RANKS_MAGIC || memcmp(h->token, m->token, sizeof h->token) != 0) return 0;
     if (h->num != ranks.num || r < 1 || r >= ranks.num || h->channel < 0 ||
         h->channel >= RANKS_CHANNELS)
-        answer.verdict = RANKS_OTHER_SIZE;
+        answer.result = RANKS_OTHER_SIZE;
     else if (ranks.sockets[h->channel][r] >= 0)
-        answer.verdict = RANKS_TAKEN;
-    if (ranks_send(g->fd, &answer, sizeof answer, 0) != 0 || answer.verdict != RANKS_WELCOME)
+        answer.result = RANKS_TAKEN;
+    if (ranks_send(g->fd, &answer, sizeof answer, 0) != 0 || answer.result != RANKS_WELCOME)
         return 0;
     ranks.places[r] = h->place;
     ranks.places[r].host[sizeof h->place.host - 1] = 0;
@@ -525,8 +526,8 @@ static int ranks_accept_hello(RanksGuest *g, const RanksMeeting *m) {
     return 1;
 }
 
-// Reads on; 1 when the guest's place is free again.
-static int ranks_hear_guest(RanksGuest *g, const RanksMeeting *m) {
+// Reads what has arrived; 1 when this pending connection is settled.
+static int ranks_read_hello(RanksPending *g, const RanksMeeting *m) {
     ssize_t n = recv(g->fd, (char *)&g->hello + g->have, sizeof g->hello - g->have, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
     if (n > 0) g->have += (size_t)n;
@@ -543,8 +544,8 @@ static int ranks_num_arrived(void) {
     return n;
 }
 
-// A rank says nothing before all are there: what can be read of it is its end.
-static void ranks_forget_dead(void) {
+// A rank sends nothing before all have connected: what can be read is the end of its connection.
+static void ranks_drop_dead(void) {
     for (int c = 0; c < RANKS_CHANNELS; c++)
         for (int r = 1; r < ranks.num; r++) {
             char byte;
@@ -555,51 +556,52 @@ static void ranks_forget_dead(void) {
         }
 }
 
-static void ranks_new_guest(int listener, RanksGuest *guests, int *n, int max) {
+static void ranks_accept_one(int listener, RanksPending *pending, int *n, int max) {
     int fd = accept(listener, NULL, NULL), oldest = 0;
     if (fd < 0) return;
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     if (*n == max) {
         for (int i = 1; i < *n; i++)
-            if (guests[i].until_ms < guests[oldest].until_ms) oldest = i;
-        close(guests[oldest].fd);
-        guests[oldest] = guests[--*n];
+            if (pending[i].until_ms < pending[oldest].until_ms) oldest = i;
+        close(pending[oldest].fd);
+        pending[oldest] = pending[--*n];
     }
-    RanksGuest *g = &guests[(*n)++];
+    RanksPending *g = &pending[(*n)++];
     memset(g, 0, sizeof *g);
     g->fd = fd;
     g->until_ms = now_ms() + RANKS_HELLO_MS;
 }
 
-// Until all are there or the time is over; whoever says nothing for RANKS_HELLO_MS is dropped.
-static void ranks_take_in(int listener, const RanksMeeting *m, int64_t until_ms) {
+// Until all have connected or the time is over; a connection that does not identify itself within
+// RANKS_HELLO_MS is dropped.
+static void ranks_accept_all(int listener, const RanksMeeting *m, int64_t until_ms) {
     const int max = 2 * ranks.num + RANKS_MAX_UNIDENTIFIED;
-    RanksGuest *guests = calloc((size_t)max, sizeof *guests);
+    RanksPending *pending = calloc((size_t)max, sizeof *pending);
     struct pollfd *ready = calloc((size_t)max + 1, sizeof *ready);
     int n = 0;
-    while (guests && ready && ranks_num_arrived() + 1 < ranks.num && now_ms() < until_ms) {
+    while (pending && ready && ranks_num_arrived() + 1 < ranks.num && now_ms() < until_ms) {
         struct pollfd door = {listener, POLLIN, 0};
         ready[n] = door;
         for (int i = 0; i < n; i++) {
-            struct pollfd guest = {guests[i].fd, POLLIN, 0};
+            struct pollfd guest = {pending[i].fd, POLLIN, 0};
             ready[i] = guest;
         }
         poll(ready, (nfds_t)n + 1, 100);
         int opened = ready[n].revents != 0;
         for (int i = n - 1; i >= 0; i--) {
-            int gone = ready[i].revents ? ranks_hear_guest(&guests[i], m) : 0;
-            if (!gone && now_ms() > guests[i].until_ms) {
-                close(guests[i].fd);
+            int gone = ready[i].revents ? ranks_read_hello(&pending[i], m) : 0;
+            if (!gone && now_ms() > pending[i].until_ms) {
+                close(pending[i].fd);
                 gone = 1;
             }
-            if (gone) guests[i] = guests[--n];
+            if (gone) pending[i] = pending[--n];
         }
-        if (opened) ranks_new_guest(listener, guests, &n, max);
-        ranks_forget_dead();
+        if (opened) ranks_accept_one(listener, pending, &n, max);
+        ranks_drop_dead();
     }
-    for (int i = 0; i < n; i++) close(guests[i].fd);
-    free(guests);
+    for (int i = 0; i < n; i++) close(pending[i].fd);
+    free(pending);
     free(ready);
 }
 
@@ -616,7 +618,7 @@ static void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *ow
     char missing[256];
     RanksAnswer all_there = {RANKS_MAGIC, {m->token[0], m->token[1]}, RANKS_WELCOME};
     ranks.places[0] = *own;
-    ranks_take_in(listener, m, now_ms() + limit_ms);
+    ranks_accept_all(listener, m, now_ms() + limit_ms);
     close(listener);
     ranks_list_missing(missing, sizeof missing);
     if (missing[0])
@@ -635,7 +637,7 @@ static void ranks_host(int listener, const RanksMeeting *m, const RanksPlace *ow
 #define RANKS_NO_RANK_0 \
     "start all ranks; set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached"
 
-static void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
+static void ranks_connect(RanksMeeting *m, const RanksPlace *own) {
     const int64_t limit_ms = ranks_join_ms(), until_ms = now_ms() + limit_ms;
     RanksAnswer all_there;
     int fd[RANKS_CHANNELS] = {-1, -1};
@@ -649,19 +651,20 @@ static void ranks_visit(RanksMeeting *m, const RanksPlace *own) {
     const char *where = m->addresses[0] ? m->addresses : meeting_path;
     if (fd[RANKS_WATCH] < 0)
         ranks_die(EXIT_PEER_LOST, RANKS_NO_RANK_0,
-                  "expected rank 0 at %s port %s within %lld s, found nobody of this job (rank %d "
-                  "on %s)",
+                  "expected rank 0 at %s port %s within %lld s, found no rank 0 of this job (rank "
+                  "%d on %s)",
                   where, m->port, (long long)limit_ms / 1000, ranks.rank, own->host);
-    ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 speaks first
+    ranks_set_timeout(fd[RANKS_DATA], (int)(limit_ms + 10000));  // rank 0 sends first
     if (ranks_receive(fd[RANKS_DATA], &all_there, sizeof all_there) != 0 ||
         ranks_receive(fd[RANKS_DATA], ranks.places, (size_t)ranks.num * sizeof *ranks.places) != 0)
         ranks_die(EXIT_PEER_LOST, RANKS_NO_RANK_0,
-                  "rank 0 at %s port %s lost before all ranks had come", m->addresses, m->port);
+                  "rank 0 at %s port %s lost before all ranks had connected", m->addresses,
+                  m->port);
     ranks_set_timeout(fd[RANKS_DATA], 0);
     for (int c = 0; c < RANKS_CHANNELS; c++) ranks.sockets[c][0] = fd[c];
 }
 
-// More than a thousand ranks are more sockets than a process may have at first.
+// More than a thousand ranks need more sockets than the default limit allows.
 static const char *ranks_make_tables(void) {
     struct rlimit files;
     const rlim_t needed = 2 * (rlim_t)ranks.num + 256;
@@ -678,7 +681,7 @@ static const char *ranks_make_tables(void) {
     return ranks.places ? NULL : "no memory for the list of ranks";
 }
 
-// Where to meet, by the way that there is: *m, and on rank 0 *listener. NULL, or what is missing.
+// Where rank 0 listens: *m, and on rank 0 *listener. NULL, or what is missing.
 static const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *own,
                                       RanksBroadcast broadcast, int *listener) {
     const char *master = getenv("MASTER_ADDR");
@@ -692,7 +695,7 @@ static const char *ranks_find_meeting(RanksMeeting *m, const RanksPlace *own,
         broadcast(m, sizeof *m);
     } else if (ranks_all_here()) {
         ranks_meeting_path(meeting_path, sizeof meeting_path);
-        m->token[0] = hash_text(0, meeting_path);  // until there is a secret: jobs are told apart
+        m->token[0] = hash_text(0, meeting_path);  // identifies the job until there is a secret
         if (host) *listener = ranks_open_meeting(m);
         if (host && *listener >= 0 && ranks_write_meeting(m, meeting_path) != 0)
             snprintf(m->problem, sizeof m->problem, "cannot write into the temporary directory: %s",
@@ -728,7 +731,7 @@ const char *ranks_meet(RanksBroadcast broadcast) {
     if (ranks.rank == 0)
         ranks_host(listener, &m, &own);
     else
-        ranks_visit(&m, &own);
+        ranks_connect(&m, &own);
     if (ranks.rank == 0) ranks_unlink_meeting();
     ranks.joined = 1;
     return NULL;

@@ -60,9 +60,6 @@ typedef uint32_t real_bits;
 #define SHUFFLE(bits, a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-static inline int at_most(int a, int b) { return a < b ? a : b; }
-static inline int at_least(int a, int b) { return a > b ? a : b; }
-static inline int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 static inline int num_tiles(int n) { return (n + TILE - 1) / TILE; }
 
 // -------------------------------------------------------------------------------------------------
@@ -151,10 +148,10 @@ typedef struct {
     int64_t num_heads, num_kv_heads;
     int group, head_dim, padded;  // query heads per kv head; head_dim rounded up to 64 bytes
     real scale, scale_log2e;
-} Shape;
+} AttentionShape;
 
 typedef struct {
-    Shape shape;
+    AttentionShape shape;
     floatX *out;
     real *lse;
     const floatX *qkv;
@@ -162,7 +159,7 @@ typedef struct {
 } Forward;
 
 typedef struct {
-    Shape shape;
+    AttentionShape shape;
     floatX *dqkv;
     real *delta;
     const floatX *dout, *qkv, *out;
@@ -192,7 +189,8 @@ typedef struct {
 typedef struct {
     int rows, vecs, depth;
 } Size;
-typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } Part;  // of a diagonal tile
+// All of a tile, or what of a diagonal tile is not masked
+typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } TilePart;
 typedef struct {
     real *c;
     ptrdiff_t c_row;
@@ -200,11 +198,11 @@ typedef struct {
     View a;
     const real *b;
     ptrdiff_t b_row;
-} Gemm;
+} Product;
 static const real FRESH[1] = {0};  // in place of alpha: C is not read, 0 instead
 static const real ADD[1] = {1};    // in place of alpha: 1
 
-static Shape make_shape(HeadShape heads, int64_t num_tokens) {
+static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
     if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||
         heads.head_dim % 2) {
         kernel_fatal(
@@ -213,7 +211,7 @@ static Shape make_shape(HeadShape heads, int64_t num_tokens) {
             heads.num_heads, heads.num_kv_heads, heads.head_dim);
     }
     real scale = (real)(1 / sqrt(heads.head_dim));
-    return (Shape){
+    return (AttentionShape){
         .num_tokens = num_tokens,
         .qkv_row = (int64_t)(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim,
         .out_row = (int64_t)heads.num_heads * heads.head_dim,
@@ -228,7 +226,7 @@ static Shape make_shape(HeadShape heads, int64_t num_tokens) {
 }
 
 // Carves one thread's scratch from base; returns its size in elements. base may be NULL.
-static size_t carve(Scratch *s, real *base, const Shape *h, int key_span) {
+static size_t carve(Scratch *s, real *base, const AttentionShape *h, int key_span) {
     size_t tile = (size_t)TILE * h->padded, group = (size_t)h->group, span = tile * key_span, n = 0;
     struct {
         real **slot;

@@ -74,7 +74,7 @@ INLINE V pow2(V x) {
 // Small matrix products
 
 // A block of C of a constant size: rows from r, vectors from v, products k to end
-INLINE void block(const Gemm *g, int r, int v, int k, int end, const int rows, const int vecs) {
+INLINE void block(const Product *g, int r, int v, int k, int end, const int rows, const int vecs) {
     const ptrdiff_t a_row = g->a.row, a_step = g->a.step, b_row = g->b_row;
     const real *a = g->a.p + r * a_row + k * a_step, *b = g->b + k * b_row + v * LANES;
     real *c = g->c + r * g->c_row + v * LANES;
@@ -98,7 +98,7 @@ INLINE void block(const Gemm *g, int r, int v, int k, int end, const int rows, c
         store(c + i * g->c_row + j * LANES, acc[i][j]);
 }
 
-static TARGET void any_block(const Gemm *g, int r, int v, int k, int end, int rows, int vecs) {
+static TARGET void any_block(const Product *g, int r, int v, int k, int end, int rows, int vecs) {
 // clang-format off
 #define CASE(m, n)                                                                          \
     case (m) * 8 + (n):                                                                     \
@@ -115,8 +115,8 @@ static TARGET void any_block(const Gemm *g, int r, int v, int k, int end, int ro
 }
 
 static TARGET void gemm(real *c, ptrdiff_t c_row, const real *alpha, View a, const real *b,
-                        ptrdiff_t b_row, Size size, Part part) {
-    const Gemm g = {c, c_row, alpha, a, b, b_row};
+                        ptrdiff_t b_row, Size size, TilePart part) {
+    const Product g = {c, c_row, alpha, a, b, b_row};
     for (int v = 0; v < size.vecs; v += BLOCK_VECS) {
         int v_end = at_most(v + BLOCK_VECS, size.vecs);
         for (int r = 0; r < size.rows; r += BLOCK_ROWS) {
@@ -220,7 +220,7 @@ static TARGET void softmax(real *p, real *top, real *sum, real *alpha, int keys,
 // One tile pair of one head: the output of the tile's queries so far takes in the tile's keys
 static TARGET void forward_tile(const Forward *f, const Scratch *s, const floatX *keys, int g,
                                 int num_keys, int num_queries, int diagonal, int first) {
-    const Shape *h = &f->shape;
+    const AttentionShape *h = &f->shape;
     const int width = round_up(num_queries, LANES);
     const size_t at = (size_t)g * TILE * h->padded;
     // S^T = K Q^T
@@ -234,7 +234,7 @@ static TARGET void forward_tile(const Forward *f, const Scratch *s, const floatX
 
 // Queries of one tile, all heads of the group of kv_head, against all keys up to them
 static TARGET void forward_item(const Forward *f, const Item *item, int kv_head, const Scratch *s) {
-    const Shape *h = &f->shape;
+    const AttentionShape *h = &f->shape;
     int64_t doc_row = f->cu_seqlens[item->doc];
     int doc_len = f->cu_seqlens[item->doc + 1] - f->cu_seqlens[item->doc];
     for (int tile = item->first; tile < item->end; tile++) {
@@ -304,18 +304,18 @@ static TARGET void dsoftmax(real *p, real *ds, const real *lse, const real *delt
 static TARGET void backward_tile(const Backward *f, const Scratch *s, const floatX *values, int g,
                                  real *dk, real *dv, int num_keys, int num_queries, int diagonal,
                                  int pass) {
-    const Shape *h = &f->shape;
+    const AttentionShape *h = &f->shape;
     const int width = round_up(num_queries, LANES), wide = h->padded / LANES;
     const size_t at = (size_t)g * TILE * h->padded;
     const Size scores = {num_keys, width / LANES, h->head_dim};
-    const Part columns = diagonal ? COLUMNS_FROM_ROW : WHOLE;
+    const TilePart columns = diagonal ? COLUMNS_FROM_ROW : WHOLE;
     // S^T = K Q^T, dP^T = V dO^T
     gemm(s->p, TILE, FRESH, (View){s->kv, h->padded, 1}, s->q_t + at, width, scores, columns);
     gemm(s->ds, TILE, FRESH, (View){values, h->qkv_row, 1}, s->dout_t + at, width, scores, columns);
     dsoftmax(s->p, s->ds, s->top + g * TILE, s->sum + g * TILE, num_keys, num_queries, diagonal);
     if (pass & PASS_DKV) {
         const Size keys = {num_keys, wide, num_queries};
-        const Part part = diagonal ? DEPTH_FROM_ROW : WHOLE;
+        const TilePart part = diagonal ? DEPTH_FROM_ROW : WHOLE;
         // dV += P^T dO, dK += dS^T Q
         gemm(dv, h->padded, ADD, (View){s->p, TILE, 1}, s->dout + at, h->padded, keys, part);
         gemm(dk, h->padded, ADD, (View){s->ds, TILE, 1}, s->q + at, h->padded, keys, part);
@@ -328,7 +328,7 @@ static TARGET void backward_tile(const Backward *f, const Scratch *s, const floa
 
 static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row, int n,
                                 int kv_head) {
-    const Shape *h = &f->shape;
+    const AttentionShape *h = &f->shape;
     for (int g = 0; g < h->group; g++) {
         const size_t at = (size_t)g * TILE * h->padded;
         const int64_t head = kv_head * h->group + g;
@@ -349,7 +349,7 @@ static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row
 // Query tiles x key tiles of one document and kv head; the item's pass says which gradients
 static TARGET void backward_item(const Backward *f, const Item *item, int kv_head,
                                  const Scratch *s) {
-    const Shape *h = &f->shape;
+    const AttentionShape *h = &f->shape;
     const int64_t doc_row = f->cu_seqlens[item->doc];
     const int doc_len = f->cu_seqlens[item->doc + 1] - f->cu_seqlens[item->doc];
     const int key_begin = item->pass == PASS_DQ ? 0 : item->first;

@@ -4,6 +4,7 @@
 #define UNPAD_CPU_COMMON_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,13 +28,18 @@
 // omp_get_max_threads does not know them.
 int cpu_threads(void);
 
-// Sums run in LANES independent partial sums: the compiler may vectorise them without
+static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+
+// Sums run in SUM_LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
-enum { LANES = 16 };
+enum { SUM_LANES = 16 };
 
 static inline real lanes_sum(const real *lanes) {
     real s = 0;
-    for (int j = 0; j < LANES; j++) s += lanes[j];
+    for (int j = 0; j < SUM_LANES; j++) s += lanes[j];
     return s;
 }
 
@@ -41,6 +47,12 @@ static inline real lanes_sum(const real *lanes) {
 #define kernel_fatal(...)                                                            \
     device_fail("this model or batch has a shape that the backend does not support", \
                 "cpu backend: " __VA_ARGS__)
+
+// matmul.c: chooses the best instruction set of this CPU, or the one named ("avx512", "avx2",
+// "portable": tests and benchmarks); bf16: see DeviceOptions. Another call leaves the choice as it
+// was and returns false where this CPU has no such set.
+bool matmul_select(const char *set, bool bf16);
+const char *matmul_describe(void);  // "avx512 8x48": the set and its register tile
 
 // rope.c: the inverse of rope_forward, in place on dqkv
 void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,

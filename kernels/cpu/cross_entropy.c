@@ -5,22 +5,22 @@
 #include "common.h"
 
 static CLONES floatX row_max(const floatX *x, int64_t V) {
-    floatX lanes[LANES];
-    for (int j = 0; j < LANES; j++) lanes[j] = x[0];
+    floatX lanes[SUM_LANES];
+    for (int j = 0; j < SUM_LANES; j++) lanes[j] = x[0];
     int64_t v = 0;
-    for (; v + LANES <= V; v += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] = x[v + j] > lanes[j] ? x[v + j] : lanes[j];
+    for (; v + SUM_LANES <= V; v += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] = x[v + j] > lanes[j] ? x[v + j] : lanes[j];
     for (; v < V; v++) lanes[0] = x[v] > lanes[0] ? x[v] : lanes[0];
-    for (int j = 1; j < LANES; j++) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+    for (int j = 1; j < SUM_LANES; j++) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
     return lanes[0];
 }
 
 // Sum of exp(x - max); with `exps` also kept (exps may be x itself).
 static CLONES real sum_exp(const floatX *x, floatX max, int64_t V) {
-    real lanes[LANES] = {0};
+    real lanes[SUM_LANES] = {0};
     int64_t v = 0;
-    for (; v + LANES <= V; v += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += exp_fast(x[v + j] - max);
+    for (; v + SUM_LANES <= V; v += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += exp_fast(x[v + j] - max);
     for (; v < V; v++) lanes[0] += exp_fast(x[v] - max);
     return lanes_sum(lanes);
 }

@@ -28,10 +28,8 @@ void device_prepare_process(char **argv) {
 const char *device_init(const DeviceOptions *options) {
     num_threads = options->threads > 0 ? options->threads : omp_get_num_procs();
     omp_set_num_threads(num_threads);
-    if (matmul_select(options->matmul, options->bf16_matmul) != 0)
-        return options->bf16_matmul
-                   ? "this CPU has no bf16 dot products (avx512_bf16) or the matmul chosen has none"
-                   : "the matmul library chosen is not installed";
+    if (!matmul_select(NULL, options->bf16_matmul))
+        return "--bf16-matmul: this CPU has no bf16 dot products (avx512_bf16)";
     snprintf(description, sizeof description, "cpu, %d thread%s, matmul %s", num_threads,
              num_threads == 1 ? "" : "s", matmul_describe());
     return NULL;

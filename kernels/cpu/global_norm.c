@@ -4,12 +4,12 @@
 #include "common.h"
 
 static CLONES double block_sum(const real *x, size_t n) {
-    double lanes[LANES] = {0}, s = 0;
+    double lanes[SUM_LANES] = {0}, s = 0;
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
+    for (; i + SUM_LANES <= n; i += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += (double)x[i + j] * (double)x[i + j];
     for (; i < n; i++) lanes[0] += (double)x[i] * (double)x[i];
-    for (int j = 0; j < LANES; j++) s += lanes[j];
+    for (int j = 0; j < SUM_LANES; j++) s += lanes[j];
     return s;
 }
 

@@ -30,19 +30,13 @@
 //   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
 //   difference over 1 %)
 // - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
-//   for each block of KC however small: the same alone, slower beside other programs, where a
+//   for each block of KC however small: the same on an idle machine, slower next to other programs, where a
 //   barrier may cost a time slice
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE  // setenv, dlopen
-#endif
 #include "common.h"
 
 #include <assert.h>
-#include <dlfcn.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -73,9 +67,6 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
     return (Matrix){x.p + i * x.row + k * x.col, x.row, x.col};
 }
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 static int max_threads(void) {
 #ifdef _OPENMP
     return omp_get_max_threads();
@@ -105,48 +96,48 @@ typedef struct {
 #endif
 
 // Plain C; NEON has twice the registers of SSE and gets the larger tile.
-#define TILE tile_portable
+#define TILE_NAME tile_portable
 #define TARGET
 #if defined(NEON)
-#define LANES 4
+#define VECTOR_LENGTH 4
 #define MR 6
 #define NV 4
 #define FMA(a, b, c) vfmaq_n_f32(c, b, a)
 #else
-#define LANES (16 / (int)sizeof(real))
+#define VECTOR_LENGTH (16 / (int)sizeof(real))
 #define MR 4
 #define NV 2
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
-enum { PORTABLE_MR = MR, PORTABLE_NR = NV * LANES };
+enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 #ifdef X86
-#define TILE tile_avx2
+#define TILE_NAME tile_avx2
 #define TARGET __attribute__((target("avx2,fma")))
-#define LANES 8
+#define VECTOR_LENGTH 8
 #define MR 4
 #define NV 3
 #define FMA(a, b, c) _mm256_fmadd_ps(_mm256_set1_ps(a), b, c)
-enum { AVX2_MR = MR, AVX2_NR = NV * LANES };
+enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
-#define TILE tile_avx512
+#define TILE_NAME tile_avx512
 #define TARGET __attribute__((target("avx512f")))
-#define LANES 16
+#define VECTOR_LENGTH 16
 #define MR 8
 #define NV 3
 #define FMA(a, b, c) _mm512_fmadd_ps(_mm512_set1_ps(a), b, c)
-enum { AVX512_MR = MR, AVX512_NR = NV * LANES };
+enum { AVX512_MR = MR, AVX512_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
-#define TILE tile_avx512_bf16
+#define TILE_NAME tile_avx512_bf16
 #define TARGET __attribute__((target("avx512f,avx512bf16")))
-#define LANES 16
+#define VECTOR_LENGTH 16
 #define MR 8
 #define NV 3
 #define FMA(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_ps(a), (__m512bh)(b))
-enum { AVX512_BF16_MR = MR, AVX512_BF16_NR = NV * LANES };
+enum { AVX512_BF16_MR = MR, AVX512_BF16_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf16(real *panel,
@@ -167,7 +158,7 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
 #endif
 
 static const InstructionSet instruction_sets[] = {
-    // best first
+// best first
 #ifdef X86
     {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, round_pairs_avx512_bf16},
     {"avx512", tile_avx512, AVX512_MR, AVX512_NR, NULL},
@@ -243,7 +234,7 @@ static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth
 // -------------------------------------------------------------------------------------------------
 // The loop nest
 
-static const InstructionSet *own;  // the chosen one
+static const InstructionSet *chosen;  // NULL until the choice is made
 
 // Packed blocks. Two of each: while some threads still read one, others already pack the next,
 // which leaves one barrier a block. Memory of the program, not of the heap: there is no allocation
@@ -258,26 +249,25 @@ typedef struct {
     int64_t c_stride, m, n, span, kc;
     int64_t a_block, b_block;
     int accumulate;
-} Part;
-
-static int64_t round_up(int64_t x, int64_t to) { return ceil_div(x, to) * to; }
+} Packed;
 
 // The tile of panel i of A and panel j of B over the whole span.
-static void compute_tile(const Part *p, int64_t i, int64_t j) {
-    real *c = p->c + i * own->mr * p->c_stride + j * own->nr, spare[MAX_TILE];
-    int64_t rows = min64(own->mr, p->m - i * own->mr), cols = min64(own->nr, p->n - j * own->nr);
-    bool whole = rows == own->mr && cols == own->nr;
+static void compute_tile(const Packed *p, int64_t i, int64_t j) {
+    real *c = p->c + i * chosen->mr * p->c_stride + j * chosen->nr, spare[MAX_TILE];
+    int64_t rows = at_most(chosen->mr, p->m - i * chosen->mr),
+            cols = at_most(chosen->nr, p->n - j * chosen->nr);
+    bool whole = rows == chosen->mr && cols == chosen->nr;
     for (int64_t k = 0; k < p->span; k += p->kc) {
-        const real *a = p->a + k / p->kc * p->a_block + i * own->mr * p->kc;
-        const real *b = p->b + k / p->kc * p->b_block + j * own->nr * p->kc;
-        int64_t depth = min64(p->kc, p->span - k);
-        if (own->round_pairs) depth = ceil_div(depth, 2);
+        const real *a = p->a + k / p->kc * p->a_block + i * chosen->mr * p->kc;
+        const real *b = p->b + k / p->kc * p->b_block + j * chosen->nr * p->kc;
+        int64_t depth = at_most(p->kc, p->span - k);
+        if (chosen->round_pairs) depth = ceil_div(depth, 2);
         int accumulate = p->accumulate || k > 0;
-        own->tile(whole ? c : spare, whole ? p->c_stride : own->nr, a, b, depth,
-                  whole && accumulate);
+        chosen->tile(whole ? c : spare, whole ? p->c_stride : chosen->nr, a, b, depth,
+                     whole && accumulate);
         for (int64_t r = 0; r < rows && !whole; r++) {
             real *to = c + r * p->c_stride;
-            const real *from = spare + r * own->nr;
+            const real *from = spare + r * chosen->nr;
             for (int64_t s = 0; s < cols; s++) to[s] = accumulate ? to[s] + from[s] : from[s];
         }
     }
@@ -293,16 +283,16 @@ static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t 
 }
 
 // Called by all threads of a team: the tiles of a packed part, piece by piece, whoever is free.
-static void compute_part(const Part *p) {
-    int64_t tiles_m = ceil_div(p->m, own->mr), tiles_n = ceil_div(p->n, own->nr);
+static void compute_packed(const Packed *p) {
+    int64_t tiles_m = ceil_div(p->m, chosen->mr), tiles_n = ceil_div(p->n, chosen->nr);
     int64_t rows, cols;
     piece_size(tiles_m, tiles_n, &rows, &cols);
     int64_t pieces_m = ceil_div(tiles_m, rows), pieces_n = ceil_div(tiles_n, cols);
 #pragma omp for schedule(dynamic) nowait
     for (int64_t piece = 0; piece < pieces_m * pieces_n; piece++) {
         int64_t i0 = piece % pieces_m * rows, j0 = piece / pieces_m * cols;
-        for (int64_t j = j0; j < min64(j0 + cols, tiles_n); j++)
-            for (int64_t i = i0; i < min64(i0 + rows, tiles_m); i++) compute_tile(p, i, j);
+        for (int64_t j = j0; j < at_most(j0 + cols, tiles_n); j++)
+            for (int64_t i = i0; i < at_most(i0 + rows, tiles_m); i++) compute_tile(p, i, j);
     }
 }
 
@@ -312,40 +302,40 @@ static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t s
     int64_t panels = ceil_div(rows, width);
 #pragma omp for schedule(dynamic) nowait
     for (int64_t item = 0; item < panels * ceil_div(span, kc); item++) {
-        int64_t i = item % panels * width, k = item / panels * kc, depth = min64(kc, span - k);
+        int64_t i = item % panels * width, k = item / panels * kc, depth = at_most(kc, span - k);
         real *panel = packed + item * width * kc;
-        pack_panel(panel, at(x, i, k), (int)min64(rows - i, width), width, depth);
-        if (!own->round_pairs) continue;
+        pack_panel(panel, at(x, i, k), (int)at_most(rows - i, width), width, depth);
+        if (!chosen->round_pairs) continue;
         if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
-        own->round_pairs(panel, ceil_div(depth, 2), width);
+        chosen->round_pairs(panel, ceil_div(depth, 2), width);
     }
 }
 
 // C (m, n) = or += A (m, depth) B (n, depth)^T
-static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
+static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
                      int accumulate) {
-    int64_t mc = min64(MC / own->mr * own->mr, round_up(m, own->mr));
-    int64_t nc = min64(NC / own->nr * own->nr, round_up(n, own->nr));
+    int64_t mc = at_most(MC / chosen->mr * chosen->mr, round_up(m, chosen->mr));
+    int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // from the depth alone
-    int64_t span = kc * min64(MC * KC / (mc * kc), NC * KC / (nc * kc));
+    int64_t span = kc * at_most(MC * KC / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
-    assert(own->mr * own->nr <= MAX_TILE);
+    assert(chosen->mr * chosen->nr <= MAX_TILE);
 #pragma omp parallel if (worth_threads)
     {
-        Part p = {.c_stride = n, .kc = kc};
+        Packed p = {.c_stride = n, .kc = kc};
         int turn_a = 0, turn_b = 0;
         for (int64_t j = 0; j < n; j += nc) {
             for (int64_t k = 0; k < depth; k += span, turn_b ^= 1) {
-                p.n = min64(nc, n - j), p.span = min64(span, depth - k);
-                p.b = packed_b[turn_b], p.b_block = round_up(p.n, own->nr) * kc;
+                p.n = at_most(nc, n - j), p.span = at_most(span, depth - k);
+                p.b = packed_b[turn_b], p.b_block = round_up(p.n, chosen->nr) * kc;
                 p.accumulate = accumulate || k > 0;
-                pack_part(packed_b[turn_b], at(b, j, k), p.n, own->nr, p.span, kc);
+                pack_part(packed_b[turn_b], at(b, j, k), p.n, chosen->nr, p.span, kc);
                 for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
-                    p.m = min64(mc, m - i), p.c = c + i * n + j;
-                    p.a = packed_a[turn_a], p.a_block = round_up(p.m, own->mr) * kc;
-                    pack_part(packed_a[turn_a], at(a, i, k), p.m, own->mr, p.span, kc);
+                    p.m = at_most(mc, m - i), p.c = c + i * n + j;
+                    p.a = packed_a[turn_a], p.a_block = round_up(p.m, chosen->mr) * kc;
+                    pack_part(packed_a[turn_a], at(a, i, k), p.m, chosen->mr, p.span, kc);
 #pragma omp barrier  // all is packed, and nobody still reads the buffers that are packed next
-                    compute_part(&p);
+                    compute_packed(&p);
                 }
             }
         }
@@ -353,95 +343,7 @@ static void gemm_own(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Libraries, loaded when asked for: the build needs neither
-
-typedef void Gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate);
-
-#ifndef GRADCHECK
-// cblas.h's enums are passed as int
-typedef void CblasSgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
-                        const float *a, int lda, const float *b, int ldb, float beta, float *c,
-                        int ldc);
-typedef int DnnlSgemm(char trans_a, char trans_b, int64_t m, int64_t n, int64_t k, float alpha,
-                      const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                      float *c, int64_t ldc);
-static CblasSgemm *cblas_sgemm_loaded;
-static DnnlSgemm *dnnl_sgemm_loaded;
-
-// Libraries want the stored matrix and a transpose flag. Either the rows x(i, .) are stored, which
-// are `depth` long, or the transpose is. (With a size of 1 both strides may be 1: then only one of
-// the two readings has a legal stride.)
-static bool stored_by_row(Matrix x, int64_t depth) { return x.col == 1 && x.row >= depth; }
-
-static void gemm_openblas(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                          int accumulate) {
-    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-    if (m > INT_MAX || n > INT_MAX || depth > INT_MAX) {
-        gemm_own(c, a, b, m, n, depth, accumulate);
-        return;
-    }
-    bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
-    cblas_sgemm_loaded(ROW_MAJOR, a_rows ? NO_TRANS : TRANS, b_rows ? TRANS : NO_TRANS, (int)m,
-                       (int)n, (int)depth, 1, a.p, (int)(a_rows ? a.row : a.col), b.p,
-                       (int)(b_rows ? b.row : b.col), accumulate ? 1 : 0, c, (int)n);
-}
-
-static void gemm_onednn(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                        int accumulate) {
-    bool a_rows = stored_by_row(a, depth), b_rows = stored_by_row(b, depth);
-    int status = dnnl_sgemm_loaded(a_rows ? 'N' : 'T', b_rows ? 'T' : 'N', m, n, depth, 1, a.p,
-                                   a_rows ? a.row : a.col, b.p, b_rows ? b.row : b.col,
-                                   accumulate ? 1 : 0, c, n);
-    if (status != 0) gemm_own(c, a, b, m, n, depth, accumulate);  // it refuses before it computes
-}
-
-// The address of `symbol` in the first of the libraries that loads, or NULL. It stays loaded.
-static void *load_symbol(const char *symbol, const char *const libraries[3], void **library) {
-    for (int i = 0; i < 3 && libraries[i]; i++) {
-        *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
-        if (*library) return dlsym(*library, symbol);
-    }
-    return NULL;
-}
-
-// OpenBLAS reads OPENBLAS_CORETYPE while it loads. Without it, versions up to 0.3.21 take AVX2
-// kernels on AVX-512 CPUs younger than themselves: half the speed on many.
-static bool load_openblas(char *description, size_t size) {
-    void *library = NULL, *symbol;
-#ifdef X86
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        setenv("OPENBLAS_CORETYPE", "SKYLAKEX", 0);
-#endif
-    const char *const names[3] = {"libopenblas.so.0", "libopenblas.so", "libopenblas.dylib"};
-    if (!(symbol = load_symbol("cblas_sgemm", names, &library))) return false;
-    memcpy(&cblas_sgemm_loaded, &symbol, sizeof(symbol));
-    char *(*core_name)(void) = NULL;
-    void (*set_threads)(int) = NULL;
-    symbol = dlsym(library, "openblas_get_corename");
-    memcpy(&core_name, &symbol, sizeof(symbol));
-    symbol = dlsym(library, "openblas_set_num_threads");
-    memcpy(&set_threads, &symbol, sizeof(symbol));
-    if (set_threads) set_threads(max_threads());
-    snprintf(description, size, "openblas %s", core_name ? core_name() : "");
-    return true;
-}
-
-static bool load_onednn(char *description, size_t size) {
-    void *library = NULL, *symbol;
-    const char *const names[3] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.dylib"};
-    if (!(symbol = load_symbol("dnnl_sgemm", names, &library))) return false;
-    memcpy(&dnnl_sgemm_loaded, &symbol, sizeof(symbol));
-    snprintf(description, size, "onednn");
-    return true;
-}
-#endif
-
-// -------------------------------------------------------------------------------------------------
 // The choice, and the three products
-
-static Gemm *chosen_gemm;  // NULL until the choice is made
-static char chosen_description[64] = "none";
 
 // The best set of this CPU whose name is `name` (NULL: any), of the bf16 or of the fp32 kind.
 static const InstructionSet *find_set(const char *name, bool bf16) {
@@ -453,38 +355,17 @@ static const InstructionSet *find_set(const char *name, bool bf16) {
     return NULL;
 }
 
-// Besides the names of kernels.h, "own-avx512", "own-avx2" and "own-portable" force an instruction
-// set (tests, bench). "auto" is our own: no library was faster by more than a few percent.
-int matmul_select(const char *name, int bf16) {
-    const InstructionSet *set = NULL;
-    if (strcmp(name, "auto") == 0 || strcmp(name, "own") == 0)
-        set = find_set(NULL, bf16 != 0);
-    else if (strncmp(name, "own-", 4) == 0)
-        set = find_set(name + 4, bf16 != 0);
-    if (set) {
-        own = set;
-        chosen_gemm = gemm_own;
-        snprintf(chosen_description, sizeof(chosen_description), "own %s %dx%d", set->name, set->mr,
-                 set->nr);
-        return 0;
-    }
-#ifndef GRADCHECK
-    bool openblas = strcmp(name, "openblas") == 0, onednn = strcmp(name, "onednn") == 0;
-    if (bf16 || !(openblas || onednn)) return -1;
-    if (openblas ? !load_openblas(chosen_description, sizeof(chosen_description))
-                 : !load_onednn(chosen_description, sizeof(chosen_description)))
-        return -1;
-    own = find_set(NULL, false);
-    chosen_gemm = openblas ? gemm_openblas : gemm_onednn;
-    return 0;
-#else
-    return -1;
-#endif
+bool matmul_select(const char *name, bool bf16) {
+    const InstructionSet *set = find_set(name, bf16);
+    if (set) chosen = set;
+    return set != NULL;
 }
 
 const char *matmul_describe(void) {
-    if (!chosen_gemm) matmul_select("auto", 0);
-    return chosen_description;
+    static char text[64];
+    if (!chosen) matmul_select(NULL, false);
+    snprintf(text, sizeof text, "%s %dx%d", chosen->name, chosen->mr, chosen->nr);
+    return text;
 }
 
 // The blocking depends on the CPU alone.
@@ -504,8 +385,8 @@ static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t dept
         if (!accumulate) memset(c, 0, (size_t)m * (size_t)n * sizeof(real));
         return;
     }
-    if (!chosen_gemm) matmul_select("auto", 0);
-    chosen_gemm(c, a, b, m, n, depth, accumulate);
+    if (!chosen) matmul_select(NULL, false);
+    multiply(c, a, b, m, n, depth, accumulate);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,

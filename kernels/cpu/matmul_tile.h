@@ -1,40 +1,41 @@
 // The register tile of matmul.c for one instruction set, included once per set with these defined:
-//   TILE            name of the function          TARGET   attribute that allows the instructions
-//   LANES, MR, NV   the tile is MR rows by NV vectors of LANES columns of C
-//   FMA(a, b, c)    a * b + c, a scalar a, vectors b and c, one rounding where the machine can
+//   TILE_NAME               name of the function
+//   TARGET                  attribute that allows the instructions
+//   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
+//   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding where the CPU can
 //
-// c (MR, NV * LANES) = or += the sum over k of a[k][i] * b[k][j], a and b packed panels, b aligned
-// to the vector. All MR * NV sums stay in registers: a step of k loads MR + NV values for MR * NV
-// multiply-adds. The bounds of the inner loops are constants and they are unrolled whole, which is
-// what lets the compiler keep sum[][] in registers.
-TARGET static void TILE(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
+// c (MR, NV * VECTOR_LENGTH) = or += the sum over k of a[k][i] * b[k][j], a and b packed panels, b
+// aligned to the vector. All MR * NV sums stay in registers: a step of k loads MR + NV values for
+// MR * NV multiply-adds. The inner loops have constant bounds and are unrolled completely, which
+// lets the compiler keep sum[][] in registers.
+TARGET static void TILE_NAME(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
                         const real *RESTRICT b, int64_t depth, int accumulate) {
-    typedef real vec __attribute__((vector_size(LANES * sizeof(real)), may_alias));
+    typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
             sum[i][j] = (vec){0};
-            __builtin_prefetch(c + i * c_stride + j * LANES, 1);
+            __builtin_prefetch(c + i * c_stride + j * VECTOR_LENGTH, 1);
         }
     }
-    for (int64_t k = 0; k < depth; k++, a += MR, b += NV * LANES) {
+    for (int64_t k = 0; k < depth; k++, a += MR, b += NV * VECTOR_LENGTH) {
         vec row[NV];
-        UNROLL for (int j = 0; j < NV; j++) row[j] = *(const vec *)(b + j * LANES);
+        UNROLL for (int j = 0; j < NV; j++) row[j] = *(const vec *)(b + j * VECTOR_LENGTH);
         UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++) sum[i][j] =
             FMA(a[i], row[j], sum[i][j]);
     }
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
-            vec_anywhere *out = (vec_anywhere *)(c + i * c_stride + j * LANES);
+            vec_anywhere *out = (vec_anywhere *)(c + i * c_stride + j * VECTOR_LENGTH);
             if (accumulate) sum[i][j] += *out;
             *out = sum[i][j];
         }
     }
 }
-#undef TILE
+#undef TILE_NAME
 #undef TARGET
-#undef LANES
+#undef VECTOR_LENGTH
 #undef MR
 #undef NV
 #undef FMA

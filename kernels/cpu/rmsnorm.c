@@ -4,10 +4,10 @@
 #include "common.h"
 
 static CLONES real sum_of_squares(const floatX *x, int C) {
-    real lanes[LANES] = {0};
+    real lanes[SUM_LANES] = {0};
     int c = 0;
-    for (; c + LANES <= C; c += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += (real)x[c + j] * x[c + j];
+    for (; c + SUM_LANES <= C; c += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += (real)x[c + j] * x[c + j];
     for (; c < C; c++) lanes[0] += (real)x[c] * x[c];
     return lanes_sum(lanes);
 }
@@ -45,10 +45,10 @@ void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, co
 // y = x s w, s = (mean(x^2) + eps)^-1/2, so dx = s (w dy - x s^2 mean(x w dy))
 static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy,
                                 const floatX *RESTRICT x, const floatX *RESTRICT w, real s, int C) {
-    real lanes[LANES] = {0};
+    real lanes[SUM_LANES] = {0};
     int c = 0;
-    for (; c + LANES <= C; c += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += (real)x[c + j] * w[c + j] * dy[c + j];
+    for (; c + SUM_LANES <= C; c += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += (real)x[c + j] * w[c + j] * dy[c + j];
     for (; c < C; c++) lanes[0] += (real)x[c] * w[c] * dy[c];
     real mean = lanes_sum(lanes) / C * s * s;
     for (c = 0; c < C; c++) dx[c] += s * (w[c] * dy[c] - x[c] * mean);

@@ -1,5 +1,5 @@
 // What every CUDA kernel file shares: the stream, checked launches, reductions, 16-byte vectors,
-// and how the rows of a tensor are shared out to warps.
+// and how the rows of a tensor are distributed to warps.
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
@@ -14,12 +14,11 @@
 #include "../kernels.h"
 
 // device.cu, valid after device_init: the one stream that all work is put on; the GPU's name and
-// size; multiprocessors; major * 10 + minor of the architecture; DeviceOptions.deterministic.
+// size; multiprocessors; major * 10 + minor of the architecture.
 cudaStream_t cuda_stream();
 const char *cuda_gpu();
 int cuda_num_sms();
 int cuda_arch();
-bool cuda_deterministic();
 
 // Device memory for the partial sums of one operation, allocated by device_init. Every operation
 // may use all of it: the stream runs them one after another.

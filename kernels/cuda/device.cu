@@ -32,7 +32,7 @@ static int num_allocations;
 static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
-static bool deterministic, recording;
+static bool recording;
 static char gpu[128], description[192], failure[192];
 static void (*describe_work)(char *text, size_t capacity);
 
@@ -40,7 +40,6 @@ cudaStream_t cuda_stream() { return stream; }
 const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
-bool cuda_deterministic() { return deterministic; }
 void *cuda_scratch() { return scratch; }
 
 // ------------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ static const char *hint_for(cudaError_t status) {
         return build_again;
     }
     if (status == cudaErrorMemoryAllocation)
-        return "choose a smaller --micro-batch-tokens or model; is the GPU in use by others?";
+        return "choose a smaller --micro-batch-tokens or model; is another process using the GPU?";
     return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";
 }
 
@@ -132,11 +131,9 @@ static void describe() {
              runtime / 1000, runtime % 1000 / 10);
 }
 
-const char *device_init(const DeviceOptions *options) {
+const char *device_init(const DeviceOptions *) {
     int device = 0;
     if (stream) return NULL;
-    if (matmul_select(options->matmul, options->bf16_matmul) != 0)
-        return "the CUDA backend's matmul is \"cublaslt\" (or \"auto\")";
     const char *missing = choose_device(&device);
     if (missing) return missing;
     CUDA_CHECK(cudaSetDevice(device));
@@ -146,12 +143,11 @@ const char *device_init(const DeviceOptions *options) {
                  properties.name, cuda_arch());
         return failure;
     }
-    deterministic = options->deterministic != 0;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     create_buffers();
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
-    if (!scratch) return "no GPU memory left for scratch; is the GPU in use by others?";
+    if (!scratch) return "not enough free GPU memory for scratch; is another process using the GPU?";
     missing = matmul_init();
     return missing ? missing : comm_connect(stream);
 }

@@ -96,7 +96,7 @@ const char *matmul_init() {
         return "cuBLASLt does not start; is it of another version than the driver supports?";
     workspace_bytes = (size_t)(cuda_arch() >= 90 ? 32 : 4) << 20;  // what NVIDIA recommends
     workspace = device_malloc(workspace_bytes);
-    if (!workspace) return "no GPU memory left for the matmul workspace; is the GPU in use?";
+    if (!workspace) return "not enough free GPU memory for the matmul workspace; is another process using the GPU?";
     create_description(FORWARD, CUBLAS_OP_T, CUBLAS_OP_N);
     create_description(BACKWARD_INPUT, CUBLAS_OP_N, CUBLAS_OP_N);
     create_description(BACKWARD_WEIGHT, CUBLAS_OP_N, CUBLAS_OP_T);
@@ -106,13 +106,6 @@ const char *matmul_init() {
              version / 10000, version / 100 % 100, version % 100, (int)(workspace_bytes >> 20));
     return NULL;
 }
-
-int matmul_select(const char *name, int bf16) {
-    (void)bf16;  // always
-    return strcmp(name, "auto") == 0 || strcmp(name, "cublaslt") == 0 ? 0 : -1;
-}
-
-const char *matmul_describe(void) { return description; }
 
 // ------------------------------------------------------------------------------------------------
 // Choosing
