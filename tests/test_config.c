@@ -121,9 +121,8 @@ TEST(write_then_read_is_the_same) {
 TEST(missing_keys_have_hugging_face_defaults) {
     LlamaConfig c;
     Error err = {0, "", ""};
-    const char *text =
-        "{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":48,"
-        "\"intermediate_size\":7,\"num_hidden_layers\":2,\"num_attention_heads\":3}";
+    const char *text = "{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":48,"
+                       "\"intermediate_size\":7,\"num_hidden_layers\":2,\"num_attention_heads\":3}";
     CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
     CHECK(c.num_kv_heads == 3 && c.head_dim == 16 && c.max_position_embeddings == 2048);
     CHECK(c.rms_norm_eps == 1e-6f && c.rope_theta == 10000 && !c.rope_scaling.llama3);
@@ -337,15 +336,9 @@ TEST(harmless_values_are_accepted) {
 }
 
 TEST(other_json_is_refused) {
-    static const char *const texts[] = {"",
-                                        "[]",
-                                        "null",
-                                        "7",
-                                        "\"llama\"",
-                                        "{}",
-                                        "{\"model_type\":{}}",
-                                        "<html>",
-                                        "{\"vocab_size\":1,\"vocab_size\":2}"};
+    static const char *const texts[] = {
+        "", "[]", "null", "7", "\"llama\"", "{}", "{\"model_type\":{}}", "<html>",
+        "{\"vocab_size\":1,\"vocab_size\":2}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         LlamaConfig c;
         Error err = {0, "", ""};
@@ -405,23 +398,9 @@ TEST(every_flipped_bit_is_survived) {
 }
 
 static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"null",
-                                        "true",
-                                        "1e999",
-                                        "-1",
-                                        "0",
-                                        "[",
-                                        "]",
-                                        "{",
-                                        "}",
-                                        ",",
-                                        ":",
-                                        "\"",
-                                        "9007199254740993",
-                                        "\\u0000",
-                                        "4294967296",
-                                        "1e-400",
-                                        "\xff"};
+    static const char *const words[] = {
+        "null", "true", "1e999", "-1", "0", "[", "]", "{", "}", ",", ":", "\"", "9007199254740993",
+        "\\u0000", "4294967296", "1e-400", "\xff"};
     uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(4);
     if (kind == 0) {
         text[at] = (char)test_rng_u32();

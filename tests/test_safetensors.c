@@ -351,17 +351,9 @@ TEST(hostile_headers) {
 
 TEST(header_lengths_are_bounded_before_reading) {
     char bytes[64] = "";
-    static const uint64_t lengths[] = {0,
-                                       1,
-                                       33,
-                                       57,
-                                       64,
-                                       100000001,
-                                       1ull << 32,
-                                       1ull << 62,
-                                       1ull << 63,
-                                       UINT64_MAX,
-                                       UINT64_MAX - 7};
+    static const uint64_t lengths[] = {
+        0, 1, 33, 57, 64, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX,
+        UINT64_MAX - 7};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         Error err;
         memset(bytes, ' ', sizeof bytes);
@@ -385,7 +377,7 @@ TEST(names_of_any_length) {
         name[n] = 0;
         snprintf(header, sizeof header,
                  "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
-        CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
+        CHECK(opens_built(header, 0, &err) == (n < sizeof ((TensorInfo *)0)->name));
     }
 }
 
@@ -439,15 +431,10 @@ TEST(every_flipped_bit_is_refused_or_harmless) {
 }
 
 static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"0",       "[",
-                                        "]",       "{",
-                                        "}",       ",",
-                                        ":",       "\"",
-                                        "-1",      "9007199254740993",
-                                        "1e99",    "18446744073709551615",
-                                        "BF16",    "null",
-                                        "\\u0000", "24",
-                                        "[0,0]"};
+    static const char *const words[] = {
+        "0",       "[", "]",       "{", "}",       ",", ":",       "\"",
+        "-1",      "9007199254740993", "1e99",    "18446744073709551615", "BF16",    "null",
+        "\\u0000", "24", "[0,0]"};
     const char *word = words[test_rng_below(sizeof words / sizeof *words)];
     uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(3);
     size_t length = kind ? strlen(word) : 0, over = test_rng_below(kind == 1 ? 1 : 12);
@@ -565,10 +552,9 @@ TEST(one_tensor_in_two_files) {
     Error err;
     make_shards();
     write_set(scratch("dir/s2.safetensors"), c, 2, 0);
-    CHECK(
-        !opens_index("{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\","
-                     "\"c\":\"s2.safetensors\"}}",
-                     &err));
+    CHECK(!opens_index("{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\","
+                       "\"c\":\"s2.safetensors\"}}",
+                       &err));
     CHECK_MSG(strstr(err.what, "found in two"), "%s", err.what);
 }
 

@@ -51,7 +51,7 @@ static bool pcre2_open(Pcre2 *p, Error *err) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Tables: byte strings to ids, pairs of ids to what they merge into. Open addressing; 0 is empty.
+// Hash tables, byte strings to ids and pairs of ids to merges: open addressing, 0 is empty
 
 typedef struct {
     uint64_t key;       // two ids, the left one in the high half

@@ -315,7 +315,7 @@ static bool read_rope_type(const cJSON *rope, const char **type, Error *err) {
     return true;
 }
 
-// The object rope_scaling (old) or rope_parameters (new, with rope_theta inside).
+// The object rope_scaling (old name) or rope_parameters (new name, with rope_theta inside).
 static bool read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
     const char *type = NULL;
     const cJSON *item;

@@ -82,7 +82,7 @@ typedef struct {
     size_t n, capacity;
 } TokenNames;
 
-// An added token may take the id of the same token in the vocabulary; anything else is a clash.
+// An added token may have the id of the same token in the vocabulary, but of no other.
 static bool token_names_add(TokenNames *names, const cJSON *id, const char *text, bool added,
                             bool special, Error *err) {
     int64_t at = 0;
@@ -250,9 +250,6 @@ bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
     tokenizer_free(t);
     return error_prefix(err, file);
 }
-
-// ------------------------------------------------------------------------------------------------
-// Use
 
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) {
     const bool known = id >= 0 && id < t->vocab_size;

@@ -73,7 +73,7 @@ static bool in_table(const Parameters *p, const char *name) {
 
 static bool may_be_ignored(const Parameters *p, const char *name) {
     if (p->tied_head && strcmp(name, "lm_head.weight") == 0) return true;
-    return strstr(name, "rotary_emb.inv_freq") != NULL;  // old versions store what we derive
+    return strstr(name, "rotary_emb.inv_freq") != NULL;  // stored by old versions; computed here
 }
 
 // The same tensor under another prefix, as base models and wrappers save it, or NULL.

@@ -20,7 +20,7 @@
 #include "../batches/summary.h"
 #include "../models/config.h"
 
-// When the log does not fit the checkpoint of `step` that is resumed.
+// Warns when the length of the log is not that at the checkpoint of `step`.
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
                          int64_t removed) {
     if (found < kept)

@@ -1,5 +1,5 @@
-// The output directory of a run: one writer at a time, what --resume finds in it, what --overwrite
-// removes, and whether it has room for the checkpoints to come.
+// The output directory of a run: the lock for one writer, the checkpoint that --resume takes, the
+// model that --overwrite must keep, and the space for the checkpoints to come.
 #ifndef UNPAD_OUT_DIR_H
 #define UNPAD_OUT_DIR_H
 
@@ -16,8 +16,8 @@ typedef struct {
     bool locked;
 } OutDir;
 
-// Rank 0: from here on this run is the only writer; EXIT_DIR_IN_USE when another one is. Undoes
-// what a killed run left. Warns where the file system has no locks. A second call does nothing.
+// Rank 0: makes this run the only writer; EXIT_DIR_IN_USE when there is another one. Removes the
+// leftovers of a killed run. Warns where the file system has no locks. A second call does nothing.
 bool out_dir_lock(OutDir *out, Error *err);
 
 typedef struct {

@@ -17,7 +17,7 @@
 // ------------------------------------------------------------------------------------------------
 // The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
 
-// 0 when the directory has none. path: its tokenizer.json.
+// *hash 0: the directory has no tokenizer.json. path: of it.
 static bool tokenizer_hash(const char *dir, char *path, size_t capacity, uint64_t *hash,
                            Error *err) {
     unsigned char digest[32];
@@ -30,7 +30,7 @@ static bool tokenizer_hash(const char *dir, char *path, size_t capacity, uint64_
     return true;
 }
 
-// Fails, or with `allowed` warns, when both are known and differ. whose: "other/tokenizer.json"
+// Fails, or only warns where `allowed`, when both are known and differ. whose: a path.
 static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d, const char *hint,
                            bool allowed, Error *err) {
     const uint64_t found = d->dataset->tokenizer_hash;
@@ -78,7 +78,7 @@ static bool token_ids_have(const TokenIds *t, int64_t id) {
     return false;
 }
 
-// A number, a list of numbers, or null; -1 stands for none
+// A number, a list of numbers, or null; -1: none
 static bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
     const cJSON *item = json_member(root, key);
     const cJSON *first = cJSON_IsArray(item) ? item->child : item;
@@ -100,7 +100,7 @@ static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
                                  (long long)t->ids[i]);
 }
 
-// What config.json and generation_config.json of a model directory say, or the built-in config.
+// From config.json and generation_config.json of a model directory, or the built-in config.
 static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenIds *bos,
                            TokenIds *eos, Error *err) {
     static const char *const files[] = {"config.json", "generation_config.json"};
@@ -145,7 +145,7 @@ bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin,
                 d->path, ds->vocab_size, model, config->vocab_size);
     if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
         warn_of_id(d, "end", ds->eos, "eos_token_id", model, &eos);
-    // an end of text before each document separates them as well as one behind it
+    // an end of text before each document separates them as well as one after it
     if (ds->bos >= 0 && bos.n > 0 && !token_ids_have(&bos, ds->bos) &&
         !token_ids_have(&eos, ds->bos))
         warn_of_id(d, "begin", ds->bos, "bos_token_id", model, &bos);
