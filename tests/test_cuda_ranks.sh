@@ -130,7 +130,7 @@ if [ -n "$emulated" ]; then
     # What the host gives to the device, in its order: in the last micro-batch the sum of layer 1
     # before the backward of layer 0, in the next step the forward of layer 0 before it waits for
     # the weights of layer 1
-    EMU_TRACE=1 ranks 2 "${run[@]}" --out t --steps 2 --val-every 0
+    EMU_TRACE=1 ranks 2 "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
     cat > order.py << 'PY'
 import re
 calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("out0.txt").read())
