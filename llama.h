@@ -86,8 +86,8 @@ typedef struct {
     floatX *head_rows;    // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     // with other ranks, or sums in order: one sum for each part of the step
-    double *norm_parts;  // (LLAMA_PIECES) squares of a piece of the gradients
-    double *loss_parts;  // (num_losses)
+    double *norm_partials;  // (LLAMA_NORM_BLOCKS) squares of a block of the gradients
+    double *loss_partials;  // (num_losses)
 } LlamaScratch;
 
 typedef struct {
@@ -104,29 +104,30 @@ typedef struct {
 } LlamaMemory;  // bytes
 
 typedef struct {
-    int32_t capacity;    // tokens of the largest micro-batch
-    int32_t max_seqlen;  // longest segment: positions in the rope table
-    bool repad;          // room for the repad layout
-    bool train;          // gradients and optimizer state
-    int32_t head_chunk;  // tokens whose logits exist at one time; 0: see llama_head_chunk
-    size_t io_chunk;     // elements that pass the host at a time; 0: 2^20
+    int32_t micro_batch_tokens;  // of the largest micro-batch
+    int32_t max_seqlen;          // longest segment: positions in the rope table
+    bool repad;                  // room for the repad layout
+    bool train;                  // gradients and optimizer state
+    int32_t head_chunk;          // tokens whose logits exist at one time; 0: see llama_head_chunk
+    size_t io_chunk;             // elements that pass the host at a time; 0: 2^20
 } LlamaSizes;
 
 // How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
-// in_order does it along the tree of sum_tree.h: the bits then do not depend on the number of ranks.
+// deterministic_reduction does it along the tree of sum_tree.h, so that the bits do not depend on
+// the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
-    bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its share only, and updates only that
-    bool in_order;
+    bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its shard only, and updates only that
+    bool deterministic_reduction;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
 
-// What moves between ranks at one time, beside the computing: a range of the parameter arenas.
+// One unit of overlapped communication: a contiguous range of the parameter arenas.
 typedef struct {
     size_t first, last;  // elements first .. last - 1
-    uint64_t weights;    // comm_gather_begin's ticket
-} LlamaSpan;
+    uint64_t weights;    // handle of comm_gather_begin
+} LlamaBucket;
 enum { LLAMA_HEAD, LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };  // LLAMA_LAYERS + l: layer l
 
 typedef struct {
@@ -135,12 +136,12 @@ typedef struct {
     LlamaSizes sizes;
     LlamaRanks ranks;
     OrderedSum sum;  // of the gradients, where sums are in order
-    // this rank updates elements share[rank] to share[rank + 1]; m and v are here of held_count
-    size_t *share;  // (num_ranks + 1)
+    // this rank updates elements shard[rank] to shard[rank + 1]; m and v are here of held_count
+    size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
-    LlamaSpan *spans;       // (LLAMA_LAYERS + num_layers); NULL for a rank alone
-    bool last_micro_batch;  // of this step: gradients of a span leave as soon as they are there
-    uint64_t reduced;       // comm_reduce_begin's last ticket
+    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL for a rank alone
+    bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
+    uint64_t reduced;       // last handle of comm_reduce_begin
     int32_t head_chunk;     // tokens whose logits exist at one time
     Parameter *tensors;
     int num_tensors;
@@ -179,8 +180,8 @@ static inline int llama_qkv_dim(const LlamaConfig *c) {
 // Defined below: attention in every layout, and the exchange with other ranks
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
 static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
-static inline void llama_await_weights(LlamaModel *m, int span);
-static inline void llama_grads_done(LlamaModel *m, int span);
+static inline void llama_await_weights(LlamaModel *m, int bucket);
+static inline void llama_grads_done(LlamaModel *m, int bucket);
 
 // Leaves the final norm's output in scratch.norm.
 static inline void llama_forward(LlamaModel *m) {
@@ -336,34 +337,34 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Between ranks, beside the computing: weights arrive in the order in which forward uses them,
-// gradients leave in the order in which the backward of the last micro-batch completes them. Alone,
-// none of this does anything.
+// Communication overlapped with compute: weights arrive in the order in which forward uses them,
+// gradients leave in the order in which the backward pass of the last micro-batch completes them.
+// With a single rank none of this does anything.
 
-// The norm of the gradients is the sum over this many pieces: a share is a number of whole ones, so
-// that each piece is summed by one rank, and by any rank alike.
-enum { LLAMA_PIECES = 256 };
+// The norm of the gradients is the sum over this many blocks: a shard is a number of whole ones, so
+// that each block is summed by one rank, and by any rank alike.
+enum { LLAMA_NORM_BLOCKS = 256 };
 
-static inline bool llama_in_parts(const LlamaModel *m) {
-    return m->ranks.num_ranks > 1 || m->ranks.in_order;
+static inline bool llama_has_partial_sums(const LlamaModel *m) {
+    return m->ranks.num_ranks > 1 || m->ranks.deterministic_reduction;
 }
 
-static inline size_t llama_piece(const LlamaModel *m) {
-    return (m->num_elements + LLAMA_PIECES * 64 - 1) / (LLAMA_PIECES * 64) * 64;
+static inline size_t llama_norm_block(const LlamaModel *m) {
+    return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
 }
 
-// Weights of a span may be read from here on.
-static inline void llama_await_weights(LlamaModel *m, int span) {
-    if (m->spans) comm_wait(m->spans[span].weights);
+// Weights of a bucket may be read from here on.
+static inline void llama_await_weights(LlamaModel *m, int bucket) {
+    if (m->buckets) comm_wait(m->buckets[bucket].weights);
 }
 
 static inline void llama_await_all_weights(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);  // the last one sent
 }
 
-static inline void llama_send_weights(LlamaModel *m, int span) {
-    LlamaSpan *s = &m->spans[span];
-    s->weights = comm_gather_begin(m->weights, m->share, s->first, s->last);
+static inline void llama_send_weights(LlamaModel *m, int bucket) {
+    LlamaBucket *s = &m->buckets[bucket];
+    s->weights = comm_gather_begin(m->weights, m->shard, s->first, s->last);
 }
 
 static inline void llama_send_all_weights(LlamaModel *m) {
@@ -373,20 +374,20 @@ static inline void llama_send_all_weights(LlamaModel *m) {
     llama_send_weights(m, LLAMA_HEAD);
 }
 
-// Gradients of a span are those of the whole micro-batch.
-static inline void llama_grads_done(LlamaModel *m, int span) {
+// Gradients of a bucket are those of the whole micro-batch.
+static inline void llama_grads_done(LlamaModel *m, int bucket) {
     comm_progress();  // long micro-batches too, while others wait for this rank
     if (m->last_micro_batch)
-        m->reduced =
-            comm_reduce_begin(m->grads, m->share, m->spans[span].first, m->spans[span].last);
+        m->reduced = comm_reduce_begin(m->grads, m->shard, m->buckets[bucket].first,
+                                       m->buckets[bucket].last);
 }
 
 // The backward that follows is the last of this step.
 static inline void llama_last_micro_batch(LlamaModel *m) {
-    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.in_order;
+    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.deterministic_reduction;
 }
 
-// This rank's share of the gradients becomes the sum. Where there was no last micro-batch, all
+// This rank's shard of the gradients becomes the sum. Where there was no last micro-batch, all
 // leave now: in the same ranges and order, so that the bits are the same.
 static inline void llama_await_grads(LlamaModel *m) {
     if (!m->last_micro_batch) {
@@ -405,14 +406,14 @@ static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
     ordered_sum_add(&m->sum, m->grads, leaf, last);
 }
 
-// After the last micro-batch: this rank's share of the gradients, or all of them when it updates
+// After the last micro-batch: this rank's shard of the gradients, or all of them when it updates
 // all, are the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
-    if (m->ranks.in_order)
-        ordered_sum_finish(&m->sum, m->grads, m->share);
+    if (m->ranks.deterministic_reduction)
+        ordered_sum_finish(&m->sum, m->grads, m->shard);
     else if (m->ranks.num_ranks > 1)
         llama_await_grads(m);
-    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->share);
+    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->shard);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -428,8 +429,7 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
                                          const int32_t *cu_seqlens, int32_t num_docs,
-                                         int32_t max_seqlen, const int32_t *work,
-                                         size_t num_work) {
+                                         int32_t max_seqlen, const int32_t *work, size_t num_work) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
     docs->work = m->staging + *used;
     docs->num_docs = num_docs;
@@ -493,10 +493,10 @@ static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t 
 
 static inline void llama_zero_sums(LlamaModel *m) {
     device_zero(m->step, sizeof(StepScalars));
-    if (!llama_in_parts(m)) return;
-    device_zero(m->scratch.norm_parts, LLAMA_PIECES * sizeof(double));
-    device_zero(m->scratch.loss_parts, (size_t)m->ranks.num_losses * sizeof(double));
-    m->loss_sum = m->scratch.loss_parts + m->ranks.rank;
+    if (!llama_has_partial_sums(m)) return;
+    device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
+    device_zero(m->scratch.loss_partials, (size_t)m->ranks.num_losses * sizeof(double));
+    m->loss_sum = m->scratch.loss_partials + m->ranks.rank;
 }
 
 // Begins a step of this many targets in all.
@@ -508,27 +508,27 @@ static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
 }
 
 // Losses from here on are part `part` of the sum, which no other rank adds to.
-static inline void llama_loss_part(LlamaModel *m, int32_t part) {
-    if (llama_in_parts(m)) m->loss_sum = m->scratch.loss_parts + part;
+static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
+    if (llama_has_partial_sums(m)) m->loss_sum = m->scratch.loss_partials + part;
 }
 
 static inline void llama_sum_losses(LlamaModel *m) {
-    if (!llama_in_parts(m)) return;
-    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_parts, (size_t)m->ranks.num_losses);
+    if (!llama_has_partial_sums(m)) return;
+    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_partials, (size_t)m->ranks.num_losses);
 }
 
-// The norm of the summed gradients: each rank sums the squares of its share, piece by piece.
+// The norm of the summed gradients: each rank sums the squares of its shard, block by block.
 static inline void llama_grad_norm(LlamaModel *m) {
-    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_parts;
-    const size_t n = m->num_elements, piece = llama_piece(m);
-    if (!llama_in_parts(m)) {
+    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_partials;
+    const size_t n = m->num_elements, block = llama_norm_block(m);
+    if (!llama_has_partial_sums(m)) {
         global_norm_squared(sum, m->grads, n);
         return;
     }
-    const size_t last = m->share[m->ranks.rank + 1];
-    for (size_t at = m->share[m->ranks.rank]; at < last; at += piece)
-        global_norm_squared(parts + at / piece, m->grads + at, n - at < piece ? n - at : piece);
-    comm_sum_in_order(sum, parts, LLAMA_PIECES);
+    const size_t last = m->shard[m->ranks.rank + 1];
+    for (size_t at = m->shard[m->ranks.rank]; at < last; at += block)
+        global_norm_squared(parts + at / block, m->grads + at, n - at < block ? n - at : block);
+    comm_sum_in_order(sum, parts, LLAMA_NORM_BLOCKS);
 }
 
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
@@ -555,11 +555,11 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
 }
 
 // Before weights are saved, on all ranks: each then has every weight and its low bits, which no
-// step needs of another's share.
+// step needs of another's shard.
 static inline void llama_gather_weights(LlamaModel *m) {
     if (!m->ranks.shard_optimizer) return;
     llama_await_all_weights(m);
-    comm_all_gather_master(m->master_lo, m->share);
+    comm_all_gather_master(m->master_lo, m->shard);
 }
 
 // Waits for the step and reads its loss sum, gradient norm and clip factor.
@@ -574,8 +574,8 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    int32_t *rows =
-        m->staging + m->staging_ints - m->sizes.capacity;  // behind the batch, see llama_plan
+    int32_t *rows = m->staging + m->staging_ints -
+                    m->sizes.micro_batch_tokens;  // behind the batch, see llama_plan
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, s->norm, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
@@ -622,8 +622,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const int64_t C = c->hidden_size, F = c->intermediate_size, D = c->head_dim;
     const int64_t q_dim = c->num_heads * D, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
-    m->tensors = (Parameter *)host_calloc((size_t)(9 * c->num_layers + 3), sizeof(Parameter),
-                                          "tensor table");
+    m->tensors = host_calloc((size_t)(9 * c->num_layers + 3), sizeof(Parameter), "tensor table");
     m->num_tensors = 0;
     m->num_elements = 0;
     llama_add_tensor(m, c->vocab_size, C, std, true, "model.embed_tokens.weight");
@@ -711,7 +710,7 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
 
 static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
     const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size,
+    const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size;
     const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
                  qkv_dim = (size_t)llama_qkv_dim(c);
@@ -721,30 +720,30 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
             *x = m->acts[0];
             continue;
         }  // inference: layers share one set
-        x->resid_attn = (floatX *)arena_take(a, T * C, sizeof(floatX));
-        x->rstd_attn = (real *)arena_take(a, T, sizeof(real));
-        x->qkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
-        x->attn = (floatX *)arena_take(a, T * q_dim, sizeof(floatX));
-        x->lse = (real *)arena_take(a, H * T, sizeof(real));
-        x->resid_mlp = (floatX *)arena_take(a, T * C, sizeof(floatX));
-        x->rstd_mlp = (real *)arena_take(a, T, sizeof(real));
-        x->gate_up = (floatX *)arena_take(a, T * 2 * F, sizeof(floatX));
+        x->resid_attn = arena_take(a, T * C, sizeof(floatX));
+        x->rstd_attn = arena_take(a, T, sizeof(real));
+        x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
+        x->attn = arena_take(a, T * q_dim, sizeof(floatX));
+        x->lse = arena_take(a, H * T, sizeof(real));
+        x->resid_mlp = arena_take(a, T * C, sizeof(floatX));
+        x->rstd_mlp = arena_take(a, T, sizeof(real));
+        x->gate_up = arena_take(a, T * 2 * F, sizeof(floatX));
     }
     LlamaScratch *s = &m->scratch;
-    s->norm = (floatX *)arena_take(a, T * C, sizeof(floatX));
-    s->delta = (floatX *)arena_take(a, T * C, sizeof(floatX));
-    s->swiglu = (floatX *)arena_take(a, T * F, sizeof(floatX));
-    s->resid_final = (floatX *)arena_take(a, T * C, sizeof(floatX));
-    s->rstd_final = (real *)arena_take(a, T, sizeof(real));
-    s->losses = (real *)arena_take(a, T, sizeof(real));
+    s->norm = arena_take(a, T * C, sizeof(floatX));
+    s->delta = arena_take(a, T * C, sizeof(floatX));
+    s->swiglu = arena_take(a, T * F, sizeof(floatX));
+    s->resid_final = arena_take(a, T * C, sizeof(floatX));
+    s->rstd_final = arena_take(a, T, sizeof(real));
+    s->losses = arena_take(a, T, sizeof(real));
 }
 
 static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
     LlamaScratch *s = &m->scratch;
     const size_t ranks = (size_t)m->ranks.num_ranks, collected = (size_t)m->sum.num_collected;
-    if (!llama_in_parts(m)) return;
-    s->norm_parts = (double *)arena_take(a, LLAMA_PIECES, sizeof(double));
-    s->loss_parts = (double *)arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
+    if (!llama_has_partial_sums(m)) return;
+    s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
+    s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
     if (ranks > 1 && collected)
         m->sum.collected = arena_take(a, collected * ranks * ORDERED_SUM_BLOCK, sizeof(real));
 }
@@ -752,33 +751,33 @@ static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
 // Positions, batch and everything that lives only inside a step
 static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
     const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.capacity, C = (size_t)c->hidden_size,
+    const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size;
     const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
                  qkv_dim = (size_t)llama_qkv_dim(c);
     LlamaScratch *s = &m->scratch;
-    m->step = (StepScalars *)arena_take(a, 1, sizeof(StepScalars));
-    m->loss_scale = (real *)arena_take(a, 1, sizeof(real));
-    m->staging = (int32_t *)arena_take(a, m->staging_ints, sizeof(int32_t));
+    m->step = arena_take(a, 1, sizeof(StepScalars));
+    m->loss_scale = arena_take(a, 1, sizeof(real));
+    m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));
     m->rope_table =
         (real *)arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
     s->logits =
         (floatX *)arena_take(a, (size_t)m->head_chunk * (size_t)c->vocab_size, sizeof(floatX));
-    s->head_rows = (floatX *)arena_take(a, (size_t)m->head_chunk * C, sizeof(floatX));
+    s->head_rows = arena_take(a, (size_t)m->head_chunk * C, sizeof(floatX));
     if (m->sizes.train) {
-        s->dresid = (floatX *)arena_take(a, T * C, sizeof(floatX));
-        s->dnorm = (floatX *)arena_take(a, T * C, sizeof(floatX));
-        s->dqkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
-        s->dattn = (floatX *)arena_take(a, T * q_dim, sizeof(floatX));
-        s->dgate_up = (floatX *)arena_take(a, T * 2 * F, sizeof(floatX));
-        s->dswiglu = (floatX *)arena_take(a, T * F, sizeof(floatX));
-        s->attn_delta = (real *)arena_take(a, H * T, sizeof(real));
+        s->dresid = arena_take(a, T * C, sizeof(floatX));
+        s->dnorm = arena_take(a, T * C, sizeof(floatX));
+        s->dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
+        s->dattn = arena_take(a, T * q_dim, sizeof(floatX));
+        s->dgate_up = arena_take(a, T * 2 * F, sizeof(floatX));
+        s->dswiglu = arena_take(a, T * F, sizeof(floatX));
+        s->attn_delta = arena_take(a, H * T, sizeof(real));
     }
     if (m->sizes.repad) {
-        s->real_qkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
-        s->real_attn = (floatX *)arena_take(a, T * q_dim, sizeof(floatX));
-        s->real_dattn = (floatX *)arena_take(a, T * q_dim, sizeof(floatX));
-        s->real_dqkv = (floatX *)arena_take(a, T * qkv_dim, sizeof(floatX));
+        s->real_qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
+        s->real_attn = arena_take(a, T * q_dim, sizeof(floatX));
+        s->real_dattn = arena_take(a, T * q_dim, sizeof(floatX));
+        s->real_dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
     }
     llama_carve_ranks(m, a);
 }
@@ -792,7 +791,7 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *s
     int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
     if (chunk < least) chunk = least;
     if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
-    return chunk < sizes->capacity ? (int32_t)chunk : sizes->capacity;
+    return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
 }
 
 // Everything but the allocation: tables, views with NULL bases, bytes of each arena in m->memory.
@@ -805,16 +804,16 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->heads = heads;
     m->head_chunk = llama_head_chunk(config, &sizes);
     if (sizes.io_chunk == 0) m->sizes.io_chunk = 1 << 20;
-    size_t T = (size_t)sizes.capacity,
-           plan_ints = attention_plan_size(sizes.capacity, sizes.capacity);
+    size_t T = (size_t)sizes.micro_batch_tokens,
+           plan_ints = attention_plan_size(sizes.micro_batch_tokens, sizes.micro_batch_tokens);
     m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 3 * T + 1 + plan_ints : 0);
     m->staging_ints += T;  // the rows of llama_logits, at the end
     llama_build_tensors(m);
     m->held_count = m->num_elements;
     size_t layers = (size_t)config->num_layers;
-    m->layers = (LlamaLayer *)host_calloc(layers, sizeof(LlamaLayer), "layers");
-    m->dlayers = (LlamaLayerGrads *)host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
-    m->acts = (LlamaActs *)host_calloc(layers, sizeof(LlamaActs), "layers");
+    m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
+    m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
+    m->acts = host_calloc(layers, sizeof(LlamaActs), "layers");
     Arena activations = {NULL, 0}, workspace = {NULL, 0};
     llama_carve_activations(m, &activations);
     llama_carve_workspace(m, &workspace);
@@ -825,42 +824,43 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->memory.workspace = workspace.used;
 }
 
-static inline void llama_plan_shares(LlamaModel *m) {
-    const size_t ranks = (size_t)m->ranks.num_ranks, n = m->num_elements, piece = llama_piece(m);
-    const size_t pieces = (n + piece - 1) / piece;
-    m->share = (size_t *)host_calloc(ranks + 1, sizeof(size_t), "shares");
-    for (size_t r = 0; r <= ranks; r++) m->share[r] = pieces * r / ranks * piece;
-    m->share[ranks] = n;  // the last piece may be shorter
+static inline void llama_plan_shards(LlamaModel *m) {
+    const size_t ranks = (size_t)m->ranks.num_ranks, n = m->num_elements,
+                 block = llama_norm_block(m);
+    const size_t blocks = (n + block - 1) / block;
+    m->shard = host_calloc(ranks + 1, sizeof(size_t), "shards");
+    for (size_t r = 0; r <= ranks; r++) m->shard[r] = blocks * r / ranks * block;
+    m->shard[ranks] = n;  // the last block may be shorter
 }
 
 // The head's is empty where the head is the embedding.
-static inline void llama_plan_spans(LlamaModel *m) {
+static inline void llama_plan_buckets(LlamaModel *m) {
     const int L = m->config.num_layers;
     size_t end = m->num_decayed;
-    m->spans = (LlamaSpan *)host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaSpan), "spans");
-    m->spans[LLAMA_NORMS].first = end;
-    m->spans[LLAMA_NORMS].last = m->num_elements;
-    m->spans[LLAMA_HEAD].last = end;
+    m->buckets = host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaBucket), "buckets");
+    m->buckets[LLAMA_NORMS].first = end;
+    m->buckets[LLAMA_NORMS].last = m->num_elements;
+    m->buckets[LLAMA_HEAD].last = end;
     if (!m->config.tie_word_embeddings) end = llama_offset(m, "lm_head.weight");
-    m->spans[LLAMA_HEAD].first = end;
+    m->buckets[LLAMA_HEAD].first = end;
     for (int l = L - 1; l >= 0; l--) {
-        m->spans[LLAMA_LAYERS + l].last = end;
+        m->buckets[LLAMA_LAYERS + l].last = end;
         end = llama_offset(m, "model.layers.%d.self_attn.q_proj.weight", l);
-        m->spans[LLAMA_LAYERS + l].first = end;
+        m->buckets[LLAMA_LAYERS + l].first = end;
     }
-    m->spans[LLAMA_EMBEDDING].last = end;
+    m->buckets[LLAMA_EMBEDDING].last = end;
 }
 
 // After llama_plan, when there are other ranks or sums are in order: what this rank then holds.
 static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
     m->ranks = ranks;
-    llama_plan_shares(m);
-    if (ranks.num_ranks > 1) llama_plan_spans(m);
-    if (ranks.in_order)
+    llama_plan_shards(m);
+    if (ranks.num_ranks > 1) llama_plan_buckets(m);
+    if (ranks.deterministic_reduction)
         ordered_sum_plan(&m->sum, m->num_elements, ranks.rank, ranks.num_ranks, ranks.num_leaves);
     if (ranks.shard_optimizer) {
-        m->held_first = m->share[ranks.rank];
-        m->held_count = m->share[ranks.rank + 1] - m->held_first;
+        m->held_first = m->shard[ranks.rank];
+        m->held_count = m->shard[ranks.rank + 1] - m->held_first;
     }
     Arena workspace = {NULL, 0};
     llama_carve_workspace(m, &workspace);
@@ -882,7 +882,7 @@ static inline void *llama_alloc(size_t bytes, const char *arena, Error *err) {
 }
 
 static inline void llama_free(LlamaModel *m) {
-    void *arenas[] = {m->weights, m->master_lo, m->grads,           m->m,
+    void *arenas[] = {m->weights, m->master_lo,   m->grads,           m->m,
                       m->v,       m->sum.partial, m->workspace_arena, m->activations_arena};
     for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) device_free(arenas[i]);
     free(m->tensors);
@@ -890,8 +890,8 @@ static inline void llama_free(LlamaModel *m) {
     free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
-    free(m->share);
-    free(m->spans);
+    free(m->shard);
+    free(m->buckets);
     memset(m, 0, sizeof *m);
 }
 
@@ -900,13 +900,12 @@ static inline void llama_fill_rope_table(LlamaModel *m);
 // Allocates what llama_plan measured. Parameter arenas start as zeros, everything else as it comes.
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
     size_t n = m->num_elements;
-    m->weights = (floatX *)llama_alloc(n * sizeof(floatX), "weights", err);
-    if (master_lo_bytes())
-        m->master_lo = (uint16_t *)llama_alloc(n * master_lo_bytes(), "weights", err);
+    m->weights = llama_alloc(n * sizeof(floatX), "weights", err);
+    if (master_lo_bytes()) m->master_lo = llama_alloc(n * master_lo_bytes(), "weights", err);
     if (m->sizes.train) {
-        m->grads = (real *)llama_alloc(n * sizeof(real), "gradients", err);
-        m->m = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
-        m->v = (real *)llama_alloc(m->held_count * sizeof(real), "optimizer", err);
+        m->grads = llama_alloc(n * sizeof(real), "gradients", err);
+        m->m = llama_alloc(m->held_count * sizeof(real), "optimizer", err);
+        m->v = llama_alloc(m->held_count * sizeof(real), "optimizer", err);
     }
     const size_t partial = (size_t)m->sum.num_partial * n;
     if (partial) m->sum.partial = llama_alloc(partial * sizeof(real), "gradients", err);
@@ -925,7 +924,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     llama_carve_activations(m, &activations);
     llama_carve_workspace(m, &workspace);
     llama_set_views(m);
-    m->staging_host = (int32_t *)host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
+    m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
     m->loss_sum = &m->step->loss_sum;
@@ -960,7 +959,7 @@ static inline float llama_rope_frequency(const LlamaConfig *c, int i) {
 static inline void llama_fill_rope_table(LlamaModel *m) {
     const int half = m->config.head_dim / 2;
     size_t count = (size_t)m->sizes.max_seqlen * (size_t)half * 2;
-    real *table = (real *)host_calloc(count, sizeof(real), "rope table");
+    real *table = host_calloc(count, sizeof(real), "rope table");
     for (int i = 0; i < half; i++) {
         float freq = llama_rope_frequency(&m->config, i);
         for (int32_t pos = 0; pos < m->sizes.max_seqlen; pos++) {

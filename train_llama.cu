@@ -176,7 +176,7 @@ static const Option option_table[] = {
      "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
      "that the host cannot feed fast enough; micro-batches are filled up to one size"},
     {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
-     "several ranks: 1 = each holds and updates its share of the optimizer state, 0 = all of it"},
+     "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of it"},
     {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
      "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention tile "
      "of SIDE x SIDE (128), as make calibrate measures it; decides which documents share a "
@@ -226,7 +226,7 @@ static const char options_of_a_start[] =
     "dry-run|version";
 
 // ------------------------------------------------------------------------------------------------
-// The run: what the parts below share
+// The run: what the parts below shard
 
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
@@ -314,7 +314,9 @@ static void catch_signals(void) {
 // Rank 0 prints, logs and writes; every rank reads.
 static bool is_rank_0(void) { return comm_rank() == 0; }
 
-static bool sums_in_order(void) { return o.deterministic && !o.compare && !o.check_packing; }
+static bool reduces_deterministically(void) {
+    return o.deterministic && !o.compare && !o.check_packing;
+}
 
 static AdamW adamw_of_step(int64_t step) {
     const Schedule schedule = {
@@ -397,7 +399,7 @@ static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) 
     int32_t first, last, i = 0;
     rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
     for (int32_t leaf = first; leaf < last; leaf++) {
-        llama_loss_part(m, leaf);
+        llama_select_loss_partial(m, leaf);
         while (i < data->num_micro &&
                sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
             train_micro_batch(m, &data->micro[i++], graph);
@@ -411,7 +413,7 @@ static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, 
     comm_phase("forward", hyper.t);
     llama_zero_grads(m, data->num_targets);
     device_timer_start();
-    if (m->ranks.in_order)
+    if (m->ranks.deterministic_reduction)
         train_leaves(m, data, graph);
     else
         for (int i = 0; i < data->num_micro; i++) {
@@ -432,7 +434,7 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int i = 0; i < data->num_micro; i++) {
         comm_phase("validate", -1);
-        llama_loss_part(m, data->own_micros[i]);
+        llama_select_loss_partial(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
         llama_head_eval(m);
@@ -543,8 +545,8 @@ static void check_ranks_still_agree(LlamaModel *m) {
         "check that machine's memory");
 }
 
-// A failed save leaves the older checkpoints; training continues and tries again, and gives up after
-// three in a row, or at once when what it has is not worth saving.
+// A failed save leaves the older checkpoints. Training continues and tries again; it gives up after
+// three failures in a row, or at once when the weights are not worth saving.
 static void save_or_warn(LlamaModel *m, bool last) {
     Error err = {0};
     double start = now_ms();
@@ -616,7 +618,7 @@ static void validate(LlamaModel *m, int64_t step) {
 static void print_samples(LlamaModel *m) {
     const SampleModel model = {.vocab_size = m->config.vocab_size,
                                .end_of_text = m->config.eos_token_id,
-                               .micro_batch_tokens = m->sizes.capacity,
+                               .micro_batch_tokens = m->sizes.micro_batch_tokens,
                                .max_rows = m->head_chunk,
                                .context = m,
                                .next_logits = llama_next_logits};
@@ -782,8 +784,8 @@ static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
     must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
     LlamaSizes sizes = {.max_seqlen = o.max_seqlen, .repad = layout == LAYOUT_REPAD, .train = true};
     for (int i = 0; i < data.num_micro; i++)
-        if (data.micro[i].total_tokens > sizes.capacity)
-            sizes.capacity = data.micro[i].total_tokens;
+        if (data.micro[i].total_tokens > sizes.micro_batch_tokens)
+            sizes.micro_batch_tokens = data.micro[i].total_tokens;
     static LlamaModel m;
     llama_plan(&m, &run.config, sizes);
     must(llama_allocate(&m, &err), &err);
@@ -1029,8 +1031,9 @@ static void print_ranks(const LlamaModel *m) {
     if (ranks == 1) return;
     printf(
         "ranks   %d, micro-batches %s, %s", ranks,
-        m->ranks.in_order ? "in fixed order, for the same bits on any number of ranks"
-                          : "distributed by cost",
+        m->ranks.deterministic_reduction
+            ? "in fixed order, for the same bits on any number of ranks"
+            : "distributed by cost",
         m->ranks.shard_optimizer ? "optimizer state sharded: saves" : "optimizer state replicated");
     if (m->ranks.shard_optimizer)
         printf(" %.1f MiB per rank",
@@ -1045,9 +1048,9 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
     int32_t losses = leaves > ranks ? leaves : ranks;
     if (run.val_step.plan.num_micro > losses) losses = run.val_step.plan.num_micro;
     llama_plan(m, &run.config, sizes);
-    LlamaRanks share = {comm_rank(),     ranks,  ranks > 1 && o.zero == 1,
-                        sums_in_order(), leaves, losses};
-    if (ranks > 1 || share.in_order) llama_plan_ranks(m, share);
+    LlamaRanks shard = {comm_rank(), ranks, ranks > 1 && o.zero == 1, reduces_deterministically(),
+                        leaves,      losses};
+    if (ranks > 1 || shard.deterministic_reduction) llama_plan_ranks(m, shard);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1216,7 +1219,7 @@ static void make_loader_settings(void) {
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();
-    s->deterministic_reduction = sums_in_order();
+    s->deterministic_reduction = reduces_deterministically();
     must(plan_settings_check(&s->plan, &err), &err);
     if (o.cuda_graph) fix_size(s);
 }
@@ -1264,7 +1267,7 @@ static void load_validation(void) {
     const DocIndex index = dataset_doc_index(&run.val);
     s.layout = LAYOUT_PACKED;
     s.fixed_segments = 0;
-    s.deterministic_reduction = s.num_ranks > 1 || sums_in_order();
+    s.deterministic_reduction = s.num_ranks > 1 || reduces_deterministically();
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
     must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
@@ -1369,11 +1372,11 @@ static void print_plan(const LlamaModel *m) {
 
 // The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
 static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
-    int32_t low = 0, high = sizes.capacity / 128;
+    int32_t low = 0, high = sizes.micro_batch_tokens / 128;
     while (low < high) {
         static LlamaModel trial;
         int32_t middle = low + (high - low + 1) / 2;
-        sizes.capacity = middle * 128;
+        sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
         if (llama_memory_total(&trial.memory) <= free_bytes)
             low = middle;

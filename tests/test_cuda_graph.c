@@ -28,8 +28,8 @@ static void make_model(LlamaModel *m, int num_leaves) {
     if (missing) SKIP("%s", missing);
     LlamaSizes sizes = {CAPACITY, LONGEST, false, true, 0, 0};
     llama_plan(m, &config, sizes);
-    LlamaRanks in_order = {0, 1, false, true, num_leaves, num_leaves};
-    if (num_leaves) llama_plan_ranks(m, in_order);
+    LlamaRanks deterministic_reduction = {0, 1, false, true, num_leaves, num_leaves};
+    if (num_leaves) llama_plan_ranks(m, deterministic_reduction);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
 }
@@ -91,7 +91,7 @@ static void poison(LlamaModel *m) {
     const struct {
         void *at;
         size_t bytes;
-    } spans[] = {{m->activations_arena, m->memory.activations},
+    } buckets[] = {{m->activations_arena, m->memory.activations},
                  {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
                  {s->dresid, T * C * bf16},
                  {s->dnorm, T * C * bf16},
@@ -102,9 +102,9 @@ static void poison(LlamaModel *m) {
                  {s->attn_delta, 3 * T * sizeof(real)}};
     static char nan[1 << 20];
     memset(nan, 0xff, sizeof nan);
-    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
-        CHECK(spans[i].bytes <= sizeof nan);
-        device_upload(spans[i].at, nan, spans[i].bytes);
+    for (size_t i = 0; i < sizeof buckets / sizeof *buckets; i++) {
+        CHECK(buckets[i].bytes <= sizeof nan);
+        device_upload(buckets[i].at, nan, buckets[i].bytes);
     }
 }
 
@@ -239,7 +239,7 @@ TEST(padding_changes_nothing) {
 TEST(tokens_of_a_head_chunk) {
     static const int32_t vocab[] = {49152, 128256, 32000};
     static const int32_t expected[] = {2048, 1024, 3072};
-    const LlamaSizes large = {.capacity = 1 << 20}, small = {.capacity = 100};
+    const LlamaSizes large = {.micro_batch_tokens = 1 << 20}, small = {.micro_batch_tokens = 100};
     for (int i = 0; i < 3; i++) {
         const LlamaConfig c = {.vocab_size = vocab[i]};
         CHECK_MSG(llama_head_chunk(&c, &large) == expected[i], "%d tokens of vocabulary %d",

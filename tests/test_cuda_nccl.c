@@ -221,14 +221,14 @@ static void make_model(LlamaModel *m, bool tied) {
     Error err = {0, "", ""};
     LlamaConfig c;
     const LlamaSizes sizes = {64, 32, false, true, 0, 0};
-    const LlamaRanks share = {rank, ranks, ranks > 1, false, ranks, ranks};
+    const LlamaRanks shard = {rank, ranks, ranks > 1, false, ranks, ranks};
     memset(&c, 0, sizeof c);
     c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;
     c.num_heads = 2, c.num_kv_heads = 1, c.head_dim = 64, c.max_position_embeddings = 64;
     c.rms_norm_eps = 1e-5f, c.rope_theta = 10000, c.initializer_range = 0.05f;
     c.tie_word_embeddings = tied;
     llama_plan(m, &c, sizes);
-    llama_plan_ranks(m, share);
+    llama_plan_ranks(m, shard);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
 }

@@ -711,9 +711,9 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
         region(&r, "real_dattn", s->real_dattn, T * H * D, sizeof(floatX));
         region(&r, "real_dqkv", s->real_dqkv, T * QKV, sizeof(floatX));
     }
-    if (m->ranks.in_order) {
-        region(&r, "norm_parts", s->norm_parts, LLAMA_PIECES, sizeof(double));
-        region(&r, "loss_parts", s->loss_parts, (size_t)m->ranks.num_losses, sizeof(double));
+    if (m->ranks.deterministic_reduction) {
+        region(&r, "norm_partials", s->norm_partials, LLAMA_NORM_BLOCKS, sizeof(double));
+        region(&r, "loss_partials", s->loss_partials, (size_t)m->ranks.num_losses, sizeof(double));
         if (ranks > 1)
             region(&r, "collected", m->sum.collected, collected * ranks * ORDERED_SUM_BLOCK,
                    sizeof(real));
@@ -749,9 +749,10 @@ TEST(regions_of_the_arenas_are_disjoint_and_of_their_shapes) {
             llama_plan(&m, &c, sizes[k]);
             if (i > 0) llama_plan_ranks(&m, ranks[i]);
             CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
-            CHECK(m.head_chunk == (sizes[k].head_chunk ? sizes[k].head_chunk : sizes[k].capacity));
-            check_activations(&m, (size_t)sizes[k].capacity, C, F, QKV, H, D);
-            check_workspace(&m, (size_t)sizes[k].capacity, C, F, QKV, H, D);
+            CHECK(m.head_chunk ==
+                  (sizes[k].head_chunk ? sizes[k].head_chunk : sizes[k].micro_batch_tokens));
+            check_activations(&m, (size_t)sizes[k].micro_batch_tokens, C, F, QKV, H, D);
+            check_workspace(&m, (size_t)sizes[k].micro_batch_tokens, C, F, QKV, H, D);
             check_parameters(&m);
             llama_free(&m);
         }
@@ -765,7 +766,8 @@ TEST(tokens_of_a_head_chunk) {
     if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
     for (int i = 0; i < 4; i++) {
         c.vocab_size = vocab[i];
-        const LlamaSizes large = {.capacity = 1 << 20}, small = {.capacity = 100};
+        const LlamaSizes large = {.micro_batch_tokens = 1 << 20};
+        const LlamaSizes small = {.micro_batch_tokens = 100};
         CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
     }
 }
