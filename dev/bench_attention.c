@@ -13,7 +13,6 @@
 #include <time.h>
 #include "../kernels/kernels.h"
 
-
 enum { MAX_RUNS = 101 };
 
 typedef struct {

@@ -51,6 +51,18 @@ check no_path_of_one_machine_in_results no_machine_paths
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 
+formatted() {
+    local f wrong=0
+    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/* dev/*.[ch] dev/*.cu \
+        dev/simple/*.c; do
+        clang-format "$f" | cmp -s - "$f" || { echo "$f: clang-format -i changes it" && wrong=1; }
+    done
+    return $wrong
+}
+if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
+    check the_format_is_clang_formats formatted
+else skip the_format_is_clang_formats 'clang-format 14 is not installed'; fi
+
 # ---- host code is C, and all of it is used ------------------------------------------------------------
 syntax() { "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror train_llama.cu; }
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'

@@ -360,9 +360,11 @@ int main(void) {
         "Hi",
         "!",
     };
+    // clang-format off
     const Config config = {MAX_VOCAB, MAX_HIDDEN, MAX_MLP, MAX_LAYERS,
                            MAX_HEADS, 2, 8,     // num_kv_heads, head_dim
                            1e-5, 10000, true};  // rms_norm_eps, rope_theta, tie_word_embeddings
+    // clang-format on
     const AdamW hyper = {.lr = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
     static Weights weights, dweights, dweights_alone, m, v;  // static: too large for the stack
     static Acts acts, dacts;

@@ -9,7 +9,7 @@
 // MR * NV multiply-adds. The inner loops have constant bounds and are unrolled completely, which
 // lets the compiler keep sum[][] in registers.
 TARGET static void TILE_NAME(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
-                        const real *RESTRICT b, int64_t depth, int accumulate) {
+                             const real *RESTRICT b, int64_t depth, int accumulate) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
