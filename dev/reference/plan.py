@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Step plans, said a second time: what data/plan.h describes, by the plainest means and slowly.
+"""An independent, slow implementation of the step plans that data/batches/plan.h describes.
 
   plan.py golden              the values that tests/test_plan.c expects
   plan.py cases N             N random cases (settings and lengths), one a line, for `plans`
@@ -59,7 +59,7 @@ def order_of_epoch(seed, epoch, n):
 
 
 def stream(s, lengths, state):
-    """From the state on, without end: (document, first token, length, goes on, state behind it)"""
+    """From the state on, without end: (document, first token, length, continues, state after it)"""
     epoch, position, offset = state
     while True:
         order = order_of_epoch(s.seed, epoch, len(lengths))
