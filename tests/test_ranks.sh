@@ -129,7 +129,7 @@ expect more_ranks_than_micro_batches 2 'multiple of 1024' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
 expect compare_is_for_one_rank 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
 expect run_in_the_way 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
-expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB a rank' \
+expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
     "${mpi[@]}" -n 2 "${run[@]}" --dry-run
 [ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)

@@ -138,7 +138,7 @@ then ok a_save_of_many_slow_parts_is_not_hung
 else bad slow_save "exit code $(cat slow_save.code)"; fi
 if [ "$(cat quiet_set_up.code)" -eq 0 ] && ! grep -q 'error: ' quiet_set_up.txt
 then ok a_long_set_up_is_not_hung; else bad quiet_set_up "exit code $(cat quiet_set_up.code)"; fi
-check drifting_weights 9 'ranks: expected the same .* differences in weights \(rank 1\)$'
+check drifting_weights 9 'ranks: expected identical replicas .* differences in weights \(rank 1\)$'
 check error_of_one_rank 3 'a file: expected words, found none \(rank 2 on .*\)$'
 going_on=(kill_rank_*_in_reduce/ kill_rank_*_in_save/ stop_rank_*_in_validate/ drifting_weights/)
 for name in "${going_on[@]}"; do start_going_on "${name%/}"; done
