@@ -92,11 +92,11 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens, *targets, *position_ids, *order;  // (T)
-    Documents docs;
+    VarlenInfo docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
-    Documents real_docs;
+    VarlenInfo real_docs;
 } LlamaInputs;
 
 typedef struct {
@@ -427,7 +427,7 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
     return device;
 }
 
-static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
+static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
                                          const int32_t *cu_seqlens, int32_t num_docs,
                                          int32_t max_seqlen, const int32_t *work, size_t num_work) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
@@ -477,7 +477,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // For error messages: how many documents and tokens were staged last, and the first lengths.
 static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
     enum { SHOWN = 24 };
-    const Documents *docs = &m->in.docs;
+    const VarlenInfo *docs = &m->in.docs;
     if (!docs->cu_seqlens) return;
     const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
     size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",

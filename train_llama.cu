@@ -362,7 +362,7 @@ static void pass_without_graph(LlamaModel *m) {
 
 // The model's current micro-batch; losses are left for llama_add_losses.
 static void pass_through(LlamaModel *m, PassGraph *g) {
-    const Documents *docs = &m->in.docs;
+    const VarlenInfo *docs = &m->in.docs;
     const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
                              docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
     g->num_passes++;

@@ -244,7 +244,7 @@ static void print_default(void) {
 
 static void print_result(const Fit *f, int32_t side) {
     enum { TOKEN = 10000 };
-    Error err = {0, "", ""};
+    Error err = {0};
     const double token_us = f->x[0] * 1e3, tile_us = f->x[1] * 1e3;
     printf("\ntoken %.4f us, tile %.4f us, micro-batch %.3f ms; R^2 %.5f\n", token_us, tile_us,
            f->x[2], f->r_squared);
@@ -291,13 +291,13 @@ static void report(void) {
 }
 
 static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
+    Error err = {0};
     error_set(&err, EXIT_USAGE, hint, "%s", what);
     error_exit(&err);
 }
 
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig config;
     static LlamaModel m;
     device_prepare_process(argv);

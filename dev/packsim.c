@@ -66,7 +66,7 @@ static const Option table[] = {
 };
 
 static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
+    Error err = {0};
     error_set(&err, EXIT_USAGE, hint, "%s", what);
     error_exit(&err);
 }
@@ -172,7 +172,7 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
 
 static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanSettings *truth, const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     must(plan_step(p, index, s, LAYOUT_PACKED, at, &err), &err);
     count_step(&sim.plan, p->real_tokens, p->num_stream, p->num_micro);
     sim.docs_split += p->long_docs.docs_split;
@@ -184,7 +184,7 @@ static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings 
 
 static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     PlanSettings no_cost = *s;
     no_cost.work_token = no_cost.work_tile = 0;
     must(plan_step(p, index, &no_cost, LAYOUT_PACKED, at, &err), &err);
@@ -197,7 +197,7 @@ static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings 
 // Fills num_micro micro-batches from *at on; what does not fit into the last begins the next step.
 static void step_next_fit(int64_t *micro_work, const DocIndex *index, const PlanSettings *s,
                           PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LongCounts counts;
     memset(&counts, 0, sizeof counts);
     int64_t tokens = 0, segments = 0, left = 0;
@@ -227,7 +227,7 @@ static void step_next_fit(int64_t *micro_work, const DocIndex *index, const Plan
 // The whole
 
 static void parse_cost(const char *text, PlanSettings *s) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (!plan_work_cost_parse(text, s) || s->work_token == 0)
         usage_error("for example --work-cost 100:745",
                     "costs: expected TOKEN:TILE or TOKEN:TILE:SIDE, the first not 0");
@@ -326,7 +326,7 @@ static void print_imbalance(const PlanSettings *s) {
 }
 
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     Dataset shards;
     DocLengths drawn = {NULL, 0};
     options_parse_or_exit(table, argc, argv, "build/cpu/packsim [options]");

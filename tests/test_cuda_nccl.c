@@ -218,7 +218,7 @@ TEST(host_memory) {
 // micro-batch have the bits of those that leave after it.
 
 static void make_model(LlamaModel *m, bool tied) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig c;
     const LlamaSizes sizes = {64, 32, false, true, 0, 0};
     const LlamaRanks shard = {rank, ranks, ranks > 1, false, ranks, ranks};
