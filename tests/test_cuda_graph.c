@@ -48,7 +48,7 @@ static void random_batch(Batch *b, int segments) {
         used += length;
     }
     batch_pack(b, docs, n);
-    if (segments) CHECK(batch_complete(b, CAPACITY, segments));
+    if (segments) CHECK(batch_complete(b, CAPACITY, segments, LONGEST));
 }
 
 // Two micro-batches, as a loader would hand them over

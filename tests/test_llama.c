@@ -357,7 +357,7 @@ TEST(completed_batches_have_the_same_bits) {
         row_losses(&m, &b, packed);
         const double loss = forward_backward(&m, &b);
         memcpy(grads, m.grads, bytes);
-        CHECK(batch_complete(&b, 256 - round, NUM_DOCS + 1 + 7 * round));
+        CHECK(batch_complete(&b, 256 - round, NUM_DOCS + 1 + 7 * round, 128));
         row_losses(&m, &b, completed);
         CHECK(memcmp(packed, completed, (size_t)b.real_tokens * sizeof(float)) == 0);
         CHECK(forward_backward(&m, &b) == loss);

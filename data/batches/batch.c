@@ -170,16 +170,17 @@ static void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
     }
 }
 
-bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs) {
+bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs, int32_t max_seqlen) {
     const int32_t rows = total_tokens - b->total_tokens;
-    const int32_t segments = (rows + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT;
+    const int32_t most = max_seqlen < BATCH_PAD_SEGMENT ? max_seqlen : BATCH_PAD_SEGMENT;
+    const int32_t segments = (rows + most - 1) / most;
     if (b->layout != LAYOUT_PACKED || total_tokens > b->micro_batch_tokens ||
         num_docs > b->max_docs || rows < 0 || segments > num_docs - b->num_docs)
         return false;
     b->num_work = 0;
     while (b->total_tokens < total_tokens) {
         const int32_t left = total_tokens - b->total_tokens;
-        batch_fill_to(b, b->total_tokens + (left < BATCH_PAD_SEGMENT ? left : BATCH_PAD_SEGMENT));
+        batch_fill_to(b, b->total_tokens + (left < most ? left : most));
         batch_end_segment(b);
     }
     while (b->num_docs < num_docs) batch_end_segment(b);

@@ -119,7 +119,8 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
-    if (s->fixed_segments) batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments);
+    if (s->fixed_segments)
+        batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments, s->plan.max_seqlen);
     d->local_tokens += b->total_tokens;
     if (!batch_check(b, ds->vocab_size, err)) return false;
     if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
