@@ -355,7 +355,7 @@ static void init_weights(LlamaModel *m) {
 
 static void pass_without_graph(LlamaModel *m) {
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     comm_phase("backward", -1);
     llama_backward(m);
 }
@@ -437,7 +437,8 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
         llama_select_loss_partial(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
-        llama_head_eval(m);
+        llama_head(m, false);
+        llama_add_losses(m);
     }
     llama_sum_losses(m);
     return llama_read_step(m).loss_sum / (double)data->num_targets;
@@ -485,7 +486,7 @@ static void repeat_matmul_choices(const char *dir) {
 static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
     SafetensorsWriter w;
     const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    return llama_save_optimizer(m, path, &w, err) &&
+    return moments_save(llama_parameters(m), path, &w, err) &&
            checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
            save_matmul_choices(ck, err) &&
            state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
@@ -506,7 +507,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
                          checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!is_rank_0()) {
-        if (ok && name == NULL) llama_send_optimizer(m);
+        if (ok && name == NULL && m->ranks.shard_optimizer) moments_visit(llama_parameters(m));
         return true;
     }
     ok = ok && (name != NULL || save_state(ck, m, path, err)) &&
@@ -723,7 +724,7 @@ static void finish(LlamaModel *m) {
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
            (double)device_memory().bytes_peak / 1048576.0,
-           (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
+           (double)(run.backend_bytes + llama_memory_total(m)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
     data_summary_print_left_out(&run.train_summary);
     printf("done: %s/final is a Hugging Face model\n", o.out);
@@ -768,7 +769,7 @@ static void compare_print_row(Layout layout, const LlamaModel *m, const StepData
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout),
            t.median_ms, real_tokens / t.median_ms * 1e3, flops / t.median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data->local_tokens),
-           (long long)data->attention_pairs, (double)llama_memory_total(&m->memory) / 1048576.0,
+           (long long)data->attention_pairs, (double)llama_memory_total(m) / 1048576.0,
            t.scalars.loss_sum / (double)data->num_targets);
     fflush(stdout);
 }
@@ -832,14 +833,14 @@ static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float 
         llama_logits(m, logits + t * V, rows, n);
     }
     free(rows);
-    llama_head_eval(m);
+    llama_head(m, false);
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
 }
 
 static void add_gradients(LlamaModel *m, const Batch *b) {
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     llama_backward(m);
 }
 
@@ -1361,13 +1362,10 @@ static void print_plan(const LlamaModel *m) {
                run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
     printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
-    print_bytes("weights", m->memory.weights);
-    print_bytes("gradients", m->memory.grads);
-    print_bytes("optimizer", m->memory.optimizer);
-    print_bytes("activations", m->memory.activations);
-    print_bytes("workspace", m->memory.workspace);
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
+        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
-    print_bytes("total", run.backend_bytes + llama_memory_total(&m->memory));
+    print_bytes("total", run.backend_bytes + llama_memory_total(m));
 }
 
 // The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
@@ -1378,7 +1376,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         int32_t middle = low + (high - low + 1) / 2;
         sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
-        if (llama_memory_total(&trial.memory) <= free_bytes)
+        if (llama_memory_total(&trial) <= free_bytes)
             low = middle;
         else
             high = middle - 1;
@@ -1389,7 +1387,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
 
 static void check_memory(const LlamaModel *m) {
     Error err = {0};
-    size_t free_bytes = device_memory_free(), total = llama_memory_total(&m->memory);
+    size_t free_bytes = device_memory_free(), total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
     int32_t fits = largest_capacity(free_bytes, m->sizes);
@@ -1490,7 +1488,7 @@ int main(int argc, char **argv) {
     if (run.resume.dir[0]) {
         char path[IO_PATH_MAX];
         must(path_join(path, sizeof path, run.resume.dir, "optimizer.safetensors", &err), &err);
-        must(llama_load_optimizer(m, path, &err), &err);
+        must(moments_load(llama_parameters(m), path, &err), &err);
     }
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),

@@ -91,7 +91,7 @@ static void poison(LlamaModel *m) {
     const struct {
         void *at;
         size_t bytes;
-    } buckets[] = {{m->activations_arena, m->memory.activations},
+    } buckets[] = {{m->arenas[LLAMA_ACTIVATIONS].base, m->arenas[LLAMA_ACTIVATIONS].bytes},
                    {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
                    {s->dresid, T * C * bf16},
                    {s->dnorm, T * C * bf16},
