@@ -10,6 +10,7 @@
 
 #include "../base/error.h"
 #include "../base/json.h"
+#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ static const LlamaBuiltin llama_builtins[] = {
      128001},
 };
 
-const char *llama_config_builtin_names(void) {
+static const char *builtin_names(void) {
     return "demo, smollm2-135m, smollm2-360m, smollm2-1.7b, "
            "llama-3.2-1b, llama-3.2-3b, llama-3.1-8b";
 }
@@ -373,6 +374,18 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     bool ok = root && llama_config_parse(c, root, path, err);
     cJSON_Delete(root);
     return ok;
+}
+
+bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
+    char near_name[64], hint[256];
+    if (llama_config_builtin(c, model)) return true;
+    if (path_exists(model)) return llama_config_read(c, model, err);
+    const bool near = options_nearest(model, builtin_names(), near_name, sizeof near_name);
+    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
+             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
+             builtin_names());
+    return error_set(err, EXIT_BAD_INPUT, hint,
+                     "%s: expected a model directory or a built-in name, found neither", model);
 }
 
 // ------------------------------------------------------------------------------------------------

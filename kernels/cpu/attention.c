@@ -255,13 +255,10 @@ static real *scratch_of_all(size_t size) {
         free(arena);
         arena = aligned_alloc(ALIGN, bytes);
         arena_bytes = bytes;
-        if (!arena) {
-            Error err = {0};
-            error_set(&err, EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
+        if (!arena)
+            exit_with(EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
                       "host memory: attention needs %zu bytes of scratch for %d threads", bytes,
                       omp_get_max_threads());
-            error_exit(&err);
-        }
     }
     return arena;
 }
