@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <math.h>
 #include <signal.h>
@@ -201,7 +200,7 @@ static const char options_of_a_start[] =
     "dry-run|version";
 
 // ------------------------------------------------------------------------------------------------
-// The run: what the parts below shard
+// The run: what the parts below share
 
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
@@ -258,9 +257,7 @@ static void on_signal(int sig) {
 
 static void catch_signals(void) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    const struct sigaction action = {.sa_handler = on_signal};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -277,8 +274,7 @@ static bool reduces_deterministically(void) {
 static AdamW adamw_of_step(int64_t step) {
     const Schedule schedule = {
         (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
-    AdamW hyper = {schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
-    return hyper;
+    return (AdamW){schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
 }
 
 static bool model_is_builtin(void) {
@@ -369,6 +365,7 @@ static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) 
             train_micro_batch(m, &data->micro[i++], graph);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
+    assert(i == data->num_micro);
 }
 
 // The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
@@ -1001,9 +998,13 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
     int32_t losses = leaves > ranks ? leaves : ranks;
     if (run.val_step.plan.num_micro > losses) losses = run.val_step.plan.num_micro;
     llama_plan(m, &run.config, sizes);
-    LlamaRanks shard = {comm_rank(), ranks, ranks > 1 && o.zero == 1, reduces_deterministically(),
-                        leaves,      losses};
-    if (ranks > 1 || shard.deterministic_reduction) llama_plan_ranks(m, shard);
+    const LlamaRanks share = {.rank = comm_rank(),
+                              .num_ranks = ranks,
+                              .shard_optimizer = ranks > 1 && o.zero == 1,
+                              .deterministic_reduction = reduces_deterministically(),
+                              .num_leaves = leaves,
+                              .num_losses = losses};
+    if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1082,32 +1083,21 @@ static void open_data(void) {
         run.has_val = dataset_open(&run.val, o.train, &options, &err);
 }
 
-// Its files all from one directory: those of two tokenizers would not fit each other.
-static void open_tokenizer(void) {
+// The tokenizer's files all from one directory: those of two would not fit each other.
+static void read_model_files(void) {
     Error err = {0};
     const char *dirs[] = {run.resume.dir, o.model, o.train}, *from = NULL;
-    const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
-    bool found = false;
-    for (size_t i = 0; i < num_dirs && !from; i++) {
+    for (int i = 0; i < 3 && !from; i++) {
         if (!path_is_dir(dirs[i])) continue;
         must(path_join(path, sizeof path, dirs[i], "tokenizer.json", &err), &err);
         if (path_exists(path)) from = dirs[i];
     }
     run.has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&run.tokenizer, path, &err), &err);
-    for (size_t i = 0; i < num_dirs && !found && is_rank_0(); i++)
-        if ((!from || from == dirs[i]) && path_is_dir(dirs[i]))
-            must(model_files_read_tokenizer(&run.files, dirs[i], &found, &err), &err);
-}
-
-static void read_generation_config(void) {
-    Error err = {0};
-    const char *dirs[] = {run.resume.dir, o.model};
-    bool found = false;
-    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && is_rank_0(); i++)
-        if (path_is_dir(dirs[i]))
-            must(model_files_read_generation(&run.files, dirs[i], &found, &err), &err);
+    if (!is_rank_0()) return;
+    must(model_files_read_tokenizer(&run.files, from ? &from : dirs, from ? 1 : 3, &err), &err);
+    must(model_files_read_generation(&run.files, dirs, 2, &err), &err);
 }
 
 static void check_vocabulary(void) {
@@ -1121,15 +1111,14 @@ static void check_vocabulary(void) {
 static void make_samples(void) {
     Error err = {0};
     Samples *s = &run.samples;
-    const Sampling how = {o.temperature, o.top_k, o.top_p};
-    s->num_samples = o.num_samples;
-    s->sample_tokens = o.sample_tokens;
-    s->prompt = o.prompt;
-    s->documents = run.has_val ? &run.val : &run.train;
-    s->tokenizer = run.has_tokenizer ? &run.tokenizer : NULL;
-    s->how = how;
-    s->seed = (uint64_t)o.seed;
-    s->max_seqlen = o.max_seqlen;
+    *s = (Samples){.num_samples = o.num_samples,
+                   .sample_tokens = o.sample_tokens,
+                   .prompt = o.prompt,
+                   .documents = run.has_val ? &run.val : &run.train,
+                   .tokenizer = run.has_tokenizer ? &run.tokenizer : NULL,
+                   .how = {o.temperature, o.top_k, o.top_p},
+                   .seed = (uint64_t)o.seed,
+                   .max_seqlen = o.max_seqlen};
     must(samples_encode_prompt(s, &err), &err);
 }
 
@@ -1201,13 +1190,6 @@ static void check_ranks(void) {
               (long long)ranks, (long long)micros);
 }
 
-static ValidationSet describe_set(const StepData *data) {
-    ValidationSet set = {0, data->real_tokens, data->num_targets};
-    for (int64_t i = 0; i < data->plan.num_stream; i++)
-        set.docs += data->plan.stream[i].tok_off == 0;
-    return set;
-}
-
 // Validation: the first documents of a fixed order, the same for every run and seed.
 static void load_validation(void) {
     Error err = {0};
@@ -1221,7 +1203,9 @@ static void load_validation(void) {
     must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
     must(loader_load_step(&run.val_step, &run.val, &s, (PlanState){0}, &err), &err);
     assert(run.val_step.real_tokens == s.plan.set_tokens);
-    run.val_set = describe_set(&run.val_step);
+    run.val_set = (ValidationSet){0, run.val_step.real_tokens, run.val_step.num_targets};
+    for (int64_t i = 0; i < run.val_step.plan.num_stream; i++)
+        run.val_set.docs += run.val_step.plan.stream[i].tok_off == 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1243,53 +1227,8 @@ static void print_validation_set(void) {
                (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
 }
 
-// Eight steps from here on, fewer where they are large, by the documents' lengths alone: how many,
-// their real tokens, and the capacity of their buffers.
-static int plan_first_steps(double *real_tokens, double *capacity) {
-    Error err = {0};
-    const PlanSettings *s = &run.loader_settings.plan;
-    const DocIndex index = dataset_doc_index(&run.train);
-    PlanState at = run.cursor;
-    StepPlan plan;
-    memset(&plan, 0, sizeof plan);
-    *real_tokens = *capacity = 0;
-    int num_steps = 0;
-    for (; num_steps < 8 && *real_tokens < 0x1p24; num_steps++) {
-        must(plan_step(&plan, &index, s, LAYOUT_PACKED, &at, &err), &err);
-        *real_tokens += (double)plan.real_tokens;
-        *capacity += (double)s->num_micro * s->micro_batch_tokens;
-        at = plan.cursor_after;
-    }
-    plan_free(&plan);
-    return num_steps;
-}
-
-static void print_steps(void) {
-    const PlanSettings *p = &run.loader_settings.plan;
-    double tokens, capacity;
-    const int num_steps = plan_first_steps(&tokens, &capacity);
-    const double epoch = (double)run.train.num_tokens / tokens * num_steps;
-    printf(
-        "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
-        "%d tokens (%s), about %.*f steps an epoch\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es",
-        p->micro_batch_tokens, p->fill_ppm * 1e-4, p->max_seqlen,
-        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
-    const PlanSettings usual = plan_settings();
-    if (p->work_token == 0 && p->work_tile == 0)
-        printf("cost    none: documents go to micro-batches in the order they come\n");
-    else if (p->work_token != usual.work_token || p->work_tile != usual.work_tile ||
-             p->work_side != usual.work_side)
-        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", p->work_token,
-               p->work_tile, p->work_side, p->work_side);
-    if (o.layout == LAYOUT_PACKED && tokens / capacity < 0.8 * p->fill_ppm * 1e-6)
-        printf(
-            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
-            "--micro-batch-tokens several times --max-seqlen (%d)\n",
-            100 * tokens / capacity, num_steps, num_steps == 1 ? "" : "s", p->max_seqlen);
-}
-
 static void print_plan(const LlamaModel *m) {
+    Error err = {0};
     const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
@@ -1304,7 +1243,8 @@ static void print_plan(const LlamaModel *m) {
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set();
-    print_steps();
+    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train, run.cursor, &err),
+         &err);
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
@@ -1352,8 +1292,7 @@ static void check_memory(const LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // The program
 
-int main(int argc, char **argv) {
-    Error err = {0};
+static void start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
     const char *missing = comm_init();
@@ -1362,11 +1301,16 @@ int main(int argc, char **argv) {
                   "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
                   missing);
     options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
+int main(int argc, char **argv) {
+    Error err = {0};
+    start_process(argc, argv);
     if (o.version) {
         printf("unpad.c %s\n", UNPAD_VERSION);
         return EXIT_DONE;
     }
-    setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
@@ -1375,7 +1319,6 @@ int main(int argc, char **argv) {
     take_options(argc, argv);
     check_options();
     check_ranks();
-
     open_device();
 
     // inputs are proven good before anything is written
@@ -1383,8 +1326,7 @@ int main(int argc, char **argv) {
     check_config_of_checkpoint();
     open_data();
     check_vocabulary();
-    open_tokenizer();
-    read_generation_config();
+    read_model_files();
     make_samples();
     make_loader_settings();
     summarize_data();
@@ -1413,7 +1355,6 @@ int main(int argc, char **argv) {
         check_packing(m);
         return EXIT_DONE;
     }
-
     if (o.steps == 0) {
         evaluate(m);
         comm_finalize();
