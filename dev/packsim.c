@@ -154,10 +154,10 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
     for (Row *row = sim.rows; row < sim.rows + sim.num_rows; row++) {
         if (row->ranks > p->num_micro) continue;
         weigh(p, s);
-        plan_assign_ranks(p, row->ranks, order, owner);
+        plan_assign_ranks(p, 0, row->ranks, order, owner);
         weigh(p, truth);
         observe(&row->of[PLANNED], dealt_by(p->micro_work, order, owner, p->num_micro, row->ranks));
-        plan_block_work(p, s->num_micro, row->ranks, sim.work);
+        plan_rank_work(p, s->num_micro, row->ranks, sim.work);
         observe(&row->of[DETERMINISTIC], plan_imbalance(sim.work, row->ranks));
     }
     free(order);

@@ -130,13 +130,10 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     return true;
 }
 
-static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
-    int64_t *work = host_calloc((size_t)s->num_ranks, sizeof(int64_t), "the step plan");
-    if (s->deterministic_reduction)
-        plan_block_work(plan, s->plan.num_micro, s->num_ranks, work);
-    else
-        plan_rank_work(plan, s->num_ranks, work);
-    const double imbalance = plan_imbalance(work, s->num_ranks);
+static double step_imbalance(const StepPlan *plan, int32_t num_leaves, int32_t num_ranks) {
+    int64_t *work = host_calloc((size_t)num_ranks, sizeof(int64_t), "the step plan");
+    plan_rank_work(plan, num_leaves, num_ranks, work);
+    const double imbalance = plan_imbalance(work, num_ranks);
     free(work);
     return imbalance;
 }
@@ -148,13 +145,12 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     const size_t most = (size_t)out->plan.num_micro;
     out->own_micros =
         host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
+    const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
     out->num_micro =
-        s->deterministic_reduction
-            ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank, s->num_ranks, out->own_micros)
-            : plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
+        plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks, out->own_micros);
     step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
     step_data_count(out, &s->plan, &state);
-    out->imbalance = step_imbalance(&out->plan, s);
+    out->imbalance = step_imbalance(&out->plan, num_leaves, s->num_ranks);
     out->local_tokens = 0;
     for (int32_t i = 0; i < out->num_micro; i++)
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;

@@ -21,8 +21,8 @@ typedef struct {
     PlanSettings plan;
     Layout layout;
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
-    bool deterministic_reduction;  // a rank's micro-batches are contiguous (plan_rank_block), else
-                                   // distributed by work (plan_rank_micros)
+    bool
+        deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
     // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments,
     // where their documents leave room for that
     int32_t fixed_segments;
