@@ -912,23 +912,23 @@ static void take_options(int argc, char **argv) {
     cJSON *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
     const cJSON *stored = json_member(state, "options");
-    if (!options_take(option_table, argc, argv, stored, options_of_a_start, &err)) {
-        error_prefix(&err, run.resume.dir);
-        error_exit(&err);
-    }
+    must(options_take(option_table, argc, argv, stored, options_of_a_start, &err) ||
+             error_prefix(&err, run.resume.dir),
+         &err);
     if (is_rank_0())
         options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
     cJSON_Delete(state);
 }
 
-// Sets the cursor; returns how long the log was.
+// Sets the cursor; returns how long the log was, -1 where it is not continued.
 static int64_t read_state(void) {
     Error err = {0};
     TrainingState state = {0};
+    if (!run.resume.dir[0] || o.compare || o.check_packing) return -1;
     must(state_read(&state, run.resume.dir, &run.loader_settings.plan, &run.train, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
-    return state.log_bytes;
+    return run.resume.in_place ? state.log_bytes : -1;
 }
 
 static void open_out_dir(const LlamaModel *m) {
@@ -1043,25 +1043,21 @@ static void open_device(void) {
     run.backend_bytes = device_memory().bytes_now;
 }
 
+// Of the checkpoint, which --model must match where it is given
 static void load_config(void) {
     Error err = {0};
-    const bool resumed = run.resume.dir[0] && !run.model_given;
-    must(resumed ? llama_config_read(&run.config, run.resume.dir, &err)
-                 : llama_config_find(&run.config, o.model, &err),
-         &err);
-}
-
-static void check_config_of_checkpoint(void) {
-    Error err = {0};
     LlamaConfig saved;
+    char a[8192], b[8192];
+    if (!run.resume.dir[0] || run.model_given)
+        must(llama_config_find(&run.config, o.model, &err), &err);
     if (!run.resume.dir[0]) return;
     must(llama_config_read(&saved, run.resume.dir, &err), &err);
-    char a[8192], b[8192];
+    if (!run.model_given) run.config = saved;
     llama_config_text(&saved, "float32", a, sizeof a);
     llama_config_text(&run.config, "float32", b, sizeof b);
-    if (strcmp(a, b) == 0) return;
-    exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
-              "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
+    if (strcmp(a, b) != 0)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+                  "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
 
 static void open_data(void) {
@@ -1304,6 +1300,17 @@ static void start_process(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
+static void train_and_save(LlamaModel *m, int64_t log_before) {
+    Error err = {0};
+    open_out_dir(m);
+    load_optimizer(m);
+    if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
+    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
+              run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
+    train(m);
+    finish(m);
+}
+
 int main(int argc, char **argv) {
     Error err = {0};
     start_process(argc, argv);
@@ -1323,7 +1330,6 @@ int main(int argc, char **argv) {
 
     // inputs are proven good before anything is written
     load_config();
-    check_config_of_checkpoint();
     open_data();
     check_vocabulary();
     read_model_files();
@@ -1331,8 +1337,7 @@ int main(int argc, char **argv) {
     make_loader_settings();
     summarize_data();
     load_validation();
-    int64_t log_before = run.resume.dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
-    if (!run.resume.in_place) log_before = -1;  // another run's log is not continued
+    const int64_t log_before = read_state();
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
@@ -1355,19 +1360,10 @@ int main(int argc, char **argv) {
         check_packing(m);
         return EXIT_DONE;
     }
-    if (o.steps == 0) {
+    if (o.steps > 0)
+        train_and_save(m, log_before);
+    else
         evaluate(m);
-        comm_finalize();
-        return EXIT_DONE;
-    }
-
-    open_out_dir(m);
-    load_optimizer(m);
-    if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
-    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
-    train(m);
-    finish(m);
     comm_finalize();
     return EXIT_DONE;
 }
