@@ -935,47 +935,45 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-// Where this rank's part of elements offset .. offset + n - 1 of m and v begins; *count: its size.
-static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *count) {
+// This rank's part of elements offset .. offset + n - 1 of a moment: elements *first to *first +
+// *count - 1.
+static inline real *llama_held(const LlamaModel *m, ParameterArena arena, size_t offset, size_t n,
+                               size_t *first, size_t *count) {
     const size_t end = m->held_first + m->held_count;
-    const size_t first = offset > m->held_first ? offset : m->held_first;
     const size_t last = offset + n < end ? offset + n : end;
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    *count = first < last ? last - first : 0;
-    return first;
+    *first = offset > m->held_first ? offset : m->held_first;
+    *count = *first < last ? last - *first : 0;
+    return (arena == ARENA_M ? m->m : m->v) + (*count ? *first - m->held_first : 0);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
     LlamaModel *m = model;
+    size_t first, count;
     comm_progress();
     if (arena == ARENA_WEIGHTS) {
         uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
         weights_from_host(m->weights + offset, lo, values, n);
         return;
     }
-    size_t count, first = llama_held(m, offset, n, &count);
-    real *moment = arena == ARENA_M ? m->m : m->v;
-    if (count)
-        device_upload(moment + (first - m->held_first), values + (first - offset),
-                      count * sizeof(float));
+    real *moment = llama_held(m, arena, offset, n, &first, &count);
+    if (count) device_upload(moment, values + (first - offset), count * sizeof(float));
 }
 
 // Moments of a sharded optimizer come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
     const LlamaModel *m = model;
+    size_t first, count;
     if (arena == ARENA_WEIGHTS) {
         const uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
         weights_to_host(values, m->weights + offset, lo, n);
         return;
     }
-    size_t count, first = llama_held(m, offset, n, &count);
-    const real *moment = arena == ARENA_M ? m->m : m->v;
+    const real *moment = llama_held(m, arena, offset, n, &first, &count);
     if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
-    if (count)
-        device_download(values + (first - offset), moment + (first - m->held_first),
-                        count * sizeof(float));
+    if (count) device_download(values + (first - offset), moment, count * sizeof(float));
     if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
 }
 

@@ -42,7 +42,6 @@
 #include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
-#include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
 #include "data/runs/spike.h"
 #include "data/runs/state.h"
@@ -286,12 +285,6 @@ static bool model_is_builtin(void) {
 static const char *weights_dir(void) {
     if (run.resume.dir[0]) return run.resume.dir;
     return o.from_scratch || model_is_builtin() ? NULL : o.model;
-}
-
-// Before memory is taken, and in a dry run too.
-static void check_weights(LlamaModel *m) {
-    Error err = {0};
-    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
 }
 
 static void load_optimizer(LlamaModel *m) {
@@ -1125,18 +1118,6 @@ static void summarize_data(void) {
     if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
 }
 
-// One size for all micro-batches: room for twice the documents that one has on average. More rooms
-// are not free: attention starts a block for each, which finds out that there is no document.
-static void fix_size(LoaderSettings *s) {
-    const int64_t docs = run.train.num_docs, tokens = run.train.num_tokens;
-    const int64_t capacity = s->plan.micro_batch_tokens, longest = s->plan.max_seqlen;
-    const int64_t mean = docs * longest < tokens ? longest : tokens / (docs > 0 ? docs : 1);
-    const int64_t room = 2 * capacity / (mean > 0 ? mean : 1) + 32;
-    s->fixed_segments = (int32_t)(room < capacity ? room : capacity);
-    run.graph.total_tokens = s->plan.micro_batch_tokens;
-    run.graph.num_docs = s->fixed_segments;
-}
-
 static void make_loader_settings(void) {
     Error err = {0};
     LoaderSettings *s = &run.loader_settings;
@@ -1158,7 +1139,10 @@ static void make_loader_settings(void) {
     s->num_ranks = comm_num_ranks();
     s->deterministic_reduction = reduces_deterministically();
     must(plan_settings_check(&s->plan, &err), &err);
-    if (o.cuda_graph) fix_size(s);
+    if (!o.cuda_graph) return;
+    s->fixed_segments = loader_fixed_segments(&s->plan, &run.train);
+    run.graph.total_tokens = s->plan.micro_batch_tokens;
+    run.graph.num_docs = s->fixed_segments;
 }
 
 // The loader thread makes the attention work lists; only the planned model knows its heads.
@@ -1211,18 +1195,6 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-// Which of the validation documents are used
-static void print_validation_set(void) {
-    const ValidationSet *set = &run.val_set;
-    if (o.val_every == 0)
-        printf("        no validation\n");
-    else if (set->docs == run.val.num_docs && set->tokens == run.val.num_tokens)
-        printf("        validation takes all of them\n");
-    else
-        printf("        validation takes %lld document%s, %lld tokens of them\n",
-               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
-}
-
 static void print_plan(const LlamaModel *m) {
     Error err = {0};
     const LlamaConfig *c = &m->config;
@@ -1238,7 +1210,7 @@ static void print_plan(const LlamaModel *m) {
                                              : "random weights");
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
-    if (run.has_val) print_validation_set();
+    if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
     must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train, run.cursor, &err),
          &err);
     if (o.cuda_graph)
@@ -1345,7 +1317,7 @@ int main(int argc, char **argv) {
     plan_model(m, sizes);
     load_work_lists(m);
     print_plan(m);
-    check_weights(m);
+    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
     if (o.compare) {

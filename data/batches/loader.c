@@ -27,6 +27,14 @@ DocIndex dataset_doc_index(const Dataset *ds) {
     return (DocIndex){ds->num_docs, dataset_index_length, ds};
 }
 
+int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds) {
+    const int64_t docs = ds->num_docs, tokens = ds->num_tokens;
+    assert(docs > 0 && tokens >= docs);  // no document of a data set is empty
+    const int64_t mean = docs * s->max_seqlen < tokens ? s->max_seqlen : tokens / docs;
+    const int64_t room = 2 * (int64_t)s->micro_batch_tokens / mean + 32;
+    return room < s->micro_batch_tokens ? (int32_t)room : s->micro_batch_tokens;
+}
+
 static void step_data_free_batches(StepData *d) {
     for (int32_t i = 0; i < d->num_allocated; i++) batch_free(&d->micro[i]);
     free(d->micro);
@@ -74,7 +82,6 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
     d->longest_segment = plan->longest_segment;
     d->cursor_after = plan->cursor_after;
     d->padded_pairs = plan->num_stream * row_pairs;
-    d->padded_tokens = plan->num_stream * s->max_seqlen;
     d->real_pairs = d->total_tokens = 0;
     for (int64_t i = 0; i < plan->num_stream; i++) {
         const int64_t length = plan->stream[i].length;
