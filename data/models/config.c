@@ -41,8 +41,11 @@ static const LlamaBuiltin llama_builtins[] = {
 };
 
 const char *llama_config_builtin_names(void) {
-    return "demo, smollm2-135m, smollm2-360m, smollm2-1.7b, "
-           "llama-3.2-1b, llama-3.2-3b, llama-3.1-8b";
+    static char names[256];
+    if (!names[0])
+        for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++)
+            text_list(names, sizeof names, llama_builtins[i].name);
+    return names;
 }
 
 static void llama_config_from_builtin(LlamaConfig *c, const LlamaBuiltin *b) {
