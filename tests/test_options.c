@@ -256,7 +256,7 @@ TEST(help_fits_and_names_everything) {
 
 TEST(help_is_asked_for) {
     char *argv[] = {(char *)"p", (char *)"--steps", (char *)"3", (char *)"-h", NULL};
-    Error err = {0, "", ""};
+    Error err = {0};
     bool help = false;
     CHECK(options_parse(table, 4, argv, &help, &err) && help);
 }
@@ -264,7 +264,7 @@ TEST(help_is_asked_for) {
 TEST(values_as_json) {
     char text[2048];
     JsonWriter w;
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
@@ -295,7 +295,7 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     char *argv[MAX_ARGS + 1];
     int argc = 0;
     JsonWriter w;
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse(first);
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
@@ -351,14 +351,14 @@ TEST(stored_values_of_another_kind_are_refused) {
     };
     char *argv[] = {(char *)"p", NULL};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Error err = {0, "", ""};
+        Error err = {0};
         must_parse("");
         json_t *stored = json_parse(bad[i], strlen(bad[i]), "options", &err);
         CHECK_MSG(stored && !options_take(table, 1, argv, stored, "resume", &err), "%s", bad[i]);
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "--"), "%s: %s", bad[i], err.what);
         json_decref(stored);
     }
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse("");
     json_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
     CHECK(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
