@@ -63,7 +63,7 @@ if [ -x "$bin/test_cuda_nccl" ]; then
     }
     for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
     if [ -n "$emulated" ]; then
-        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 begun
+        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
     fi
 else bad calls "$bin/test_cuda_nccl is not built"; fi

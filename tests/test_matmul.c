@@ -1,11 +1,11 @@
 // The three products of a linear layer against a naive fp64 triple loop, for every instruction set
-// of this CPU, over sizes around the edges of tiles and blocks. Also built
-// with -DGRADCHECK, where real is double.
+// of this CPU, over sizes around the edges of tiles and blocks. Also built with -DGRADCHECK, where
+// real is double.
 //
 // Bound: a sum of n products in any order, every operation rounded, differs from the exact one by
 // at most gamma(n) * sum |a||b| with gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of
-// Numerical Algorithms, section 3.1). Nothing is tuned. Every matrix ends at an inaccessible page
-// and begins after NaN words that must stay as they are.
+// Numerical Algorithms, section 3.1). Every matrix ends at an inaccessible page and begins after
+// NaN words that must not change.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE   // MAP_ANONYMOUS
 #endif
@@ -49,7 +49,7 @@ static Guarded guarded_uniform(int64_t n)
     return g;
 }
 
-// Frees, and says whether the words before the matrix are still as guarded_new left them.
+// Frees it. Are the words before the matrix unchanged since guarded_new?
 static bool guarded_free(Guarded g)
 {
     bool intact = true;
@@ -134,7 +134,7 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
 // -------------------------------------------------------------------------------------------------
 // Accuracy
 
-// Whether this CPU and this build have what `name` asks for: of our own kernels, known here.
+// Should this CPU and this build have instruction set `name`?
 static bool is_there(const char *name, int bf16)
 {
 #if defined(__x86_64__) && !defined(GRADCHECK)
@@ -146,7 +146,7 @@ static bool is_there(const char *name, int bf16)
     return !bf16 && strcmp(name, "portable") == 0;
 }
 
-// Selects it, skips what is not there, and finds out that nothing else was selected.
+// Selects it, skips the case if it is missing, and checks that nothing else was selected.
 static void select_or_skip(const char *name, int bf16)
 {
     const bool selected = matmul_select(name, bf16);
@@ -205,7 +205,7 @@ static bool same_bits(const real *a, const real *b, int64_t n)
     return memcmp(a, b, (size_t)n * sizeof(real)) == 0;
 }
 
-TEST(a_row_does_not_depend_on_its_company)
+TEST(a_row_does_not_depend_on_other_rows)
 {
     enum { T = 67, K = 1301, N = 131 };
     static const int ranges[][2] = {{0, 1}, {66, 67}, {7, 8}, {5, 40}, {1, 67}, {0, 66}, {8, 16}};

@@ -141,7 +141,7 @@ for name in "${resumed[@]}"; do check_resume "${name%/}"; done
 check_loop() {
     local code
     code=$(cat "$1.code")
-    if [[ " $2 " = *" $code "* ]] && [ "$(grep -c 'starting again' "$1.txt")" -eq "$3" ]
+    if [[ " $2 " = *" $code "* ]] && [ "$(grep -c 'restarting in' "$1.txt")" -eq "$3" ]
     then ok "until_done_$1"; else bad "$1" "exit code $code"; fi
 }
 check_loop loop 0 1
