@@ -231,7 +231,7 @@ static const char options_of_a_start[] =
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
     int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // one has gone through: kernels are loaded, and matmul has chosen
+    // warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
     bool passed;
     DeviceGraph *graph;
     int64_t num_passes, num_launches;
@@ -281,7 +281,9 @@ static void no_device(const char *what) {
 }
 
 static void no_ranks(const char *what) {
-    usage_error("ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", what);
+    usage_error(
+        "multi-rank runs need a build with Open MPI (CPU) or NCCL (CUDA); or start one process",
+        what);
 }
 
 // A device error is found after the call that made it: at the latest at the end of the step.
@@ -515,7 +517,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     return ok;
 }
 
-// All weights as fp32, the exact master: those that this rank computes with.
+// All weights of this rank as fp32, the exact master.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
@@ -1187,8 +1189,8 @@ static void summarize_data(void) {
     if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
 }
 
-// One size for all micro-batches: room for twice the documents that one has on average. More rooms
-// are not free: attention starts a block for each, which finds out that there is no document.
+// One size for all micro-batches: slots for twice the average number of documents. Unused slots are
+// not free: attention launches a block for each, which exits early.
 static void fix_size(LoaderSettings *s) {
     const int64_t docs = run.train.num_docs, tokens = run.train.num_tokens;
     const int64_t capacity = s->plan.micro_batch_tokens, longest = s->plan.max_seqlen;
