@@ -68,21 +68,18 @@ typedef struct {
 
 // Buffers that all layers share
 typedef struct {
-    floatX *norm;         // (T, C)    output of the current norm
-    floatX *delta;        // (T, C)    what the next norm adds to the residual stream
-    floatX *swiglu;       // (T, F)
-    floatX *resid_final;  // (T, C)
-    real *rstd_final;     // (T)
-    real *losses;         // (T)
-    floatX *dresid;       // (T, C)
-    floatX *dnorm;        // (T, C)
-    floatX *dqkv;         // (T, QKV)
-    floatX *dattn;        // (T, H*D)
-    floatX *dgate_up;     // (T, 2F)
-    floatX *dswiglu;      // (T, F)
-    real *attn_delta;     // (H, T)
-    floatX *logits;       // (head_chunk, V), becomes dlogits in place
-    floatX *head_rows;    // (head_chunk, C)   rows gathered for sampling
+    floatX *norm;       // (T, C)    output of the current norm
+    floatX *swiglu;     // (T, F)
+    real *losses;       // (T)
+    floatX *dresid;     // (T, C)
+    floatX *dnorm;      // (T, C)
+    floatX *dqkv;       // (T, QKV)
+    floatX *dattn;      // (T, H*D)
+    floatX *dgate_up;   // (T, 2F)
+    floatX *dswiglu;    // (T, F)
+    real *attn_delta;   // (H, T)
+    floatX *logits;     // (head_chunk, V), becomes dlogits in place
+    floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_partials;  // (LLAMA_NORM_BLOCKS) squares of a block of the gradients
@@ -162,7 +159,7 @@ typedef struct {
     real *dembed_tokens, *dnorm, *dlm_head;
     LlamaLayer *layers;
     LlamaLayerGrads *dlayers;
-    LlamaActs *acts;
+    LlamaActs *acts;  // (num_layers + 1), the last of the final norm: resid_attn and rstd_attn only
     LlamaScratch scratch;
     real *rope_table;   // (max_seqlen, D/2, 2)
     StepScalars *step;  // device: loss sum, gradient norm, clip factor
@@ -205,26 +202,22 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_EMBEDDING);
     embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
     llama_await_weights(m, LLAMA_NORMS);
-    const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
     for (int l = 0; l < c->num_layers; l++) {
         const LlamaLayer *w = &m->layers[l];
         LlamaActs *a = &m->acts[l];
         llama_await_weights(m, LLAMA_LAYERS + l);
-        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
-                            eps, T, C);
+        rmsnorm_forward(s->norm, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
         matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
         rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
-        llama_attention_forward(m, a);                              // (T, H*D)
-        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
-        add_rmsnorm_forward(a->resid_mlp, s->norm, a->rstd_mlp, a->resid_attn, s->delta,
-                            w->post_attention_layernorm, eps, T, C);
+        llama_attention_forward(m, a);  // (T, H*D)
+        matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
+        rmsnorm_forward(s->norm, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
         matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
         swiglu_forward(s->swiglu, a->gate_up, T, F);                        // (T, F)
-        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);         // (T, C)
-        resid = a->resid_mlp;
-        delta = s->delta;  // added by the next norm
+        matmul_forward_add(a[1].resid_attn, a->resid_mlp, s->swiglu, w->down_proj, T, F, C);
     }
-    add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
+    LlamaActs *last = &m->acts[c->num_layers];
+    rmsnorm_forward(s->norm, last->rstd_attn, last->resid_attn, m->norm, eps, T, C);
     llama_await_weights(m, LLAMA_HEAD);
 }
 
@@ -262,10 +255,12 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
+    const float eps = c->rms_norm_eps;
 
     llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
-    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
+    const LlamaActs *last = &m->acts[c->num_layers];
+    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, last->resid_attn, m->norm, last->rstd_attn, T,
                      C);  // +=
     for (int l = c->num_layers - 1; l >= 0; l--) {
         const LlamaLayer *w = &m->layers[l];
@@ -275,8 +270,8 @@ static inline void llama_backward(LlamaModel *m) {
         matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);  // +=
         matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);  // =
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);           // =
-        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T,
-                      C);                                                            // recompute
+        rmsnorm_forward(s->norm, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T,
+                        C);                                                          // recompute
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);  // +=
         matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);  // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
@@ -284,9 +279,10 @@ static inline void llama_backward(LlamaModel *m) {
         matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
         matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
         llama_attention_backward(m, a);                                      // = and rope's
-        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
-        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
+        rmsnorm_forward(s->norm, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T,
+                        C);                                                    // recompute
+        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);  // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);  // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -703,7 +699,7 @@ static inline void llama_carve_activations(LlamaModel *m) {
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     Arena *a = &m->arenas[LLAMA_ACTIVATIONS];
-    for (int l = 0; l < c->num_layers; l++) {
+    for (int l = 0; l <= c->num_layers; l++) {
         LlamaActs *x = &m->acts[l];
         if (!m->sizes.train && l > 0) {  // inference: layers share one set
             *x = m->acts[0];
@@ -711,6 +707,7 @@ static inline void llama_carve_activations(LlamaModel *m) {
         }
         x->resid_attn = arena_take(a, T * C, sizeof(floatX));
         x->rstd_attn = arena_take(a, T, sizeof(real));
+        if (l == c->num_layers) break;
         x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
         x->attn = arena_take(a, T * q_dim, sizeof(floatX));
         x->lse = arena_take(a, H * T, sizeof(real));
@@ -720,10 +717,7 @@ static inline void llama_carve_activations(LlamaModel *m) {
     }
     LlamaScratch *s = &m->scratch;
     s->norm = arena_take(a, T * C, sizeof(floatX));
-    s->delta = arena_take(a, T * C, sizeof(floatX));
     s->swiglu = arena_take(a, T * F, sizeof(floatX));
-    s->resid_final = arena_take(a, T * C, sizeof(floatX));
-    s->rstd_final = arena_take(a, T, sizeof(real));
     s->losses = arena_take(a, T, sizeof(real));
 }
 
@@ -798,7 +792,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->staging_ints += T;  // the rows of llama_logits, at the end
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
-    m->acts = host_calloc(layers, sizeof(LlamaActs), "layers");
+    m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors = host_calloc((LLAMA_LAYER_MATRICES + 2) * layers + 3, sizeof(Parameter), "tensors");
     llama_build_tensors(m);
     m->held_count = m->num_elements;

@@ -663,7 +663,8 @@ static void check_activations(const LlamaModel *m, size_t T, size_t C, size_t F,
     const LlamaScratch *s = &m->scratch;
     static Regions r;
     r.n = 0;
-    for (int l = 0; l < (m->sizes.train ? m->config.num_layers : 1); l++) {
+    const int layers = m->config.num_layers;
+    for (int l = 0; l < (m->sizes.train ? layers : 1); l++) {
         const LlamaActs *a = &m->acts[l];
         region(&r, "resid_attn", a->resid_attn, T * C, sizeof(floatX));
         region(&r, "rstd_attn", a->rstd_attn, T, sizeof(real));
@@ -675,10 +676,11 @@ static void check_activations(const LlamaModel *m, size_t T, size_t C, size_t F,
         region(&r, "gate_up", a->gate_up, T * 2 * F, sizeof(floatX));
     }
     region(&r, "norm", s->norm, T * C, sizeof(floatX));
-    region(&r, "delta", s->delta, T * C, sizeof(floatX));
     region(&r, "swiglu", s->swiglu, T * F, sizeof(floatX));
-    region(&r, "resid_final", s->resid_final, T * C, sizeof(floatX));
-    region(&r, "rstd_final", s->rstd_final, T, sizeof(real));
+    if (m->sizes.train) {
+        region(&r, "resid_attn", m->acts[layers].resid_attn, T * C, sizeof(floatX));
+        region(&r, "rstd_attn", m->acts[layers].rstd_attn, T, sizeof(real));
+    }
     region(&r, "losses", s->losses, T, sizeof(real));
     check_regions(&r, m->arenas[LLAMA_ACTIVATIONS]);
 }
