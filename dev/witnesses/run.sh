@@ -15,7 +15,7 @@ need() {        # need WHAT HOW COMMAND...
     echo "hint: $2" >&2
     exit 2
 }
-has_module() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
+has_module() { "$python" -c "import importlib.util as u; exit(u.find_spec('$1') is None)"; }
 pip_hint="python3 -m venv DIR; DIR/bin/pip install mmasim nvidia-cutlass numpy; \
 make witnesses PYTHON=DIR/bin/python"
 
