@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# What the machine code for Hopper promises (dev/gpu_model): no register spilled, no wgmma
+# serialised, and no prediction more than 3 % slower than dev/results/gpu-model.txt says. A slow-down
+# that is wanted: make gpu-model, and commit the report.
+set -u
+cd "$(dirname "$0")/.."
+root=$PWD
+. "$root/tests/lib.sh"
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null) ||
+    skip_all gpu_model 'nvcc is not installed'
+"$nvcc" --list-gpu-arch | grep -qx compute_90 || skip_all gpu_model 'this nvcc does not know sm_90a'
+CUOBJDUMP=${CUOBJDUMP:-$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2> /dev/null)} ||
+    skip_all gpu_model 'cuobjdump is not installed'
+export CUOBJDUMP
+scratch gpu_model
+cd "$root" || exit 1
+
+check cubins_build make -s BACKEND=cpu gpu-model-cubins
+outcome no_prediction_is_slower 0 '^[0-9]+ predictions|^times are not compared' \
+    make -s BACKEND=cpu gpu-model-check
+grep -aE '^[0-9]+ predictions|^times are not' "$work/out.txt"
+compared=$(grep -ac '^[0-9]* predictions' "$work/out.txt")
+
+# The faults that it is there for, planted in a copy: each must show
+cp -r Makefile kernels "$work"
+plant() {       # plant FILE FROM TO: the one line
+    [ "$(grep -c -- "$2" "$work/kernels/cuda/$1.cu")" -ge 1 ] &&
+        sed -i "0,/$2/s//$3/" "$work/kernels/cuda/$1.cu"
+}
+cubin() { make -s -C "$work" BACKEND=cpu WERROR= "build/gpu_model/$1.cubin"; }
+serialised() { ! cubin attention_sm90; }
+slow=attention_sm90
+check slow_planted plant $slow 'wgmma_wait<1>();' 'wgmma_wait<0>();'
+check slow_builds cubin $slow
+check spill_planted plant attention_sm80 '__launch_bounds__(THREADS, 2)' '__launch_bounds__(THREADS, 3)'
+check spill_builds cubin attention_sm80
+others=()
+for f in build/gpu_model/*.cubin; do
+    case $f in */attention_sm[89]0.cubin) ;; *) others+=("$f") ;; esac
+done
+outcome a_spill_shows 1 '^error: .*attention_forward_kernel.* spilled registers$' \
+    python3 dev/gpu_model/gpu_model.py --check dev/results/gpu-model.txt "${others[@]}" \
+    "$work"/build/gpu_model/attention_sm[89]0.cubin
+if [ "$compared" -eq 0 ]; then
+    skip a_slow_down_shows 'the report is of another compiler'
+elif grep -aqE '^error: 135M R65, attention forward: predicted .*% slower than' "$work/out.txt"; then
+    ok a_slow_down_shows
+else
+    bad a_slow_down_shows 'no line says what is slower'
+fi
+check too_few_registers plant $slow '? 160 : 232' '? 152 : 232'
+check serialised_wgmma_does_not_build serialised
+finish
