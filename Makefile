@@ -19,9 +19,9 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
+ifeq ($(wildcard /usr/include/jansson.h /usr/local/include/jansson.h),)
 ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
-$(error cJSON is missing. Run: sudo apt-get install libcjson-dev)
+$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
 endif
 endif
 
@@ -50,7 +50,7 @@ ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
 # order.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -lcjson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lm -ldl -lpthread
 OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE

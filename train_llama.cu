@@ -9,7 +9,7 @@
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -959,16 +959,15 @@ static void take_options(int argc, char **argv) {
     Error err = {0};
     run.model_given = options_given(argc, argv, "model");
     if (!run.resume.dir[0]) return;
-    cJSON *state = state_open(run.resume.dir, &err);
+    json_auto_t *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
-    const cJSON *stored = json_member(state, "options");
+    const json_t *stored = json_member(state, "options");
     if (!options_take(option_table, argc, argv, stored, options_of_a_start, &err)) {
         error_prefix(&err, run.resume.dir);
         error_exit(&err);
     }
     if (is_rank_0())
         options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
-    cJSON_Delete(state);
 }
 
 // Sets the cursor; returns how long the log was.

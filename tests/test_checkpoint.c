@@ -1,9 +1,9 @@
 // data/runs/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
 // killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
-#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,6 +30,10 @@
 #include "fault.c"
 #include "scratch.h"
 #include "test.h"
+
+// A fork copies the page tables of all the freed memory that the sanitizer keeps.
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
 
 static const char *out_dir(void) {
     static char path[256];
@@ -148,11 +152,11 @@ TEST(manifest_is_json_with_its_own_checksum) {
     fresh_out_dir();
     must_save(3, NULL);
     char *text = file_read_all(scratch("out/step-00000003/manifest.json"), 4096, &n, "", &err);
-    cJSON *root = text ? json_parse(text, n, "m", &err) : NULL;
+    json_t *root = text ? json_parse(text, n, "m", &err) : NULL;
     bool ok =
-        root && cJSON_GetArraySize(json_member(root, "files")) == 3 && json_member(root, "step");
+        root && json_array_size(json_member(root, "files")) == 3 && json_member(root, "step");
     free(text);
-    cJSON_Delete(root);
+    json_decref(root);
     CHECK_MSG(ok, "%s", err.what);
 }
 
@@ -622,6 +626,21 @@ static bool use_memory(int what, Error *err) {
     return true;
 }
 
+// Whether the process exits with code 5 when allocation nth is refused, as one for JSON makes it.
+static bool refusal_exits_5(int what, long nth) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        Error err = {0, "", ""};
+        close(2);
+        fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
+        use_memory(what, &err);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status) == EXIT_HOST_MEMORY;
+}
+
 TEST(every_allocation_fails_in_turn) {
     long sites = 0;
     LlamaConfig c;
@@ -637,6 +656,10 @@ TEST(every_allocation_fails_in_turn) {
         for (long nth = 1;; nth++, sites++) {
             Error err = {0, "", ""};
             int fds = fault_open_fds();
+            if (refusal_exits_5(what, nth)) {
+                CHECK(newest() == 2 && damaged_seen == 0);
+                continue;
+            }
             fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
             bool ok = use_memory(what, &err);
             if (fault_disarm() < nth)

@@ -18,7 +18,7 @@
 #ifndef UNPAD_OPTIONS_H
 #define UNPAD_OPTIONS_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -88,12 +88,12 @@ void options_write_json(const Option *table, JsonWriter *w);
 // After options_parse: takes from `stored`, written by options_write_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing
 // from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
-bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
                   const char *except, Error *err);
 
 // Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
 // one.
-void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
+void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out);
 
 #endif

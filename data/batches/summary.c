@@ -64,16 +64,16 @@ void data_summary_print_left_out(const DataSummary *d) {
 
 void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
     if (!d->dataset) {
-        json_null(w, name);
+        json_put_null(w, name);
         return;
     }
     json_begin(w, name, '{');
-    json_int(w, "shards", (int64_t)d->dataset->num_shards);
-    json_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
-    json_int(w, "documents", d->dataset->num_docs);
-    json_int(w, "tokens", d->dataset->num_tokens);
-    json_int(w, "empty_documents", d->dataset->num_empty);
-    json_int(w, "long_documents", num_long_docs(d));
-    json_int(w, "tokens_left_out", d->counts.tokens_left_out);
+    json_put_int(w, "shards", (int64_t)d->dataset->num_shards);
+    json_put_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
+    json_put_int(w, "documents", d->dataset->num_docs);
+    json_put_int(w, "tokens", d->dataset->num_tokens);
+    json_put_int(w, "empty_documents", d->dataset->num_empty);
+    json_put_int(w, "long_documents", num_long_docs(d));
+    json_put_int(w, "tokens_left_out", d->counts.tokens_left_out);
     json_end(w, '}');
 }

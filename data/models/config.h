@@ -6,7 +6,7 @@
 #ifndef UNPAD_CONFIG_H
 #define UNPAD_CONFIG_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,7 +39,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name);
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 
 // The same from parsed JSON; path is for messages.
-bool llama_config_parse(LlamaConfig *c, const cJSON *root, const char *path, Error *err);
+bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err);
 
 // Divisibility and products, which a config that was read satisfies. `where` begins the message.
 bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);

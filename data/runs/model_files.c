@@ -62,8 +62,8 @@ static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error 
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 2);
     json_begin(&w, NULL, '{');
-    if (c->bos_token_id >= 0) json_int(&w, "bos_token_id", c->bos_token_id);
-    if (c->eos_token_id >= 0) json_int(&w, "eos_token_id", c->eos_token_id);
+    if (c->bos_token_id >= 0) json_put_int(&w, "bos_token_id", c->bos_token_id);
+    if (c->eos_token_id >= 0) json_put_int(&w, "eos_token_id", c->eos_token_id);
     json_end(&w, '}');
     return checkpoint_write_file(ck, names[GENERATION_CONFIG], text, w.n, err);
 }
