@@ -226,13 +226,13 @@ SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate \
-               build/emu/bugs build/tsan/bugs train_llama
+               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
 # On a machine with a GPU: what only it can show, and what it reaches
 gpu-day:
-	@dev/gpu_day.sh
+	@dev/gpu_day.sh $(PARTS)
 # Without one: what the machine code promises (dev/gpu_model/README.md), and that it promises no less
 # than what is committed
 GPU_MODEL = CUOBJDUMP=$(CUOBJDUMP) python3 dev/gpu_model/gpu_model.py
