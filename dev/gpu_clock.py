@@ -4,8 +4,9 @@ nominal peak and of the peak at that clock it is.
 
     gpu_clock.py COMMAND [ARGUMENT...]
 
-Clock: the median of the samples, ten a second, since the line with a rate before; a last line gives
-the whole command's. Nothing is set on the GPU. Exit status: the command's.
+Rates: numbers in front of TFLOP/s, and those of a table's column of that name. Clock: the median of
+the samples, ten a second, since the line with a rate before; a last line gives the whole command's.
+Nothing is set on the GPU. Exit status: the command's.
 """
 import re
 import statistics
@@ -63,8 +64,22 @@ class Sampler:
                 f"{len(self.samples)} samples")
 
 
-def with_percentages(line, sampler):
-    rates = [float(rate) for rate in re.findall(r"([0-9.]+) TFLOP/s", line)]
+class Rates:
+    """The rates of one line after another."""
+
+    def __init__(self):
+        self.columns = []
+
+    def of(self, line):
+        fields = re.split(r"\s{2,}", line.strip())
+        if "TFLOP/s" in fields:
+            self.columns = fields
+        elif self.columns and len(fields) == len(self.columns):
+            return [float(fields[self.columns.index("TFLOP/s")])]
+        return [float(rate) for rate in re.findall(r"([0-9.]+) TFLOP/s", line)]
+
+
+def with_percentages(line, rates, sampler):
     if not rates:
         return line
     clock = sampler.clock()
@@ -76,11 +91,12 @@ def with_percentages(line, sampler):
 
 
 def main(command):
-    sampler = Sampler()
+    sampler, rates = Sampler(), Rates()
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             for line in child.stdout:
-                print(with_percentages(line.rstrip("\n"), sampler), flush=True)
+                line = line.rstrip("\n")
+                print(with_percentages(line, rates.of(line), sampler), flush=True)
     except OSError as error:
         sys.exit(f"error: {command[0]}: {error.strerror}\nhint: is it built?")
     finally:

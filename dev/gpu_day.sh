@@ -11,7 +11,7 @@
 #     bench      attention, and steps of every layout, with the clock sampled
 #     peers      PyTorch on the same documents, where it is installed
 #   OUT=DIR      where each part writes PART.txt; default dev/results/gpu-DATE
-#   DRY=1        no GPU: what the emulated build can run, in dry-PART.txt. Nothing there is measured.
+#   DRY=1        no GPU: what the emulated build can run, in dry-PART.txt; nothing is measured
 #
 # A part's last line counts checks; what could not run is counted as not run and named, and never as
 # passed. Exit status: 0 when something passed, nothing failed and nothing was left out; 11: no GPU,
@@ -217,8 +217,7 @@ part_sanitizer() {
     local tool filter
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     [ -z "$dry" ] || { left_out sanitizers 'compute-sanitizer needs a GPU' && return; }
-    [ -x "$sanitizer" ] ||
-        { left_out sanitizers 'compute-sanitizer is not installed (package cuda-sanitizer)' && return; }
+    [ -x "$sanitizer" ] || { left_out sanitizers 'compute-sanitizer is not installed' && return; }
     built $bin/test_cuda_kernels $bin/test_cuda_attention || return
     for tool in memcheck initcheck racecheck synccheck; do
         filter=sanitizer

@@ -30,8 +30,8 @@ outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses
 outcome what_is_left_out_is_no_pass 1 '^bench: 0 passed, 0 failed, .* 1 not run' dry bench
 files=$(cd "$work/dry" && echo *)
-check a_file_for_each test "$files" = 'dry-bench.txt dry-build.txt dry-guesses.txt dry-kernels.txt dry-runs.txt'
-says_dry() { [ "$(grep -lx 'DRY RUN .*no figure below is a measurement' "$work"/dry/* | wc -l)" -eq 5 ]; }
+check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,runs}.txt)"
+says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 5 ]; }
 check each_says_that_nothing_is_measured says_dry
 
 # What fails must show: a device that is not there, and a part that has no time left
@@ -46,6 +46,9 @@ clock() { PATH=$work/$1:$PATH dev/gpu_clock.py "${@:2}"; }
 outcome share_of_the_peak_at_the_clock 0 \
     '^ours 494.7 TFLOP/s   \[50.0% of 989 and 61.0% of the peak at 1,500 MHz\]$' \
     clock h200 sh -c 'sleep 0.5; echo "ours 494.7 TFLOP/s"'
+printf 'layout     step ms   TFLOP/s        loss\npacked       149.0     247.35    5.678\n' > "$work/table"
+outcome share_in_a_table 0 '^packed .*\[25.0% of 989 and 30.5% of the peak at 1,500 MHz\]$' \
+    clock h200 sh -c 'sleep 0.5; cat "$1"' sh "$work/table"
 outcome the_clock_of_the_whole_command 0 '^clock   1,500 MHz .*600 W, 60 C' clock h200 sleep 0.5
 outcome no_clock_no_share 0 '^ours 1 TFLOP/s$' clock none echo 'ours 1 TFLOP/s'
 outcome the_commands_exit_code 7 '^clock   not sampled' clock none sh -c 'exit 7'

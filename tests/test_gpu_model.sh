@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the machine code for Hopper promises (dev/gpu_model): no register spilled, no wgmma
-# serialised, and no prediction more than 3 % slower than dev/results/gpu-model.txt says. A slow-down
-# that is wanted: make gpu-model, and commit the report.
+# serialised, and no prediction more than 3 % slower than dev/results/gpu-model.txt says. Where it is
+# meant to be slower: make gpu-model, and commit the report.
 set -u
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -23,16 +23,16 @@ compared=$(grep -ac '^[0-9]* predictions' "$work/out.txt")
 
 # The faults that it is there for, planted in a copy: each must show
 cp -r Makefile kernels "$work"
-plant() {       # plant FILE FROM TO: the one line
-    [ "$(grep -c -- "$2" "$work/kernels/cuda/$1.cu")" -ge 1 ] &&
-        sed -i "0,/$2/s//$3/" "$work/kernels/cuda/$1.cu"
+plant() {       # plant FILES FROM TO: the first such place
+    local file
+    file=$(grep -l -- "$2" "$work/kernels/cuda/"$1.cu* | head -n 1) && [ -n "$file" ] &&
+        sed -i "0,/$2/s//$3/" "$file"
 }
 cubin() { make -s -C "$work" BACKEND=cpu WERROR= "build/gpu_model/$1.cubin"; }
 serialised() { ! cubin attention_sm90; }
-slow=attention_sm90
-check slow_planted plant $slow 'wgmma_wait<1>();' 'wgmma_wait<0>();'
-check slow_builds cubin $slow
-check spill_planted plant attention_sm80 '__launch_bounds__(THREADS, 2)' '__launch_bounds__(THREADS, 3)'
+check slow_planted plant attention_sm90 'wgmma_wait<1>();' 'wgmma_wait<0>();'
+check slow_builds cubin attention_sm90
+check spill_planted plant attention_sm80 '_bounds__(THREADS, 2)' '_bounds__(THREADS, 3)'
 check spill_builds cubin attention_sm80
 others=()
 for f in build/gpu_model/*.cubin; do
@@ -43,11 +43,11 @@ outcome a_spill_shows 1 '^error: .*attention_forward_kernel.* spilled registers$
     "$work"/build/gpu_model/attention_sm[89]0.cubin
 if [ "$compared" -eq 0 ]; then
     skip a_slow_down_shows 'the report is of another compiler'
-elif grep -aqE '^error: 135M R65, attention forward: predicted .*% slower than' "$work/out.txt"; then
+elif grep -aqE '^error: 135M R65, attention forward: .*% slower than' "$work/out.txt"; then
     ok a_slow_down_shows
 else
     bad a_slow_down_shows 'no line says what is slower'
 fi
-check too_few_registers plant $slow '? 160 : 232' '? 152 : 232'
+check too_few_registers plant attention_sm90 '? 160 : 232' '? 152 : 232'
 check serialised_wgmma_does_not_build serialised
 finish

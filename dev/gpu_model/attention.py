@@ -16,7 +16,8 @@ class Kernel:
     """A kernel of the build, or of FlashAttention-3.
 
     rows: of an item; step: rows that a pass takes of what passes by; warps: of a CTA on a partition
-    that multiply; kind: see items_of; shared: bytes of a CTA, 0 where it takes a whole SM.
+    that multiply; kind: see items_of; shared: rows of shared memory for a row of an item and for one
+    of a pass; None: a CTA takes a whole SM.
     (fit, clock, item): calibration.py; item counts clocks of an item beside its passes.
     """
 
@@ -30,11 +31,18 @@ class Kernel:
     def key(self):
         return f"{self.name} hd{self.head_dim}"
 
-    def matches(self, mangled):
-        found = re.search(r"\d(attention_\w+?_kernel)ILi(\d+)E", mangled)
-        return bool(found) and found.groups() == (self.name + "_kernel", str(self.head_dim))
+    def sizes_in(self, mangled):
+        """Template arguments behind head_dim of this kernel's function; None: not its function."""
+        found = re.search(r"\d(attention_\w+?)_kernelI((?:Li\d+E)+)E", mangled)
+        arguments = [int(n) for n in re.findall(r"\d+", found.group(2))] if found else []
+        if not found or (found.group(1), arguments[0]) != (self.name, self.head_dim):
+            return None
+        return arguments[1:]
 
-    def read(self, code, usage):
+    def read(self, sizes, code, usage):
+        """sizes: as sizes_in gives them, rows and step, or step alone, where they are not fixed"""
+        *rows, self.step = sizes or [self.step]
+        self.rows = rows[0] if rows else self.rows
         self.registers, self.stack = usage
         self.spills = sass.spills(code)
         self.trace = sass.main_loop(code, 8)
@@ -53,25 +61,28 @@ class Kernel:
         if not self.shared:
             return 1
         by_registers = REGISTERS_OF_SM // (128 * -(-self.registers // 8) * 8)
-        return min(by_registers, SHARED_BYTES_OF_SM // (self.shared + 1024))
+        rows = self.shared[0] * self.rows + self.shared[1] * self.step
+        statistics = 16 * self.step if "kv" in self.name else 0
+        return min(by_registers,
+                   SHARED_BYTES_OF_SM // (rows * self.head_dim * 2 + statistics + 1024))
 
 
 # How far the simulation was right about kernels whose speed on an H100 is published: see
 # calibration.py and README.md. mma.sync: FlashAttention-2; wgmma: FlashAttention-3.
 SM80_CLOCK, SM90_CLOCK = 1.755e9, 1.5e9
-FA3_FIT = {("forward", 64): (.72, 3500), ("forward", 128): (1.00, 6000),   # (fit, clocks of an item)
+FA3_FIT = {("forward", 64): (.72, 3500), ("forward", 128): (1.00, 6000),   # fit, clocks of an item
            ("backward", 64): (.74, 7000), ("backward", 128): (.76, 6000)}
 
 
 def kernels():
     """All kernels of kernels/cuda/attention*.cu; sizes as *Sizes and attention.cuh have them."""
     sm80 = [  # name, head_dim, kind, rows, step, shared, fit, clocks of an item
-        ("attention_forward", 64, "queries", 128, 64, 49152, 1.00, 7000),
-        ("attention_forward", 128, "queries", 128, 32, 65536, .87, 7000),
-        ("attention_backward_q", 64, "queries", 128, 64, 65536, 1.02, 7100),
-        ("attention_backward_q", 128, "queries", 128, 32, 98304, 1.02, 7100),
-        ("attention_backward_kv", 64, "keys of a group", 64, 32, 33280, 1.02, 7000),
-        ("attention_backward_kv", 128, "keys of a group", 64, 32, 66048, 1.02, 7000),
+        ("attention_forward", 64, "queries", 128, 64, (1, 4), 1.00, 7000),
+        ("attention_forward", 128, "queries", 128, 32, (1, 4), .87, 7000),
+        ("attention_backward_q", 64, "queries", 128, 64, (2, 4), 1.02, 7100),
+        ("attention_backward_q", 128, "queries", 128, 32, (2, 4), 1.02, 7100),
+        ("attention_backward_kv", 64, "keys of a group", 64, 32, (2, 4), 1.02, 7000),
+        ("attention_backward_kv", 128, "keys of a group", 64, 32, (2, 4), 1.02, 7000),
     ]
     sm90 = [  # the same with consumers instead of shared memory
         ("attention_forward_sm90", 64, "units", 64, 128, 3, *FA3_FIT["forward", 64]),
@@ -84,7 +95,7 @@ def kernels():
          *FA3_FIT["backward", 128]),
     ]
     return ([Kernel(*k[:5], 1, *k[5:], SM80_CLOCK) for k in sm80] +
-            [Kernel(*k[:6], 0, *k[6:], SM90_CLOCK) for k in sm90])
+            [Kernel(*k[:6], None, *k[6:], SM90_CLOCK) for k in sm90])
 
 
 def pairs(lengths):

@@ -54,7 +54,7 @@ def fa3_kernels():
     for (direction, head_dim), (fit, item) in attention.FA3_FIT.items():
         rows, step, warps = CODE["forward" if direction == "forward" else "causal", head_dim][4:]
         kernel = Kernel(f"FlashAttention-3 {direction}", head_dim,
-                        "queries" if direction == "forward" else "keys", rows, step, warps, 0,
+                        "queries" if direction == "forward" else "keys", rows, step, warps, None,
                         fit, item, SM90_CLOCK)
         kernel.passes = [FA3_PASSES[direction, head_dim]]
         kernels[direction, head_dim] = kernel
@@ -100,8 +100,8 @@ def fit(kernel, causal, published):
     return math.sqrt(best[0] / len(published))
 
 
-# TFLOP/s of cuBLAS on an H100, M N K: sm_90 of XLA's xla/service/gpu/model/matmul_interpolator_data.h,
-# its autotuner's choices, bf16; M = 16384 are batches of 4
+# TFLOP/s of cuBLAS on an H100, M N K: sm_90 in matmul_interpolator_data.h of XLA
+# (xla/service/gpu/model), its autotuner's choices, bf16; M = 16384 are batches of 4
 XLA = [(16384, 4096, 256, 504), (16384, 4096, 512, 620), (16384, 4096, 1024, 725.5),
        (16384, 4096, 2048, 764.6), (16384, 4096, 4096, 793), (16384, 2048, 512, 607.5),
        (16384, 1024, 256, 393), (16384, 1024, 512, 542), (16384, 1024, 1024, 674),
@@ -154,7 +154,7 @@ def check_flash_attention(library):
     for (direction, head_dim), published in PUBLISHED.items():
         rows, step, warps = CODE[direction, head_dim][4:]
         kernel = Kernel(direction, head_dim, "queries" if direction == "forward" else "keys",
-                        rows, step, warps, 0, 1., 0, SM90_CLOCK)
+                        rows, step, warps, None, 1., 0, SM90_CLOCK)
         kernel.trace = find(codes, (direction, head_dim))
         kernel.measure(1)
         causal = CODE[direction, head_dim][2]
@@ -165,7 +165,7 @@ def check_flash_attention(library):
         for n, p in published.items():
             print(f"    {n:6d} published {p}, model {rate(kernel, causal, n):.0f}")
     for head_dim in 64, 128:
-        kernel = Kernel("causal", head_dim, "keys", *CODE["causal", head_dim][4:], 0, 1., 0,
+        kernel = Kernel("causal", head_dim, "keys", *CODE["causal", head_dim][4:], None, 1., 0,
                         SM90_CLOCK)
         kernel.trace = find(codes, ("causal", head_dim))
         kernel.measure(1)

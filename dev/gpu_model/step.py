@@ -29,7 +29,7 @@ TILES = {(256, 128): 1, (128, 256): 1, (128, 192): .98, (192, 128): .98, (128, 1
 REACHES = dict(norm=.88, norm_backward=.80, rope=.72, swiglu=.90, cross_entropy=.80, embedding=.80,
                embedding_backward=.45, memset=.95, squares=.90, adamw=.88, inductor=.88)
 EXP_EXPOSED, EXP_CLOCK = .4, 1.755e9                # cross-entropy's exponentials; guess
-NVLINK, RANKS_EXPOSED = 200e9, .1                   # guess: a tenth of what ranks send is not hidden
+NVLINK, RANKS_EXPOSED = 200e9, .1                   # guess: a tenth of what is sent is not hidden
 
 
 class Model:
@@ -41,6 +41,11 @@ class Model:
         self.params = self.matrices + C * V * (1 if tied else 2) + C * (2 * L + 1)
         # llama_head_chunk, bf16
         self.head_chunk = max(1024, (192 << 20) // (2 * V) // 128 * 128)
+
+    def products(self):
+        """(name, N, K) of a layer's matrices (N, K), in the order of the backward pass."""
+        return [("down", self.C, self.F), ("gate_up", 2 * self.F, self.C),
+                ("o_proj", self.C, self.q), ("qkv", self.qkv, self.C)]
 
 
 M135 = Model("SmolLM2-135M", 30, 576, 1536, 9, 3, 64, 49152, True)
@@ -154,7 +159,8 @@ def attention_ops(step, model, lengths, kernels, path):
         step.add(group, kernel.name, model.L, t, nbytes, products * flop)
 
 
-# What a step may do otherwise than the code does now; see README.md
+# What the code does now of what follows, and what a step may do otherwise; see README.md
+NOW = dict()
 SMALL = dict(tuned=True, keep=True, residual_beta=True, ce_fixed=True, head_chunk=11264,
              no_memset=True, dweight_once=True)
 FUSED = dict(SMALL, rope_fused=True, swiglu_fused=True, norm_fused=True, norm_of_gradient=True)
@@ -162,7 +168,7 @@ FUSED = dict(SMALL, rope_fused=True, swiglu_fused=True, norm_fused=True, norm_of
 
 def ours(model, lengths, kernels, path="_sm90", ranks=1, **o):
     """llama.h's step of one micro-batch. o: SMALL, FUSED or parts of them."""
-    m, T, s = model, sum(lengths), Step()
+    m, T, s, o = model, sum(lengths), Step(), {**NOW, **o}
     C, F, L, rows = m.C, m.F, m.L, 2. * T * m.C
     has = lambda name: o.get(name, False)
     tuned = has("tuned")
@@ -203,12 +209,13 @@ def ours(model, lengths, kernels, path="_sm90", ranks=1, **o):
         s.memory("swiglu", "swiglu_backward", L, 10. * T * F, "swiglu")
     if not has("norm_fused") and not has("keep"):
         s.memory("norms", "rmsnorm_apply (again)", 2 * L, 2 * rows, "norm")
-    for name, N, K in (("down", C, F), ("gate_up", 2 * F, C), ("o_proj", C, m.q), ("qkv", m.qkv, C)):
+    for name, N, K in m.products():
         s.gemm("weight gradients", name, L, N, K, T, **gradient)
-    for name, N, K in (("gate_up", C, 2 * F), ("o_proj", m.q, C), ("qkv", C, m.qkv)):
-        s.gemm("backward", name, L, T, N, K, tuned=tuned)
+    for name, N, K in m.products()[1:]:
+        s.gemm("backward", name, L, T, K, N, tuned=tuned)
     touched = rows + min(T, 15000) * C * 8.
-    s.memory("norms", "embedding_backward", 1, touched, "embedding_backward", launches=2, extra=2e-6)
+    s.memory("norms", "embedding_backward", 1, touched, "embedding_backward", launches=2,
+             extra=2e-6)
     s.add("other", "losses_sum", 1, max(3e-6, T / 256 / 8 * .6e-6), 4. * T)
 
     if not has("norm_of_gradient"):
@@ -261,10 +268,9 @@ def pytorch(model, lengths, fa3, ranks=1):
     s.gemm("head", "backward", count, t, C, m.V)
     s.memory("norms", "rmsnorm backward", 2 * L + 1, 5 * rows, "inductor", launches=2)
     s.memory("swiglu", "silu * up backward, again", L, 12. * T * F, "inductor")
-    for name, N, K in (("down", C, F), ("gate_up", 2 * F, C), ("o_proj", C, m.q), ("qkv", m.qkv, C)):
+    for name, N, K in m.products():
         s.gemm("weight gradients", name, L, N, K, T)
-    for name, N, K in (("down", F, C), ("gate_up", C, 2 * F), ("o_proj", m.q, C), ("qkv", C, m.qkv)):
-        s.gemm("backward", name, L, T, N, K)
+        s.gemm("backward", name, L, T, K, N)
     s.add("attention backward", "FlashAttention-3", L,
           fa3_seconds(fa3["backward", m.D], m, lengths) + 10e-6, 0., 5 * flop, 4)
     s.memory("rope", "rope backward", L, 4. * T * m.qkv, "inductor")
