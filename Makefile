@@ -171,6 +171,7 @@ build/cuda/%.o: %.cu Makefile
 CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,$(wildcard kernels/cuda/*.cu))
 $(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
 $(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
+	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
 	$(call NVCC_MAKES,-cubin)
 build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)

@@ -6,14 +6,31 @@ set -u
 cd "$(dirname "$0")/.."
 root=$PWD
 . "$root/tests/lib.sh"
+scratch gpu_model
+cd "$root" || exit 1
+
+# The model's work list of the seed batch: as many products as the kernel does in the emulator.
+# 12 wgmma of each of 4 warps for a pass of a consumer; three consumers, for the three heads.
+work_list() {
+    EMU_STATS=1 build/emu/test_cuda_attention --filter seed_batch_sm90 > "$work/stats" 2>&1 &&
+        PYTHONPATH=dev/gpu_model python3 - "$work/stats" << 'PY'
+import re, sys
+import attention, step
+dq = next(k for k in attention.kernels() if k.key() == "attention_backward_q_sm90 hd64")
+passes = sum(attention.items_of(dq, step.SEED, 3, 1)) * dq.warps
+done = re.search(r"backward_q_sm90_kernel.* wgmma/warp (\d+)", open(sys.argv[1]).read()).group(1)
+print(f"{passes * 12 * 4:.0f} by the list, {done} done")
+sys.exit(passes * 12 * 4 != int(done))
+PY
+}
+check work_lists_are_the_kernels work_list
+
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null) ||
     skip_all gpu_model 'nvcc is not installed'
 "$nvcc" --list-gpu-arch | grep -qx compute_90 || skip_all gpu_model 'this nvcc does not know sm_90a'
 CUOBJDUMP=${CUOBJDUMP:-$(command -v cuobjdump || ls "$(dirname "$nvcc")/cuobjdump" 2> /dev/null)} ||
     skip_all gpu_model 'cuobjdump is not installed'
 export CUOBJDUMP
-scratch gpu_model
-cd "$root" || exit 1
 
 check cubins_build make -s BACKEND=cpu gpu-model-cubins
 outcome no_prediction_is_slower 0 '^[0-9]+ predictions|^times are not compared' \
