@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# `make gpu-day`: everything that only a GPU can show, in parts of less than ten minutes each.
+# `make gpu-day`: all checks and measurements that need a GPU, in parts of less than ten minutes.
 #
 #   dev/gpu_day.sh [PART...]      make gpu-day PARTS="build kernels"; default: all, in this order
-#     build      the build for this GPU; the wrappers of ptx.cuh against the emulator, bit for bit
+#     build      the build for this GPU; the wrappers of ptx.cuh: the same bits as the emulator's
 #     selfcheck  train_llama --self-check
-#     kernels    kernels against the CPU's, properties, 1000 repeats, large sizes
+#     kernels    kernels against their CPU references, properties, 1000 repeats, large sizes
 #     runs       whole runs against the CPU backend; NCCL; SmolLM2-135M's dimensions, 200 steps
 #     sanitizer  compute-sanitizer on small shapes
-#     guesses    what replaces the largest guesses of dev/gpu_model
+#     guesses    measurements that replace the largest guesses of dev/gpu_model
 #     bench      attention, and steps of every layout, with the clock sampled
-#     peers      PyTorch on the same documents, where it is installed
+#     peers      PyTorch (if installed) on the same documents
 #   OUT=DIR      where each part writes PART.txt; default dev/results/gpu-DATE
-#   DRY=1        no GPU: what the emulated build can run, in dry-PART.txt; nothing is measured
+#   DRY=1        without a GPU: what the emulated build can run, in dry-PART.txt; measures nothing
 #
-# A part's last line counts checks; what could not run is counted as not run and named, and never as
-# passed. Exit status: 0 when something passed, nothing failed and nothing was left out; 11: no GPU,
-# nothing was run and nothing written; 1 otherwise.
+# A part's last line counts checks. A check that could not run is named and counted as not run,
+# never as passed. Exit status: 0 if something passed, nothing failed and every check ran; 11 without
+# a GPU, when nothing runs and nothing is written; otherwise 1.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export root=$PWD OMP_WAIT_POLICY=passive    # waiting threads sleep: others need the cores
@@ -36,8 +36,8 @@ trap '[ -z "$running" ] || kill "$running" 2> /dev/null; exit 130' INT TERM
 # ------------------------------------------------------------------------------------------------
 # Checks
 
-# launch LIMIT_S COMMAND...: its output in $log, and in $why what went wrong, or nothing. No longer
-# than the part has left.
+# launch LIMIT_S COMMAND...: output in $log; $why is the reason of a failure, or empty. The limit is
+# at most what the part has left.
 launch() {
     local limit=$1 status left=$((deadline - SECONDS))
     shift
@@ -47,7 +47,7 @@ launch() {
         return
     fi
     [ "$limit" -le $left ] || limit=$left
-    # in the background, because bash heeds Ctrl-C only in `wait`
+    # in the background, because bash handles Ctrl-C only in `wait`
     timeout -k 10 "$limit" "$@" > "$log" 2>&1 < /dev/null &
     running=$!
     wait "$running"
@@ -57,7 +57,7 @@ launch() {
     elif [ "$status" -ne 0 ]; then why="exit code $status"
     fi
 }
-# verdict NAME TEXT: passed unless there is a $why
+# verdict NAME TEXT: passed unless $why is set
 verdict() {
     if [ -z "$why" ]; then
         passed=$((passed + 1))
@@ -72,8 +72,8 @@ check() {       # check NAME LIMIT_S COMMAND...
     launch "${@:2}"
     verdict "$1" ''
 }
-# The same for a program that counts its cases in a last line of its own, without which, and with no
-# case passed, nothing has been shown
+# The same for a program whose last line counts its cases; without that line, or without a passed
+# case, it fails
 suite() {       # suite NAME LIMIT_S COMMAND...
     launch "${@:2}"
     finish_suite "$1"
@@ -89,11 +89,11 @@ finish_suite() {
         why='no last line with counts'
     fi
     verdict "$1" "$counts"
-    # what was skipped and why, and what cases say of themselves
+    # skipped cases with their reasons, and figures printed by cases
     [ -n "$why" ] || grep -aE '^    |^skipped ' "$log"
 }
-# figures NAME LIMIT_S COMMAND...: shows what the command prints, with the clock sampled; of a
-# training run the lines that $shown matches
+# figures NAME LIMIT_S COMMAND...: prints the command's output, or its lines that match $shown, with
+# the clock sampled
 figures() {
     printf '\n$ %s\n' "${*:3}"
     launch "$2" python3 dev/gpu_clock.py "${@:3}"
@@ -158,10 +158,10 @@ part_runs() {
         launch 180 bash -c 'long_run smollm2-135m 49152 512 2048 200 20'
     fi
     verdict long_run "$(tail -n 1 "$log")"
-    rm -rf "${work:?}"/*                        # checkpoints of some GB
+    rm -rf "${work:?}"/*                        # checkpoints of several GB
 }
 
-# NCCL's calls by one rank; with more GPUs, several ranks
+# NCCL calls with one rank; with more GPUs, several ranks
 nccl() {
     local gpus
     gpus=$(nvidia-smi -L | grep -c '^GPU ')
@@ -175,12 +175,12 @@ nccl() {
         suite ranks 200 env TRAIN="$root/$bin/train_llama" \
             RANKS="2$([ "$gpus" -ge 4 ] && echo ' 4')" tests/test_cuda_ranks.sh
     else
-        echo "        several ranks are for a machine with more GPUs"
+        echo "        several ranks: need more GPUs"
     fi
 }
 
-# long_run MODEL VOCAB MAX_SEQLEN MICRO_BATCH_TOKENS STEPS CPU_STEPS: packed, padded, and meanwhile
-# the CPU backend for the first steps
+# long_run MODEL VOCAB MAX_SEQLEN MICRO_BATCH_TOKENS STEPS CPU_STEPS: packed and padded, and at the
+# same time the CPU backend for the first CPU_STEPS
 long_run() {
     local common=(--model "$1" --from-scratch --train "$work/shards" --max-seqlen "$3"
         --micro-batch-tokens "$4" --lr 3e-4 --val-every 0 --num-samples 0 --boundary-token 0)
@@ -212,7 +212,7 @@ assert worst <= 2**-6 and worst_cpu <= 2**-7     # bf16 rounding, growing over s
 PY
 }
 
-# Races inside cuBLASLt's kernels are not ours to find.
+# racecheck without cuBLASLt's kernels
 part_sanitizer() {
     local tool filter
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
@@ -262,9 +262,9 @@ part_bench() {
     compare r65 8192 65536
     compare r65 2048 65536
     compare equal 2048 65536
-    # fill = 1395 tokens of six rows: a step is the six documents and nothing of the next epoch
+    # fill = 1395 tokens of six rows: a step is the six documents and none of the next epoch
     compare seed 2048 12288 --fill 0.113526
-    # the steady state over 30 steps, launch by launch and as a graph, large and small micro-batches
+    # the steady state over 30 steps, separate launches and CUDA graph, micro-batches of two sizes
     shown='^(step +(1|2|10|20|30)/|cuda graph|peak|unpad|clock)'
     for tokens in 65536 8192; do
         for graph in '' --cuda-graph; do

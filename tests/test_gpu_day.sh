@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # dev/gpu_day.sh without a GPU: it says so and writes nothing; a dry run goes through the parts that
 # the emulated build can run, and fails where they fail. And the clock behind a rate.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-. "$root/tests/lib.sh"
+. "$(dirname "$0")/lib.sh"
 scratch gpu_day
 cd "$root" || exit 1
 

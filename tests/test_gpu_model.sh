@@ -2,10 +2,7 @@
 # What the machine code for Hopper promises (dev/gpu_model): no register spilled, no wgmma
 # serialised, and no prediction more than 3 % slower than dev/results/gpu-model.txt says. Where it is
 # meant to be slower: make gpu-model, and commit the report.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-. "$root/tests/lib.sh"
+. "$(dirname "$0")/lib.sh"
 scratch gpu_model
 cd "$root" || exit 1
 

@@ -210,14 +210,24 @@ static const Option *options_find(const Option *table, const char *name) {
     return NULL;
 }
 
+static bool options_in_list(const char *name, const char *list) {
+    const size_t length = strlen(name);
+    for (const char *p = list; *p;) {
+        const size_t n = strcspn(p, "|");
+        if (n == length && strncmp(p, name, n) == 0) return true;
+        p += n + (p[n] == '|');
+    }
+    return false;
+}
+
 // Our replacement for an option of other programs, spelt with - or _; NULL: not known.
 static const char *options_elsewhere(const Option *table, const char *name) {
-    for (const Option *o = table; o->name; o++) {
-        if (o->kind != OPTION_KIND_HINT) continue;
-        size_t i = 0;
-        while (name[i] && (name[i] == '_' ? '-' : name[i]) == o->name[i]) i++;
-        if (!name[i] && !o->name[i]) return o->help;
-    }
+    char spelt[64];
+    text_copy(spelt, sizeof spelt, name);
+    for (char *c = spelt; *c; c++)
+        if (*c == '_') *c = '-';
+    for (const Option *o = table; o->name; o++)
+        if (o->kind == OPTION_KIND_HINT && options_in_list(spelt, o->name)) return o->help;
     return NULL;
 }
 
@@ -406,16 +416,6 @@ void options_write_json(const Option *table, JsonWriter *w) {
 
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
-
-static bool options_in_list(const char *name, const char *list) {
-    const size_t length = strlen(name);
-    for (const char *p = list; *p;) {
-        const size_t n = strcspn(p, "|");
-        if (n == length && strncmp(p, name, n) == 0) return true;
-        p += n + (p[n] == '|');
-    }
-    return false;
-}
 
 static const json_t *options_stored(const Option *o, const json_t *stored) {
     if (o->kind == OPTION_KIND_GROUP) return NULL;

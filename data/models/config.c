@@ -10,6 +10,7 @@
 
 #include "../base/error.h"
 #include "../base/json.h"
+#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ static const LlamaBuiltin llama_builtins[] = {
      128001},
 };
 
-const char *llama_config_builtin_names(void) {
+static const char *builtin_names(void) {
     static char names[256];
     if (!names[0])
         for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++)
@@ -375,6 +376,18 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     }
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG, hint, err);
     return root && llama_config_parse(c, root, path, err);
+}
+
+bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
+    char near_name[64], hint[400];
+    if (llama_config_builtin(c, model)) return true;
+    if (path_exists(model)) return llama_config_read(c, model, err);
+    const bool near = options_nearest(model, builtin_names(), near_name, sizeof near_name);
+    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
+             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
+             builtin_names());
+    return error_set(err, EXIT_BAD_INPUT, hint,
+                     "%s: expected a model directory or a built-in name, found neither", model);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 #include "../batches/loader.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
+#include "../shards/dataset.h"
 
 // Warns when the length of the log is not that at the checkpoint of `step`.
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
@@ -192,6 +193,16 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
 void report_step(RunLog *log, const StepReport *r, const StepData *d) {
     print_step(r, d);
     log_step(log, r, d);
+}
+
+void print_validation_set(const ValidationSet *set, const Dataset *ds) {
+    if (!set)
+        printf("        no validation\n");
+    else if (set->docs == ds->num_docs && set->tokens == ds->num_tokens)
+        printf("        validation takes all of them\n");
+    else
+        printf("        validation takes %lld document%s, %lld tokens of them\n",
+               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
 }
 
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
