@@ -36,13 +36,13 @@ static T *allocate(int64_t n) {
     return p;
 }
 
-// A million different ones, over and over: more take longer to make than to measure with.
+// A million different values, repeated: more would take longer to make than to measure with.
 static floatX *normal_values(int64_t n) {
-    enum { DIFFERENT = (1 << 20) + 17 };
+    constexpr int64_t DIFFERENT = (1 << 20) + 17;
     static floatX x[DIFFERENT];
     static bool made;
     uint64_t state = 1;
-    for (int i = 0; !made && i < DIFFERENT; i++) {
+    for (int64_t i = 0; !made && i < DIFFERENT; i++) {
         float sum = -2;  // of 4 uniforms, scaled to variance 1
         for (int k = 0; k < 4; k++) {
             state = state * 6364136223846793005ull + 1442695040888963407ull;
