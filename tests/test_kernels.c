@@ -332,8 +332,7 @@ TEST(results_do_not_depend_on_the_number_of_threads) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_free(all[i]);
 }
 
-#else  // GRADCHECK \
-       // ----------------------------------------------------------------------------------------
+#else  // GRADCHECK
 
 // d(loss)/d(x[i]) by central differences of fourth order, against `analytic`; relative L2 error.
 static double difference_error(double (*loss)(void), floatX *x, size_t n, const floatX *analytic) {
