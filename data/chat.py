@@ -193,7 +193,8 @@ class JinjaTemplate:
         try:
             self.template = self.env.from_string(source)
         except Exception as e:
-            raise PrepareError(BAD_INPUT, "%s: expected a chat template: %s" % (name, e)) from None
+            raise PrepareError(BAD_INPUT, "%s: expected a chat template: %s" % (name, e),
+                               "name another file by --chat-template") from None
 
     def text(self, messages, tools, prompt=False, marked=False):
         self.env.marked = marked
@@ -258,19 +259,24 @@ def template_source(tokenizer, given):
     try:
         return data.decode("utf-8"), name
     except UnicodeDecodeError:
-        raise PrepareError(BAD_INPUT, "%s: expected a chat template in UTF-8" % name) from None
+        raise PrepareError(BAD_INPUT, "%s: expected a chat template in UTF-8" % name,
+                           "name another file by --chat-template") from None
 
 
 def json_object(tokenizer, name):
     try:
         value = json.loads(tokenizer.files.get(name, b"{}").decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (name, e)) from None
+        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (name, e),
+                           "copy the tokenizer again") from None
     return value if isinstance(value, dict) else {}
 
 
 def special_tokens(tokenizer):
-    """(contents of all, {"bos_token": content, ...})."""
+    """(contents of all, {"bos_token": content, ...}); of the byte tokenizer none: prepare.py writes
+    its BOS and EOS."""
+    if tokenizer.name == "byte":
+        return (), {}
     added = json_object(tokenizer, "tokenizer.json").get("added_tokens") or []
     contents = tuple(t["content"] for t in added if t.get("special"))
     values = {}
@@ -410,7 +416,8 @@ def parquet_units(path):
             if not set(columns) - {"tools"}:
                 raise PrepareError(BAD_INPUT, "%s: expected a column messages, conversations, or "
                                    "prompt and completion, found %s" % (
-                                       path, ", ".join(file.schema_arrow.names[:8]) or "none"))
+                                       path, ", ".join(file.schema_arrow.names[:8]) or "none"),
+                                   "rename the columns")
             number = 1
             for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
                 yield "rows", path, number, batch.to_pylist()

@@ -243,7 +243,7 @@ def read_file(path):
         with open(path, "rb") as f:
             return f.read()
     except OSError as e:
-        raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e.strerror)) from None
+        raise cannot_read(path, e) from None
 
 
 def read_json(path):
