@@ -11,8 +11,8 @@ the chat up to it adds to rendering the chat before it with a generation prompt,
 after a closing special token. A sample whose earlier text changes as the chat grows is left out.
 
 A token is trained if all of its text belongs to the assistant. transformers also trains a token
-that straddles the boundary (say "\\n\\n" where the answer begins with a newline), which generation
-never produces: the prompt ends with its own "\\n".
+that straddles the boundary (say "\\n\\n" where the answer begins with a newline), which a model
+that generates cannot write: its prompt already ends with the first "\\n".
 
 Jinja templates need the Python package jinja2; SmolLM2's and plain ChatML do not. Parquet needs
 pyarrow.

@@ -80,7 +80,7 @@ for name, forms in golden["templates"].items():
     except ImportError:
         if (name, form) != ("smollm2", "plain"):
             continue
-    if (tokenizer, name) == ("byte", "headers"):
+    if (tokenizer, name) == ("byte", "headers") or not forms[form]:
         continue
     open("template.jinja", "w").write(forms[form])
     subprocess.run([sys.executable, prepare, "--quiet", "--chat", "samples.jsonl", "--out", "golden",
@@ -166,8 +166,11 @@ same_pictures() {  # every form of the same chats renders and trains the same
 }
 last_turn_only() { sed 's/\[\[4<|im_end|>\]\]/4<|im_end|>/' wanted > last; shown "$1" | diff last -; }
 everything() {
-    rm -rf all && run openai.jsonl --train-on all --val-frac 0 --out all && python3 - << 'PY'
+    run openai.jsonl --train-on all --val-frac 0 --out all &&
+        run openai.jsonl --train-on all --val-frac 0 --no-bos --no-eos --out bare && python3 - << 'PY'
 import shards
+for ids, mask in shards.read("bare"):
+    assert ids[0] == ord("<") and mask == [0] + [1] * (len(ids) - 1)
 for ids, mask in shards.read("all"):
     assert (ids[0], ids[-1]) == (256, 257) and mask == [0] + [1] * (len(ids) - 1)
 PY

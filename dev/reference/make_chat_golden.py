@@ -29,7 +29,7 @@ import chat as ours  # noqa: E402
 import prepare  # noqa: E402
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# each with {% generation %}, which the test also takes out
+# each with {% generation %}; the test also takes it out
 MARKED = {
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\n" + ours.SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}"
@@ -67,6 +67,10 @@ A: {% generation %}{{ message.content }}
 {% endfor %}
 {% if add_generation_prompt %}
 A: {% endif %}""",
+    # white space after an answer joins what ends it: tokens straddle the end, too
+    "open": "{% for message in messages %}{{ message.role + '\n' }}{% if message.role == 'assistant' %}"
+            "{% generation %}{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}"
+            "{% endif %}{{ '\n\n' }}{% endfor %}",
 }
 SAMPLES = [[tuple(turn.split(":", 1)) for turn in chat] for chat in (
     ["user:Hi", "assistant:Hello!"],
@@ -157,9 +161,9 @@ def make(smollm2):
                 cases.append({"tokenizer": tokenizer_name, "template": name, "sample": i,
                               "ids": ids, "mask": "".join(map(str, trained)),
                               "straddling": straddling})
-    smollm2_plain = {"smollm2": ours.SMOLLM2}
+    other = {"smollm2": ours.SMOLLM2, "open": None}
     golden = {
-        "templates": {n: {"marked": t, "plain": smollm2_plain.get(n) or plain(t)}
+        "templates": {n: {"marked": t, "plain": other[n] if n in other else plain(t)}
                       for n, t in MARKED.items()},
         "samples": [messages_of(s) for s in SAMPLES], "cases": cases}
     lines = ",\n".join(json.dumps(c, separators=(",", ":")) for c in golden.pop("cases"))
