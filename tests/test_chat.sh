@@ -75,14 +75,12 @@ with open("samples.jsonl", "w") as f:
     f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
 where = {"byte": "byte", "bpe": golden_dir, "smollm2": smollm2}[tokenizer]
 for name, forms in golden["templates"].items():
-    try:
-        import jinja2
-    except ImportError:
-        if (name, form) != ("smollm2", "plain"):
-            continue
-    if (tokenizer, name) == ("byte", "headers") or not forms[form]:
+    template = forms["marked" if form == "marked" else "plain"]
+    if not template or (tokenizer, name) == ("byte", "headers") or (form, name) in (
+            ("built_in", "headers"), ("built_in", "plain")):
         continue
-    open("template.jinja", "w").write(forms[form])
+    # a comment, so that it is not the template that needs no jinja2
+    open("template.jinja", "w").write(template + ("{# #}" if form == "turns" else ""))
     subprocess.run([sys.executable, prepare, "--quiet", "--chat", "samples.jsonl", "--out", "golden",
                     "--overwrite", "--val-frac", "0", "--tokenizer", where, "--no-bos", "--no-eos",
                     "--chat-template", "template.jinja", "--jobs", "1"], check=True)
@@ -268,15 +266,18 @@ PY
         diff -r from_parquet from_jsonl
 }
 
-check golden_byte_chatml golden byte plain
-if have jinja2; then check golden_byte_generation golden byte marked
-else skip golden_byte_generation 'the Python package jinja2 is not installed'; fi
-needs tokenizers golden_bpe_turns golden bpe plain
-if have tokenizers && have jinja2; then check golden_bpe_generation golden bpe marked
-else skip golden_bpe_generation 'the Python package tokenizers is not installed'; fi
+# built_in: by ChatML in Python; turns: by rendering prefixes; marked: by {% generation %}
+check golden_byte_built_in golden byte built_in
+needs jinja2 golden_byte_marked golden byte marked
+needs tokenizers golden_bpe_built_in golden bpe built_in
+if have tokenizers; then
+    needs jinja2 golden_bpe_turns golden bpe turns
+    needs jinja2 golden_bpe_marked golden bpe marked
+else
+    skip golden_bpe_of_templates 'the Python package tokenizers is not installed'
+fi
 if [ -n "${SMOLLM2_DIR:-}" ]; then
-    check golden_smollm2_turns golden smollm2 plain
-    check golden_smollm2_generation golden smollm2 marked
+    for form in built_in turns marked; do check golden_smollm2_$form golden smollm2 $form; done
 else
     skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 fi
