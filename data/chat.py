@@ -23,6 +23,7 @@ import os
 import re
 import struct
 import sys
+import time
 
 import prepare
 from prepare import BAD_INPUT, USAGE, PrepareError
@@ -147,6 +148,16 @@ class ChatMLTemplate:
         return text, spans
 
 
+def start_time():
+    """What templates take for now: the same in every worker."""
+    now = os.environ.get("SOURCE_DATE_EPOCH") or time.time()
+    try:
+        return datetime.datetime.fromtimestamp(float(now))
+    except (ValueError, OverflowError, OSError):
+        raise PrepareError(USAGE, "SOURCE_DATE_EPOCH: expected seconds since 1970, found %s" % now,
+                           "unset it") from None
+
+
 def jinja_environment(now):
     """As in transformers, {% generation %} included: with env.marked, START and END around it."""
     try:
@@ -181,7 +192,7 @@ def jinja_environment(now):
     env.extend(marked=False)
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = datetime.datetime.fromtimestamp(now).strftime
+    env.globals["strftime_now"] = now.strftime
     return env
 
 
@@ -463,25 +474,29 @@ class MaskWriter:
 # A picture of a sample
 
 
-def picture(document, tokenizer, colour):
-    """The text, with what is trained in colour or in [[ ]]."""
+def picture(document, tokenizer, colour, limit):
+    """The text, with what is trained in colour or in [[ ]]; of a long one `limit` characters."""
     before, after = ("\033[1;32m", "\033[0m") if colour else ("[[", "]]")
     out, at, inside = [], 0, False
+    text = document.text
     for (first, end), trained in zip(document.offsets, document.mask):
+        if first >= limit:
+            text = text[:first]
+            break
         if bool(trained) != inside:
-            out.append(document.text[at:first])
+            out.append(text[at:first])
             out.append(before if trained else after)
             at, inside = first, bool(trained)
-        if first == end == len(document.text) and tokenizer.eos >= 0:
-            out.append(document.text[at:] + "<|eos|>")
+        if first == end == len(text) and tokenizer.eos >= 0:
+            out.append(text[at:] + "<|eos|>")
             at = end
-    out += [document.text[at:], after if inside else ""]
+    out += [text[at:], after if inside else "", "" if text == document.text else "\n..."]
     return "".join(piece if piece in (before, after) else
                    "\n".join(prepare.printable(line) for line in piece.split("\n"))
                    for piece in out)
 
 
-def show(files, options, tokenizer, count):
+def show(files, options, tokenizer, count, limit=sys.maxsize):
     """Prints the first `count` samples, whatever becomes of them; returns how many there were."""
     chat, shown = Chat(options, tokenizer), 0
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -498,5 +513,5 @@ def show(files, options, tokenizer, count):
             print("%s: %d tokens, %d trained, %s" % (
                 prepare.printable(where), len(found.ids), sum(found.mask),
                 "in colour" if colour else "in [[ ]]"))
-            print(picture(found, tokenizer, colour).rstrip("\n") + "\n")
+            print(picture(found, tokenizer, colour, limit).rstrip("\n") + "\n")
     return shown

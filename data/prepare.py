@@ -321,8 +321,9 @@ def kind_of(path, named, options):
         kind, what = kind_of_json(path, named, CHAT_KEYS if options["chat"] else
                                   [options["text_key"]])
         found = "JSON Lines, found " + what
-        hint = "jq -c '%s' %s > FILE.jsonl writes an object a line; --as-text takes it as text" % (
-            ".[]" if "array" in what else ".", path)
+        hint = "jq -c '%s' %s > FILE.jsonl writes an object a line%s" % (
+            ".[]" if "array" in what else ".", path,
+            "" if options["chat"] else "; --as-text takes it as text")
     if kind == TABLE and named:
         raise PrepareError(BAD_INPUT, "%s: expected %s" % (path, found), hint)
     return kind
@@ -809,11 +810,10 @@ def install(temporary, out):
     os.close(fd)
 
 
-def write_dataset(args, options, files, temporary):
-    tokenizer, left_out, named = make_tokenizer(options), collections.Counter(), []
+def write_dataset(args, options, files, tokenizer, temporary):
+    left_out, named = collections.Counter(), []
     if args.chat:
         import chat
-        chat.make_template(options, tokenizer)  # adds its file to the tokenizer's
     writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens,
                                   chat.MaskWriter() if args.chat else None)
                for split in ("train", "val")}
@@ -876,7 +876,10 @@ def prepare(args):
                "text_key": args.text_key, "val_frac": args.val_frac,
                "functions": args.python_functions, "as_text": args.as_text,
                "chat": args.chat, "chat_template": args.chat_template, "train_on": args.train_on,
-               "now": float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())}
+               "now": None}
+    if args.chat:
+        import chat
+        options["now"] = chat.start_time()
     if args.show:
         return show(args, options)
     out = args.out
@@ -888,13 +891,12 @@ def prepare(args):
     if tokenizer.warning:
         warn("%s: %s" % (args.tokenizer, tokenizer.warning))
     if args.chat:
-        import chat
-        chat.make_template(options, tokenizer)
+        chat.make_template(options, tokenizer)  # adds its file to the tokenizer's
     temporary = None
     try:
         os.makedirs(out, exist_ok=True)
         temporary = tempfile.mkdtemp(prefix=".prepare-", dir=out)
-        summary, left_out = write_dataset(args, options, files, temporary)
+        summary, left_out = write_dataset(args, options, files, tokenizer, temporary)
         install(temporary, out)
     except OSError as e:
         raise PrepareError(DISK, "%s: %s" % (e.filename or out, e.strerror),
@@ -906,7 +908,7 @@ def prepare(args):
         warn("left out: " + why)
     if not args.quiet:
         if args.chat:
-            chat.show(files, options, tokenizer, 1)
+            chat.show(files, options, tokenizer, 1, limit=2000)
         print_summary(summary)
         print("wrote %s (%s tokenizer, vocabulary %d)" % (
             printable(out), summary["tokenizer"]["name"], summary["tokenizer"]["vocab_size"]))
@@ -986,6 +988,8 @@ def main(argv):
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed in --out", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # --show into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

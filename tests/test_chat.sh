@@ -237,6 +237,16 @@ tree_of_chats() {
         run tree --val-frac 0 --out from_tree && run openai.jsonl --val-frac 0 --out from_file &&
         diff -r from_tree from_file
 }
+long_samples_are_cut() {
+    python3 -c 'import json; print(json.dumps({"prompt": "x" * 1900, "completion": "y" * 9000}))' > long.jsonl
+    python3 "$root/data/prepare.py" --chat long.jsonl --val-frac 0 --out long > stdout &&
+        [ "$(wc -c < stdout)" -lt 4000 ] && grep -A 1 -E 'x<.im_end' stdout && grep -qxF '...' stdout &&
+        [ "$(run --show 1 long.jsonl | wc -c)" -gt 11000 ]
+}
+closed_pipe() {
+    for _ in $(seq 2000); do cat openai.jsonl; done > pipe.jsonl
+    run --show 4000 pipe.jsonl 2> stderr | head -n 1 && [ ! -s stderr ]
+}
 surrogates() { run surrogate.jsonl --show 1 | grep -q '^\[\[a?<'; }
 macro() { shown openai.jsonl --chat-template macro.jinja | grep -F 'userassistant<[[4]]>user'; }
 rewriting() {
@@ -295,6 +305,8 @@ check no_color_is_respected coloured no NO_COLOR=1
 check show_writes_nothing show_writes_nothing
 check a_tree_of_chats tree_of_chats
 check lone_surrogates surrogates
+check long_samples_are_cut long_samples_are_cut
+check show_into_head closed_pipe
 needs jinja2 generation_in_a_macro macro
 needs jinja2 a_template_that_rewrites rewriting
 needs jinja2 strftime_now_is_one_time same_day
@@ -307,6 +319,7 @@ check refuses_no_template_file refused 3 'absent.jinja: cannot read' openai.json
     --chat-template absent.jinja
 check refuses_a_binary_template refused 3 'latin.jinja: expected a chat template in UTF-8' \
     openai.jsonl --chat-template latin.jinja
+SOURCE_DATE_EPOCH=soon check refuses_a_bad_time refused 2 'expected seconds' openai.jsonl
 check refuses_as_text refused 2 'takes no --as-text' openai.jsonl --as-text
 expect refuses_show_without_chat 2 'need --chat' python3 "$root/data/prepare.py" openai.jsonl --show 1
 expect refuses_no_out 2 'required: --out' run openai.jsonl

@@ -16,7 +16,6 @@ import random
 import re
 import sys
 import tempfile
-import time
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
@@ -179,7 +178,7 @@ def our_mask(directory, template, record):
         f.write(template)
         f.flush()
         options = {"tokenizer": str(directory), "bos": False, "eos": False, "chat": True,
-                   "chat_template": f.name, "train_on": "assistant", "now": time.time()}
+                   "chat_template": f.name, "train_on": "assistant", "now": ours.start_time()}
         try:
             document = ours.Chat(options, prepare.make_tokenizer(options)).document(record)
         except ours.LeftOut as e:
