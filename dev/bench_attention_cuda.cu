@@ -1,11 +1,10 @@
 // Speed of kernels/cuda/attention*.cu on the GPU: useful TFLOP/s, forward and backward.
-//   nvcc -std=c++17 -O3 -DBACKEND_CUDA -arch=sm_90a dev/bench_attention.cu kernels/cuda/*.cu
-//        -lcublasLt -o bench_attention
-//   bench_attention [runs [auto|sm80|sm90]]
+//   make BACKEND=cuda build/cuda/bench_attention_cuda
+//   build/cuda/bench_attention_cuda [runs [auto|sm80|sm90]]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
-// pairs backward, pairs = sum of len * (len + 1) / 2; the recomputed scores do not count, and
-// everything a call does is inside the time. Inputs are normal random numbers, as data changes
-// power and clocks. Three sets of buffers in turn keep the L2 cache cold. Medians, and the fastest.
+// pairs backward, pairs = sum of len * (len + 1) / 2; recomputed scores do not count. Times are of
+// whole calls: median and fastest. Inputs are normal random numbers, because data affects power and
+// clocks. Three alternating sets of buffers keep the L2 cache cold.
 #include <cuda_bf16.h>
 #include <math.h>
 #include <stdio.h>
@@ -148,7 +147,7 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
     free(batch.cu_seqlens_host);
 }
 
-// The inverse of the normal distribution's distribution function, by bisection
+// The inverse of the normal cumulative distribution function, by bisection
 static double normal_quantile(double p) {
     double low = -10, high = 10;
     for (int i = 0; i < 80; i++) {
@@ -158,8 +157,8 @@ static double normal_quantile(double p) {
     return low;
 }
 
-// 95 documents, 65,536 tokens, log-normal lengths (mean 700, sigma 1.04) in a fixed random order:
-// what packed web text looks like
+// 95 documents, 65,536 tokens, log-normal lengths (mean 700, sigma 1.04) in a fixed random order,
+// like packed web text
 enum { WEB_DOCS = 95, WEB_TOKENS = 65536 };
 static void web_lengths(int *lengths) {
     int total = 0;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `make gpu-bench`: attention, whole steps of every layout, and PyTorch on the same documents when
-# it is installed. Writes dev/results/gpu-DATE.txt with the commands and the machine. About 10
-# minutes; PARTS="attention steps peers" chooses.
+# `make gpu-bench`: attention, whole steps of every layout, and PyTorch (if installed) on the same
+# documents. Writes dev/results/gpu-DATE.txt with the commands and the machine. About 10 minutes;
+# PARTS="attention steps peers" selects parts.
 set -u
 cd "$(dirname "$0")/.."
 nvidia-smi -L > /dev/null 2>&1 || { echo "not run: no GPU (nvidia-smi -L)" && exit 11; }
@@ -31,9 +31,9 @@ steps() {
     compare r65 8192 65536
     compare r65 2048 65536
     compare equal 2048 65536
-    # fill = 1395 tokens of six rows: a step is the six documents and nothing of the next epoch
+    # fill = 1395 tokens of six rows: a step is the six documents and none of the next epoch
     compare seed 2048 12288 --fill 0.113526
-    # the steady state over 30 steps, launch by launch and as a graph, large and small micro-batches
+    # the steady state over 30 steps, separate launches and CUDA graph, large and small micro-batches
     local tokens graph
     for tokens in 65536 8192; do
         for graph in '' --cuda-graph; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that only a GPU can show, in under 8 minutes on one H200. The last
-# line counts checks; what could not run is counted as not run and named, and never as passed; test
-# cases that a suite skips are named and counted beside. Exit status 0 only when something passed,
-# nothing failed and nothing was left out.
+# `make gpu-check`: all checks that need a GPU, in under 8 minutes on one H200. The last line counts
+# checks. A check that could not run is named and counted as not run, never as passed; skipped test
+# cases are named and counted separately. Exit status 0 only if something passed, nothing failed and
+# every check ran.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export root=$PWD OMP_WAIT_POLICY=passive    # waiting threads sleep: others need the cores
@@ -14,12 +14,12 @@ running=
 trap '[ -z "$running" ] || kill "$running" 2> /dev/null; exit 130' INT TERM
 passed=0 failed=0 not_run=0 skipped=0
 
-# launch LIMIT_S COMMAND...: its output in $log, and in $why what went wrong, or nothing
+# launch LIMIT_S COMMAND...: output in $log; $why is the reason of a failure, or empty
 launch() {
     local limit=$1 status
     shift
     start=$SECONDS
-    # in the background, because bash heeds Ctrl-C only in `wait`
+    # in the background, because bash handles Ctrl-C only in `wait`
     timeout -k 10 "$limit" "$@" > "$log" 2>&1 < /dev/null &
     running=$!
     wait "$running"
@@ -30,7 +30,7 @@ launch() {
     elif [ "$status" -ne 0 ]; then why="exit code $status"
     fi
 }
-# verdict NAME TEXT: passed unless there is a $why
+# verdict NAME TEXT: passed unless $why is set
 verdict() {
     if [ -z "$why" ]; then
         passed=$((passed + 1))
@@ -45,8 +45,8 @@ check() {       # check NAME LIMIT_S COMMAND...
     launch "${@:2}"
     verdict "$1" ''
 }
-# The same for a program that counts its cases in a last line of its own, without which, and with no
-# case passed, nothing has been shown
+# The same for a program whose last line counts its cases; without that line, or without a passed
+# case, it fails
 suite() {       # suite NAME LIMIT_S COMMAND...
     launch "${@:2}"
     finish_suite "$1"
@@ -62,7 +62,7 @@ finish_suite() {
         why='no last line with counts'
     fi
     verdict "$1" "$counts"
-    # what was skipped and why, and what cases say of themselves
+    # skipped cases with their reasons, and figures printed by cases
     [ -n "$why" ] || grep -aE '^    |^skipped ' "$log"
 }
 left_out() {    # left_out NAME REASON
@@ -90,19 +90,19 @@ if [ -n "$why" ]; then
     finish
 fi
 
-# 1. the wrappers of ptx.cuh: the GPU computes what the emulator said; a GPU without Hopper's
+# 1. the wrappers of ptx.cuh: the GPU computes the same bits as the emulator; a GPU without Hopper's
 #    instructions skips their cases
 suite conformance 60 build/cuda/test_conform
 
-# 2. kernels beside their CPU references, properties, 1000 repeats, large sizes
+# 2. kernels against their CPU references, properties, 1000 repeats, large sizes
 suite kernels 120 build/cuda/test_cuda_kernels
 suite graph 60 build/cuda/test_cuda_graph
 suite attention 480 env UNPAD_FULL=1 build/cuda/test_cuda_attention
 
-# 3. whole runs beside the CPU backend
+# 3. whole runs against the CPU backend
 suite training 200 env TRAIN="$root/build/cuda/train_llama" tests/test_cuda_train.sh
 
-# 4. NCCL's calls by one rank; with more GPUs, several ranks
+# 4. NCCL calls with one rank; with more GPUs, several ranks
 gpus=$(nvidia-smi -L | grep -c '^GPU ')
 if [ ! -e build/cuda/nccl-found ]; then
     left_out nccl 'built without NCCL (apt-get install libnccl2 libnccl-dev)'
@@ -113,11 +113,11 @@ if [ "$gpus" -ge 2 ] && [ -e build/cuda/nccl-found ]; then
     suite ranks 200 env TRAIN="$root/build/cuda/train_llama" \
         RANKS="2$([ "$gpus" -ge 4 ] && echo ' 4')" tests/test_cuda_ranks.sh
 else
-    echo "        several ranks are for a machine with more GPUs and NCCL"
+    echo "        several ranks: need more GPUs and NCCL"
 fi
 
-# 5. SmolLM2-135M's dimensions, 200 steps: packed, padded, and the CPU backend, meanwhile, for the
-#    first 20, which are all warm-up
+# 5. SmolLM2-135M's dimensions, 200 steps: packed and padded, and at the same time the CPU backend for
+#    the first 20, which are all warm-up
 long_run() {
     local common=(--model smollm2-135m --train "$work/shards" --max-seqlen 512
         --micro-batch-tokens 2048 --lr 3e-4 --val-every 0 --num-samples 0 --boundary-token 0)
@@ -150,9 +150,9 @@ PY
 export -f long_run
 launch 180 bash -c long_run
 verdict smollm2_135m "$(tail -n 1 "$log")"
-rm -rf "${work:?}"/*                        # checkpoints of some GB
+rm -rf "${work:?}"/*                        # checkpoints of several GB
 
-# 6. compute-sanitizer on small shapes. Races inside cuBLASLt's kernels are not ours to find.
+# 6. compute-sanitizer on small shapes; racecheck without cuBLASLt's kernels
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 sanitized() {   # sanitized TOOL PROGRAM FILTER
     launch 100 "$sanitizer" --tool "$1" --error-exitcode 9 "build/cuda/test_cuda_$2" --filter "$3"
