@@ -74,7 +74,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        simple gpu-day gpu-model gpu-model-check gpu-model-cubins clean
+        simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 

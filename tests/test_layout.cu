@@ -96,7 +96,7 @@ static std::vector<T> to_host(const T *p, size_t n) {
     return v;
 }
 
-// Registers of all threads, thread by thread, whose value v is the element map(thread + threads * v)
+// Registers of all threads, thread by thread: value v is the element map(thread + threads * v).
 static std::vector<bf16> fragments(const Map &map, const Matrix &m, int threads, int values) {
     std::vector<bf16> r((size_t)threads * values);
     for (int i = 0; i < threads * values; i++)
