@@ -8,20 +8,7 @@
 #include "error.h"
 #include "file.h"
 
-typedef struct {
-    uint32_t state[8];
-    uint64_t bytes;           // hashed so far
-    unsigned char block[64];  // the last, incomplete block
-} Sha256;
-
-static void sha256_begin(Sha256 *s) {
-    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    memcpy(s->state, start, sizeof start);
-    s->bytes = 0;
-}
-
-static uint32_t sha256_rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
+static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
 static void sha256_block(uint32_t state[8], const unsigned char *p) {
     static const uint32_t k[64] = {
@@ -36,21 +23,19 @@ static void sha256_block(uint32_t state[8], const unsigned char *p) {
         0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
         0xc67178f2};
     uint32_t w[64], v[8];
-    for (int i = 0; i < 16; i++)
-        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
-               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    memcpy(w, p, 64);
+    for (int i = 0; i < 16; i++) w[i] = __builtin_bswap32(w[i]);
     for (int i = 16; i < 64; i++) {
         const uint32_t a = w[i - 15], b = w[i - 2];
-        w[i] = w[i - 16] + (sha256_rotate(a, 7) ^ sha256_rotate(a, 18) ^ a >> 3) + w[i - 7] +
-               (sha256_rotate(b, 17) ^ sha256_rotate(b, 19) ^ b >> 10);
+        w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] +
+               (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
     }
     memcpy(v, state, sizeof v);
     for (int i = 0; i < 64; i++) {
         const uint32_t a = v[0], e = v[4];
-        const uint32_t t1 = v[7] +
-                            (sha256_rotate(e, 6) ^ sha256_rotate(e, 11) ^ sha256_rotate(e, 25)) +
+        const uint32_t t1 = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
                             ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
-        const uint32_t t2 = (sha256_rotate(a, 2) ^ sha256_rotate(a, 13) ^ sha256_rotate(a, 22)) +
+        const uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +
                             ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
         memmove(v + 1, v, 7 * sizeof *v);
         v[4] += t1;
@@ -59,42 +44,30 @@ static void sha256_block(uint32_t state[8], const unsigned char *p) {
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
 
-static void sha256_add(Sha256 *s, const void *data, size_t n) {
-    const unsigned char *p = data;
-    while (n > 0) {
-        const size_t used = s->bytes % 64, take = n < 64 - used ? n : 64 - used;
-        memcpy(s->block + used, p, take);
-        s->bytes += take;
-        p += take;
-        n -= take;
-        if (used + take == 64) sha256_block(s->state, s->block);
-    }
-}
-
-static void sha256_end(Sha256 *s, unsigned char digest[32]) {
-    static const unsigned char padding[64] = {0x80};
-    const uint64_t bits = __builtin_bswap64(s->bytes * 8);
-    sha256_add(s, padding, 1 + (119 - s->bytes % 64) % 64);
-    sha256_add(s, &bits, sizeof bits);
-    for (int i = 0; i < 8; i++) {
-        const uint32_t word = __builtin_bswap32(s->state[i]);
-        memcpy(digest + 4 * i, &word, sizeof word);
-    }
-}
-
 bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
+    uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     unsigned char bytes[1 << 14];
-    Sha256 s;
+    enum { PADDING = 128, PART = sizeof bytes - PADDING };  // whole blocks
     File f;
-    bool ok = file_open(&f, path, "", err);
+    bool ok = file_open(&f, path, "", err), last = false;
     if (!ok) return false;
-    sha256_begin(&s);
-    for (uint64_t at = 0, n; ok && at < f.size_bytes; at += n) {
-        n = f.size_bytes - at < sizeof bytes ? f.size_bytes - at : sizeof bytes;
+    for (uint64_t at = 0, n; ok && !last; at += n) {
+        n = f.size_bytes - at < PART ? f.size_bytes - at : PART;
         ok = file_read_at(&f, bytes, n, at, err);
-        if (ok) sha256_add(&s, bytes, (size_t)n);
+        last = n < PART;
+        size_t end = n;
+        if (last) {  // a one bit, zeros to the end of a block, and in its last bytes the bits read
+            const uint64_t bits = __builtin_bswap64(f.size_bytes * 8);
+            end = (n + 9 + 63) / 64 * 64;
+            memset(bytes + n, 0, end - n);
+            bytes[n] = 0x80;
+            memcpy(bytes + end - 8, &bits, 8);
+        }
+        for (size_t i = 0; i < end; i += 64) sha256_block(state, bytes + i);
     }
     file_close(&f);
-    sha256_end(&s, digest);
+    for (int i = 0; i < 8; i++) state[i] = __builtin_bswap32(state[i]);
+    memcpy(digest, state, sizeof state);
     return ok;
 }

@@ -76,7 +76,7 @@ bool disk_error(Error *err, const char *path, const char *what) {
 
 bool error_memory(Error *err, const char *path, uint64_t size_bytes) {
     return error_set(err, EXIT_HOST_MEMORY, "close other programs",
-                     "%s: host memory: %llu bytes refused", path, (unsigned long long)size_bytes);
+                     "%s: host memory: %lu bytes refused", path, size_bytes);
 }
 
 // Every error has a hint: without one from the parser, the exit code decides.

@@ -33,9 +33,12 @@ typedef struct {
 
 // Fills *err and returns false, so that a parser can `return error_set(...)`. The first error wins:
 // an Error that is already set does not change. Text that does not fit is cut off, and control
-// characters are escaped.
+// characters are escaped. On 64-bit Linux, int64_t is %ld and uint64_t %lu.
 __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
                                                      const char *format, ...);
+
+// The same for a file with other contents than its format demands, with the hint of EXIT_BAD_INPUT.
+#define bad_input(err, ...) error_set(err, EXIT_BAD_INPUT, "", __VA_ARGS__)
 
 // Puts "prefix: " in front of the message. Returns false.
 bool error_prefix(Error *err, const char *prefix);
@@ -60,9 +63,6 @@ void must(bool ok, const Error *err);
 
 // Copies text into a buffer of `capacity` bytes, NUL included, and cuts off the rest.
 void text_copy(char *out, size_t capacity, const char *text);
-
-// Appends ", item", or the first item, while there is room.
-void text_list(char *list, size_t capacity, const char *item);
 
 // The plural ending: "" for 1, else "s".
 const char *text_plural(int64_t n);

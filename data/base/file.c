@@ -69,9 +69,8 @@ void file_close(File *f) {
 
 static bool file_range_error(const File *f, uint64_t n, uint64_t offset, Error *err) {
     return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
-                     "%s: expected %llu bytes at offset %llu, found a file of %llu bytes", f->path,
-                     (unsigned long long)n, (unsigned long long)offset,
-                     (unsigned long long)f->size_bytes);
+                     "%s: expected %lu bytes at offset %lu, found a file of %lu bytes", f->path, n,
+                     offset, f->size_bytes);
 }
 
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err) {
@@ -84,11 +83,11 @@ bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Erro
         ssize_t got = pread(f->fd, p, want, (off_t)offset);
         if (got < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (got < 0)
-            return error_set(err, EXIT_DISK, "check the disk", "%s: read failed at offset %llu: %s",
-                             f->path, (unsigned long long)offset, strerror(errno));
+            return error_set(err, EXIT_DISK, "check the disk", "%s: read failed at offset %lu: %s",
+                             f->path, offset, strerror(errno));
         if (got == 0)
             return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                             "%s: file shrank to %llu bytes", f->path, (unsigned long long)offset);
+                             "%s: file shrank to %lu bytes", f->path, offset);
         interrupted = 0;
         io_moved();
         p += got;
@@ -105,8 +104,8 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
     char *text = NULL;
     *n = f.size_bytes;
     if (f.size_bytes > max_bytes) {
-        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %llu bytes, found %llu", path,
-                  (unsigned long long)max_bytes, (unsigned long long)f.size_bytes);
+        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu", path,
+                  max_bytes, f.size_bytes);
     } else if (!(text = malloc((size_t)f.size_bytes + 1))) {
         error_memory(err, path, f.size_bytes + 1);
     } else if (!file_read_at(&f, text, f.size_bytes, 0, err)) {

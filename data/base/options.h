@@ -33,7 +33,6 @@ typedef enum {
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
     OPTION_FLOAT,       // float *
-    OPTION_DOUBLE,      // double *
     OPTION_STRING,      // const char **, pointing into argv or the table
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;

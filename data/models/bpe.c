@@ -219,7 +219,7 @@ static bool bpe_add_merge(Bpe *b, const json_t *merge, int32_t rank, Error *err)
             return true;
         }
     }
-    return error_set(err, EXIT_BAD_INPUT, "",
+    return bad_input(err,
                      "model.merges: expected two tokens that make a third, found another thing "
                      "at %d",
                      rank);
@@ -228,8 +228,7 @@ static bool bpe_add_merge(Bpe *b, const json_t *merge, int32_t rank, Error *err)
 static bool bpe_fill_merges(Bpe *b, const json_t *model, Error *err) {
     const json_t *merges = json_member(model, "merges"), *item;
     size_t rank;
-    if (!json_is_array(merges))
-        return error_set(err, EXIT_BAD_INPUT, "", "model.merges: required, not found");
+    if (!json_is_array(merges)) return bad_input(err, "model.merges: required, not found");
     b->merge_slots = bpe_slots(json_array_size(merges));
     b->merges = host_calloc(b->merge_slots, sizeof(BpeMerge), "merges");
     json_array_foreach(merges, rank, item) {
@@ -246,8 +245,7 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     void *compiled = b->pcre.compile((const unsigned char *)pattern, strlen(pattern), UCP | UTF,
                                      &code, &at, NULL);
     if (!compiled)
-        return error_set(err, EXIT_BAD_INPUT, "", "pre_tokenizer: pattern '%s' is wrong at %zu",
-                         pattern, at);
+        return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
     b->patterns[b->num_patterns++] = compiled;
     return true;
 }
@@ -436,7 +434,7 @@ static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
 
 static int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
     error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
+              "prompt: %ld tokens, expected at most %ld", found, capacity);
     return -1;
 }
 

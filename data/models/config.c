@@ -115,9 +115,8 @@ static bool check_heads(const LlamaConfig *c, const char *where, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
                          "%s: head_dim %d: expected an even number", where, c->head_dim);
     if (c->num_heads * c->head_dim > LLAMA_MAX_WIDTH)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: num_attention_heads %d x head_dim %d: expected at most %d", where,
-                         c->num_heads, c->head_dim, LLAMA_MAX_WIDTH);
+        return bad_input(err, "%s: num_attention_heads %d x head_dim %d: expected at most %d",
+                         where, c->num_heads, c->head_dim, LLAMA_MAX_WIDTH);
     return true;
 }
 
@@ -129,14 +128,11 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
                          where, c->bos_token_id, c->eos_token_id, c->vocab_size);
     if (c->rope_scaling.llama3 &&
         !(c->rope_scaling.high_freq_factor > c->rope_scaling.low_freq_factor))
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: high_freq_factor %g: expected more than low_freq_factor %g", where,
-                         c->rope_scaling.high_freq_factor, c->rope_scaling.low_freq_factor);
+        return bad_input(err, "%s: high_freq_factor %g: expected more than low_freq_factor %g",
+                         where, c->rope_scaling.high_freq_factor, c->rope_scaling.low_freq_factor);
     uint64_t params = llama_config_num_params(c);
     if (params > (uint64_t)1 << 40)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: expected at most 2^40 parameters, found %llu", where,
-                         (unsigned long long)params);
+        return bad_input(err, "%s: expected at most 2^40 parameters, found %lu", where, params);
     return true;
 }
 
@@ -313,7 +309,7 @@ static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
                          old_type);
     if (!*type) *type = old_type;
     if (!*type && json_member(rope, "factor"))
-        return error_set(err, EXIT_BAD_INPUT, "", "rope_type: required beside factor, not found");
+        return bad_input(err, "rope_type: required beside factor, not found");
     return true;
 }
 
@@ -321,7 +317,7 @@ static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
 static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     const char *key, *type = NULL;
     const json_t *item;
-    if (!json_is_object(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
+    if (!json_is_object(rope)) return bad_input(err, "expected an object");
     json_object_foreach(rope, key, item) {
         if (json_array_size(item) + json_object_size(item) > 0)
             return refuse(key, "one RoPE for all layers", item, err);
@@ -362,7 +358,7 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
     bool ok = json_is_object(root)
                   ? read_neutral(root, err) && read_lists(root, err) && read_sizes(c, root, err) &&
                         read_scalars(c, root, err) && read_rope(c, root, err)
-                  : error_set(err, EXIT_BAD_INPUT, "", "expected an object, found another value");
+                  : bad_input(err, "expected an object, found another value");
     return ok ? llama_config_check(c, path, err) : error_prefix(err, path);
 }
 

@@ -38,11 +38,10 @@ uint64_t tensor_num_elements(const TensorInfo *t) {
 static bool tensor_size_bytes(const TensorInfo *t, uint64_t *out, Error *err) {
     uint64_t n = tensor_dtype_size(t->dtype);
     if (n == 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "%s: expected a known dtype, found \"%s\"",
-                         t->name, t->dtype);
+        return bad_input(err, "%s: expected a known dtype, found \"%s\"", t->name, t->dtype);
     for (int i = 0; i < t->ndim; i++)
         if (!checked_mul(n, t->shape[i], &n))
-            return error_set(err, EXIT_BAD_INPUT, "", "%s: shape: more than 2^64 bytes", t->name);
+            return bad_input(err, "%s: shape: more than 2^64 bytes", t->name);
     *out = n;
     return true;
 }
@@ -67,13 +66,11 @@ static const int64_t safetensors_max_int = (int64_t)1 << 53;  // beyond, JSON nu
 static bool safetensors_parse_shape(TensorInfo *t, const json_t *entry, Error *err) {
     const json_t *shape = json_member(entry, "shape"), *dim;
     size_t i;
-    if (!json_is_array(shape))
-        return error_set(err, EXIT_BAD_INPUT, "", "shape: expected an array");
+    if (!json_is_array(shape)) return bad_input(err, "shape: expected an array");
     json_array_foreach(shape, i, dim) {
         int64_t value = 0;
         if (t->ndim == SAFETENSORS_MAX_DIMS)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "shape: expected at most %d dimensions, found more",
+            return bad_input(err, "shape: expected at most %d dimensions, found more",
                              SAFETENSORS_MAX_DIMS);
         if (!json_int64_value(dim, "shape", 0, safetensors_max_int - 1, &value, err)) return false;
         t->shape[t->ndim++] = (uint64_t)value;
@@ -85,8 +82,7 @@ static bool safetensors_parse_offsets(TensorInfo *t, const json_t *entry, Error 
     const json_t *offsets = json_member(entry, "data_offsets");
     const int64_t max = safetensors_max_int - 1;
     int64_t begin = 0, end = 0;
-    if (json_array_size(offsets) != 2)
-        return error_set(err, EXIT_BAD_INPUT, "", "data_offsets: expected [begin, end]");
+    if (json_array_size(offsets) != 2) return bad_input(err, "data_offsets: expected [begin, end]");
     if (!json_int64_value(json_array_get(offsets, 0), "data_offsets", 0, max, &begin, err) ||
         !json_int64_value(json_array_get(offsets, 1), "data_offsets", begin, max, &end, err))
         return false;
@@ -99,27 +95,24 @@ static bool safetensors_parse_entry(TensorInfo *t, const json_t *entry, Error *e
     const char *dtype = NULL;
     uint64_t size_bytes = 0;
     if (json_object_size(entry) != 3)
-        return error_set(err, EXIT_BAD_INPUT, "", "expected {dtype, shape, data_offsets}");
+        return bad_input(err, "expected {dtype, shape, data_offsets}");
     if (!json_get_string(entry, "dtype", &dtype, true, err)) return false;
     if (tensor_dtype_size(dtype) == 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "dtype: expected F32, BF16, ..., found \"%.20s\"",
-                         dtype);
+        return bad_input(err, "dtype: expected F32, BF16, ..., found \"%.20s\"", dtype);
     text_copy(t->dtype, sizeof t->dtype, dtype);
     if (!safetensors_parse_shape(t, entry, err) || !safetensors_parse_offsets(t, entry, err) ||
         !tensor_size_bytes(t, &size_bytes, err))
         return false;
     if (t->end - t->begin != size_bytes)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "data_offsets: expected %llu bytes for its shape and dtype, found %llu",
-                         (unsigned long long)size_bytes, (unsigned long long)(t->end - t->begin));
+        return bad_input(err, "data_offsets: expected %lu bytes for its shape and dtype, found %lu",
+                         size_bytes, (t->end - t->begin));
     return true;
 }
 
 static bool safetensors_check_metadata(json_t *metadata, Error *err) {
     const char *key;
     const json_t *item;
-    if (!json_is_object(metadata))
-        return error_set(err, EXIT_BAD_INPUT, "", "__metadata__: expected an object");
+    if (!json_is_object(metadata)) return bad_input(err, "__metadata__: expected an object");
     json_object_foreach(metadata, key, item) {
         if (!json_is_string(item)) return json_type_error(item, "__metadata__", "strings", err);
     }
@@ -140,8 +133,8 @@ static bool safetensors_add(SafetensorsSet *s, const char *name, json_t *entry, 
     memset(t, 0, sizeof *t);
     size_t length = strlen(name);
     if (length == 0 || length >= sizeof t->name)
-        return error_set(err, EXIT_BAD_INPUT, "", "tensor name: expected 1 to %zu bytes, found %zu",
-                         sizeof t->name - 1, length);
+        return bad_input(err, "tensor name: expected 1 to %zu bytes, found %zu", sizeof t->name - 1,
+                         length);
     memcpy(t->name, name, length + 1);
     t->file = file;
     if (!safetensors_parse_entry(t, entry, err)) return error_prefix(err, t->name);
@@ -170,18 +163,16 @@ static bool safetensors_check_layout(SafetensorsSet *s, int first, uint64_t data
     for (int i = first; i < s->num_tensors; i++) {
         TensorInfo *t = &s->tensors[i];
         if (t->begin != expected)
-            return error_set(
-                err, EXIT_BAD_INPUT, "",
-                "%s: data_offsets: expected to begin at %llu, found %llu (hole or overlap)",
-                t->name, (unsigned long long)expected, (unsigned long long)t->begin);
+            return bad_input(
+                err, "%s: data_offsets: expected to begin at %lu, found %lu (hole or overlap)",
+                t->name, expected, t->begin);
         expected = t->end;
         t->begin += data_begin;
         t->end += data_begin;
     }
     if (expected == data_bytes) return true;
     return error_set(err, EXIT_BAD_INPUT, "the file is truncated or damaged: make or copy it again",
-                     "expected %llu bytes of tensors, found %llu", (unsigned long long)expected,
-                     (unsigned long long)data_bytes);
+                     "expected %lu bytes of tensors, found %lu", expected, data_bytes);
 }
 
 static bool safetensors_parse_header(SafetensorsSet *s, const char *text, uint64_t n, int file,
@@ -190,8 +181,7 @@ static bool safetensors_parse_header(SafetensorsSet *s, const char *text, uint64
     int first = s->num_tensors;
     const char *name;
     json_t *entry;
-    if (text[0] != '{')
-        return error_set(err, EXIT_BAD_INPUT, "", "%s: header: expected {", f->path);
+    if (text[0] != '{') return bad_input(err, "%s: header: expected {", f->path);
     json_auto_t *root = json_parse(text, (size_t)n, f->path, err);
     if (!root) return false;
     json_object_foreach(root, name, entry) {
@@ -207,8 +197,8 @@ static bool safetensors_read_header(SafetensorsSet *s, int file, Error *err) {
     if (!file_read_at(f, &n, 8, 0, err)) return false;
     if (n < 2 || n > SAFETENSORS_MAX_HEADER || n > f->size_bytes - 8)
         return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
-                         "%s: header: expected 2 to %llu bytes, found %llu", f->path,
-                         (unsigned long long)(f->size_bytes - 8), (unsigned long long)n);
+                         "%s: header: expected 2 to %lu bytes, found %lu", f->path,
+                         (f->size_bytes - 8), n);
     char *text = malloc((size_t)n);
     if (!text) return error_memory(err, f->path, n);
     bool ok = file_read_at(f, text, n, 8, err) && safetensors_parse_header(s, text, n, file, err);
@@ -234,8 +224,7 @@ static bool safetensors_sort(SafetensorsSet *s, Error *err) {
     qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, safetensors_by_name);
     for (int i = 1; i < s->num_tensors; i++)
         if (strcmp(s->tensors[i - 1].name, s->tensors[i].name) == 0)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "%s: tensor %s: expected in one file, found in two",
+            return bad_input(err, "%s: tensor %s: expected in one file, found in two",
                              s->files[s->tensors[i].file].path, s->tensors[i].name);
     return true;
 }
@@ -257,14 +246,12 @@ static bool safetensors_add_shard(SafetensorsSet *s, const char *dir, const char
                                   Error *err) {
     char path[IO_PATH_MAX];
     if (!path_is_plain_name(name))
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "weight_map: expected a plain file name, found \"%.100s\"", name);
+        return bad_input(err, "weight_map: expected a plain file name, found \"%.100s\"", name);
     if (!path_join(path, sizeof path, dir, name, err)) return false;
     for (int i = s->num_files; i-- > 0;)
         if (strcmp(s->files[i].path, path) == 0) return true;
     if (s->num_files == SAFETENSORS_MAX_FILES)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "weight_map: expected at most %d files, found more",
+        return bad_input(err, "weight_map: expected at most %d files, found more",
                          SAFETENSORS_MAX_FILES);
     return safetensors_open_file(s, path, err);
 }
@@ -278,14 +265,12 @@ static bool safetensors_check_index(const SafetensorsSet *s, json_t *map, Error 
         const TensorInfo *t = safetensors_find(s, name);
         const char *path = t ? s->files[t->file].path : "", *slash = strrchr(path, '/');
         if (!t || strcmp(slash ? slash + 1 : path, json_string_value(item)) != 0)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "weight_map: %.160s: expected in %.160s, not found there", name,
+            return bad_input(err, "weight_map: %.160s: expected in %.160s, not found there", name,
                              json_string_value(item));
     }
     if (promised == s->num_tensors) return true;
-    return error_set(err, EXIT_BAD_INPUT, "",
-                     "weight_map: expected all %d tensors of its files, found %d", s->num_tensors,
-                     promised);
+    return bad_input(err, "weight_map: expected all %d tensors of its files, found %d",
+                     s->num_tensors, promised);
 }
 
 static bool safetensors_open_shards(SafetensorsSet *s, const char *dir, const json_t *root,
@@ -294,8 +279,7 @@ static bool safetensors_open_shards(SafetensorsSet *s, const char *dir, const js
     const json_t *item;
     json_t *map = json_member(root, "weight_map");
     if (json_object_size(map) == 0)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "weight_map: expected an object of names and files");
+        return bad_input(err, "weight_map: expected an object of names and files");
     json_object_foreach(map, name, item) {
         if (!json_is_string(item)) return json_type_error(item, "weight_map", "file names", err);
         if (!safetensors_add_shard(s, dir, json_string_value(item), err)) return false;
@@ -351,9 +335,8 @@ bool safetensors_read_raw(const SafetensorsSet *s, const TensorInfo *t, void *ou
     uint64_t end = 0;
     const File *f = &s->files[t->file].file;
     if (!checked_add(first_byte, n, &end) || end > t->end - t->begin)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: %s: expected at least %llu bytes, found %llu", f->path, t->name,
-                         (unsigned long long)end, (unsigned long long)(t->end - t->begin));
+        return bad_input(err, "%s: %s: expected at least %lu bytes, found %lu", f->path, t->name,
+                         end, (t->end - t->begin));
     return file_read_at(f, out, n, t->begin + first_byte, err);
 }
 
@@ -397,14 +380,11 @@ bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, ui
     bool is_float = strcmp(t->dtype, "F32") == 0 || strcmp(t->dtype, "BF16") == 0 ||
                     strcmp(t->dtype, "F16") == 0 || strcmp(t->dtype, "F64") == 0;
     if (!is_float)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: %s: expected F32, BF16, F16 or F64, found %s", s->files[t->file].path,
-                         t->name, t->dtype);
+        return bad_input(err, "%s: %s: expected F32, BF16, F16 or F64, found %s",
+                         s->files[t->file].path, t->name, t->dtype);
     if (first > total || count > total - first)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: %s: expected at least %llu elements, found %llu",
-                         s->files[t->file].path, t->name, (unsigned long long)first + count,
-                         (unsigned long long)total);
+        return bad_input(err, "%s: %s: expected at least %lu elements, found %lu",
+                         s->files[t->file].path, t->name, first + count, total);
     for (uint64_t done = 0, n; done < count; done += n) {
         n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
         if (!safetensors_read_raw(s, t, raw, (first + done) * size, n * size, err)) return false;
@@ -447,11 +427,11 @@ static bool safetensors_entries(FileWriter *w, const TensorInfo *tensors, int nu
         uint64_t size_bytes = 0;
         if (!tensor_size_bytes(&tensors[i], &size_bytes, err)) return false;
         size_t length = safetensors_entry(text, sizeof text, &tensors[i], *data_bytes, size_bytes);
-        if (length == 0) return error_set(err, EXIT_BAD_INPUT, "", "tensor name too long");
+        if (length == 0) return bad_input(err, "tensor name too long");
         if (w && !writer_write(w, text, length, err)) return false;
         *n += length;
         if (!checked_add(*data_bytes, size_bytes, data_bytes))
-            return error_set(err, EXIT_BAD_INPUT, "", "tensors: more than 2^64 bytes");
+            return bad_input(err, "tensors: more than 2^64 bytes");
     }
     return true;
 }
@@ -488,8 +468,8 @@ bool safetensors_write(SafetensorsWriter *w, const void *data, uint64_t n, Error
 
 bool safetensors_finish(SafetensorsWriter *w, Error *err) {
     if (w->written == w->data_bytes) return writer_close(&w->file, err);
-    error_set(err, EXIT_DISK, "", "%s: expected %llu bytes of tensors, given %llu", w->file.path,
-              (unsigned long long)w->data_bytes, (unsigned long long)w->written);
+    error_set(err, EXIT_DISK, "", "%s: expected %lu bytes of tensors, given %lu", w->file.path,
+              w->data_bytes, w->written);
     writer_abort(&w->file);
     return false;
 }

@@ -96,8 +96,7 @@ static bool token_names_add(TokenNames *names, const json_t *id, const char *tex
     }
     TokenName *name = &names->items[at];
     if (name->text && strcmp(name->text, text) != 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "token id %lld is both '%s' and '%s'",
-                         (long long)at, name->text, text);
+        return bad_input(err, "token id %ld is both '%s' and '%s'", at, name->text, text);
     name->text = text;
     name->added = added;
     name->special = special;
@@ -111,7 +110,7 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
     size_t i;
     json_t *vocab = json_member(model, "vocab");
     if (!json_is_object(vocab))
-        return error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected an object of token ids");
+        return bad_input(err, "model.vocab: expected an object of token ids");
     json_object_foreach(vocab, name, item) {
         if (!token_names_add(names, item, name, false, false, err)) return false;
     }
@@ -122,11 +121,10 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
         if (!json_get_string(item, "content", &content, true, err) ||
             !json_get_bool(item, "special", &special, false, err))
             return false;
-        if (!id) return error_set(err, EXIT_BAD_INPUT, "", "added token '%s' has no id", content);
+        if (!id) return bad_input(err, "added token '%s' has no id", content);
         if (!token_names_add(names, id, content, true, special, err)) return false;
     }
-    return names->n > 0 ||
-           error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected tokens, found none");
+    return names->n > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
 
 bool json_mentions_type(json_t *value, const char *name) {
@@ -221,15 +219,14 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
     bool fallback = false;
-    if (!json_is_object(model))
-        return error_set(err, EXIT_BAD_INPUT, "", "model: required, not found");
+    if (!json_is_object(model)) return bad_input(err, "model: required, not found");
     if (!json_get_string(model, "type", &type, false, err) ||
         !json_get_bool(model, "byte_fallback", &fallback, false, err))
         return false;
     const bool byte_level = json_mentions_type(json_member(root, "decoder"), "ByteLevel") ||
                             json_mentions_type(json_member(root, "pre_tokenizer"), "ByteLevel");
     if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
-        return error_set(err, EXIT_BAD_INPUT, "", "expected BPE, byte-level or with byte fallback");
+        return bad_input(err, "expected BPE, byte-level or with byte fallback");
     const bool ok = token_names_read(&names, root, model, err);
     if (ok) tokenizer_fill(t, &names, byte_level);
     const bool done = ok && tokenizer_find_ends(t, &names, config_path, err);

@@ -165,9 +165,8 @@ static bool load_arenas(const Parameters *p, ParameterArena first, ParameterAren
     if (!ok || s->num_nonfinite == 0) return ok;
     return error_set(err, EXIT_DIVERGED,
                      "this checkpoint was saved after training diverged: take an earlier one",
-                     "%s: expected finite %s, found %llu values that are NaN or Inf", path,
-                     first == ARENA_WEIGHTS ? "weights" : "optimizer state",
-                     (unsigned long long)s->num_nonfinite);
+                     "%s: expected finite %s, found %lu values that are NaN or Inf", path,
+                     first == ARENA_WEIGHTS ? "weights" : "optimizer state", s->num_nonfinite);
 }
 
 bool weights_load(Parameters p, const char *dir, Error *err) {

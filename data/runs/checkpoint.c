@@ -25,7 +25,7 @@ bool checkpoint_parse_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step-", 5) != 0 || strlen(name) > 5 + 18) return false;
     *step = strtoll(name + 5, NULL, 10);
-    snprintf(canonical, sizeof canonical, "step-%08lld", (long long)*step);
+    snprintf(canonical, sizeof canonical, "step-%08ld", *step);
     return *step >= 0 && strcmp(canonical, name) == 0;
 }
 
@@ -58,9 +58,9 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
     ck->manifest.num_files = 0;
     ck->active = false;
     if (step < 0 || (name && strcmp(name, "final") != 0))
-        return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %lld, name %s: not possible",
-                         out_dir, (long long)step, name ? name : "(none)");
-    snprintf(numbered, sizeof numbered, "step-%08lld", (long long)step);
+        return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %ld, name %s: not possible",
+                         out_dir, step, name ? name : "(none)");
+    snprintf(numbered, sizeof numbered, "step-%08ld", step);
     if (!name) name = numbered;
     if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
         !path_join(ck->publish, sizeof ck->publish, out_dir, name, err) ||
@@ -182,7 +182,7 @@ bool checkpoint_recover(const char *out_dir, Error *err) {
 // Removes the manifest first: the rest of a directory can never be taken for a checkpoint.
 static bool remove_one(const char *out_dir, int64_t step, bool complete, Error *err) {
     char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
-    if (!path_printf(dir, sizeof dir, err, "%s/step-%08lld", out_dir, (long long)step) ||
+    if (!path_printf(dir, sizeof dir, err, "%s/step-%08ld", out_dir, step) ||
         !path_join(manifest, sizeof manifest, dir, "manifest.json", err))
         return false;
     if (complete && unlink(manifest) != 0) return disk_error(err, manifest, "cannot remove");
@@ -192,8 +192,7 @@ static bool remove_one(const char *out_dir, int64_t step, bool complete, Error *
 static bool has_manifest(const char *out_dir, int64_t step) {
     char path[IO_PATH_MAX];
     Error ignored = {0};
-    return path_printf(path, sizeof path, &ignored, "%s/step-%08lld/manifest.json", out_dir,
-                       (long long)step) &&
+    return path_printf(path, sizeof path, &ignored, "%s/step-%08ld/manifest.json", out_dir, step) &&
            path_exists(path);
 }
 
@@ -226,7 +225,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
     bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err) &&
               set_aside(out_dir, "final", err);
     while (ok && count-- > 0) {  // the oldest first
-        snprintf(name, sizeof name, "step-%08lld", (long long)steps[count]);
+        snprintf(name, sizeof name, "step-%08ld", steps[count]);
         ok = set_aside(out_dir, name, err);
     }
     free(steps);
@@ -239,9 +238,9 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 static bool verify_step(const char *dir, int64_t step, Error *err) {
     int64_t found = -1;
     if (!manifest_verify(dir, &found, err)) return false;
-    return found == step || error_set(err, EXIT_BAD_INPUT, "was the directory renamed?",
-                                      "%s: manifest.json: expected step %lld, found %lld", dir,
-                                      (long long)step, (long long)found);
+    return found == step ||
+           error_set(err, EXIT_BAD_INPUT, "was the directory renamed?",
+                     "%s: manifest.json: expected step %ld, found %ld", dir, step, found);
 }
 
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
@@ -253,8 +252,7 @@ bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, in
     if (!checkpoint_list(out_dir, &steps, &count, err)) count = 0;
     for (int i = 0; !found && !err->code && i < count; i++) {
         Error why = {0};
-        if (!path_printf(path, capacity, err, "%s/step-%08lld", out_dir, (long long)steps[i]))
-            break;
+        if (!path_printf(path, capacity, err, "%s/step-%08ld", out_dir, steps[i])) break;
         found = verify_step(path, steps[i], &why);
         if (found)
             *step = steps[i];

@@ -34,7 +34,7 @@ bool checkpoint_parse_step(const char *name, int64_t *step);
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-// Makes the temporary directory. name: "final" for the published model, NULL for step-%08lld.
+// Makes the temporary directory. name: "final" for the published model, NULL for step-%08ld.
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err);
 

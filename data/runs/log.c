@@ -25,12 +25,12 @@ static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t 
                          int64_t removed) {
     if (found < kept)
         fprintf(stderr,
-                "warning: %s: expected %lld bytes at step %lld, found %lld: records are missing\n",
-                log->lines.path, (long long)kept, (long long)step, (long long)found);
+                "warning: %s: expected %ld bytes at step %ld, found %ld: records are missing\n",
+                log->lines.path, kept, step, found);
     else if (removed > 0)
-        fprintf(stderr, "warning: %s: removed %lld record%s (%lld bytes) after step %lld\n",
-                log->lines.path, (long long)removed, text_plural(removed),
-                (long long)(found - log->lines.size_bytes), (long long)step);
+        fprintf(stderr, "warning: %s: removed %ld record%s (%ld bytes) after step %ld\n",
+                log->lines.path, removed, text_plural(removed), (found - log->lines.size_bytes),
+                step);
 }
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
@@ -64,15 +64,15 @@ static void log_line(RunLog *log, JsonWriter *w) {
         return;
     }
     if (lost == 0) return;
-    fprintf(stderr, "warning: %s: written again, %lld record%s were lost\n", log->lines.path,
-            (long long)lost, text_plural(lost));
+    fprintf(stderr, "warning: %s: written again, %ld record%s were lost\n", log->lines.path, lost,
+            text_plural(lost));
     log->lines.lost = 0;
 }
 
 bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err) {
     char path[IO_PATH_MAX], *line = NULL;
     size_t capacity = 0;
-    long long number;
+    int64_t number;
     *last_step = 0;
     *first_save = INT64_MAX;
     if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
@@ -81,9 +81,9 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     while (getline(&line, &capacity, file) > 0) {
         const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
         const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
-        if (save && sscanf(save, "\"save-every\": %lld", &number) == 1 && number > 0)
+        if (save && sscanf(save, "\"save-every\": %ld", &number) == 1 && number > 0)
             *first_save = number;
-        if (sscanf(line, "{\"step\": %lld", &number) == 1 && number > *last_step)
+        if (sscanf(line, "{\"step\": %ld", &number) == 1 && number > *last_step)
             *last_step = number;
     }
     free(line);
@@ -125,10 +125,9 @@ static double fill_of(const StepData *d) {
 void print_duration(double seconds) {
     int64_t s = (int64_t)seconds;
     if (s >= 3600)
-        printf("%lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
-               (long long)(s % 60));
+        printf("%ld:%02ld:%02ld", (s / 3600), (s / 60 % 60), (s % 60));
     else
-        printf("%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+        printf("%ld:%02ld", (s / 60), (s % 60));
 }
 
 // NaN has a sign, which means nothing.
@@ -151,10 +150,10 @@ static void write_balance(const StepBalance *b, JsonWriter *w) {
 
 static void print_step(const StepReport *r, const StepData *d) {
     printf(
-        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
-        "%lld doc%s | pairs %.1f %%",
-        (long long)r->step, (long long)r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr,
-        r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), (long long)d->num_segments,
+        "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "%ld doc%s | pairs %.1f %%",
+        r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
+        (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), d->num_segments,
         text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
@@ -195,8 +194,8 @@ void report_step(RunLog *log, const StepReport *r, const StepData *d) {
 }
 
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
-    printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
-           plain_nan(loss), (long long)set->docs, text_plural(set->docs), (long long)set->targets);
+    printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
+           set->docs, text_plural(set->docs), set->targets);
     char text[256];
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);

@@ -135,7 +135,7 @@ static void token_print(const Tokenizer *tokenizer, int32_t id) {
 }
 
 static void text_print(const Text *text, const Samples *s, int64_t step) {
-    printf("--- sample %d after step %lld%s\n", text->number + 1, (long long)step,
+    printf("--- sample %d after step %ld%s\n", text->number + 1, step,
            text->ended ? " (ended)" : "");
     for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i]);
     printf("\n");

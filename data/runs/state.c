@@ -87,8 +87,8 @@ static bool check_plan(const json_t *state, const PlanField *plan, const char *p
         if (!json_get_int64(state, plan[i].name, 0, max, &was, was < 0, err)) return false;
         size_t used = strlen(misfits);
         if (was != plan[i].value)
-            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
-                     (long long)was, (long long)plan[i].value);
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", plan[i].name,
+                     was, plan[i].value);
     }
     return misfits[0] == 0 ||
            error_set(err, EXIT_CHECKPOINT_MISFIT,

@@ -37,9 +37,8 @@ static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
     Error why = {0};
     if (hash == 0 || found == 0 || hash == found) return true;
     error_set(&why, EXIT_CHECKPOINT_MISFIT, hint,
-              "%s: expected the tokenizer of %s (SHA-256 %016llx...), found %016llx...", d->path,
-              whose, (unsigned long long)__builtin_bswap64(hash),
-              (unsigned long long)__builtin_bswap64(found));
+              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d->path,
+              whose, __builtin_bswap64(hash), __builtin_bswap64(found));
     if (!allowed) return error_set(err, why.code, hint, "%s", why.what);
     fprintf(stderr, "warning: %s\n", why.what);
     return true;
@@ -97,8 +96,7 @@ static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
     size_t used = 0;
     out[0] = 0;
     for (int i = 0; i < t->n && used + 16 < capacity; i++)
-        used += (size_t)snprintf(out + used, capacity - used, "%s%lld", i ? ", " : "",
-                                 (long long)t->ids[i]);
+        used += (size_t)snprintf(out + used, capacity - used, "%s%ld", i ? ", " : "", t->ids[i]);
 }
 
 // From config.json and generation_config.json of a model directory, or the built-in config.
