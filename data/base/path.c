@@ -26,6 +26,11 @@ bool path_join(char *out, size_t capacity, const char *dir, const char *name, Er
     return path_printf(out, capacity, err, "%s%s%s", dir, slash ? "/" : "", name);
 }
 
+bool path_inside(char *out, size_t capacity, const char *path, const char *name, Error *err) {
+    return path_is_dir(path) ? path_join(out, capacity, path, name, err)
+                             : path_printf(out, capacity, err, "%s", path);
+}
+
 bool path_parent(char *out, size_t capacity, const char *path, Error *err) {
     const char *slash = strrchr(path, '/');
     if (!slash) return path_printf(out, capacity, err, ".");

@@ -21,11 +21,12 @@ typedef struct {
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names
     bool *special;         // (vocab_size)
+    bool *added;           // (vocab_size) cut out of a text before anything else
     char file[IO_PATH_MAX];
 } Tokenizer;
 
 enum {
-    TOKENIZER_MAX_BYTES = 1 << 28,  // of tokenizer.json
+    TOKENIZER_MAX_BYTES = 1 << 26,  // of tokenizer.json: Jansson needs up to 75 times as much
     TOKENIZER_MAX_IDS = 1 << 24,
 };
 
@@ -43,9 +44,8 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 // the code point of every byte, itself when printable, else the next one from 256 on.
 void gpt2_alphabet(int16_t code_points[256]);
 
-// Text in the alphabet to bytes; returns their number, or -1 when a character is not in the
-// alphabet.
-int64_t gpt2_decode(const char *text, unsigned char *out);
+// Bytes (n) to text in the alphabet, with a separator between characters of at most 2 bytes each.
+void gpt2_encode(const unsigned char *bytes, size_t n, const char *separator, char *out);
 
 // Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.
 bool json_mentions_type(json_t *value, const char *name);
