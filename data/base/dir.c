@@ -3,9 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -13,7 +10,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "file.h"
 #include "memory.h"
 #include "path.h"
@@ -77,18 +73,15 @@ static bool dir_remove_level(const char *path, int depth, Error *err) {
 bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
 
 bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
-    FileWriter w;
     char temp[IO_PATH_MAX], parent[IO_PATH_MAX];
-    if (!path_parent(parent, sizeof parent, path, err)) return false;
-    if (!path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid())) return false;
-    unlink(temp);  // left by a dead process with our process id
-    if (!writer_open(&w, temp, err)) return false;
-    if (!writer_write(&w, data, n, err) || !writer_close(&w, err)) return false;
-    if (!io_rename(temp, path, err)) {
-        unlink(temp);
+    if (!path_parent(parent, sizeof parent, path, err) ||
+        !path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid()))
         return false;
-    }
-    return dir_sync(parent, err);
+    unlink(temp);  // left by a dead process with our process id
+    if (!file_create(temp, data, n, err)) return false;
+    if (io_rename(temp, path, err)) return dir_sync(parent, err);
+    unlink(temp);
+    return false;
 }
 
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
@@ -99,15 +92,14 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
 }
 
 bool dir_probe(const char *dir, Error *err) {
-    FileWriter w;
     char from[IO_PATH_MAX], to[IO_PATH_MAX];
-    long pid = (long)getpid();
-    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid)) return false;
-    if (!path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid)) return false;
+    const long pid = (long)getpid();
+    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid) ||
+        !path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid))
+        return false;
     unlink(from);
-    if (!writer_open(&w, from, err)) return false;
-    if (!writer_write(&w, "probe\n", 6, err) || !writer_close(&w, err)) return false;
-    bool ok = io_rename(from, to, err) && dir_sync(dir, err);
+    if (!file_create(from, "probe\n", 6, err)) return false;
+    const bool ok = io_rename(from, to, err) && dir_sync(dir, err);
     const char *left = ok ? to : from;
     return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
 }

@@ -3,19 +3,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/types.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "hash.h"
 #include "memory.h"
-#include "path.h"
 
 #ifdef __FAST_MATH__
 #error "-ffast-math turns isfinite(NaN) into true; build without it"
@@ -123,10 +117,9 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
 
 bool writer_open(FileWriter *w, const char *path, Error *err) {
     w->fd = -1;
-    w->size_bytes = 0;
-    w->crc = 0;
-    w->unsynced = 0;
+    w->size_bytes = w->unsynced = 0;
     w->buffered = 0;
+    w->crc = 0;
     if (!path_printf(w->path, sizeof w->path, err, "%s", path)) return false;
     w->fd = io_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     return w->fd >= 0 || disk_error(err, path, "cannot create");
@@ -200,12 +193,16 @@ bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err) {
 bool writer_close(FileWriter *w, Error *err) {
     if (w->fd < 0)
         return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);
-    if (!writer_flush(w, err)) return false;
-    if (!writer_sync(w, err)) return false;
+    if (!writer_flush(w, err) || !writer_sync(w, err)) return false;
     const int closed = close(w->fd);  // never twice: Linux frees the descriptor even on error
     w->fd = -1;
     if (closed == 0 || errno == EINTR) return true;
     disk_error(err, w->path, "close failed");
     unlink(w->path);
     return false;
+}
+
+bool file_create(const char *path, const void *data, uint64_t n, Error *err) {
+    FileWriter w;
+    return writer_open(&w, path, err) && writer_write(&w, data, n, err) && writer_close(&w, err);
 }

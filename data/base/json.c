@@ -1,15 +1,10 @@
 #include "json.h"
 
-#include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
 #include "file.h"
 #include "memory.h"
 

@@ -2,16 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "file.h"
-#include "path.h"
 
 bool lines_open(LineFile *f, const char *path, bool empty, Error *err) {
     struct stat st;

@@ -1,8 +1,5 @@
 #include "memory.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "error.h"

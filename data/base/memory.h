@@ -6,8 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "error.h"
-
 // False when the result does not fit into 64 bits.
 bool checked_mul(uint64_t a, uint64_t b, uint64_t *out);
 bool checked_add(uint64_t a, uint64_t b, uint64_t *out);

@@ -1,18 +1,10 @@
 #include "options.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "error.h"
-#include "json.h"
-#include "memory.h"
 
 // ------------------------------------------------------------------------------------------------
 // Lists of words

@@ -1,13 +1,9 @@
 #include "path.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include "error.h"
 
 __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
                                                        const char *format, ...) {

@@ -3,16 +3,12 @@
 #include <dlfcn.h>
 #include <jansson.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
 // PCRE2, 8-bit: the calls of its stable interface that we need

@@ -3,17 +3,11 @@
 #include <assert.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
-#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
 // Tensors

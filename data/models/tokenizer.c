@@ -1,17 +1,11 @@
 #include "tokenizer.h"
 
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 void tokenizer_free(Tokenizer *t) {
     free(t->offset);

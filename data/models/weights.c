@@ -1,17 +1,12 @@
 #include "weights.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
-#include "safetensors.h"
 
 static const struct {
     const char *prefix, *name;

@@ -28,6 +28,10 @@ typedef struct {
     Manifest manifest;
 } Checkpoint;
 
+// <out_dir>/step-00000100
+bool checkpoint_step_path(char *path, size_t capacity, const char *out_dir, int64_t step,
+                          Error *err);
+
 // "step-00000100" -> 100; false for anything that would not be printed that way.
 bool checkpoint_parse_step(const char *name, int64_t *step);
 

@@ -2,23 +2,15 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/dir.h"
-#include "../base/error.h"
 #include "../base/json.h"
-#include "../base/line_file.h"
 #include "../base/memory.h"
-#include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/loader.h"
-#include "../batches/summary.h"
-#include "../models/config.h"
 
 // Warns when the length of the log is not that at the checkpoint of `step`.
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
@@ -52,11 +44,19 @@ bool log_sync(const RunLog *log, Error *err) { return !log->open || lines_sync(&
 
 int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
 
+static JsonWriter record_begin(char *text, size_t capacity) {
+    JsonWriter w;
+    json_writer_init(&w, text, capacity, 0);
+    json_begin(&w, NULL, '{');
+    return w;
+}
+
 // Writes a record whole or not at all. Records that do not fit on the disk are dropped, with a
 // warning at the first, and another one when the disk has space again.
-static void log_line(RunLog *log, JsonWriter *w) {
+static void record_end(JsonWriter *w, RunLog *log) {
     Error err = {0};
     const int64_t lost = log->lines.lost;
+    json_end(w, '}');
     json_put_text(w, "\n");
     if (!log->open || w->overflow) return;
     if (!lines_append(&log->lines, w->text, w->n, &err)) {
@@ -95,9 +95,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                int64_t step, const LlamaConfig *config, const DataSummary *train,
                const DataSummary *val, const Option *options) {
     char *text = host_calloc(JSON_MAX_CONFIG, 1, "the log");
-    JsonWriter w;
-    json_writer_init(&w, text, JSON_MAX_CONFIG, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, JSON_MAX_CONFIG);
     json_put_string(&w, "event", event);
     json_put_string(&w, "version", version);
     json_put_string(&w, "device", device);
@@ -110,8 +108,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
     json_end(&w, '}');
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
     free(text);
 }
 
@@ -163,9 +160,7 @@ static void print_step(const StepReport *r, const StepData *d) {
 
 static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     char text[2048];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, sizeof text);
     json_put_int(&w, "step", r->step);
     json_put_float(&w, "loss", (float)r->loss);
     json_put_float(&w, "grad_norm", (float)r->grad_norm);
@@ -184,8 +179,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     write_balance(&r->balance, &w);
     json_put_bool(&w, "skipped", r->skipped);
     json_put_bool(&w, "spike", r->spike);
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
 }
 
 void report_step(RunLog *log, const StepReport *r, const StepData *d) {
@@ -197,15 +191,12 @@ void report_validation(RunLog *log, int64_t step, double loss, const ValidationS
     printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
            set->docs, text_plural(set->docs), set->targets);
     char text[256];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, sizeof text);
     json_put_string(&w, "event", "val");
     json_put_int(&w, "step", step);
     json_put_float(&w, "loss", (float)loss);
     json_put_int(&w, "docs", set->docs);
     json_put_int(&w, "real_tokens", set->tokens);
     json_put_int(&w, "targets", set->targets);
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
 }

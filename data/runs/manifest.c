@@ -1,14 +1,11 @@
 #include "manifest.h"
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/json.h"

@@ -51,7 +51,7 @@ static bool find_named(const char *out, const char *resume, bool trains, ResumeP
     int64_t step = -1;
     if (!manifest_verify(resume, &step, err) ||
         !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
-        !path_printf(own, sizeof own, err, "%s/step-%08ld", out, step))
+        !checkpoint_step_path(own, sizeof own, out, step, err))
         return false;
     point->in_place = same_file(own, point->dir);
     return !point->in_place || !trains || check_is_newest(out, resume, step, err);

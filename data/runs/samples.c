@@ -1,14 +1,11 @@
 #include "samples.h"
 
 #include <assert.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
 #include "../models/bpe.h"

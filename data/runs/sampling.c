@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 // Likeliest first; equal ones by id, so that the order is the same on every machine.

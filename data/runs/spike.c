@@ -1,8 +1,6 @@
 #include "spike.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 bool loss_is_spike(LossTrend *t, double loss) {
     enum { FIRST_LOSSES = 5, MEMORY = 20 };

@@ -1,21 +1,13 @@
 #include "state.h"
 
-#include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/plan.h"
-#include "../shards/dataset.h"
-#include "checkpoint.h"
 
 #define FILE_NAME "trainer_state.json"
 

@@ -1,18 +1,14 @@
 #include "vocabulary.h"
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/digest.h"
-#include "../base/error.h"
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/path.h"
-#include "../models/config.h"
-#include "../shards/dataset.h"
 
 // ------------------------------------------------------------------------------------------------
 // The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
