@@ -1,7 +1,7 @@
-// data/runs/spike.h: what counts as a jump of the loss.
+// data/runs/log.h: what counts as a jump of the loss.
 #include <math.h>
 
-#include "../data/runs/spike.h"
+#include "../data/runs/log.h"
 
 #include "test.h"
 

@@ -119,24 +119,21 @@ static bool dir_lock_refused(int fd, const char *path, Error *err) {
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
-    lock->works = true;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
-    int fd = io_open(path, O_RDWR | O_CREAT, 0666);
+    const int fd = io_open(path, O_RDWR | O_CREAT, 0666);
     if (fd < 0) return disk_error(err, path, "cannot create the lock");
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        bool taken = errno == EWOULDBLOCK;
-        lock->works = false;
-        if (taken) dir_lock_refused(fd, dir, err);
-        close(fd);
-        if (!taken) lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
-        return !taken;
-    }
+    lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    const bool taken = !lock->works && errno == EWOULDBLOCK;
+    if (taken) dir_lock_refused(fd, dir, err);
+    if (!lock->works) close(fd);
+    if (taken) return false;
     lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
+    if (!lock->works) return true;
     lock->fd = fd;
     gethostname(host, sizeof host - 1);
-    int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)n, 0) != n)
-        lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;  // a full disk: locked nevertheless
+    const int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
+    const bool named = ftruncate(fd, 0) == 0 && pwrite(fd, owner, (size_t)n, 0) == n;
+    (void)named;  // a full disk: locked nevertheless
     return true;
 }
 

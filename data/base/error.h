@@ -1,11 +1,12 @@
 // Errors: an exit code, one line with what was expected and found, one line of hint.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main, must and error_exit turn an Error into an exit code.
+// fuzzer or a retry can continue. Only main, must and error_exit turn an Error into an exit code;
+// refused memory alone ends the program anywhere (memory.h).
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
-#include <stdbool.h>
+#include <stdbool.h>  // these three for whoever includes this file
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,9 +46,6 @@ bool error_prefix(Error *err, const char *prefix);
 
 // "path: what: strerror(errno)" with EXIT_DISK. Returns false.
 bool disk_error(Error *err, const char *path, const char *what);
-
-// "path: host memory: N bytes refused" with EXIT_HOST_MEMORY. Returns false.
-bool error_memory(Error *err, const char *path, uint64_t size_bytes);
 
 // Writes the error line and the hint line to stderr, after flushing stdout.
 void error_print(const Error *err);

@@ -25,11 +25,9 @@ static void io_moved(void) {
 }
 
 int io_open(const char *path, int flags, mode_t mode) {
-    int fd = -1;
-    for (int i = 0; i < IO_MAX_EINTR; i++) {
-        fd = open(path, flags | O_CLOEXEC, mode);
-        if (fd >= 0 || errno != EINTR) break;
-    }
+    int fd, tries = 0;
+    do fd = open(path, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR && ++tries < IO_MAX_EINTR);
     return fd;
 }
 
@@ -61,16 +59,12 @@ void file_close(File *f) {
     f->fd = -1;
 }
 
-static bool file_range_error(const File *f, uint64_t n, uint64_t offset, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
-                     "%s: expected %lu bytes at offset %lu, found a file of %lu bytes", f->path, n,
-                     offset, f->size_bytes);
-}
-
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err) {
     uint64_t end = 0;
     if (!checked_add(offset, n, &end) || end > f->size_bytes)
-        return file_range_error(f, n, offset, err);
+        return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
+                         "%s: expected %lu bytes at offset %lu, found a file of %lu bytes", f->path,
+                         n, offset, f->size_bytes);
     char *p = buffer;
     for (int interrupted = 0; n > 0;) {
         size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
@@ -97,19 +91,15 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
     if (!file_open(&f, path, hint, err)) return NULL;
     char *text = NULL;
     *n = f.size_bytes;
-    if (f.size_bytes > max_bytes) {
-        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu", path,
-                  max_bytes, f.size_bytes);
-    } else if (!(text = malloc((size_t)f.size_bytes + 1))) {
-        error_memory(err, path, f.size_bytes + 1);
-    } else if (!file_read_at(&f, text, f.size_bytes, 0, err)) {
-        free(text);
-        text = NULL;
-    } else {
-        text[f.size_bytes] = 0;
-    }
+    bool ok = *n <= max_bytes ||
+              error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu",
+                        path, max_bytes, *n);
+    if (ok) text = host_calloc(*n + 1, 1, path);
+    ok = ok && file_read_at(&f, text, *n, 0, err);
     file_close(&f);
-    return text;
+    if (ok) return text;
+    free(text);
+    return NULL;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -139,11 +129,11 @@ static bool writer_failed(FileWriter *w, const char *what, Error *err) {
 }
 
 bool io_fsync(int fd) {
-    for (int i = 0; i < IO_MAX_EINTR; i++) {
-        if (fsync(fd) == 0) return io_moved(), true;
-        if (errno != EINTR) return false;
-    }
-    return false;
+    int failed, tries = 0;
+    do failed = fsync(fd);
+    while (failed && errno == EINTR && ++tries < IO_MAX_EINTR);
+    if (!failed) io_moved();
+    return !failed;
 }
 
 // Called every IO_PART bytes, so that no single fsync takes long.

@@ -2,9 +2,6 @@
 #ifndef UNPAD_FILE_H
 #define UNPAD_FILE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
 
 #include "error.h"

@@ -3,10 +3,6 @@
 #ifndef UNPAD_HASH_H
 #define UNPAD_HASH_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "error.h"
 
 // CRC32C (Castagnoli) of n more bytes: start with crc = 0, pass the data in any number of parts.

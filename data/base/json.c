@@ -171,11 +171,8 @@ static void json_put_quoted(JsonWriter *w, const char *s) {
         if (len == 0) {
             len = 1;
             json_put_text(w, "\xef\xbf\xbd");
-        } else if (c == '"' || c == '\\') {
-            snprintf(escaped, sizeof escaped, "\\%c", c);
-            json_put_text(w, escaped);
-        } else if (c < 0x20 || c == 0x7f) {
-            snprintf(escaped, sizeof escaped, "\\u%04x", c);
+        } else if (c < 0x20 || c == 0x7f || c == '"' || c == '\\') {
+            snprintf(escaped, sizeof escaped, c == '"' || c == '\\' ? "\\%c" : "\\u%04x", c);
             json_put_text(w, escaped);
         } else {
             json_put(w, s + i, len);

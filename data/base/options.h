@@ -19,8 +19,6 @@
 #define UNPAD_OPTIONS_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 
 #include "error.h"

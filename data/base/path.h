@@ -2,9 +2,6 @@
 #ifndef UNPAD_PATH_H
 #define UNPAD_PATH_H
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "error.h"
 
 enum { IO_PATH_MAX = 4096 };  // bytes, NUL included; Linux's own limit

@@ -1,8 +1,11 @@
-#include "bpe.h"
+// Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
+// 3): added tokens are cut out first, then the patterns of pre_tokenizer cut the rest into words,
+// and in each word the pair with the lowest merge rank is merged until none is left. The patterns
+// need Unicode classes: PCRE2, loaded at run time, matches them. Tokenizers with other features are
+// refused.
+#include "tokenizer.h"
 
 #include <dlfcn.h>
-#include <jansson.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -88,34 +88,29 @@ TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t s
 // ------------------------------------------------------------------------------------------------
 // Header
 
-static const int64_t max_int = (int64_t)1 << 53;  // beyond, JSON numbers are not exact
+static const int64_t max_int = ((int64_t)1 << 53) - 1;  // beyond, JSON numbers are not exact
 
 static bool parse_shape(TensorInfo *t, const json_t *entry, Error *err) {
     const json_t *shape = json_member(entry, "shape"), *dim;
     size_t i;
     if (!json_is_array(shape)) return bad_input(err, "shape: expected an array");
     json_array_foreach(shape, i, dim) {
-        int64_t value = 0;
         if (t->ndim == SAFETENSORS_MAX_DIMS)
             return bad_input(err, "shape: expected at most %d dimensions, found more",
                              SAFETENSORS_MAX_DIMS);
-        if (!json_int64_value(dim, "shape", 0, max_int - 1, &value, err)) return false;
-        t->shape[t->ndim++] = (uint64_t)value;
+        if (!json_int64_value(dim, "shape", 0, max_int, (int64_t *)&t->shape[t->ndim++], err))
+            return false;
     }
     return true;
 }
 
 static bool parse_offsets(TensorInfo *t, const json_t *entry, Error *err) {
-    const json_t *offsets = json_member(entry, "data_offsets");
-    const int64_t max = max_int - 1;
-    int64_t begin = 0, end = 0;
-    if (json_array_size(offsets) != 2) return bad_input(err, "data_offsets: expected [begin, end]");
-    if (!json_int64_value(json_array_get(offsets, 0), "data_offsets", 0, max, &begin, err) ||
-        !json_int64_value(json_array_get(offsets, 1), "data_offsets", begin, max, &end, err))
-        return false;
-    t->begin = (uint64_t)begin;
-    t->end = (uint64_t)end;
-    return true;
+    const char *key = "data_offsets";
+    const json_t *list = json_member(entry, key);
+    int64_t *begin = (int64_t *)&t->begin, *end = (int64_t *)&t->end;
+    if (json_array_size(list) != 2) return bad_input(err, "data_offsets: expected [begin, end]");
+    return json_int64_value(json_array_get(list, 0), key, 0, max_int, begin, err) &&
+           json_int64_value(json_array_get(list, 1), key, *begin, max_int, end, err);
 }
 
 static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
@@ -132,7 +127,7 @@ static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
         return false;
     if (t->end - t->begin != size_bytes)
         return bad_input(err, "data_offsets: expected %lu bytes for its shape and dtype, found %lu",
-                         size_bytes, (t->end - t->begin));
+                         size_bytes, t->end - t->begin);
     return true;
 }
 
@@ -168,10 +163,8 @@ static int by_offset(const void *a, const void *b) {
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-static int by_name(const void *a, const void *b) {
-    const TensorInfo *x = a, *y = b;
-    return strcmp(x->name, y->name);
-}
+// Compares names, or tensors by their first member, the name.
+static int by_name(const void *a, const void *b) { return strcmp(a, b); }
 
 // Tensors [first, num_tensors) of a file: one after another, 0 to data_bytes. Makes them absolute.
 static bool check_layout(SafetensorsSet *s, int first, uint64_t data_begin, uint64_t data_bytes,
@@ -217,8 +210,7 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
     if (n < 2 || n > most)
         return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
                          "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);
-    char *text = malloc((size_t)n);
-    if (!text) return error_memory(err, f->path, n);
+    char *text = host_calloc(n, 1, f->path);
     bool ok = file_read_at(f, text, n, 8, err) && parse_header(s, text, n, file, err);
     free(text);
     return ok;
@@ -247,13 +239,9 @@ static bool sort_tensors(SafetensorsSet *s, Error *err) {
     return true;
 }
 
-static int compare_name(const void *name, const void *tensor) {
-    return strcmp(name, ((const TensorInfo *)tensor)->name);
-}
-
 const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name) {
     if (s->num_tensors == 0) return NULL;
-    return bsearch(name, s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, compare_name);
+    return bsearch(name, s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
 }
 
 static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Error *err) {

@@ -8,10 +8,6 @@
 #ifndef UNPAD_SAFETENSORS_H
 #define UNPAD_SAFETENSORS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/file.h"
 #include "../base/path.h"

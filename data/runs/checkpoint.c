@@ -211,35 +211,26 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // The newest good one
 
-static bool verify_step(const char *dir, int64_t step, Error *err) {
-    int64_t found = -1;
-    if (!manifest_verify(dir, &found, err)) return false;
-    return found == step ||
-           error_set(err, EXIT_BAD_INPUT, "was the directory renamed?",
-                     "%s: manifest.json: expected step %ld, found %ld", dir, step, found);
-}
-
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             CheckpointReport report, Error *err) {
-    int64_t *steps = NULL;
+    int64_t *steps = NULL, found = -1;
     int count = 0;
-    bool found = false;
     *step = -1;
-    if (!checkpoint_list(out_dir, &steps, &count, err)) count = 0;
-    for (int i = 0; !found && !err->code && i < count; i++) {
+    bool ok = checkpoint_list(out_dir, &steps, &count, err);
+    for (int i = 0; ok && *step < 0 && i < count; i++) {
         Error why = {0};
-        if (!checkpoint_step_path(path, capacity, out_dir, steps[i], err)) break;
-        found = verify_step(path, steps[i], &why);
-        if (found)
+        ok = checkpoint_step_path(path, capacity, out_dir, steps[i], err);
+        if (!ok) break;
+        if (manifest_verify(path, &found, &why) && found != steps[i])
+            error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
+                      "%s: manifest.json: expected step %ld, found %ld", path, steps[i], found);
+        if (!why.code)
             *step = steps[i];
-        else if (why.code == EXIT_HOST_MEMORY)
-            *err = why;  // not the checkpoint's fault
         else if (report)
             report(path, &why);
     }
     free(steps);
-    if (found || err->code) return found;
-    if (count == 0) return true;
+    if (!ok || *step >= 0 || count == 0) return ok;
     return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
                      "%s: expected a good checkpoint, found %d damaged", out_dir, count);
 }

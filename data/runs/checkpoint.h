@@ -11,10 +11,6 @@
 #ifndef UNPAD_CHECKPOINT_H
 #define UNPAD_CHECKPOINT_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/path.h"
 #include "manifest.h"
@@ -83,7 +79,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err);
 typedef void (*CheckpointReport)(const char *dir, const Error *why);
 
 // The newest (by number) step-* that manifest_verify accepts: its path and *step. True with *step =
-// -1 when there is none at all; false when all are damaged, or for lack of memory. report may be
+// -1 when there is none at all; false when all are damaged. report may be
 // NULL.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             CheckpointReport report, Error *err);

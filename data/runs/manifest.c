@@ -1,7 +1,6 @@
 #include "manifest.h"
 
 #include <jansson.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

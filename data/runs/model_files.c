@@ -1,7 +1,5 @@
 #include "model_files.h"
 
-#include <stddef.h>
-
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/path.h"

@@ -1,6 +1,5 @@
 #include "state.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

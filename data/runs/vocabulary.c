@@ -1,8 +1,6 @@
 #include "vocabulary.h"
 
 #include <jansson.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
