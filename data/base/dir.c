@@ -48,24 +48,21 @@ bool io_rename(const char *from, const char *to, Error *err) {
     return rename(from, to) == 0 || disk_error(err, to, "rename failed");
 }
 
-static bool dir_remove_level(const char *path, int depth, Error *err);
-
-static bool dir_remove_entry(const char *dir, const char *name, int depth, Error *err) {
-    char path[IO_PATH_MAX];
-    struct stat st;
-    if (!path_join(path, sizeof path, dir, name, err)) return false;
-    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) return dir_remove_level(path, depth + 1, err);
-    return unlink(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove");
-}
-
 static bool dir_remove_level(const char *path, int depth, Error *err) {
+    char name[IO_PATH_MAX];
+    struct stat st;
     if (depth > 8) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
     DIR *dir = opendir(path);
     if (!dir) return errno == ENOENT || disk_error(err, path, "cannot open the directory");
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            ok = dir_remove_entry(path, e->d_name, depth, err);
+    for (struct dirent *e; ok && (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        ok = path_join(name, sizeof name, path, e->d_name, err);
+        if (ok && lstat(name, &st) == 0 && S_ISDIR(st.st_mode))
+            ok = dir_remove_level(name, depth + 1, err);
+        else if (ok)
+            ok = unlink(name) == 0 || errno == ENOENT || disk_error(err, name, "cannot remove");
+    }
     closedir(dir);
     return ok && (rmdir(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove"));
 }

@@ -345,40 +345,33 @@ static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
     return true;
 }
 
-static int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
-    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-              "prompt: %ld tokens, expected at most %ld", found, capacity);
-    return -1;
+static bool encode_text(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+    const Tokenizer *t = b->tokenizer;
+    if (!bpe_check_utf8(p, n, err)) return false;
+    b->root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    if (!b->root) return false;
+    if (!bpe_read(b, err)) return err->code == EXIT_USAGE ? false : error_prefix(err, t->file);
+    b->match_data = b->pcre.match_data(1, NULL);
+    if (t->bos >= 0 && t->bos != t->eos) bpe_emit(b, t->bos);
+    return bpe_text(b, p, n, err);
 }
 
-static int64_t encode_bytes(const Tokenizer *t, const char *text, size_t n, int32_t *out,
-                            int64_t capacity, Error *err) {
-    int64_t count = 0;
-    const int64_t needed = (int64_t)n + (t->bos >= 0);
-    if (needed > capacity) return prompt_too_long(needed, capacity, err);
-    if (t->bos >= 0) out[count++] = t->bos;
-    for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
-    return count;
+static bool encode_bytes(Bpe *b, const unsigned char *p, size_t n) {
+    if (b->tokenizer->bos >= 0) bpe_emit(b, b->tokenizer->bos);
+    for (size_t i = 0; i < n; i++) bpe_emit(b, p[i]);
+    return true;
 }
 
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {
     Bpe b = {.tokenizer = t};
-    int64_t count = -1;
     const unsigned char *p = (const unsigned char *)text;
-    if (t->byte_ids) return encode_bytes(t, text, n, out, capacity, err);
-    if (!bpe_check_utf8(p, n, err)) return -1;
-    b.root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
-    if (!b.root) return -1;
-    if (!bpe_read(&b, err)) {
-        if (err->code != EXIT_USAGE) error_prefix(err, t->file);
-    } else {
-        b.match_data = b.pcre.match_data(1, NULL);
-        if (t->bos >= 0 && t->bos != t->eos) bpe_emit(&b, t->bos);
-        if (bpe_text(&b, p, n, err)) count = (int64_t)b.num_ids;
-    }
-    if (count > capacity) count = prompt_too_long(count, capacity, err);
-    if (count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
+    bool ok = t->byte_ids ? encode_bytes(&b, p, n) : encode_text(&b, p, n, err);
+    const int64_t count = (int64_t)b.num_ids;
+    if (ok && count > capacity)
+        ok = error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+                       "prompt: %ld tokens, expected at most %ld", count, capacity);
+    if (ok && count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
     bpe_close(&b);
-    return count;
+    return ok ? count : -1;
 }

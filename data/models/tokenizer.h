@@ -35,8 +35,8 @@ void tokenizer_free(Tokenizer *t);
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 
 // Encodes text (n) into out (capacity), as data/prepare.py begins a document: after a BOS, unless
-// the tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call reads
-// tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
+// the tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call
+// reads tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err);
 
