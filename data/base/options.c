@@ -163,7 +163,7 @@ static const char *find_elsewhere(const Option *table, const char *name) {
     text_copy(dashed, sizeof dashed, name);
     for (char *p = dashed; (p = strchr(p, '_'));) *p = '-';
     for (const Option *o = table; o->name; o++)
-        if (o->kind == OPTION_KIND_HINT && strcmp(o->name, dashed) == 0) return o->help;
+        if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, dashed) >= 0) return o->help;
     return NULL;
 }
 

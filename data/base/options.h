@@ -2,9 +2,9 @@
 //
 //   const Option table[] = {
 //       OPTION_GROUP("data"),
-//       {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards (glob)"},
-//       {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded", 0, 0, "how ..."},
-//       {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
+//       TEXT("train-data", o.train_data, NULL, "shards (glob)"),
+//       CHOICE("layout", o.layout, "packed", "packed|padded", "how documents fill ..."),
+//       NUMBER("steps", o.steps, "1000", 1, 1e9, "optimizer steps"),
 //       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
 //       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
@@ -26,7 +26,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
-    OPTION_KIND_HINT,   // not an option: a name that other programs use, with our replacement
+    OPTION_KIND_HINT,   // not an option: names "a|b" of other programs, with our replacement
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
@@ -45,6 +45,17 @@ typedef struct {
     const char *help;
 } Option;
 
+// Rows of a table. The kind of a number follows from the type of its variable.
+#define FLAG(name_, value_, help_) \
+    { name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_ }
+#define TEXT(name_, value_, default_, help_) \
+    { name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_ }
+#define CHOICE(name_, value_, default_, choices_, help_) \
+    { name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_ }
+#define NUMBER(name_, value_, default_, min_, max_, help_) \
+    { name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_ }
+#define OPTION_NUMBER(value_) \
+    _Generic(value_, int : OPTION_INT, int64_t : OPTION_INT64, float : OPTION_FLOAT)
 #define OPTION_ELSEWHERE(name_, hint_) \
     { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
 #define OPTION_GROUP(title_) \

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "../base/json.h"
+#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -35,13 +36,6 @@ static const struct {
       128001}},
 };
 enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
-
-const char *llama_config_builtin_names(void) {
-    static char names[256];
-    if (names[0]) return names;
-    for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
-    return names;
-}
 
 bool llama_config_builtin(LlamaConfig *c, const char *name) {
     for (int i = 0; i < NUM_BUILTINS; i++) {
@@ -312,6 +306,18 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
         json_read(file, JSON_MAX_CONFIG,
                   "expected a Hugging Face config.json or the directory it is in", err);
     return root && llama_config_parse(c, root, file, err);
+}
+
+bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
+    char near_name[64], hint[400], names[256] = "";
+    if (llama_config_builtin(c, model)) return true;
+    if (path_exists(model)) return llama_config_read(c, model, err);
+    for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
+    const bool near = options_nearest(model, names, near_name, sizeof near_name);
+    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
+             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "", names);
+    return error_set(err, EXIT_BAD_INPUT, hint,
+                     "%s: expected a model directory or a built-in name, found neither", model);
 }
 
 // ------------------------------------------------------------------------------------------------

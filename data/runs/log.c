@@ -199,6 +199,16 @@ void report_step(RunLog *log, const StepReport *r, const StepData *d) {
     log_step(log, r, d);
 }
 
+void print_validation_set(const ValidationSet *set, const Dataset *ds) {
+    if (!set)
+        printf("        no validation\n");
+    else if (set->docs == ds->num_docs && set->tokens == ds->num_tokens)
+        printf("        validation takes all of them\n");
+    else
+        printf("        validation takes %ld document%s, %ld tokens of them\n", set->docs,
+               text_plural(set->docs), set->tokens);
+}
+
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
     printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
            set->docs, text_plural(set->docs), set->targets);
