@@ -1,5 +1,6 @@
 #include "json.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,6 +199,7 @@ void json_begin(JsonWriter *w, const char *key, char open) {
 }
 
 void json_end(JsonWriter *w, char close) {
+    assert(w->depth > 0);
     w->depth--;
     if (w->comma) json_newline(w);
     json_put(w, &close, 1);

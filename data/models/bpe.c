@@ -5,6 +5,7 @@
 // refused.
 #include "tokenizer.h"
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -244,6 +245,7 @@ static void bpe_close(Bpe *b) {
 // Text
 
 static void bpe_emit(Bpe *b, int32_t id) {
+    assert(id >= 0 && id < b->tokenizer->vocab_size);
     b->ids = host_grow(b->ids, &b->ids_capacity, b->num_ids + 1, sizeof(int32_t), "prompt");
     b->ids[b->num_ids++] = id;
 }
