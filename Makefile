@@ -1,5 +1,5 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
-# On a machine with a GPU: `make gpu-check` tests, `make gpu-bench` measures.
+# On a machine with a GPU: `make gpu-day` tests and measures. Without one: `make gpu-model`.
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)
 #   MPI= NCCL=          empty: build for one rank only (default: used if installed)
@@ -74,7 +74,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        simple gpu-check gpu-bench clean
+        simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -156,15 +156,24 @@ NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
 RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
 LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
 # A register spill is an error: it halves a kernel's speed and no test would notice
-NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
+NVFLAGS = -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 $(eval $(call HOST_RULES,cuda,$(OPT) -DBACKEND_CUDA))
 $(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),$(REFERENCE)))
 # Remarks C75xx of ptxas are errors too: serialised wgmma, ignored setmaxnreg
-build/cuda/%.o: %.cu Makefile
+define NVCC_MAKES
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $(@:.o=.log) || (cat $(@:.o=.log) >&2; exit 1)
-	@cat $(@:.o=.log) >&2; ! grep -q 'C75[0-9][0-9]' $(@:.o=.log) || (rm $@; exit 1)
+	$(NVCC) $(NVFLAGS) $(1) $< -o $@ 2> $@.log || (cat $@.log >&2; exit 1)
+	@cat $@.log >&2; ! grep -q 'C75[0-9][0-9]' $@.log || (rm $@; exit 1)
+endef
+build/cuda/%.o: %.cu Makefile
+	$(call NVCC_MAKES,-c)
+# The kernels for Hopper alone, which dev/gpu_model reads
+CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,$(wildcard kernels/cuda/*.cu))
+$(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
+$(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
+	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
+	$(call NVCC_MAKES,-cubin)
 build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:
@@ -220,15 +229,28 @@ SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate \
-               build/emu/bugs build/tsan/bugs train_llama
+               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
 # On a machine with a GPU: tests and measurements
-gpu-check:
-	@dev/gpu_check.sh
-gpu-bench:
-	@dev/gpu_bench.sh
+gpu-day:
+	@dev/gpu_day.sh $(PARTS)
+# Without one: predictions from the machine code (dev/gpu_model/README.md), compared with those that
+# are committed
+GPU_MODEL = CUOBJDUMP=$(CUOBJDUMP) python3 dev/gpu_model/gpu_model.py
+CUOBJDUMP ?= $(firstword $(wildcard $(NVCC:nvcc=cuobjdump)))
+MODEL_REPORT := dev/results/gpu-model.txt
+gpu-model: $(CUBINS)
+	@$(GPU_MODEL) $^ > build/gpu_model/report.txt && mv build/gpu_model/report.txt $(MODEL_REPORT)
+	@echo "wrote $(MODEL_REPORT)"
+gpu-model-cubins: $(CUBINS)
+gpu-model-check: $(CUBINS)
+	@$(GPU_MODEL) --check $(MODEL_REPORT) $^
+
+# Tensor-core arithmetic, layouts and barriers by models that are not ours: dev/witnesses/README.md
+witnesses: build/emu/test_tensor_cores build/emu/test_layout
+	@dev/witnesses/run.sh
 
 # All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
 # dev/emu/README.md)

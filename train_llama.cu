@@ -43,7 +43,6 @@
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
 #include "data/runs/schedule.h"
-#include "data/runs/spike.h"
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"

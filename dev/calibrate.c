@@ -298,7 +298,7 @@ int main(int argc, char **argv) {
                   "--max-seqlen: longer than a micro-batch");
     const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
     const char *missing = device_init(&device);
-    if (missing) exit_with(EXIT_USAGE, "leave --bf16-matmul out", missing);
+    if (missing) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
     must(llama_config_find(&config, o.model, &err), &err);
     make_mixes(config.vocab_size);
     const LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, false, true, 0, 0};

@@ -1148,9 +1148,9 @@ static Batch random_batch(HeadShape heads, const std::vector<int> &lengths, doub
     return random_batch(heads, lengths.data(), (int)lengths.size(), scale);
 }
 
-// The grid. The CPU side (inputs, reference, comparison) may take 90 s on 16 cores. Estimate: 1.9e11
-// (query, key, column) of query heads at 2.5 ns take 30 s, inputs and copies about 20 s more. Each
-// case prints its time.
+// The grid. The CPU side (inputs, reference, comparison) may take 90 s on 16 cores. Estimate:
+// 1.9e11 (query, key, column) of query heads at 2.5 ns take 30 s, inputs and copies about 20 s
+// more. Each case prints its time.
 static const HeadShape grid_heads[] = {{1, 1, 64},  {4, 1, 64},   {9, 3, 64},   {15, 5, 64},
                                        {32, 8, 64}, {32, 32, 64}, {1, 1, 128},  {4, 1, 128},
                                        {9, 3, 128}, {15, 5, 128}, {32, 8, 128}, {32, 32, 128}};

@@ -1,6 +1,6 @@
-// Every CUDA operation but attention against the same operation of the CPU backend, over many shapes. Inputs
-// are exact in bf16, so that both sides start from the same values. A result that the device stores
-// as bf16 is then off by at most
+// Every CUDA operation but attention against the CPU backend's, over many shapes. Inputs are exact
+// in bf16, so that both sides start from the same values. A result that the device stores as bf16
+// is then off by at most
 //
 //   2^-8 of the value: rounding to nearest is off by 2^-9; the fp32 value before it may lie a few
 //        fp32 roundings away from the reference's and so just across the border between two bf16

@@ -290,9 +290,9 @@ refused xz 'inputs/text.xz: expected text or JSONL, found xz' 'xz -d' inputs/tex
 refused binary_in_gzip 'inputs/binary.gz: expected text, found a binary file' '\.jsonl' inputs/binary.gz
 refused cut_gzip 'inputs/cut.txt.gz: cannot read' 'copy' inputs/cut.txt.gz
 refused chat 'inputs/chat.jsonl:1: expected a string "text", found messages' \
-    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl
+    'chat messages are not plain text.*--chat' inputs/chat.jsonl
 refused chat_by_key 'inputs/chat.jsonl:1: expected a string "messages", found an array' \
-    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl --text-key messages
+    'chat messages are not plain text.*--chat' inputs/chat.jsonl --text-key messages
 refused sharegpt 'inputs/sharegpt.jsonl:1: expected a string "text", found conversations' \
     'chat messages are not plain text' inputs/sharegpt.jsonl
 documents json_lines_named_json 3 inputs/lines.json

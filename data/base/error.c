@@ -2,9 +2,6 @@
 
 #include <errno.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,18 +21,13 @@ void text_list(char *list, size_t capacity, const char *item) {
 }
 
 void text_sanitize(char *text, size_t capacity) {
-    static const char hex[] = "0123456789abcdef";
     char clean[2048];
     size_t n = 0;
     for (const unsigned char *p = (const unsigned char *)text; *p && n + 5 < sizeof clean; p++) {
-        if (*p >= 0x20 && *p != 0x7f) {
+        if (*p >= 0x20 && *p != 0x7f)
             clean[n++] = (char)*p;  // UTF-8 included
-        } else {
-            clean[n++] = '\\';
-            clean[n++] = 'x';
-            clean[n++] = hex[*p >> 4];
-            clean[n++] = hex[*p & 15];
-        }
+        else
+            n += (size_t)snprintf(clean + n, sizeof clean - n, "\\x%02x", *p);
     }
     clean[n] = 0;
     text_copy(text, capacity, clean);
@@ -75,11 +67,6 @@ bool disk_error(Error *err, const char *path, const char *what) {
     if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
         hint = "free some space, or write to another disk";
     return error_set(err, EXIT_DISK, hint, "%s: %s: %s", path, what, strerror(errno));
-}
-
-bool error_memory(Error *err, const char *path, uint64_t size_bytes) {
-    return error_set(err, EXIT_HOST_MEMORY, "close other programs",
-                     "%s: host memory: %llu bytes refused", path, (unsigned long long)size_bytes);
 }
 
 // Every error has a hint: without one from the parser, the exit code decides.

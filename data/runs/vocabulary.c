@@ -1,18 +1,12 @@
 #include "vocabulary.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/digest.h"
-#include "../base/error.h"
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/path.h"
-#include "../models/config.h"
-#include "../shards/dataset.h"
 
 // ------------------------------------------------------------------------------------------------
 // The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
@@ -37,9 +31,8 @@ static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
     Error why = {0};
     if (hash == 0 || found == 0 || hash == found) return true;
     error_set(&why, EXIT_CHECKPOINT_MISFIT, hint,
-              "%s: expected the tokenizer of %s (SHA-256 %016llx...), found %016llx...", d->path,
-              whose, (unsigned long long)__builtin_bswap64(hash),
-              (unsigned long long)__builtin_bswap64(found));
+              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d->path,
+              whose, __builtin_bswap64(hash), __builtin_bswap64(found));
     if (!allowed) return error_set(err, why.code, hint, "%s", why.what);
     fprintf(stderr, "warning: %s\n", why.what);
     return true;
@@ -97,8 +90,7 @@ static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
     size_t used = 0;
     out[0] = 0;
     for (int i = 0; i < t->n && used + 16 < capacity; i++)
-        used += (size_t)snprintf(out + used, capacity - used, "%s%lld", i ? ", " : "",
-                                 (long long)t->ids[i]);
+        used += (size_t)snprintf(out + used, capacity - used, "%s%ld", i ? ", " : "", t->ids[i]);
 }
 
 // From config.json and generation_config.json of a model directory, or the built-in config.
