@@ -94,9 +94,24 @@ void error_print(const Error *err) {
     fprintf(stderr, "hint: %s\n", error_hint(err));
 }
 
+void (*error_hook)(const Error *err);
+
 __attribute__((noreturn)) void error_exit(const Error *err) {
+    if (error_hook) error_hook(err);
     error_print(err);
     exit(err->code);
+}
+
+bool warnings_off;
+
+void warning(const char *format, ...) {
+    va_list args;
+    if (warnings_off) return;
+    va_start(args, format);
+    fprintf(stderr, "warning: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
 }
 
 void must(bool ok, const Error *err) {

@@ -24,12 +24,11 @@
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
                          int64_t removed) {
     if (found < kept)
-        fprintf(stderr,
-                "warning: %s: expected %lld bytes at step %lld, found %lld: records are missing\n",
+        warning("%s: expected %lld bytes at step %lld, found %lld: records are missing",
                 log->lines.path, (long long)kept, (long long)step, (long long)found);
     else if (removed > 0)
-        fprintf(stderr, "warning: %s: removed %lld record%s (%lld bytes) after step %lld\n",
-                log->lines.path, (long long)removed, text_plural(removed),
+        warning("%s: removed %lld record%s (%lld bytes) after step %lld", log->lines.path,
+                (long long)removed, text_plural(removed),
                 (long long)(found - log->lines.size_bytes), (long long)step);
 }
 
@@ -60,12 +59,12 @@ static void log_line(RunLog *log, JsonWriter *w) {
     json_put_text(w, "\n");
     if (!log->open || w->overflow) return;
     if (!lines_append(&log->lines, w->text, w->n, &err)) {
-        if (lost == 0) fprintf(stderr, "warning: %s; records are lost until it can\n", err.what);
+        if (lost == 0) warning("%s; records are lost until it can", err.what);
         return;
     }
     if (lost == 0) return;
-    fprintf(stderr, "warning: %s: written again, %lld record%s were lost\n", log->lines.path,
-            (long long)lost, text_plural(lost));
+    warning("%s: written again, %lld record%s were lost", log->lines.path, (long long)lost,
+            text_plural(lost));
     log->lines.lost = 0;
 }
 
