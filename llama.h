@@ -1013,11 +1013,12 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
     }
     size_t count, first = llama_held(m, offset, n, &count);
     const real *moment = arena == ARENA_M ? m->m : m->v;
-    if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
     if (count)
         device_download(values + (first - offset), moment + (first - m->held_first),
                         count * sizeof(float));
-    if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
+    if (m->ranks.shard_optimizer)
+        comm_merge(values, n * sizeof(float), (first - offset) * sizeof(float),
+                   count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
