@@ -19,9 +19,9 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
+ifeq ($(wildcard /usr/include/jansson.h /usr/local/include/jansson.h),)
 ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
-$(error cJSON is missing. Run: sudo apt-get install libcjson-dev)
+$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
 endif
 endif
 
@@ -50,7 +50,7 @@ ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
 # order.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -lcjson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lm -ldl -lpthread
 OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
@@ -131,12 +131,13 @@ build/cpu/kernels/comm/mpi.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
 	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
 
-# The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
-TWIN    := $(wildcard kernels/cpu/*.c) data/base/clock.c data/base/error.c
-build/twin/cpu_kernels.so: $(TWIN) $(wildcard kernels/cpu/*.h data/base/*.h) kernels/kernels.h \
-                          Makefile
+# The CPU backend as a library: tests of CUDA kernels open it as their reference
+REFERENCE := build/reference/cpu_kernels.so
+$(REFERENCE): $(wildcard kernels/cpu/*.[ch] data/base/*.h) data/base/clock.c data/base/error.c \
+              kernels/kernels.h Makefile
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(TWIN) -o $@ -lm -ldl
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(filter %.c,$^) -o $@ \
+	    -lm -ldl
 
 # ------------------------------------------------------------------------------------------------
 # The CUDA backend: nvcc compiles kernels/cuda, kernels/comm/nccl.cu and their tests
@@ -157,7 +158,7 @@ LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlink
 NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 $(eval $(call HOST_RULES,cuda,$(OPT) -DBACKEND_CUDA))
-$(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),build/twin/cpu_kernels.so))
+$(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),$(REFERENCE)))
 # C7508 and following are errors too, which ptxas reports as remarks: wgmma that is serialised,
 # registers that setmaxnreg does not move
 build/cuda/%.o: %.cu Makefile
@@ -192,7 +193,7 @@ build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile
 	perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)
 	$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
 $(call HOST_RULES,$(1),-O1 -DBACKEND_CUDA $(4))
-$(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),build/twin/cpu_kernels.so)
+$(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),$(REFERENCE))
 build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
 	$(2) -pthread $(4) $(5) $$^ -o $$@
 endef

@@ -82,7 +82,7 @@ static double median(double *x, int n) {
 
 // The obvious attention, a row of scores at a time, with loops over head_dim that vectorise where
 // they may
-static void naive_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+static void naive_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                           HeadShape s) {
     const int D = s.head_dim, H = s.num_heads, group = H / s.num_kv_heads,
               row = (H + 2 * s.num_kv_heads) * D;
@@ -117,7 +117,7 @@ static Times measure(const Batch *b, int runs) {
     const int64_t T = b->cu_seqlens[b->num_docs],
                   row = (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
     const int64_t out_row = (int64_t)h.num_heads * h.head_dim;
-    const Documents docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
+    const VarlenInfo docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
     floatX *qkv = random_values(T * row), *dout = random_values(T * out_row),
            *dqkv = random_values(T * row);
     floatX *out = random_values(T * out_row);
@@ -146,7 +146,7 @@ static double measure_naive_s(const Batch *b, int runs) {
     const HeadShape h = b->heads;
     const int64_t T = b->cu_seqlens[b->num_docs],
                   row = (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
-    const Documents docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
+    const VarlenInfo docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
     floatX *qkv = random_values(T * row), *out = random_values(T * h.num_heads * h.head_dim);
     real *lse = allocate((size_t)(T * h.num_heads) * sizeof(real));
     double time_s[MAX_RUNS];

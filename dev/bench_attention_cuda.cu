@@ -92,7 +92,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 // backward: 0 or 1
-static Times measure(Buffers *sets, const Batch *batch, const Documents *docs, HeadShape heads,
+static Times measure(Buffers *sets, const Batch *batch, const VarlenInfo *docs, HeadShape heads,
                      int backward, int runs) {
     cudaEvent_t start, end;
     float ms[MAX_RUNS];
@@ -128,7 +128,7 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
         b.lse = allocate<float>(T * heads.num_heads),
         b.delta = allocate<float>(T * heads.num_heads);
     }
-    Documents docs = {batch.cu_seqlens, batch.work, (int32_t)T, n, batch.longest};
+    VarlenInfo docs = {batch.cu_seqlens, batch.work, (int32_t)T, n, batch.longest};
     Times forward = measure(sets, &batch, &docs, heads, 0, runs);
     Times backward = measure(sets, &batch, &docs, heads, 1, runs);
     double tflop = 4e-12 * heads.head_dim * heads.num_heads * batch.pairs;

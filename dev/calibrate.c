@@ -42,14 +42,14 @@ static struct {
 
 static const Option table[] = {
     OPTION_GROUP("as the trainer's"),
-    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0, "directory with config.json, or a name"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 128, 1 << 24, "longest document"},
-    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "4096", NULL, 128, 1 << 29,
-     "tokens of the largest micro-batch"},
-    {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads of a rank; 0: all cores"},
-    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0, "CPU: inputs in bf16"},
+    TEXT("model", o.model, "demo", "directory with config.json, or a name"),
+    NUMBER("max-seqlen", o.max_seqlen, "2048", 128, 1 << 24, "longest document"),
+    NUMBER("micro-batch-tokens", o.micro_batch_tokens, "4096", 128, 1 << 29,
+           "tokens of the largest micro-batch"),
+    NUMBER("threads", o.threads, "0", 0, 4096, "CPU threads of a rank; 0: all cores"),
+    FLAG("bf16-matmul", o.bf16_matmul, "CPU: inputs in bf16"),
     OPTION_GROUP("measurement"),
-    {"runs", OPTION_INT, &o.runs, "9", NULL, 1, 1000, "rounds over all micro-batches"},
+    NUMBER("runs", o.runs, "9", 1, 1000, "rounds over all micro-batches"),
     OPTION_END,
 };
 
@@ -132,7 +132,7 @@ static void time_mix(LlamaModel *m, Mix *mix) {
     device_timer_start();
     llama_set_batch(m, &mix->batch);
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     llama_backward(m);
     device_timer_stop();
     device_synchronize();
@@ -244,18 +244,15 @@ static void print_default(void) {
 
 static void print_result(const Fit *f, int32_t side) {
     enum { TOKEN = 10000 };
-    Error err = {0, "", ""};
     const double token_us = f->x[0] * 1e3, tile_us = f->x[1] * 1e3;
     printf("\ntoken %.4f us, tile %.4f us, micro-batch %.3f ms; R^2 %.5f\n", token_us, tile_us,
            f->x[2], f->r_squared);
-    if (!(token_us > 0) || !(tile_us > 0) || tile_us / token_us * TOKEN > PLAN_MAX_WORK) {
-        error_set(&err, EXIT_USAGE,
+    if (!(token_us > 0) || !(tile_us > 0) || tile_us / token_us * TOKEN > PLAN_MAX_WORK)
+        exit_with(EXIT_USAGE,
                   "try again on a quiet machine, with more --runs or a larger --max-seqlen",
                   "calibrate: expected times that grow with tokens and tiles, found %.4f us a "
                   "token and %.4f us a tile",
                   token_us, tile_us);
-        error_exit(&err);
-    }
     if (f->rms > 0.05)
         fprintf(stderr,
                 "warning: times are off by %.1f %%; on a quiet machine, or with more --runs, the "
@@ -290,25 +287,19 @@ static void report(void) {
     print_result(&fits[best], sides[best]);
 }
 
-static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
-    error_set(&err, EXIT_USAGE, hint, "%s", what);
-    error_exit(&err);
-}
-
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig config;
     static LlamaModel m;
     device_prepare_process(argv);
     options_parse_or_exit(table, argc, argv, "calibrate [options]");
     if (o.max_seqlen > o.micro_batch_tokens)
-        usage_error("raise --micro-batch-tokens", "--max-seqlen: longer than a micro-batch");
+        exit_with(EXIT_USAGE, "raise --micro-batch-tokens",
+                  "--max-seqlen: longer than a micro-batch");
     const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
     const char *missing = device_init(&device);
-    if (missing) usage_error("leave --bf16-matmul out", missing);
-    if (!llama_config_builtin(&config, o.model))
-        must(llama_config_read(&config, o.model, &err), &err);
+    if (missing) exit_with(EXIT_USAGE, "leave --bf16-matmul out", missing);
+    must(llama_config_find(&config, o.model, &err), &err);
     make_mixes(config.vocab_size);
     const LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, false, true, 0, 0};
     llama_plan(&m, &config, sizes);

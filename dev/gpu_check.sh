@@ -94,7 +94,7 @@ fi
 #    instructions skips their cases
 suite conformance 60 build/cuda/test_conform
 
-# 2. kernels beside their CPU twins, properties, 1000 repeats, large sizes
+# 2. kernels beside their CPU references, properties, 1000 repeats, large sizes
 suite kernels 120 build/cuda/test_cuda_kernels
 suite graph 60 build/cuda/test_cuda_graph
 suite attention 480 env UNPAD_FULL=1 build/cuda/test_cuda_attention

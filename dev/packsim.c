@@ -41,35 +41,27 @@ static struct {
 
 static const Option table[] = {
     OPTION_GROUP("documents"),
-    {"train", OPTION_STRING, &o.train, NULL, NULL, 0, 0, "shards; without them see --lengths"},
-    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30, "as the trainer's"},
-    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0, "as the trainer's"},
-    {"lengths", OPTION_CHOICE, &o.law, "r65", LENGTHS_LAWS, 0, 0, "drawn lengths, see lengths.h"},
-    {"docs", OPTION_INT64, &o.docs, "400000", NULL, 1, 1e9, "how many of them"},
+    TEXT("train", o.train, NULL, "shards; without them see --lengths"),
+    NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30, "as the trainer's"),
+    FLAG("boundary-ends", o.boundary_ends, "as the trainer's"),
+    CHOICE("lengths", o.law, "r65", LENGTHS_LAWS, "drawn lengths, see lengths.h"),
+    NUMBER("docs", o.docs, "400000", 1, 1e9, "how many of them"),
     OPTION_GROUP("plan, as the trainer's"),
-    {"ranks", OPTION_STRING, &o.ranks, "1,2,4,8,64", NULL, 0, 0, "numbers of ranks"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 1, 1 << 24, "longest chunk"},
-    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "16384", NULL, 1, 1 << 29,
-     "capacity of the 1D token buffer"},
-    {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
-     "capacity of a step; 0: one micro-batch for each of the most ranks"},
-    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1, "0: 1 for one micro-batch, else 0.97"},
-    {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
-     "longer documents"},
-    {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
-     "TOKEN:TILE or TOKEN:TILE:SIDE, see calibrate.c"},
-    {"true-cost", OPTION_STRING, &o.true_cost, NULL, NULL, 0, 0,
-     "weigh the ranks' work by these costs: what a plan by other costs loses"},
-    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15, "of the order of documents"},
-    {"steps", OPTION_INT64, &o.steps, "300", NULL, 1, 1e9, "simulated, at most one epoch"},
+    TEXT("ranks", o.ranks, "1,2,4,8,64", "numbers of ranks"),
+    NUMBER("max-seqlen", o.max_seqlen, "2048", 1, 1 << 24, "longest chunk"),
+    NUMBER("micro-batch-tokens", o.micro_batch_tokens, "16384", 1, 1 << 29,
+           "capacity of the 1D token buffer"),
+    NUMBER("batch-tokens", o.batch_tokens, "0", 0, 1e12,
+           "capacity of a step; 0: one micro-batch for each of the most ranks"),
+    NUMBER("fill", o.fill, "0", 0, 1, "0: 1 for one micro-batch, else 0.97"),
+    CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error", "longer documents"),
+    TEXT("work-cost", o.work_cost, "100:745", "TOKEN:TILE or TOKEN:TILE:SIDE, see calibrate.c"),
+    TEXT("true-cost", o.true_cost, NULL,
+         "weigh the ranks' work by these costs: what a plan by other costs loses"),
+    NUMBER("seed", o.seed, "1", 0, 1e15, "of the order of documents"),
+    NUMBER("steps", o.steps, "300", 1, 1e9, "simulated, at most one epoch"),
     OPTION_END,
 };
-
-static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
-    error_set(&err, EXIT_USAGE, hint, "%s", what);
-    error_exit(&err);
-}
 
 // -------------------------------------------------------------------------------------------------
 // Statistics
@@ -119,12 +111,13 @@ static void parse_ranks(void) {
         const long n = strtol(at, &end, 10);
         if (end == at || n < 1 || n > MAX_RANKS || sim.num_rows == MAX_ROWS ||
             (*end && (*end != ',' || !end[1])))
-            usage_error("for example --ranks 1,2,4,8,64",
-                        "--ranks: expected up to 16 numbers from 1 to 65536 with commas");
+            exit_with(EXIT_USAGE, "for example --ranks 1,2,4,8,64",
+                      "--ranks: expected up to 16 numbers from 1 to 65536 with commas");
         sim.rows[sim.num_rows++].ranks = (int32_t)n;
         at = *end ? end + 1 : end;
     }
-    if (sim.num_rows == 0) usage_error("for example --ranks 1,2,4,8,64", "--ranks: none given");
+    if (sim.num_rows == 0)
+        exit_with(EXIT_USAGE, "for example --ranks 1,2,4,8,64", "--ranks: none given");
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -161,10 +154,10 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
     for (Row *row = sim.rows; row < sim.rows + sim.num_rows; row++) {
         if (row->ranks > p->num_micro) continue;
         weigh(p, s);
-        plan_assign_ranks(p, row->ranks, order, owner);
+        plan_assign_ranks(p, 0, row->ranks, order, owner);
         weigh(p, truth);
         observe(&row->of[PLANNED], dealt_by(p->micro_work, order, owner, p->num_micro, row->ranks));
-        plan_block_work(p, s->num_micro, row->ranks, sim.work);
+        plan_rank_work(p, s->num_micro, row->ranks, sim.work);
         observe(&row->of[DETERMINISTIC], plan_imbalance(sim.work, row->ranks));
     }
     free(order);
@@ -172,7 +165,7 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
 
 static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanSettings *truth, const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     must(plan_step(p, index, s, LAYOUT_PACKED, at, &err), &err);
     count_step(&sim.plan, p->real_tokens, p->num_stream, p->num_micro);
     sim.docs_split += p->long_docs.docs_split;
@@ -184,7 +177,7 @@ static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings 
 
 static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     PlanSettings no_cost = *s;
     no_cost.work_token = no_cost.work_tile = 0;
     must(plan_step(p, index, &no_cost, LAYOUT_PACKED, at, &err), &err);
@@ -197,7 +190,7 @@ static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings 
 // Fills num_micro micro-batches from *at on; what does not fit into the last begins the next step.
 static void step_next_fit(int64_t *micro_work, const DocIndex *index, const PlanSettings *s,
                           PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LongCounts counts;
     memset(&counts, 0, sizeof counts);
     int64_t tokens = 0, segments = 0, left = 0;
@@ -227,10 +220,10 @@ static void step_next_fit(int64_t *micro_work, const DocIndex *index, const Plan
 // The whole
 
 static void parse_cost(const char *text, PlanSettings *s) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (!plan_work_cost_parse(text, s) || s->work_token == 0)
-        usage_error("for example --work-cost 100:745",
-                    "costs: expected TOKEN:TILE or TOKEN:TILE:SIDE, the first not 0");
+        exit_with(EXIT_USAGE, "for example --work-cost 100:745",
+                  "costs: expected TOKEN:TILE or TOKEN:TILE:SIDE, the first not 0");
     must(plan_settings_check(s, &err), &err);
 }
 
@@ -240,7 +233,7 @@ static PlanSettings make_settings(void) {
     for (int i = 0; i < sim.num_rows; i++)
         if (sim.rows[i].ranks > most) most = sim.rows[i].ranks;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
-        usage_error("", "--batch-tokens: expected a multiple of --micro-batch-tokens");
+        exit_with(EXIT_USAGE, "", "--batch-tokens: expected a multiple of --micro-batch-tokens");
     s.seed = (uint64_t)o.seed;
     s.max_seqlen = o.max_seqlen;
     s.micro_batch_tokens = o.micro_batch_tokens;
@@ -326,7 +319,7 @@ static void print_imbalance(const PlanSettings *s) {
 }
 
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     Dataset shards;
     DocLengths drawn = {NULL, 0};
     options_parse_or_exit(table, argc, argv, "build/cpu/packsim [options]");

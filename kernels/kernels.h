@@ -106,7 +106,7 @@ size_t device_memory_free(void);
 
 // Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are
 // captured; the content of memory is not. A graph captured for one micro-batch serves every
-// micro-batch with the same number of tokens and documents (Documents' total_tokens and num_docs):
+// micro-batch with the same number of tokens and documents (VarlenInfo' total_tokens and num_docs):
 // operations take nothing else of a micro-batch from the host.
 typedef struct DeviceGraph DeviceGraph;
 // 0: this backend has none; the other calls then end the program with exit code 11.
@@ -136,7 +136,7 @@ typedef struct {
     int32_t total_tokens;       // T
     int32_t num_docs;           // segments, empty ones included
     int32_t max_seqlen;         // length of the longest segment
-} Documents;
+} VarlenInfo;
 
 typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
@@ -195,7 +195,7 @@ void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_tab
 //   out (T,H,D)         =
 //   lse (H,T) real      =  natural log of the sum of exp of the scaled scores; kept for backward
 //   qkv (T,H+2*Hkv,D)      rope already applied
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads);
 //   dqkv (T,H+2*Hkv,D)  =  gradient of rope_forward's input: queries and keys rotated back
 //   delta (H,T) real    =  rowsum(dout * out); scratch
@@ -203,7 +203,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 //   position_ids (T), rope_table as in rope_forward
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const Documents *docs, HeadShape heads);
+                        const real *rope_table, const VarlenInfo *docs, HeadShape heads);
 // The kernels that run, or the best by "auto". CUDA: "sm80", "sm90"; CPU: an instruction set. -1
 // when not available here. A work list serves all of them.
 int attention_select(const char *name);

@@ -10,7 +10,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 say 'what is needed'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/cjson/cJSON.h=libcjson-dev \
+    /usr/include/jansson.h=libjansson-dev \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 python=/usr/bin/python3             # the system's, which the matplotlib above belongs to
 

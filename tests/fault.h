@@ -4,7 +4,7 @@
 // Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
 //   io     open close write pread fsync rename unlink rmdir mkdir opendir lstat fstat stat
 //   alloc  malloc calloc realloc
-// Only calls from our own objects are seen; libc, cJSON and the sanitizers call each other
+// Only calls from our own objects are seen; libc, Jansson and the sanitizers call each other
 // unharmed. A test includes fault.c, so that it stays one object; without the --wrap flags nothing
 // is counted.
 #ifndef UNPAD_FAULT_H

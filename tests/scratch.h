@@ -23,7 +23,7 @@ static bool scratch_make(const char *parent) {
 }
 
 static void scratch_remove(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (getpid() == scratch_root.owner) dir_remove_tree(scratch_root.dir, &err);  // not a fork's
 }
 

@@ -12,7 +12,6 @@
 #include "notebook.h"
 #include "test.h"
 
-
 #ifdef GRADCHECK
 #define ROUNDING (DBL_EPSILON / 2)
 #define SMALLEST DBL_MIN
@@ -106,7 +105,7 @@ static void run(Batch *b) {
     }
     size_t used = attention_plan(b->work, b->cu_seqlens, b->num_docs, h);
     CHECK(used <= attention_plan_size(b->T, b->num_docs));
-    Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, longest};
+    VarlenInfo docs = {b->cu_seqlens, b->work, b->T, b->num_docs, longest};
     attention_forward(b->out, b->lse, b->qkv, &docs, h);
     attention_backward(b->dqkv, b->delta, b->dout, b->qkv, b->out, b->lse, b->position_ids,
                        b->rope_table, &docs, h);
@@ -594,7 +593,7 @@ TEST(thread_count_does_not_matter) {
 }
 
 TEST(no_tokens_need_no_plan) {
-    const Documents docs = {NULL, NULL, 0, 0, 0};
+    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
     attention_forward(NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
     attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs,
                        (HeadShape){9, 3, 64});
@@ -607,7 +606,7 @@ TEST(unsupported_heads_end_the_program) {
         pid_t child = fork();
         if (child == 0) {
             int32_t cu_seqlens[] = {0}, work[64] = {0};
-            Documents docs = {cu_seqlens, work, 0, 0, 0};
+            VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
             if (!freopen("/dev/null", "w", stderr)) _exit(1);
             attention_forward(NULL, NULL, NULL, &docs, wrong[i]);
             _exit(0);
@@ -848,7 +847,7 @@ static double loss(const Model *m) {
     double sum = 0;
     memcpy(b->qkv, m->x, (size_t)(b->T * qkv_row(b->heads)) * sizeof(floatX));
     rope_forward(b->qkv, b->position_ids, b->rope_table, b->T, b->heads);
-    Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, b->T};
+    VarlenInfo docs = {b->cu_seqlens, b->work, b->T, b->num_docs, b->T};
     attention_forward(b->out, b->lse, b->qkv, &docs, b->heads);
     for (int64_t i = 0; i < b->T * out_row(b->heads); i++) sum += b->out[i] * b->dout[i];
     return sum;

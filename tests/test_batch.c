@@ -198,9 +198,11 @@ TEST(batches_can_be_completed_to_one_size) {
         const int32_t total = (int32_t)test_rng_below(CAPACITY + 40);
         const int32_t segments = (int32_t)test_rng_below(2 * MAX_DOCS);
         const int32_t added = total - b.total_tokens;
-        const bool room = total <= CAPACITY && added >= 0 &&
-                          (added + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT <= segments - c.n;
-        CHECK(batch_complete(&b, total, segments) == room);
+        const int32_t max_seqlen = round % 2 ? 1 << 20 : 1 + (int32_t)test_rng_below(200);
+        const int32_t most = max_seqlen < BATCH_PAD_SEGMENT ? max_seqlen : BATCH_PAD_SEGMENT;
+        const bool room =
+            total <= CAPACITY && added >= 0 && (added + most - 1) / most <= segments - c.n;
+        CHECK(batch_complete(&b, total, segments, max_seqlen) == room);
         CHECK_MSG(batch_check(&b, VOCAB, &err), "%s", err.what);
         CHECK(b.total_tokens == (room ? total : before.total_tokens));
         CHECK(b.num_docs == (room ? segments : before.num_docs));
@@ -208,12 +210,12 @@ TEST(batches_can_be_completed_to_one_size) {
         check_places(&b, &c);
         for (int32_t i = b.real_tokens; i < b.total_tokens; i++) CHECK(b.targets[i] == -1);
         for (int32_t s = c.n; s < b.num_docs; s++)
-            CHECK(b.cu_seqlens[s + 1] - b.cu_seqlens[s] <= BATCH_PAD_SEGMENT);
+            CHECK(b.cu_seqlens[s + 1] - b.cu_seqlens[s] <= most);
         completed += room;
     }
     CHECK(completed > 50);
     batch_fill(&b, LAYOUT_PADDED, c.docs, 0, 5);
-    CHECK(!batch_complete(&b, CAPACITY, CAPACITY));  // packed ones only
+    CHECK(!batch_complete(&b, CAPACITY, CAPACITY, CAPACITY));  // packed ones only
     batch_free(&b), batch_free(&before);
 }
 
@@ -344,7 +346,7 @@ static void swap(int32_t *a, int32_t *b) {
         const DocView docs[] = {{tokens, 5, 15}, {tokens + 5, 3, -1}};             \
         batch_init(b, 32, 6);                                                      \
         batch_pack(b, docs, 2);                                                    \
-        CHECK(batch_complete(b, 12, 4) && batch_check(b, VOCAB, &err));            \
+        CHECK(batch_complete(b, 12, 4, 12) && batch_check(b, VOCAB, &err));        \
         change_;                                                                   \
         CHECK_MSG(!batch_check(b, VOCAB, &err), #change_);                         \
         CHECK(err.code == EXIT_BAD_INPUT && strncmp(err.what, "batch: ", 7) == 0); \

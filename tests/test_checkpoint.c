@@ -1,9 +1,9 @@
 // data/runs/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
 // killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
-#include <cjson/cJSON.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,6 +31,10 @@
 #include "scratch.h"
 #include "test.h"
 
+// A fork copies the page tables of all the freed memory that the sanitizer keeps.
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "quarantine_size_mb=8"; }
+
 static const char *out_dir(void) {
     static char path[256];
     snprintf(path, sizeof path, "%s", scratch("out"));
@@ -38,7 +42,7 @@ static const char *out_dir(void) {
 }
 
 static void fresh_out_dir(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
 }
 
@@ -70,7 +74,7 @@ static bool save(int64_t step, const char *name, Error *err) {
 }
 
 static void must_save(int64_t step, const char *name) {
-    Error err = {0, "", ""};
+    Error err = {0};
     CHECK_MSG(save(step, name, &err), "%s", err.what);
 }
 
@@ -81,7 +85,7 @@ TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
     enum { CHUNK = 1 << 20 };
     static unsigned char data[CHUNK];
     static FileWriter w;
-    Error err = {0, "", ""};
+    Error err = {0};
     int syncs = 0;
     unlink(scratch("large"));
     CHECK_MSG(writer_open(&w, scratch("large"), &err), "%s", err.what);
@@ -110,7 +114,7 @@ static void count_damaged(const char *dir, const Error *why) {
 static int64_t newest(void) {
     char path[IO_PATH_MAX];
     int64_t step = -7;
-    Error err = {0, "", ""};
+    Error err = {0};
     damaged_seen = 0;
     if (!checkpoint_find_newest(out_dir(), path, sizeof path, &step, count_damaged, &err))
         return -2;
@@ -130,7 +134,7 @@ static int count_names(const char *part) {
 
 TEST(save_verify_find) {
     int64_t step = -1;
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     CHECK(newest() == -1);
     must_save(7, NULL);
@@ -143,16 +147,15 @@ TEST(save_verify_find) {
 }
 
 TEST(manifest_is_json_with_its_own_checksum) {
-    Error err = {0, "", ""};
+    Error err = {0};
     uint64_t n = 0;
     fresh_out_dir();
     must_save(3, NULL);
     char *text = file_read_all(scratch("out/step-00000003/manifest.json"), 4096, &n, "", &err);
-    cJSON *root = text ? json_parse(text, n, "m", &err) : NULL;
-    bool ok =
-        root && cJSON_GetArraySize(json_member(root, "files")) == 3 && json_member(root, "step");
+    json_t *root = text ? json_parse(text, n, "m", &err) : NULL;
+    bool ok = root && json_array_size(json_member(root, "files")) == 3 && json_member(root, "step");
     free(text);
-    cJSON_Delete(root);
+    json_decref(root);
     CHECK_MSG(ok, "%s", err.what);
 }
 
@@ -167,7 +170,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
                                          "step-000000001",
                                          "step-99999999999999999999",
                                          "notes.old-1"};
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     must_save(1, NULL);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -184,7 +187,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
 // What --keep 0 leaves: more than the list has room for at first.
 TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
     enum { MANY = 40 };
-    Error err = {0, "", ""};
+    Error err = {0};
     int64_t *steps;
     int n = 0;
     fresh_out_dir();
@@ -199,7 +202,7 @@ TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
 }
 
 TEST(prune_keeps_the_newest) {
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
     CHECK(checkpoint_prune(out_dir(), 60, 0, &err) && count_names("step-") == 6);
@@ -213,7 +216,7 @@ TEST(prune_keeps_the_newest) {
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     CHECK(checkpoint_remove_all(out_dir(), &err));
     for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
@@ -236,7 +239,7 @@ TEST(a_step_saved_again_is_replaced) {
 
 TEST(final_is_replaced_too) {
     int64_t step = 0;
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     must_save(5, "final");
     must_save(9, "final");
@@ -245,7 +248,7 @@ TEST(final_is_replaced_too) {
 }
 
 TEST(recover_puts_back_what_was_being_replaced) {
-    Error err = {0, "", ""};
+    Error err = {0};
     int64_t step = 0;
     fresh_out_dir();
     must_save(5, "final");
@@ -262,7 +265,7 @@ TEST(bad_names_and_steps_are_refused) {
     static Checkpoint ck;
     static const char *const bad[] = {"",     ".",    "..", "a/b", ".hidden", "manifest.json",
                                       "a\nb", "twice"};
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     CHECK(!checkpoint_begin(&ck, out_dir(), -1, NULL, &err));
     memset(&err, 0, sizeof err);
@@ -271,7 +274,7 @@ TEST(bad_names_and_steps_are_refused) {
     CHECK(checkpoint_begin(&ck, out_dir(), 1, NULL, &err) &&
           checkpoint_register(&ck, "twice", 0, 0, &err));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Error e = {0, "", ""};
+        Error e = {0};
         CHECK_MSG(!checkpoint_register(&ck, bad[i], 0, 0, &e), "%s", bad[i]);
     }
     checkpoint_abort(&ck);
@@ -286,7 +289,7 @@ static const char *const parts[] = {"manifest.json", "model.safetensors", "state
                                     "tokenizer.json"};
 
 static void part_path(char *path, const char *part) {
-    Error err = {0, "", ""};
+    Error err = {0};
     CHECK(path_printf(path, IO_PATH_MAX, &err, "%s/step-00000002/%s", out_dir(), part));
 }
 
@@ -297,7 +300,7 @@ TEST(every_flipped_byte_is_found) {
     must_save(2, NULL);
     for (int p = 0; p < 4; p++) {
         uint64_t n = 0;
-        Error err = {0, "", ""};
+        Error err = {0};
         part_path(path, parts[p]);
         char *text = file_read_all(path, 1 << 20, &n, "", &err);
         int fd = open(path, O_RDWR);
@@ -323,7 +326,7 @@ static void replace_file(const char *path, const char *text, size_t n) {
 TEST(every_bit_of_the_manifest_counts) {
     char path[IO_PATH_MAX], dir[IO_PATH_MAX];
     uint64_t n = 0;
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     must_save(2, NULL);
     part_path(path, "manifest.json");
@@ -345,7 +348,7 @@ TEST(every_bit_of_the_manifest_counts) {
 
 TEST(every_missing_short_or_longer_file_is_found) {
     char path[IO_PATH_MAX];
-    Error err = {0, "", ""};
+    Error err = {0};
     for (int p = 0; p < 4; p++)
         for (int how = 0; how < 4; how++) {
             fresh_out_dir();
@@ -455,7 +458,7 @@ static bool without_fsync(char *out, const char *trace, int nth) {
 
 TEST(writes_fsyncs_and_renames_are_in_order) {
     static char temp[IO_PATH_MAX], final_dir[IO_PATH_MAX], cut[FAULT_TRACE];
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     must_save(1, NULL);
     CHECK(path_join(final_dir, sizeof final_dir, out_dir(), "step-00000001", &err));
@@ -478,7 +481,7 @@ static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
 
 // After a save of step 2 over a good step 1 went wrong or did not.
 static void check_state(bool saved, const Error *err, const char *where) {
-    Error again = {0, "", ""};
+    Error again = {0};
     CHECK_MSG(saved == (err->code == 0), "%s: %s", where, err->what);
     CHECK_MSG(saved || ((err->code == EXIT_DISK || err->code == EXIT_BAD_INPUT) && err->what[0]),
               "%s: code %d", where, err->code);
@@ -503,7 +506,7 @@ static bool is_vital(const char *name) {
 // replace: there already is a step 2 to be replaced.
 static void sweep_one(long nth, int error, bool persistent, bool replace, long *calls) {
     char where[128];
-    Error err = {0, "", ""};
+    Error err = {0};
     fresh_out_dir();
     must_save(1, NULL);
     if (replace) must_save(2, NULL);
@@ -539,7 +542,7 @@ TEST(one_interruption_never_fails_a_save) {
     sweep_one(0, 0, false, true, &calls);
     if (calls == 0) SKIP("built without -Wl,--wrap");
     for (long nth = 1; nth <= calls; nth++) {
-        Error err = {0, "", ""};
+        Error err = {0};
         fresh_out_dir();
         fault_arm(FAULT_IO, nth, EINTR, false);
         bool saved = save(2, NULL, &err);
@@ -558,7 +561,7 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
     long calls = 0, failures = 0;
     for (int what = 0; what < 4; what++)
         for (long nth = 1; nth == 1 || calls >= nth - 1; nth++, failures++) {
-            Error err = {0, "", ""};
+            Error err = {0};
             int64_t step = -7;
             fresh_out_dir();
             for (int i = 1; i <= 4; i++) must_save(i, NULL);
@@ -576,7 +579,7 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
             CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what,
                       fault_victim(), nth);
             if (what == 3) CHECK_MSG(!ok || (step >= -1 && step <= 4), "%lld", (long long)step);
-            Error again = {0, "", ""};
+            Error again = {0};
             CHECK(checkpoint_recover(out_dir(), &again) && newest() == 4);
             CHECK(manifest_verify(scratch("out/final"), &step, &again) && (step == 3 || step == 4));
         }
@@ -587,7 +590,7 @@ TEST(every_io_call_of_file_write_all_fails_in_turn) {
     for (size_t e = 0; e < sizeof errors / sizeof *errors; e++)
         for (long nth = 1, calls = 1; nth <= calls + 1; nth++) {
             uint64_t n = 0;
-            Error err = {0, "", ""};
+            Error err = {0};
             fresh_out_dir();
             CHECK(file_write_all(scratch("out/whole"), "old", 3, &err));
             int fds = fault_open_fds();
@@ -622,10 +625,25 @@ static bool use_memory(int what, Error *err) {
     return true;
 }
 
+// Whether the process exits with code 5 when allocation nth is refused, as one for JSON makes it.
+static bool refusal_exits_5(int what, long nth) {
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        Error err = {0};
+        close(2);
+        fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
+        use_memory(what, &err);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status) == EXIT_HOST_MEMORY;
+}
+
 TEST(every_allocation_fails_in_turn) {
     long sites = 0;
     LlamaConfig c;
-    Error setup = {0, "", ""};
+    Error setup = {0};
     llama_config_builtin(&c, "llama-3.2-1b");
     char text[4096];
     const size_t n = llama_config_text(&c, "float32", text, sizeof text);
@@ -635,8 +653,12 @@ TEST(every_allocation_fails_in_turn) {
         must_save(1, NULL);
         must_save(2, NULL);
         for (long nth = 1;; nth++, sites++) {
-            Error err = {0, "", ""};
+            Error err = {0};
             int fds = fault_open_fds();
+            if (refusal_exits_5(what, nth)) {
+                CHECK(newest() == 2 && damaged_seen == 0);
+                continue;
+            }
             fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
             bool ok = use_memory(what, &err);
             if (fault_disarm() < nth)
@@ -655,7 +677,7 @@ TEST(every_allocation_fails_in_turn) {
 // 40 bytes that claim a header of nearly 100 MB.
 TEST(nothing_is_allocated_by_an_unchecked_length) {
     SafetensorsSet s;
-    Error err = {0, "", ""};
+    Error err = {0};
     char bytes[40] = "\xff\xe0\xf5\x05\0\0\0\0{}";
     fresh_out_dir();
     CHECK(file_write_all(scratch("claims"), bytes, sizeof bytes, &err));
@@ -690,7 +712,7 @@ TEST(host_memory_exits_5) {
 
 // Steps 1..2 are there; the child saves 3, prunes to 2, publishes final, and is gone at call nth.
 static void doomed(long nth, int how) {
-    Error err = {0, "", ""};
+    Error err = {0};
     fault_arm(FAULT_IO, nth, how, false);
     bool ok =
         save(3, NULL, &err) && checkpoint_prune(out_dir(), 3, 2, &err) && save(3, "final", &err);
@@ -698,7 +720,7 @@ static void doomed(long nth, int how) {
 }
 
 static void check_after_kill(long nth, int how) {
-    Error err = {0, "", ""};
+    Error err = {0};
     int64_t step = 0;
     for (int i = 1; i <= 3; i++) {
         char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
@@ -751,7 +773,7 @@ TEST(killed_at_every_io_call) {
 TEST(killed_while_all_is_removed) {
     long calls = 0;
     for (long nth = 1, status = 137; status; nth++) {
-        Error err = {0, "", ""};
+        Error err = {0};
         int wait_status = 0;
         fresh_out_dir();
         for (int step = 1; step <= 3; step++) must_save(step, NULL);

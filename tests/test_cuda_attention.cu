@@ -25,7 +25,7 @@
 #include <vector>
 #include "../kernels/cuda/common.cuh"
 #include "test.h"
-#include "twin.h"
+#include "reference.h"
 
 static const double U = 0x1p-8;
 enum { MAX_DOCS = 256 };
@@ -34,8 +34,8 @@ static int at_most(int a, int b) { return a < b ? a : b; }
 static int at_least(int a, int b) { return a > b ? a : b; }
 
 // Opened by the first case that computes, so that an earlier one can fork.
-static const Twin &twin() {
-    static Twin t = twin_open();
+static const CpuReference &reference() {
+    static CpuReference t = reference_open();
     return t;
 }
 // At most 16: a container may show more cores than it may use.
@@ -205,7 +205,7 @@ struct OnDevice {
     int32_t *cu_seqlens, *work, *position_ids;
     floatX *qkv, *dout, *out, *dqkv;
     float *lse, *delta;
-    Documents docs;
+    VarlenInfo docs;
 };
 
 static void plan_on_device(OnDevice *d, const int32_t *cu_seqlens, int num_docs, HeadShape heads) {
@@ -346,13 +346,13 @@ static Reference reference_of(const Batch &b) {
     r.dqkv = new_values<float>(b.T * qkv_row(h));
     r.lse = new_values<float>((int64_t)b.T * h.num_heads);
     r.delta = new_values<float>((int64_t)b.T * h.num_heads);
-    int32_t *work = new_values<int32_t>((int64_t)twin().attention_plan_size(b.T, b.num_docs));
-    twin().attention_plan(work, b.cu_seqlens, b.num_docs, h);
-    Documents docs = {b.cu_seqlens, work, b.T, b.num_docs, b.T};
-    twin().attention_forward(r.out, r.lse, r.qkv, &docs, h);
+    int32_t *work = new_values<int32_t>((int64_t)reference().attention_plan_size(b.T, b.num_docs));
+    reference().attention_plan(work, b.cu_seqlens, b.num_docs, h);
+    VarlenInfo docs = {b.cu_seqlens, work, b.T, b.num_docs, b.T};
+    reference().attention_forward(r.out, r.lse, r.qkv, &docs, h);
     int32_t *positions = new_positions(b.cu_seqlens, b.num_docs);
-    twin().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, positions,
-                              angles(h.head_dim), &docs, h);
+    reference().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, positions,
+                                   angles(h.head_dim), &docs, h);
     free(work), free(positions);
     return r;
 }
@@ -614,7 +614,7 @@ static void compare(const Comparison &c) {
     CHECK_MSG(!all.failed, "%s", all.text);
 }
 
-static void check_against_twin(Batch *b) {
+static void check_against_reference(Batch *b) {
     run(b);
     Reference r = reference_of(*b);
     const int64_t n = (int64_t)b->T * b->heads.num_heads;
@@ -634,9 +634,9 @@ static void check_against_twin(Batch *b) {
     free_reference(r);
 }
 
-static void against_twin(HeadShape heads, const int *lengths, int num_docs, double scale) {
+static void against_reference(HeadShape heads, const int *lengths, int num_docs, double scale) {
     Batch b = random_batch(heads, lengths, num_docs, scale);
-    check_against_twin(&b);
+    check_against_reference(&b);
     free_batch(b);
 }
 
@@ -647,7 +647,7 @@ TEST(unsupported_shapes_end_the_program) {
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
-            Documents docs = {NULL, NULL, 0, 0, 0};
+            VarlenInfo docs = {NULL, NULL, 0, 0, 0};
             if (!freopen("/dev/null", "w", stderr)) _exit(1);
             attention_forward(NULL, NULL, NULL, &docs, heads);
             _exit(0);
@@ -659,7 +659,7 @@ TEST(unsupported_shapes_end_the_program) {
 }
 
 EACH_PATH(no_tokens_need_no_plan) {
-    const Documents docs = {NULL, NULL, 0, 0, 0};
+    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
     open_device();
     attention_forward(NULL, NULL, NULL, &docs, {9, 3, 64});
     attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs, {9, 3, 64});
@@ -668,58 +668,58 @@ EACH_PATH(no_tokens_need_no_plan) {
 static const int edge_lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 193};
 
 EACH_PATH(edge_lengths_one_head) {
-    against_twin({1, 1, 64}, edge_lengths, 9, 1);
-    against_twin({1, 1, 128}, edge_lengths, 9, 1);
+    against_reference({1, 1, 64}, edge_lengths, 9, 1);
+    against_reference({1, 1, 128}, edge_lengths, 9, 1);
 }
 EACH_PATH(edge_lengths_grouped_heads) {
-    against_twin({3, 1, 64}, edge_lengths, 9, 1);
-    against_twin({3, 1, 128}, edge_lengths + 4, 5, 1);
-    against_twin({4, 1, 64}, edge_lengths + 1, 6, 1);
-    against_twin({6, 2, 64}, edge_lengths + 2, 4, 1);
-    against_twin({4, 1, 128}, edge_lengths, 5, 1);
+    against_reference({3, 1, 64}, edge_lengths, 9, 1);
+    against_reference({3, 1, 128}, edge_lengths + 4, 5, 1);
+    against_reference({4, 1, 64}, edge_lengths + 1, 6, 1);
+    against_reference({6, 2, 64}, edge_lengths + 2, 4, 1);
+    against_reference({4, 1, 128}, edge_lengths, 5, 1);
 }
 EACH_PATH(large_inputs) {
     static const int lengths[] = {65, 3, 129};
     for (double scale : {3.0, 5.0}) {
-        against_twin({3, 1, 64}, lengths, 3, scale);
-        against_twin({2, 1, 128}, lengths, 3, scale);
+        against_reference({3, 1, 64}, lengths, 3, scale);
+        against_reference({2, 1, 128}, lengths, 3, scale);
     }
 }
 EACH_PATH(zero_length_documents) {
     static const int lengths[] = {0, 0, 63, 0, 64, 0, 0, 65, 2, 0};
     static const int first[] = {0, 130}, last[] = {130, 0}, none[] = {0, 0, 0};
-    against_twin({3, 1, 64}, lengths, 10, 1);
-    against_twin({1, 1, 128}, lengths, 10, 1);
-    against_twin({2, 2, 64}, first, 2, 1);
-    against_twin({2, 2, 64}, last, 2, 1);
-    against_twin({2, 2, 64}, none, 3, 1);
+    against_reference({3, 1, 64}, lengths, 10, 1);
+    against_reference({1, 1, 128}, lengths, 10, 1);
+    against_reference({2, 2, 64}, first, 2, 1);
+    against_reference({2, 2, 64}, last, 2, 1);
+    against_reference({2, 2, 64}, none, 3, 1);
 }
 EACH_PATH(documents_of_one_token) {
     int ones[40];
     for (int &n : ones) n = 1;
-    against_twin({4, 1, 64}, ones, 40, 1);
-    against_twin({2, 1, 128}, ones, 40, 1);
+    against_reference({4, 1, 64}, ones, 40, 1);
+    against_reference({2, 1, 128}, ones, 40, 1);
 }
 EACH_PATH(seed_batch) {
     static const int lengths[] = {220, 217, 295, 183, 130, 350};
-    against_twin({3, 1, 64}, lengths, 6, 1);
+    against_reference({3, 1, 64}, lengths, 6, 1);
 }
 
 // Long enough that every stage of a ring is filled several times within one item
 EACH_PATH(long_documents) {
     static const int lengths[] = {640, 3, 400};
-    against_twin({1, 1, 64}, lengths, 2, 1);
-    against_twin({2, 1, 128}, lengths + 1, 2, 1);
+    against_reference({1, 1, 64}, lengths, 2, 1);
+    against_reference({2, 1, 128}, lengths + 1, 2, 1);
 }
 
 // For compute-sanitizer, whose tools are up to a hundred times slower: every kernel once, whole and
 // partial tiles, documents without a token at the start, in the middle and at the end.
 static const int sanitizer_lengths[] = {0, 1, 63, 0, 64, 65, 129, 0};
 
-EACH_PATH(sanitizer_3_heads_of_64) { against_twin({3, 1, 64}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_4_heads_of_64) { against_twin({4, 1, 64}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_3_heads_of_128) { against_twin({3, 1, 128}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_4_heads_of_128) { against_twin({4, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_64) { against_reference({3, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_64) { against_reference({4, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_128) { against_reference({3, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_128) { against_reference({4, 1, 128}, sanitizer_lengths, 8, 1); }
 
 // One key is far larger than the others: from there on a row is all but one-hot, at the first, a
 // middle or the last key of a tile
@@ -732,7 +732,7 @@ EACH_PATH(softmax_spikes) {
             Batch b = random_batch(h, &len, 1, 1);
             for (int x = 0; x < D; x++)
                 b.qkv[spike * qkv_row(h) + 2 * D + x] = (floatX)(20.0f * (x % 2 ? 1 : -1));
-            check_against_twin(&b);
+            check_against_reference(&b);
             free_batch(b);
         }
 }
@@ -744,7 +744,7 @@ EACH_PATH(uniform_softmax) {
     Batch b = random_batch(h, lengths, 3, 1);
     for (int t = 1; t < b.T; t++)
         memcpy((void *)(b.qkv + t * qkv_row(h) + 3 * 64), b.qkv + 3 * 64, 64 * sizeof(floatX));
-    check_against_twin(&b);
+    check_against_reference(&b);
     free_batch(b);
 }
 
@@ -789,7 +789,7 @@ EACH_PATH(random_layouts) {
     for (int n = 0; n < 12; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
-        against_twin(heads, lengths, num_docs, 1);
+        against_reference(heads, lengths, num_docs, 1);
     }
 }
 
@@ -1097,9 +1097,9 @@ TEST(plan_size_bounds_every_layout) {
 static bool real_sizes() {
     const char *full = getenv("UNPAD_FULL");
     if (!full || !*full) SKIP("real sizes: set UNPAD_FULL=1 on a GPU");
-    static bool told;  // the twin starts with two threads
+    static bool told;  // the reference starts with two threads
     const DeviceOptions all_cores = {num_cores(), 0};
-    if (!told) open_device(), twin().device_init(&all_cores);
+    if (!told) open_device(), reference().device_init(&all_cores);
     told = true;
     return strcmp(full, "small") != 0;
 }
@@ -1147,7 +1147,7 @@ static Batch random_batch(HeadShape heads, const std::vector<int> &lengths, doub
     return random_batch(heads, lengths.data(), (int)lengths.size(), scale);
 }
 
-// The grid. The CPU side (inputs, twin, comparison) may take 90 s of 16 cores. Planned: 1.9e11
+// The grid. The CPU side (inputs, reference, comparison) may take 90 s of 16 cores. Planned: 1.9e11
 // (query, key, column) of query heads at 2.5 ns make 30 s, inputs and copies about 20 s more. Each
 // case says what it took.
 static const HeadShape grid_heads[] = {{1, 1, 64},  {4, 1, 64},   {9, 3, 64},   {15, 5, 64},
@@ -1168,7 +1168,7 @@ static void grid_run(Grid *g, HeadShape heads, const std::vector<int> &lengths, 
         g->tokens += n;
         g->work += n * (n + 1.0) / 2 * heads.num_heads * heads.head_dim;
     }
-    against_twin(heads, lengths.data(), (int)lengths.size(), scale);
+    against_reference(heads, lengths.data(), (int)lengths.size(), scale);
 }
 static void grid_end(const Grid &g) {
     printf("    %d layouts, %.3g tokens, %.2g query-key-columns in %.1f s on %d cores\n", g.layouts,

@@ -21,7 +21,7 @@ static LlamaConfig tiny_config(void) {
 }
 
 static void make_model(LlamaModel *m, int num_leaves) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const DeviceOptions options = {0, 0};
     const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
@@ -48,7 +48,7 @@ static void random_batch(Batch *b, int segments) {
         used += length;
     }
     batch_pack(b, docs, n);
-    if (segments) CHECK(batch_complete(b, CAPACITY, segments));
+    if (segments) CHECK(batch_complete(b, CAPACITY, segments, LONGEST));
 }
 
 // Two micro-batches, as a loader would hand them over
@@ -91,15 +91,15 @@ static void poison(LlamaModel *m) {
     const struct {
         void *at;
         size_t bytes;
-    } buckets[] = {{m->activations_arena, m->memory.activations},
-                 {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
-                 {s->dresid, T * C * bf16},
-                 {s->dnorm, T * C * bf16},
-                 {s->dqkv, T * QKV * bf16},
-                 {s->dattn, T * HD * bf16},
-                 {s->dgate_up, T * 2 * F * bf16},
-                 {s->dswiglu, T * F * bf16},
-                 {s->attn_delta, 3 * T * sizeof(real)}};
+    } buckets[] = {{m->arenas[LLAMA_ACTIVATIONS].base, m->arenas[LLAMA_ACTIVATIONS].bytes},
+                   {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
+                   {s->dresid, T * C * bf16},
+                   {s->dnorm, T * C * bf16},
+                   {s->dqkv, T * QKV * bf16},
+                   {s->dattn, T * HD * bf16},
+                   {s->dgate_up, T * 2 * F * bf16},
+                   {s->dswiglu, T * F * bf16},
+                   {s->attn_delta, 3 * T * sizeof(real)}};
     static char nan[1 << 20];
     memset(nan, 0xff, sizeof nan);
     for (size_t i = 0; i < sizeof buckets / sizeof *buckets; i++) {

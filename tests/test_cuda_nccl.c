@@ -218,7 +218,7 @@ TEST(host_memory) {
 // micro-batch have the bits of those that leave after it.
 
 static void make_model(LlamaModel *m, bool tied) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig c;
     const LlamaSizes sizes = {64, 32, false, true, 0, 0};
     const LlamaRanks shard = {rank, ranks, ranks > 1, false, ranks, ranks};
@@ -240,7 +240,7 @@ static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
         llama_set_batch(m, &b[micro]);
         if (overlapped && micro == 1) llama_last_micro_batch(m);
         llama_forward(m);
-        llama_head_train(m);
+        llama_head(m, true);
         llama_backward(m);
         llama_add_losses(m);
     }

@@ -137,10 +137,10 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
     CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->buffer_tokens);
     CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_segments : docs == d->num_segments);
     CHECK(d->padded_pairs == d->num_segments * row_pairs && d->real_pairs <= d->padded_pairs);
-    CHECK(d->padded_tokens == d->num_segments * s->plan.max_seqlen);
-    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == d->padded_tokens);
+    const int64_t padded_tokens = d->num_segments * s->plan.max_seqlen;
+    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == padded_tokens);
     if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
-    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == d->padded_tokens);
+    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == padded_tokens);
     CHECK(d->longest_segment <= s->plan.max_seqlen);
 }
 

@@ -508,7 +508,7 @@ TEST(ranks_share_the_micro_batches) {
         for (int32_t r = 0; r < ranks; r++) {
             int32_t own[64];
             int64_t work = 0;
-            CHECK(plan_rank_micros(&p, r, ranks, own) == 64 / ranks);
+            CHECK(plan_rank_micros(&p, 0, r, ranks, own) == 64 / ranks);
             for (int i = 0; i < 64 / ranks; i++) {
                 times[own[i]]++;
                 work += p.micro_work[own[i]];
@@ -531,10 +531,10 @@ TEST(ranks_get_equally_many) {
     int32_t own[8];
     p.num_micro = 8;
     p.micro_work = work;
-    for (int32_t r = 0; r < 4; r++) CHECK(plan_rank_micros(&p, r, 4, own) == 2);
+    for (int32_t r = 0; r < 4; r++) CHECK(plan_rank_micros(&p, 0, r, 4, own) == 2);
     p.num_micro = 7;  // in other layouts the last round may be short
     int32_t total = 0;
-    for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, r, 4, own);
+    for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, 0, r, 4, own);
     CHECK(total == 7);
 }
 
@@ -544,7 +544,7 @@ TEST(rounds_even_out) {
     StepPlan p = {0};
     p.num_micro = 8;
     p.micro_work = work;
-    plan_rank_work(&p, 2, loads);
+    plan_rank_work(&p, 0, 2, loads);
     CHECK_MSG(loads[0] == 18 && loads[1] == 18, "%d %d", (int)loads[0], (int)loads[1]);
 }
 
@@ -574,7 +574,7 @@ TEST(arrival_is_the_most_room) {
         }
         int32_t own[4];  // without work: round-robin
         for (int32_t r = 0; r < 2; r++)
-            CHECK(plan_rank_micros(&p, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
+            CHECK(plan_rank_micros(&p, 0, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
         free(l.lengths);
     }
     plan_free(&p);
@@ -594,13 +594,13 @@ TEST(rank_work_is_what_ranks_are_given) {
         Error err = {0};
         const Layout layout = (Layout)test_rng_below(4);
         const bool ok = plan_step(&p, &index, &s, layout, &state, &err);
-        if (ok) plan_rank_work(&p, ranks, work);
-        if (ok) plan_block_work(&p, s.num_micro, ranks, blocks);
+        if (ok) plan_rank_work(&p, 0, ranks, work);
+        if (ok) plan_rank_work(&p, s.num_micro, ranks, blocks);
         int32_t *own = (int32_t *)host_calloc((size_t)p.num_micro + 1, sizeof(int32_t), "test");
         for (int32_t r = 0; ok && r < ranks; r++) {
-            int32_t n = plan_rank_micros(&p, r, ranks, own);
+            int32_t n = plan_rank_micros(&p, 0, r, ranks, own);
             while (n-- > 0) work[r] -= p.micro_work[own[n]];
-            n = plan_rank_block(&p, s.num_micro, r, ranks, own);
+            n = plan_rank_micros(&p, s.num_micro, r, ranks, own);
             while (n-- > 0) blocks[r] -= p.micro_work[own[n]];
             CHECK(work[r] == 0 && blocks[r] == 0);
         }
@@ -631,9 +631,9 @@ static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t
                 work[m % ranks] += plan_work(s, p.segments[i].length);
         mean[2] += plan_imbalance(work, ranks) / STEPS;
         plan_ok(&p, index, s, LAYOUT_PACKED, &state);
-        plan_rank_work(&p, ranks, work);
+        plan_rank_work(&p, 0, ranks, work);
         mean[0] += plan_imbalance(work, ranks) / STEPS;
-        plan_block_work(&p, s->num_micro, ranks, work);
+        plan_rank_work(&p, s->num_micro, ranks, work);
         mean[1] += plan_imbalance(work, ranks) / STEPS;
         state = p.cursor_after;
     }
@@ -730,7 +730,7 @@ TEST(ranks_own_blocks_of_micro_batches) {
         for (int32_t ranks = 1; ranks <= 8; ranks++) {
             int32_t next = 0;
             for (int32_t r = 0; r < ranks; r++) {
-                const int32_t n = plan_rank_block(&p, 8, r, ranks, own);
+                const int32_t n = plan_rank_micros(&p, 8, r, ranks, own);
                 for (int32_t i = 0; i < n; i++) CHECK(own[i] == next++);
             }
             CHECK(next == p.num_micro);

@@ -75,7 +75,7 @@ int main(void) {
 }
 C
 check build "${CC:-cc}" -std=gnu11 -O1 -I "$root" plans.c \
-    "$root/build/cpu/libhost.a" -o plans -lcjson -lpthread -lm
+    "$root/build/cpu/libhost.a" -o plans -ljansson -lpthread -lm
 
 check golden python3 "$reference" golden
 cp out.txt golden.txt

@@ -18,7 +18,7 @@ static Samples greedy_samples(int32_t max_seqlen) {
 }
 
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig config;
     LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
@@ -43,7 +43,7 @@ static SampleModel sample_model(LlamaModel *m) {
 }
 
 static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const TensorInfo *info = safetensors_find(set, name);
     CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
               name);
@@ -55,7 +55,7 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 // The likeliest tokens, as transformers' generate() writes them after each document alone
 
 static void check_greedy(const char *name) {
-    Error err = {0, "", ""};
+    Error err = {0};
     SafetensorsSet set;
     LlamaModel m;
     Text texts[MAX_TEXTS];

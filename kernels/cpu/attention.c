@@ -255,13 +255,10 @@ static real *scratch_of_all(size_t size) {
         free(arena);
         arena = aligned_alloc(ALIGN, bytes);
         arena_bytes = bytes;
-        if (!arena) {
-            Error err = {0};
-            error_set(&err, EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
+        if (!arena)
+            exit_with(EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
                       "host memory: attention needs %zu bytes of scratch for %d threads", bytes,
                       omp_get_max_threads());
-            error_exit(&err);
-        }
     }
     return arena;
 }
@@ -364,7 +361,7 @@ const char *attention_describe(void) {
 // -------------------------------------------------------------------------------------------------
 // Entry points
 
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
@@ -386,7 +383,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const Documents *docs, HeadShape heads) {
+                        const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const Backward b = {
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
