@@ -113,7 +113,9 @@ int ranks_join_seconds(void) { return ranks_env_number("RANKS_JOIN_SECONDS", 1, 
 
 static bool is_open(int fd) {
     char byte;
-    return fd >= 0 && (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0 || errno == EAGAIN);
+    if (fd < 0) return false;
+    const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 || (n < 0 && errno == EAGAIN);
 }
 
 // A rank that came and died meanwhile is missing.
