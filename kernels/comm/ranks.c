@@ -204,9 +204,10 @@ void comm_barrier(void) { (void)comm_max(0); }
 
 void ranks_leave(void) {
     if (!ranks.joined) return;
-    comm_barrier();   // all have done what they had to
-    watchdog_stop();  // connections that end from now on are not lost ranks
+    comm_barrier();  // all have done what they had to
+    watchdog_leave();
     comm_barrier();
+    watchdog_stop();
     for (int r = 0; r < (ranks.rank == 0 ? ranks.num : 1); r++)
         for (int c = 0; c < RANKS_CHANNELS; c++)
             if (ranks.peers[r].sockets[c] >= 0) close(ranks.peers[r].sockets[c]);

@@ -90,6 +90,7 @@ bool ranks_receive(int fd, void *data, size_t bytes);
 bool ranks_first_to_report(void);
 
 void watchdog_start(void);
+void watchdog_leave(void);  // connections that end from now on are not lost ranks
 void watchdog_stop(void);
 
 #ifdef __cplusplus

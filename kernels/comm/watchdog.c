@@ -71,7 +71,7 @@ static struct {
     _Atomic int64_t step;
     _Atomic double progress_ms, entered_ms, limit_ms;  // limit_ms 0: none
     _Atomic int entered, waiting, polling;
-    _Atomic bool running;
+    _Atomic bool running, leaving;  // leaving: connections may end
     // by the thread
     pthread_t thread;
     Message sent;
@@ -220,7 +220,6 @@ static void note_failure(int r, const Error *err) {
 
 static void note_lost(int r) {
     const Error none = {0};
-    watch.ready[r].fd = -1;
     if (watch.known[r].reported) return;
     watch.known[r].lost = true;
     watch.num_lost++;
@@ -263,7 +262,7 @@ static void check_ranks(double now) {
     int stuck = -1, last = -1;
     for (int r = 0; r < ranks.num; r++) {
         const Known *k = &watch.known[r];
-        if (r > 0 && now - k->received_ms > watch.limit_ms)
+        if (watch.ready[r].fd >= 0 && now - k->received_ms > watch.limit_ms)
             end_job(EXIT_PEER_LOST, LIMIT_HINT, "ranks: rank %d on %s silent for %.0f s in %s", r,
                     ranks.peers[r].host, (now - k->received_ms) * 1e-3, when(&k->last));
         if (k->last.waited_ms > waited_ms) waited_ms = k->last.waited_ms;
@@ -309,7 +308,8 @@ __attribute__((noreturn)) static void end_without_rank_0(const char *how) {
 static void check_rank_0(double now) {
     const double quiet_ms = now - watch.known[0].received_ms;
     char how[64];
-    if (quiet_ms <= 1.25 * watch.limit_ms) return;  // rank 0 goes first, when another is to blame
+    if (watch.ready[0].fd < 0 || quiet_ms <= 1.25 * watch.limit_ms)
+        return;  // rank 0 goes first, when another is to blame
     snprintf(how, sizeof how, "silent for %.0f s", quiet_ms * 1e-3);
     end_without_rank_0(how);
 }
@@ -323,6 +323,8 @@ static void read_message(int r, double now) {
     const int fd = watch.ready[r].fd;
     if (!ranks_receive(fd, m, sizeof *m) ||
         (m->kind == REPORT && !ranks_receive(fd, m + 1, sizeof report - sizeof *m))) {
+        watch.ready[r].fd = -1;
+        if (watch.leaving) return;
         // the others have reported that this process was silent
         if (watch.resumed_ms > 0 && now - watch.resumed_ms < 5000) _exit(EXIT_PEER_LOST);
         if (ranks.rank > 0) end_without_rank_0("lost");
@@ -402,8 +404,12 @@ void watchdog_start(void) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+void watchdog_leave(void) { watch.leaving = true; }
+
 void watchdog_stop(void) {
     watch.running = false;
+    for (int r = 0; r < watch.num_known; r++)  // ends the thread's poll
+        shutdown(ranks.peers[r].sockets[RANKS_WATCH], SHUT_RDWR);
     pthread_join(watch.thread, NULL);
     error_hook = NULL;
     free(watch.known);
