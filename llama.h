@@ -351,7 +351,7 @@ static inline size_t llama_norm_block(const LlamaModel *m) {
     return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
 }
 
-// Weights of a bucket may be read from here on.
+// Later work waits until the weights of this bucket have arrived.
 static inline void llama_await_weights(LlamaModel *m, int bucket) {
     if (m->buckets) comm_wait(m->buckets[bucket].weights);
 }
@@ -867,7 +867,8 @@ static inline void llama_free(LlamaModel *m) {
 
 static inline void llama_fill_rope_table(LlamaModel *m);
 
-// Allocates what llama_plan measured. Parameter arenas start as zeros, everything else as it comes.
+// Allocates the memory planned by llama_plan. Parameter arenas are zeroed, the rest is
+// uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
     const size_t planned = llama_memory_total(m);
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) {

@@ -204,7 +204,7 @@ static const char options_of_a_start[] =
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
     int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // one has gone through: kernels are loaded, and matmul has chosen
+    // warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
     bool passed;
     DeviceGraph *graph;
     int64_t num_passes, num_launches;
@@ -468,7 +468,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     return ok;
 }
 
-// All weights as fp32, the exact master: those that this rank computes with.
+// All weights of this rank as fp32, the exact master.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;

@@ -1,9 +1,8 @@
 // Speed of kernels/cpu/attention.c: useful GFLOP/s, forward and backward, on batches of documents.
-//   cc -std=c11 -O3 -fopenmp -Ikernels dev/bench_attention.c kernels/cpu/attention.c -lm -o
-//   bench_attention bench_attention [threads [runs]]
+//   make build/cpu/bench_attention && build/cpu/bench_attention [threads [runs]]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
-// pairs backward, pairs = sum of len * (len + 1) / 2. Everything a call does is inside the time.
-// Figures are medians.
+// pairs backward, pairs = sum of len * (len + 1) / 2. Times are of whole calls; figures are
+// medians.
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -47,7 +46,7 @@ static floatX *random_values(int64_t n) {
     return x;
 }
 
-// Documents of the given lengths, repeated; planned as for `plan_threads` threads
+// Documents of the given lengths, repeated; planned for `plan_threads` threads
 static Batch make_batch(const int *lengths, int n, int repeats, HeadShape heads, int plan_threads) {
     Batch b = {.num_docs = n * repeats, .heads = heads};
     b.cu_seqlens = allocate((size_t)(b.num_docs + 1) * sizeof(int32_t));
@@ -80,8 +79,8 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
-// The obvious attention, a row of scores at a time, with loops over head_dim that vectorise where
-// they may
+// Naive attention, one row of scores at a time, with loops over head_dim that the compiler may
+// vectorise
 static void naive_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                           HeadShape s) {
     const int D = s.head_dim, H = s.num_heads, group = H / s.num_kv_heads,

@@ -1,18 +1,17 @@
-// What a plan does with your documents at any number of ranks, before a GPU is rented: fill,
-// splits, padding, steps of an epoch, and how unequal the ranks' work is, against simpler packers.
-// Reads lengths only, no token.
+// Simulates the step plan for your documents at any number of ranks, before you rent GPUs: fill,
+// splits, padding, steps per epoch, and the imbalance of the ranks' work, against simpler packers.
+// Reads document lengths only, no tokens.
 //
 //   make packsim
 //   build/cpu/packsim --train shards --max-seqlen 2048 --micro-batch-tokens 16384 --ranks 1,8,64
 //   build/cpu/packsim --lengths web --max-seqlen 8192 --micro-batch-tokens 32768
 //
-// imbalance  the busiest rank's work over the mean of all ranks, in a step: the share of time that
-//            the others wait. Work is predicted, see --work-cost and dev/calibrate.c; --true-cost
-//            tells how much a plan by wrong costs loses.
+// imbalance  the busiest rank's work in a step over the mean of all ranks. Work is predicted, see
+//            --work-cost and dev/calibrate.c; --true-cost shows the loss of a plan by wrong costs.
 // planned    the trainer's plan; deterministic: with --deterministic, where each rank has
-//            micro-batches that follow each other
-// arrival    the same documents as they come, each to the micro-batch with the most room
-// next-fit   documents as they come, a new micro-batch when one does not fit; no end of a step
+//            consecutive micro-batches
+// arrival    the same documents in arrival order, each to the micro-batch with the most room
+// next-fit   documents in arrival order, a new micro-batch when one does not fit, across steps
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,16 +47,16 @@ static const Option table[] = {
     NUMBER("docs", o.docs, "400000", 1, 1e9, "how many of them"),
     OPTION_GROUP("plan, as the trainer's"),
     TEXT("ranks", o.ranks, "1,2,4,8,64", "numbers of ranks"),
-    NUMBER("max-seqlen", o.max_seqlen, "2048", 1, 1 << 24, "longest chunk"),
+    NUMBER("max-seqlen", o.max_seqlen, "2048", 1, 1 << 24, "longest segment"),
     NUMBER("micro-batch-tokens", o.micro_batch_tokens, "16384", 1, 1 << 29,
            "capacity of the 1D token buffer"),
     NUMBER("batch-tokens", o.batch_tokens, "0", 0, 1e12,
-           "capacity of a step; 0: one micro-batch for each of the most ranks"),
+           "capacity of a step; 0: one micro-batch per rank, for the most ranks"),
     NUMBER("fill", o.fill, "0", 0, 1, "0: 1 for one micro-batch, else 0.97"),
     CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error", "longer documents"),
     TEXT("work-cost", o.work_cost, "100:745", "TOKEN:TILE or TOKEN:TILE:SIDE, see calibrate.c"),
     TEXT("true-cost", o.true_cost, NULL,
-         "weigh the ranks' work by these costs: what a plan by other costs loses"),
+         "measure the ranks' work by these costs: shows the loss of a plan by others"),
     NUMBER("seed", o.seed, "1", 0, 1e15, "of the order of documents"),
     NUMBER("steps", o.steps, "300", 1, 1e9, "simulated, at most one epoch"),
     OPTION_END,
@@ -123,7 +122,7 @@ static void parse_ranks(void) {
 // -------------------------------------------------------------------------------------------------
 // One step of each packer
 
-// Work by the costs of `s`, of a plan that may have been made without them.
+// Work by the costs of `s`; the plan may have been made with other costs.
 static void weigh(StepPlan *p, const PlanSettings *s) {
     for (int32_t m = 0; m < p->num_micro; m++) {
         p->micro_work[m] = 0;
@@ -132,7 +131,7 @@ static void weigh(StepPlan *p, const PlanSettings *s) {
     }
 }
 
-// Micro-batch m to rank m % ranks, as packers do that do not know work.
+// Micro-batch m to rank m % ranks, as packers without a cost model do.
 static double dealt_in_turn(const int64_t *micro_work, int32_t num_micro, int32_t ranks) {
     memset(sim.work, 0, (size_t)ranks * sizeof *sim.work);
     for (int32_t m = 0; m < num_micro; m++) sim.work[m % ranks] += micro_work[m];
@@ -146,7 +145,7 @@ static double dealt_by(const int64_t *micro_work, const int32_t *micros, const i
     return plan_imbalance(sim.work, ranks);
 }
 
-// The plan decides by its own costs; `truth` weighs what it decided.
+// The plan uses its own costs; `truth` measures the result.
 static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettings *truth) {
     const size_t micros = (size_t)p->num_micro;
     int32_t *order = (int32_t *)host_calloc(2 * micros, sizeof(int32_t), "micro-batches");
@@ -187,7 +186,8 @@ static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings 
             observe(&row->of[ARRIVAL], dealt_in_turn(p->micro_work, p->num_micro, row->ranks));
 }
 
-// Fills num_micro micro-batches from *at on; what does not fit into the last begins the next step.
+// Fills num_micro micro-batches from *at on; a document that does not fit into the last starts the
+// next step.
 static void step_next_fit(int64_t *micro_work, const DocIndex *index, const PlanSettings *s,
                           PlanState *at) {
     Error err = {0};
@@ -217,7 +217,7 @@ static void step_next_fit(int64_t *micro_work, const DocIndex *index, const Plan
 }
 
 // -------------------------------------------------------------------------------------------------
-// The whole
+// The simulation
 
 static void parse_cost(const char *text, PlanSettings *s) {
     Error err = {0};
@@ -304,7 +304,7 @@ static void print_plan(const PlanSettings *s, double epochs) {
 static void print_imbalance(const PlanSettings *s) {
     printf("\nimbalance: work of the busiest rank over the mean; mean over steps / worst step\n");
     printf(
-        "  ranks  micro-batches a rank        planned  deterministic        arrival"
+        "  ranks    micro-batches/rank        planned  deterministic        arrival"
         "       next-fit\n");
     for (const Row *row = sim.rows; row < sim.rows + sim.num_rows; row++) {
         printf("%7d  %20.2f", row->ranks, (double)s->num_micro / row->ranks);

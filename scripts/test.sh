@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs every test: set-up, then `make test`. The last line is
+# Installs missing packages, builds, and runs every test. The last line is
 # `N passed, N failed, N skipped`.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,4 +1,4 @@
-// Batch: the four layouts against a slow reference of each, and batch_check against corruptions.
+// Batch: the four layouts against slow references, and batch_check against corrupted batches.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +18,8 @@ typedef struct {
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
-// Documents of 0 and more tokens, some of them segments that continue, in rows of many lengths.
+// Documents of any length, 0 included, some of them segments that continue, in rows of many
+// lengths.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;
@@ -45,7 +46,7 @@ static int32_t target_of(const DocView *doc, int32_t k) {
     return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
 }
 
-// Every real token is where the layout puts it; nothing else has a target.
+// Every real token is at its position in the layout; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
     for (int i = 0; i < c->n; i++) {
@@ -183,7 +184,8 @@ TEST(a_batch_can_be_filled_again) {
     batch_free(&used);
 }
 
-// Batches of one size: the documents are unchanged, the rest is padding that batch_check accepts.
+// Batches padded to one size: the documents are unchanged, the rest is padding that batch_check
+// accepts.
 TEST(batches_can_be_completed_to_one_size) {
     Case c;
     Batch b, before;
@@ -215,7 +217,7 @@ TEST(batches_can_be_completed_to_one_size) {
     }
     CHECK(completed > 50);
     batch_fill(&b, LAYOUT_PADDED, c.docs, 0, 5);
-    CHECK(!batch_complete(&b, CAPACITY, CAPACITY, CAPACITY));  // packed ones only
+    CHECK(!batch_complete(&b, CAPACITY, CAPACITY, CAPACITY));  // packed batches only
     batch_free(&b), batch_free(&before);
 }
 
@@ -367,7 +369,7 @@ static void sort_tokens(Batch *b) {
     }
 }
 
-// Recomputes everything that depends on a change, so that only the check of the layout can detect
+// Recomputes everything that depends on the change, so that only the layout's own check can find
 // it.
 static void put_right(Batch *b) {
     const bool repad = b->layout == LAYOUT_REPAD;
@@ -401,7 +403,7 @@ static void put_right(Batch *b) {
         batch_free(b);                                                        \
     }
 
-TEST(check_refuses_what_only_its_layout_forbids) {
+TEST(check_refuses_violations_of_one_layout) {
     REFUSED_FOR(LAYOUT_PACKED, b->tokens[1] = 9, "row 0: target 11, next token 9")
     REFUSED_FOR(LAYOUT_PADDED, b->tokens[5] = 3, "row 5 is after its document")
     REFUSED_FOR(LAYOUT_PADDED, b->cu_seqlens[1] = 5, "2 documents, 2 rows of 7, 12 in all")

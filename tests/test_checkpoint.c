@@ -1,5 +1,5 @@
-// data/runs/checkpoint.h: damage found, every I/O call and allocation failing in turn, the process
-// killed at every call, and the order of writes, fsyncs and renames that a power cut asks for.
+// data/runs/checkpoint.h: damage is found; every I/O call and allocation fails in turn; the process
+// is killed at every call; writes, fsyncs and renames are in an order that survives a power cut.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,8 +46,8 @@ static void fresh_out_dir(void) {
     CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
 }
 
-// A checkpoint with all that real ones have: a stream and small files. Contents follow from the
-// step.
+// A checkpoint with the same kinds of files as a real one: a stream and small files. The step
+// determines the contents.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
     static SafetensorsWriter w;
     static float data[20000];
@@ -81,7 +81,7 @@ static void must_save(int64_t step, const char *name) {
 static int parts_moved;
 static void count_part(void) { parts_moved++; }
 
-TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
+TEST(a_large_file_is_synced_in_parts_and_counts_as_progress) {
     enum { CHUNK = 1 << 20 };
     static unsigned char data[CHUNK];
     static FileWriter w;
@@ -99,7 +99,7 @@ TEST(a_large_file_goes_to_the_disk_in_parts_and_says_so) {
     CHECK_MSG(ok, "%s", err.what);
     for (const char *p = fault_trace(); (p = strstr(p, "fsync ")); p++) syncs++;
     CHECK_MSG(syncs == 2, "%d", syncs);
-    const long calls = fault_disarm() - 1;  // but the close
+    const long calls = fault_disarm() - 1;  // without the close
     CHECK_MSG(parts_moved == calls, "%d of %ld", parts_moved, calls);
     unlink(scratch("large"));
 }
@@ -110,7 +110,7 @@ static void count_damaged(const char *dir, const Error *why) {
     CHECK(why->code && why->what[0] && dir[0]);
 }
 
-// The step of the newest good checkpoint, -1 = none at all, -2 = none good.
+// The step of the newest good checkpoint; -1: there is none, -2: none is good.
 static int64_t newest(void) {
     char path[IO_PATH_MAX];
     int64_t step = -7;
@@ -130,7 +130,7 @@ static int count_names(const char *part) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The ordinary life of a checkpoint
+// Save, find, prune
 
 TEST(save_verify_find) {
     int64_t step = -1;
@@ -184,7 +184,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
 
-// What --keep 0 leaves: more than the list has room for at first.
+// As with --keep 0: more than the list has room for at first.
 TEST(many_checkpoints_are_listed_newest_first_and_pruned) {
     enum { MANY = 40 };
     Error err = {0};
@@ -247,7 +247,7 @@ TEST(final_is_replaced_too) {
     CHECK(newest() == -1 && count_names("final") == 1);
 }
 
-TEST(recover_puts_back_what_was_being_replaced) {
+TEST(recover_restores_a_checkpoint_being_replaced) {
     Error err = {0};
     int64_t step = 0;
     fresh_out_dir();
@@ -367,7 +367,7 @@ TEST(every_missing_short_or_longer_file_is_found) {
     CHECK(newest() == -2 && damaged_seen == 2);
 }
 
-TEST(a_renamed_checkpoint_is_not_believed) {
+TEST(a_renamed_checkpoint_is_refused) {
     fresh_out_dir();
     must_save(1, NULL);
     must_save(2, NULL);
@@ -375,7 +375,7 @@ TEST(a_renamed_checkpoint_is_not_believed) {
     CHECK(newest() == 1 && damaged_seen == 1);
 }
 
-// Any manifest, its checksum made to fit: never more than a refusal.
+// Random manifests with a correct checksum: refused, never a crash.
 TEST(fuzz_manifest) {
     static const char seed[] =
         "{\n  \"format\": \"unpad checkpoint 1\",\n  \"step\": 2,\n  \"files\": [\n    {\"name\": "
@@ -411,7 +411,7 @@ TEST(fuzz_manifest) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Order: what a power cut at any moment asks of the calls
+// The order of calls that survives a power cut at any moment
 
 // Is `line` in the trace after position `from`? Its position, or NULL.
 static const char *trace_find(const char *from, const char *verb, const char *path) {
@@ -479,7 +479,7 @@ TEST(writes_fsyncs_and_renames_are_in_order) {
 
 static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
 
-// After a save of step 2 over a good step 1 went wrong or did not.
+// After a save of step 2, failed or not, over a good step 1.
 static void check_state(bool saved, const Error *err, const char *where) {
     Error again = {0};
     CHECK_MSG(saved == (err->code == 0), "%s: %s", where, err->what);
@@ -495,7 +495,7 @@ static void check_state(bool saved, const Error *err, const char *where) {
     CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", where);
 }
 
-// A call of the save itself, not of the tidying afterwards.
+// A call of the save itself, not of the clean-up afterwards.
 static bool is_vital(const char *name) {
     static const char *const vital[] = {"open", "write", "pread", "fsync", "rename", "mkdir"};
     for (size_t i = 0; i < sizeof vital / sizeof *vital; i++)
@@ -503,7 +503,7 @@ static bool is_vital(const char *name) {
     return false;
 }
 
-// replace: there already is a step 2 to be replaced.
+// replace: step 2 already exists.
 static void sweep_one(long nth, int error, bool persistent, bool replace, long *calls) {
     char where[128];
     Error err = {0};
@@ -555,7 +555,7 @@ TEST(one_interruption_never_fails_a_save) {
     }
 }
 
-// Calls of prune, recover, final, reading: an error or a right answer, never a wrong one.
+// Calls of prune, recover, final, reading: an error or the right answer, never a wrong one.
 TEST(every_io_call_around_a_save_fails_in_turn) {
     char path[IO_PATH_MAX];
     long calls = 0, failures = 0;
@@ -674,7 +674,7 @@ TEST(every_allocation_fails_in_turn) {
     CHECK(sites >= 50);
 }
 
-// 40 bytes that claim a header of nearly 100 MB.
+// A file of 40 bytes that claims a header of nearly 100 MB.
 TEST(nothing_is_allocated_by_an_unchecked_length) {
     SafetensorsSet s;
     Error err = {0};
@@ -710,7 +710,7 @@ TEST(host_memory_exits_5) {
 // ------------------------------------------------------------------------------------------------
 // kill -9 at every call
 
-// Steps 1..2 are there; the child saves 3, prunes to 2, publishes final, and is gone at call nth.
+// Steps 1 and 2 exist; the child saves 3, prunes to 2, publishes final, and is killed at call nth.
 static void doomed(long nth, int how) {
     Error err = {0};
     fault_arm(FAULT_IO, nth, how, false);
@@ -736,7 +736,7 @@ static void check_after_kill(long nth, int how) {
     CHECK_MSG(manifest_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth,
               err.what);
     CHECK(step == 1 || step == 3);
-    must_save(3, NULL);  // and the run goes on
+    must_save(3, NULL);  // the run continues
     CHECK(checkpoint_prune(out_dir(), 3, 2, &err) && newest() == 3 && damaged_seen == 0);
     CHECK(count_names("step-") == 2 && count_names("final") == 1);
 }
@@ -768,8 +768,8 @@ TEST(killed_at_every_io_call) {
     printf("    %ld calls\n", calls);
 }
 
-// A run with checkpoints 1 to 3 is overwritten, and the process killed at each call: as before, or
-// nothing of it left.
+// A run with checkpoints 1 to 3 is overwritten and the process killed at each call: the run is
+// intact or gone.
 TEST(killed_while_all_is_removed) {
     long calls = 0;
     for (long nth = 1, status = 137; status; nth++) {

@@ -26,7 +26,7 @@ static bool parse(LlamaConfig *c, const char *text, size_t n, Error *err) {
     return ok;
 }
 
-// As Hugging Face publishes them, with the keys that must not disturb.
+// As Hugging Face publishes them, with keys to be ignored.
 static const char smollm2_135m[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
     "0.0,"
@@ -251,7 +251,7 @@ static const BadConfig bad_configs[] = {
     {"rope_parameters", "7", "rope_parameters: expected an object"},
 };
 
-// The demo config with one member exchanged.
+// The demo config with one member replaced.
 static char *config_with(const char *key, const char *value) {
     char text[4096];
     LlamaConfig c;
@@ -283,7 +283,7 @@ TEST(bad_configs_are_refused_by_name) {
     }
 }
 
-// Each member is in its range, not what they make together.
+// Each member is in its range, but not their combination.
 TEST(members_that_do_not_go_together_are_refused) {
     const char *const said[] = {"num_attention_heads 1024 x head_dim 1024: expected at most",
                                 "bos_token_id 400", "eos_token_id 401", "2^40 parameters"};
@@ -361,7 +361,7 @@ TEST(other_json_is_refused) {
 // ------------------------------------------------------------------------------------------------
 // Hostile texts
 
-// What a caller may rely on, whatever was read.
+// The guarantees of a config that was accepted.
 static void check_invariants(const LlamaConfig *c) {
     Error err = {0};
     CHECK(c->vocab_size > 0 && c->hidden_size > 0 && c->intermediate_size > 0 && c->num_layers > 0);

@@ -1,13 +1,13 @@
-// Every CUDA operation but attention against the same one of the CPU backend, over many shapes.
-// Inputs are numbers that bf16 holds exactly, so that both sides start from the same values. What
-// the device stores as bf16 is then off by at most
+// Every CUDA operation but attention against the CPU backend's, over many shapes. Inputs are exact
+// in bf16, so that both sides start from the same values. A result that the device stores as bf16
+// is then off by at most
 //
 //   2^-8 of the value: rounding to nearest is off by 2^-9; the fp32 value before it may lie a few
 //        fp32 roundings away from the reference's and so just across the border between two bf16
 //
-// plus what fp32 sums of different order give where terms cancel: 1e-5 of the tensor's scale, which
-// is also the tolerance of fp32 outputs. Every tensor has rows behind the last that hold NaN: they
-// must change no result and stay as they are. Every operation runs twice and must give equal bits.
+// plus the difference of fp32 sums in another order where terms cancel: 1e-5 of the tensor's scale,
+// which is also the tolerance of fp32 outputs. Every tensor has rows of NaN after the last: they
+// must not affect results and must not change. Every operation runs twice and must give equal bits.
 
 #include <math.h>
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ struct Tensor {
     int64_t rows, cols;
     float *host;  // (rows, cols): the reference's operand
     void *device;
-    unsigned char *start, *result;  // the device's bytes before and after, rows behind included
+    unsigned char *start, *result;  // the device's bytes before and after, with the rows of NaN
 };
 
 static CpuReference reference;
@@ -51,7 +51,7 @@ static void *device_block(size_t bytes) {
     return p;
 }
 
-// Frees what the shape before took.
+// Frees the operands of the previous shape.
 static void next_shape() {
     while (num_host_blocks) free(host_blocks[--num_host_blocks]);
     while (num_device_blocks) device_free(device_blocks[--num_device_blocks]);
@@ -111,14 +111,14 @@ static float result_at(const Tensor *t, size_t i) {
     return bf16_value(bits);
 }
 
-// The device's start from `host`, with NaN behind it
+// The device's initial bytes from `host`, followed by NaN
 static void fill(Tensor *t) {
     for (size_t i = 0; i < count(t); i++) put(t, i, t->host[i]);
     for (size_t i = count(t); i < all_bytes(t) / element_bytes(t); i++) put(t, i, NAN);
     device_upload(t->device, t->start, all_bytes(t));
 }
 
-// Normal numbers times `scale`; 0: NaN, for what an operation only writes.
+// Normal numbers times `scale`; 0: NaN, for outputs that are only written.
 static Tensor tensor(const char *name, bool bf16, int64_t rows, int64_t cols, double scale) {
     Tensor t = {name, bf16, rows, cols, NULL, NULL, NULL, NULL};
     t.host = (float *)host_block(count(&t) * sizeof(float));
@@ -167,7 +167,7 @@ static double scale_of(const Tensor *t) {
     return scale;
 }
 
-// |result - reference| <= relative |reference| + absolute, and nothing written behind the last row
+// |result - reference| <= relative |reference| + absolute, and nothing written after the last row
 static void check_within(const Tensor &t, double relative, double absolute) {
     for (size_t i = 0; i < count(&t); i++) {
         const double got = result_at(&t, i), want = t.host[i];
@@ -187,10 +187,10 @@ static void check_close(const Tensor &t) {
 static void check_exact(const Tensor &t) { check_within(t, 0, 0); }
 
 // ------------------------------------------------------------------------------------------------
-// Errors, each in a process of its own. First in the file: a process that has started CUDA must not
-// fork.
+// Errors, each in its own process. Must be first in the file: a process that has started CUDA must
+// not fork.
 
-// Exit code of a process that runs op(); what it wrote to stderr.
+// Runs op() in a process: its exit code and standard error.
 template <class Op>
 static int exit_code_of(char *text, size_t size, Op op) {
     if (started) SKIP("CUDA has been started in this process");
@@ -251,7 +251,7 @@ TEST(a_device_error_names_the_call_and_the_work) {
 }
 
 #ifdef CUDA_EMU
-TEST(a_cublaslt_without_an_algorithm_is_said) {
+TEST(missing_cublaslt_algorithm_is_an_error) {
     char text[1000];
     const int code = exit_code_of(text, sizeof text, [] {
         setenv("EMU_LT_ALGO", "none", 1);
@@ -264,7 +264,7 @@ TEST(a_cublaslt_without_an_algorithm_is_said) {
 }
 #endif
 
-TEST(code_for_other_gpus_says_how_to_build_for_this_one) {
+TEST(code_for_other_gpus_hints_how_to_build_for_this_one) {
     char text[1000], expected[64];
     for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
         const int code = exit_code_of(text, sizeof text, [&] {
@@ -323,7 +323,7 @@ TEST(uploads_and_downloads) {
     }
 }
 
-// Ends of ranges, both kinds of ties, denormals, the largest finite number, and random bits
+// Range limits, both kinds of ties, denormals, the largest finite number, and random bits
 static uint32_t weight_bits(size_t i) {
     static const uint32_t chosen[] = {0,          0x80000000, 1,          0x80000001, 0x007fffff,
                                       0x00800000, 0x3f800000, 0x3f808000, 0x3f818000, 0xbf808000,
@@ -335,7 +335,7 @@ static uint32_t weight_bits(size_t i) {
     return (bits & 0x7f800000) == 0x7f800000 ? bits & 0xbfffffff : bits;
 }
 
-TEST(weights_cross_the_border_exactly) {
+TEST(weights_are_exact_on_host_and_device) {
     start();
     const size_t n = 1200001;  // more than one pinned buffer holds
     float *src = (float *)host_block(n * 4), *dst = (float *)host_block(n * 4);
@@ -401,7 +401,7 @@ TEST(gather_and_scatter_rows) {
     FOR_EACH(const int64_t, n, SOME_T) FOR_EACH(const int, C, SOME_C) check_rows(n, C);
 }
 
-// Tokens of a small vocabulary, one of them at `frequent` of 16 places, and their sorted positions
+// Tokens of a small vocabulary, one of them at `frequent` of 16 positions, and the sorted positions
 static void make_tokens(int32_t *tokens, int32_t *order, int64_t T, int V, uint32_t frequent) {
     int64_t n = 0;
     for (int64_t t = 0; t < T; t++)
@@ -622,7 +622,7 @@ TEST(cross_entropy) {
     check_cross_entropy(3, 258, 30);  // one logit far above the others
 }
 
-// A maximum in the first, a middle or the last place, large enough to swallow all others
+// A maximum in the first, a middle or the last column, so large that it absorbs all others
 TEST(cross_entropy_of_a_sure_model) {
     start();
     const int64_t V = 49157, peaks[] = {0, 1, 30000, V - 1};
@@ -690,8 +690,8 @@ TEST(sum_of_losses) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Matmul: a sum of K products of two normal numbers is off by some 1e-7 for each in fp32, more
-// where a tensor core drops the bits that fall off while it aligns its terms
+// Matmul: a sum of K products of two normal numbers is off by about 1e-7 per product in fp32, more
+// where a tensor core truncates while aligning its terms
 
 static void check_matmul(int64_t T, int64_t K, int64_t N) {
     next_shape();
@@ -732,7 +732,7 @@ static int lines_with(const char *text, const char *words) {
     return n;
 }
 
-// 6000 lengths in some 90 buckets; none is mixed up.
+// 6000 lengths in about 90 buckets
 TEST(matmul_of_many_lengths) {
     start();
     const int64_t most = 6000;
@@ -768,7 +768,7 @@ TEST(matmul_of_many_shapes) {
     CHECK(matmul_repeat_choices("") != NULL);
 }
 
-// As a run that begins with a cuBLASLt of its own mind
+// Like a new run with a cuBLASLt that prefers another algorithm
 static void choose_anew(const char *algorithm) {
     if (algorithm)
         setenv("EMU_LT_ALGO", algorithm, 1);
@@ -790,7 +790,7 @@ static const unsigned char *product(Tensor *dweight, const Tensor &dout, const T
     return bytes;
 }
 
-TEST(matmul_repeats_what_was_chosen) {
+TEST(matmul_repeats_earlier_choices) {
     start();
     const int64_t T = 130, K = 64, N = 72;
     Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
@@ -800,9 +800,9 @@ TEST(matmul_repeats_what_was_chosen) {
     const unsigned char *first = product(&dweight, dout, inp);
     const char *text = choices_text();
     choose_anew(NULL);
-    const unsigned char *anew = product(&dweight, dout, inp);
+    const unsigned char *other = product(&dweight, dout, inp);
     // the emulator has two algorithms, which add in different orders
-    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, anew, bytes) != 0);
+    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, other, bytes) != 0);
     CHECK(matmul_repeat_choices(text) == NULL);
     CHECK(strcmp(choices_text(), text) == 0);
     CHECK(memcmp(first, product(&dweight, dout, inp), bytes) == 0);
@@ -810,7 +810,7 @@ TEST(matmul_repeats_what_was_chosen) {
     choose_anew(NULL);
 }
 
-TEST(matmul_refuses_choices_of_others) {
+TEST(matmul_refuses_choices_of_another_gpu) {
     start();
     check_matmul(40, 64, 64);
     const char *text = choices_text(), *first_choice = strchr(text, '\n') + 1;
@@ -828,8 +828,8 @@ TEST(matmul_refuses_choices_of_others) {
     check_matmul(40, 64, 64);
 }
 
-// An algorithm that does the longest length of a bucket may not do another one: in the emulator the
-// one of two halves, which does 36 rows but not 35.
+// An algorithm that supports the longest length of a bucket may not support another one: in the
+// emulator the one that splits in halves supports 36 rows but not 35.
 TEST(matmul_of_a_length_that_its_algorithm_refuses) {
     start();
     choose_anew("1");
@@ -845,8 +845,8 @@ TEST(matmul_of_a_length_that_its_algorithm_refuses) {
 namespace emu {
 extern int lt_refusals;
 }
-// Lengths that their bucket's algorithm has refused once keep their own: it is not tried again.
-TEST(matmul_remembers_what_was_refused) {
+// A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
+TEST(matmul_remembers_refusals) {
     start();
     choose_anew("refuse");
     const int before = emu::lt_refusals;
@@ -883,7 +883,7 @@ TEST(norm_of_gradients) {
     FOR_EACH(const int64_t, n, lengths) check_norm_of_gradients(n);
 }
 
-TEST(gradients_add_up) {
+TEST(sum_of_gradients) {
     start();
     const int64_t lengths[] = {0, 1, 255, 256, 4097, 300001};
     FOR_EACH(const int64_t, n, lengths) {
@@ -896,7 +896,7 @@ TEST(gradients_add_up) {
     }
 }
 
-TEST(parts_add_up_in_order) {
+TEST(parts_are_summed_in_order) {
     start();
     const double parts[] = {1e16, 1, -1e16, 3};  // 1e16 + 1 = 1e16
     double *device = (double *)device_block(sizeof parts);
@@ -905,7 +905,7 @@ TEST(parts_add_up_in_order) {
     CHECK(got == 3.5);
 }
 
-// Squares that fp32 cannot hold
+// Squares beyond the range of fp32
 TEST(norm_of_huge_and_tiny_gradients) {
     start();
     const double scales[] = {1e30, 1e-30};
@@ -1072,7 +1072,7 @@ TEST(sanitizer_matmul) {
     check_matmul(5, 64, 264);
 }
 
-// The time between two marks, which take no wait of their own.
+// The time between two marks; the marks do not wait.
 TEST(timer_is_within_the_clock) {
     start();
     const int64_t T = 40, C = 64;

@@ -112,7 +112,7 @@ TEST(hash_vectors) {
     CHECK(fnv1a(fnv1a(FNV1A_START, "foo", 3), "bar", 3) == 0x85944171f73967e8ull);
 }
 
-TEST(crc32c_paths_and_pieces_agree) {
+TEST(crc32c_paths_and_parts_agree) {
     unsigned char data[300];
     for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)test_rng_u32();
     for (size_t offset = 0; offset < 9; offset++)
@@ -210,7 +210,7 @@ TEST(writer_refuses_an_existing_file_and_use_after_close) {
     CHECK(!writer_write(&w, "x", 1, &err2) && err2.code == EXIT_DISK);
     CHECK(!writer_open(&w, path, &err3) && err3.code == EXIT_DISK && strstr(err3.what, path));
     writer_abort(&w);
-    CHECK(path_exists(path));  // it was not ours
+    CHECK(path_exists(path));  // not our file
 }
 
 TEST(writer_abort_removes_the_file) {
@@ -322,7 +322,7 @@ TEST(free_space) {
     CHECK(!disk_free_bytes(scratch("nowhere"), &n, &missing) && missing.code == EXIT_DISK);
 }
 
-TEST(second_owner_is_refused_and_told_who) {
+TEST(second_owner_is_refused_and_told_the_first) {
     DirLock lock;
     int ready[2];
     Error err = {0}, after = {0};
@@ -382,7 +382,7 @@ TEST(lock_races) {
     }
 }
 
-TEST(another_directory_in_place_of_the_locked_one_is_noticed) {
+TEST(replacing_the_locked_directory_is_noticed) {
     DirLock lock;
     Error err = {0}, moved = {0}, replaced = {0};
     char aside[256], place[256];
@@ -445,7 +445,7 @@ TEST(lines_are_appended_and_cut) {
     }
 }
 
-TEST(a_piece_of_a_line_at_the_end_counts_as_one) {
+TEST(an_incomplete_last_line_counts_as_one) {
     LineFile f;
     Error err = {0};
     int64_t removed = -1;
@@ -539,7 +539,7 @@ TEST(json_accepts_json) {
         CHECK_MSG(json_accepts(good[i], strlen(good[i])), "%s", good[i]);
 }
 
-TEST(json_refuses_what_is_not) {
+TEST(json_refuses_everything_else) {
     static const char *const bad[] = {"",
                                       " ",
                                       "{",
@@ -709,7 +709,7 @@ TEST(json_getters_check_type_and_range) {
     json_decref(root);
 }
 
-TEST(json_writer_makes_lines_and_pages) {
+TEST(json_writer_compact_and_indented) {
     char text[256];
     for (int indent = 0; indent <= 2; indent += 2) {
         JsonWriter w;

@@ -33,7 +33,7 @@ enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
 static int32_t pool[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
 
-// Documents of the given lengths; some are chunks that know their next token.
+// Documents of the given lengths; some are segments whose last token has a target.
 static void make_docs(const int *lengths, int n, int vocab) {
     int used = 0;
     for (int i = 0; i < n; i++) {
@@ -165,7 +165,7 @@ static void golden_logits(Golden *g) {
     free(logits);
 }
 
-// Ten updates as torch.optim.AdamW with clip_grad_norm_(1.0) makes them
+// Ten updates of torch.optim.AdamW with clip_grad_norm_(1.0)
 static void golden_training(Golden *g) {
     size_t n = 0, k = 0;
     const float *losses = golden_floats(g, "train_losses", &n),
@@ -236,7 +236,7 @@ static float *load_weights(const char *dir, size_t *n) {
     return w;
 }
 
-// The same model again as two files of bf16: what a download of a large model looks like.
+// The same model as two files of bf16, like a download of a large model.
 TEST(sharded_bf16_weights_are_the_rounded_ones) {
     size_t n = 0, n16 = 0;
     float *w = load_weights("tests/golden/mha_untied", &n);
@@ -305,7 +305,7 @@ static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
     device_download(losses, m->scratch.losses, (size_t)b->total_tokens * sizeof *losses);
 }
 
-TEST(a_document_has_the_same_bits_alone_permuted_and_beside_changed_neighbours) {
+TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
@@ -342,7 +342,7 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_beside_changed_neighbours) 
     llama_free(&m);
 }
 
-// Padding that makes batches one size: the documents' losses and all gradients, bit for bit.
+// Padding to one size changes no bit of the documents' losses or of the gradients.
 TEST(completed_batches_have_the_same_bits) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
@@ -369,7 +369,7 @@ TEST(completed_batches_have_the_same_bits) {
     llama_free(&m);
 }
 
-// What --check-packing measures and how it judges: rounding passes, all else does not.
+// --check-packing accepts differences due to rounding and nothing else.
 TEST(check_packing_tells_rounding_from_a_bug) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
@@ -447,7 +447,8 @@ TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     llama_free(&m);
 }
 
-// The tree, said in another way: the largest power of two of leaves, and the rest.
+// The summation tree by another definition: the largest power of two of partial sums, then the
+// rest.
 static float tree_sum(const float *x, int n) {
     int left = 1;
     if (n == 1) return x[0];
@@ -455,7 +456,7 @@ static float tree_sum(const float *x, int n) {
     return tree_sum(x, left) + tree_sum(x + left, n - left);
 }
 
-TEST(sums_in_order_follow_the_tree) {
+TEST(deterministic_sums_follow_the_tree) {
     static LlamaModel m;
     enum { MOST = 23 };
     Error err = {0};
@@ -509,7 +510,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
 // ------------------------------------------------------------------------------------------------
 // Initial weights, saving
 
-TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
+TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
     static LlamaModel a, b;
     LlamaConfig c = tiny_config(3, 1, 64, false);
     c.hidden_size = 192, c.vocab_size = 300;
@@ -537,7 +538,7 @@ TEST(initial_weights_have_their_spread_and_depend_on_the_seed_alone) {
     llama_free(&b);
 }
 
-// io_chunk: elements that pass the host at a time, 0: every tensor of this model at once
+// io_chunk: elements copied through host memory at a time; 0: whole tensors
 static void check_saving(size_t io_chunk) {
     static LlamaModel a, b;
     Error err = {0};
@@ -590,7 +591,7 @@ static void check_saving(size_t io_chunk) {
 }
 
 TEST(saved_weights_and_moments_come_back_bit_for_bit) { check_saving(0); }
-TEST(saved_in_chunks_they_come_back_bit_for_bit) { check_saving(64); }
+TEST(weights_saved_in_chunks_come_back_bit_for_bit) { check_saving(64); }
 
 TEST(a_batch_is_described_by_its_lengths) {
     const LlamaConfig c = tiny_config(2, 1, 4, true);
@@ -623,7 +624,7 @@ TEST(a_batch_is_described_by_its_lengths) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Memory: the regions of an arena, of the sizes that llama.h's comments say
+// Memory: the regions of the arenas and the sizes stated in llama.h
 
 typedef struct {
     const char *name, *first;
@@ -645,7 +646,7 @@ static int by_address(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// They fill the arena one after another, with gaps below the alignment of 256 bytes only.
+// They fill the arena one after another; gaps are smaller than the alignment of 256 bytes.
 static void check_regions(Regions *r, Arena arena) {
     const char *end = arena.base;
     qsort(r->list, (size_t)r->n, sizeof r->list[0], by_address);
@@ -721,7 +722,7 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
     check_regions(&r, m->arenas[LLAMA_WORKSPACE]);
 }
 
-// Every tensor has its elements of the parameter arenas for itself; matrices come first.
+// Tensors do not overlap in the parameter arenas; matrices come first.
 static void check_parameters(const LlamaModel *m) {
     static Regions r;
     r.n = 0;

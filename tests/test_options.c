@@ -1,4 +1,4 @@
-// data/base/options.h: strict parsing, useful errors, a help text that fits.
+// data/base/options.h: strict parsing, useful errors, help text within the line length.
 #include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
@@ -125,7 +125,7 @@ TEST(limits_of_types) {
     CHECK(o.any_int64 == 0);
 }
 
-TEST(errors_say_what_and_what_to_do) {
+TEST(errors_have_a_cause_and_a_hint) {
     static const char *const bad[][3] = {
         {"--stps 3", "--stps: unknown option", "did you mean --steps?"},
         {"--stepss=3", "--stepss=3: unknown option", "did you mean --steps?"},
@@ -254,7 +254,7 @@ TEST(help_fits_and_names_everything) {
           strstr(text, "--resume [TEXT]"));
 }
 
-TEST(help_is_asked_for) {
+TEST(help_is_requested) {
     char *argv[] = {(char *)"p", (char *)"--steps", (char *)"3", (char *)"-h", NULL};
     Error err = {0};
     bool help = false;
@@ -332,7 +332,7 @@ TEST(stored_values_are_taken_unless_given) {
     free((void *)o.train_data);
 }
 
-TEST(given_values_that_are_the_stored_ones_are_no_change) {
+TEST(given_values_equal_to_the_stored_ones_are_no_change) {
     char changes[1024];
     take("--steps 7 --lr 0.1 --layout rows",
          "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-double 1e300",

@@ -1,4 +1,5 @@
-// Step plans: the packing against a slow reference; no token is lost, repeated or left to chance.
+// Step plans: the packing against a slow reference; no token is lost or repeated, and plans are
+// reproducible.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -105,7 +106,7 @@ TEST(permutation_of_huge_sets_stays_in_range) {
         }
 }
 
-// Orders of different seeds and epochs agree about as often as chance does: once on average.
+// Orders of different seeds and epochs agree in about one place on average, as random ones do.
 TEST(permutation_depends_on_seed_and_epoch) {
     enum { N = 1000 };
     int by_seed = 0, by_epoch = 0, by_place = 0;
@@ -163,7 +164,7 @@ static bool compare_with_slow(const StepPlan *p, const PlanSettings *s) {
     return fits;
 }
 
-TEST(packing_is_the_least_loaded_bin_that_fits) {
+TEST(packing_takes_the_least_loaded_bin_that_fits) {
     StepPlan p = {0};
     int compared = 0;
     for (int round = 0; round < 600; round++) {
@@ -549,7 +550,7 @@ TEST(rounds_even_out) {
 }
 
 // Without a cost model: in arrival order, to the micro-batch with the most room, by comparing all.
-TEST(arrival_is_the_most_room) {
+TEST(arrival_order_takes_the_most_room) {
     StepPlan p = {0};
     int compared = 0;
     for (int round = 0; round < 200; round++) {
@@ -572,7 +573,7 @@ TEST(arrival_is_the_most_room) {
                   same_segment(&p.segments[at[most]++], &p.stream[i]));
             compared++;
         }
-        int32_t own[4];  // without work: round-robin
+        int32_t own[4];  // without a cost model: round-robin
         for (int32_t r = 0; r < 2; r++)
             CHECK(plan_rank_micros(&p, 0, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
         free(l.lengths);
@@ -582,7 +583,7 @@ TEST(arrival_is_the_most_room) {
 }
 
 // plan_rank_work reports the work of the micro-batches that each rank gets.
-TEST(rank_work_is_what_ranks_are_given) {
+TEST(rank_work_is_the_work_assigned) {
     StepPlan p = {0};
     int64_t work[8], blocks[8];
     for (int round = 0; round < 300; round++) {
@@ -661,7 +662,7 @@ TEST(ranks_have_equal_work) {
                       "law %d, sizes %zu: %.4f by work, %.4f in blocks", law, i, mean[0], mean[1]);
             const bool alike = law == LENGTHS_SEED;  // documents of nearly one length
             CHECK_MSG(mean[2] - 1 > (alike ? 1.5 : 4) * (mean[0] - 1) && mean[2] > mean[0],
-                      "law %d, sizes %zu: %.4f by work, %.4f as they come", law, i, mean[0],
+                      "law %d, sizes %zu: %.4f by work, %.4f in arrival order", law, i, mean[0],
                       mean[2]);
         }
         free(lengths.lengths);
@@ -715,14 +716,14 @@ static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
     return sum;
 }
 
-TEST(sums_in_order_are_the_same_on_any_number_of_ranks) {
+TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
     for (int32_t leaves = 1; leaves <= 70; leaves++)
         for (int32_t ranks = 2; ranks <= leaves; ranks++)
             CHECK_MSG(sum_on_ranks(leaves, ranks) == sum_on_ranks(leaves, 1), "%d leaves, %d ranks",
                       leaves, ranks);
 }
 
-// In every layout each micro-batch has one leaf and one rank, in order.
+// In every layout each micro-batch has one leaf of the tree and one rank, in order.
 TEST(ranks_own_blocks_of_micro_batches) {
     int32_t own[100];
     StepPlan p = {0};
@@ -906,7 +907,7 @@ TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     free(l.lengths);
 }
 
-TEST(tokens_that_are_never_trained_are_counted) {
+TEST(tokens_never_trained_on_are_counted) {
     int32_t docs[] = {10, 64, 65, 1000, 3};
     const Lengths l = {docs, 5};
     const DocIndex index = index_of(&l);
@@ -928,7 +929,7 @@ TEST(tokens_that_are_never_trained_are_counted) {
     }
 }
 
-TEST(long_documents_are_an_error_at_the_start_too) {
+TEST(long_documents_are_an_error_in_the_check_at_the_start_too) {
     PlanSettings s = small_settings();
     int32_t docs[] = {10, 100, 65};
     const Lengths l = {docs, 3}, dropped = {docs + 1, 2};

@@ -15,12 +15,12 @@
 enum { MOST = 8, MANY = 70 };
 enum { HANG_SECONDS = 300 };  // no test hangs; a busy machine may take long
 
-// How ranks are told of each other
+// How ranks learn the address of rank 0
 typedef enum { MASTER, LAUNCHED_HERE, HANDED_OVER } Way;
 
 typedef struct {
     int codes[MANY];  // exit codes; 128 + signal when one ended a process
-    char said[8192];  // what all of them wrote to standard error
+    char said[8192];  // standard error of all of them
     double seconds;
 } Outcome;
 
@@ -42,8 +42,8 @@ static void clear_env(void) {
     setenv("RANKS_JOIN_SECONDS", "30", 1);
 }
 
-// A port that nobody else gets while this program runs: a socket stays bound to it, which does not
-// listen, so that SO_REUSEADDR lets a rank 0 bind and listen.
+// A port that no other program gets while this one runs: a socket stays bound to it without
+// listening, so that SO_REUSEADDR lets rank 0 bind and listen.
 static int free_port(void) {
     struct sockaddr_in at;
     socklen_t length = sizeof at;
@@ -121,14 +121,14 @@ static int errors_file(void) {
     return fd;
 }
 
-// A job that was started: several run side by side, since most of their time is waiting.
+// A running job. Jobs run concurrently, since they mostly wait.
 typedef struct {
     pid_t pids[MANY];
     int n, errors;
     double start_ms;
 } Running;
 
-// Ranks 0 to n - 1 but those in `absent`, a bit each.
+// Ranks 0 to n - 1 except those in the bit mask `absent`.
 static Running begin_ranks(int (*job)(void), Way way, int n, uint64_t absent) {
     Running run = {{0}, n, errors_file(), now_ms()};
     int port = free_port();
@@ -176,14 +176,14 @@ static const char *join(RanksBroadcast broadcast) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Who am I
+// Identity from the environment
 
-TEST(alone_is_rank_0_of_1_and_opens_nothing) {
+TEST(a_single_process_is_rank_0_of_1_and_opens_nothing) {
     clear_env();
     int before = dup(0);
     CHECK(join(NULL) == NULL);
     int value = 7, out = 0, after = dup(0);
-    CHECK(after == before + 1);  // no descriptor was taken in between
+    CHECK(after == before + 1);  // no descriptor was opened in between
     close(before);
     close(after);
     CHECK(comm_rank() == 0 && comm_num_ranks() == 1 && comm_local_rank() == 0);
@@ -195,10 +195,10 @@ TEST(alone_is_rank_0_of_1_and_opens_nothing) {
     ranks_leave();
 }
 
-TEST(launchers_are_told_apart) {
+TEST(launchers_are_distinguished) {
     clear_env();
     CHECK(ranks_launched() == 1);
-    setenv("SLURM_NTASKS", "4", 1);  // a batch script has these, and is one process
+    setenv("SLURM_NTASKS", "4", 1);  // set in a batch script, which is a single process
     setenv("SLURM_PROCID", "0", 1);
     CHECK(ranks_launched() == 1);
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
@@ -232,7 +232,7 @@ TEST(launchers_are_told_apart) {
     CHECK(ranks_launched() == 1);
 }
 
-// Numbers of the environment that are none, or not of a rank: by name, and nothing trains.
+// Invalid numbers in the environment: an error that names the variable, and no training.
 typedef struct {
     const char *name, *value, *expected;
 } EnvCase;
@@ -261,7 +261,7 @@ static const EnvCase *env_case;
 
 static int join_with_env(void) {
     const int number = (int)(env_case - env_cases);
-    set_env("TORCHELASTIC_RUN_ID", number);  // the same job would speak once
+    set_env("TORCHELASTIC_RUN_ID", number);  // ranks of one job would print one error
     set_env("PMIX_NAMESPACE", number);
     set_env("SLURM_JOB_ID", number);
     setenv("RANK", "1", 1);
@@ -354,7 +354,7 @@ static int hurried_exchange(void) {
     return exchange();
 }
 
-// What MPI's broadcast is to a backend: memory that all ranks of the test share
+// Stands in for MPI's broadcast: memory shared by all ranks of the test
 static struct {
     int given;
     char bytes[4096];
@@ -383,7 +383,7 @@ TEST(an_address_is_handed_over) {
 }
 
 TEST(several_machines_need_an_address) {
-    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // but nothing hands over
+    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // without a broadcast
     CHECK_CODES(o, 2, 1);
     CHECK_MSG(strstr(o.said, "set MASTER_ADDR"), "%s", o.said);
 }
@@ -425,14 +425,14 @@ static int disagree(void) {
     return 0;
 }
 
-TEST(ranks_in_unlike_exchanges_end) {
+TEST(ranks_in_different_exchanges_end) {
     Outcome o = run_ranks(disagree, MASTER, 2, 0);
     CHECK_CODES(o, 2, 8);
     CHECK_MSG(strstr(o.said, "error: ranks: expected exchange "), "%s", o.said);
 }
 
 // ------------------------------------------------------------------------------------------------
-// Who is not there, and who should not be
+// Missing ranks and foreign connections
 
 // Absent ranks, a bit each, and what is said of them, how often: without rank 0 nobody speaks for
 // the others
@@ -496,33 +496,33 @@ static void bother(int port, int tell) {
     }
 }
 
-TEST(strangers_on_the_port_are_dropped) {
+TEST(foreign_connections_are_dropped) {
     Outcome o;
     pid_t pids[3];
     int port = free_port(), errors = errors_file(), bothered[2];
     char text[1];
     CHECK(pipe(bothered) == 0);
     fflush(NULL);
-    pid_t stranger = fork();
-    if (stranger == 0) {
+    pid_t foreign = fork();
+    if (foreign == 0) {
         alarm(HANG_SECONDS);
         bother(port, bothered[1]);
     }
     memset(&o, 0, sizeof o);
     pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
-    CHECK(read(bothered[0], text, 1) == 1);  // the stranger is first
+    CHECK(read(bothered[0], text, 1) == 1);  // the foreign process is first
     for (int r = 1; r < 3; r++) pids[r] = start_rank(exchange, MASTER, r, 3, port, errors);
     finish_ranks(&o, pids, 3, errors);
-    kill(stranger, SIGKILL);
-    waitpid(stranger, NULL, 0);
+    kill(foreign, SIGKILL);
+    waitpid(foreign, NULL, 0);
     close(bothered[0]);
     close(bothered[1]);
     close(errors);
     CHECK_CODES(o, 3, 0);
 }
 
-// Whichever comes second
-TEST(a_second_rank_of_the_same_number_is_told_so) {
+// The one that connects second
+TEST(a_duplicate_rank_gets_an_error) {
     Outcome o;
     pid_t pids[3], twins[2], told = 0;
     int port = free_port(), errors = errors_file();
@@ -562,8 +562,8 @@ static const double limit_seconds = 3;  // long enough for a busy machine
 static int faulty;
 static void (*fault)(void);
 
-// Until the thread has told the others where this rank is: what follows on the same connections
-// comes after it.
+// Waits until the thread has reported this rank's phase: later messages on the same connections
+// arrive after it.
 static void await_sent(void) {
     while (watch.sent.step != watch.step || strcmp(watch.sent.phase, watch.phase) != 0) sleep_ms(1);
     sleep_ms(20);  // it is noted before it is sent
@@ -596,7 +596,7 @@ static void be_slow(void) { sleep_ms((int)(limit_seconds * 500)); }
 static void be_slow_alive(void) {
     for (int i = 0; i < 10; i++, comm_progress()) sleep_ms((int)(limit_seconds * 200));
 }
-static void save_long(void) {  // what it writes is progress
+static void save_long(void) {  // its writes count as progress
     ranks_phase("save", 3);
     be_slow_alive();
 }
@@ -624,7 +624,7 @@ static Outcome run_fault(void (*what)(void), int rank) {
     return end_ranks(&run);
 }
 
-TEST(a_job_without_faults_says_nothing) {
+TEST(a_job_without_faults_prints_nothing) {
     Outcome o = run_fault(comm_progress, 0);
     CHECK_CODES(o, WORKERS, 0);
     CHECK_MSG(!o.said[0], "%s", o.said);
@@ -666,7 +666,7 @@ static int wait_in_vain(void) {
         if (!blocked) comm_progress();
 }
 
-// It comes first, and hangs when all the others have come: they wait longer than it hangs.
+// It enters first and hangs once all the others have entered: they have waited longer than it.
 static int hang_in_a_collective(void) {
     if (join(NULL)) return 1;
     comm_heartbeat(limit_seconds);
@@ -776,7 +776,7 @@ static int all_fail(void) {
     return 0;
 }
 
-TEST(the_same_error_of_all_ranks_is_said_once) {
+TEST(the_same_error_of_all_ranks_is_printed_once) {
     for (int round = 0; round < 3; round++) {
         Outcome o = run_ranks(all_fail, MASTER, MOST, 0);
         CHECK_CODES(o, MOST, 3);
@@ -784,7 +784,7 @@ TEST(the_same_error_of_all_ranks_is_said_once) {
     }
 }
 
-// Rank 0 finds its error at the moment in which it would speak for rank 1.
+// Rank 0 detects its own error at the moment when it would report that of rank 1.
 static int fail_at_once_or_late(void) {
     if (join(NULL)) return 1;
     comm_barrier();
@@ -822,7 +822,7 @@ static int die_with_symptoms(void) {
     return 0;
 }
 
-TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
+TEST(a_lost_rank_is_named_and_not_its_consequences) {
     for (faulty = 0; faulty < 2; faulty++) {
         char error[64];
         Outcome o = run_ranks(die_with_symptoms, MASTER, WORKERS, 0);
@@ -832,7 +832,7 @@ TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
     }
 }
 
-TEST(ranks_that_end_together_are_said_once) {
+TEST(ranks_lost_together_are_reported_once) {
     for (int round = 0; round < 2; round++) {
         fault = die;
         Outcome o;

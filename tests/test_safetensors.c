@@ -1,5 +1,5 @@
-// data/models/safetensors.h: bytes exactly as the format says, and no hostile file believed. Ideas
-// for the hostile ones are from the tests of safetensors itself and of llama.cpp's gguf reader.
+// data/models/safetensors.h: files byte for byte as specified, hostile files refused. Some hostile
+// files are taken from the tests of safetensors and of llama.cpp's gguf reader.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -89,7 +89,7 @@ TEST(bytes_of_a_small_file) {
     CHECK(aligned && same && padded && data);
 }
 
-TEST(what_is_written_is_found) {
+TEST(written_tensors_are_read_back) {
     TensorInfo t[4] = {tensor_info("model.z", "F32", 2, 5, 7),
                        tensor_info("model.a \"\\\n\xc3\xa9", "F32", 1, 3, 0),
                        tensor_info("empty", "F32", 2, 0, 9), tensor_info("scalar", "F32", 0, 0, 0)};
@@ -143,7 +143,7 @@ TEST(writer_refuses_the_wrong_number_of_bytes) {
     }
 }
 
-TEST(writer_refuses_what_it_cannot_describe) {
+TEST(writer_refuses_bad_names_and_shapes) {
     static SafetensorsWriter w;
     TensorInfo bad[3] = {tensor_info("x", "F33", 1, 2, 0),
                          tensor_info("x", "F32", 2, 1ull << 62, 8), tensor_info("x", "", 1, 2, 0)};
@@ -459,7 +459,7 @@ static size_t mutate(char *text, size_t n, size_t capacity) {
     return n + length > over ? n + length - over : 1;
 }
 
-// What a caller may rely on, whatever was accepted: every byte of every tensor is in the file.
+// The guarantee of an accepted file: every byte of every tensor is inside it.
 static void check_set(SafetensorsSet *s) {
     for (int i = 0; i < s->num_tensors; i++) {
         TensorInfo *t = &s->tensors[i];

@@ -35,7 +35,7 @@ static void llama_make(LlamaModel *m, const LlamaConfig *c) {
         m->weights[i] += (floatX)(0.3 * test_rng_normal());
 }
 
-// Every second document is a chunk that knows its next token.
+// Every second document is a segment whose last token has a target.
 static void llama_make_batch(Batch *b, const LlamaConfig *c) {
     static int32_t tokens[CAPACITY];
     DocView docs[NUM_DOCS];

@@ -62,7 +62,7 @@ TEST(byte_level_tokens_decode) {
     tokenizer_free(&t);
 }
 
-TEST(ends_come_from_the_config) {
+TEST(bos_and_eos_come_from_the_config) {
     Tokenizer t;
     Error err;
     const char *config = "{\"bos_token\": null, \"eos_token\": {\"content\": \"hello\"}}";
@@ -190,8 +190,8 @@ static void text_replace(char *text, size_t capacity, const char *from, const ch
     memcpy(at, to, strlen(to));
 }
 
-// What transformers writes from a GGUF file: a normalizer that does nothing, and a byte fallback
-// that no text needs, as every byte has a token.
+// As transformers writes it from a GGUF file: a normalizer without effect and a byte fallback that
+// is never used, since every byte has a token.
 TEST(keys_without_effect_do_not_change_the_ids) {
     static const char *const empty[] = {
         "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": []}",
@@ -295,7 +295,7 @@ TEST(keys_that_change_the_ids_are_named) {
                   "byte_fallback and no token for byte 0");
 }
 
-TEST(bpe_refuses_what_it_does_not_know) {
+TEST(bpe_refuses_unknown_features) {
     check_refused(BYTE_LEVEL, "", "c", "no token for byte 99");
     check_refused(BYTE_LEVEL, "", "a\xff", "expected UTF-8, found byte 0xff at 1");
     check_refused(BYTE_LEVEL, ", \"dropout\": 0.1", "a", "dropout");
@@ -314,7 +314,7 @@ TEST(bpe_refuses_what_it_does_not_know) {
     check_refused(SPLIT("{\"Regex\": \"x*\"}", "Isolated"), "", "a", "matches nothing");
 }
 
-// Whatever is in the file, encoding ends, in ids of the vocabulary or an error.
+// For any file, encoding terminates with ids of the vocabulary or an error.
 TEST(bpe_survives_random_damage) {
     int encoded = 0;
     for (int round = 0; round < 2000; round++) {

@@ -23,8 +23,8 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     bool
         deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
-    // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments,
-    // where their documents leave room for that
+    // > 0: pad packed micro-batches to micro_batch_tokens rows and this many segments if they have
+    // no more documents
     int32_t fixed_segments;
     // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
     // the int32 used; called by the thread that loads. NULL: batches have no work lists.
