@@ -973,9 +973,10 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
         return;
     }
     const real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
     if (count) device_download(values + (first - offset), moment, count * sizeof(float));
-    if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
+    if (m->ranks.shard_optimizer)
+        comm_merge(values, n * sizeof(float), (first - offset) * sizeof(float),
+                   count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {

@@ -34,7 +34,7 @@ static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
               "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d->path,
               whose, __builtin_bswap64(hash), __builtin_bswap64(found));
     if (!allowed) return error_set(err, why.code, hint, "%s", why.what);
-    fprintf(stderr, "warning: %s\n", why.what);
+    warning("%s", why.what);
     return true;
 }
 
@@ -121,8 +121,8 @@ static void warn_of_id(const NamedData *d, const char *what, int32_t id, const c
                        const char *model, const TokenIds *ids) {
     char text[512];
     token_ids_text(ids, text, sizeof text);
-    fprintf(stderr, "warning: %s: documents %s with token %d, but %s of %s is %s\n", d->path, what,
-            id, key, model, text);
+    warning("%s: documents %s with token %d, but %s of %s is %s", d->path, what, id, key, model,
+            text);
 }
 
 bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin, const NamedData *d,
@@ -131,10 +131,10 @@ bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin,
     TokenIds bos, eos;
     if (!read_token_ids(model, builtin ? config : NULL, &bos, &eos, err)) return false;
     if (ds->vocab_size < config->vocab_size / 2)
-        fprintf(stderr,
-                "warning: %s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
-                "untrained\n",
-                d->path, ds->vocab_size, model, config->vocab_size);
+        warning(
+            "%s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
+            "untrained",
+            d->path, ds->vocab_size, model, config->vocab_size);
     if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
         warn_of_id(d, "end", ds->eos, "eos_token_id", model, &eos);
     // an end of text before each document separates them as well as one after it
