@@ -24,7 +24,6 @@
 namespace {
 
 constexpr int ROWS = UNIT_ROWS;  // of all tiles
-constexpr float LOG2E = 1.44269504088896340736f;
 
 #if SM90A
 
@@ -41,11 +40,9 @@ __device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, i
         const float *angles = rope.table + (int64_t)rope.position_ids[row + own] * D;
 #pragma unroll
         for (int i = 2 * r; i < D / 4; i += 4) {
-            const float4 two =
-                *reinterpret_cast<const float4 *>(angles + 2 * (i / 4 * 8 + quad_col()));
-            const float a = x[i], b = x[i + 1], p = x[i + D / 4], q = x[i + D / 4 + 1];
-            x[i] = a * two.x + p * two.y, x[i + 1] = b * two.z + q * two.w;
-            x[i + D / 4] = p * two.x - a * two.y, x[i + D / 4 + 1] = q * two.z - b * two.w;
+            float low[2] = {x[i], x[i + 1]}, high[2] = {x[i + D / 4], x[i + D / 4 + 1]};
+            turn_back_pairs(low, high, angles + 2 * (i / 4 * 8 + quad_col()));
+            x[i] = low[0], x[i + 1] = low[1], x[i + D / 4] = high[0], x[i + D / 4 + 1] = high[1];
         }
     }
 }
@@ -91,28 +88,14 @@ struct RowStatistics {
 
     __device__ __forceinline__ void load(const Gradients &g, const AttentionShape &s,
                                          const Job &job) {
-        constexpr int COLUMNS = D / 4;  // of a lane
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = job.row_block * ROWS + warp_in_group() * 16 + quad_row() + 8 * r;
             const int64_t in_buffer = job.doc.start + row;
-            const int64_t at = in_buffer * s.out_row + job.head * D + lane_id() % 4 * COLUMNS;
+            const int64_t at = in_buffer * s.out_row + job.head * D;
             const int64_t statistic = job.head * s.total_tokens + in_buffer;
-            float sum = 0;
-            lse_log2e[r] = 0;
-            if (row < job.doc.len) {
-#pragma unroll
-                for (int c = 0; c < COLUMNS; c += 8) {
-                    float x[8], y[8];
-                    load8(x, g.dout + at + c);
-                    load8(y, g.out + at + c);
-#pragma unroll
-                    for (int e = 0; e < 8; e++) sum += x[e] * y[e];
-                }
-                lse_log2e[r] = g.lse[statistic] * LOG2E;
-            }
-            delta[r] = quad_sum(sum);
-            if (row < job.doc.len && quad_col() == 0) g.delta[statistic] = delta[r];
+            row_statistics<D>(&delta[r], &lse_log2e[r], g.delta + statistic, g.dout + at,
+                              g.out + at, g.lse + statistic, row < job.doc.len);
         }
     }
 };
@@ -499,14 +482,14 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     typedef typename Z::T T;
     const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
     const int tokens = (int)s.total_tokens;
-    const unsigned total =
-        reinterpret_cast<const WorkCounts *>(work)->backward_items * (unsigned)s.num_kv_heads;
+    const unsigned total = work_count(work, BACKWARD_ITEMS) * (unsigned)s.num_kv_heads;
     QueryRing<D> queries(base);
     unsigned number = blockIdx.x;
     for (uint32_t phase = 0;; phase ^= 1) {
         KeyJob job = {{0, 0, 0}, STOP};
         if (number < total) {
-            job = {backward_item(work, number / s.num_kv_heads), (int)(number % s.num_kv_heads)};
+            job = {work_item(work, BACKWARD_ITEMS, number / s.num_kv_heads),
+                   (int)(number % s.num_kv_heads)};
             number = take_number(&kv_items_taken, total);
         }
         const WorkItem &item = job.item;

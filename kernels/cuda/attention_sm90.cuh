@@ -72,19 +72,7 @@ __device__ __forceinline__ uint32_t shared_begin() {
     return at;
 }
 
-__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP / WARP; }
-__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
-__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 
 // -------------------------------------------------------------------------------------------------
 // Barriers and loads
@@ -172,14 +160,14 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
                                               Job *jobs, int unit_bytes, LoadUnit load_unit,
                                               LoadKeys load_keys) {
     const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
-    const unsigned total = reinterpret_cast<const WorkCounts *>(work)->forward_items * shares;
+    const unsigned total = work_count(work, FORWARD_ITEMS) * shares;
     unsigned number = blockIdx.x;
     for (uint32_t phase = 0;; phase ^= 1) {
         const bool more = number < total;
         const int first_head = number % shares * s.shared;
         WorkItem item = {0, 0, 0};
         if (more) {
-            item = forward_item(work, number / shares);
+            item = work_item(work, FORWARD_ITEMS, number / shares);
             number = take_number(items_taken, total);  // long before it is used
         }
         const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
@@ -304,12 +292,6 @@ __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile
 }
 
 #endif  // SM90A
-
-template <class Kernel>
-bool allow_shared_memory(Kernel kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    return true;
-}
 
 // A CTA on each SM; fewer when there are fewer items. From host values alone.
 inline unsigned persistent_grid(int64_t items) {

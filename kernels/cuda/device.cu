@@ -40,6 +40,7 @@ cudaStream_t cuda_stream() { return stream; }
 const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
+int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
 void *cuda_scratch() { return scratch; }
 
 // ------------------------------------------------------------------------------------------------
