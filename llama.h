@@ -745,7 +745,7 @@ static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
     s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
     s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
     if (ranks > 1 && collected)
-        m->sum.collected = arena_take(a, collected * ranks * ORDERED_SUM_BLOCK, sizeof(real));
+        m->sum.collected = arena_take(a, collected * ranks * m->sum.block, sizeof(real));
 }
 
 // Positions, batch and everything that lives only inside a step
