@@ -28,7 +28,7 @@ done
 # Eight registers fewer, and it must show
 mkdir less
 cp -r "$root/kernels" less
-sed -i 's/? 160 : 232/? 152 : 232/' less/kernels/cuda/attention_sm90.cu
+sed -i 's/? 160 : 232/? 152 : 232/' less/kernels/cuda/attention_sm90.cuh
 too_few() { ! compiled less attention_sm90; }
 check too_few_registers_show too_few
 finish

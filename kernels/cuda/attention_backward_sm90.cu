@@ -53,11 +53,8 @@ __device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, i
 // dQ
 
 template <int D>
-struct QuerySizes {
+struct QuerySizes : Roles<forward_consumers(D)> {
     static constexpr int CONSUMERS = forward_consumers(D);
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
     static constexpr int STAGES = D == 64 ? 4 : 3;
     typedef Tile<ROWS, D> T;
     // Where in shared memory: Q and dO of each consumer, its results, stages of K and V
@@ -251,22 +248,16 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
                                      const __grid_constant__ Rope rope) {
 #if SM90A
     typedef QuerySizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        const uint32_t base = shared_begin();
-        for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::UNIT_PAIRS + w * 16, WARPS);
-        for (int i = 0; i < Z::STAGES; i++)
-            init_pair(base + Z::KV_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-        fence_mbar_init();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume_keys<D>(&dqkv_map, g, rope, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::UNIT_PAIRS + w * 16, WARPS);
+            for (int i = 0; i < Z::STAGES; i++)
+                init_pair(base + Z::KV_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+        },
+        [&] {
+            if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
+        },
+        [&](int unit) { consume_keys<D>(&dqkv_map, g, rope, s, unit); });
 #endif
 }
 
@@ -281,10 +272,8 @@ struct KeyJob {
 constexpr int STOP = -1;
 
 template <int D>
-struct KeySizes {
+struct KeySizes : Roles<BACKWARD_KEYS / ROWS> {
     static constexpr int CONSUMERS = BACKWARD_KEYS / ROWS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
     static constexpr int STAGES = D == 64 ? 4 : 3;
     typedef Tile<ROWS, D> T;
     static constexpr int STATISTICS_BYTES = 2 * ROWS * 4;  // lse * log2(e), then delta
@@ -533,23 +522,17 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
                                       const __grid_constant__ Rope rope) {
 #if SM90A
     typedef KeySizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        const uint32_t base = shared_begin();
-        init_pair(base + Z::KV_PAIR, WARPS * Z::CONSUMERS + 1);  // and the statistics' warp
-        for (int i = 0; i < Z::STAGES; i++)
-            init_pair(base + Z::Q_PAIRS + i * 16, WARPS * Z::CONSUMERS, 2);
-        fence_mbar_init();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (warp_in_group() == 1) produce_statistics<D>(g, s);
-        if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume_queries<D>(&dqkv_map, rope, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            init_pair(base + Z::KV_PAIR, WARPS * Z::CONSUMERS + 1);  // and the statistics' warp
+            for (int i = 0; i < Z::STAGES; i++)
+                init_pair(base + Z::Q_PAIRS + i * 16, WARPS * Z::CONSUMERS, 2);
+        },
+        [&] {
+            if (warp_in_group() == 1) produce_statistics<D>(g, s);
+            if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
+        },
+        [&](int unit) { consume_queries<D>(&dqkv_map, rope, s, unit); });
 #endif
 }
 

@@ -28,12 +28,8 @@ namespace {
 constexpr int KEYS = 128;  // of a block
 
 template <int D>
-struct ForwardSizes {
+struct ForwardSizes : Roles<forward_consumers(D)> {
     static constexpr int CONSUMERS = forward_consumers(D);
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    // Registers of a thread, 65,536 in all
-    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
     static constexpr int STAGES = D == 64 ? 3 : 2;
     typedef Tile<UNIT_ROWS, D> Q;
     typedef Tile<KEYS, D> KV;
@@ -262,18 +258,6 @@ __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
     }
     if (lane_id() == 0) bulk_wait<0>();
 }
-
-template <int D>
-__device__ __forceinline__ void init_barriers() {
-    typedef ForwardSizes<D> Z;
-    const uint32_t base = shared_begin();
-    for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::Q_PAIRS + w * 16, WARPS);
-    for (int i = 0; i < Z::STAGES; i++) {
-        init_pair(base + Z::K_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-        init_pair(base + Z::V_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-    }
-    fence_mbar_init();
-}
 #endif
 
 template <int D>
@@ -284,18 +268,18 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
                                   const __grid_constant__ AttentionShape s) {
 #if SM90A
     typedef ForwardSizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        init_barriers<D>();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume<D>(&out_map, lse, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::Q_PAIRS + w * 16, WARPS);
+            for (int i = 0; i < Z::STAGES; i++) {
+                init_pair(base + Z::K_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+                init_pair(base + Z::V_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+            }
+        },
+        [&] {
+            if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
+        },
+        [&](int unit) { consume<D>(&out_map, lse, s, unit); });
 #endif
 }
 

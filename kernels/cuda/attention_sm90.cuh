@@ -54,6 +54,14 @@ struct Tile {
     static constexpr int PANEL = ROWS * ROW_BYTES, BYTES = PANELS * PANEL;
 };
 
+// A CTA of so many consumers: its threads, and registers of a thread, 65,536 in all
+template <int N>
+struct Roles {
+    static constexpr int CONSUMERS = N, THREADS = (N + 1) * WARPGROUP;
+    static constexpr int PRODUCER_REGISTERS = N == 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = N == 3 ? 160 : 232;
+};
+
 // What a consumer is to do with its part of an item of units (see attention_sm90.cu)
 struct Job {
     WorkItem doc;
@@ -81,6 +89,25 @@ __device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP 
 __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producers = 1) {
     mbar_init(full, producers);
     mbar_init(full + 8, warps);
+}
+
+// What every kernel is: one thread initialises the barriers, then a warpgroup produces and the others
+// consume.
+template <class Roles, class Init, class Produce, class Consume>
+__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume) {
+    const int group = threadIdx.x / WARPGROUP;
+    if (threadIdx.x == 0) {
+        init(shared_begin());
+        fence_mbar_init();
+    }
+    __syncthreads();
+    if (group == Roles::CONSUMERS) {
+        setmaxnreg_dec<Roles::PRODUCER_REGISTERS>();
+        produce();
+    } else {
+        setmaxnreg_inc<Roles::CONSUMER_REGISTERS>();
+        consume(group);
+    }
 }
 
 // One arrival for the warp. Every lane has passed the other barrier of the pair: none can miss its
