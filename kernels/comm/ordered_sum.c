@@ -8,15 +8,15 @@
 #include "comm.h"
 
 // On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
-// On the CPU a block fits the cache.
+// On the CPU a block fits the cache. Of a small model it is a quarter of a shard, to save memory.
 static size_t block_size(size_t num_elements, int32_t num_ranks) {
+    const size_t ranks = (size_t)num_ranks, quarter = (num_elements / (16 * ranks) + 1) * 4;
 #ifdef BACKEND_CUDA
-    const size_t block = ((size_t)8 << 20) / (size_t)num_ranks / 4 * 4;  // rows on 16-byte borders
+    const size_t most = ((size_t)2 << 20) / ranks * 4;  // rows on 16-byte borders
 #else
-    const size_t block = (size_t)32 << 10;
-    (void)num_ranks;
+    const size_t most = (size_t)32 << 10;
 #endif
-    return block < num_elements ? block : num_elements;
+    return most < quarter ? most : quarter;
 }
 
 void ordered_sum_plan(OrderedSum *s, size_t num_elements, int32_t rank, int32_t num_ranks,
