@@ -1,7 +1,7 @@
 // Causal attention over packed documents on CUDA: the work list, the checks, the choice of kernels.
 //
-// One list per batch, made on the host, serves all layers and both passes (layout: attention.cuh). A
-// document without a token has no item.
+// One list per batch, made on the host, serves all layers and both passes (layout: attention.cuh).
+// A document without a token has no item.
 #include <algorithm>
 #include "attention.cuh"
 
@@ -29,6 +29,7 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
     end = items;
     for (int doc = 0; doc < num_docs; doc++) {
         const int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
+        assert(start >= 0 && len >= 0);
         for (int t = 0; t < tiles(len); t++) *end++ = {start, len, t};
     }
     counts->items[list] = (int32_t)(end - items);
@@ -46,7 +47,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
         add_list(work_host, list, cu_seqlens_host, num_docs, tiles, cost);
     };
     const auto tiles_of = [](int tile) { return [=](int len) { return ceil_div(len, tile); }; };
-    // Cost: the keys that the last query sees, or the queries from the first key on, in blocks of 64
+    // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
     add(QUERY_ITEMS, tiles_of(QUERY_TILE), [](const WorkItem &item) {
         const int64_t end = (item.tile + 1) * (int64_t)QUERY_TILE;
         return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
@@ -112,6 +113,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
                        HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
+    assert(docs->num_docs > 0 && docs->work);
     if (sm90())
         return attention_forward_sm90(
             out, lse, qkv, docs->work, s, heads.head_dim,
@@ -125,6 +127,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const real *rope_table, const Documents *docs, HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
+    assert(docs->num_docs > 0 && docs->work);
     const Rope rope = {position_ids, rope_table};
     if (sm90())
         return attention_backward_sm90(

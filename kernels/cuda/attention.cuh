@@ -75,17 +75,17 @@ struct AttentionShape {
     float scale, scale_log2e;
 };
 
-// What turns dQ and dK back: see rope_forward
+// For the inverse of rope_forward on dQ and dK
 struct Rope {
     const int32_t *position_ids;
     const float *table;
 };
 
 // -------------------------------------------------------------------------------------------------
-// Accumulators of either path are blocks of 16 rows and 8 columns, 4 registers a lane, x[0..3]: lane
-// l holds rows l / 4 (x[0], x[1]) and l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four
-// lanes, a quad, hold a row. The left operand of the next product has the same layout: P and dS need
-// no shared memory.
+// Accumulators of either path are blocks of 16 rows and 8 columns, 4 registers a lane, x[0..3]:
+// lane l holds rows l / 4 (x[0], x[1]) and l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the
+// next. Four lanes, a quad, hold a row. The left operand of the next product has the same layout: P
+// and dS need no shared memory.
 
 constexpr float LOG2E = 1.44269504088896340736f;
 
@@ -128,8 +128,8 @@ __device__ __forceinline__ void row_statistics(float *delta, float *lse_log2e, f
 
 // The inverse of rope_forward on columns c, c + 1 (low) and their partners c + D / 2 (high).
 // angles: those of the row's position, from column c on.
-__device__ __forceinline__ void turn_back_pairs(float (&low)[2], float (&high)[2],
-                                                const float *angles) {
+__device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2],
+                                               const float *angles) {
     const float4 two = *reinterpret_cast<const float4 *>(angles);
     const float cosine[2] = {two.x, two.z}, sine[2] = {two.y, two.w};
 #pragma unroll

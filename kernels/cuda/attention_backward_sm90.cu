@@ -1,16 +1,17 @@
 // Attention backward on Hopper, without atomics: every result is computed by one warpgroup in one
 // order. Roles, barriers and what lies past a document's end: attention_sm90.cuh.
 //
-// Two kernels, 7 products instead of 5: the price of a dQ that needs no fp32 buffer to add into,
-// nothing to clear before it and no pass to convert it after, and of the same bits in every run.
+// Two kernels, 7 products instead of 5: for that, dQ needs no fp32 buffer to add into, to clear and
+// to convert, and every run gives the same bits.
 //   backward_q   items and units of the forward (see attention_sm90.cu): a consumer has 64 queries
-//                of one head; K and V pass by, from the diagonal down to key 0; dQ stays in
-//                registers. Also writes delta, which backward_kv reads.
-//   backward_kv  an item is 128 keys of one kv head, 64 for each of two consumers; Q and dO of all
-//                heads of the group pass by, from the diagonal on; dK and dV stay in registers. S
-//                and dP are computed transposed, so that P and dS are left operands as they lie.
-// Both take 64 rows of what passes by at a time, so that the block of the diagonal is square.
-// Something is always left for the tensor cores while a consumer computes exponentials: dP, which
+//                of one head and loops over K and V, from the diagonal down to key 0; dQ stays
+//                in registers. Also writes delta, which backward_kv reads.
+//   backward_kv  an item is 128 keys of one kv head, 64 for each of two consumers; it loops over
+//                Q and dO of all heads of the group, from the diagonal on; dK and dV stay in
+//                registers. S and dP are computed transposed: P and dS then have the layout of left
+//                operands.
+// Both loops take 64 rows at a time, so that the block of the diagonal is square.
+// The tensor cores always have work while a consumer computes exponentials: dP, which
 // is issued with S, and in backward_q dQ of the block before; dV while it computes dS.
 //
 // Barrier pairs. backward_q: one a consumer for Q, dO and its Job; one a stage for K and V
@@ -32,7 +33,7 @@ __device__ unsigned q_items_taken, kv_items_taken;  // see take_number
 // x = the inverse of rope_forward on x, an accumulator. Columns c and c + D / 2 are a pair, both in
 // the same thread. row: the warp's first in the buffer, `rows` are in the document.
 template <int D>
-__device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, int row, int rows) {
+__device__ __forceinline__ void unrotate(float (&x)[D / 2], const Rope &rope, int row, int rows) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int own = quad_row() + 8 * r;
@@ -41,7 +42,7 @@ __device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, i
 #pragma unroll
         for (int i = 2 * r; i < D / 4; i += 4) {
             float low[2] = {x[i], x[i + 1]}, high[2] = {x[i + D / 4], x[i + D / 4 + 1]};
-            turn_back_pairs(low, high, angles + 2 * (i / 4 * 8 + quad_col()));
+            unrotate_pairs(low, high, angles + 2 * (i / 4 * 8 + quad_col()));
             x[i] = low[0], x[i + 1] = low[1], x[i + D / 4] = high[0], x[i + D / 4 + 1] = high[1];
         }
     }
@@ -160,7 +161,7 @@ struct QueryConsumer {
         dscores(dp, s);
         wgmma_wait<0>();
         wgmma_pin(dq);
-        wgmma_pin(dp);  // ds is read no more
+        wgmma_pin(dp);  // wgmma no longer reads ds
         keys.done();
         to_operand(ds, dp);
     }
@@ -181,7 +182,7 @@ struct QueryConsumer {
                                           const Job &job) {
         const int row = job.row_block * ROWS + warp_in_group() * STORE_ROWS;
         const float factor[2] = {shape.scale, shape.scale};
-        turn_back<D>(dq, rope, job.doc.start + row, job.doc.len - row);
+        unrotate<D>(dq, rope, job.doc.start + row, job.doc.len - row);
         store_rows<D>(dqkv_map, result, dq, factor, job.head * D, row, job.doc, shape.total_tokens);
     }
 };
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
 // -------------------------------------------------------------------------------------------------
 // dK and dV
 
-// What both consumers are to do
+// The item of both consumers
 struct KeyJob {
     WorkItem item;    // its tile is of BACKWARD_KEYS keys
     int32_t kv_head;  // STOP: no more items
@@ -338,7 +339,7 @@ struct KeyConsumer {
         }
     }
 
-    // ahead: rows that the keys lie behind the queries
+    // ahead: first key minus first query
     __device__ __forceinline__ void block(int ahead) {
         float s[ROWS / 2], dp[ROWS / 2];
         uint32_t p[ROWS / 16][4], ds[ROWS / 16][4];
@@ -368,7 +369,7 @@ struct KeyConsumer {
         queries.done();
     }
 
-    // `unit`: of the item; its keys are so many blocks behind the first queries.
+    // `unit`: of the item; its first key is that many blocks after the first query.
     __device__ __forceinline__ void walk(int unit, int query_blocks) {
         clear(dk);
         clear(dv);
@@ -383,7 +384,7 @@ struct KeyConsumer {
         const float scale[2] = {shape.scale, shape.scale}, one[2] = {1, 1};
         store_rows<D>(dqkv_map, result, dv, one, column + shape.num_kv_heads * D, row, job.item,
                       shape.total_tokens);
-        turn_back<D>(dk, rope, job.item.start + row, job.item.len - row);
+        unrotate<D>(dk, rope, job.item.start + row, job.item.len - row);
         store_rows<D>(dqkv_map, result, dk, scale, column, row, job.item, shape.total_tokens);
     }
 };
@@ -435,7 +436,7 @@ struct ColumnStatistics {
     }
 };
 
-// A warp's work: reads the statistics of a block while the one before is still waited for
+// One warp: loads the statistics of a block before it waits for the previous stage to be free
 template <int D>
 __device__ __forceinline__ void produce_statistics(const Gradients &g, const AttentionShape &s) {
     typedef KeySizes<D> Z;
@@ -462,7 +463,7 @@ __device__ __forceinline__ void produce_statistics(const Gradients &g, const Att
     }
 }
 
-// A thread's work
+// One thread: loads items, K and V, then Q and dO
 template <int D>
 __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
                                                 const CUtensorMap *dout_map, const int32_t *work,

@@ -2,16 +2,14 @@
 // instructions of sm_80: cp.async, ldmatrix, mma.sync m16n8k16.
 //
 // Three kernels, each CTA one item of the work list for one head, four warps. A warp owns rows of
-// the item's tile and needs no other warp's results, so the only thing that warps share is what
-// cp.async brings in, two stages deep:
-//   forward     rows are queries; K and V pass by; O, running maximum and sum stay in registers
-//   backward_q  rows are queries; K and V pass by; recomputes P; dQ stays in registers; also writes
+// the tile and needs no other warp's results; warps share only the two stages that cp.async fills:
+//   forward     rows are queries; loops over K and V; O, running maximum and sum in registers
+//   backward_q  rows are queries; loops over K and V; recomputes P; dQ in registers; also writes
 //               delta, which backward_kv reads
-//   backward_kv rows are keys; Q and dO pass by, for all query heads of the group; dK and dV stay
-//               in registers and are stored once: no atomics, so everything is deterministic
-// dQ and dK turn back by their positions (the inverse of rope_forward) while they are in registers:
-// a pass over dqkv less, and one rounding less.
-// Seven products in backward instead of five is the price of dQ without atomics.
+//   backward_kv rows are keys; loops over Q and dO of all query heads of the group; dK and dV in
+//               registers, stored once: without atomics the result is deterministic
+// The inverse of rope_forward is applied to dQ and dK while they are in registers: one pass over
+// dqkv and one rounding less. Backward without atomics costs seven products instead of five.
 //
 // Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the keys past
 // the document's end from every query inside it: there is no length mask. Rows past the end are
@@ -19,7 +17,7 @@
 // Results of such rows are not stored; as queries they add zeros to dK and dV, because their dO and
 // delta are 0.
 // The first key tile holds key 0, which every query sees: a running maximum is finite from the
-// first tile on, and no row is ever -inf throughout.
+// first tile on, and no row is -inf throughout.
 //
 // Sizes. ldmatrix moves 128 bytes a clock: a warp of 16 queries would wait as long for K and V as
 // for its products, so the first two kernels give a warp 32 queries where two CTAs of that size fit
@@ -120,8 +118,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int6
     load_slice<ROWS, D>(tile, ThreadSlice<D>::begin(src, row_stride), row_stride, rows, src);
 }
 
-// The rows of a tile that this warp owns, as left operand: in registers, or where those are short,
-// read again at each use.
+// The rows of a tile that this warp owns, as left operand: kept in registers, or read from shared
+// memory at each use.
 template <int ROWS, int D, bool IN_REGISTERS>
 struct OwnRows {
     uint32_t at;  // this lane's row and chunk of the first 16 x 16 values
@@ -205,14 +203,14 @@ __device__ __forceinline__ void multiply_add(Block<ROWS, D> &c, const Block<ROWS
     }
 }
 
-// A warp's results on their way to memory: bf16 values go into the part of a shared tile that this
-// warp alone reads and writes, so that memory sees whole rows in 16-byte stores.
+// Stores a warp's results as bf16 through its own rows of a shared tile, so that global memory gets
+// whole rows in 16-byte stores.
 template <int ROWS, int D>
 struct OutRows {
     unsigned char *tile;
 
     __device__ __forceinline__ explicit OutRows(unsigned char *own_rows) : tile(own_rows) {
-        __syncwarp();  // lanes have read what lay here
+        __syncwarp();  // all lanes have read these rows
     }
     // Columns 8 * n + quad_col() and the next, of this lane's row i of block m
     __device__ __forceinline__ void put(int m, int i, int n, float x, float y) const {
@@ -223,7 +221,7 @@ struct OutRows {
     // Rows [0, rows) to dst
     __device__ __forceinline__ void store(floatX *dst, int64_t row_stride, int rows) const {
         constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
-        __syncwarp();  // other lanes' values are there
+        __syncwarp();  // all lanes have written
         const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++) {
@@ -255,11 +253,11 @@ __device__ __forceinline__ void store_rows(floatX *dst, int64_t row_stride, int 
 // Rows [0, rows) of dst = the inverse of rope_forward on c * factor. Columns x and x + D / 2 are a
 // pair, and both are this lane's. position_ids is at the first row.
 template <int ROWS, int D>
-__device__ __forceinline__ void store_rows_turned_back(floatX *dst, int64_t row_stride, int rows,
-                                                       const Block<ROWS, D> &c, float factor,
-                                                       const int32_t *position_ids,
-                                                       const float *rope_table,
-                                                       unsigned char *own_rows) {
+__device__ __forceinline__ void store_rows_unrotated(floatX *dst, int64_t row_stride, int rows,
+                                                     const Block<ROWS, D> &c, float factor,
+                                                     const int32_t *position_ids,
+                                                     const float *rope_table,
+                                                     unsigned char *own_rows) {
     constexpr int HALF = D / 16;  // blocks of 8 columns
     const OutRows<ROWS, D> out(own_rows);
 #pragma unroll
@@ -277,7 +275,7 @@ __device__ __forceinline__ void store_rows_turned_back(floatX *dst, int64_t row_
                     low[e] = c.x[m][n][2 * i + e] * factor;
                     high[e] = c.x[m][n + HALF][2 * i + e] * factor;
                 }
-                turn_back_pairs(low, high, angles + 16 * n);
+                unrotate_pairs(low, high, angles + 16 * n);
                 out.put(m, i, n, low[0], low[1]);
                 out.put(m, i, n + HALF, high[0], high[1]);
             }
@@ -345,8 +343,8 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
 // -------------------------------------------------------------------------------------------------
 // Sizes
 
-// Of the forward and the dQ kernel: queries of a CTA, keys of a stage; of the dK, dV kernel: queries
-// of a stage (its CTA has KEY_TILE keys).
+// Of the forward and the dQ kernel: queries of a CTA, keys of a stage; of the dK, dV kernel:
+// queries of a stage (its CTA has KEY_TILE keys).
 struct Tiles {
     int forward_queries, forward_keys, q_queries, q_keys, kv_queries;
 };
@@ -361,7 +359,7 @@ constexpr Tiles TILES[][3] = {
 };
 constexpr const Tiles &tiles_of(int head_dim, int memory) { return TILES[head_dim / 128][memory]; }
 
-// A tile of queries and the keys that pass by, in the forward and the dQ kernel
+// A tile of queries and the stages of keys it needs, in the forward and the dQ kernel
 template <int D, int QUERIES, int KEYS>
 struct QueryTile {
     static constexpr int ROWS = QUERIES / WARPS;  // queries of a warp
@@ -460,7 +458,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
         if (j + 1 < num_stages) tile.load_stage(stages, j + 1, s);
         if (j == 0) queries.fetch();
         if (!tile.sees(j)) continue;
@@ -544,7 +542,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
         if (j + 1 < num_stages) tile.load_stage(stages, j + 1, s);
         if (j == 0) queries.fetch(), douts.fetch();
         if (!tile.sees(j)) continue;
@@ -558,9 +556,8 @@ __global__ void __launch_bounds__(THREADS, 2)
         multiply_add(dq, ds, k_tile);
     }
     if (rows <= 0) return;
-    store_rows_turned_back<Z::ROWS, D>(dqkv + row * s.qkv_row + column, s.qkv_row, rows, dq,
-                                       s.scale, rope.position_ids + row, rope.table,
-                                       smem + tile.own * D * 2);
+    store_rows_unrotated<Z::ROWS, D>(dqkv + row * s.qkv_row + column, s.qkv_row, rows, dq, s.scale,
+                                     rope.position_ids + row, rope.table, smem + tile.own * D * 2);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -638,8 +635,8 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     auto statistics = [](int j) {
         return reinterpret_cast<float *>(smem + (j % 2 == 0 ? Z::EVEN : Z::ODD));
     };
-    // Where this thread reads the next stage, moved on from stage to stage: fewer instructions than
-    // addresses made from rows and heads
+    // Where this thread reads the next stage, advanced from stage to stage: fewer instructions than
+    // computing addresses from rows and heads
     const int64_t first_query = (int64_t)item.start + first;
     const int statistic = threadIdx.x % QUERIES;
     const bool is_lse = (int)threadIdx.x < QUERIES;
@@ -651,7 +648,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
         (is_lse ? lse : delta) + first_head * s.total_tokens + first_query + statistic;
     int next_rows = item.len - first;
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
-    // stores after it has computed the stage before: one global latency is hidden by arithmetic.
+    // stores after it has computed the stage before: arithmetic hides one global latency.
     auto load_stage = [&](int j) {
         const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
         load_slice<QUERIES, D>(q_tile, next_q, s.qkv_row, next_rows, qkv);
@@ -685,16 +682,16 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     clear(dv);
     if constexpr (Z::KV_IN_REGISTERS) {
         cp_async_wait<0>();
-        __syncthreads();  // all threads' copies of K and V are there
+        __syncthreads();  // K and V have arrived
         keys.fetch(), values.fetch();
     }
     for (int j = 0, tile = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // copies and statistics of stage j are there; stage j - 1 is read no more
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
         float next = 0;
         if (j + 1 < num_stages) next = load_stage(j + 1);
         const int ahead = tile * QUERIES - own;
-        if (own_first < end && ahead + QUERIES > 0) {  // else no rows, or all queries come before
+        if (own_first < end && ahead + QUERIES > 0) {  // else no keys, or no query sees them
             const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
             const float *lse_log2e = statistics(j);
             Block<Z::ROWS, QUERIES> p, ds;
@@ -706,15 +703,15 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
             dscores_columns(ds, p, lse_log2e + QUERIES);
             multiply_add(dk, ds, q_tile);
         }
-        store_statistics(j + 1, next);  // what lay there was read before the barrier above
+        store_statistics(j + 1, next);  // read last before the barrier above
         if (++tile == num_tiles) tile = 0;
     }
-    if constexpr (Z::KV_IN_REGISTERS) __syncthreads();  // results go where statistics were read
+    if constexpr (Z::KV_IN_REGISTERS) __syncthreads();  // results overwrite statistics
     if (own_first >= end) return;
     floatX *dk_rows = dqkv + k_at + own * s.qkv_row;
-    store_rows_turned_back<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
-                                       rope.position_ids + item.start + own_first, rope.table,
-                                       smem + own * D * 2);
+    store_rows_unrotated<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
+                                     rope.position_ids + item.start + own_first, rope.table,
+                                     smem + own * D * 2);
     RowValues<Z::ROWS> factor;
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;

@@ -1,19 +1,20 @@
 // Attention forward on Hopper: FlashAttention-3 (arXiv 2407.08608) for packed documents. Roles,
 // barriers and what lies past a document's end: attention_sm90.cuh. For architectures other than
-// sm_90a the kernels compile to nothing.
+// sm_90a the kernels are empty.
 //
 // Units. A unit is 64 queries of one head: what one consumer computes of an item. Units that read
 // the same keys share a CTA: the units of a document are counted row block by row block, in a row
 // block head by head over the heads that share (all of the group, or a part of it), and an item is
-// as many in a row as a CTA has consumers. Any ratio of heads fills all consumers but at a
-// document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time, counted
-// from the document's first key; the block of the diagonal has only 64 when the row block is even.
+// as many consecutive units as a CTA has consumers. Any ratio of heads keeps all consumers busy but
+// at a document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time,
+// counted from the document's first key; the block of the diagonal has only 64 when the row block
+// is even.
 //
 // Barrier pairs: one a consumer for Q and its Job, one a stage for K and one for V, because V is
-// used one block later. Nothing else is shared.
+// used one block later. Consumers share nothing else.
 //
-// Zeros as keys, past the end, are hidden by the causal mask from every query inside the document;
-// zeros as queries are not stored.
+// Rows past the end are zeros: as keys the causal mask hides them from every query of the document,
+// as queries their results are not stored.
 //
 // Softmax and products overlap: the scores of a block and the product with V of the block before it
 // are issued together; the exponentials run while that product does. Every row sees a key of its
@@ -104,8 +105,8 @@ struct Softmax {
     float top[2], sum[2];
 };
 
-// s = exp(scale * s - maximum so far). keep: by what everything before has to be multiplied;
-// exactly 1 when the maximum is what it was, 0 for the first block.
+// s = exp(scale * s - maximum so far). keep: the factor for everything summed before; exactly 1
+// where the maximum has not changed, 0 for the first block.
 template <int N>
 __device__ __forceinline__ void exponentials(float (&s)[N], float (&keep)[2], Softmax &state,
                                              float scale_log2e) {

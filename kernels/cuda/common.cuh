@@ -3,6 +3,7 @@
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
+#include <assert.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <math.h>
