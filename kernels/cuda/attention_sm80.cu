@@ -357,6 +357,19 @@ constexpr Tiles TILES[][3] = {
     {{128, 64, 128, 32, 32}, {128, 64, 128, 64, 32}, {128, 64, 128, 64, 32}},  // head_dim 64
     {{64, 32, 64, 16, 16}, {128, 32, 64, 32, 32}, {128, 32, 128, 32, 32}},     // head_dim 128
 };
+template <class Z, int MEMORY, int CTAS>  // a CTA takes 1 KB for itself
+constexpr bool FITS = CTAS *(Z::BYTES + 1024) <= SHARED_KB[MEMORY] * 1024;
+
+// False: this architecture never runs a kernel of these sizes, and gets no code for it.
+template <class Z>
+__device__ __forceinline__ constexpr bool runs_here() {
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200 || __CUDA_ARCH__ == 1210
+    return FITS<Z, KB_100, 2>;
+#else
+    return true;
+#endif
+}
+
 constexpr const Tiles &tiles_of(int head_dim, int memory) { return TILES[head_dim / 128][memory]; }
 
 // A tile of queries and the stages of keys it needs, in the forward and the dQ kernel
@@ -371,11 +384,10 @@ struct QueryTile {
     WorkItem item;
     int head, first, end;  // queries first to end - 1 of the document
     int own, own_first;    // this warp's first: in the tile, in the document
-    const floatX *k;       // of the document; its V is s.num_kv_heads heads further
+    int k_column;          // of the kv head in a row; V is s.num_kv_heads heads further
 
     // False: there are no such queries.
-    __device__ __forceinline__ bool take(const floatX *qkv, const int32_t *work,
-                                         const AttentionShape &s) {
+    __device__ __forceinline__ bool take(const int32_t *work, const AttentionShape &s) {
         const int number = blockIdx.x / CTAS, index = number / s.num_heads;
         if (index >= work_count(work, QUERY_ITEMS)) return false;
         item = work_item(work, QUERY_ITEMS, index);
@@ -383,14 +395,14 @@ struct QueryTile {
         first = item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
         end = min(first + QUERIES, item.len);
         own = warp_id() * ROWS, own_first = first + own;
-        k = qkv + item.start * s.qkv_row + (s.num_heads + head / s.group) * D;
+        k_column = (s.num_heads + head / s.group) * D;
         return first < item.len;
     }
     __device__ __forceinline__ int num_stages() const { return ceil_div(end, KEYS); }
-    __device__ __forceinline__ void load_stage(uint32_t stages, int j,
+    __device__ __forceinline__ void load_stage(uint32_t stages, int j, const floatX *qkv,
                                                const AttentionShape &s) const {
         const int first_key = j * KEYS, rows = item.len - first_key;
-        const floatX *keys = k + first_key * s.qkv_row;
+        const floatX *keys = qkv + (item.start + first_key) * s.qkv_row + k_column;
         const uint32_t k_tile = stages + j % 2 * STAGE_BYTES;
         load_tile<KEYS, D>(k_tile, keys, s.qkv_row, rows);
         load_tile<KEYS, D>(k_tile + KV_BYTES, keys + s.num_kv_heads * D, s.qkv_row, rows);
@@ -438,7 +450,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                              AttentionShape s) {
     typedef ForwardSizes<D, QUERIES, KEYS> Z;
     QueryTile<D, QUERIES, KEYS> tile;
-    if (!tile.take(qkv, work, s)) return;
+    if (!runs_here<Z>() || !tile.take(work, s)) return;
     const WorkItem &item = tile.item;
     const int head = tile.head, own_first = tile.own_first;
     const uint32_t q_tile = shared_begin(), stages = q_tile + Z::Q_BYTES;
@@ -454,12 +466,12 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     load_tile<QUERIES, D>(q_tile, qkv + (item.start + tile.first) * s.qkv_row + head * D, s.qkv_row,
                           tile.end - tile.first);
-    tile.load_stage(stages, 0, s);
+    tile.load_stage(stages, 0, qkv, s);
     const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
         __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
-        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, s);
+        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
         if (j == 0) queries.fetch();
         if (!tile.sees(j)) continue;
         const int ahead = own_first - j * KEYS;
@@ -510,7 +522,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                                 const int32_t *__restrict__ work, AttentionShape s, Rope rope) {
     typedef BackwardQSizes<D, QUERIES, KEYS> Z;
     QueryTile<D, QUERIES, KEYS> tile;
-    if (!tile.take(qkv, work, s)) return;
+    if (!runs_here<Z>() || !tile.take(work, s)) return;
     const WorkItem &item = tile.item;
     const int own_first = tile.own_first, rows = tile.end - own_first;
     const int row = item.start + own_first;  // the warp's first, in the buffer
@@ -522,7 +534,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                           tile.end - tile.first);
     load_tile<QUERIES, D>(dout_tile, dout + (item.start + tile.first) * s.out_row + column,
                           s.out_row, tile.end - tile.first);
-    tile.load_stage(stages, 0, s);
+    tile.load_stage(stages, 0, qkv, s);
 
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own), douts(dout_tile, tile.own);
     Block<Z::ROWS, D> dq;
@@ -543,7 +555,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
         __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
-        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, s);
+        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
         if (j == 0) queries.fetch(), douts.fetch();
         if (!tile.sees(j)) continue;
         const int ahead = own_first - j * KEYS;
@@ -620,7 +632,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
                                  AttentionShape s, Rope rope) {
     typedef BackwardKvSizes<D, QUERIES> Z;
     const int index = blockIdx.x / s.num_kv_heads;
-    if (index >= work_count(work, KEY_ITEMS)) return;
+    if (!runs_here<Z>() || index >= work_count(work, KEY_ITEMS)) return;
     const WorkItem item = work_item(work, KEY_ITEMS, index);
     const int kv_head = blockIdx.x % s.num_kv_heads, first_head = kv_head * s.group;
     const int first = item.tile * KEY_TILE, end = min(first + (int)KEY_TILE, item.len);
@@ -729,18 +741,13 @@ unsigned grid_size(int64_t items, int heads) {
     return (unsigned)(items * heads);
 }
 
-template <class Z>
-constexpr bool fits(int memory, int ctas) {
-    return ctas * (Z::BYTES + 1024) <= SHARED_KB[memory] * 1024;  // a CTA takes 1 KB for itself
-}
-
 template <int D, int MEMORY>
 void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
              const AttentionShape &s, int64_t query_items) {
     constexpr int QUERIES = tiles_of(D, MEMORY).forward_queries;
     constexpr int KEYS = tiles_of(D, MEMORY).forward_keys;
     typedef ForwardSizes<D, QUERIES, KEYS> Z;
-    static_assert(fits<Z>(MEMORY, 2), "two CTAs on an SM");
+    static_assert(FITS<Z, MEMORY, 2>, "two CTAs on an SM");
     static bool ready = allow_shared_memory(attention_forward_kernel<D, QUERIES, KEYS>, Z::BYTES);
     (void)ready;
     attention_forward_kernel<D, QUERIES, KEYS>
@@ -757,7 +764,7 @@ void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv,
     constexpr int KV_Q = tiles_of(D, MEMORY).kv_queries;
     typedef BackwardQSizes<D, Q, K> QZ;
     typedef BackwardKvSizes<D, KV_Q> KZ;
-    static_assert(fits<QZ>(MEMORY, 2) && fits<KZ>(MEMORY, D == 64 ? 3 : 2), "CTAs on an SM");
+    static_assert(FITS<QZ, MEMORY, 2> && FITS < KZ, MEMORY, D == 64 ? 3 : 2 >, "CTAs on an SM");
     static bool ready = allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
                         allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
     (void)ready;
