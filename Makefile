@@ -1,11 +1,11 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
-# On a machine with a GPU: `make gpu-check` checks, `make gpu-bench` measures.
-#   BACKEND=cuda|cpu    default: cuda where nvcc and a GPU are, else cpu (C and OpenMP)
-#   CC=gcc|clang        WERROR= (empty: warnings stay warnings)
-#   MPI= NCCL=          empty: one rank only (found by themselves where installed)
-#   CUDA_ARCHS="80 90a" GPU architectures; default: what nvcc knows of 80 86 89 90a 100 120; others
-#                       get code that the driver compiles when the program starts
-# Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds live side by side.
+# On a machine with a GPU: `make gpu-day` tests and measures. Without one: `make gpu-model`.
+#   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
+#   CC=gcc|clang        WERROR= (empty: warnings are not errors)
+#   MPI= NCCL=          empty: build for one rank only (default: used if installed)
+#   CUDA_ARCHS="80 90a" GPU architectures; default: of 80 86 89 90a 100 120 those that nvcc supports;
+#                       for others the driver compiles PTX at program start
+# Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds coexist.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 WERROR  ?= -Werror
@@ -19,15 +19,15 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(wildcard /usr/include/cjson/cJSON.h /usr/local/include/cjson/cJSON.h),)
+ifeq ($(wildcard /usr/include/jansson.h /usr/local/include/jansson.h),)
 ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
-$(error cJSON is missing. Run: sudo apt-get install libcjson-dev)
+$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
 endif
 endif
 
 comma   := ,
 
-# Many ranks on the CPU need MPI (Open MPI); without it everything else works
+# Several ranks on the CPU need MPI (Open MPI); without it everything else works
 MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
              echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
 MPI_CFLAGS := $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
@@ -35,7 +35,8 @@ MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
 ON_cpu  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
 
-# Many GPUs need NCCL; NCCL_HOME=DIR when it lies neither beside nvcc nor in /usr or /usr/local
+# Several GPUs need NCCL; set NCCL_HOME=DIR if it is neither in nvcc's prefix nor in /usr or
+# /usr/local
 NCCL_DIRS := $(NCCL_HOME) $(patsubst %/bin/nvcc,%,$(NVCC)) /usr /usr/local
 NCCL_H  := $(firstword $(wildcard $(NCCL_DIRS:=/include/nccl.h)))
 NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so \
@@ -46,16 +47,16 @@ NCCL_LIBS := $(if $(NCCL),-L$(patsubst %/,%,$(dir $(NCCL_SO))) -lnccl)
 ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
              no NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev))
 
-# gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work, sums keep their
-# order.
+# gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
+# sums must not change.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -lcjson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lm -ldl -lpthread
 OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
 
-# What a program is made of: host code in C, the same in every build, and one backend's kernels
+# Parts of a program: host code in C, the same in every build, and the kernels of one backend
 MPI_C   := kernels/comm/mpi.c
 HOST    := $(filter-out $(MPI_C),$(wildcard data/*/*.c kernels/comm/*.c))
 KERNELS := $(wildcard kernels/cpu/*.c) $(MPI_C)
@@ -65,15 +66,15 @@ TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/t
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 DEV     := $(patsubst dev/%.c,%,$(wildcard dev/*.c)) $(patsubst dev/%.cu,%,$(wildcard dev/*.cu))
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-# Calls that tests/fault.c can make fail; only our own objects see the wrappers
+# Calls that tests/fault.c can make fail; only our own objects are wrapped
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-# tests/phase_fault.c in front of the program: fails where tests/test_ranks_failure.sh wants it to
+# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
 PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        simple gpu-check gpu-bench clean
+        simple gpu-day gpu-model gpu-model-check gpu-model-cubins clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -97,8 +98,8 @@ build/$(1)/libhost.a: $$(HOST:%.c=build/$(1)/%.o) Makefile
             $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
 endef
 
-# Programs of a variant: $(1) = variant, $(2) = what links, $(3) = objects of the backend, $(4) = what
-# tests need besides
+# Programs of a variant: $(1) = variant, $(2) = link command, $(3) = objects of the backend, $(4) =
+# more prerequisites of tests
 define PROGRAM_RULES
 build/$(1)/train_llama: build/$(1)/train_llama.o build/$(1)/libhost.a $(3)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
@@ -126,62 +127,72 @@ $(eval $(call CPU_VARIANT,asan,$(ASAN)))
 $(eval $(call CPU_VARIANT,fp64,-O2 -DGRADCHECK))
 LIBS_cpu += $(MPI_LIBS)
 build/cpu/kernels/comm/mpi.o: CFLAGS += $(MPI_CFLAGS)
-# Made again when MPI has come or gone since the last build
+# Rebuilt when MPI was installed or removed since the last build
 build/cpu/kernels/comm/mpi.o: build/cpu/mpi-$(or $(MPI),none)
 build/cpu/mpi-%:
 	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
 
-# The CPU backend as a library that tests of CUDA kernels open beside them: the twin of every op
-TWIN    := $(wildcard kernels/cpu/*.c) data/base/clock.c data/base/error.c
-build/twin/cpu_kernels.so: $(TWIN) $(wildcard kernels/cpu/*.h data/base/*.h) kernels/kernels.h \
-                          Makefile
+# The CPU backend as a shared library: the reference that tests of CUDA kernels open
+REFERENCE := build/reference/cpu_kernels.so
+$(REFERENCE): $(wildcard kernels/cpu/*.[ch] data/base/*.h) data/base/clock.c data/base/error.c \
+              kernels/kernels.h Makefile
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(TWIN) -o $@ -lm -ldl
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(filter %.c,$^) -o $@ \
+	    -lm -ldl
 
 # ------------------------------------------------------------------------------------------------
 # The CUDA backend: nvcc compiles kernels/cuda, kernels/comm/nccl.cu and their tests
 
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
 CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
-# PTX of sm_80 runs on every later GPU, that of 90a on no other
+# PTX for sm_80 runs on every later GPU, PTX for 90a only on Hopper
 GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
            -gencode arch=compute_80$(comma)code=compute_80
 CUDA    := $(CUDA_KERNELS:%.cu=build/cuda/%.o)
-# Found again at run time, without LD_LIBRARY_PATH
+# For the run path, so that LD_LIBRARY_PATH is not needed
 CUDA_LIB := $(firstword $(dir $(wildcard \
               $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
 NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
 RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
 LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
-# A register spill is an error: it halves a kernel's speed and shows in no test
-NVFLAGS := -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
+# A register spill is an error: it halves a kernel's speed and no test would notice
+NVFLAGS = -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
 $(eval $(call HOST_RULES,cuda,$(OPT) -DBACKEND_CUDA))
-$(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),build/twin/cpu_kernels.so))
-# C7508 and following are errors too, which ptxas reports as remarks: wgmma that is serialised,
-# registers that setmaxnreg does not move
-build/cuda/%.o: %.cu Makefile
+$(eval $(call PROGRAM_RULES,cuda,$(NVCC),$(CUDA),$(REFERENCE)))
+# Remarks C75xx of ptxas are errors too: serialised wgmma, ignored setmaxnreg
+define NVCC_MAKES
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@ 2> $(@:.o=.log) || (cat $(@:.o=.log) >&2; exit 1)
-	@cat $(@:.o=.log) >&2; ! grep -q 'C75[0-9][0-9]' $(@:.o=.log) || (rm $@; exit 1)
+	$(NVCC) $(NVFLAGS) $(1) $< -o $@ 2> $@.log || (cat $@.log >&2; exit 1)
+	@cat $@.log >&2; ! grep -q 'C75[0-9][0-9]' $@.log || (rm $@; exit 1)
+endef
+build/cuda/%.o: %.cu Makefile
+	$(call NVCC_MAKES,-c)
+# The kernels for Hopper alone, which dev/gpu_model reads
+CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,$(wildcard kernels/cuda/*.cu))
+$(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
+$(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
+	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
+	$(call NVCC_MAKES,-cubin)
 build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:
 	@mkdir -p $(@D) && rm -f $(@D)/nccl-* && touch $@
 
 # ------------------------------------------------------------------------------------------------
-# Emulated CUDA (dev/emu): the same .cu files, compiled by a C++ compiler, every CUDA thread a fiber
+# Emulated CUDA (dev/emu): the same .cu files, compiled by a C++ compiler; every CUDA thread is a
+# fiber
 
 EMUFLAGS := -std=c++17 -g $(WARN) -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing \
             -fno-extern-tls-init -pthread -DBACKEND_CUDA -DWITH_NCCL -MMD -MP \
             -Idev/emu/include -iquote . -iquote kernels/cuda -iquote tests
-# A GPU's compiler contracts a * b + c to one rounding: kernels here too, where the CPU can
+# nvcc contracts a * b + c to one rounding: do the same here if the CPU has FMA
 FMA     := $(if $(shell grep -owm1 fma /proc/cpuinfo 2>/dev/null),-mfma) -ffp-contract=fast
 EMU     := $(patsubst %.cpp,%.o,$(wildcard dev/emu/*.cpp))
 EMULATED := $(CUDA_KERNELS:%.cu=%.o) $(EMU)
 
-# $(1) = variant, $(2) = C++ compiler, and flags: $(3) of the emulator, $(4) of everything, $(5) of
-# kernels and the linker
+# $(1) = variant, $(2) = C++ compiler, and flags: $(3) for the emulator, $(4) for everything, $(5)
+# for kernels and the linker
 define EMULATED_VARIANT
 LIBS_$(1) := $$(LDLIBS)
 build/$(1)/dev/emu/%.o: dev/emu/%.cpp Makefile
@@ -192,15 +203,15 @@ build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile
 	perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)
 	$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
 $(call HOST_RULES,$(1),-O1 -DBACKEND_CUDA $(4))
-$(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),build/twin/cpu_kernels.so)
+$(call PROGRAM_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),$(REFERENCE))
 build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
 	$(2) -pthread $(4) $(5) $$^ -o $$@
 endef
 
 EMUFLAGS_emu = $(EMUFLAGS)
 $(eval $(call EMULATED_VARIANT,emu,g++,-O3,,-O2))
-# ThreadSanitizer: kernels are instrumented, the emulator not, because it says itself what is
-# ordered. clang++ reports more than g++, but its runtime is a package of its own.
+# ThreadSanitizer: kernels are instrumented; the emulator is not, because it annotates the order of
+# events itself. clang++ finds more than g++, but its runtime is a separate package.
 TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)
 EMUFLAGS_tsan = $(filter-out -Werror $(if $(filter clang++,$(TSAN_CXX)),-fno-extern-tls-init),\
                   $(EMUFLAGS)) -DEMU_TSAN
@@ -218,15 +229,24 @@ SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate \
-               build/emu/bugs build/tsan/bugs train_llama
+               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
-# On a machine with a GPU: what only it can show, and what it reaches
-gpu-check:
-	@dev/gpu_check.sh
-gpu-bench:
-	@dev/gpu_bench.sh
+# On a machine with a GPU: tests and measurements
+gpu-day:
+	@dev/gpu_day.sh $(PARTS)
+# Without one: predictions from the machine code (dev/gpu_model/README.md), compared with those that
+# are committed
+GPU_MODEL = CUOBJDUMP=$(CUOBJDUMP) python3 dev/gpu_model/gpu_model.py
+CUOBJDUMP ?= $(firstword $(wildcard $(NVCC:nvcc=cuobjdump)))
+MODEL_REPORT := dev/results/gpu-model.txt
+gpu-model: $(CUBINS)
+	@$(GPU_MODEL) $^ > build/gpu_model/report.txt && mv build/gpu_model/report.txt $(MODEL_REPORT)
+	@echo "wrote $(MODEL_REPORT)"
+gpu-model-cubins: $(CUBINS)
+gpu-model-check: $(CUBINS)
+	@$(GPU_MODEL) --check $(MODEL_REPORT) $^
 
 # All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
 # dev/emu/README.md)
@@ -244,7 +264,8 @@ build/simple: dev/simple/train_llama.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(WARN) $< -o $@ -lm
 
-# What a token and an attention tile cost here, for --work-cost; what a plan does with your shards
+# calibrate: the cost of a token and of an attention tile here, for --work-cost. packsim: simulates
+# the plan for your shards.
 calibrate: build/$(BACKEND)/calibrate
 	@echo "built $<; see its --help"
 packsim: build/cpu/packsim

@@ -9,7 +9,7 @@
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
 // A step:  llama_zero_grads
-//          for each micro-batch: llama_set_batch, llama_forward, llama_head_train, llama_backward,
+//          for each micro-batch: llama_set_batch, llama_forward, llama_head, llama_backward,
 //          llama_add_losses (before the backward of the last: llama_last_micro_batch)
 //          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
@@ -18,7 +18,6 @@
 #define UNPAD_LLAMA_H
 
 #include <assert.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -92,16 +91,23 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens, *targets, *position_ids, *order;  // (T)
-    Documents docs;
+    VarlenInfo docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
     int32_t *real_rows, *real_position_ids;
-    Documents real_docs;
+    VarlenInfo real_docs;
 } LlamaInputs;
 
+// Device memory: five arenas, each measured and then carved by llama_carve
+enum { LLAMA_WEIGHTS, LLAMA_GRADS, LLAMA_OPTIMIZER, LLAMA_ACTIVATIONS, LLAMA_WORKSPACE };
+enum { LLAMA_NUM_ARENAS = 5 };
+static const char *const llama_arena_names[] = {"weights", "gradients", "optimizer", "activations",
+                                                "workspace"};
+
 typedef struct {
-    size_t weights, grads, optimizer, activations, workspace;
-} LlamaMemory;  // bytes
+    char *base;  // NULL while only measured
+    size_t bytes;
+} Arena;
 
 typedef struct {
     int32_t micro_batch_tokens;  // of the largest micro-batch
@@ -139,7 +145,7 @@ typedef struct {
     // this rank updates elements shard[rank] to shard[rank + 1]; m and v are here of held_count
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
-    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL for a rank alone
+    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
     int32_t head_chunk;     // tokens whose logits exist at one time
@@ -162,16 +168,19 @@ typedef struct {
     StepScalars *step;  // device: loss sum, gradient norm, clip factor
     double *loss_sum;   // device: where the losses of the micro-batch are added
     real *loss_scale;   // device: 1 / targets of the step
-    void *activations_arena, *workspace_arena;
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
     size_t staging_ints;
-    LlamaMemory memory;
+    Arena arenas[LLAMA_NUM_ARENAS];
 } LlamaModel;
 
-static inline int llama_qkv_dim(const LlamaConfig *c) {
-    return (c->num_heads + 2 * c->num_kv_heads) * c->head_dim;
+static inline int64_t llama_q_dim(const LlamaConfig *c) {
+    return (int64_t)c->num_heads * c->head_dim;
+}
+
+static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
+    return (c->num_heads + 2 * (int64_t)c->num_kv_heads) * c->head_dim;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -189,7 +198,7 @@ static inline void llama_forward(LlamaModel *m) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
+    const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
     const float eps = c->rms_norm_eps;
 
@@ -219,48 +228,39 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);
 }
 
-// Losses of the batch without gradients, added to *m->loss_sum.
-static inline void llama_head_eval(LlamaModel *m) {
-    const LlamaInputs *in = &m->in;
+// Losses into scratch.losses, for llama_add_losses; with `train` the head's backward too. Chunk by
+// chunk: the (T, V) logits never exist at one time.
+static inline void llama_head(LlamaModel *m, bool train) {
     LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        const floatX *inp = s->norm + t * C;
+        const int32_t *targets = m->in.targets + t;
         comm_progress();
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // (n, V)
-        cross_entropy_forward(s->losses + t, s->logits, in->targets + t, n, V);
-    }
-    losses_sum(m->loss_sum, s->losses, T);
-}
-
-// Losses and the head's backward, chunk by chunk: the (T,V) logits never exist at one time. The
-// losses stay in scratch.losses for llama_add_losses.
-static inline void llama_head_train(LlamaModel *m) {
-    const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
-    const int64_t T = in->docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, s->norm + t * C, m->lm_head, n, C, V);  // =  (n, V)
-        cross_entropy_forward_backward(s->losses + t, s->logits, in->targets + t, m->loss_scale, n,
-                                       V);
-        matmul_backward_weight(m->dlm_head, s->logits, s->norm + t * C, n, C, V);  // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);   // =
+        matmul_forward(s->logits, inp, m->lm_head, n, C, V);  // (n, V)
+        if (!train) {
+            cross_entropy_forward(s->losses + t, s->logits, targets, n, V);
+            continue;
+        }
+        cross_entropy_forward_backward(s->losses + t, s->logits, targets, m->loss_scale, n, V);
+        matmul_backward_weight(m->dlm_head, s->logits, inp, n, C, V);             // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);  // =
     }
 }
 
+// Adds the losses of the micro-batch to those of the step.
 static inline void llama_add_losses(LlamaModel *m) {
     losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
-// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
-    const int64_t q_dim = (int64_t)c->num_heads * c->head_dim, qkv_dim = llama_qkv_dim(c);
+    const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
 
     llama_grads_done(m, LLAMA_HEAD);
@@ -306,8 +306,7 @@ static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config),
-                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
     if (n == 0) {
         attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
         return;
@@ -321,8 +320,7 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
-    const int64_t qkv_dim = llama_qkv_dim(&m->config),
-                  q_dim = (int64_t)m->heads.num_heads * m->heads.head_dim;
+    const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
     if (n == 0) {
         attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
                            in->position_ids, m->rope_table, &in->docs, m->heads);
@@ -353,7 +351,7 @@ static inline size_t llama_norm_block(const LlamaModel *m) {
     return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
 }
 
-// Weights of a bucket may be read from here on.
+// Later work waits until the weights of this bucket have arrived.
 static inline void llama_await_weights(LlamaModel *m, int bucket) {
     if (m->buckets) comm_wait(m->buckets[bucket].weights);
 }
@@ -427,7 +425,7 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
     return device;
 }
 
-static inline void llama_stage_documents(LlamaModel *m, size_t *used, Documents *docs,
+static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
                                          const int32_t *cu_seqlens, int32_t num_docs,
                                          int32_t max_seqlen, const int32_t *work, size_t num_work) {
     docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
@@ -454,6 +452,9 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
+    assert(b->total_tokens <= m->sizes.micro_batch_tokens);
+    assert(b->max_seqlen <= m->sizes.max_seqlen);  // positions of the rope table
+    assert(b->num_real_rows == 0 || m->sizes.repad);
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
     in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
@@ -477,7 +478,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // For error messages: how many documents and tokens were staged last, and the first lengths.
 static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
     enum { SHOWN = 24 };
-    const Documents *docs = &m->in.docs;
+    const VarlenInfo *docs = &m->in.docs;
     if (!docs->cu_seqlens) return;
     const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
     size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",
@@ -502,6 +503,7 @@ static inline void llama_zero_sums(LlamaModel *m) {
 // Begins a step of this many targets in all.
 static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
+    assert(num_targets > 0 && m->sizes.train);
     device_zero(m->grads, m->num_elements * sizeof(real));
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     llama_zero_sums(m);
@@ -543,8 +545,10 @@ static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, s
 // nothing. With a sharded optimizer the other ranks' weights come from them.
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     const size_t first = m->held_first, last = first + m->held_count;
-    size_t border = m->num_decayed < first ? first : m->num_decayed;
-    if (border > last) border = last;
+    const size_t border = m->num_decayed < first  ? first
+                          : m->num_decayed < last ? m->num_decayed
+                                                  : last;
+    assert(m->sizes.train && hyper.t >= 1);
     llama_sum_losses(m);
     llama_grad_norm(m);
     clip_scale(m->step, grad_clip);
@@ -574,8 +578,9 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
-    int32_t *rows = m->staging + m->staging_ints -
-                    m->sizes.micro_batch_tokens;  // behind the batch, see llama_plan
+    // behind the batch, see llama_plan
+    int32_t *rows = m->staging + m->staging_ints - m->sizes.micro_batch_tokens;
+    assert(n <= m->head_chunk);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, s->norm, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
@@ -595,16 +600,24 @@ static inline void llama_next_logits(void *model, const Batch *batch, const int3
 // ------------------------------------------------------------------------------------------------
 // Parameters: one table
 
-__attribute__((format(printf, 6, 7))) static inline void llama_add_tensor(
-    LlamaModel *m, int64_t rows, int64_t cols, float init_std, bool new_group, const char *name,
-    ...) {
-    enum { ALIGN = 64 };  // elements; a group starts on a boundary that every matmul library likes
+enum { LLAMA_ALIGN = 64 };  // elements; a boundary that every matmul library likes
+
+static inline void llama_align(LlamaModel *m) {
+    m->num_elements = (m->num_elements + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
+}
+
+enum { NO_LAYER = -1 };
+
+// The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
+// NULL: it is part of the view of the one before, which it follows without a gap.
+static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
+                                    const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors++];
-    va_list args;
-    va_start(args, name);
-    vsnprintf(t->name, sizeof t->name, name, args);
-    va_end(args);
-    if (new_group) m->num_elements = (m->num_elements + ALIGN - 1) / ALIGN * ALIGN;
+    if (layer == NO_LAYER)
+        snprintf(t->name, sizeof t->name, "%s.weight", name);
+    else
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.weight", layer, name);
+    if (weight) llama_align(m);
     t->rows = rows;
     t->cols = cols;
     t->offset = m->num_elements;
@@ -612,114 +625,90 @@ __attribute__((format(printf, 6, 7))) static inline void llama_add_tensor(
     t->decay = cols != 0;
     t->init_std = init_std;
     m->num_elements += t->count;
+    if (weight && m->weights) *weight = m->weights + t->offset;
+    if (weight && m->grads) *grad = m->grads + t->offset;
 }
+
+enum { LLAMA_LAYER_MATRICES = 7 };
 
 // The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one
 // range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
-// does not grow with depth.
+// does not grow with depth. Planning fills the table; after the allocation a second call sets the
+// views.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
-    const int64_t C = c->hidden_size, F = c->intermediate_size, D = c->head_dim;
-    const int64_t q_dim = c->num_heads * D, kv_dim = c->num_kv_heads * D;
+    const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
+    const int64_t q_dim = llama_q_dim(c), kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
-    m->tensors = host_calloc((size_t)(9 * c->num_layers + 3), sizeof(Parameter), "tensor table");
     m->num_tensors = 0;
     m->num_elements = 0;
-    llama_add_tensor(m, c->vocab_size, C, std, true, "model.embed_tokens.weight");
+    llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
+                     std);
     for (int l = 0; l < c->num_layers; l++) {
-        llama_add_tensor(m, q_dim, C, std, true, "model.layers.%d.self_attn.q_proj.weight", l);
-        llama_add_tensor(m, kv_dim, C, std, false, "model.layers.%d.self_attn.k_proj.weight", l);
-        llama_add_tensor(m, kv_dim, C, std, false, "model.layers.%d.self_attn.v_proj.weight", l);
-        llama_add_tensor(m, C, q_dim, resid_std, true, "model.layers.%d.self_attn.o_proj.weight",
-                         l);
-        llama_add_tensor(m, F, C, std, true, "model.layers.%d.mlp.gate_proj.weight", l);
-        llama_add_tensor(m, F, C, std, false, "model.layers.%d.mlp.up_proj.weight", l);
-        llama_add_tensor(m, C, F, resid_std, true, "model.layers.%d.mlp.down_proj.weight", l);
+        LlamaLayer *w = &m->layers[l];
+        LlamaLayerGrads *g = &m->dlayers[l];
+        llama_add_tensor(m, &w->qkv_proj, &g->qkv_proj, l, "self_attn.q_proj", q_dim, C, std);
+        llama_add_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, C, std);
+        llama_add_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, C, std);
+        llama_add_tensor(m, &w->o_proj, &g->o_proj, l, "self_attn.o_proj", C, q_dim, resid_std);
+        llama_add_tensor(m, &w->gate_up_proj, &g->gate_up_proj, l, "mlp.gate_proj", F, C, std);
+        llama_add_tensor(m, NULL, NULL, l, "mlp.up_proj", F, C, std);
+        llama_add_tensor(m, &w->down_proj, &g->down_proj, l, "mlp.down_proj", C, F, resid_std);
     }
-    if (!c->tie_word_embeddings) llama_add_tensor(m, c->vocab_size, C, std, true, "lm_head.weight");
-    m->num_elements = (m->num_elements + 63) / 64 * 64;
+    m->lm_head = m->embed_tokens;  // tied: both gradients are summed into one
+    m->dlm_head = m->dembed_tokens;
+    if (!c->tie_word_embeddings)
+        llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
+    llama_align(m);
     m->num_decayed = m->num_elements;
     for (int l = 0; l < c->num_layers; l++) {
-        llama_add_tensor(m, C, 0, 0, true, "model.layers.%d.input_layernorm.weight", l);
-        llama_add_tensor(m, C, 0, 0, true, "model.layers.%d.post_attention_layernorm.weight", l);
+        LlamaLayer *w = &m->layers[l];
+        LlamaLayerGrads *g = &m->dlayers[l];
+        llama_add_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
+                         0);
+        llama_add_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
+                         "post_attention_layernorm", C, 0, 0);
     }
-    llama_add_tensor(m, C, 0, 0, true, "model.norm.weight");
-    m->num_elements = (m->num_elements + 63) / 64 * 64;
-}
-
-static inline const Parameter *llama_tensor(const LlamaModel *m, const char *name) {
-    for (int i = 0; i < m->num_tensors; i++)
-        if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
-    return NULL;
-}
-
-__attribute__((format(printf, 2, 3))) static inline size_t llama_offset(const LlamaModel *m,
-                                                                        const char *format, ...) {
-    char name[96];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(name, sizeof name, format, args);
-    va_end(args);
-    return llama_tensor(m, name)->offset;
-}
-
-static inline void llama_set_views(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    for (int l = 0; l < c->num_layers; l++) {
-        size_t input_norm = llama_offset(m, "model.layers.%d.input_layernorm.weight", l);
-        size_t qkv = llama_offset(m, "model.layers.%d.self_attn.q_proj.weight", l);
-        size_t o = llama_offset(m, "model.layers.%d.self_attn.o_proj.weight", l);
-        size_t post_norm = llama_offset(m, "model.layers.%d.post_attention_layernorm.weight", l);
-        size_t gate_up = llama_offset(m, "model.layers.%d.mlp.gate_proj.weight", l);
-        size_t down = llama_offset(m, "model.layers.%d.mlp.down_proj.weight", l);
-        floatX *w = m->weights;
-        real *g = m->grads;
-        LlamaLayer layer = {w + input_norm, w + qkv, w + o, w + post_norm, w + gate_up, w + down};
-        m->layers[l] = layer;
-        if (!g) continue;
-        LlamaLayerGrads grads = {g + input_norm, g + qkv,     g + o,
-                                 g + post_norm,  g + gate_up, g + down};
-        m->dlayers[l] = grads;
-    }
-    size_t embed = llama_offset(m, "model.embed_tokens.weight"),
-           norm = llama_offset(m, "model.norm.weight");
-    size_t head = c->tie_word_embeddings ? embed : llama_offset(m, "lm_head.weight");
-    m->embed_tokens = m->weights + embed;
-    m->norm = m->weights + norm;
-    m->lm_head = m->weights + head;
-    if (!m->grads) return;
-    m->dembed_tokens = m->grads + embed;
-    m->dnorm = m->grads + norm;
-    m->dlm_head = m->grads + head;  // tied: the same buffer, both gradients are summed into it
+    llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, 0);
+    llama_align(m);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Memory: each arena is measured and then carved by the same function
 
-typedef struct {
-    char *base;
-    size_t used;
-} Arena;
-
 // `count` elements of `size` bytes, 256-byte aligned; NULL while only measuring.
 static inline void *arena_take(Arena *a, size_t count, size_t size) {
-    size_t first = (a->used + 255) / 256 * 256;
-    a->used = first + count * size;
+    const size_t first = (a->bytes + 255) / 256 * 256;
+    a->bytes = first + count * size;
     return a->base ? a->base + first : NULL;
 }
 
-static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
+// Weights, gradients and optimizer state; partial sums where gradients are summed in order.
+static inline void llama_carve_parameters(LlamaModel *m) {
+    const size_t n = m->num_elements, partial = (size_t)m->sum.num_partial;
+    Arena *weights = &m->arenas[LLAMA_WEIGHTS], *grads = &m->arenas[LLAMA_GRADS],
+          *optimizer = &m->arenas[LLAMA_OPTIMIZER];
+    m->weights = arena_take(weights, n, sizeof(floatX));
+    if (master_lo_bytes()) m->master_lo = arena_take(weights, n, master_lo_bytes());
+    if (!m->sizes.train) return;
+    m->grads = arena_take(grads, n, sizeof(real));
+    if (partial) m->sum.partial = arena_take(grads, partial * n, sizeof(real));
+    m->m = arena_take(optimizer, m->held_count, sizeof(real));
+    m->v = arena_take(optimizer, m->held_count, sizeof(real));
+}
+
+static inline void llama_carve_activations(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
-                 F = (size_t)c->intermediate_size;
-    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
-                 qkv_dim = (size_t)llama_qkv_dim(c);
+                 F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
+    const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
+    Arena *a = &m->arenas[LLAMA_ACTIVATIONS];
     for (int l = 0; l < c->num_layers; l++) {
         LlamaActs *x = &m->acts[l];
-        if (!m->sizes.train && l > 0) {
+        if (!m->sizes.train && l > 0) {  // inference: layers share one set
             *x = m->acts[0];
             continue;
-        }  // inference: layers share one set
+        }
         x->resid_attn = arena_take(a, T * C, sizeof(floatX));
         x->rstd_attn = arena_take(a, T, sizeof(real));
         x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
@@ -738,32 +727,22 @@ static inline void llama_carve_activations(LlamaModel *m, Arena *a) {
     s->losses = arena_take(a, T, sizeof(real));
 }
 
-static inline void llama_carve_ranks(LlamaModel *m, Arena *a) {
-    LlamaScratch *s = &m->scratch;
-    const size_t ranks = (size_t)m->ranks.num_ranks, collected = (size_t)m->sum.num_collected;
-    if (!llama_has_partial_sums(m)) return;
-    s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
-    s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
-    if (ranks > 1 && collected)
-        m->sum.collected = arena_take(a, collected * ranks * m->sum.block, sizeof(real));
-}
-
-// Positions, batch and everything that lives only inside a step
-static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
+// The batch, positions and everything that lives only inside a step
+static inline void llama_carve_workspace(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
-                 F = (size_t)c->intermediate_size;
-    const size_t H = (size_t)c->num_heads, q_dim = H * (size_t)c->head_dim,
-                 qkv_dim = (size_t)llama_qkv_dim(c);
+                 F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
+    const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
+    const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->head_chunk;
+    const size_t collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
+    Arena *a = &m->arenas[LLAMA_WORKSPACE];
     LlamaScratch *s = &m->scratch;
     m->step = arena_take(a, 1, sizeof(StepScalars));
     m->loss_scale = arena_take(a, 1, sizeof(real));
     m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));
-    m->rope_table =
-        (real *)arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
-    s->logits =
-        (floatX *)arena_take(a, (size_t)m->head_chunk * (size_t)c->vocab_size, sizeof(floatX));
-    s->head_rows = arena_take(a, (size_t)m->head_chunk * C, sizeof(floatX));
+    m->rope_table = arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
+    s->logits = arena_take(a, chunk * V, sizeof(floatX));
+    s->head_rows = arena_take(a, chunk * C, sizeof(floatX));
     if (m->sizes.train) {
         s->dresid = arena_take(a, T * C, sizeof(floatX));
         s->dnorm = arena_take(a, T * C, sizeof(floatX));
@@ -779,7 +758,19 @@ static inline void llama_carve_workspace(LlamaModel *m, Arena *a) {
         s->real_dattn = arena_take(a, T * q_dim, sizeof(floatX));
         s->real_dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
     }
-    llama_carve_ranks(m, a);
+    if (!llama_has_partial_sums(m)) return;
+    s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
+    s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
+    if (m->ranks.num_ranks > 1 && collected)
+        m->sum.collected = arena_take(a, collected * m->sum.block, sizeof(real));
+}
+
+// Sets the bytes of every arena and, where it exists, all that lies in it.
+static inline void llama_carve(LlamaModel *m) {
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
+    llama_carve_parameters(m);
+    llama_carve_activations(m);
+    llama_carve_workspace(m);
 }
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
@@ -794,34 +785,24 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *s
     return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
 }
 
-// Everything but the allocation: tables, views with NULL bases, bytes of each arena in m->memory.
+// Everything but the allocation: the table of parameters, and the bytes of each arena.
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSizes sizes) {
-    memset(m, 0, sizeof *m);
-    m->config = *config;
-    m->sizes = sizes;
-    m->ranks.num_ranks = 1;
-    HeadShape heads = {config->num_heads, config->num_kv_heads, config->head_dim};
-    m->heads = heads;
+    const size_t layers = (size_t)config->num_layers, T = (size_t)sizes.micro_batch_tokens;
+    const size_t plan_ints = attention_plan_size((int64_t)T, (int64_t)T);
+    assert(T > 0 && sizes.max_seqlen > 0);
+    *m = (LlamaModel){.config = *config, .sizes = sizes, .ranks = {.num_ranks = 1}};
+    m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
     m->head_chunk = llama_head_chunk(config, &sizes);
     if (sizes.io_chunk == 0) m->sizes.io_chunk = 1 << 20;
-    size_t T = (size_t)sizes.micro_batch_tokens,
-           plan_ints = attention_plan_size(sizes.micro_batch_tokens, sizes.micro_batch_tokens);
     m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 3 * T + 1 + plan_ints : 0);
     m->staging_ints += T;  // the rows of llama_logits, at the end
-    llama_build_tensors(m);
-    m->held_count = m->num_elements;
-    size_t layers = (size_t)config->num_layers;
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers, sizeof(LlamaActs), "layers");
-    Arena activations = {NULL, 0}, workspace = {NULL, 0};
-    llama_carve_activations(m, &activations);
-    llama_carve_workspace(m, &workspace);
-    m->memory.weights = m->num_elements * (sizeof(floatX) + master_lo_bytes());
-    m->memory.grads = sizes.train ? m->num_elements * sizeof(real) : 0;
-    m->memory.optimizer = sizes.train ? 2 * m->num_elements * sizeof(real) : 0;
-    m->memory.activations = activations.used;
-    m->memory.workspace = workspace.used;
+    m->tensors = host_calloc((LLAMA_LAYER_MATRICES + 2) * layers + 3, sizeof(Parameter), "tensors");
+    llama_build_tensors(m);
+    m->held_count = m->num_elements;
+    llama_carve(m);
 }
 
 static inline void llama_plan_shards(LlamaModel *m) {
@@ -841,11 +822,12 @@ static inline void llama_plan_buckets(LlamaModel *m) {
     m->buckets[LLAMA_NORMS].first = end;
     m->buckets[LLAMA_NORMS].last = m->num_elements;
     m->buckets[LLAMA_HEAD].last = end;
-    if (!m->config.tie_word_embeddings) end = llama_offset(m, "lm_head.weight");
+    // the table has the embedding, the matrices of every layer, then the head
+    if (!m->config.tie_word_embeddings) end = m->tensors[1 + LLAMA_LAYER_MATRICES * L].offset;
     m->buckets[LLAMA_HEAD].first = end;
     for (int l = L - 1; l >= 0; l--) {
         m->buckets[LLAMA_LAYERS + l].last = end;
-        end = llama_offset(m, "model.layers.%d.self_attn.q_proj.weight", l);
+        end = m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
         m->buckets[LLAMA_LAYERS + l].first = end;
     }
     m->buckets[LLAMA_EMBEDDING].last = end;
@@ -862,29 +844,17 @@ static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
         m->held_first = m->shard[ranks.rank];
         m->held_count = m->shard[ranks.rank + 1] - m->held_first;
     }
-    Arena workspace = {NULL, 0};
-    llama_carve_workspace(m, &workspace);
-    m->memory.workspace = workspace.used;
-    m->memory.grads += (size_t)m->sum.num_partial * m->num_elements * sizeof(real);
-    m->memory.optimizer = 2 * m->held_count * sizeof(real);
+    llama_carve(m);
 }
 
-static inline size_t llama_memory_total(const LlamaMemory *b) {
-    return b->weights + b->grads + b->optimizer + b->activations + b->workspace;
-}
-
-static inline void *llama_alloc(size_t bytes, const char *arena, Error *err) {
-    void *p = device_malloc(bytes ? bytes : 1);
-    if (!p)
-        error_set(err, EXIT_DEVICE_MEMORY, "choose a smaller --micro-batch-tokens or model",
-                  "device memory: %zu bytes for %s refused", bytes, arena);
-    return p;
+static inline size_t llama_memory_total(const LlamaModel *m) {
+    size_t bytes = 0;
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++) bytes += m->arenas[i].bytes;
+    return bytes;
 }
 
 static inline void llama_free(LlamaModel *m) {
-    void *arenas[] = {m->weights, m->master_lo,   m->grads,           m->m,
-                      m->v,       m->sum.partial, m->workspace_arena, m->activations_arena};
-    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++) device_free(arenas[i]);
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++) device_free(m->arenas[i].base);
     free(m->tensors);
     free(m->layers);
     free(m->dlayers);
@@ -892,38 +862,28 @@ static inline void llama_free(LlamaModel *m) {
     free(m->staging_host);
     free(m->shard);
     free(m->buckets);
-    memset(m, 0, sizeof *m);
+    *m = (LlamaModel){0};
 }
 
 static inline void llama_fill_rope_table(LlamaModel *m);
 
-// Allocates what llama_plan measured. Parameter arenas start as zeros, everything else as it comes.
+// Allocates the memory planned by llama_plan. Parameter arenas are zeroed, the rest is
+// uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
-    size_t n = m->num_elements;
-    m->weights = llama_alloc(n * sizeof(floatX), "weights", err);
-    if (master_lo_bytes()) m->master_lo = llama_alloc(n * master_lo_bytes(), "weights", err);
-    if (m->sizes.train) {
-        m->grads = llama_alloc(n * sizeof(real), "gradients", err);
-        m->m = llama_alloc(m->held_count * sizeof(real), "optimizer", err);
-        m->v = llama_alloc(m->held_count * sizeof(real), "optimizer", err);
+    const size_t planned = llama_memory_total(m);
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++) {
+        Arena *a = &m->arenas[i];
+        if (a->bytes == 0) continue;  // without training
+        a->base = device_malloc(a->bytes);
+        if (!a->base)
+            return error_set(
+                err, EXIT_DEVICE_MEMORY, "choose a smaller --micro-batch-tokens or model",
+                "device memory: %zu bytes for %s refused", a->bytes, llama_arena_names[i]);
+        if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }
-    const size_t partial = (size_t)m->sum.num_partial * n;
-    if (partial) m->sum.partial = llama_alloc(partial * sizeof(real), "gradients", err);
-    m->activations_arena = llama_alloc(m->memory.activations, "activations", err);
-    m->workspace_arena = llama_alloc(m->memory.workspace, "workspace", err);
-    if (err->code) return false;
-    device_zero(m->weights, n * sizeof(floatX));
-    if (m->master_lo) device_zero(m->master_lo, n * master_lo_bytes());
-    if (m->sizes.train) {
-        device_zero(m->grads, n * sizeof(real));
-        device_zero(m->m, m->held_count * sizeof(real));
-        device_zero(m->v, m->held_count * sizeof(real));
-    }
-    Arena activations = {(char *)m->activations_arena, 0},
-          workspace = {(char *)m->workspace_arena, 0};
-    llama_carve_activations(m, &activations);
-    llama_carve_workspace(m, &workspace);
-    llama_set_views(m);
+    llama_carve(m);
+    assert(llama_memory_total(m) == planned);
+    llama_build_tensors(m);
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
@@ -976,47 +936,45 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-// Where this rank's part of elements offset .. offset + n - 1 of m and v begins; *count: its size.
-static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *count) {
+// This rank's part of elements offset .. offset + n - 1 of a moment: elements *first to *first +
+// *count - 1.
+static inline real *llama_held(const LlamaModel *m, ParameterArena arena, size_t offset, size_t n,
+                               size_t *first, size_t *count) {
     const size_t end = m->held_first + m->held_count;
-    const size_t first = offset > m->held_first ? offset : m->held_first;
     const size_t last = offset + n < end ? offset + n : end;
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    *count = first < last ? last - first : 0;
-    return first;
+    *first = offset > m->held_first ? offset : m->held_first;
+    *count = *first < last ? last - *first : 0;
+    return (arena == ARENA_M ? m->m : m->v) + (*count ? *first - m->held_first : 0);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
     LlamaModel *m = model;
+    size_t first, count;
     comm_progress();
     if (arena == ARENA_WEIGHTS) {
         uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
         weights_from_host(m->weights + offset, lo, values, n);
         return;
     }
-    size_t count, first = llama_held(m, offset, n, &count);
-    real *moment = arena == ARENA_M ? m->m : m->v;
-    if (count)
-        device_upload(moment + (first - m->held_first), values + (first - offset),
-                      count * sizeof(float));
+    real *moment = llama_held(m, arena, offset, n, &first, &count);
+    if (count) device_upload(moment, values + (first - offset), count * sizeof(float));
 }
 
 // Moments of a sharded optimizer come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
     const LlamaModel *m = model;
+    size_t first, count;
     if (arena == ARENA_WEIGHTS) {
         const uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
         weights_to_host(values, m->weights + offset, lo, n);
         return;
     }
-    size_t count, first = llama_held(m, offset, n, &count);
-    const real *moment = arena == ARENA_M ? m->m : m->v;
+    const real *moment = llama_held(m, arena, offset, n, &first, &count);
     if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
-    if (count)
-        device_download(values + (first - offset), moment + (first - m->held_first),
-                        count * sizeof(float));
+    if (count) device_download(values + (first - offset), moment, count * sizeof(float));
     if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
 }
 
@@ -1032,20 +990,6 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return weights_load(llama_parameters(m), dir, err);
-}
-
-static inline bool llama_load_optimizer(LlamaModel *m, const char *path, Error *err) {
-    return moments_load(llama_parameters(m), path, err);
-}
-
-// Rank 0, while the others are in llama_send_optimizer.
-static inline bool llama_save_optimizer(LlamaModel *m, const char *path, SafetensorsWriter *w,
-                                        Error *err) {
-    return moments_save(llama_parameters(m), path, w, err);
-}
-
-static inline void llama_send_optimizer(LlamaModel *m) {
-    if (m->ranks.shard_optimizer) moments_visit(llama_parameters(m));
 }
 
 #endif

@@ -9,14 +9,13 @@
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <math.h>
 #include <signal.h>
@@ -43,7 +42,6 @@
 #include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
-#include "data/runs/sampling.h"
 #include "data/runs/schedule.h"
 #include "data/runs/spike.h"
 #include "data/runs/state.h"
@@ -74,149 +72,124 @@ typedef struct {
 
 static Options o;
 
-#define EPOCHS_HINT "--steps counts optimizer steps; --dry-run says how many an epoch has"
-#define BATCH_SIZE_HINT \
-    "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"
-#define LOG_HINT "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"
-
 static const Option option_table[] = {
     OPTION_GROUP("model"),
-    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0,
-     "Hugging Face directory, or a built-in name: demo, "
-     "smollm2-135m, smollm2-360m, smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"},
-    {"from-scratch", OPTION_FLAG, &o.from_scratch, NULL, NULL, 0, 0,
-     "random weights (always so for a built-in name)"},
+    TEXT("model", o.model, "demo",
+         "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
+         "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
+    FLAG("from-scratch", o.from_scratch, "random weights (always so for a built-in name)"),
     OPTION_GROUP("data"),
-    {"train", OPTION_STRING, &o.train, "data/demo", NULL, 0, 0,
-     "training shards: a directory, file or glob"},
-    {"val", OPTION_STRING, &o.val, NULL, NULL, 0, 0,
-     "validation shards; default: the val shards of --train"},
-    {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
-     "how documents fill a batch"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "1024", NULL, 1, 1 << 24,
-     "longest chunk; the row of other layouts"},
-    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "4096", NULL, 1, 1 << 29,
-     "capacity of the 1D token buffer"},
-    {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
-     "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"},
-    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1,
-     "target fill: fraction of a step's capacity to use; 0: 1 for "
-     "one micro-batch a step, else 0.97"},
-    {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
-     "documents longer than --max-seqlen"},
-    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30,
-     "shards without an index: the token "
-     "that begins each document; -1: by format"},
-    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0,
-     "that token ends documents instead"},
-    {"allow-other-tokenizer", OPTION_FLAG, &o.allow_other_tokenizer, NULL, NULL, 0, 0,
-     "train on shards that were not made with the model's tokenizer.json"},
+    TEXT("train", o.train, "data/demo", "training shards: a directory, file or glob"),
+    TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
+    CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
+    NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
+           "longest chunk; the row of other layouts"),
+    NUMBER("micro-batch-tokens", o.micro_batch_tokens, "4096", 1, 1 << 29,
+           "capacity of the 1D token buffer"),
+    NUMBER(
+        "batch-tokens", o.batch_tokens, "0", 0, 1e12,
+        "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("fill", o.fill, "0", 0, 1,
+           "target fill: fraction of a step's capacity to use; 0: 1 for one micro-batch a step, "
+           "else 0.97"),
+    CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error",
+           "documents longer than --max-seqlen"),
+    NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30,
+           "shards without an index: the token that begins each document; -1: by format"),
+    FLAG("boundary-ends", o.boundary_ends, "that token ends documents instead"),
+    FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
+         "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
-    {"out", OPTION_STRING, &o.out, "out/demo", NULL, 0, 0,
-     "directory of log.jsonl, checkpoints and final/"},
+    TEXT("out", o.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
     {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
      "continue from a checkpoint, with the options of its run but for those given here; without "
      "DIR from the newest valid one in --out"},
-    {"overwrite", OPTION_FLAG, &o.overwrite, NULL, NULL, 0, 0,
-     "replace the run in --out: its checkpoints, final/ and log are removed"},
-    {"steps", OPTION_INT64, &o.steps, "300", NULL, 0, 1e12,
-     "optimizer steps; 0: validate, print samples and write nothing"},
-    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15,
-     "of initial weights, document order and samples"},
-    {"save-every", OPTION_INT64, &o.save_every, "0", NULL, 0, 1e12,
-     "steps between checkpoints; 0: only at the end"},
-    {"keep", OPTION_INT, &o.keep, "2", NULL, 0, 1e6, "newest checkpoints kept; 0: all"},
-    {"val-every", OPTION_INT64, &o.val_every, "50", NULL, 0, 1e12,
-     "steps between validations, the first before training, the last after it; 0: never"},
-    {"val-tokens", OPTION_INT64, &o.val_tokens, "65536", NULL, 1, 1e12,
-     "most tokens of the validation set: whole documents, the first of a fixed order"},
-    {"max-skips", OPTION_INT, &o.max_skips, "5", NULL, 0, 1e6,
-     "consecutive steps with a non-finite loss or gradient that end the run with exit code 7; "
-     "0: they never do"},
+    FLAG("overwrite", o.overwrite,
+         "replace the run in --out: its checkpoints, final/ and log are removed"),
+    NUMBER("steps", o.steps, "300", 0, 1e12,
+           "optimizer steps; 0: validate, print samples and write nothing"),
+    NUMBER("seed", o.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
+    NUMBER("save-every", o.save_every, "0", 0, 1e12,
+           "steps between checkpoints; 0: only at the end"),
+    NUMBER("keep", o.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
+    NUMBER("val-every", o.val_every, "50", 0, 1e12,
+           "steps between validations, the first before training, the last after it; 0: never"),
+    NUMBER("val-tokens", o.val_tokens, "65536", 1, 1e12,
+           "most tokens of the validation set: whole documents, the first of a fixed order"),
+    NUMBER("max-skips", o.max_skips, "5", 0, 1e6,
+           "consecutive steps with a non-finite loss or gradient that end the run with exit code "
+           "7; 0: they never do"),
     OPTION_GROUP("optimizer"),
-    {"lr", OPTION_FLOAT, &o.lr, "2e-3", NULL, 0, 1e30, "peak learning rate"},
-    {"schedule", OPTION_CHOICE, &o.schedule, "wsd", SCHEDULE_NAMES, 0, 0,
-     "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"},
-    {"warmup-steps", OPTION_INT64, &o.warmup_steps, "20", NULL, 0, 1e12, "linear from 0"},
-    {"decay-frac", OPTION_FLOAT, &o.decay_frac, "0.2", NULL, 0, 1,
-     "share of the steps that wsd decays over"},
-    {"min-lr-frac", OPTION_FLOAT, &o.min_lr_frac, "0", NULL, 0, 1, "last learning rate / --lr"},
-    {"weight-decay", OPTION_FLOAT, &o.weight_decay, "0.1", NULL, 0, 1e6,
-     "on matrices, not on norm weights"},
-    {"beta1", OPTION_FLOAT, &o.beta1, "0.9", NULL, 0, 0.999999, "AdamW"},
-    {"beta2", OPTION_FLOAT, &o.beta2, "0.95", NULL, 0, 0.999999, "AdamW"},
-    {"eps", OPTION_FLOAT, &o.eps, "1e-8", NULL, 0, 1, "AdamW"},
-    {"grad-clip", OPTION_FLOAT, &o.grad_clip, "1", NULL, 0, 1e30,
-     "largest gradient norm; 0: no clipping"},
+    NUMBER("lr", o.lr, "2e-3", 0, 1e30, "peak learning rate"),
+    CHOICE("schedule", o.schedule, "wsd", SCHEDULE_NAMES,
+           "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
+    NUMBER("warmup-steps", o.warmup_steps, "20", 0, 1e12, "linear from 0"),
+    NUMBER("decay-frac", o.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
+    NUMBER("min-lr-frac", o.min_lr_frac, "0", 0, 1, "last learning rate / --lr"),
+    NUMBER("weight-decay", o.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
+    NUMBER("beta1", o.beta1, "0.9", 0, 0.999999, "AdamW"),
+    NUMBER("beta2", o.beta2, "0.95", 0, 0.999999, "AdamW"),
+    NUMBER("eps", o.eps, "1e-8", 0, 1, "AdamW"),
+    NUMBER("grad-clip", o.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
     OPTION_GROUP("samples"),
-    {"sample-every", OPTION_INT64, &o.sample_every, "0", NULL, 0, 1e12,
-     "steps between samples; 0: only at the end"},
-    {"num-samples", OPTION_INT, &o.num_samples, "3", NULL, 0, MAX_SAMPLES,
-     "texts a round, packed into one batch where they fit; 0: none"},
-    {"sample-tokens", OPTION_INT, &o.sample_tokens, "128", NULL, 1, 1 << 20,
-     "tokens written per text"},
-    {"prompt", OPTION_STRING, &o.prompt, NULL, NULL, 0, 0,
-     "how each text begins; default: as validation documents do"},
-    {"temperature", OPTION_FLOAT, &o.temperature, "0.8", NULL, 0, 100,
-     "0: always the likeliest token"},
-    {"top-k", OPTION_INT, &o.top_k, "0", NULL, 0, 1 << 24,
-     "sample from the k likeliest; 0: from all"},
-    {"top-p", OPTION_FLOAT, &o.top_p, "0.95", NULL, 0, 1,
-     "sample from the likeliest that sum to p"},
+    NUMBER("sample-every", o.sample_every, "0", 0, 1e12,
+           "steps between samples; 0: only at the end"),
+    NUMBER("num-samples", o.num_samples, "3", 0, MAX_SAMPLES,
+           "texts a round, packed into one batch where they fit; 0: none"),
+    NUMBER("sample-tokens", o.sample_tokens, "128", 1, 1 << 20, "tokens written per text"),
+    TEXT("prompt", o.prompt, NULL, "how each text begins; default: as validation documents do"),
+    NUMBER("temperature", o.temperature, "0.8", 0, 100, "0: always the likeliest token"),
+    NUMBER("top-k", o.top_k, "0", 0, 1 << 24, "sample from the k likeliest; 0: from all"),
+    NUMBER("top-p", o.top_p, "0.95", 0, 1, "sample from the likeliest that sum to p"),
     OPTION_GROUP("machine"),
-    {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads; 0: all cores"},
-    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0,
-     "CPU: matmul inputs in bf16, sums in fp32"},
-    {"attention", OPTION_STRING, &o.attention, "auto", NULL, 0, 0,
-     "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"},
-    {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0,
-     "same bits in every run (the CPU always does) and on any number of ranks; takes memory for "
-     "sums over micro-batches in a fixed order"},
-    {"cuda-graph", OPTION_FLAG, &o.cuda_graph, NULL, NULL, 0, 0,
-     "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
-     "that the host cannot feed fast enough; micro-batches are filled up to one size"},
-    {"zero", OPTION_CHOICE, &o.zero, "1", "0|1", 0, 0,
-     "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of it"},
-    {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
-     "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention tile "
-     "of SIDE x SIDE (128), as make calibrate measures it; decides which documents share a "
-     "micro-batch and a rank. 0:0: in arrival order, for comparison"},
-    {"heartbeat-seconds", OPTION_FLOAT, &o.heartbeat_seconds, "60", NULL, 0, 1e6,
-     "several ranks: seconds without progress before a rank is reported and the run ends with exit "
-     "code 8; "
-     "0: never"},
+    NUMBER("threads", o.threads, "0", 0, 4096, "CPU threads; 0: all cores"),
+    FLAG("bf16-matmul", o.bf16_matmul, "CPU: matmul inputs in bf16, sums in fp32"),
+    TEXT("attention", o.attention, "auto",
+         "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"),
+    FLAG("deterministic", o.deterministic,
+         "same bits in every run (the CPU always does) and on any number of ranks; takes memory "
+         "for sums over micro-batches in a fixed order"),
+    FLAG(
+        "cuda-graph", o.cuda_graph,
+        "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
+        "that the host cannot feed fast enough; micro-batches are filled up to one size"),
+    CHOICE("zero", o.zero, "1", "0|1",
+           "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of "
+           "it"),
+    TEXT("work-cost", o.work_cost, "100:745",
+         "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention "
+         "tile of SIDE x SIDE (128), as make calibrate measures it; decides which documents share "
+         "a micro-batch and a rank. 0:0: in arrival order, for comparison"),
+    NUMBER("heartbeat-seconds", o.heartbeat_seconds, "60", 0, 1e6,
+           "several ranks: seconds without progress before a rank is reported and the run ends "
+           "with exit code 8; 0: never"),
     OPTION_GROUP("instead of training"),
-    {"compare", OPTION_FLAG, &o.compare, NULL, NULL, 0, 0,
-     "time all layouts on the same documents"},
-    {"compare-steps", OPTION_INT, &o.compare_steps, "3", NULL, 1, 1000,
-     "timed steps of each layout"},
-    {"check-packing", OPTION_FLAG, &o.check_packing, NULL, NULL, 0, 0,
-     "packed against each document alone"},
-    {"dry-run", OPTION_FLAG, &o.dry_run, NULL, NULL, 0, 0,
-     "print the plan and the memory, and stop"},
-    {"version", OPTION_FLAG, &o.version, NULL, NULL, 0, 0, "print the version"},
+    FLAG("compare", o.compare, "time all layouts on the same documents"),
+    NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
+    FLAG("check-packing", o.check_packing, "packed against each document alone"),
+    FLAG("dry-run", o.dry_run, "print the plan and the memory, and stop"),
+    FLAG("version", o.version, "print the version"),
     // what other trainers have
-    OPTION_ELSEWHERE("epochs", EPOCHS_HINT),
-    OPTION_ELSEWHERE("num-epochs", EPOCHS_HINT),
-    OPTION_ELSEWHERE("num-train-epochs", EPOCHS_HINT),
+    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
+                     "--steps counts optimizer steps; --dry-run says how many an epoch has"),
     OPTION_ELSEWHERE("max-steps", "it is --steps"),
-    OPTION_ELSEWHERE("batch-size", BATCH_SIZE_HINT),
-    OPTION_ELSEWHERE("per-device-train-batch-size", BATCH_SIZE_HINT),
-    OPTION_ELSEWHERE("gradient-accumulation-steps", BATCH_SIZE_HINT),
+    OPTION_ELSEWHERE(
+        "batch-size|per-device-train-batch-size|gradient-accumulation-steps",
+        "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"),
     OPTION_ELSEWHERE("learning-rate", "it is --lr"),
     OPTION_ELSEWHERE("output-dir", "it is --out"),
     OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
     OPTION_ELSEWHERE("generate", "--steps 0 --prompt TEXT --sample-tokens N prints text"),
     OPTION_ELSEWHERE("eval", "--steps 0 validates and writes nothing"),
-    OPTION_ELSEWHERE("wandb", LOG_HINT),
-    OPTION_ELSEWHERE("tensorboard", LOG_HINT),
-    OPTION_ELSEWHERE("report-to", LOG_HINT),
-    OPTION_ELSEWHERE("gradient-checkpointing",
-                     "activations take what --dry-run prints; a smaller --micro-batch-tokens takes "
-                     "less"),
-    OPTION_ELSEWHERE("export-gguf",
-                     "final/ in --out is a Hugging Face model, which llama.cpp's "
-                     "convert_hf_to_gguf.py reads"),
+    OPTION_ELSEWHERE(
+        "wandb|tensorboard|report-to",
+        "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"),
+    OPTION_ELSEWHERE(
+        "gradient-checkpointing",
+        "activations take what --dry-run prints; a smaller --micro-batch-tokens takes less"),
+    OPTION_ELSEWHERE(
+        "export-gguf",
+        "final/ in --out is a Hugging Face model, which llama.cpp's convert_hf_to_gguf.py reads"),
     OPTION_END,
 };
 
@@ -226,12 +199,12 @@ static const char options_of_a_start[] =
     "dry-run|version";
 
 // ------------------------------------------------------------------------------------------------
-// The run: what the parts below shard
+// The run: what the parts below share
 
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
     int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // one has gone through: kernels are loaded, and matmul has chosen
+    // warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
     bool passed;
     DeviceGraph *graph;
     int64_t num_passes, num_launches;
@@ -265,25 +238,6 @@ typedef struct {
 static Run run;
 static volatile sig_atomic_t stop_signal;
 
-static void usage_error(const char *hint, const char *what) {
-    Error err = {0};
-    error_set(&err, EXIT_USAGE, hint, "%s", what);
-    error_exit(&err);
-}
-
-// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
-static void no_device(const char *what) {
-    Error err = {0};
-    if (o.bf16_matmul) usage_error("leave --bf16-matmul out", what);
-    error_set(&err, EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
-              what);
-    error_exit(&err);
-}
-
-static void no_ranks(const char *what) {
-    usage_error("ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", what);
-}
-
 // A device error is found after the call that made it: at the latest at the end of the step.
 static void describe_work(char *text, size_t capacity) {
     char batch[400] = "";
@@ -302,9 +256,7 @@ static void on_signal(int sig) {
 
 static void catch_signals(void) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    const struct sigaction action = {.sa_handler = on_signal};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -321,8 +273,7 @@ static bool reduces_deterministically(void) {
 static AdamW adamw_of_step(int64_t step) {
     const Schedule schedule = {
         (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
-    AdamW hyper = {schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
-    return hyper;
+    return (AdamW){schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
 }
 
 static bool model_is_builtin(void) {
@@ -336,10 +287,12 @@ static const char *weights_dir(void) {
     return o.from_scratch || model_is_builtin() ? NULL : o.model;
 }
 
-// Before memory is taken, and in a dry run too.
-static void check_weights(LlamaModel *m) {
+static void load_optimizer(LlamaModel *m) {
     Error err = {0};
-    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
+    char path[IO_PATH_MAX];
+    if (!run.resume.dir[0]) return;
+    must(path_join(path, sizeof path, run.resume.dir, "optimizer.safetensors", &err), &err);
+    must(moments_load(llama_parameters(m), path, &err), &err);
 }
 
 static void init_weights(LlamaModel *m) {
@@ -355,14 +308,14 @@ static void init_weights(LlamaModel *m) {
 
 static void pass_without_graph(LlamaModel *m) {
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     comm_phase("backward", -1);
     llama_backward(m);
 }
 
 // The model's current micro-batch; losses are left for llama_add_losses.
 static void pass_through(LlamaModel *m, PassGraph *g) {
-    const Documents *docs = &m->in.docs;
+    const VarlenInfo *docs = &m->in.docs;
     const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
                              docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
     g->num_passes++;
@@ -405,6 +358,7 @@ static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) 
             train_micro_batch(m, &data->micro[i++], graph);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
+    assert(i == data->num_micro);
 }
 
 // The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
@@ -437,7 +391,8 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
         llama_select_loss_partial(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
-        llama_head_eval(m);
+        llama_head(m, false);
+        llama_add_losses(m);
     }
     llama_sum_losses(m);
     return llama_read_step(m).loss_sum / (double)data->num_targets;
@@ -485,7 +440,7 @@ static void repeat_matmul_choices(const char *dir) {
 static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
     SafetensorsWriter w;
     const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    return llama_save_optimizer(m, path, &w, err) &&
+    return moments_save(llama_parameters(m), path, &w, err) &&
            checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
            save_matmul_choices(ck, err) &&
            state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
@@ -506,7 +461,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
                          checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (!is_rank_0()) {
-        if (ok && name == NULL) llama_send_optimizer(m);
+        if (ok && name == NULL && m->ranks.shard_optimizer) moments_visit(llama_parameters(m));
         return true;
     }
     ok = ok && (name != NULL || save_state(ck, m, path, err)) &&
@@ -515,7 +470,7 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     return ok;
 }
 
-// All weights as fp32, the exact master: those that this rank computes with.
+// All weights of this rank as fp32, the exact master.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
@@ -594,14 +549,12 @@ static bool stop_requested(void) {
 }
 
 static void leave_if_diverged(const StepScalars *s) {
-    Error err = {0};
     run.skips_in_a_row = s->scale == 0 ? run.skips_in_a_row + 1 : 0;
     if (o.max_skips == 0 || run.skips_in_a_row < o.max_skips) return;
-    error_set(&err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+    exit_with(EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
               "training diverged: %d step%s had a non-finite loss or gradient norm, and touched no "
               "weight",
               run.skips_in_a_row, run.skips_in_a_row == 1 ? "" : "s in a row");
-    error_exit(&err);
 }
 
 // In other layouts some of the attention pairs are of no use.
@@ -723,7 +676,7 @@ static void finish(LlamaModel *m) {
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
            (double)device_memory().bytes_peak / 1048576.0,
-           (double)(run.backend_bytes + llama_memory_total(&m->memory)) / 1048576.0,
+           (double)(run.backend_bytes + llama_memory_total(m)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
     data_summary_print_left_out(&run.train_summary);
     printf("done: %s/final is a Hugging Face model\n", o.out);
@@ -768,7 +721,7 @@ static void compare_print_row(Layout layout, const LlamaModel *m, const StepData
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15lld %12.1f %11.6f\n", layout_name(layout),
            t.median_ms, real_tokens / t.median_ms * 1e3, flops / t.median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data->local_tokens),
-           (long long)data->attention_pairs, (double)llama_memory_total(&m->memory) / 1048576.0,
+           (long long)data->attention_pairs, (double)llama_memory_total(m) / 1048576.0,
            t.scalars.loss_sum / (double)data->num_targets);
     fflush(stdout);
 }
@@ -779,9 +732,8 @@ static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
     Error err = {0};
     LoaderSettings settings = run.loader_settings;
     StepData data = {0};
-    const PlanState start = {0};
     settings.layout = layout;
-    must(loader_load_step(&data, &run.train, &settings, start, &err), &err);
+    must(loader_load_step(&data, &run.train, &settings, (PlanState){0}, &err), &err);
     LlamaSizes sizes = {.max_seqlen = o.max_seqlen, .repad = layout == LAYOUT_REPAD, .train = true};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > sizes.micro_batch_tokens)
@@ -817,29 +769,23 @@ static void compare_layouts(void) {
 // --check-packing: the documents of one micro-batch, packed and each alone
 
 typedef struct {
-    double max_loss, max_logit, max_grad, grad_error2, grad_norm2;
+    double max_loss, max_logit, max_grad;
+    double grad_error;  // relative, L2
 } PackingDelta;
 
-// Loss of every row and logits of every row into host buffers, for one batch.
-static void forward_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
-    const int64_t T = b->total_tokens, V = m->config.vocab_size;
+// One pass: losses (T) and logits (T, V) into host buffers, gradients added to those of the model.
+static void pass_to_host(LlamaModel *m, const Batch *b, float *losses, float *logits) {
+    const int32_t T = b->total_tokens, V = m->config.vocab_size;
+    int32_t *rows = host_calloc((size_t)T, sizeof(int32_t), "rows");
+    for (int32_t t = 0; t < T; t++) rows[t] = t;
     llama_set_batch(m, b);
     llama_forward(m);
-    int32_t *rows = host_calloc((size_t)m->head_chunk, sizeof(int32_t), "rows");
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        int32_t n = (int32_t)(T - t < m->head_chunk ? T - t : m->head_chunk);
-        for (int32_t i = 0; i < n; i++) rows[i] = (int32_t)t + i;
-        llama_logits(m, logits + t * V, rows, n);
-    }
+    for (int32_t t = 0; t < T; t += m->head_chunk)
+        llama_logits(m, logits + (int64_t)t * V, rows + t,
+                     T - t < m->head_chunk ? T - t : m->head_chunk);
     free(rows);
-    llama_head_eval(m);
+    llama_head(m, true);
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
-}
-
-static void add_gradients(LlamaModel *m, const Batch *b) {
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m);
     llama_backward(m);
 }
 
@@ -866,31 +812,31 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
     float *losses = host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
     real *grads = host_calloc(2 * n, sizeof(real), "gradients"), *grads_alone = grads + n;
+    double error2 = 0, norm2 = 0;
     Batch alone;
-    PackingDelta delta = {0, 0, 0, 0, 0};
+    PackingDelta delta = {0};
     batch_init(&alone, packed->total_tokens, 1);
-    forward_to_host(m, packed, losses, logits);
     llama_zero_grads(m, packed->num_targets);
-    add_gradients(m, packed);
+    pass_to_host(m, packed, losses, logits);
     device_download(grads, m->grads, n * sizeof(real));
     llama_zero_grads(m, packed->num_targets);
     for (int d = 0; d < packed->num_docs; d++) {
-        int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
+        const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
         batch_alone(&alone, packed, d);
-        forward_to_host(m, &alone, losses_alone, logits_alone);
+        pass_to_host(m, &alone, losses_alone, logits_alone);
         delta.max_loss = max_difference(losses + first, losses_alone, rows, delta.max_loss);
         delta.max_logit = max_difference(logits + first * (int64_t)V, logits_alone,
                                          rows * (int64_t)V, delta.max_logit);
-        add_gradients(m, &alone);
     }
     device_download(grads_alone, m->grads, n * sizeof(real));
     for (size_t i = 0; i < n; i++) {
-        double difference = (double)grads[i] - (double)grads_alone[i];
+        const double difference = (double)grads[i] - (double)grads_alone[i];
         delta.max_grad = larger_difference(delta.max_grad, difference);
-        delta.grad_error2 += difference * difference;
-        delta.grad_norm2 += (double)grads_alone[i] * (double)grads_alone[i];
+        error2 += difference * difference;
+        norm2 += (double)grads_alone[i] * (double)grads_alone[i];
     }
+    delta.grad_error = sqrt(error2 / (norm2 > 0 ? norm2 : 1));
     batch_free(&alone);
     free(logits);
     free(losses);
@@ -898,39 +844,35 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     return delta;
 }
 
-static double packing_grad_error(const PackingDelta *d) {
-    return sqrt(d->grad_error2 / (d->grad_norm2 > 0 ? d->grad_norm2 : 1));
-}
-
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 static bool packing_is_rounding(const PackingDelta *d) {
     const bool bf16 = sizeof(floatX) == 2;
     const double row_bound = bf16 ? 0x1p-4 : 1e-4, grad_bound = bf16 ? 0x1p-5 : 1e-5;
-    return d->max_loss <= row_bound && d->max_logit <= row_bound &&
-           packing_grad_error(d) <= grad_bound;
+    return d->max_loss <= row_bound && d->max_logit <= row_bound && d->grad_error <= grad_bound;
 }
 
-static bool check_packing(LlamaModel *m, Dataset *dataset, LoaderSettings settings) {
+static void check_packing(LlamaModel *m) {
     Error err = {0};
-    StepData data;
-    PlanState start = {0, 0, 0, 0};
-    memset(&data, 0, sizeof data);
+    StepData data = {0};
+    LoaderSettings settings = run.loader_settings;
     settings.layout = LAYOUT_PACKED;
-    must(loader_load_step(&data, dataset, &settings, start, &err), &err);
+    must(loader_load_step(&data, &run.train, &settings, (PlanState){0}, &err), &err);
     const Batch *b = &data.micro[0];
-    PackingDelta d = packing_delta(m, b);
-    const bool good = packing_is_rounding(&d);
+    const PackingDelta d = packing_delta(m, b);
     printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
     printf("  max |delta| of a token's loss  %.3g%s\n", d.max_loss,
            d.max_loss == 0 ? "  (bit for bit)" : "");
     printf("  max |delta| of a logit         %.3g%s\n", d.max_logit,
            d.max_logit == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad,
-           packing_grad_error(&d));
-    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
+    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d.max_grad, d.grad_error);
     step_data_free(&data);
-    return good;
+    const bool good = packing_is_rounding(&d);
+    printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
+    if (!good)
+        exit_with(EXIT_DEVICE_ERROR,
+                  "if the model's own losses are finite, a kernel is wrong: please report it",
+                  "packing: expected the result of each document alone, found another one");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -943,8 +885,9 @@ static bool trains(void) { return o.steps > 0 && !o.dry_run && !o.compare && !o.
 static void find_resume_point(void) {
     Error err = {0};
     if (o.resume && o.overwrite)
-        usage_error("--resume continues the run in --out, --overwrite replaces it: give one",
-                    "--resume and --overwrite: expected at most one of them");
+        exit_with(EXIT_USAGE,
+                  "--resume continues the run in --out, --overwrite replaces it: give one",
+                  "--resume and --overwrite: expected at most one of them");
     run.out.path = o.out;
     if (o.resume && trains() && is_rank_0() && path_is_dir(o.out))
         must(out_dir_lock(&run.out, &err), &err);
@@ -959,26 +902,25 @@ static void take_options(int argc, char **argv) {
     Error err = {0};
     run.model_given = options_given(argc, argv, "model");
     if (!run.resume.dir[0]) return;
-    cJSON *state = state_open(run.resume.dir, &err);
+    json_auto_t *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
-    const cJSON *stored = json_member(state, "options");
-    if (!options_take(option_table, argc, argv, stored, options_of_a_start, &err)) {
-        error_prefix(&err, run.resume.dir);
-        error_exit(&err);
-    }
+    const json_t *stored = json_member(state, "options");
+    must(options_take(option_table, argc, argv, stored, options_of_a_start, &err) ||
+             error_prefix(&err, run.resume.dir),
+         &err);
     if (is_rank_0())
         options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
-    cJSON_Delete(state);
 }
 
-// Sets the cursor; returns how long the log was.
+// Sets the cursor; returns how long the log was, -1 where it is not continued.
 static int64_t read_state(void) {
     Error err = {0};
     TrainingState state = {0};
+    if (!run.resume.dir[0] || o.compare || o.check_packing) return -1;
     must(state_read(&state, run.resume.dir, &run.loader_settings.plan, &run.train, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
-    return state.log_bytes;
+    return run.resume.in_place ? state.log_bytes : -1;
 }
 
 static void open_out_dir(const LlamaModel *m) {
@@ -1048,9 +990,13 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
     int32_t losses = leaves > ranks ? leaves : ranks;
     if (run.val_step.plan.num_micro > losses) losses = run.val_step.plan.num_micro;
     llama_plan(m, &run.config, sizes);
-    LlamaRanks shard = {comm_rank(), ranks, ranks > 1 && o.zero == 1, reduces_deterministically(),
-                        leaves,      losses};
-    if (ranks > 1 || shard.deterministic_reduction) llama_plan_ranks(m, shard);
+    const LlamaRanks share = {.rank = comm_rank(),
+                              .num_ranks = ranks,
+                              .shard_optimizer = ranks > 1 && o.zero == 1,
+                              .deterministic_reduction = reduces_deterministically(),
+                              .num_leaves = leaves,
+                              .num_losses = losses};
+    if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1060,52 +1006,50 @@ static void check_options(void) {
     Error err = {0};
     if (o.overwrite && !model_is_builtin()) must(out_dir_keeps_model(o.out, o.model, &err), &err);
     if (o.micro_batch_tokens < o.max_seqlen)
-        usage_error("raise --micro-batch-tokens or lower --max-seqlen",
-                    "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+        exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
+                  "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
     if (o.cuda_graph && !device_has_graphs())
-        usage_error("--no-cuda-graph, or a trainer made by make BACKEND=cuda",
-                    "--cuda-graph: this is the CPU backend");
+        exit_with(EXIT_USAGE, "--no-cuda-graph, or a trainer made by make BACKEND=cuda",
+                  "--cuda-graph: this is the CPU backend");
     if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
-        usage_error("leave it out", "--cuda-graph is for training with --layout packed");
+        exit_with(EXIT_USAGE, "leave it out", "--cuda-graph is for training with --layout packed");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
-        usage_error("choose --batch-tokens as a multiple of --micro-batch-tokens",
-                    "--batch-tokens must be a multiple of --micro-batch-tokens");
+        exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
+                  "--batch-tokens must be a multiple of --micro-batch-tokens");
 }
 
+// Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
+static void open_device(void) {
+    const DeviceOptions options = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
+    const char *missing = device_init(&options);
+    if (missing && o.bf16_matmul) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
+    if (missing)
+        exit_with(EXIT_DEVICE_ERROR, "make BACKEND=cpu builds a trainer that needs no GPU", "%s",
+                  missing);
+    if (attention_select(o.attention) != 0)
+        exit_with(EXIT_USAGE,
+                  "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
+                  "--attention: expected kernels that this device can run");
+    device_on_error(describe_work);
+    run.backend_bytes = device_memory().bytes_now;
+}
+
+// Of the checkpoint, which --model must match where it is given
 static void load_config(void) {
     Error err = {0};
-    char near_name[64], hint[256];
-    if (run.resume.dir[0] && !run.model_given) {
-        must(llama_config_read(&run.config, run.resume.dir, &err), &err);
-        return;
-    }
-    if (llama_config_builtin(&run.config, o.model)) return;
-    if (!path_exists(o.model)) {
-        bool near =
-            options_nearest(o.model, llama_config_builtin_names(), near_name, sizeof near_name);
-        snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
-                 near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
-                 llama_config_builtin_names());
-        error_set(&err, EXIT_BAD_INPUT, hint,
-                  "%s: expected a model directory or a built-in name, found neither", o.model);
-        error_exit(&err);
-    }
-    must(llama_config_read(&run.config, o.model, &err), &err);
-}
-
-static void check_config_of_checkpoint(void) {
-    Error err = {0};
     LlamaConfig saved;
+    char a[8192], b[8192];
+    if (!run.resume.dir[0] || run.model_given)
+        must(llama_config_find(&run.config, o.model, &err), &err);
     if (!run.resume.dir[0]) return;
     must(llama_config_read(&saved, run.resume.dir, &err), &err);
-    char a[8192], b[8192];
+    if (!run.model_given) run.config = saved;
     llama_config_text(&saved, "float32", a, sizeof a);
     llama_config_text(&run.config, "float32", b, sizeof b);
-    if (strcmp(a, b) == 0) return;
-    error_set(&err, EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
-              "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
-    error_exit(&err);
+    if (strcmp(a, b) != 0)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+                  "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
 
 static void open_data(void) {
@@ -1114,12 +1058,9 @@ static void open_data(void) {
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
-    if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train)) {
-        error_set(&err, EXIT_BAD_INPUT,
-                  "scripts/quickstart.sh prepares it and trains; or give --train",
+    if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train))
+        exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o.train);
-        error_exit(&err);
-    }
     must(dataset_open(&run.train, o.train, &options, &err), &err);
     options.split = "val";
     run.has_val = o.val ? true : path_is_dir(o.train);
@@ -1130,32 +1071,21 @@ static void open_data(void) {
         run.has_val = dataset_open(&run.val, o.train, &options, &err);
 }
 
-// Its files all from one directory: those of two tokenizers would not fit each other.
-static void open_tokenizer(void) {
+// The tokenizer's files all from one directory: those of two would not fit each other.
+static void read_model_files(void) {
     Error err = {0};
     const char *dirs[] = {run.resume.dir, o.model, o.train}, *from = NULL;
-    const size_t num_dirs = sizeof dirs / sizeof *dirs;
     char path[IO_PATH_MAX];
-    bool found = false;
-    for (size_t i = 0; i < num_dirs && !from; i++) {
+    for (int i = 0; i < 3 && !from; i++) {
         if (!path_is_dir(dirs[i])) continue;
         must(path_join(path, sizeof path, dirs[i], "tokenizer.json", &err), &err);
         if (path_exists(path)) from = dirs[i];
     }
     run.has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&run.tokenizer, path, &err), &err);
-    for (size_t i = 0; i < num_dirs && !found && is_rank_0(); i++)
-        if ((!from || from == dirs[i]) && path_is_dir(dirs[i]))
-            must(model_files_read_tokenizer(&run.files, dirs[i], &found, &err), &err);
-}
-
-static void read_generation_config(void) {
-    Error err = {0};
-    const char *dirs[] = {run.resume.dir, o.model};
-    bool found = false;
-    for (size_t i = 0; i < sizeof dirs / sizeof *dirs && !found && is_rank_0(); i++)
-        if (path_is_dir(dirs[i]))
-            must(model_files_read_generation(&run.files, dirs[i], &found, &err), &err);
+    if (!is_rank_0()) return;
+    must(model_files_read_tokenizer(&run.files, from ? &from : dirs, from ? 1 : 3, &err), &err);
+    must(model_files_read_generation(&run.files, dirs, 2, &err), &err);
 }
 
 static void check_vocabulary(void) {
@@ -1169,15 +1099,14 @@ static void check_vocabulary(void) {
 static void make_samples(void) {
     Error err = {0};
     Samples *s = &run.samples;
-    const Sampling how = {o.temperature, o.top_k, o.top_p};
-    s->num_samples = o.num_samples;
-    s->sample_tokens = o.sample_tokens;
-    s->prompt = o.prompt;
-    s->documents = run.has_val ? &run.val : &run.train;
-    s->tokenizer = run.has_tokenizer ? &run.tokenizer : NULL;
-    s->how = how;
-    s->seed = (uint64_t)o.seed;
-    s->max_seqlen = o.max_seqlen;
+    *s = (Samples){.num_samples = o.num_samples,
+                   .sample_tokens = o.sample_tokens,
+                   .prompt = o.prompt,
+                   .documents = run.has_val ? &run.val : &run.train,
+                   .tokenizer = run.has_tokenizer ? &run.tokenizer : NULL,
+                   .how = {o.temperature, o.top_k, o.top_p},
+                   .seed = (uint64_t)o.seed,
+                   .max_seqlen = o.max_seqlen};
     must(samples_encode_prompt(s, &err), &err);
 }
 
@@ -1186,18 +1115,6 @@ static void summarize_data(void) {
     const PlanSettings *s = &run.loader_settings.plan;
     must(data_summary(&run.train_summary, &run.train, s, &err), &err);
     if (run.has_val) must(data_summary(&run.val_summary, &run.val, s, &err), &err);
-}
-
-// One size for all micro-batches: room for twice the documents that one has on average. More rooms
-// are not free: attention starts a block for each, which finds out that there is no document.
-static void fix_size(LoaderSettings *s) {
-    const int64_t docs = run.train.num_docs, tokens = run.train.num_tokens;
-    const int64_t capacity = s->plan.micro_batch_tokens, longest = s->plan.max_seqlen;
-    const int64_t mean = docs * longest < tokens ? longest : tokens / (docs > 0 ? docs : 1);
-    const int64_t room = 2 * capacity / (mean > 0 ? mean : 1) + 32;
-    s->fixed_segments = (int32_t)(room < capacity ? room : capacity);
-    run.graph.total_tokens = s->plan.micro_batch_tokens;
-    run.graph.num_docs = s->fixed_segments;
 }
 
 static void make_loader_settings(void) {
@@ -1214,14 +1131,17 @@ static void make_loader_settings(void) {
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
     if (!plan_work_cost_parse(o.work_cost, &s->plan))
-        usage_error("for example --work-cost 100:745",
-                    "--work-cost: expected TOKEN:TILE or TOKEN:TILE:SIDE, whole numbers");
+        exit_with(EXIT_USAGE, "for example --work-cost 100:745",
+                  "--work-cost: expected TOKEN:TILE or TOKEN:TILE:SIDE, whole numbers");
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();
     s->deterministic_reduction = reduces_deterministically();
     must(plan_settings_check(&s->plan, &err), &err);
-    if (o.cuda_graph) fix_size(s);
+    if (!o.cuda_graph) return;
+    s->fixed_segments = loader_fixed_segments(&s->plan, &run.train);
+    run.graph.total_tokens = s->plan.micro_batch_tokens;
+    run.graph.num_docs = s->fixed_segments;
 }
 
 // The loader thread makes the attention work lists; only the planned model knows its heads.
@@ -1235,34 +1155,24 @@ static void load_work_lists(LlamaModel *m) {
 
 // The rule: every rank has at least one micro-batch of each step.
 static void check_ranks(void) {
-    Error err = {0};
     const int64_t ranks = comm_num_ranks(), micros = o.batch_tokens / o.micro_batch_tokens;
     char hint[160];
     if (ranks > 1 && (o.compare || o.check_packing))
-        usage_error("start one process without mpirun",
-                    "--compare and --check-packing work with one rank only");
+        exit_with(EXIT_USAGE, "start one process without mpirun",
+                  "--compare and --check-packing work with one rank only");
     if (micros >= ranks) return;
     snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %lld",
              (long long)ranks * o.micro_batch_tokens);
-    error_set(&err, EXIT_USAGE, hint,
+    exit_with(EXIT_USAGE, hint,
               "%lld ranks: expected at least one micro-batch of a step for each, best as many for "
               "one as for the other; found %lld (--batch-tokens / --micro-batch-tokens)",
               (long long)ranks, (long long)micros);
-    error_exit(&err);
-}
-
-static ValidationSet describe_set(const StepData *data) {
-    ValidationSet set = {0, data->real_tokens, data->num_targets};
-    for (int64_t i = 0; i < data->plan.num_stream; i++)
-        set.docs += data->plan.stream[i].tok_off == 0;
-    return set;
 }
 
 // Validation: the first documents of a fixed order, the same for every run and seed.
 static void load_validation(void) {
     Error err = {0};
     LoaderSettings s = run.loader_settings;
-    PlanState start = {0, 0, 0, 0};
     if (!run.has_val) return;
     const DocIndex index = dataset_doc_index(&run.val);
     s.layout = LAYOUT_PACKED;
@@ -1270,9 +1180,11 @@ static void load_validation(void) {
     s.deterministic_reduction = s.num_ranks > 1 || reduces_deterministically();
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
-    must(loader_load_step(&run.val_step, &run.val, &s, start, &err), &err);
+    must(loader_load_step(&run.val_step, &run.val, &s, (PlanState){0}, &err), &err);
     assert(run.val_step.real_tokens == s.plan.set_tokens);
-    run.val_set = describe_set(&run.val_step);
+    run.val_set = (ValidationSet){0, run.val_step.real_tokens, run.val_step.num_targets};
+    for (int64_t i = 0; i < run.val_step.plan.num_stream; i++)
+        run.val_set.docs += run.val_step.plan.stream[i].tok_off == 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1282,65 +1194,8 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-// Which of the validation documents are used
-static void print_validation_set(void) {
-    const ValidationSet *set = &run.val_set;
-    if (o.val_every == 0)
-        printf("        no validation\n");
-    else if (set->docs == run.val.num_docs && set->tokens == run.val.num_tokens)
-        printf("        validation takes all of them\n");
-    else
-        printf("        validation takes %lld document%s, %lld tokens of them\n",
-               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
-}
-
-// Eight steps from here on, fewer where they are large, by the documents' lengths alone: how many,
-// their real tokens, and the capacity of their buffers.
-static int plan_first_steps(double *real_tokens, double *capacity) {
-    Error err = {0};
-    const PlanSettings *s = &run.loader_settings.plan;
-    const DocIndex index = dataset_doc_index(&run.train);
-    PlanState at = run.cursor;
-    StepPlan plan;
-    memset(&plan, 0, sizeof plan);
-    *real_tokens = *capacity = 0;
-    int num_steps = 0;
-    for (; num_steps < 8 && *real_tokens < 0x1p24; num_steps++) {
-        must(plan_step(&plan, &index, s, LAYOUT_PACKED, &at, &err), &err);
-        *real_tokens += (double)plan.real_tokens;
-        *capacity += (double)s->num_micro * s->micro_batch_tokens;
-        at = plan.cursor_after;
-    }
-    plan_free(&plan);
-    return num_steps;
-}
-
-static void print_steps(void) {
-    const PlanSettings *p = &run.loader_settings.plan;
-    double tokens, capacity;
-    const int num_steps = plan_first_steps(&tokens, &capacity);
-    const double epoch = (double)run.train.num_tokens / tokens * num_steps;
-    printf(
-        "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
-        "%d tokens (%s), about %.*f steps an epoch\n",
-        layout_name((Layout)o.layout), p->num_micro, p->num_micro == 1 ? "" : "es",
-        p->micro_batch_tokens, p->fill_ppm * 1e-4, p->max_seqlen,
-        o.long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10, epoch);
-    const PlanSettings usual = plan_settings();
-    if (p->work_token == 0 && p->work_tile == 0)
-        printf("cost    none: documents go to micro-batches in the order they come\n");
-    else if (p->work_token != usual.work_token || p->work_tile != usual.work_tile ||
-             p->work_side != usual.work_side)
-        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", p->work_token,
-               p->work_tile, p->work_side, p->work_side);
-    if (o.layout == LAYOUT_PACKED && tokens / capacity < 0.8 * p->fill_ppm * 1e-6)
-        printf(
-            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
-            "--micro-batch-tokens several times --max-seqlen (%d)\n",
-            100 * tokens / capacity, num_steps, num_steps == 1 ? "" : "s", p->max_seqlen);
-}
-
 static void print_plan(const LlamaModel *m) {
+    Error err = {0};
     const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
@@ -1354,20 +1209,18 @@ static void print_plan(const LlamaModel *m) {
                                              : "random weights");
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
-    if (run.has_val) print_validation_set();
-    print_steps();
+    if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
+    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train, run.cursor, &err),
+         &err);
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
     printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
-    print_bytes("weights", m->memory.weights);
-    print_bytes("gradients", m->memory.grads);
-    print_bytes("optimizer", m->memory.optimizer);
-    print_bytes("activations", m->memory.activations);
-    print_bytes("workspace", m->memory.workspace);
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
+        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
-    print_bytes("total", run.backend_bytes + llama_memory_total(&m->memory));
+    print_bytes("total", run.backend_bytes + llama_memory_total(m));
 }
 
 // The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
@@ -1378,7 +1231,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         int32_t middle = low + (high - low + 1) / 2;
         sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
-        if (llama_memory_total(&trial.memory) <= free_bytes)
+        if (llama_memory_total(&trial) <= free_bytes)
             low = middle;
         else
             high = middle - 1;
@@ -1388,8 +1241,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
 }
 
 static void check_memory(const LlamaModel *m) {
-    Error err = {0};
-    size_t free_bytes = device_memory_free(), total = llama_memory_total(&m->memory);
+    const size_t free_bytes = device_memory_free(), total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
     int32_t fits = largest_capacity(free_bytes, m->sizes);
@@ -1400,36 +1252,43 @@ static void check_memory(const LlamaModel *m) {
             hint, sizeof hint,
             "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
             o.max_seqlen);
-    error_set(&err, EXIT_DEVICE_MEMORY, hint,
-              "device memory: expected %.1f MiB free, found %.1f MiB", (double)total / 1048576.0,
-              (double)free_bytes / 1048576.0);
-    error_exit(&err);
+    exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
+              (double)total / 1048576.0, (double)free_bytes / 1048576.0);
 }
 
 // ------------------------------------------------------------------------------------------------
 // The program
 
-static int check_packing_or_exit(LlamaModel *m) {
+static void start_process(int argc, char **argv) {
+    io_open_standard_streams();
+    device_prepare_process(argv);
+    const char *missing = comm_init();
+    if (missing)
+        exit_with(EXIT_USAGE,
+                  "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
+                  missing);
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
+static void train_and_save(LlamaModel *m, int64_t log_before) {
     Error err = {0};
-    if (check_packing(m, &run.train, run.loader_settings)) return EXIT_DONE;
-    error_set(&err, EXIT_DEVICE_ERROR,
-              "if the model's own losses are finite, a kernel is wrong: please report it",
-              "packing: expected the result of each document alone, found another one");
-    error_exit(&err);
+    open_out_dir(m);
+    load_optimizer(m);
+    if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
+    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
+              run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
+    train(m);
+    finish(m);
 }
 
 int main(int argc, char **argv) {
     Error err = {0};
-    io_open_standard_streams();
-    device_prepare_process(argv);
-    const char *missing = comm_init();
-    if (missing) no_ranks(missing);
-    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    start_process(argc, argv);
     if (o.version) {
         printf("unpad.c %s\n", UNPAD_VERSION);
         return EXIT_DONE;
     }
-    setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
@@ -1438,28 +1297,18 @@ int main(int argc, char **argv) {
     take_options(argc, argv);
     check_options();
     check_ranks();
+    open_device();
 
     // inputs are proven good before anything is written
-    const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
-    missing = device_init(&device);
-    if (missing) no_device(missing);
-    if (attention_select(o.attention) != 0)
-        usage_error("auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
-                    "--attention: expected kernels that this device can run");
-    device_on_error(describe_work);
-    run.backend_bytes = device_memory().bytes_now;
     load_config();
-    check_config_of_checkpoint();
     open_data();
     check_vocabulary();
-    open_tokenizer();
-    read_generation_config();
+    read_model_files();
     make_samples();
     make_loader_settings();
     summarize_data();
     load_validation();
-    int64_t log_before = run.resume.dir[0] && !o.compare && !o.check_packing ? read_state() : -1;
-    if (!run.resume.in_place) log_before = -1;  // another run's log is not continued
+    const int64_t log_before = read_state();
 
     LlamaModel *m = &run.model;
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
@@ -1467,7 +1316,7 @@ int main(int argc, char **argv) {
     plan_model(m, sizes);
     load_work_lists(m);
     print_plan(m);
-    check_weights(m);
+    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;
     if (o.compare) {
@@ -1478,25 +1327,14 @@ int main(int argc, char **argv) {
     if (run.resume.dir[0]) repeat_matmul_choices(run.resume.dir);
     init_weights(m);
     check_ranks_start_alike(m);
-    if (o.check_packing) return check_packing_or_exit(m);
-
-    if (o.steps == 0) {
-        evaluate(m);
-        comm_finalize();
+    if (o.check_packing) {
+        check_packing(m);
         return EXIT_DONE;
     }
-
-    open_out_dir(m);
-    if (run.resume.dir[0]) {
-        char path[IO_PATH_MAX];
-        must(path_join(path, sizeof path, run.resume.dir, "optimizer.safetensors", &err), &err);
-        must(llama_load_optimizer(m, path, &err), &err);
-    }
-    if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
-    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
-    train(m);
-    finish(m);
+    if (o.steps > 0)
+        train_and_save(m, log_before);
+    else
+        evaluate(m);
     comm_finalize();
     return EXIT_DONE;
 }

@@ -3,7 +3,8 @@
 
 INPUT is a text file (one document), a JSON Lines file (.jsonl, .ndjson, or .json with an object a
 line: one document a line) or a directory (every such file in it, in order of path); each may be
-packed with gzip (.gz). CSV and other JSON is refused, or with --as-text taken as text.
+packed with gzip (.gz). CSV and other JSON is refused, or with --as-text taken as text. With --chat
+it is chats in JSON Lines or Parquet: chat.py.
 
 DIR receives train_00000.bin and .idx, val_00000.bin and .idx, the tokenizer's files and
 dataset.json; formats: data/README.md.
@@ -36,11 +37,12 @@ from concurrent.futures.process import BrokenProcessPool
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAGIC_U16, MAGIC_U32, OWN_MAGIC = 20240520, 20240801, 0x44415055
-BOS_FIRST, EOS_LAST = 1, 2
+BOS_FIRST, EOS_LAST, HAS_MASK = 1, 2, 4
 HEADER_BYTES = 1024
 MAX_SHARD_TOKENS = 2**31 - 1         # the header's count is an int32
 BLOCK_TOKENS = 4096                  # that share a checksum
 MAX_FILE_BYTES = 1 << 30             # of a file that is one document, held in memory
+MAX_NAMED = 10                       # samples that are left out, in warnings
 UNIT_BYTES, UNIT_FILES = 4 << 20, 256  # what a worker gets at a time
 UNPACK = "unpack it first: "
 AS_LINES = ("write an object {\"text\": ...} a line into a .jsonl file; --as-text takes this file "
@@ -57,11 +59,9 @@ REFUSED = {
     ".bz2": ("bzip2", UNPACK + "bzip2 -dk FILE", False),
     ".zip": ("zip", UNPACK + "unzip FILE", False),
 }
-CHAT_KEYS = ("messages", "conversations", "conversation", "chat")
-CHAT_HINT = ("chat messages are not plain text: write each chat as one string into \"text\", with "
-             "the template of its model: transformers, "
-             "tokenizer.apply_chat_template(messages, tokenize=False)")
-SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+CHAT_KEYS = ("messages", "conversations", "conversation", "chat", "completion")
+CHAT_HINT = "chat messages are not plain text: pass --chat and the --tokenizer of their model"
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>")
 USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>")
 
@@ -131,7 +131,7 @@ def byte_tokenizer_files():
 class ByteTokenizer:
     """id = byte, BOS 256, EOS 257."""
 
-    name, vocab_size, warning = "byte", 258, ""
+    name, vocab_size, warning, dtype = "byte", 258, "", "H"
 
     def __init__(self, with_bos, with_eos):
         self.files = byte_tokenizer_files()
@@ -220,16 +220,22 @@ class HuggingFaceTokenizer:
         text = data.decode("utf-8", "replace")
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         ids = ([self.bos] if self.bos >= 0 else []) + ids + ([self.eos] if self.eos >= 0 else [])
-        tokens = array(self.dtype, ids)
-        if sys.byteorder != "little":
-            tokens.byteswap()
-        return tokens.tobytes()
+        return pack_ids(ids, self)
+
+
+def pack_ids(ids, tokenizer):
+    tokens = array(tokenizer.dtype, ids)
+    if sys.byteorder != "little":
+        tokens.byteswap()
+    return tokens.tobytes()
 
 
 def make_tokenizer(options):
     if options["tokenizer"] == "byte":
         return ByteTokenizer(options["bos"], options["eos"])
-    return HuggingFaceTokenizer(options["tokenizer"], options["bos"], options["eos"])
+    chat = options["chat"]  # its template writes BOS and EOS where it wants them
+    return HuggingFaceTokenizer(options["tokenizer"], options["bos"] and not chat,
+                                options["eos"] and not chat)
 
 
 def read_file(path):
@@ -237,7 +243,7 @@ def read_file(path):
         with open(path, "rb") as f:
             return f.read()
     except OSError as e:
-        raise PrepareError(BAD_INPUT, "%s: cannot read: %s" % (path, e.strerror)) from None
+        raise cannot_read(path, e) from None
 
 
 def read_json(path):
@@ -254,7 +260,8 @@ def read_json(path):
 # --------------------------------------------------------------------------------------------------
 # Which files, and what a worker gets at a time
 
-TEXT, LINES, TABLE = "text", "lines", "table"  # kinds of files; a table is CSV or JSON
+# kinds of files; a table is CSV or JSON, rows are Parquet, which only chat.py reads
+TEXT, LINES, TABLE, ROWS = "text", "lines", "table", "rows"
 InputFile = collections.namedtuple("InputFile", "path size named kind")
 
 
@@ -267,8 +274,8 @@ def cannot_read(path, e):
                         "check it, or copy it again")
 
 
-def kind_of_json(path, named, text_key):
-    """LINES when the first line is a whole object (in a tree: one with a text); what is there."""
+def kind_of_json(path, named, keys):
+    """LINES when the first line is a whole object (in a tree: one with a key); what is there."""
     try:
         with open_input(path) as f:
             line = f.readline(1 << 16).lstrip()
@@ -282,29 +289,41 @@ def kind_of_json(path, named, text_key):
         record = json.loads(line) if line[:1] == b"{" else None
     except (ValueError, RecursionError):
         record = None
-    if record is not None and (named or isinstance(record.get(text_key), str)):
+    if record and (named or any(isinstance(record.get(key), (str, list)) for key in keys)):
         return LINES, ""
     return TABLE, {b"[": "a JSON array", b"{": "a JSON object over several lines"}.get(
         line[:1], "neither an object nor an array")
 
 
 def kind_of(path, named, options):
+    """None: a file that --chat leaves out."""
     ending = os.path.splitext(path[:-3] if path.endswith(".gz") else path)[1].lower()
+    if options["chat"] and ending == ".parquet":
+        import chat
+        chat.require_pyarrow(path)
+        return ROWS
     name, hint, data_set = REFUSED.get(ending, ("", "", False))
     if name and (named or data_set):
         hint = hint.replace("FILE", path) + ("" if named else "; or choose files with --glob")
         raise PrepareError(BAD_INPUT, "%s: expected text or JSONL, found %s" % (path, name), hint)
     if ending in (".jsonl", ".ndjson"):
         return LINES
+    if options["chat"] and ending != ".json":
+        if named:
+            raise PrepareError(BAD_INPUT, "%s: expected chats in JSONL or Parquet, found %s" % (
+                path, ending or "a file without an ending"), "write an object a line: FILE.jsonl")
+        return None
     if ending not in (".csv", ".tsv", ".json") or options["as_text"]:
         return TEXT
     if ending != ".json":
         kind, found, hint = TABLE, "text or JSONL, found CSV", AS_LINES
     else:
-        kind, what = kind_of_json(path, named, options["text_key"])
+        kind, what = kind_of_json(path, named, CHAT_KEYS if options["chat"] else
+                                  [options["text_key"]])
         found = "JSON Lines, found " + what
-        hint = "jq -c '%s' %s > FILE.jsonl writes an object a line; --as-text takes it as text" % (
-            ".[]" if "array" in what else ".", path)
+        hint = "jq -c '%s' %s > FILE.jsonl writes an object a line%s" % (
+            ".[]" if "array" in what else ".", path,
+            "" if options["chat"] else "; --as-text takes it as text")
     if kind == TABLE and named:
         raise PrepareError(BAD_INPUT, "%s: expected %s" % (path, found), hint)
     return kind
@@ -341,8 +360,9 @@ def collect(inputs, pattern, out_dir, options):
         else:
             raise PrepareError(BAD_INPUT, "%s: expected a file or a directory, found none" % given)
         try:
-            files += [InputFile(path, os.stat(path).st_size, named, kind_of(path, named, options))
-                      for path, named in paths]
+            found = [InputFile(path, os.stat(path).st_size, named, kind_of(path, named, options))
+                     for path, named in paths]
+            files += [file for file in found if file.kind]
         except OSError as e:
             raise PrepareError(BAD_INPUT, "%s: %s" % (e.filename, e.strerror)) from None
     if not files:
@@ -379,6 +399,10 @@ def units(files):
         if file.kind == LINES:
             for unit in line_units(file.path):
                 yield done, unit
+        elif file.kind == ROWS:
+            import chat
+            for unit in chat.parquet_units(file.path):
+                yield done, unit
         elif file.kind == TEXT:
             batch.append(file)
             batch_bytes += file.size
@@ -390,7 +414,8 @@ def units(files):
 # --------------------------------------------------------------------------------------------------
 # Workers
 
-Result = collections.namedtuple("Result", "documents empty binary")  # documents: [(is_val, tokens)]
+# documents: [(is_val, tokens, mask or None)]; left_out: [(kind, why)] of chat.py
+Result = collections.namedtuple("Result", "documents empty binary left_out")
 worker_state = {}
 
 
@@ -398,6 +423,9 @@ def worker_start(options):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     worker_state["options"] = options
     worker_state["tokenizer"] = make_tokenizer(options)
+    if options["chat"]:
+        import chat
+        worker_state["chat"] = chat.Chat(options, worker_state["tokenizer"])
 
 
 def pool_worker_start(options):
@@ -473,8 +501,16 @@ def text_of_line(path, number, line, key):
     return record[key].encode("utf-8", "replace")
 
 
+def is_validation(text, options):
+    """By content: a document is validation wherever it stands, and so are its copies."""
+    share = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2.0**64
+    return share < options["val_frac"]
+
+
 def worker_encode(unit):
     options, tokenizer = worker_state["options"], worker_state["tokenizer"]
+    if options["chat"]:
+        return worker_state["chat"].encode(unit)
     if unit[0] == "files":
         texts = [text_of_file(file) for file in unit[1]]
     else:
@@ -484,14 +520,9 @@ def worker_encode(unit):
     binary = sum(t is None for t in texts)
     if options["functions"] and unit[0] == "files":
         texts = [f for text in texts if text for f in python_functions(text)]
-    documents = []
-    for text in texts:
-        if not text:
-            continue
-        # by content: a document is validation wherever it stands, and so are its copies
-        share = int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2.0**64
-        documents.append((share < options["val_frac"], tokenizer.encode(text)))
-    return Result(documents, sum(t == b"" for t in texts), binary)
+    documents = [(is_validation(text, options), tokenizer.encode(text), None)
+                 for text in texts if text]
+    return Result(documents, sum(t == b"" for t in texts), binary, [])
 
 
 def encode_all(files, options, jobs):
@@ -566,16 +597,17 @@ def crc32c_blocks(data, size):
 
 
 class ShardWriter:
-    """train_00000.bin, train_00001.bin, ... of one split, each with its .idx."""
+    """train_00000.bin, train_00001.bin, ... of one split, each with its .idx, and with `masks`
+    (chat.py) its .mask."""
 
-    def __init__(self, directory, split, tokenizer, shard_tokens):
+    def __init__(self, directory, split, tokenizer, shard_tokens, masks):
         self.directory, self.split, self.tokenizer = directory, split, tokenizer
-        self.shard_tokens = shard_tokens
+        self.shard_tokens, self.masks = shard_tokens, masks
         self.token_bytes = 2 if tokenizer.vocab_size <= 65536 else 4
         self.file, self.ends, self.num_shards = None, None, 0
         self.names, self.lengths = [], collections.Counter()
 
-    def add(self, tokens):
+    def add(self, tokens, mask):
         count = len(tokens) // self.token_bytes
         if count > MAX_SHARD_TOKENS:
             raise PrepareError(BAD_INPUT, "a document of %d tokens does not fit a shard" % count)
@@ -584,6 +616,8 @@ class ShardWriter:
         if not self.file:
             self.open()
         self.write(tokens)
+        if self.masks:
+            self.masks.add(mask)
         self.ends.append((self.ends[-1] if self.ends else 0) + count)
         self.lengths[count] += 1
 
@@ -617,7 +651,8 @@ class ShardWriter:
         t, wide = self.tokenizer, self.token_bytes == 4
         words = [0] * 255
         words[0:3] = [MAGIC_U32 if wide else MAGIC_U16, 7 if wide else 1, self.ends[-1]]
-        flags = (BOS_FIRST if t.bos >= 0 else 0) | (EOS_LAST if t.eos >= 0 else 0)
+        flags = (BOS_FIRST if t.bos >= 0 else 0) | (EOS_LAST if t.eos >= 0 else 0) \
+            | (HAS_MASK if self.masks else 0)
         words[8:14] = [OWN_MAGIC, 1, t.vocab_size, flags, t.bos, t.eos]
         head = struct.pack("<255i", *words)
         digest = hashlib.sha256(t.files["tokenizer.json"]).digest()[:8]
@@ -640,6 +675,9 @@ class ShardWriter:
             + self.ends.tobytes() + self.checksums()
         write_file(os.path.join(self.directory, self.stem + ".idx"),
                    body + struct.pack("<I", crc32c(body)))
+        if self.masks:
+            self.masks.close(os.path.join(self.directory, self.stem + ".mask"), head[1020:],
+                             num_tokens)
         self.names.append(self.stem)
 
 
@@ -676,8 +714,9 @@ def split_summary(writer):
     powers = collections.Counter()
     for length, count in lengths.items():
         powers[1 << (length - 1).bit_length()] += count
+    trained = {"trained_tokens": writer.masks.trained} if writer.masks else {}
     return {
-        "shards": writer.names, "documents": documents, "tokens": tokens,
+        "shards": writer.names, "documents": documents, "tokens": tokens, **trained,
         "length": {"median": quantile(lengths, 0.5), "mean": round(tokens / max(documents, 1), 1),
                    "p90": quantile(lengths, 0.9), "p99": quantile(lengths, 0.99),
                    "longest": max(lengths, default=0)},
@@ -709,6 +748,10 @@ def print_summary(summary):
         print("%-6s %11d %13d %8d %8d %8d %8d %10d" % (
             split, s["documents"], s["tokens"], n["median"], n["mean"], n["p90"], n["p99"],
             n["longest"]))
+    if "trained_tokens" in summary["train"]:
+        print("trained: " + ", ".join("%d tokens of %s (%.1f %%)" % (
+            s["trained_tokens"], split, 100 * s["trained_tokens"] / max(s["tokens"], 1))
+            for split, s in (("train", summary["train"]), ("val", summary["val"]))))
     rows = summary["train"]["padding_percent_in_rows_of"]
     print("padding that packing saves: " + ", ".join(
         "%s %% in rows of %s" % (rows[row], row) for row in rows))
@@ -748,7 +791,7 @@ class Progress:
 
 def is_ours(name):
     stem, ending = os.path.splitext(name)
-    return ending in (".bin", ".idx") and stem.startswith(("train_", "val_")) \
+    return ending in (".bin", ".idx", ".mask") and stem.startswith(("train_", "val_")) \
         and stem.split("_", 1)[1].isdigit()
 
 
@@ -758,7 +801,7 @@ def install(temporary, out):
     if os.path.exists(final):
         os.unlink(final)
     for name in os.listdir(out):
-        if is_ours(name):
+        if is_ours(name) or name in SIDE_FILES:
             os.unlink(os.path.join(out, name))
     for name in sorted(os.listdir(temporary), key=lambda name: (name == "dataset.json", name)):
         os.replace(os.path.join(temporary, name), os.path.join(out, name))
@@ -767,16 +810,23 @@ def install(temporary, out):
     os.close(fd)
 
 
-def write_dataset(args, options, files, temporary):
-    tokenizer = make_tokenizer(options)
-    writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens)
+def write_dataset(args, options, files, tokenizer, temporary):
+    left_out, named = collections.Counter(), []
+    if args.chat:
+        import chat
+    writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens,
+                                  chat.MaskWriter() if args.chat else None)
                for split in ("train", "val")}
     progress = Progress(sum(file.size for file in files), args.quiet)
     tables = sum(file.kind == TABLE for file in files)
     tokens = empty = binary = done = 0
     for done, result in encode_all(files, options, args.jobs):
-        for is_val, document in result.documents:
-            writers["val" if is_val else "train"].add(document)
+        if result.left_out and args.strict:
+            raise PrepareError(BAD_INPUT, result.left_out[0][1], "without --strict it is left out")
+        left_out.update(kind for kind, _ in result.left_out)
+        named += [why for _, why in result.left_out[:MAX_NAMED - len(named)]]
+        for is_val, document, mask in result.documents:
+            writers["val" if is_val else "train"].add(document, mask)
             tokens += len(document) // writers["train"].token_bytes
         empty += result.empty
         binary += result.binary
@@ -787,6 +837,7 @@ def write_dataset(args, options, files, temporary):
     if not writers["train"].names:
         raise PrepareError(BAD_INPUT, "%s: no document for training" % " ".join(args.input),
                            "lower --val-frac" if writers["val"].names else
+                           "left out: " + named[0] if named else
                            count_of(tables, "csv_or_json_files") + "; better: " + AS_LINES
                            if tables else "give text files or JSON Lines")
     for name, data in tokenizer.files.items():
@@ -797,18 +848,40 @@ def write_dataset(args, options, files, temporary):
                       "bos": tokenizer.bos, "eos": tokenizer.eos,
                       "sha256": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()},
         "train": split_summary(writers["train"]), "val": split_summary(writers["val"]),
-        "left_out": {"empty_documents": empty, "binary_files": binary, "csv_or_json_files": tables},
+        "left_out": {"empty_documents": empty, "binary_files": binary, "csv_or_json_files": tables,
+                     **{kind: left_out[kind] for kind in (chat.KINDS if args.chat else ())}},
         "val_frac": args.val_frac,
     }
     write_file(os.path.join(temporary, "dataset.json"),
                (json.dumps(summary, indent=2) + "\n").encode("utf-8"))
-    return summary
+    if left_out.total() > len(named):
+        named.append("%d chats in all" % left_out.total())
+    return summary, named
+
+
+def warn(what):
+    print("warning: %s" % printable(what), file=sys.stderr)
+
+
+def show(args, options):
+    """--show: some chats on the terminal, and nothing written."""
+    import chat
+    files = collect(args.input, args.glob, "", options)
+    if chat.show(files, options, make_tokenizer(options), args.show) == 0:
+        raise PrepareError(BAD_INPUT, "%s: expected chats, found none" % " ".join(args.input))
 
 
 def prepare(args):
     options = {"tokenizer": args.tokenizer, "bos": not args.no_bos, "eos": not args.no_eos,
                "text_key": args.text_key, "val_frac": args.val_frac,
-               "functions": args.python_functions, "as_text": args.as_text}
+               "functions": args.python_functions, "as_text": args.as_text,
+               "chat": args.chat, "chat_template": args.chat_template, "train_on": args.train_on,
+               "now": None}
+    if args.chat:
+        import chat
+        options["now"] = chat.start_time()
+    if args.show:
+        return show(args, options)
     out = args.out
     if os.path.exists(os.path.join(out, "dataset.json")) and not args.overwrite:
         raise PrepareError(USAGE, "%s: holds a data set already" % out,
@@ -816,13 +889,14 @@ def prepare(args):
     files = collect(args.input, args.glob, os.path.realpath(out), options)
     tokenizer = make_tokenizer(options)  # before anything is written
     if tokenizer.warning:
-        print("warning: %s" % printable("%s: %s" % (args.tokenizer, tokenizer.warning)),
-              file=sys.stderr)
+        warn("%s: %s" % (args.tokenizer, tokenizer.warning))
+    if args.chat:
+        chat.make_template(options, tokenizer)  # adds its file to the tokenizer's
     temporary = None
     try:
         os.makedirs(out, exist_ok=True)
         temporary = tempfile.mkdtemp(prefix=".prepare-", dir=out)
-        summary = write_dataset(args, options, files, temporary)
+        summary, left_out = write_dataset(args, options, files, tokenizer, temporary)
         install(temporary, out)
     except OSError as e:
         raise PrepareError(DISK, "%s: %s" % (e.filename or out, e.strerror),
@@ -830,7 +904,11 @@ def prepare(args):
     finally:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
+    for why in left_out:
+        warn("left out: " + why)
     if not args.quiet:
+        if args.chat:
+            chat.show(files, options, tokenizer, 1, limit=2000)
         print_summary(summary)
         print("wrote %s (%s tokenizer, vocabulary %d)" % (
             printable(out), summary["tokenizer"]["name"], summary["tokenizer"]["vocab_size"]))
@@ -857,7 +935,7 @@ def parse_args(argv):
     p = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     p.add_argument("input", nargs="+", metavar="INPUT",
                    help="text file or .jsonl, with or without .gz, or directory")
-    p.add_argument("--out", required=True, metavar="DIR", help="directory for the shards")
+    p.add_argument("--out", metavar="DIR", help="directory for the shards")
     p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
                    "directory of a model")
     p.add_argument("--glob", metavar="PATTERN", help="only these files of directories, e.g. '*.py'")
@@ -866,6 +944,15 @@ def parse_args(argv):
     p.add_argument("--as-text", action="store_true",
                    help="CSV and JSON files are documents as they are")
     p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
+    p.add_argument("--chat", action="store_true", help="chats (messages, conversations, or prompt "
+                   "and completion) in JSONL or Parquet, with a loss mask")
+    p.add_argument("--train-on", choices=("assistant", "all"), default="assistant",
+                   help="what of a chat is trained (default assistant: its turns)")
+    p.add_argument("--chat-template", metavar="FILE",
+                   help="Jinja template (default: the tokenizer's, else ChatML)")
+    p.add_argument("--show", type=number_between(int, 1, 1 << 30), metavar="N",
+                   help="print N chats with what is trained, write nothing")
+    p.add_argument("--strict", action="store_true", help="stop at a chat that would be left out")
     p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
                    help="share of documents for validation, chosen by content (default 0.01)")
     p.add_argument("--shard-tokens", default=100000000, help="tokens of one shard (default 1e8)",
@@ -877,7 +964,15 @@ def parse_args(argv):
     p.add_argument("--no-eos", action="store_true", help="no EOS after documents")
     p.add_argument("--overwrite", action="store_true", help="replace the data set in DIR")
     p.add_argument("--quiet", action="store_true", help="no progress and no summary")
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    if not args.out and not args.show:
+        p.error("the following arguments are required: --out")
+    of_chats = args.show or args.strict or args.chat_template or args.train_on != "assistant"
+    if args.chat and (args.as_text or args.python_functions):
+        p.error("--chat takes no --as-text and no --python-functions")
+    if of_chats and not args.chat:
+        p.error("--train-on, --chat-template, --show and --strict need --chat")
+    return args
 
 
 def main(argv):
@@ -893,8 +988,11 @@ def main(argv):
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed in --out", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # --show into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    import prepare as module  # chat.py and the workers know it by this name
+    sys.exit(module.main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make bench`: whole steps of every layout on the seed batch, PyTorch on the same document lengths
-# when it is installed, then kernels against libraries. About 15 minutes on 2 cores. Writes
+# `make bench`: whole steps of every layout on the seed batch, PyTorch (if installed) on the same
+# document lengths, then kernels against libraries. About 15 minutes on 2 cores. Writes
 # dev/results/cpu-DATE.txt with the commands and the machine.
 #   QUICK=1 make bench        the demo model only, about a minute
 set -euo pipefail
@@ -15,7 +15,7 @@ run() {
 
 python3 dev/shard.py --dist seed --vocab 258 --out build/bench
 
-# fill = 1395 / capacity, so that a step is the six documents and nothing of the next epoch
+# fill = 1395 / capacity, so that a step is the six documents and none of the next epoch
 layouts() {         # layouts MODEL ROW_LEN OPTION...
     local model=$1 row=$2
     shift 2
@@ -28,7 +28,7 @@ pytorch() {         # pytorch OPTION...
     if "$python" -c 'import torch' 2> /dev/null; then
         run "$python" dev/peers/pytorch_cpu.py --modes padded alone packed "$@"
     else
-        echo "PyTorch: not installed, not run (set PYTHON=... to an interpreter that has it)"
+        echo "PyTorch: not installed, skipped (set PYTHON=... to an interpreter that has it)"
     fi
 }
 
@@ -36,7 +36,7 @@ pytorch() {         # pytorch OPTION...
     echo "date     $(date +%Y-%m-%d)"
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
     echo "commit   $(git rev-parse --short HEAD 2> /dev/null || echo unknown)"
-    echo "Shared machines are noisy: read ratios inside one run, not single times."
+    echo "Shared machines are noisy: compare ratios within one run, not single times."
     layouts demo 350
     layouts demo 512
     pytorch --model demo --row-len 350 512

@@ -1,9 +1,8 @@
 // Speed of kernels/cpu/attention.c: useful GFLOP/s, forward and backward, on batches of documents.
-//   cc -std=c11 -O3 -fopenmp -Ikernels dev/bench_attention.c kernels/cpu/attention.c -lm -o
-//   bench_attention bench_attention [threads [runs]]
+//   make build/cpu/bench_attention && build/cpu/bench_attention [threads [runs]]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
-// pairs backward, pairs = sum of len * (len + 1) / 2. Everything a call does is inside the time.
-// Figures are medians.
+// pairs backward, pairs = sum of len * (len + 1) / 2. Times are of whole calls; figures are
+// medians.
 #include <math.h>
 #include <omp.h>
 #include <stdbool.h>
@@ -47,7 +46,7 @@ static floatX *random_values(int64_t n) {
     return x;
 }
 
-// Documents of the given lengths, repeated; planned as for `plan_threads` threads
+// Documents of the given lengths, repeated; planned for `plan_threads` threads
 static Batch make_batch(const int *lengths, int n, int repeats, HeadShape heads, int plan_threads) {
     Batch b = {.num_docs = n * repeats, .heads = heads};
     b.cu_seqlens = allocate((size_t)(b.num_docs + 1) * sizeof(int32_t));
@@ -80,9 +79,9 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
-// The obvious attention, a row of scores at a time, with loops over head_dim that vectorise where
-// they may
-static void naive_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+// Naive attention, one row of scores at a time, with loops over head_dim that the compiler may
+// vectorise
+static void naive_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                           HeadShape s) {
     const int D = s.head_dim, H = s.num_heads, group = H / s.num_kv_heads,
               row = (H + 2 * s.num_kv_heads) * D;
@@ -117,7 +116,7 @@ static Times measure(const Batch *b, int runs) {
     const int64_t T = b->cu_seqlens[b->num_docs],
                   row = (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
     const int64_t out_row = (int64_t)h.num_heads * h.head_dim;
-    const Documents docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
+    const VarlenInfo docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
     floatX *qkv = random_values(T * row), *dout = random_values(T * out_row),
            *dqkv = random_values(T * row);
     floatX *out = random_values(T * out_row);
@@ -146,7 +145,7 @@ static double measure_naive_s(const Batch *b, int runs) {
     const HeadShape h = b->heads;
     const int64_t T = b->cu_seqlens[b->num_docs],
                   row = (int64_t)(h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
-    const Documents docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
+    const VarlenInfo docs = {b->cu_seqlens, b->work, (int32_t)T, b->num_docs, b->longest};
     floatX *qkv = random_values(T * row), *out = random_values(T * h.num_heads * h.head_dim);
     real *lse = allocate((size_t)(T * h.num_heads) * sizeof(real));
     double time_s[MAX_RUNS];

@@ -1,11 +1,10 @@
 // Speed of kernels/cuda/attention*.cu on the GPU: useful TFLOP/s, forward and backward.
-//   nvcc -std=c++17 -O3 -DBACKEND_CUDA -arch=sm_90a dev/bench_attention.cu kernels/cuda/*.cu
-//        -lcublasLt -o bench_attention
-//   bench_attention [runs [auto|sm80|sm90]]
+//   make BACKEND=cuda build/cuda/bench_attention_cuda
+//   build/cuda/bench_attention_cuda [runs [auto|sm80|sm90]]
 // Useful FLOPs count each unmasked (query, key) pair once: 4 * D * H * pairs forward, 10 * D * H *
-// pairs backward, pairs = sum of len * (len + 1) / 2; the recomputed scores do not count, and
-// everything a call does is inside the time. Inputs are normal random numbers, as data changes
-// power and clocks. Three sets of buffers in turn keep the L2 cache cold. Medians, and the fastest.
+// pairs backward, pairs = sum of len * (len + 1) / 2; recomputed scores do not count. Times are of
+// whole calls: median and fastest. Inputs are normal random numbers, because data affects power and
+// clocks. Three alternating sets of buffers keep the L2 cache cold.
 #include <cuda_bf16.h>
 #include <math.h>
 #include <stdio.h>
@@ -37,10 +36,13 @@ static T *allocate(int64_t n) {
     return p;
 }
 
+// A million different values, repeated: more would take longer to make than to measure with.
 static floatX *normal_values(int64_t n) {
-    static uint64_t state = 1;
-    floatX *x = (floatX *)malloc((size_t)n * sizeof(floatX)), *device = allocate<floatX>(n);
-    for (int64_t i = 0; i < n; i++) {
+    constexpr int64_t DIFFERENT = (1 << 20) + 17;
+    static floatX x[DIFFERENT];
+    static bool made;
+    uint64_t state = 1;
+    for (int64_t i = 0; !made && i < DIFFERENT; i++) {
         float sum = -2;  // of 4 uniforms, scaled to variance 1
         for (int k = 0; k < 4; k++) {
             state = state * 6364136223846793005ull + 1442695040888963407ull;
@@ -48,9 +50,11 @@ static floatX *normal_values(int64_t n) {
         }
         x[i] = (floatX)(sum * 1.7320508f);
     }
-    device_upload(device, x, (size_t)n * sizeof(floatX));
-    device_synchronize();
-    free(x);
+    made = true;
+    floatX *device = allocate<floatX>(n);
+    for (int64_t at = 0; at < n; at += DIFFERENT)
+        device_upload(device + at, x,
+                      (size_t)(n - at < DIFFERENT ? n - at : DIFFERENT) * sizeof(floatX));
     return device;
 }
 
@@ -92,7 +96,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 // backward: 0 or 1
-static Times measure(Buffers *sets, const Batch *batch, const Documents *docs, HeadShape heads,
+static Times measure(Buffers *sets, const Batch *batch, const VarlenInfo *docs, HeadShape heads,
                      int backward, int runs) {
     cudaEvent_t start, end;
     float ms[MAX_RUNS];
@@ -128,7 +132,7 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
         b.lse = allocate<float>(T * heads.num_heads),
         b.delta = allocate<float>(T * heads.num_heads);
     }
-    Documents docs = {batch.cu_seqlens, batch.work, (int32_t)T, n, batch.longest};
+    VarlenInfo docs = {batch.cu_seqlens, batch.work, (int32_t)T, n, batch.longest};
     Times forward = measure(sets, &batch, &docs, heads, 0, runs);
     Times backward = measure(sets, &batch, &docs, heads, 1, runs);
     double tflop = 4e-12 * heads.head_dim * heads.num_heads * batch.pairs;
@@ -148,7 +152,7 @@ static void report(const char *name, const int *lengths, int n, HeadShape heads,
     free(batch.cu_seqlens_host);
 }
 
-// The inverse of the normal distribution's distribution function, by bisection
+// The inverse of the normal cumulative distribution function, by bisection
 static double normal_quantile(double p) {
     double low = -10, high = 10;
     for (int i = 0; i < 80; i++) {
@@ -158,8 +162,8 @@ static double normal_quantile(double p) {
     return low;
 }
 
-// 95 documents, 65,536 tokens, log-normal lengths (mean 700, sigma 1.04) in a fixed random order:
-// what packed web text looks like
+// 95 documents, 65,536 tokens, log-normal lengths (mean 700, sigma 1.04) in a fixed random order,
+// like packed web text
 enum { WEB_DOCS = 95, WEB_TOKENS = 65536 };
 static void web_lengths(int *lengths) {
     int total = 0;

@@ -1,8 +1,8 @@
-// GFLOP/s of the three products of a linear layer: our instruction sets, and OpenBLAS and oneDNN
-// where they are installed (loaded at run time: the build needs neither). All candidates run in
-// turn on the same matrices, round after round; the table holds medians. On a busy machine set
-// OMP_WAIT_POLICY=passive (threads that spin at a barrier take the time of those they wait for), or
-// count processor time with one thread: OMP_NUM_THREADS=1 bench_matmul -p.
+// GFLOP/s of the three products of a linear layer: our instruction sets, and OpenBLAS and oneDNN if
+// installed (loaded at run time: the build needs neither). All candidates run alternately on the
+// same matrices; the table shows medians over rounds. On a busy machine set OMP_WAIT_POLICY=passive
+// (threads that spin at a barrier slow down those they wait for), or measure CPU time with one
+// thread: OMP_NUM_THREADS=1 bench_matmul -p.
 //
 // usage: bench_matmul [-t T]... [-s KxN]... [-r rounds] [-c candidate]... [-p]
 //        default: T 1395 and 4096, the layers of SmolLM2-135M and of the demo model, 7 rounds, all
@@ -53,7 +53,8 @@ static void sgemm_onednn(Sgemm g) {
         abort();
 }
 
-// The address of `symbol` in the first of the libraries that loads, or NULL. It stays loaded.
+// The address of `symbol` in the first of the libraries that loads, or NULL. The library stays
+// loaded.
 static void *load_symbol(const char *symbol, const char *const libraries[2], void **library) {
     for (int i = 0; i < 2; i++) {
         *library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL);
@@ -62,8 +63,8 @@ static void *load_symbol(const char *symbol, const char *const libraries[2], voi
     return NULL;
 }
 
-// OpenBLAS reads OPENBLAS_CORETYPE while it loads. Without it, versions up to 0.3.21 take AVX2
-// kernels on AVX-512 CPUs younger than themselves: half the speed on many.
+// OpenBLAS reads OPENBLAS_CORETYPE while loading. Without it, versions up to 0.3.21 use AVX2
+// kernels on newer AVX-512 CPUs, often at half the speed.
 static int load_openblas(void) {
     void *library = NULL, *symbol;
     const char *const names[2] = {"libopenblas.so.0", "libopenblas.so"};

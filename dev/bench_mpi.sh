@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# `make bench-mpi`: what a second rank costs on the CPU backend, and what unequal work costs.
-#   1 rank x 2 threads against 2 ranks x 1 thread: the same documents and the same two cores, so that
-#   the difference is what ranks send and wait. 2 ranks in four ways: planned by the costs that
-#   dev/calibrate measured here, by the default ones, with --deterministic, and as documents come
-#   (--work-cost 0:0), one micro-batch of four of the longest documents each.
-# Runs take turns; a figure is the median over the steps of all RUNS (3) but their first steps.
-# Writes dev/results/mpi-DATE.txt. About 20 minutes on 2 cores; QUICK=1: 2 minutes, for a look.
+# `make bench-mpi`: the cost of a second rank on the CPU backend, and of unequal work.
+#   1 rank x 2 threads against 2 ranks x 1 thread: the same documents and the same two cores, so the
+#   difference is communication and waiting. 2 ranks in four ways: planned by the costs that
+#   dev/calibrate measured here, by the default costs, with --deterministic, and in arrival order
+#   (--work-cost 0:0), each with one micro-batch of four of the longest documents.
+# Runs alternate; figures are medians over the steps of all RUNS (3) without their first steps.
+# Writes dev/results/mpi-DATE.txt. About 20 minutes on 2 cores; QUICK=1: 2 minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_WAIT_POLICY=passive
@@ -20,7 +20,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p dev/results
 out=dev/results/mpi-$(date +%Y-%m-%d).txt
 
-# one_run NAME THREADS COMMAND...: its log goes to NAME.jsonl
+# one_run NAME THREADS COMMAND...: writes its log to NAME.jsonl
 one_run() {
     local name=$1 threads=$2
     shift 2

@@ -1,18 +1,18 @@
-// What a token and an attention tile cost on this machine with this model: the two numbers of
-// --work-cost. Times forward and backward of micro-batches of equal documents, from short to long,
-// and fits
+// Measures the cost of a token and of an attention tile on this machine with this model: the two
+// numbers of --work-cost. Times forward and backward of micro-batches of equal documents, from
+// short to long, and fits
 //
 //   time = token * T + tile * sum of n(n+1)/2 + constant        n = ceil(length / side)
 //
-// by least squares of relative errors, for tiles of several sides: large ones where a kernel
-// computes whole tiles, small ones where it leaves out what causality masks. The best fit is then
-// tried on mixes of documents that it has not seen.
+// by least squares of relative errors, for tiles of several sides: large for a kernel that computes
+// whole tiles, small for one that skips masked work. The best fit is then tested on mixes of
+// documents that were not fitted.
 //
 //   make calibrate
 //   build/cpu/calibrate --model demo --max-seqlen 2048 --micro-batch-tokens 4096
 //
-// A time is the least of --runs rounds over all micro-batches: other programs only ever add to it.
-// The constant is what a micro-batch costs whatever is in it; a plan has no use for it.
+// A time is the minimum of --runs rounds over all micro-batches: other programs only add to it. The
+// constant is the fixed cost of a micro-batch; a plan does not need it.
 #include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,14 +42,14 @@ static struct {
 
 static const Option table[] = {
     OPTION_GROUP("as the trainer's"),
-    {"model", OPTION_STRING, &o.model, "demo", NULL, 0, 0, "directory with config.json, or a name"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 128, 1 << 24, "longest document"},
-    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "4096", NULL, 128, 1 << 29,
-     "tokens of the largest micro-batch"},
-    {"threads", OPTION_INT, &o.threads, "0", NULL, 0, 4096, "CPU threads of a rank; 0: all cores"},
-    {"bf16-matmul", OPTION_FLAG, &o.bf16_matmul, NULL, NULL, 0, 0, "CPU: inputs in bf16"},
+    TEXT("model", o.model, "demo", "directory with config.json, or a name"),
+    NUMBER("max-seqlen", o.max_seqlen, "2048", 128, 1 << 24, "longest document"),
+    NUMBER("micro-batch-tokens", o.micro_batch_tokens, "4096", 128, 1 << 29,
+           "tokens of the largest micro-batch"),
+    NUMBER("threads", o.threads, "0", 0, 4096, "CPU threads of a rank; 0: all cores"),
+    FLAG("bf16-matmul", o.bf16_matmul, "CPU: inputs in bf16"),
     OPTION_GROUP("measurement"),
-    {"runs", OPTION_INT, &o.runs, "9", NULL, 1, 1000, "rounds over all micro-batches"},
+    NUMBER("runs", o.runs, "9", 1, 1000, "rounds over all micro-batches"),
     OPTION_END,
 };
 
@@ -62,7 +62,7 @@ static const int32_t sides[NUM_SIDES] = {128, 64, 32, 16};
 
 typedef struct {
     char name[32];
-    bool fitted;  // else it is only predicted
+    bool fitted;  // false: only predicted
     Batch batch;
     double tokens, tiles[NUM_SIDES];
     double ms;
@@ -110,7 +110,7 @@ static void add_law(const char *name, LengthsLaw law, uint64_t seed, int32_t voc
     free(drawn.lengths);
 }
 
-// Half as many tokens tell the constant from the cost of a token.
+// Half as many tokens separate the constant from the cost of a token.
 static void make_mixes(int32_t vocab_size) {
     char name[32];
     for (int32_t length = o.max_seqlen; length >= 16; length /= 2)
@@ -132,15 +132,15 @@ static void time_mix(LlamaModel *m, Mix *mix) {
     device_timer_start();
     llama_set_batch(m, &mix->batch);
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     llama_backward(m);
     device_timer_stop();
     device_synchronize();
     mix->ms = fmin(mix->ms, (double)device_timer_ms());
 }
 
-// All of them, each round in another order: a slow minute of the machine must not meet the same
-// ones in every round. Round -1 warms up.
+// Times all of them, in another order each round, so that a slow phase of the machine does not
+// always hit the same ones. Round -1 warms up.
 static void time_round(LlamaModel *m, int round) {
     for (int k = 0; k < num_mixes; k++)
         time_mix(m, &mixes[plan_permute(1, round + 1, num_mixes, k)]);
@@ -180,7 +180,7 @@ static double predict(const double *row, const double *x, int n) {
     return ms;
 }
 
-// What is left over, of the rows that were fitted or of the others.
+// Relative errors, of the fitted rows or of the others.
 static void residuals(const double *column, int n, bool fitted, Fit *f) {
     double sum = 0, squares = 0, left = 0, rows = 0;
     f->rms = f->worst = 0;
@@ -244,18 +244,15 @@ static void print_default(void) {
 
 static void print_result(const Fit *f, int32_t side) {
     enum { TOKEN = 10000 };
-    Error err = {0, "", ""};
     const double token_us = f->x[0] * 1e3, tile_us = f->x[1] * 1e3;
     printf("\ntoken %.4f us, tile %.4f us, micro-batch %.3f ms; R^2 %.5f\n", token_us, tile_us,
            f->x[2], f->r_squared);
-    if (!(token_us > 0) || !(tile_us > 0) || tile_us / token_us * TOKEN > PLAN_MAX_WORK) {
-        error_set(&err, EXIT_USAGE,
+    if (!(token_us > 0) || !(tile_us > 0) || tile_us / token_us * TOKEN > PLAN_MAX_WORK)
+        exit_with(EXIT_USAGE,
                   "try again on a quiet machine, with more --runs or a larger --max-seqlen",
-                  "calibrate: expected times that grow with tokens and tiles, found %.4f us a "
-                  "token and %.4f us a tile",
+                  "calibrate: expected times that grow with tokens and tiles, found %.4f us per "
+                  "token and %.4f us per tile",
                   token_us, tile_us);
-        error_exit(&err);
-    }
     if (f->rms > 0.05)
         fprintf(stderr,
                 "warning: times are off by %.1f %%; on a quiet machine, or with more --runs, the "
@@ -290,25 +287,19 @@ static void report(void) {
     print_result(&fits[best], sides[best]);
 }
 
-static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
-    error_set(&err, EXIT_USAGE, hint, "%s", what);
-    error_exit(&err);
-}
-
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig config;
     static LlamaModel m;
     device_prepare_process(argv);
     options_parse_or_exit(table, argc, argv, "calibrate [options]");
     if (o.max_seqlen > o.micro_batch_tokens)
-        usage_error("raise --micro-batch-tokens", "--max-seqlen: longer than a micro-batch");
+        exit_with(EXIT_USAGE, "raise --micro-batch-tokens",
+                  "--max-seqlen: longer than a micro-batch");
     const DeviceOptions device = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
     const char *missing = device_init(&device);
-    if (missing) usage_error("leave --bf16-matmul out", missing);
-    if (!llama_config_builtin(&config, o.model))
-        must(llama_config_read(&config, o.model, &err), &err);
+    if (missing) exit_with(EXIT_USAGE, "leave --bf16-matmul out", "%s", missing);
+    must(llama_config_find(&config, o.model, &err), &err);
     make_mixes(config.vocab_size);
     const LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, false, true, 0, 0};
     llama_plan(&m, &config, sizes);

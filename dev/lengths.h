@@ -1,5 +1,5 @@
-// Document lengths drawn from a law, where there are no shards: for simulations and tests. The same
-// for the same arguments.
+// Document lengths drawn from a distribution, for simulations and tests without shards. The same
+// arguments give the same lengths.
 #ifndef UNPAD_LENGTHS_H
 #define UNPAD_LENGTHS_H
 
@@ -11,9 +11,9 @@
 #include "../data/base/memory.h"
 #include "../data/batches/plan.h"
 
-// r65: log-normal, mean 700, sigma 1.04, up to 8192 tokens: web pages; the law of the reference
-// batch of dev/shard.py. web: mean 700, sigma 1.3, up to 62000: a heavier tail, as whole crawls
-// have. seed: six documents of 130 to 350 tokens, again and again.
+// r65: log-normal, mean 700, sigma 1.04, up to 8192 tokens: web pages; the distribution of the
+// reference batch of dev/shard.py. web: mean 700, sigma 1.3, up to 62000: a heavier tail, as in
+// whole crawls. seed: six documents of 130 to 350 tokens, repeated.
 #define LENGTHS_LAWS "r65|web|seed"
 typedef enum { LENGTHS_R65, LENGTHS_WEB, LENGTHS_SEED } LengthsLaw;
 
@@ -42,12 +42,12 @@ static inline double lengths_normal(uint64_t seed, int64_t i) {
     return sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v);
 }
 
-// num_docs documents; free(lengths) when done.
+// num_docs documents; the caller frees `lengths`.
 static inline DocLengths lengths_draw(LengthsLaw law, int64_t num_docs, uint64_t seed) {
     static const int32_t six[] = {220, 217, 295, 183, 130, 350};
     const double sigma = law == LENGTHS_R65 ? 1.04 : 1.3,
                  longest = law == LENGTHS_R65 ? 8192 : 62000;
-    DocLengths l = {(int32_t *)host_calloc((size_t)num_docs, sizeof(int32_t), "lengths"), num_docs};
+    DocLengths l = {host_calloc((size_t)num_docs, sizeof(int32_t), "lengths"), num_docs};
     for (int64_t i = 0; i < num_docs; i++) {
         const double mu = log(700) - sigma * sigma / 2;
         const double drawn = rint(exp(mu + sigma * lengths_normal(seed, i)));

@@ -1,18 +1,17 @@
-// What a plan does with your documents at any number of ranks, before a GPU is rented: fill,
-// splits, padding, steps of an epoch, and how unequal the ranks' work is, against simpler packers.
-// Reads lengths only, no token.
+// Simulates the step plan for your documents at any number of ranks, before you rent GPUs: fill,
+// splits, padding, steps per epoch, and the imbalance of the ranks' work, against simpler packers.
+// Reads document lengths only, no tokens.
 //
 //   make packsim
 //   build/cpu/packsim --train shards --max-seqlen 2048 --micro-batch-tokens 16384 --ranks 1,8,64
 //   build/cpu/packsim --lengths web --max-seqlen 8192 --micro-batch-tokens 32768
 //
-// imbalance  the busiest rank's work over the mean of all ranks, in a step: the share of time that
-//            the others wait. Work is predicted, see --work-cost and dev/calibrate.c; --true-cost
-//            tells how much a plan by wrong costs loses.
+// imbalance  the busiest rank's work in a step over the mean of all ranks. Work is predicted, see
+//            --work-cost and dev/calibrate.c; --true-cost shows the loss of a plan by wrong costs.
 // planned    the trainer's plan; deterministic: with --deterministic, where each rank has
-//            micro-batches that follow each other
-// arrival    the same documents as they come, each to the micro-batch with the most room
-// next-fit   documents as they come, a new micro-batch when one does not fit; no end of a step
+//            consecutive micro-batches
+// arrival    the same documents in arrival order, each to the micro-batch with the most room
+// next-fit   documents in arrival order, a new micro-batch when one does not fit, across steps
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,35 +40,27 @@ static struct {
 
 static const Option table[] = {
     OPTION_GROUP("documents"),
-    {"train", OPTION_STRING, &o.train, NULL, NULL, 0, 0, "shards; without them see --lengths"},
-    {"boundary-token", OPTION_INT, &o.boundary_token, "-1", NULL, -1, 1 << 30, "as the trainer's"},
-    {"boundary-ends", OPTION_FLAG, &o.boundary_ends, NULL, NULL, 0, 0, "as the trainer's"},
-    {"lengths", OPTION_CHOICE, &o.law, "r65", LENGTHS_LAWS, 0, 0, "drawn lengths, see lengths.h"},
-    {"docs", OPTION_INT64, &o.docs, "400000", NULL, 1, 1e9, "how many of them"},
+    TEXT("train", o.train, NULL, "shards; without them see --lengths"),
+    NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30, "as the trainer's"),
+    FLAG("boundary-ends", o.boundary_ends, "as the trainer's"),
+    CHOICE("lengths", o.law, "r65", LENGTHS_LAWS, "drawn lengths, see lengths.h"),
+    NUMBER("docs", o.docs, "400000", 1, 1e9, "how many of them"),
     OPTION_GROUP("plan, as the trainer's"),
-    {"ranks", OPTION_STRING, &o.ranks, "1,2,4,8,64", NULL, 0, 0, "numbers of ranks"},
-    {"max-seqlen", OPTION_INT, &o.max_seqlen, "2048", NULL, 1, 1 << 24, "longest chunk"},
-    {"micro-batch-tokens", OPTION_INT, &o.micro_batch_tokens, "16384", NULL, 1, 1 << 29,
-     "capacity of the 1D token buffer"},
-    {"batch-tokens", OPTION_INT64, &o.batch_tokens, "0", NULL, 0, 1e12,
-     "capacity of a step; 0: one micro-batch for each of the most ranks"},
-    {"fill", OPTION_FLOAT, &o.fill, "0", NULL, 0, 1, "0: 1 for one micro-batch, else 0.97"},
-    {"long-docs", OPTION_CHOICE, &o.long_docs, "split", "split|truncate|drop|error", 0, 0,
-     "longer documents"},
-    {"work-cost", OPTION_STRING, &o.work_cost, "100:745", NULL, 0, 0,
-     "TOKEN:TILE or TOKEN:TILE:SIDE, see calibrate.c"},
-    {"true-cost", OPTION_STRING, &o.true_cost, NULL, NULL, 0, 0,
-     "weigh the ranks' work by these costs: what a plan by other costs loses"},
-    {"seed", OPTION_INT64, &o.seed, "1", NULL, 0, 1e15, "of the order of documents"},
-    {"steps", OPTION_INT64, &o.steps, "300", NULL, 1, 1e9, "simulated, at most one epoch"},
+    TEXT("ranks", o.ranks, "1,2,4,8,64", "numbers of ranks"),
+    NUMBER("max-seqlen", o.max_seqlen, "2048", 1, 1 << 24, "longest segment"),
+    NUMBER("micro-batch-tokens", o.micro_batch_tokens, "16384", 1, 1 << 29,
+           "capacity of the 1D token buffer"),
+    NUMBER("batch-tokens", o.batch_tokens, "0", 0, 1e12,
+           "capacity of a step; 0: one micro-batch per rank, for the most ranks"),
+    NUMBER("fill", o.fill, "0", 0, 1, "0: 1 for one micro-batch, else 0.97"),
+    CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error", "longer documents"),
+    TEXT("work-cost", o.work_cost, "100:745", "TOKEN:TILE or TOKEN:TILE:SIDE, see calibrate.c"),
+    TEXT("true-cost", o.true_cost, NULL,
+         "measure the ranks' work by these costs: shows the loss of a plan by others"),
+    NUMBER("seed", o.seed, "1", 0, 1e15, "of the order of documents"),
+    NUMBER("steps", o.steps, "300", 1, 1e9, "simulated, at most one epoch"),
     OPTION_END,
 };
-
-static void usage_error(const char *hint, const char *what) {
-    Error err = {0, "", ""};
-    error_set(&err, EXIT_USAGE, hint, "%s", what);
-    error_exit(&err);
-}
 
 // -------------------------------------------------------------------------------------------------
 // Statistics
@@ -119,18 +110,19 @@ static void parse_ranks(void) {
         const long n = strtol(at, &end, 10);
         if (end == at || n < 1 || n > MAX_RANKS || sim.num_rows == MAX_ROWS ||
             (*end && (*end != ',' || !end[1])))
-            usage_error("for example --ranks 1,2,4,8,64",
-                        "--ranks: expected up to 16 numbers from 1 to 65536 with commas");
+            exit_with(EXIT_USAGE, "for example --ranks 1,2,4,8,64",
+                      "--ranks: expected up to 16 numbers from 1 to 65536 with commas");
         sim.rows[sim.num_rows++].ranks = (int32_t)n;
         at = *end ? end + 1 : end;
     }
-    if (sim.num_rows == 0) usage_error("for example --ranks 1,2,4,8,64", "--ranks: none given");
+    if (sim.num_rows == 0)
+        exit_with(EXIT_USAGE, "for example --ranks 1,2,4,8,64", "--ranks: none given");
 }
 
 // -------------------------------------------------------------------------------------------------
 // One step of each packer
 
-// Work by the costs of `s`, of a plan that may have been made without them.
+// Work by the costs of `s`; the plan may have been made with other costs.
 static void weigh(StepPlan *p, const PlanSettings *s) {
     for (int32_t m = 0; m < p->num_micro; m++) {
         p->micro_work[m] = 0;
@@ -139,7 +131,7 @@ static void weigh(StepPlan *p, const PlanSettings *s) {
     }
 }
 
-// Micro-batch m to rank m % ranks, as packers do that do not know work.
+// Micro-batch m to rank m % ranks, as packers without a cost model do.
 static double dealt_in_turn(const int64_t *micro_work, int32_t num_micro, int32_t ranks) {
     memset(sim.work, 0, (size_t)ranks * sizeof *sim.work);
     for (int32_t m = 0; m < num_micro; m++) sim.work[m % ranks] += micro_work[m];
@@ -153,7 +145,7 @@ static double dealt_by(const int64_t *micro_work, const int32_t *micros, const i
     return plan_imbalance(sim.work, ranks);
 }
 
-// The plan decides by its own costs; `truth` weighs what it decided.
+// The plan uses its own costs; `truth` measures the result.
 static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettings *truth) {
     const size_t micros = (size_t)p->num_micro;
     int32_t *order = (int32_t *)host_calloc(2 * micros, sizeof(int32_t), "micro-batches");
@@ -161,10 +153,10 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
     for (Row *row = sim.rows; row < sim.rows + sim.num_rows; row++) {
         if (row->ranks > p->num_micro) continue;
         weigh(p, s);
-        plan_assign_ranks(p, row->ranks, order, owner);
+        plan_assign_ranks(p, 0, row->ranks, order, owner);
         weigh(p, truth);
         observe(&row->of[PLANNED], dealt_by(p->micro_work, order, owner, p->num_micro, row->ranks));
-        plan_block_work(p, s->num_micro, row->ranks, sim.work);
+        plan_rank_work(p, s->num_micro, row->ranks, sim.work);
         observe(&row->of[DETERMINISTIC], plan_imbalance(sim.work, row->ranks));
     }
     free(order);
@@ -172,7 +164,7 @@ static void observe_planned(StepPlan *p, const PlanSettings *s, const PlanSettin
 
 static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanSettings *truth, const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     must(plan_step(p, index, s, LAYOUT_PACKED, at, &err), &err);
     count_step(&sim.plan, p->real_tokens, p->num_stream, p->num_micro);
     sim.docs_split += p->long_docs.docs_split;
@@ -184,7 +176,7 @@ static void step_planned(StepPlan *p, const DocIndex *index, const PlanSettings 
 
 static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                          const PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     PlanSettings no_cost = *s;
     no_cost.work_token = no_cost.work_tile = 0;
     must(plan_step(p, index, &no_cost, LAYOUT_PACKED, at, &err), &err);
@@ -194,10 +186,11 @@ static void step_arrival(StepPlan *p, const DocIndex *index, const PlanSettings 
             observe(&row->of[ARRIVAL], dealt_in_turn(p->micro_work, p->num_micro, row->ranks));
 }
 
-// Fills num_micro micro-batches from *at on; what does not fit into the last begins the next step.
+// Fills num_micro micro-batches from *at on; a document that does not fit into the last starts the
+// next step.
 static void step_next_fit(int64_t *micro_work, const DocIndex *index, const PlanSettings *s,
                           PlanState *at) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LongCounts counts;
     memset(&counts, 0, sizeof counts);
     int64_t tokens = 0, segments = 0, left = 0;
@@ -224,13 +217,13 @@ static void step_next_fit(int64_t *micro_work, const DocIndex *index, const Plan
 }
 
 // -------------------------------------------------------------------------------------------------
-// The whole
+// The simulation
 
 static void parse_cost(const char *text, PlanSettings *s) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (!plan_work_cost_parse(text, s) || s->work_token == 0)
-        usage_error("for example --work-cost 100:745",
-                    "costs: expected TOKEN:TILE or TOKEN:TILE:SIDE, the first not 0");
+        exit_with(EXIT_USAGE, "for example --work-cost 100:745",
+                  "costs: expected TOKEN:TILE or TOKEN:TILE:SIDE, the first not 0");
     must(plan_settings_check(s, &err), &err);
 }
 
@@ -240,7 +233,7 @@ static PlanSettings make_settings(void) {
     for (int i = 0; i < sim.num_rows; i++)
         if (sim.rows[i].ranks > most) most = sim.rows[i].ranks;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
-        usage_error("", "--batch-tokens: expected a multiple of --micro-batch-tokens");
+        exit_with(EXIT_USAGE, "", "--batch-tokens: expected a multiple of --micro-batch-tokens");
     s.seed = (uint64_t)o.seed;
     s.max_seqlen = o.max_seqlen;
     s.micro_batch_tokens = o.micro_batch_tokens;
@@ -311,7 +304,7 @@ static void print_plan(const PlanSettings *s, double epochs) {
 static void print_imbalance(const PlanSettings *s) {
     printf("\nimbalance: work of the busiest rank over the mean; mean over steps / worst step\n");
     printf(
-        "  ranks  micro-batches a rank        planned  deterministic        arrival"
+        "  ranks    micro-batches/rank        planned  deterministic        arrival"
         "       next-fit\n");
     for (const Row *row = sim.rows; row < sim.rows + sim.num_rows; row++) {
         printf("%7d  %20.2f", row->ranks, (double)s->num_micro / row->ranks);
@@ -326,7 +319,7 @@ static void print_imbalance(const PlanSettings *s) {
 }
 
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     Dataset shards;
     DocLengths drawn = {NULL, 0};
     options_parse_or_exit(table, argc, argv, "build/cpu/packsim [options]");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws real tokens/s from a file of dev/results: each layout beside PyTorch on the same documents.
+"""Draws real tokens/s from a file of dev/results: each layout and PyTorch on the same documents.
 
 usage: plot_results.py dev/results/cpu-DATE.txt --model smollm2-135m --row-len 350 --out FILE.png
 """

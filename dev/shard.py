@@ -19,7 +19,7 @@ import struct
 
 
 def r65(tokens, cap):
-    """Quantiles of the law, so that no random draw decides the lengths; the last fits the sum."""
+    """Quantiles of the distribution, so that lengths are not random; the last makes up the sum."""
     count = max(1, round(tokens * 95 / 65536))
     mu = math.log(700) - 1.04 ** 2 / 2
     normal = statistics.NormalDist()

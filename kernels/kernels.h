@@ -1,9 +1,9 @@
-// THE contract: every device operation of unpad.c, once. kernels/cpu implements it in C with OpenMP
-// (the readable reference), kernels/cuda in CUDA; train_llama.cu and llama.h include only this file
-// and comm/comm.h.
+// THE contract: every device operation of unpad.c, declared once. kernels/cpu implements it in C
+// with OpenMP (the readable reference), kernels/cuda in CUDA. Of kernels/, train_llama.cu and
+// llama.h include only this file and comm/comm.h.
 //
 // No operation takes a (batch, time) pair. A micro-batch is one 1D buffer of tokens with
-// cu_seqlens, so padding between layers cannot be written.
+// cu_seqlens, so padding between layers cannot be expressed.
 //
 // Letters in shape comments:
 //   T  total_tokens, the packed length of this micro-batch
@@ -11,9 +11,14 @@
 //   H  num_heads      Hkv  num_kv_heads       D  head_dim     QKV  (H + 2*Hkv) * D
 // All tensors are dense, row-major and aligned to 16 bytes. Argument order: outputs, inputs,
 // scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
-// its name ends in _host. "=" overwrites, "+=" accumulates. Operations are asynchronous and run in
-// order on the backend's one stream; T = 0 is legal and does nothing. An operation that does not
-// support a shape ends the program with exit code 11 and names the values.
+// its name ends in _host. "=" overwrites, "+=" accumulates. Outputs and inputs must not overlap
+// unless stated. Operations are asynchronous and run in order on the backend's one stream; T = 0 is
+// legal and does nothing.
+//
+// Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
+// C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
+// shape, like any device error, ends the program with exit code 11 and names the values. Token ids,
+// positions, targets and row indices are not checked: the caller guarantees their ranges.
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
@@ -28,8 +33,8 @@
 extern "C" {
 #endif
 
-// floatX: weights and activations. real: whatever is accumulated or kept exact (losses, lse, rstd,
-// gradients of weights, optimizer state); fp32 in every build that ships, double in the
+// floatX: weights and activations; bf16 on CUDA, fp32 on the CPU. real: anything accumulated or
+// kept exact (losses, lse, rstd, weight gradients, optimizer state); fp32. Both are double in the
 // gradient-check build.
 #if defined(BACKEND_CUDA) && defined(__cplusplus)
 typedef __nv_bfloat16 floatX;
@@ -37,7 +42,7 @@ typedef float real;
 #elif defined(BACKEND_CUDA)
 typedef struct {
     uint16_t bits;
-} floatX;  // bf16: the host moves it and never computes with it
+} floatX;  // bf16: host code copies it and never computes with it
 typedef float real;
 #elif defined(GRADCHECK)
 typedef double floatX;
@@ -57,95 +62,100 @@ typedef float real;
 // Device
 
 typedef struct {
-    int threads;      // CPU threads; 0 = all cores this process may use
-    int bf16_matmul;  // CPU: 1 = round matmul inputs to bf16, accumulate in fp32
+    int threads;      // CPU threads; 0: all cores this process may use
+    int bf16_matmul;  // CPU: 1: round matmul inputs to bf16, accumulate in fp32
 } DeviceOptions;
 
 // Call first in main: may re-exec the process with environment variables that the device's
 // libraries read at load time.
 void device_prepare_process(char **argv);
-// Chooses the device and its fastest code paths. NULL, or one line that says what is missing.
+// Selects the device and its fastest code paths; call before any function below. Returns NULL, or
+// one line (static) that names the missing requirement.
 const char *device_init(const DeviceOptions *options);
-// One line for people: "cpu, 2 threads, matmul avx512 8x48"
+// One line for humans, valid until exit: "cpu, 2 threads, matmul avx512 8x48"
 const char *device_describe(void);
-// Callback that adds context to device error messages: `describe` writes one NUL-terminated line,
-// e.g. the documents of the last batch.
+// Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
+// at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
 void device_on_error(void (*describe)(char *text, size_t capacity));
-// Ends the program with exit code 11: one error line, to which that callback adds, and one hint.
+// Prints one error line (with the callback's context) and one hint; exits with code 11.
 __attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
                                                                  const char *format, ...);
-// `bytes` of uninitialised device memory, aligned to 64 bytes (CUDA: 256); NULL when refused.
-// Poison builds fill it with NaN.
+// `bytes` of uninitialised device memory, aligned to 64 bytes (CUDA: 256). Returns NULL when out of
+// memory. Builds with -DPOISON fill it with NaN.
 void *device_malloc(size_t bytes);
-void device_free(void *p);  // p of device_malloc, or NULL; waits for all work enqueued so far
+void device_free(void *p);  // p from device_malloc, or NULL; waits for all work enqueued so far
 void device_zero(void *p, size_t bytes);
-// Asynchronous, in order with operations; src_host may be reused as soon as it returns.
+// Asynchronous, in order with operations; src_host may be reused as soon as the call returns.
 void device_upload(void *dst, const void *src_host, size_t bytes);
-// Waits for all work enqueued so far; dst_host is complete when it returns.
+// Waits for all work enqueued so far; dst_host is complete when the call returns.
 void device_download(void *dst_host, const void *src, size_t bytes);
-// Device to device, not overlapping
+// Device to device, asynchronous; the ranges must not overlap.
 void device_copy(void *dst, const void *src, size_t bytes);
-// Waits for all work enqueued so far (for measurements: a step only downloads).
+// Waits for all work enqueued so far. For measurements: a training step only downloads.
 void device_synchronize(void);
-// Records a start and a stop mark on the stream; the milliseconds between the last two. Call
-// device_timer_ms after a wait that follows the stop: it does not wait itself.
+// One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
+// milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
 void device_timer_start(void);
 void device_timer_stop(void);
 float device_timer_ms(void);
-// Excludes ms of host time since device_timer_start, e.g. a wait for other ranks. A no-op where the
-// device keeps the time, and while no timer runs.
+// Excludes `ms` of host time from the running timer, e.g. a wait for other ranks. A no-op on CUDA,
+// where the device keeps the time, and while no timer runs.
 void device_timer_leave_out(double ms);
-// Allocations made so far (a step after the first makes none), bytes held now and at the peak, how
-// often the host has waited for the device (a step waits once, for its loss), and graphs recorded.
 typedef struct {
-    uint64_t count, bytes_now, bytes_peak, waits, graphs;
+    uint64_t count;                  // allocations so far; steps after the first make none
+    uint64_t bytes_now, bytes_peak;  // allocated now and at most
+    uint64_t waits;                  // times the host has waited: once per step, for its loss
+    uint64_t graphs;                 // graphs captured so far
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated; 0 when the device does not say.
+// Bytes that can still be allocated; 0: unknown.
 size_t device_memory_free(void);
 
 // Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are
 // captured; the content of memory is not. A graph captured for one micro-batch serves every
-// micro-batch with the same number of tokens and documents (Documents' total_tokens and num_docs):
-// operations take nothing else of a micro-batch from the host.
+// micro-batch with the same total_tokens and num_docs: operations read nothing else of a
+// micro-batch on the host.
 typedef struct DeviceGraph DeviceGraph;
-// 0: this backend has none; the other calls then end the program with exit code 11.
+// 0: this backend has no graphs; the other calls then end the program with exit code 11.
 int device_has_graphs(void);
-// Until device_graph_end, work is captured and not run. Only operations that have already run with
-// these shapes, device_zero and device_copy may be called in between.
+// Until device_graph_end, work is captured and not run. Allowed in between: device_zero,
+// device_copy and operations that have already run with these shapes.
 void device_graph_begin(void);
+// The captured graph, to be freed by the caller.
 DeviceGraph *device_graph_end(void);
+// Asynchronous, in order with operations.
 void device_graph_launch(DeviceGraph *graph);
 void device_graph_free(DeviceGraph *graph);
 
-// Weights and activations are fp32 on the host. On CUDA a weight is bf16 plus 16 low bits (both
-// together are the exact fp32 master); on the CPU it is the fp32 itself and master_lo is ignored.
-// master_lo NULL: the low bits are neither written nor read, and a weight is its bf16. src_host may
-// be reused as soon as the call returns; the calls to the host wait for all work enqueued so far.
-size_t master_lo_bytes(void);  // per weight: 0 or 2
+// Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
+// bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.
+// master_lo NULL: the low bits are neither written nor read, and a weight is its bf16. From host:
+// src_host may be reused as soon as the call returns. To host: waits for all work enqueued so far.
+size_t master_lo_bytes(void);  // bytes of low bits per weight: 0 or 2
 void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_host, size_t n);
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n);
 void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
 // ------------------------------------------------------------------------------------------------
-// The documents of one micro-batch, as the kernels see them
+// The segments of one micro-batch
 
 typedef struct {
     const int32_t *cu_seqlens;  // (num_docs + 1): [0] = 0, non-decreasing, [num_docs] = T
-    const int32_t *work;        // attention_plan's list; every layer and both passes reuse it
+    const int32_t *work;        // attention_plan's list, used by every layer and both passes
     int32_t total_tokens;       // T
     int32_t num_docs;           // segments, empty ones included
     int32_t max_seqlen;         // length of the longest segment
-} Documents;
+} VarlenInfo;
 
 typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
 } HeadShape;
 
-// The most int32 that a work list needs for up to max_tokens tokens in up to max_docs documents.
+// Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_docs documents.
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs);
-// Fills the work list of one batch, longest items first, and returns the number of int32 used. It
-// has each (document, tile, head group) exactly once; its layout is private to the backend.
+// Writes the work list of one batch to work_host, costliest items first, and returns the number of
+// int32 written. Each (document, tile, head group) occurs exactly once; the layout is private to
+// the backend. Runs on the host, in any thread after device_init.
 size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
                       HeadShape heads);
 
@@ -154,9 +164,8 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
 
 // out (T,C) =  weight[tokens]        tokens (T) int32 in [0,V)      weight (V,C)
 void embedding_forward(floatX *out, const int32_t *tokens, const floatX *weight, int64_t T, int C);
-// dweight (V,C) +=  rows of dout (T,C), for each token id in order of position: no atomics,
-// deterministic. order (T) int32: positions sorted by (token, position); a run of equal tokens is
-// one row of dweight.
+// dweight (V,C) +=  for each token id the sum of its rows of dout (T,C), in order of position:
+// deterministic, no atomics. order (T) int32: positions sorted by (token, position).
 void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
                         const int32_t *order, int64_t T, int C);
 
@@ -165,53 +174,55 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
 
 // resid (T,C) =  inp + delta         delta may be NULL (no add); resid may be inp
 // normed (T,C) =  resid * rstd * weight          rstd (T) real =  1/sqrt(mean(resid^2) + eps)
+// inp, delta (T,C)                   weight (C)
 void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
                          const floatX *delta, const floatX *weight, float eps, int64_t T, int C);
-// dresid (T,C) +=  gradient through the norm     dweight (C) +=
-// The add passes its gradient through unchanged: after this call dresid is the gradient of both inp
-// and delta.
+// dresid (T,C) +=  gradient through the norm     dweight (C) +=     dnormed, resid (T,C)
+// On entry dresid holds the gradient that reaches resid directly; on return it is the gradient of
+// both inp and delta.
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
-// normed (T,C) =  resid * rstd * weight from a saved rstd: how backward recomputes a norm.
+// normed (T,C) =  resid * rstd * weight, with the saved rstd (T): recomputes a norm in backward.
 void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
                    int64_t T, int C);
 
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
 
-// In place on the H query and Hkv key heads of qkv (T, H+2*Hkv, D); the Hkv value heads stay as
-// they are. Its inverse is part of attention_backward.
+// qkv (T,H+2*Hkv,D) rotated in place: the H query and Hkv key heads; the value heads are unchanged.
+// The inverse rotation is part of attention_backward.
 // rope_table (max_position, D/2, 2) real: cos, sin
-// position_ids (T) int32, restart at 0 in each document
+// position_ids (T) int32 in [0,max_position), restarting at 0 in each document
 void rope_forward(floatX *qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------
 // Causal attention over packed documents; token i attends to j <= i of its own document only.
 // softmax_scale = 1/sqrt(D). Accumulates in fp32. Never reads or writes rows past total_tokens. A
-// document's results do not depend on its neighbours or on its place in the buffer, bit for bit.
-// Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
+// document's results do not depend on its neighbours or its position in the buffer, bit for bit.
+// Deterministic. Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 //   out (T,H,D)         =
 //   lse (H,T) real      =  natural log of the sum of exp of the scaled scores; kept for backward
-//   qkv (T,H+2*Hkv,D)      rope already applied
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+//   qkv (T,H+2*Hkv,D)      after rope_forward
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads);
 //   dqkv (T,H+2*Hkv,D)  =  gradient of rope_forward's input: queries and keys rotated back
 //   delta (H,T) real    =  rowsum(dout * out); scratch
-//   dout, out (T,H,D), lse (H,T), qkv (T,H+2*Hkv,D) of the forward pass
-//   position_ids (T), rope_table as in rope_forward
+//   dout (T,H,D)           gradient of out
+//   qkv, out, lse          inputs and results of attention_forward
+//   position_ids (T), rope_table: as in rope_forward
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const Documents *docs, HeadShape heads);
-// The kernels that run, or the best by "auto". CUDA: "sm80", "sm90"; CPU: an instruction set. -1
-// when not available here. A work list serves all of them.
+                        const real *rope_table, const VarlenInfo *docs, HeadShape heads);
+// Selects the kernels: "auto" (the fastest), CUDA "sm80" or "sm90", CPU an instruction set. Returns
+// 0, or -1 when not available here. Work lists made before remain valid.
 int attention_select(const char *name);
-const char *attention_describe(void);
+const char *attention_describe(void);  // name of the kernels in use
 
 // ------------------------------------------------------------------------------------------------
-// Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. An output row's
-// bits do not depend on T or on the row's place on the CPU.
+// Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. On the CPU the
+// bits of an output row do not depend on T or on the row's position.
 
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
@@ -222,40 +233,41 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N);
-// The algorithms that matmul has chosen so far, as NUL-terminated lines of text for a checkpoint.
-// Returns their length without the NUL; nothing past capacity is written. 0: this backend has
-// nothing to choose.
+// The algorithms that matmul has selected so far, as NUL-terminated lines of text for a checkpoint.
+// Returns their length without the NUL; writes at most `capacity` bytes. 0: this backend has
+// nothing to select.
 size_t matmul_choices(char *text_host, size_t capacity);
-// From now on matmul uses the choices in the text, in place of its own so far. NULL, or one line
-// that says why not (another GPU or library): then it chooses again.
+// Replaces the selection with that in the text. Returns NULL, or one line with the reason why the
+// text does not apply here (another GPU or library); matmul then selects again.
 const char *matmul_repeat_choices(const char *text_host);
 
 // ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)
 
-// out (T,F) =  silu(gate) * up       gate_up (T, 2F): the first F columns are the gate
+// out (T,F) =  silu(gate) * up       gate_up (T,2F): gate in the first F columns, then up
 void swiglu_forward(floatX *out, const floatX *gate_up, int64_t T, int64_t F);
-// dgate_up (T,2F) =      dout (T,F)
+// dgate_up (T,2F) =      dout (T,F)     gate_up (T,2F) of the forward pass
 void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t T,
                      int64_t F);
 
 // ------------------------------------------------------------------------------------------------
-// Cross-entropy on a chunk of tokens; targets (T) int32, -1 = no target (loss 0, gradient 0)
+// Cross-entropy on a chunk of T tokens; targets (T) int32 in [0,V), or -1: no target (loss 0,
+// gradient 0, even where the logits are NaN)
 
-// losses (T) real =  -log softmax(logits)[target]        logits (T,V), left as they are
+// losses (T) real =  -log softmax(logits)[target]        logits (T,V)
 void cross_entropy_forward(real *losses, const floatX *logits, const int32_t *targets, int64_t T,
                            int64_t V);
-// The same, and logits become dlogits = (softmax - onehot) * loss_scale in place.
-// loss_scale (1) = 1 / (targets of the whole optimizer step): gradients are summed, never averaged.
+// The same, and logits (T,V) become dlogits = (softmax - onehot) * loss_scale in place. loss_scale
+// (1) real: 1 / (targets of the whole optimizer step); gradients are summed, not averaged.
 void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t *targets,
                                     const real *loss_scale, int64_t T, int64_t V);
 // sum (1) double +=  losses (T), in a fixed order
 void losses_sum(double *sum, const real *losses, int64_t T);
 
 // ------------------------------------------------------------------------------------------------
-// Rows by index: the two extra operations of the repad layout; gather_rows also serves sampling
+// Rows by index: for the repad layout and for sampling (gather_rows)
 
-// out (n,C) =  inp[rows]             rows (n) int32, ascending, in [0,T)
+// out (n,C) =  inp[rows]             rows (n) int32, ascending, in [0,T)       inp (T,C)
 void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t C);
 // out (T,C) =  0, then out[rows] = inp (n,C)
 void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T,
@@ -264,28 +276,28 @@ void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n
 // ------------------------------------------------------------------------------------------------
 // Optimizer
 
-// sum (n) +=  x (n): gradients of different micro-batches
+// sum (n) +=  x (n): adds the gradients of several micro-batches
 void grads_add(real *sum, const real *x, size_t n);
 // sum (1) double +=  sum of squares of x (n), in a fixed order
 void global_norm_squared(double *sum, const real *x, size_t n);
-// The scalars of an update, computed on the device so that it needs no read-back:
-//   grad_norm = sqrt(norm_squared)     scale = min(1, max_norm / grad_norm), max_norm <= 0: 1
-//   scale is 0 when loss_sum or norm_squared is not finite, or when the clipped norm is above
-//   MAX_UPDATE_NORM: adamw_update then changes nothing.
 #define MAX_UPDATE_NORM 1e19  // its square, which v may become, still fits a float
 typedef struct {
     double loss_sum, norm_squared;
     float grad_norm, scale;
 } StepScalars;
+// step (1), on the device so that an update needs no read-back. Reads loss_sum and norm_squared:
+//   grad_norm =  sqrt(norm_squared)
+//   scale     =  min(1, max_norm / grad_norm), or 1 if max_norm <= 0; 0 if loss_sum or norm_squared
+//                is not finite or the clipped norm exceeds MAX_UPDATE_NORM
 void clip_scale(StepScalars *step, float max_norm);
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    int64_t t;  // 1 at the first update
+    int64_t t;  // number of this update, from 1
 } AdamW;
 // AdamW (arXiv 1711.05101) as torch.optim.AdamW:  w -= lr * (wd * w + m_hat / (sqrt(v_hat) + eps))
-// weights, master_lo, m, v (n) updated; grads (n) are multiplied by step->scale; scale 0 changes
-// nothing. master_lo: as in weights_from_host, but never NULL on CUDA.
+// weights, master_lo, m, v (n) updated in place; grads (n) are read times step->scale. With scale 0
+// nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
 

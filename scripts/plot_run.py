@@ -15,7 +15,7 @@ def fail(code, what, hint):
 
 
 def read_log(path):
-    """Steps, validations and start of log.jsonl; a last line cut short by a crash is left out."""
+    """Steps, validations and start event of log.jsonl; lines that are not JSON are skipped."""
     steps, vals, start, bad = {}, {}, {}, 0
     try:
         with open(path, encoding="utf-8") as lines:
@@ -35,14 +35,14 @@ def read_log(path):
         fail(3, f"{path}: cannot read: {e.strerror}",
              "give the --out directory of a run, or its log.jsonl")
     if not steps:
-        fail(3, f"{path}: expected at least one step, found none", "let the run make a step first")
+        fail(3, f"{path}: expected at least one step, found none", "let the run finish a step first")
     if bad:
-        print(f"warning: {path}: {bad} lines are not JSON and were left out", file=sys.stderr)
+        print(f"warning: {path}: {bad} lines are not JSON and were skipped", file=sys.stderr)
     return [steps[k] for k in sorted(steps)], sorted(vals.items()), start
 
 
 def title_of(start):
-    """Model, size and data, as the log's start says them."""
+    """Model, size and data, from the log's start event."""
     options = start.get("options", {})
     name = {k: os.path.basename(os.path.normpath(options.get(k) or "?")) for k in ("model", "train")}
     size = f" ({start['parameters'] / 1e6:.3g} M parameters)" if start.get("parameters") else ""
@@ -50,7 +50,7 @@ def title_of(start):
 
 
 def smooth(values):
-    """Mean of as many neighbours before as behind: no lag. None (not finite) is passed over."""
+    """Centred moving mean, without lag; None (not finite) is skipped."""
     out, widest = [], max(2, min(25, len(values) // 30))
     for i in range(len(values)):
         half = min(i, len(values) - 1 - i, widest)
@@ -60,7 +60,7 @@ def smooth(values):
 
 
 def figures(values):
-    """The first and the last one."""
+    """The first and the last value."""
     values = plain(values)
     return f"{values[0]:.3f} to {values[-1]:.3f}"
 
@@ -99,7 +99,7 @@ def draw(steps, vals, out, title):
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    for axis in axes[0], axes[2]:       # above the curves, which it must not hide
+    for axis in axes[0], axes[2]:       # above the curves
         axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3,
                     borderaxespad=0)
     figure.suptitle(title, x=0.01, ha="left")
@@ -112,7 +112,7 @@ def draw(steps, vals, out, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", help="the --out directory of a run, or its log.jsonl")
-    parser.add_argument("--out", help="the picture (default: plot.png beside the log)")
+    parser.add_argument("--out", help="the picture (default: plot.png next to the log)")
     args = parser.parse_args()
     log = os.path.join(args.run, "log.jsonl") if os.path.isdir(args.run) else args.run
     steps, vals, start = read_log(log)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a trained model in minutes on two CPU cores: installs what is missing,
+# From a fresh clone to a trained model in a few minutes on two CPU cores: installs missing packages,
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
 # `demo` model, plots, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
@@ -8,36 +8,36 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
-say 'what is needed'
+say 'packages'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/cjson/cJSON.h=libcjson-dev \
+    /usr/include/jansson.h=libjansson-dev \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
-python=/usr/bin/python3             # the system's, which the matplotlib above belongs to
+python=/usr/bin/python3             # the system's, for which matplotlib was installed above
 
 say 'build'
 make -s -j"$(nproc)" all
 
 say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo/dataset.json ]; then
-    echo 'data/demo is there already'
+    echo 'data/demo exists'
 else
     stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
     "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
 fi
 
-say 'train: each line ends with the time left (eta); Ctrl-C saves'
+say 'train: each line ends with the time left (eta); Ctrl-C saves and stops'
 replace=--overwrite
 for word in "$@"; do case $word in --resume*) replace= ;; esac; done
 ./train_llama --train data/demo --out out/demo $replace --prompt 'def ' "$@" || {
     status=$?
-    [ $status -ne 75 ] || echo 'scripts/quickstart.sh --resume resumes; without --resume it starts over'
+    [ $status -ne 75 ] || echo 'run scripts/quickstart.sh --resume to continue; without --resume it starts over'
     exit $status
 }
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo
 
-say 'packing changes nothing but the time'
+say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
 ./train_llama --train data/demo --compare --max-seqlen 2048 | tail -n 8
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what is missing with apt, or says the exact line. Called by quickstart.sh and test.sh.
+# Installs missing packages with apt, or prints the command that does. Called by quickstart.sh and
+# test.sh.
 #   setup.sh COMMAND_OR_FILE=PACKAGE ...
-# A package is there when its command is on PATH, or its file (or pattern of files) exists.
+# A package counts as installed if its command is on PATH or its file (or glob pattern) exists.
 set -euo pipefail
 missing=()
 for pair in "$@"; do
@@ -24,7 +25,7 @@ echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 quiet=$(mktemp)
 trap 'rm -f "$quiet"' EXIT
-# package lists may be older than the mirror: refresh them once when the install fails
+# package lists may be out of date: refresh them once if the install fails
 refresh_and_install() { $sudo apt-get update && $sudo $install; }
 $sudo $install > "$quiet" 2>&1 || refresh_and_install > "$quiet" 2>&1 || {
     tail -n 5 "$quiet" >&2

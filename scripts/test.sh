@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds and runs every test: set-up, then `make test`. The last line is
+# Installs missing packages, builds, and runs every test. The last line is
 # `N passed, N failed, N skipped`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang perl=perl python3=python3 git=git \
-    /usr/include/stdlib.h=libc6-dev /usr/include/cjson/cJSON.h=libcjson-dev \
+    /usr/include/stdlib.h=libc6-dev /usr/include/jansson.h=libjansson-dev \
     '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib \
     mpirun=openmpi-bin mpicc=libopenmpi-dev

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts a training again, each time with --resume, until it is done:
+# Restarts a training run with --resume until it finishes:
 #   scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run --save-every 500 ...
-# RESTARTS=5   restarts in a row that bring no new checkpoint, after which it gives up
-# PAUSE=10     seconds before each, for a machine that comes back
-# Ends with the exit code of the last start.
+# RESTARTS=5   gives up after this many restarts in a row without a new checkpoint
+# PAUSE=10     seconds before each restart, e.g. for a machine that reboots
+# Exits with the exit code of the last run.
 set -u
 if [ $# -eq 0 ]; then
-    echo "error: expected the command that trains" >&2
+    echo "error: expected a training command" >&2
     echo "hint: scripts/train_until_done.sh mpirun -n 8 ./train_llama --out run" >&2
     exit 2
 fi
@@ -24,16 +24,16 @@ while :; do
     code=$?
     case $code in
         0) exit 0 ;;
-        # flags, input files, disk, memory, diverged, misfit, directory in use: the same next time
+        # options, input files, disk, memory, diverged, mismatch, directory in use: would fail again
         2 | 3 | 4 | 5 | 6 | 7 | 9 | 10) break ;;
-        75 | 130 | 143) break ;;        # somebody stopped it: the training, or its launcher
+        75 | 130 | 143) break ;;        # stopped by a signal to the trainer or its launcher
         126 | 127) break ;;             # no such command
-    esac                                # 8 rank lost, 11 device, 137 killed, what launchers say
+    esac                                # 8 rank lost, 11 device, 137 killed, codes of launchers
     if [ "$(newest)" != "$before" ]; then without_progress=0; fi
     if [ $((without_progress += 1)) -gt "$restarts" ]; then break; fi
-    echo "train_until_done: exit code $code; starting again in $pause s ($without_progress of" \
+    echo "train_until_done: exit code $code; restarting in $pause s ($without_progress of" \
         "$restarts without a new checkpoint)" >&2
     sleep "$pause"
 done
-echo "train_until_done: exit code $code, which ends it; newest checkpoint: $(newest)" >&2
+echo "train_until_done: exit code $code, giving up; newest checkpoint: $(newest)" >&2
 exit $code

@@ -1,4 +1,4 @@
-// See fault.h. Each wrapper asks fault_now() whether this call is the one.
+// See fault.h. Each wrapper asks fault_now() whether its call is to fail.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -61,7 +61,7 @@ static const char *fault_fd_path(int fd) {
     return fd >= 0 && fd < FAULT_MAX_FD ? fault.fd_path[fd] : "?";
 }
 
-// The error for this call, 0 = let it pass. errno is set.
+// The error for this call, with errno set; 0: none.
 static int fault_now(int kind, const char *name) {
     if (fault.kind != kind) return 0;
     long call = ++fault.calls;
@@ -86,7 +86,7 @@ int __wrap_open(const char *path, int flags, ...) {
     return fd;
 }
 
-// Linux frees the number whatever close returns.
+// Linux frees the descriptor even if close fails.
 int __real_close(int fd);
 int __wrap_close(int fd);
 int __wrap_close(int fd) {
@@ -121,7 +121,7 @@ int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     if (fault_now(FAULT_IO, "fsync") > 0) return -1;
     fault_log("fsync", fault_fd_path(fd), NULL);
-    return 0;  // not really: no test here pulls the plug, and the disk is slow
+    return 0;  // no real fsync: no test here cuts the power, and the disk is slow
 }
 
 int __real_rename(const char *from, const char *to);

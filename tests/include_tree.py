@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws which folder includes which, and fails when an include points up, sideways or in a circle.
+"""Draws which folder includes which, and fails when an include points up, sideways or in a cycle.
 
 usage: include_tree.py [ROOT]
 A room is a folder of the product, or one of the two files that stand alone. A room may include
@@ -50,12 +50,12 @@ def includes(root, path):
                 yield number, os.path.normpath(os.path.join(os.path.dirname(path), found.group(1)))
 
 
-def circle(graph, node, path=()):
-    """The first circle of includes that is reached from a file, or None"""
+def cycle(graph, node, path=()):
+    """The first cycle of includes reached from a file, or None"""
     if node in path:
         return path[path.index(node):] + (node,)
     for below in graph.get(node, ()):
-        found = circle(graph, below, path + (node,))
+        found = cycle(graph, below, path + (node,))
         if found:
             return found
     return None
@@ -80,9 +80,9 @@ def main():
                 wrong.append(f"{path}:{number}: {target} is not a header")
             arrows[room][below] = arrows[room].get(below, 0) + 1
     for path in graph:
-        found = circle(graph, path)
+        found = cycle(graph, path)
         if found and found[0] == path:
-            wrong.append("circle: " + " -> ".join(found))
+            wrong.append("cycle: " + " -> ".join(found))
     for room, below in arrows.items():
         if any(r == room for r, _ in sources(root)):
             print(f"{room:15} -> " + (", ".join(f"{b} ({n})" for b, n in below.items()) or "nothing"))

@@ -1,12 +1,17 @@
-# Sourced by the shell suites: counting, checks, the last line that tests/run.sh reads, and a tiny
-# model with text to train on. The suite has set $root, the repository.
+# Sourced first by every shell suite: environment, counters, checks, the last line that tests/run.sh
+# reads, and a tiny model with text to train on. Sets $root, the repository.
+set -u
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+# several ranks on one machine, more than it has cores
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+mpi=(mpirun --allow-run-as-root --oversubscribe)
 passed=0 failed=0 skipped=0
-# One command may take this long before it counts as hung: far more than it needs on an idle
-# machine, because a busy one must not fail.
+# A command that takes longer counts as hung. Generous, so that a busy machine does not fail.
 limit_s=${LIMIT_S:-600}
 
 ok() { passed=$((passed + 1)) && echo "ok      $1"; }
-# What a failed case leaves to look at; a suite may define another.
+# Printed after a failed case; a suite may redefine it.
 evidence() {
     grep -avE '^ +(0x|=>|Stack|Global|Poison|Array|Intra|ASan|Left|Right|Shadow|Heap|Freed|Addr)' \
         "$work/out.txt" | tail -n 12
@@ -25,8 +30,8 @@ finish() {
 }
 skip_all() { skip "$@" && finish; }
 
-# scratch NAME: enters a directory of its own, $work, with a space in its path; removed at exit, and
-# with it what MPI leaves of ranks that were killed
+# scratch NAME: enters $work, a new directory with a space in its path. Removed at exit, with the
+# shared memory files that killed MPI ranks leave behind.
 scratch() {
     work=$(mktemp -d "${TMPDIR:-/tmp}/unpad $1 XXXXXX")
     trap 'rm -rf "$work"' EXIT
@@ -35,12 +40,15 @@ scratch() {
     export OMPI_MCA_btl_sm_backing_directory=${OMPI_MCA_btl_sm_backing_directory:-$work}
 }
 
-# within COMMAND...: runs it for at most $limit_s seconds (shell functions and builtins: as long as
-# they take), its output in out.txt
+# within COMMAND...: runs it with its output in out.txt (which the command may still read), for at
+# most $limit_s seconds (shell functions and builtins: without a limit)
 within() {
-    local limit=(timeout -k 10 "$limit_s")
+    local limit=(timeout -k 10 "$limit_s") status
     [ "$(type -t "$1")" = file ] || limit=()
-    "${limit[@]}" "$@" > "$work/out.txt" 2>&1 < /dev/null
+    "${limit[@]}" "$@" > "$work/.out" 2>&1 < /dev/null
+    status=$?
+    mv "$work/.out" "$work/out.txt"
+    return $status
 }
 exit_code() { if [ "$1" -eq 124 ]; then echo "timed out after $limit_s s"; else echo "exit code $1"; fi; }
 
@@ -53,7 +61,7 @@ check() {
     if [ $status -eq 0 ]; then ok "$name"; else bad "$name" "$(exit_code $status)"; fi
 }
 
-# outcome NAME EXIT_CODE PATTERN COMMAND...: the exit code, and a line with the pattern
+# outcome NAME EXIT_CODE PATTERN COMMAND...: it exits with this code, and a line matches
 outcome() {
     local name=$1 why
     shift
@@ -68,8 +76,8 @@ mismatch() {
     if [ $status -ne "$code" ]; then echo "$(exit_code $status), expected $code"
     elif ! grep -aqE -e "$pattern" "$work/out.txt"; then echo "no line matches $pattern"; fi
 }
-# expect NAME EXIT_CODE PATTERN COMMAND...: outcome, and of a failure exactly one error: line and one
-# hint: line, whatever the number of ranks
+# expect NAME EXIT_CODE PATTERN COMMAND...: the same, and a failure prints exactly one error: line
+# and one hint: line, for any number of ranks
 expect() {
     local name=$1 why
     shift
@@ -81,17 +89,19 @@ expect() {
     if [ -z "$why" ]; then ok "$name"; else bad "$name" "$why"; fi
 }
 
-# check_python NAME ARGUMENTS...: the script on standard input raises nothing
+# check_python NAME ARGUMENTS...: the script on standard input succeeds; it may read out.txt
 check_python() {
     local name=$1
     shift
-    if python3 - "$@" > "$work/out.txt" 2>&1; then ok "$name"; else bad "$name" ''; fi
+    if python3 - "$@" > "$work/.out" 2>&1; then ok "$name" && return; fi
+    mv "$work/.out" "$work/out.txt"
+    bad "$name" 'the script failed'
 }
 
 same() {        # same NAME FILE FILE
     if cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "$2 and $3 differ"; fi
 }
-# differ NAME FILE FILE: both are there, and not the same
+# differ NAME FILE FILE: both exist and are not the same
 differ() {
     cmp -s "$2" "$3"
     case $? in
@@ -100,7 +110,13 @@ differ() {
         *) bad "$1" "$2 or $3 cannot be read" ;;
     esac
 }
-# lacks NAME PATTERN FILE...: every file has lines, and none of them matches
+# has NAME PATTERN FILE: a line matches
+has() {
+    if grep -aqE -e "$2" "$3"; then ok "$1" && return; fi
+    cp "$3" "$work/out.txt" 2> /dev/null        # for the evidence
+    bad "$1" "no line of $3 matches $2"
+}
+# lacks NAME PATTERN FILE...: no file is empty, and no line matches
 lacks() {
     local name=$1 pattern=$2 f
     shift 2
@@ -116,7 +132,7 @@ same_state() {
     ok "$1"
 }
 
-# pids of processes whose command line holds $1
+# pids of processes whose command line contains $1
 pids_of() {
     local p
     for p in /proc/[0-9]*; do
@@ -124,20 +140,35 @@ pids_of() {
     done
 }
 
-# await_line PID PATTERN FILE: until FILE has such a line; false when process PID is gone before
+# await_line PID PATTERN FILE: waits until a line of FILE matches; false if process PID ends first
 await_line() {
     until grep -aqE -e "$2" "$3" 2> /dev/null; do
         kill -0 "$1" 2> /dev/null || { grep -aqE -e "$2" "$3" 2> /dev/null; return; }
         sleep 0.02
     done
 }
-# await_gone TEXT: until no process's command line holds TEXT; false after $limit_s seconds
+# await_gone TEXT: waits until no command line contains TEXT; false after $limit_s seconds
 await_gone() {
     local start=$SECONDS
     while [ -n "$(pids_of "$1")" ]; do
         [ $((SECONDS - start)) -lt "$limit_s" ] || return 1
         sleep 0.1
     done
+}
+
+# ranks_can_run PROGRAM: can it run as several ranks under mpirun? If not, $no_ranks is the reason.
+ranks_can_run() {
+    no_ranks=
+    if ! command -v mpirun > /dev/null; then no_ranks='mpirun is not installed'
+    elif [ ! -x "$1" ]; then no_ranks="$1 is not built"
+    elif ! ldd "$1" | grep -q libmpi; then no_ranks="$1 is built without MPI"; fi
+    [ -z "$no_ranks" ]
+}
+
+# prepare ARGUMENTS...: data/prepare.py where it is not under test
+prepare() {
+    python3 "$root/data/prepare.py" --quiet "$@" > "$work/out.txt" 2>&1 ||
+        bad "prepare $*" "exit code $?"
 }
 
 # tiny_model DIR HIDDEN_SIZE INTERMEDIATE_SIZE HEAD_DIM: config.json of two layers, three heads, one
@@ -163,7 +194,7 @@ uneven_texts() {
     done
 }
 
-# index_without_checksums FILE.idx...: version 1 of the format, where nothing watches over the tokens
+# index_without_checksums FILE.idx...: rewrites it in version 1, which has no checksums of tokens
 index_without_checksums() {
     python3 - "$root" "$@" << 'PY'
 import struct, sys

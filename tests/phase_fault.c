@@ -1,12 +1,12 @@
-// A trainer that fails where a test wants it to: linked in front of comm_phase and of the gather of
-// the weights (--wrap), so that the program itself knows nothing of it.
+// Faults at a given phase, for tests: wraps comm_phase, the gather of the weights and fsync
+// (--wrap), so that the program itself has no code for it.
 //
-//   FAULT=kill:2:reduce:5      rank 2, when it comes to the reduce of step 5
+//   FAULT=kill:2:reduce:5      rank 2, on entering the reduce of step 5
 //   FAULT='late:1:reduce:4 hang:2:reduce:4'    several
-// What it does: kill, stop, spin; fail (exit code 3); quiet (for QUIET_MS, then it continues);
-// drift (one of its weights, in this step and all that follow); hang (its main thread, a moment
-// later, wherever it then is; makes the file $HUNG); late (waits for that file); slow (each fsync
-// from then on takes SLOW_MS).
+// Faults: kill, stop, spin; fail (exit code 3); quiet (no progress for QUIET_MS); drift (changes
+// one weight in this step and all later ones); hang (blocks the main thread a moment later,
+// wherever it is then, and creates the file $HUNG); late (waits for that file); slow (each later
+// fsync takes SLOW_MS).
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -53,7 +53,7 @@ static void *hang_soon(void *unused) {
 
 static void do_fault(const char *what) {
     pthread_t thread;
-    sleep_ms(1000);  // the thread that tells the others where this rank is has had its turn
+    sleep_ms(1000);  // until the heartbeat has reported this rank's phase
     if (strcmp(what, "kill") == 0) raise(SIGKILL);
     if (strcmp(what, "stop") == 0) raise(SIGSTOP);
     if (strcmp(what, "quiet") == 0) sleep_ms(atol(setting("QUIET_MS", "0")));
@@ -73,7 +73,7 @@ static void do_fault(const char *what) {
     }
 }
 
-// Is `fault` one of this rank, here and now?
+// Is `fault` due on this rank, in this phase and step?
 static int is_due(const char *fault, const char *phase, int64_t step, char *what) {
     char where[16];
     int rank;
@@ -101,9 +101,10 @@ int __wrap_fsync(int fd) {
     return __real_fsync(fd);
 }
 
-// The weights are there when it returns: on the CPU, and where emulated work is done at the call.
+// The weights have arrived when the real call returns: on the CPU, and in the emulator without
+// streams.
 uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
     const uint64_t handle = __real_comm_gather_begin(weights, first, from, to);
-    if (drifting && from == 0) *(unsigned char *)weights ^= 0x40;  // a bit of the fraction
+    if (drifting && from == 0) *(unsigned char *)weights ^= 0x40;  // a bit of the mantissa
     return handle;
 }

@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# Runs test programs and all shell suites one after another and adds up their last lines; called by
-# `make test` with the programs. Skips are listed by reason; one that tests/expected_skips.txt does
-# not know is said, and fails the run where CI=true.
+# Runs the test programs given by `make test`, then all shell suites, one after another, and adds up
+# their last lines. Lists skips by reason; reports those that tests/expected_skips.txt does not
+# expect, and fails because of them if CI=true.
 #
-#   SUITE_LIMIT_S=1800   a suite may take this long: 50 times what it needs on an idle machine
+#   SUITE_LIMIT_S=1800   time limit of a suite: 50 times its time on an idle machine
 #   SUITES='a b'         run only these instead of all tests/test_*.sh
 #
-# A suite that dies or is out of time without its last line counts as one failure. What it started
-# is ended with it, and its files lie in directories that are removed at the end, however it ended.
+# A suite that crashes or times out before its last line counts as one failure. Its remaining
+# processes are killed and its files removed in any case.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 limit_s=${SUITE_LIMIT_S:-1800}
 passed=0 failed=0 skipped=0 unexpected=0 suite_pid=
 run_dir=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
-# in memory where that is possible: a busy disk takes seconds for an fsync; often no program can be
-# executed there, so it is for the C suites, which have none to execute
+# in memory if possible: a busy disk takes seconds for an fsync. Often mounted noexec, so only for the
+# C suites.
 memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) ||
     { memory_dir=$run_dir/memory && mkdir "$memory_dir"; }
 log=$run_dir/log skips=$run_dir/skips
 : > "$skips"
 
-# Processes that this run has started: they inherit its name.
+# Processes started by this run: they inherit this variable.
 export UNPAD_TEST_RUN=$run_dir
 processes_left() {
     local files
     files=$(env -u UNPAD_TEST_RUN grep -slzFx "UNPAD_TEST_RUN=$run_dir" /proc/[0-9]*/environ)
     echo "${files//[^0-9$'\n']/}"
 }
-# Those that are about to end may do so.
+# Kills them, after a grace period for those that are about to end.
 end_processes_left() {
     local left i
     for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -35,7 +35,7 @@ end_processes_left() {
         [ -n "$left" ] || return 0
         [ "$i" -lt 10 ] && sleep 0.3
     done
-    printf '   still running, ended: %s\n' \
+    printf '   still running, killed: %s\n' \
         "$(for p in $left; do tr '\0' ' ' < "/proc/$p/cmdline" | head -c 80; done 2> /dev/null)"
     # shellcheck disable=SC2086
     kill -9 $left 2> /dev/null
@@ -52,7 +52,7 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# waiting threads sleep: on a busy machine spinning ones starve the others
+# waiting threads sleep: on a busy machine, spinning ones starve the others
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
@@ -78,7 +78,7 @@ run_suite() {
     last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
     [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]] &&
         p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]} s=${BASH_REMATCH[3]}
-    # a leak report or a crash after the last case
+    # a leak report, or a crash after the last case
     if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
     if [ "$f" -gt 0 ]; then cat "$log"; fi
     if [ $((SECONDS - start)) -ge "$limit_s" ] && [ "$status" -ne 0 ]; then
@@ -90,10 +90,10 @@ run_suite() {
     printf '   %d passed, %d failed, %d skipped in %d s\n' "$p" "$f" "$s" $((SECONDS - start))
     skips_of "$(basename "$suite")" "$log" >> "$skips"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    # what a killed case left behind
+    # files of killed cases
     rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
 }
-# Every reason once, with the number of cases and the first of them
+# Every reason once, with the number of cases and the names of the first three
 list_skips() {
     [ -s "$skips" ] || return 0
     echo '== skipped'

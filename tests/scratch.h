@@ -1,5 +1,5 @@
-// A directory of its own for a test program's files, removed when the program ends: below TMPDIR,
-// which tests/run.sh removes whatever becomes of the program.
+// A directory for a test program's files, removed when the program ends. It is below TMPDIR, which
+// tests/run.sh removes even after a crash.
 #ifndef UNPAD_SCRATCH_H
 #define UNPAD_SCRATCH_H
 
@@ -23,17 +23,17 @@ static bool scratch_make(const char *parent) {
 }
 
 static void scratch_remove(void) {
-    Error err = {0, "", ""};
+    Error err = {0};
     if (getpid() == scratch_root.owner) dir_remove_tree(scratch_root.dir, &err);  // not a fork's
 }
 
-// <directory>/<name>, in a buffer that lives until the fourth next call.
+// <directory>/<name>; the string is valid until the fourth call after this one.
 __attribute__((unused)) static const char *scratch(const char *name) {
     static char paths[4][256];
     static int next;
     if (!scratch_root.dir[0]) {
         const char *dir = getenv("TMPDIR");
-        // in memory where that is possible: a busy disk takes seconds for an fsync
+        // in memory if possible: a busy disk takes seconds for an fsync
         if (dir ? !scratch_make(dir) : !scratch_make("/dev/shm") && !scratch_make("/tmp")) abort();
         scratch_root.owner = getpid();
         atexit(scratch_remove);

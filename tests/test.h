@@ -1,14 +1,15 @@
-// The test harness: named cases, a filter, a seed; a skip is not a pass; the last line counts all
-// three.
+// The test harness: named cases, a filter, a seed. A skip is not a pass. The last line counts
+// passed, failed and skipped cases.
 //
 //   #include "test.h"
 //   TEST(attention_of_one_token) { CHECK(x == 1); CHECK_MSG(err < tol, "err %g", err); }
 //   TEST(needs_avx512) { if (!have) SKIP("no AVX-512 on this CPU"); ... }
 //   TEST_MAIN()
 //
-// usage: a_test [--filter SUBSTRING] [--seed N] [--list]. Exit status 0 only when nothing failed.
-// A failed CHECK prints file:line and leaves the case; the others still run. Each case starts with
-// its own random stream from (seed, name), so that a filter does not change what a case sees.
+// usage: a_test [--filter SUBSTRING] [--seed N] [--list]. Exit status 0 only if nothing failed and
+// the filter matched. A failed CHECK prints file:line and ends the case; the others still run. Each
+// case has its own random stream, seeded by (seed, name), so a filter does not change its random
+// numbers.
 #ifndef UNPAD_TEST_H
 #define UNPAD_TEST_H
 
@@ -61,7 +62,7 @@ __attribute__((noreturn, format(printf, 5, 6), unused)) static void test_end(
     longjmp(test_leave, how);
 }
 
-// splitmix64: every call advances the case's own stream
+// splitmix64 on the case's own stream
 __attribute__((unused)) static uint64_t test_rng_u64(void) {
     uint64_t z = (test_rng_state += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -77,7 +78,7 @@ __attribute__((unused)) static uint32_t test_rng_below(uint32_t n) {
 __attribute__((unused)) static double test_rng_uniform(void) {
     return (double)(test_rng_u64() >> 11) * 0x1p-53;
 }
-// Mean 0, variance 1 (sum of 12 uniforms): enough for inputs, needs no libm
+// Mean 0, variance 1 (sum of 12 uniforms): good enough for inputs, without libm
 __attribute__((unused)) static double test_rng_normal(void) {
     double s = -6.0;
     for (int i = 0; i < 12; i++) s += test_rng_uniform();
@@ -133,7 +134,9 @@ __attribute__((unused)) static int test_main(int argc, char **argv) {
             failed++;
     }
     if (!list) printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed != 0;
+    const bool none = *filter && !list && passed + failed + skipped == 0;
+    if (none) fprintf(stderr, "error: --filter %s: expected a part of a case's name\n", filter);
+    return failed != 0 || none;
 }
 
 #define TEST_MAIN() \

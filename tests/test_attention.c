@@ -1,7 +1,7 @@
 // kernels/cpu/attention.c and rope.c against a naive fp64 reference, against themselves (packed =
 // alone = permuted, bit for bit), against published figures and, with -DGRADCHECK, against central
 // differences.
-// Every run here has NaN in the rows past total_tokens and canaries behind every buffer.
+// Every run has NaN in the rows past total_tokens and canaries after every buffer.
 #define _POSIX_C_SOURCE 200809L
 #include <float.h>
 #include <math.h>
@@ -11,7 +11,6 @@
 #include "../kernels/kernels.h"
 #include "notebook.h"
 #include "test.h"
-
 
 #ifdef GRADCHECK
 #define ROUNDING (DBL_EPSILON / 2)
@@ -47,7 +46,7 @@ static int64_t qkv_row(HeadShape h) {
 }
 static int64_t out_row(HeadShape h) { return (int64_t)h.num_heads * h.head_dim; }
 
-// n values and the slack behind them, all bits set: a NaN, and a canary that memcmp can check
+// n values and the slack after them, all bits set: a NaN, and a canary that memcmp can check
 static void *new_values(int64_t n, int64_t slack) {
     size_t bytes = (size_t)(n + slack) * sizeof(real);
     void *p = malloc(bytes);
@@ -106,7 +105,7 @@ static void run(Batch *b) {
     }
     size_t used = attention_plan(b->work, b->cu_seqlens, b->num_docs, h);
     CHECK(used <= attention_plan_size(b->T, b->num_docs));
-    Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, longest};
+    VarlenInfo docs = {b->cu_seqlens, b->work, b->T, b->num_docs, longest};
     attention_forward(b->out, b->lse, b->qkv, &docs, h);
     attention_backward(b->dqkv, b->delta, b->dout, b->qkv, b->out, b->lse, b->position_ids,
                        b->rope_table, &docs, h);
@@ -148,7 +147,7 @@ static void check_same_doc(const char *what, const Batch *a, int i, const Batch 
 }
 
 // -------------------------------------------------------------------------------------------------
-// What the random tests draw from
+// Choices of the random tests
 
 static const HeadShape all_heads[] = {
     {1, 1, 8},  {2, 2, 16}, {4, 1, 8},   {9, 3, 8},  {5, 5, 6},   {15, 5, 8}, {32, 8, 8},
@@ -176,8 +175,7 @@ static int random_lengths(int *lengths) {
     return n;
 }
 
-// Another instruction set and another number of threads for each layout: results may depend on the
-// first only
+// Another instruction set and number of threads for each layout: only the former may change results
 static const char *const isas[] = {"portable", "avx2", "avx512"};
 static void random_isa(void) {
     while (attention_select(isas[test_rng_below(3)]) != 0) {
@@ -209,8 +207,8 @@ static double dot(const floatX *a, const floatX *b, int n, int magnitude) {
     return s;
 }
 
-// One row of queries. p (len) is scratch. The tolerances follow each formula with magnitudes for
-// values.
+// One row of queries. p (len) is scratch. Tolerances come from the same formulas, applied to
+// magnitudes.
 static void reference_row(const Head *h, int i, double *p, double *out, double *lse,
                           double *tol_out, double *tol_lse, double *dq, double *dk, double *dv,
                           double *tol_dq, double *tol_dk, double *tol_dv) {
@@ -312,7 +310,7 @@ static double check_reference(Batch *b) {
     return worst;
 }
 
-// Selects it; false where this CPU or this build has it not, which must be so.
+// Selects it. False if this CPU or this build lacks it; fails if it should not.
 static bool select_isa(const char *isa) {
     bool there = strcmp(isa, "portable") == 0 || strcmp(isa, "auto") == 0;
 #if defined(__x86_64__) && !defined(GRADCHECK)
@@ -376,7 +374,7 @@ TEST(reference_random_layouts) {
 }
 
 // Two keys with scores 0 and x, values 0 and 1: the output is p = e^x / (1 + e^x), so this is the
-// accuracy of the exponential itself: x carries four roundings, p a few more.
+// accuracy of the exponential: x has four roundings, p a few more.
 TEST(probability_of_two_keys) {
     enum { PAIRS = 300 };
     int lengths[PAIRS];
@@ -419,8 +417,8 @@ TEST(uniform_softmax) {
                 sum += v, size += fabs(v);
                 const floatX *q = b.qkv + t * qkv_row(h), *k = b.qkv + 3 * 16;
                 const double score = dot(q, k, 16, 0) / 4, score_size = dot(q, k, 16, 1) / 4;
-                // the probabilities are equal to the bit, their sum is a whole number: what is left
-                // is the sum of v, and for lse the score, a logarithm and one addition
+                // the probabilities are equal and their sum is exact: the sum of v is rounded, and
+                // for lse the score, a logarithm and one addition
                 CHECK(fabs(b.out[t * out_row(h)] - sum / count) <=
                       sum_error(count + 4) * size / count);
                 CHECK(fabs(b.lse[t] - score - log(count)) <=
@@ -493,7 +491,7 @@ TEST(packed_is_alone_special_layouts) {
     packed_alone_permuted((HeadShape){9, 3, 64}, (int[]){0, 0, 0}, 3);
 }
 
-// One document is replaced, by noise or by NaN; nothing else may change
+// Replacing one document, by noise or by NaN, must not change the others
 TEST(isolation) {
     for (int n = 0; n < LAYOUTS / 2; n++) {
         int lengths[MAX_DOCS], num_docs = random_lengths(lengths),
@@ -518,7 +516,7 @@ TEST(isolation) {
     }
 }
 
-// Token t is replaced: rows before it keep their bits
+// Replacing token t must not change the rows before it
 TEST(causality_forward) {
     for (int n = 0; n < LAYOUTS / 2; n++) {
         int lengths[] = {(int)test_rng_below(40), 1 + random_length(), (int)test_rng_below(40)};
@@ -556,7 +554,7 @@ TEST(causality_backward) {
     }
 }
 
-TEST(slack_and_old_results_do_not_matter) {
+TEST(slack_and_old_results_are_ignored) {
     for (int n = 0; n < LAYOUTS / 6; n++) {
         int lengths[MAX_DOCS], num_docs = random_lengths(lengths);
         random_isa();
@@ -573,7 +571,7 @@ TEST(slack_and_old_results_do_not_matter) {
     }
 }
 
-TEST(thread_count_does_not_matter) {
+TEST(bits_do_not_depend_on_the_number_of_threads) {
     for (int n = 0; n < LAYOUTS / 6; n++) {
         int lengths[MAX_DOCS], num_docs = random_lengths(lengths);
         if (n % 10 == 0) lengths[0] = 400;
@@ -593,8 +591,8 @@ TEST(thread_count_does_not_matter) {
     }
 }
 
-TEST(no_tokens_need_no_plan) {
-    const Documents docs = {NULL, NULL, 0, 0, 0};
+TEST(no_tokens) {
+    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
     attention_forward(NULL, NULL, NULL, &docs, (HeadShape){9, 3, 64});
     attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs,
                        (HeadShape){9, 3, 64});
@@ -607,7 +605,7 @@ TEST(unsupported_heads_end_the_program) {
         pid_t child = fork();
         if (child == 0) {
             int32_t cu_seqlens[] = {0}, work[64] = {0};
-            Documents docs = {cu_seqlens, work, 0, 0, 0};
+            VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
             if (!freopen("/dev/null", "w", stderr)) _exit(1);
             attention_forward(NULL, NULL, NULL, &docs, wrong[i]);
             _exit(0);
@@ -696,7 +694,7 @@ static Batch notebook_batch(int first, int n, const int *lengths, int num_docs) 
     random_values(b.dout, n * NOTEBOOK_DIM, 1);
     for (int t = 0; t < n; t++)
         for (int x = 0; x < NOTEBOOK_DIM; x++) {
-            int at = first + t;  // v of sequence 1 is not published: its outputs stand in
+            int at = first + t;  // v of sequence 1 is not published: use its outputs
             b.qkv[t * 24 + x] = notebook_q[at][x];
             b.qkv[t * 24 + 8 + x] = notebook_k[at][x];
             b.qkv[t * 24 + 16 + x] = at < NOTEBOOK_FIRST
@@ -780,8 +778,8 @@ TEST(rope_formula) {
     }
 }
 
-// The gradients of queries and keys turn back by any positions, those of values stay.
-TEST(backward_turns_back) {
+// The gradients of queries and keys are rotated back, for any positions; those of values are not.
+TEST(backward_rotates_back) {
     for (int n = 0; n < LAYOUTS / 20; n++) {
         int lengths[3] = {(int)test_rng_below(40), 0, (int)test_rng_below(40)};
         const HeadShape h = random_heads();
@@ -848,7 +846,7 @@ static double loss(const Model *m) {
     double sum = 0;
     memcpy(b->qkv, m->x, (size_t)(b->T * qkv_row(b->heads)) * sizeof(floatX));
     rope_forward(b->qkv, b->position_ids, b->rope_table, b->T, b->heads);
-    Documents docs = {b->cu_seqlens, b->work, b->T, b->num_docs, b->T};
+    VarlenInfo docs = {b->cu_seqlens, b->work, b->T, b->num_docs, b->T};
     attention_forward(b->out, b->lse, b->qkv, &docs, b->heads);
     for (int64_t i = 0; i < b->T * out_row(b->heads); i++) sum += b->out[i] * b->dout[i];
     return sum;
@@ -924,8 +922,8 @@ TEST(gradient_along_directions) {
 }
 #endif
 
-// Thousands of small parallel regions on a machine that may be busy: threads that wait must sleep,
-// not spin, and OpenMP reads that from the environment before main.
+// Thousands of small parallel regions on a machine that may be busy: waiting threads must sleep,
+// not spin, and OpenMP reads its policy from the environment before main.
 int main(int argc, char **argv) {
     if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
         execv("/proc/self/exe", argv);

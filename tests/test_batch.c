@@ -1,4 +1,4 @@
-// Batch: the four layouts against a slow reference of each, and batch_check against corruptions.
+// Batch: the four layouts against slow references, and batch_check against corrupted batches.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +18,8 @@ typedef struct {
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
-// Documents of 0 and more tokens, some of them segments that continue, in rows of many lengths.
+// Documents of any length, 0 included, some of them segments that continue, in rows of many
+// lengths.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;
@@ -45,7 +46,7 @@ static int32_t target_of(const DocView *doc, int32_t k) {
     return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
 }
 
-// Every real token is where the layout puts it; nothing else has a target.
+// Every real token is at its position in the layout; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
     for (int i = 0; i < c->n; i++) {
@@ -183,7 +184,8 @@ TEST(a_batch_can_be_filled_again) {
     batch_free(&used);
 }
 
-// Batches of one size: the documents are unchanged, the rest is padding that batch_check accepts.
+// Batches padded to one size: the documents are unchanged, the rest is padding that batch_check
+// accepts.
 TEST(batches_can_be_completed_to_one_size) {
     Case c;
     Batch b, before;
@@ -198,9 +200,11 @@ TEST(batches_can_be_completed_to_one_size) {
         const int32_t total = (int32_t)test_rng_below(CAPACITY + 40);
         const int32_t segments = (int32_t)test_rng_below(2 * MAX_DOCS);
         const int32_t added = total - b.total_tokens;
-        const bool room = total <= CAPACITY && added >= 0 &&
-                          (added + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT <= segments - c.n;
-        CHECK(batch_complete(&b, total, segments) == room);
+        const int32_t max_seqlen = round % 2 ? 1 << 20 : 1 + (int32_t)test_rng_below(200);
+        const int32_t most = max_seqlen < BATCH_PAD_SEGMENT ? max_seqlen : BATCH_PAD_SEGMENT;
+        const bool room =
+            total <= CAPACITY && added >= 0 && (added + most - 1) / most <= segments - c.n;
+        CHECK(batch_complete(&b, total, segments, max_seqlen) == room);
         CHECK_MSG(batch_check(&b, VOCAB, &err), "%s", err.what);
         CHECK(b.total_tokens == (room ? total : before.total_tokens));
         CHECK(b.num_docs == (room ? segments : before.num_docs));
@@ -208,12 +212,12 @@ TEST(batches_can_be_completed_to_one_size) {
         check_places(&b, &c);
         for (int32_t i = b.real_tokens; i < b.total_tokens; i++) CHECK(b.targets[i] == -1);
         for (int32_t s = c.n; s < b.num_docs; s++)
-            CHECK(b.cu_seqlens[s + 1] - b.cu_seqlens[s] <= BATCH_PAD_SEGMENT);
+            CHECK(b.cu_seqlens[s + 1] - b.cu_seqlens[s] <= most);
         completed += room;
     }
     CHECK(completed > 50);
     batch_fill(&b, LAYOUT_PADDED, c.docs, 0, 5);
-    CHECK(!batch_complete(&b, CAPACITY, CAPACITY));  // packed ones only
+    CHECK(!batch_complete(&b, CAPACITY, CAPACITY, CAPACITY));  // packed batches only
     batch_free(&b), batch_free(&before);
 }
 
@@ -344,7 +348,7 @@ static void swap(int32_t *a, int32_t *b) {
         const DocView docs[] = {{tokens, 5, 15}, {tokens + 5, 3, -1}};             \
         batch_init(b, 32, 6);                                                      \
         batch_pack(b, docs, 2);                                                    \
-        CHECK(batch_complete(b, 12, 4) && batch_check(b, VOCAB, &err));            \
+        CHECK(batch_complete(b, 12, 4, 12) && batch_check(b, VOCAB, &err));        \
         change_;                                                                   \
         CHECK_MSG(!batch_check(b, VOCAB, &err), #change_);                         \
         CHECK(err.code == EXIT_BAD_INPUT && strncmp(err.what, "batch: ", 7) == 0); \
@@ -365,7 +369,7 @@ static void sort_tokens(Batch *b) {
     }
 }
 
-// Recomputes everything that depends on a change, so that only the check of the layout can detect
+// Recomputes everything that depends on the change, so that only the layout's own check can find
 // it.
 static void put_right(Batch *b) {
     const bool repad = b->layout == LAYOUT_REPAD;
@@ -399,7 +403,7 @@ static void put_right(Batch *b) {
         batch_free(b);                                                        \
     }
 
-TEST(check_refuses_what_only_its_layout_forbids) {
+TEST(check_refuses_violations_of_one_layout) {
     REFUSED_FOR(LAYOUT_PACKED, b->tokens[1] = 9, "row 0: target 11, next token 9")
     REFUSED_FOR(LAYOUT_PADDED, b->tokens[5] = 3, "row 5 is after its document")
     REFUSED_FOR(LAYOUT_PADDED, b->cu_seqlens[1] = 5, "2 documents, 2 rows of 7, 12 in all")

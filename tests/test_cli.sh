@@ -1,31 +1,28 @@
 #!/usr/bin/env bash
-# The program as a user meets it: training, resume bit for bit, every kind of bad input and its exit code, signals, locks.
+# End to end: training, resume bit for bit, every kind of bad input and its exit code, signals, locks.
 # Runs the sanitizer build; set TRAIN to test another one.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=${TRAIN:-$root/build/asan/train_llama}
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-. "$root/tests/lib.sh"
+. "$(dirname "$0")/lib.sh"
 scratch cli
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=2
 
-# ---- a tiny model and corpus ------------------------------------------------------------------------------
 tiny_model tiny 24 40 8
 uneven_texts text 31
-python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1 > out.txt 2>&1 || bad prepare "exit code $?"
-common=(--model tiny --from-scratch --train corpus --max-seqlen 128 --micro-batch-tokens 512 --batch-tokens 1024
-        --val-tokens 1024 --val-every 4 --num-samples 2 --sample-tokens 4 --lr 1e-3)
+prepare text --out corpus --val-frac 0.1
+data=(--train corpus --max-seqlen 128 --micro-batch-tokens 512)
+common=(--model tiny --from-scratch "${data[@]}" --batch-tokens 1024 --val-tokens 1024 --val-every 4
+        --num-samples 2 --sample-tokens 4 --lr 1e-3)
 run=("$train" "${common[@]}")
 
-# ---- training, and going on -------------------------------------------------------------------------------
+# ---- training and resuming -------------------------------------------------------------------------
 expect train_8_steps 0 'done: a/final is a Hugging Face model' "${run[@]}" --out a --steps 8 --save-every 3 --keep 0
-python3 - out.txt <<'PY' && ok device_memory_is_as_planned || bad device_memory_is_as_planned ''
+check_python device_memory_is_as_planned out.txt <<'PY'
 import re, sys
 peak, planned = re.search(r"device ([0-9.]+) MiB \(planned ([0-9.]+) MiB\)", open(sys.argv[1], errors="replace").read()).groups()
-assert float(peak) <= float(planned), (peak, planned)       # one arena may be rounded up
+assert float(peak) <= float(planned), (peak, planned)       # the plan rounds up
 assert float(peak) > 0.9 * float(planned), (peak, planned)
 PY
-python3 - <<'PY' > out.txt 2>&1 && ok log_is_valid_json_with_every_step_once || bad log_is_valid_json_with_every_step_once ''
+check_python log_is_valid_json_with_every_step_once <<'PY'
 import json
 lines = [json.loads(l) for l in open("a/log.jsonl")]
 assert lines[0]["event"] == "start" and lines[0]["options"]["max-seqlen"] == 128
@@ -38,9 +35,9 @@ expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
 rm -r b/step-00000008 b/step-00000006 b/final
 resume=("${run[@]}" --resume)
 expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --steps 8 --save-every 3 --keep 0
-for f in model.safetensors optimizer.safetensors; do same "resumed_run_has_the_same_bits_$f" a/step-00000008/$f b/step-00000008/$f; done
+same_state resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
-python3 - <<'PY' > out.txt 2>&1 && ok resumed_log_has_every_step_once || bad resumed_log_has_every_step_once ''
+check_python resumed_log_has_every_step_once <<'PY'
 import json
 def steps(path):
     return [(l["step"], l["loss"], l["grad_norm"]) for l in map(json.loads, open(path)) if "event" not in l]
@@ -55,21 +52,21 @@ cp -r a named && rm -r named/step-00000006 named/step-00000008 named/final
 expect resume_from_a_named_checkpoint 0 'start +named/step-00000003' "${run[@]}" --resume=named/step-00000003 \
     --out named --steps 8 --save-every 3 --keep 0
 same_state a_named_checkpoint_has_the_same_bits {a,named}/step-00000008
-expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final --train corpus --out c --steps 1 \
-    --max-seqlen 128 --micro-batch-tokens 512 --val-every 0 --num-samples 0
+expect final_loads_as_a_model 0 'start +weights of --model' "$train" --model a/final "${data[@]}" --out c \
+    --steps 1 --val-every 0 --num-samples 0
 same a_loaded_model_keeps_its_tokenizer a/final/tokenizer.json c/final/tokenizer.json
 expect keep_prunes 0 'done' "${run[@]}" --out k --steps 6 --save-every 1 --keep 2
-[ "$(ls -d k/step-* | wc -l)" -eq 2 ] && ok keep_leaves_two || bad keep_leaves_two "$(ls k)"
+check keep_leaves_two test "$(ls -d k/step-* | wc -l)" -eq 2
 begin=$(date +%s%3N)
 expect compare 0 '^repad ' "${run[@]}" --compare --compare-steps 1
-python3 - $(($(date +%s%3N) - begin)) <<'PY' > compare.txt 2>&1 && ok compare_times_are_of_this_run || bad compare_times_are_of_this_run "$(tail -1 compare.txt)"
+check_python compare_table_is_consistent $(($(date +%s%3N) - begin)) <<'PY'
 import sys
 rows = [l.split() for l in open("out.txt", errors="replace") if l.split(" ")[0] in ("packed", "padded", "rows", "repad")]
 assert [r[0] for r in rows] == ["packed", "padded", "rows", "repad"], rows
 times = [float(r[1]) for r in rows]
-# one warm-up step and a timed one a layout
+# one warm-up step and one timed step per layout
 assert all(t > 0 for t in times) and sum(times) <= float(sys.argv[1]), (times, sys.argv[1])
-tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents: rates times times
+tokens = [float(r[2]) * t for r, t in zip(rows, times)]     # the same documents in every layout
 assert max(tokens) < (1.01 + 0.1 / min(times)) * min(tokens), tokens     # ms have one decimal
 loss = {r[0]: float(r[7]) for r in rows}
 assert abs(loss["packed"] - loss["padded"]) < 2e-6 and abs(loss["packed"] - loss["repad"]) < 2e-6, loss
@@ -77,8 +74,8 @@ pairs = {r[0]: int(r[5]) for r in rows}
 assert pairs["packed"] == pairs["repad"] < pairs["padded"], pairs
 PY
 expect check_packing 0 'packing does not change the result' "${run[@]}" --check-packing
-grep -q 'max .delta. of a logit .*bit for bit' out.txt && ok check_packing_is_bit_for_bit || bad check_packing_is_bit_for_bit ''
-# a weight that makes every logit NaN: nothing is left to agree
+has check_packing_is_bit_for_bit 'max .delta. of a logit .*bit for bit' out.txt
+# a weight that makes every logit NaN: no two logits are equal
 cp -r a/final poisoned
 python3 - poisoned/model.safetensors <<'PY'
 import json, struct, sys
@@ -96,38 +93,37 @@ with open(sys.argv[1], "r+b") as f:
     f.write(struct.pack("<f", float("nan")))
 PY
 expect weights_that_are_not_finite 7 'diverged: expected finite weights, found 1 ' "$train" --model diverged \
-    --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n
-expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned --train corpus \
-    --max-seqlen 128 --micro-batch-tokens 512 --check-packing
-lacks check_packing_says_so 'bit for bit' out.txt
+    "${data[@]}" --out n
+expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned "${data[@]}" --check-packing
+lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
 expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
-[ ! -e nothing ] && ok dry_run_writes_nothing || bad dry_run_writes_nothing "$(ls nothing)"
+check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9]' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
-expect resume_of_nothing_starts_anew 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
+expect resume_without_a_run_starts_from_scratch 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
-expect resume_from_a_file_that_is_none 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
+expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
 
 # ---- usage ------------------------------------------------------------------------------------------------
 expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
 expect bad_number 2 'expected a number' "$train" --lr fast
-expect nan_is_no_number 2 'error: --lr' "$train" --lr nan
+expect nan_is_refused 2 'error: --lr' "$train" --lr nan
 expect int_overflow 2 'error: --steps' "$train" --steps 99999999999999999999
 expect fraction_for_an_int 2 'error: --steps' "$train" --steps 1.5
 expect stray_argument 2 'error: ' "$train" corpus
-expect document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
-expect batch_no_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
-expect run_in_the_way 2 'found a run' "${run[@]}" --out a
+expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
+expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
+expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect unknown_attention 2 'attention' "${run[@]}" --attention fastest
 expect too_big_for_the_machine 6 'largest that fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
-[ ! -e big ] && ok nothing_written_when_too_big || bad nothing_written_when_too_big ''
+check nothing_written_when_too_big test ! -e big
 
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'did you mean smollm2-135m' "$train" --model smolm2-135m
@@ -140,12 +136,12 @@ cp corpus/train_00000.* vocab && index_without_checksums vocab/train_00000.idx
 printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
 expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
 sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
-expect config_that_is_no_llama 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n
+expect config_of_another_architecture 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n
 echo '{' > tiny2/config.json
-expect config_that_is_no_json 3 'config.json' "${run[@]/tiny/tiny2}" --out n
-expect model_without_weights 3 'error: ' "$train" --model tiny --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n2
+expect config_is_not_json 3 'config.json' "${run[@]/tiny/tiny2}" --out n
+expect model_without_weights 3 'error: ' "$train" --model tiny "${data[@]}" --out n2
 cp -r a/final broken && head -c 20000 a/final/model.safetensors > broken/model.safetensors
-expect truncated_weights 3 'model.safetensors' "$train" --model broken --train corpus --max-seqlen 128 --micro-batch-tokens 512 --out n3
+expect truncated_weights 3 'model.safetensors' "$train" --model broken "${data[@]}" --out n3
 
 # ---- the output directory ---------------------------------------------------------------------------------
 mkdir -p log/log.jsonl
@@ -161,7 +157,7 @@ if [ $status -eq 4 ] && [ -z "$(ls -d full/step-* 2> /dev/null)" ]; then ok disk
 else bad disk_full_leaves_no_half_checkpoint "exit code $status, $(ls full)"; fi
 "${run[@]}" --out lock --steps 100000 > long.txt 2>&1 &
 owner=$!
-await_line $owner '^step' long.txt || bad long_run 'it ended before its first step'
+await_line $owner '^step' long.txt || bad long_run 'ended before its first step'
 expect second_writer 10 'lock' "${run[@]}" --out lock --steps 1 --overwrite
 kill -TERM $owner
 wait $owner
@@ -179,21 +175,21 @@ mv corpus/tokenizer.json tokenizer.aside
 expect prompt_without_tokenizer 2 'needs a tokenizer' "${run[@]}" --out p --steps 1 --prompt x
 mv tokenizer.aside corpus/tokenizer.json
 expect diverged 7 'training diverged' "${run[@]}" --out nan --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 50 --max-skips 2
-python3 - <<'PY' > out.txt 2>&1 && ok diverged_log_is_valid_json || bad diverged_log_is_valid_json ''
+check_python diverged_log_is_valid_json <<'PY'
 import json
 lines = [json.loads(l, parse_constant=lambda c: 1 / 0) for l in open("nan/log.jsonl")]
 assert [l["skipped"] for l in lines if "event" not in l][-3:] == [False, True, True]
 PY
-# kill -9 at random moments, resume until done: the same bits as never interrupted. Where it fell is
-# read from what is left: an unfinished checkpoint (in a save), a checkpoint more than before (after
-# one), or steps in the log and no checkpoint more (in training).
+# kill -9 at random moments, resume until done: the same bits as an uninterrupted run. The files left
+# behind show where a kill hit: an unfinished checkpoint (during a save), a new checkpoint (after a
+# save), or steps in the log and no new checkpoint (during training).
 steps_of() { ls -d "$1"/step-???????? 2> /dev/null | wc -l; }
 in_training=0 in_or_after_save=0
 for try in $(seq 60); do
     before=$(steps_of killed)
     "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0 > kill.txt 2>&1 &
     child=$!
-    # half of them any time from the start on, half at a step or at a checkpoint that appears
+    # half of them at a random time, half when a step or a checkpoint appears
     case $((try % 4)) in
         0 | 2) sleep "0.$((RANDOM % 4))$((RANDOM % 10))" ;;
         1) await_line $child '^step' kill.txt ;;
@@ -212,7 +208,7 @@ done
 expect "resumed_after_${try}_kills" 0 '^done' "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0
 same killed_and_resumed_has_the_same_bits killed/final/model.safetensors a/final/model.safetensors
 echo "        $try kills: $in_training in training, $in_or_after_save in or after a save"
-if [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ]; then ok kills_fell_in_training_and_in_saves
-else bad kills_fell_in_training_and_in_saves "$in_training in training, $in_or_after_save in saves"; fi
+if [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ]; then ok kills_hit_training_and_saves
+else bad kills_hit_training_and_saves "$in_training in training, $in_or_after_save in saves"; fi
 
 finish

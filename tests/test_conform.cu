@@ -1,8 +1,8 @@
-// Conformance of the wrappers in kernels/cuda/ptx.cuh, where the only inline PTX lives and which
-// an emulated build replaces. Inputs are small integers, so every result is exact: each case
-// checks it against a formula of its own, then against dev/emu/conform.txt, the listing of the
-// emulator's raw bits. On a GPU the same program therefore compares GPU and emulator bit for bit.
-// CONFORM_HASHES=1 prints the listing ("conform NAME HASH") instead of comparing with it.
+// Conformance of the wrappers in kernels/cuda/ptx.cuh, which holds all inline PTX and which an
+// emulated build replaces. Inputs are small integers, so every result is exact: each case checks it
+// against its own formula, then against dev/emu/conform.txt, a listing of the emulator's raw bits.
+// On a GPU the same program therefore compares GPU and emulator bit for bit. CONFORM_HASHES=1
+// prints the listing ("conform NAME HASH") instead of comparing with it.
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -72,7 +72,7 @@ static std::vector<T> to_host(const T *p, size_t n) {
     return host;
 }
 
-// What the code that this GPU runs was compiled with
+// Compile-time constants of the code that this GPU runs
 __global__ void has_kernel(int *tma_and_wgmma) {
 #if HAS_TMA
     tma_and_wgmma[0] = 1;
@@ -106,7 +106,7 @@ static std::vector<bf16> small_integers(size_t n) {
 }
 static float at(const std::vector<bf16> &v, size_t i) { return __bfloat162float(v[i]); }
 
-// The hash that the listing has for a name, or "" when it has none.
+// The hash of a name in the listing, or "" if there is none.
 static std::string listed(const char *name) {
     char line[256], key[128], value[64];
     std::string found;
@@ -260,8 +260,8 @@ TEST(mma_m16n8k16) {
 // ------------------------------------------------------------------------------------------------
 // cp.async and named barriers
 
-// Two groups in flight, every third chunk invalid: it must arrive as zeros. The copies land in
-// reverse order of threads, so that a thread reads what another one copied.
+// Two groups in flight, every third chunk invalid: it must arrive as zeros. Each thread reads data
+// that another thread copied (reverse order).
 __global__ void cp_async_kernel(float4 *out, const float4 *in) {
     extern __shared__ __align__(1024) unsigned char smem[];
     int t = threadIdx.x;
@@ -294,8 +294,8 @@ TEST(cp_async) {
     conform("cp_async", r);
 }
 
-// Warps 0 and 1 produce and only arrive, warps 2 and 3 consume and wait; then pairs of warps meet
-// at barriers of their own and swap values.
+// Warps 0 and 1 produce and only arrive, warps 2 and 3 consume and wait; then pairs of warps swap
+// values at separate barriers.
 __global__ void named_barrier_kernel(int *out) {
     __shared__ int box[128];
     int t = threadIdx.x, pair = t / 64;
@@ -470,8 +470,8 @@ static CUtensorMap ragged_map(bf16 *p, int columns, int rows, int box_rows) {
     return map;
 }
 
-// Rows from `first` of the document of `len` rows at row `start`: zeros past its end, where the
-// next document is NaN; the store leaves that one alone.
+// Rows from `first` of the document of `len` rows at row `start`: zeros past its end, although the
+// next document is NaN; the store does not touch that one.
 static void ragged_case(const char *name, int start, int len, int first) {
     enum { COLUMNS = 128, ROWS = 50, BOX = 32 };
     need(9, 99);
@@ -590,7 +590,7 @@ TEST(bulk_load_and_reduce_add) {
 // ------------------------------------------------------------------------------------------------
 // sm_90a: wgmma
 
-// One warpgroup gives registers away, two take them; 384 threads start with 168 each.
+// One warpgroup releases registers, two acquire them; 384 threads start with 168 each.
 __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
 #if HAS_WGMMA
     if (threadIdx.x < 128)

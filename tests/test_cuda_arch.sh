@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
-# What nvcc makes of the Makefile's settings, no GPU needed: code for every architecture without a
-# register spill, PTX that every other GPU can take, libraries that are found at run time.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-. "$root/tests/lib.sh"
+# nvcc with the Makefile's settings, without a GPU: code for every architecture without register
+# spills, PTX for every other GPU, libraries that are found at run time.
+. "$(dirname "$0")/lib.sh"
 unset CUDA_ARCHS
 scratch arch
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
@@ -14,7 +11,7 @@ link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
 [ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"
 nvcc=${link%% *}
 
-# What a fat binary holds: a line for each, "ptx 80" or "cubin 90"
+# Lists the contents of a fat binary, one line each: "ptx 80" or "cubin 90"
 cat > contents.py <<'PY'
 import struct, sys
 data, at = open(sys.argv[1], "rb").read(), 0
@@ -27,7 +24,7 @@ while (at := data.find(struct.pack("<I", 0xBA55ED50), at)) >= 0:
         print({1: "ptx", 2: "cubin"}[kind], arch)
         entry += skip + bytes
 PY
-# holds NAME FILE LINES...: exactly these
+# holds NAME FILE LINES...: exactly these contents
 holds() {
     local name=$1 file=$2
     shift 2
@@ -36,7 +33,7 @@ holds() {
     if diff found.txt expected.txt > out.txt; then ok "$name"; else bad "$name" "$(cat out.txt)"; fi
 }
 
-# Every architecture from sm_80 on that this nvcc knows; of sm_90 also the one with wgmma
+# Every architecture from sm_80 on that this nvcc knows, and sm_90a (wgmma)
 all=(80 86 87 89 90 90a 100 103 110 120 121)
 known=" $("$nvcc" --list-gpu-arch | sed 's/compute_//' | tr '\n' ' ')90a "
 archs=() cubins=()
@@ -44,7 +41,7 @@ for a in "${all[@]}"; do
     [[ $known = *" $a "* ]] && archs+=("$a") cubins+=("cubin ${a%a}")
 done
 
-# The Makefile's own command, for all of them at once
+# The Makefile's own command, for all architectures at once
 compile() {     # compile FILE
     local line
     line=$(make_n CUDA_ARCHS="${archs[*]}" -W "$1.cu" "build/cuda/$1.o" | grep -m 1 -- "-c $1.cu")
@@ -56,25 +53,25 @@ for file in attention_sm80 rmsnorm; do
     holds "${file}_has_code_for_each_and_ptx" $file.o 'ptx 80' "${cubins[@]}"
 done
 
-# PTX of sm_80 whatever is asked for, and whatever an older or newer nvcc knows
+# PTX for sm_80 with any CUDA_ARCHS and any version of nvcc
 gencode() {
     make_n "$@" -W kernels/cuda/rmsnorm.cu build/cuda/kernels/cuda/rmsnorm.o |
         grep -m 1 -- '-c kernels' | grep -o 'code=[a-z0-9_]*' | tr '\n' ' '
 }
-has() {         # has NAME EXPECTED ARGUMENTS...
+targets() {     # targets NAME EXPECTED ARGUMENTS...
     local name=$1 expected=$2 found
     shift 2
     found=$(gencode "$@")
     if [ "$found" = "$expected " ]; then ok "$name"; else bad "$name" "$found, expected $expected"; fi
 }
-has ptx_beside_one_architecture 'code=sm_100 code=compute_80' CUDA_ARCHS=100
-has nvcc_that_knows_no_blackwell 'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=compute_80' \
+targets ptx_with_one_architecture 'code=sm_100 code=compute_80' CUDA_ARCHS=100
+targets nvcc_without_blackwell 'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=compute_80' \
     KNOWN='70 75 80 86 87 89 90'
-has nvcc_that_knows_blackwell \
+targets nvcc_with_blackwell \
     'code=sm_80 code=sm_86 code=sm_89 code=sm_90a code=sm_100 code=sm_120 code=compute_80' \
     KNOWN='80 86 87 88 89 90 100 103 110 120 121'
 
-# The program finds its libraries without LD_LIBRARY_PATH or what ldconfig knows
+# The program finds its libraries without LD_LIBRARY_PATH and ldconfig's cache
 cat > library.cu <<'CU'
 #include <cublasLt.h>
 #include <stdio.h>

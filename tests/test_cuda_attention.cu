@@ -25,7 +25,7 @@
 #include <vector>
 #include "../kernels/cuda/common.cuh"
 #include "test.h"
-#include "twin.h"
+#include "reference.h"
 
 static const double U = 0x1p-8;
 enum { MAX_DOCS = 256 };
@@ -33,9 +33,9 @@ enum { MAX_DOCS = 256 };
 static int at_most(int a, int b) { return a < b ? a : b; }
 static int at_least(int a, int b) { return a > b ? a : b; }
 
-// Opened by the first case that computes, so that an earlier one can fork.
-static const Twin &twin() {
-    static Twin t = twin_open();
+// Opened by the first case that computes, so that cases before it can fork.
+static const CpuReference &reference() {
+    static CpuReference t = reference_open();
     return t;
 }
 // At most 16: a container may show more cores than it may use.
@@ -205,7 +205,7 @@ struct OnDevice {
     int32_t *cu_seqlens, *work, *position_ids;
     floatX *qkv, *dout, *out, *dqkv;
     float *lse, *delta;
-    Documents docs;
+    VarlenInfo docs;
 };
 
 static void plan_on_device(OnDevice *d, const int32_t *cu_seqlens, int num_docs, HeadShape heads) {
@@ -299,7 +299,7 @@ static void check_same_doc(const char *what, const Batch &a, int i, const Batch 
 }
 
 // -------------------------------------------------------------------------------------------------
-// What the random cases draw from
+// Choices of the random cases
 
 static const HeadShape all_heads[] = {{1, 1, 64},  {3, 1, 64}, {4, 1, 64}, {2, 2, 64},
                                       {6, 2, 64},  {5, 1, 64}, {2, 1, 64}, {1, 1, 128},
@@ -312,7 +312,7 @@ static int random_length() {
     return edges[test_rng_below(sizeof(edges) / sizeof(edges[0]))];
 }
 
-// Lengths of a few documents, a zero at an end now and then; returns heads
+// Lengths of a few documents, sometimes with an empty one at an end; returns heads
 static HeadShape random_layout(int *lengths, int *num_docs) {
     int n = *num_docs = 1 + (int)test_rng_below(4);
     for (int i = 0; i < n; i++) lengths[i] = random_length();
@@ -346,13 +346,13 @@ static Reference reference_of(const Batch &b) {
     r.dqkv = new_values<float>(b.T * qkv_row(h));
     r.lse = new_values<float>((int64_t)b.T * h.num_heads);
     r.delta = new_values<float>((int64_t)b.T * h.num_heads);
-    int32_t *work = new_values<int32_t>((int64_t)twin().attention_plan_size(b.T, b.num_docs));
-    twin().attention_plan(work, b.cu_seqlens, b.num_docs, h);
-    Documents docs = {b.cu_seqlens, work, b.T, b.num_docs, b.T};
-    twin().attention_forward(r.out, r.lse, r.qkv, &docs, h);
+    int32_t *work = new_values<int32_t>((int64_t)reference().attention_plan_size(b.T, b.num_docs));
+    reference().attention_plan(work, b.cu_seqlens, b.num_docs, h);
+    VarlenInfo docs = {b.cu_seqlens, work, b.T, b.num_docs, b.T};
+    reference().attention_forward(r.out, r.lse, r.qkv, &docs, h);
     int32_t *positions = new_positions(b.cu_seqlens, b.num_docs);
-    twin().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, positions,
-                              angles(h.head_dim), &docs, h);
+    reference().attention_backward(r.dqkv, r.delta, r.dout, r.qkv, r.out, r.lse, positions,
+                                   angles(h.head_dim), &docs, h);
     free(work), free(positions);
     return r;
 }
@@ -362,7 +362,7 @@ static void free_reference(Reference r) {
 
 static double worst;  // error / tolerance, of all values compared
 
-// What a thread found
+// Result of one thread
 struct Verdict {
     bool failed;
     char text[200];
@@ -383,7 +383,8 @@ struct Verdict {
 // Sizes are sums in fp32: probabilities under e^-41 are left out, before their squares underflow.
 static const double TINY = 1e-16;
 
-// By how much a sum of rounded terms is off, in U: the smaller of the bounds at the top
+// Error bound of a sum of rounded terms, in U: the smaller of the two bounds at the top of this
+// file
 static double rounding(float sum, float squares) { return fmin(sum, 4 * sqrt(squares)); }
 
 template <int D>
@@ -398,7 +399,7 @@ static float norm(const float *a) {
     return sqrtf(dot<D>(a, a));
 }
 
-// One comparison. What the keys' tolerances need to know of a query is kept (H, T).
+// One comparison. Keeps the per-query values that the tolerances of keys need (H, T).
 struct Comparison {
     const Batch &b;
     const Reference &r;
@@ -438,7 +439,7 @@ static double turned(const double (&errors)[D], int i, int x) {
     return fabs(angle[0]) * errors[x] + fabs(angle[1]) * errors[(x + D / 2) % D];
 }
 
-// A query and a key that it sees
+// A query and a key that it attends to
 struct Pair {
     float p, ds, ds_size;
 };
@@ -450,8 +451,8 @@ static Pair pair(const Comparison &c, const float *q, const float *dout, const f
             p * (c.dout_norm[at] * v_norm + c.delta_size[at])};
 }
 
-// n rows of D values, one after the other: in the tensor they are so far apart, and that by such
-// round numbers, that they would push each other out of the caches.
+// n rows of D values, copied together: in the tensor their stride is a large round number, so they
+// would evict each other from the caches.
 template <int D>
 static std::vector<float> gather(const float *x, int64_t stride, int n) {
     std::vector<float> rows((size_t)n * D);
@@ -614,7 +615,7 @@ static void compare(const Comparison &c) {
     CHECK_MSG(!all.failed, "%s", all.text);
 }
 
-static void check_against_twin(Batch *b) {
+static void check_against_reference(Batch *b) {
     run(b);
     Reference r = reference_of(*b);
     const int64_t n = (int64_t)b->T * b->heads.num_heads;
@@ -634,20 +635,20 @@ static void check_against_twin(Batch *b) {
     free_reference(r);
 }
 
-static void against_twin(HeadShape heads, const int *lengths, int num_docs, double scale) {
+static void against_reference(HeadShape heads, const int *lengths, int num_docs, double scale) {
     Batch b = random_batch(heads, lengths, num_docs, scale);
-    check_against_twin(&b);
+    check_against_reference(&b);
     free_batch(b);
 }
 
-// First: a program that has opened the device should not fork.
+// Must be first: a program that has opened the device should not fork.
 TEST(unsupported_shapes_end_the_program) {
     static const HeadShape wrong[] = {{4, 3, 64}, {4, 0, 64}, {0, 1, 64}, {4, 2, 32}, {4, 2, 96}};
     for (const HeadShape &heads : wrong) {
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
-            Documents docs = {NULL, NULL, 0, 0, 0};
+            VarlenInfo docs = {NULL, NULL, 0, 0, 0};
             if (!freopen("/dev/null", "w", stderr)) _exit(1);
             attention_forward(NULL, NULL, NULL, &docs, heads);
             _exit(0);
@@ -658,8 +659,8 @@ TEST(unsupported_shapes_end_the_program) {
     }
 }
 
-EACH_PATH(no_tokens_need_no_plan) {
-    const Documents docs = {NULL, NULL, 0, 0, 0};
+EACH_PATH(no_tokens) {
+    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
     open_device();
     attention_forward(NULL, NULL, NULL, &docs, {9, 3, 64});
     attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs, {9, 3, 64});
@@ -668,58 +669,58 @@ EACH_PATH(no_tokens_need_no_plan) {
 static const int edge_lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 193};
 
 EACH_PATH(edge_lengths_one_head) {
-    against_twin({1, 1, 64}, edge_lengths, 9, 1);
-    against_twin({1, 1, 128}, edge_lengths, 9, 1);
+    against_reference({1, 1, 64}, edge_lengths, 9, 1);
+    against_reference({1, 1, 128}, edge_lengths, 9, 1);
 }
 EACH_PATH(edge_lengths_grouped_heads) {
-    against_twin({3, 1, 64}, edge_lengths, 9, 1);
-    against_twin({3, 1, 128}, edge_lengths + 4, 5, 1);
-    against_twin({4, 1, 64}, edge_lengths + 1, 6, 1);
-    against_twin({6, 2, 64}, edge_lengths + 2, 4, 1);
-    against_twin({4, 1, 128}, edge_lengths, 5, 1);
+    against_reference({3, 1, 64}, edge_lengths, 9, 1);
+    against_reference({3, 1, 128}, edge_lengths + 4, 5, 1);
+    against_reference({4, 1, 64}, edge_lengths + 1, 6, 1);
+    against_reference({6, 2, 64}, edge_lengths + 2, 4, 1);
+    against_reference({4, 1, 128}, edge_lengths, 5, 1);
 }
 EACH_PATH(large_inputs) {
     static const int lengths[] = {65, 3, 129};
     for (double scale : {3.0, 5.0}) {
-        against_twin({3, 1, 64}, lengths, 3, scale);
-        against_twin({2, 1, 128}, lengths, 3, scale);
+        against_reference({3, 1, 64}, lengths, 3, scale);
+        against_reference({2, 1, 128}, lengths, 3, scale);
     }
 }
 EACH_PATH(zero_length_documents) {
     static const int lengths[] = {0, 0, 63, 0, 64, 0, 0, 65, 2, 0};
     static const int first[] = {0, 130}, last[] = {130, 0}, none[] = {0, 0, 0};
-    against_twin({3, 1, 64}, lengths, 10, 1);
-    against_twin({1, 1, 128}, lengths, 10, 1);
-    against_twin({2, 2, 64}, first, 2, 1);
-    against_twin({2, 2, 64}, last, 2, 1);
-    against_twin({2, 2, 64}, none, 3, 1);
+    against_reference({3, 1, 64}, lengths, 10, 1);
+    against_reference({1, 1, 128}, lengths, 10, 1);
+    against_reference({2, 2, 64}, first, 2, 1);
+    against_reference({2, 2, 64}, last, 2, 1);
+    against_reference({2, 2, 64}, none, 3, 1);
 }
 EACH_PATH(documents_of_one_token) {
     int ones[40];
     for (int &n : ones) n = 1;
-    against_twin({4, 1, 64}, ones, 40, 1);
-    against_twin({2, 1, 128}, ones, 40, 1);
+    against_reference({4, 1, 64}, ones, 40, 1);
+    against_reference({2, 1, 128}, ones, 40, 1);
 }
 EACH_PATH(seed_batch) {
     static const int lengths[] = {220, 217, 295, 183, 130, 350};
-    against_twin({3, 1, 64}, lengths, 6, 1);
+    against_reference({3, 1, 64}, lengths, 6, 1);
 }
 
 // Long enough that every stage of a ring is filled several times within one item
 EACH_PATH(long_documents) {
     static const int lengths[] = {640, 3, 400};
-    against_twin({1, 1, 64}, lengths, 2, 1);
-    against_twin({2, 1, 128}, lengths + 1, 2, 1);
+    against_reference({1, 1, 64}, lengths, 2, 1);
+    against_reference({2, 1, 128}, lengths + 1, 2, 1);
 }
 
 // For compute-sanitizer, whose tools are up to a hundred times slower: every kernel once, whole and
-// partial tiles, documents without a token at the start, in the middle and at the end.
+// partial tiles, empty documents at the start, in the middle and at the end.
 static const int sanitizer_lengths[] = {0, 1, 63, 0, 64, 65, 129, 0};
 
-EACH_PATH(sanitizer_3_heads_of_64) { against_twin({3, 1, 64}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_4_heads_of_64) { against_twin({4, 1, 64}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_3_heads_of_128) { against_twin({3, 1, 128}, sanitizer_lengths, 8, 1); }
-EACH_PATH(sanitizer_4_heads_of_128) { against_twin({4, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_64) { against_reference({3, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_64) { against_reference({4, 1, 64}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_3_heads_of_128) { against_reference({3, 1, 128}, sanitizer_lengths, 8, 1); }
+EACH_PATH(sanitizer_4_heads_of_128) { against_reference({4, 1, 128}, sanitizer_lengths, 8, 1); }
 
 // One key is far larger than the others: from there on a row is all but one-hot, at the first, a
 // middle or the last key of a tile
@@ -732,7 +733,7 @@ EACH_PATH(softmax_spikes) {
             Batch b = random_batch(h, &len, 1, 1);
             for (int x = 0; x < D; x++)
                 b.qkv[spike * qkv_row(h) + 2 * D + x] = (floatX)(20.0f * (x % 2 ? 1 : -1));
-            check_against_twin(&b);
+            check_against_reference(&b);
             free_batch(b);
         }
 }
@@ -744,13 +745,13 @@ EACH_PATH(uniform_softmax) {
     Batch b = random_batch(h, lengths, 3, 1);
     for (int t = 1; t < b.T; t++)
         memcpy((void *)(b.qkv + t * qkv_row(h) + 3 * 64), b.qkv + 3 * 64, 64 * sizeof(floatX));
-    check_against_twin(&b);
+    check_against_reference(&b);
     free_batch(b);
 }
 
-// A running maximum that does not change must leave what was summed before exactly as it is: every
-// tile would repeat the error. Scores, all equal, are scaled, exponentiated and scaled back: one
-// rounding each, and one of the sum.
+// While the running maximum does not change, rescaling must not change the previous sums by a bit:
+// every tile would repeat the error. Scores, all equal, are scaled, exponentiated and scaled back:
+// one rounding each, and one for the sum.
 static void check_equal_scores(int D, float q_value) {
     enum { T = 4096, USED = 7 };  // seven columns: the score is no power of two
     const int len = T;
@@ -789,11 +790,11 @@ EACH_PATH(random_layouts) {
     for (int n = 0; n < 12; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
-        against_twin(heads, lengths, num_docs, 1);
+        against_reference(heads, lengths, num_docs, 1);
     }
 }
 
-// The largest error comes close to its tolerance: the tolerances are no larger than they must be.
+// The largest error comes close to its tolerance: the tolerances are not too large.
 TEST(tolerances_are_tight) {
     if (worst == 0) SKIP("nothing was compared");
     CHECK_MSG(worst > 0.5, "the largest error is %.2f of its tolerance", worst);
@@ -847,7 +848,7 @@ EACH_PATH(packed_is_alone_is_permuted) {
     }
 }
 
-// One document is replaced by noise, NaN or infinity; nothing else may change.
+// Replacing one document by noise, NaN or infinity must not change the others.
 EACH_PATH(isolation) {
     for (int n = 0; n < 18; n++) {
         int lengths[4], num_docs;
@@ -868,7 +869,7 @@ EACH_PATH(isolation) {
     }
 }
 
-// Token t is replaced: rows before it keep their bits.
+// Replacing token t must not change the rows before it.
 EACH_PATH(causality_forward) {
     for (int n = 0; n < 16; n++) {
         int lengths[] = {(int)test_rng_below(40), 1 + random_length(), (int)test_rng_below(40)};
@@ -904,7 +905,7 @@ EACH_PATH(causality_backward) {
 }
 
 // NaN or numbers past total_tokens, NaN or numbers in the results before: same bits
-EACH_PATH(slack_and_old_results_do_not_matter) {
+EACH_PATH(slack_and_old_results_are_ignored) {
     for (int n = 0; n < 8; n++) {
         int lengths[4], num_docs;
         HeadShape heads = random_layout(lengths, &num_docs);
@@ -922,8 +923,8 @@ EACH_PATH(slack_and_old_results_do_not_matter) {
     }
 }
 
-// Two paths differ by what each rounds: twice what one may differ from fp32, in the worst case
-// 2^-7 of the largest value (P and the result are rounded).
+// Two paths round differently: they may differ by twice the tolerance against fp32, in the worst
+// case 2^-7 of the largest value (P and the result are rounded).
 TEST(paths_agree) {
     for (int n = 0; n < 6; n++) {
         int lengths[4], num_docs;
@@ -1074,8 +1075,8 @@ TEST(plan_has_each_tile_once_longest_first) {
     }
 }
 
-// Grids are made from the same bound as the size: it must hold for the worst layouts, and empty
-// documents must not need room.
+// Grids use the same bound as the size: it must hold for the worst layouts, and empty documents
+// must not count.
 TEST(plan_size_bounds_every_layout) {
     static int32_t cu_seqlens[5001], work[1 << 16];
     for (int tokens = 0; tokens <= 5000; tokens += tokens < 300 ? 1 : 100) {
@@ -1093,13 +1094,13 @@ TEST(plan_size_bounds_every_layout) {
 // -------------------------------------------------------------------------------------------------
 // Real sizes
 
-// True: the sizes that a GPU is asked for. False: small ones, for the emulator.
+// True: full sizes, for a GPU. False: small ones, for the emulator.
 static bool real_sizes() {
     const char *full = getenv("UNPAD_FULL");
     if (!full || !*full) SKIP("real sizes: set UNPAD_FULL=1 on a GPU");
-    static bool told;  // the twin starts with two threads
+    static bool told;  // the reference starts with two threads
     const DeviceOptions all_cores = {num_cores(), 0};
-    if (!told) open_device(), twin().device_init(&all_cores);
+    if (!told) open_device(), reference().device_init(&all_cores);
     told = true;
     return strcmp(full, "small") != 0;
 }
@@ -1147,9 +1148,9 @@ static Batch random_batch(HeadShape heads, const std::vector<int> &lengths, doub
     return random_batch(heads, lengths.data(), (int)lengths.size(), scale);
 }
 
-// The grid. The CPU side (inputs, twin, comparison) may take 90 s of 16 cores. Planned: 1.9e11
-// (query, key, column) of query heads at 2.5 ns make 30 s, inputs and copies about 20 s more. Each
-// case says what it took.
+// The grid. The CPU side (inputs, reference, comparison) may take 90 s on 16 cores. Estimate:
+// 1.9e11 (query, key, column) of query heads at 2.5 ns take 30 s, inputs and copies about 20 s
+// more. Each case prints its time.
 static const HeadShape grid_heads[] = {{1, 1, 64},  {4, 1, 64},   {9, 3, 64},   {15, 5, 64},
                                        {32, 8, 64}, {32, 32, 64}, {1, 1, 128},  {4, 1, 128},
                                        {9, 3, 128}, {15, 5, 128}, {32, 8, 128}, {32, 32, 128}};
@@ -1168,14 +1169,14 @@ static void grid_run(Grid *g, HeadShape heads, const std::vector<int> &lengths, 
         g->tokens += n;
         g->work += n * (n + 1.0) / 2 * heads.num_heads * heads.head_dim;
     }
-    against_twin(heads, lengths.data(), (int)lengths.size(), scale);
+    against_reference(heads, lengths.data(), (int)lengths.size(), scale);
 }
 static void grid_end(const Grid &g) {
     printf("    %d layouts, %.3g tokens, %.2g query-key-columns in %.1f s on %d cores\n", g.layouts,
            g.tokens, g.work, seconds() - g.start, num_cores());
 }
 
-// Heads that the small form leaves out
+// Heads that the small form skips
 static bool left_out(const Grid &g, HeadShape heads) {
     return !g.real && (heads.num_heads > 4 || (heads.num_heads == 4 && heads.head_dim == 128));
 }
@@ -1249,7 +1250,7 @@ EACH_PATH(real_web_pages_packed_is_alone_is_permuted) {
         Batch b = random_batch(heads, lengths, 1);
         run(&b);
         for (int i = 0; i < n; i++) {
-            int shorter = 0;  // how many come before it, sorted
+            int shorter = 0;  // its index in sorted order
             for (int j = 0; j < n; j++)
                 shorter += lengths[j] < lengths[i] || (lengths[j] == lengths[i] && j < i);
             if (shorter < 10 || shorter == n / 2 || shorter == n - 1) check_alone(b, i);
@@ -1267,8 +1268,8 @@ static void check_all_same(const char *what, const Batch &a, const Batch &b) {
     CHECK_MSG(same_bits(a.delta, b.delta, n), "%s: delta differs", what);
 }
 
-// NaN or numbers behind the last row: same bits, and no NaN gets in. Then with 128 documents
-// without a token between the others, several at each end.
+// NaN or numbers after the last row: same bits, and no NaN in the results. Then with 128 empty
+// documents between the others, several at each end.
 EACH_PATH(real_web_pages_slack_and_empty_documents) {
     enum { SLACK = 200, EMPTY = 128 };
     const HeadShape heads = {3, 1, 64};
@@ -1302,7 +1303,7 @@ EACH_PATH(real_web_pages_slack_and_empty_documents) {
     free_batch(a), free_batch(b);
 }
 
-// Many calls give the same bits, while another stream keeps memory and multiprocessors busy.
+// Repeated calls give the same bits while another stream keeps memory and multiprocessors busy.
 
 __global__ void count_differences(const uint32_t *a, const uint32_t *b, int64_t n,
                                   unsigned *count) {
@@ -1445,7 +1446,7 @@ EACH_PATH(real_offsets_of_more_than_32_bits) {
     int compared = 0;
     for (int i = 0; i < n; i++) {
         const int64_t start = (int64_t)docs[i] * len;
-        bool again = false;  // a later one lies on top
+        bool again = false;  // overwritten by a later one
         for (int j = i + 1; j < n; j++) again = again || docs[j] == docs[i];
         if (again) continue;
         Batch far = new_batch(heads, &len, 1, 0);

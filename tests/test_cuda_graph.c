@@ -1,5 +1,5 @@
-// Micro-batches as one graph on the CUDA backend: changing documents through one recording give the
-// bits that launch by launch gives, whatever lay in memory before, and padding changes nothing.
+// CUDA graphs: one recording replayed for micro-batches of different documents gives the same bits
+// as separate launches, independent of previous memory contents, and padding changes nothing.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ static LlamaConfig tiny_config(void) {
 }
 
 static void make_model(LlamaModel *m, int num_leaves) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const DeviceOptions options = {0, 0};
     const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
@@ -34,7 +34,7 @@ static void make_model(LlamaModel *m, int num_leaves) {
     llama_init(m, 7);
 }
 
-// Random documents that fill most of a micro-batch; segments > 0: completed to that many
+// Random documents that fill most of a micro-batch; segments > 0: padded to that many
 static void random_batch(Batch *b, int segments) {
     static int32_t tokens[CAPACITY];
     DocView docs[MOST_DOCS];
@@ -48,10 +48,10 @@ static void random_batch(Batch *b, int segments) {
         used += length;
     }
     batch_pack(b, docs, n);
-    if (segments) CHECK(batch_complete(b, CAPACITY, segments));
+    if (segments) CHECK(batch_complete(b, CAPACITY, segments, LONGEST));
 }
 
-// Two micro-batches, as a loader would hand them over
+// Two micro-batches, as from the loader
 typedef struct {
     Batch micro[2];
     int32_t own_micros[2];
@@ -84,22 +84,22 @@ static PassGraph graph_of(int32_t total_tokens, int32_t num_docs) {
     return g;
 }
 
-// NaN in all that a pass must write before it reads
+// NaN in all memory that a pass must write before it reads it
 static void poison(LlamaModel *m) {
     const LlamaScratch *s = &m->scratch;
     const size_t T = CAPACITY, C = 64, F = 64, QKV = 5 * 64, HD = 3 * 64, bf16 = sizeof(floatX);
     const struct {
         void *at;
         size_t bytes;
-    } buckets[] = {{m->activations_arena, m->memory.activations},
-                 {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
-                 {s->dresid, T * C * bf16},
-                 {s->dnorm, T * C * bf16},
-                 {s->dqkv, T * QKV * bf16},
-                 {s->dattn, T * HD * bf16},
-                 {s->dgate_up, T * 2 * F * bf16},
-                 {s->dswiglu, T * F * bf16},
-                 {s->attn_delta, 3 * T * sizeof(real)}};
+    } buckets[] = {{m->arenas[LLAMA_ACTIVATIONS].base, m->arenas[LLAMA_ACTIVATIONS].bytes},
+                   {s->logits, (size_t)m->head_chunk * VOCAB * bf16},
+                   {s->dresid, T * C * bf16},
+                   {s->dnorm, T * C * bf16},
+                   {s->dqkv, T * QKV * bf16},
+                   {s->dattn, T * HD * bf16},
+                   {s->dgate_up, T * 2 * F * bf16},
+                   {s->dswiglu, T * F * bf16},
+                   {s->attn_delta, 3 * T * sizeof(real)}};
     static char nan[1 << 20];
     memset(nan, 0xff, sizeof nan);
     for (size_t i = 0; i < sizeof buckets / sizeof *buckets; i++) {
@@ -118,7 +118,7 @@ static void check_same_weights(const LlamaModel *a, const LlamaModel *b, int ste
     CHECK_MSG(same, "step %d: weights differ", step);
 }
 
-// Steps of two micro-batches with a graph, and the same launch by launch
+// Steps of two micro-batches with a graph, and the same with separate launches
 static void train_both(int steps, int num_leaves, bool with_nan) {
     static LlamaModel recorded, launched;
     static Step step;
@@ -150,7 +150,7 @@ static void train_both(int steps, int num_leaves, bool with_nan) {
     llama_free(&launched);
 }
 
-// First: a process that has started CUDA must not fork.
+// Must be first: a process that has started CUDA must not fork.
 TEST(a_copy_from_the_host_cannot_be_recorded) {
     fflush(stdout);
     const pid_t child = fork();
@@ -169,12 +169,11 @@ TEST(a_copy_from_the_host_cannot_be_recorded) {
 }
 
 TEST(steps_through_one_graph_have_the_bits_of_launches) { train_both(10, 0, false); }
-TEST(in_order_as_well) { train_both(4, 2, false); }
+TEST(deterministic_steps_as_well) { train_both(4, 2, false); }
 TEST(a_graph_reads_nothing_that_it_has_not_written) { train_both(4, 0, true); }
 
-// A micro-batch with more documents than the graph has room for goes launch by launch, between
-// others.
-TEST(a_micro_batch_of_another_size_needs_no_graph) {
+// A micro-batch with more documents than the graph has room for runs as separate launches.
+TEST(a_micro_batch_of_another_size_runs_without_the_graph) {
     static LlamaModel m;
     static Step step;
     const int sizes[6] = {SEGMENTS, 0, SEGMENTS, SEGMENTS + 1, SEGMENTS, SEGMENTS - 1};
@@ -193,10 +192,9 @@ TEST(a_micro_batch_of_another_size_needs_no_graph) {
     llama_free(&m);
 }
 
-// The documents of a completed batch have the losses and gradients that they have without the
-// padding: in the emulator bit for bit in each row, and to the rounding of longer sums in the
-// gradients. A GPU's matmul may add in another order at another length; bounds as of
-// --check-packing.
+// Padding a batch does not change its documents' losses and gradients: in the emulator rows are
+// equal bit for bit and gradients up to the rounding of longer sums. A GPU's matmul may add in
+// another order at another length; bounds as for --check-packing.
 TEST(padding_changes_nothing) {
     static LlamaModel m;
     static Batch batches[2];
@@ -234,8 +232,8 @@ TEST(padding_changes_nothing) {
     llama_free(&m);
 }
 
-// Logits are bf16, and 192 MiB of them fewer than 1,024 tokens of a large vocabulary: each chunk
-// reads and writes the head's gradient in fp32, which fewer tokens do not pay for.
+// 192 MiB of bf16 logits are fewer than 1,024 tokens of a large vocabulary; but each chunk reads
+// and writes the head's gradient in fp32, too expensive for fewer tokens.
 TEST(tokens_of_a_head_chunk) {
     static const int32_t vocab[] = {49152, 128256, 32000};
     static const int32_t expected[] = {2048, 1024, 3072};

@@ -1,13 +1,13 @@
-// Every CUDA operation but attention against its twin of the CPU backend, over many shapes. Inputs
-// are numbers that bf16 holds exactly, so that both sides start from the same values. What the
-// device stores as bf16 is then off by at most
+// Every CUDA operation but attention against the CPU backend's, over many shapes. Inputs are exact
+// in bf16, so that both sides start from the same values. A result that the device stores as bf16
+// is then off by at most
 //
 //   2^-8 of the value: rounding to nearest is off by 2^-9; the fp32 value before it may lie a few
-//        fp32 roundings away from the twin's and so just across the border between two bf16
+//        fp32 roundings away from the reference's and so just across the border between two bf16
 //
-// plus what fp32 sums of different order give where terms cancel: 1e-5 of the tensor's scale, which
-// is also the tolerance of fp32 outputs. Every tensor has rows behind the last that hold NaN: they
-// must change no result and stay as they are. Every operation runs twice and must give equal bits.
+// plus the difference of fp32 sums in another order where terms cancel: 1e-5 of the tensor's scale,
+// which is also the tolerance of fp32 outputs. Every tensor has rows of NaN after the last: they
+// must not affect results and must not change. Every operation runs twice and must give equal bits.
 
 #include <math.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@
 #include "../kernels/comm/comm.h"
 #include "../kernels/cuda/common.cuh"
 #include "test.h"
-#include "twin.h"
+#include "reference.h"
 
 static const double BF16 = 1.0 / 256, FP32 = 1e-5;
 enum { ROWS_BEHIND = 3 };
@@ -29,12 +29,12 @@ struct Tensor {
     const char *name;
     bool bf16;
     int64_t rows, cols;
-    float *host;  // (rows, cols): the twin's operand
+    float *host;  // (rows, cols): the reference's operand
     void *device;
-    unsigned char *start, *result;  // the device's bytes before and after, rows behind included
+    unsigned char *start, *result;  // the device's bytes before and after, with the rows of NaN
 };
 
-static Twin twin;
+static CpuReference reference;
 static bool started;
 static void *host_blocks[256], *device_blocks[256];
 static int num_host_blocks, num_device_blocks;
@@ -51,7 +51,7 @@ static void *device_block(size_t bytes) {
     return p;
 }
 
-// Frees what the shape before took.
+// Frees the operands of the previous shape.
 static void next_shape() {
     while (num_host_blocks) free(host_blocks[--num_host_blocks]);
     while (num_device_blocks) device_free(device_blocks[--num_device_blocks]);
@@ -66,7 +66,7 @@ static void start() {
     if (!started) {
         const char *missing = init();
         if (missing) SKIP("%s", missing);
-        twin = twin_open();
+        reference = reference_open();
         started = true;
     }
     next_shape();
@@ -111,14 +111,14 @@ static float result_at(const Tensor *t, size_t i) {
     return bf16_value(bits);
 }
 
-// The device's start from `host`, with NaN behind it
+// The device's initial bytes from `host`, followed by NaN
 static void fill(Tensor *t) {
     for (size_t i = 0; i < count(t); i++) put(t, i, t->host[i]);
     for (size_t i = count(t); i < all_bytes(t) / element_bytes(t); i++) put(t, i, NAN);
     device_upload(t->device, t->start, all_bytes(t));
 }
 
-// Normal numbers times `scale`; 0: NaN, for what an operation only writes.
+// Normal numbers times `scale`; 0: NaN, for outputs that are only written.
 static Tensor tensor(const char *name, bool bf16, int64_t rows, int64_t cols, double scale) {
     Tensor t = {name, bf16, rows, cols, NULL, NULL, NULL, NULL};
     t.host = (float *)host_block(count(&t) * sizeof(float));
@@ -167,13 +167,13 @@ static double scale_of(const Tensor *t) {
     return scale;
 }
 
-// |result - twin| <= relative |twin| + absolute, and nothing written behind the last row
+// |result - reference| <= relative |reference| + absolute, and nothing written after the last row
 static void check_within(const Tensor &t, double relative, double absolute) {
     for (size_t i = 0; i < count(&t); i++) {
         const double got = result_at(&t, i), want = t.host[i];
         CHECK_MSG(fabs(got - want) <= relative * fabs(want) + absolute,
-                  "%s (%lld,%lld): element %zu: got %.9g, twin %.9g", t.name, (long long)t.rows,
-                  (long long)t.cols, i, got, want);
+                  "%s (%lld,%lld): element %zu: got %.9g, reference %.9g", t.name,
+                  (long long)t.rows, (long long)t.cols, i, got, want);
     }
     const size_t used = used_bytes(&t);
     CHECK_MSG(memcmp(t.start + used, t.result + used, all_bytes(&t) - used) == 0,
@@ -187,10 +187,10 @@ static void check_close(const Tensor &t) {
 static void check_exact(const Tensor &t) { check_within(t, 0, 0); }
 
 // ------------------------------------------------------------------------------------------------
-// Errors, each in a process of its own. First in the file: a process that has started CUDA must not
-// fork.
+// Errors, each in its own process. Must be first in the file: a process that has started CUDA must
+// not fork.
 
-// Exit code of a process that runs op(); what it wrote to stderr.
+// Runs op() in a process: its exit code and standard error.
 template <class Op>
 static int exit_code_of(char *text, size_t size, Op op) {
     if (started) SKIP("CUDA has been started in this process");
@@ -251,7 +251,7 @@ TEST(a_device_error_names_the_call_and_the_work) {
 }
 
 #ifdef CUDA_EMU
-TEST(a_cublaslt_without_an_algorithm_is_said) {
+TEST(missing_cublaslt_algorithm_is_an_error) {
     char text[1000];
     const int code = exit_code_of(text, sizeof text, [] {
         setenv("EMU_LT_ALGO", "none", 1);
@@ -264,7 +264,7 @@ TEST(a_cublaslt_without_an_algorithm_is_said) {
 }
 #endif
 
-TEST(code_for_other_gpus_says_how_to_build_for_this_one) {
+TEST(code_for_other_gpus_hints_how_to_build_for_this_one) {
     char text[1000], expected[64];
     for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
         const int code = exit_code_of(text, sizeof text, [&] {
@@ -323,7 +323,7 @@ TEST(uploads_and_downloads) {
     }
 }
 
-// Ends of ranges, both kinds of ties, denormals, the largest finite number, and random bits
+// Range limits, both kinds of ties, denormals, the largest finite number, and random bits
 static uint32_t weight_bits(size_t i) {
     static const uint32_t chosen[] = {0,          0x80000000, 1,          0x80000001, 0x007fffff,
                                       0x00800000, 0x3f800000, 0x3f808000, 0x3f818000, 0xbf808000,
@@ -335,7 +335,7 @@ static uint32_t weight_bits(size_t i) {
     return (bits & 0x7f800000) == 0x7f800000 ? bits & 0xbfffffff : bits;
 }
 
-TEST(weights_cross_the_border_exactly) {
+TEST(weights_are_exact_on_host_and_device) {
     start();
     const size_t n = 1200001;  // more than one pinned buffer holds
     float *src = (float *)host_block(n * 4), *dst = (float *)host_block(n * 4);
@@ -389,10 +389,10 @@ static void check_rows(int64_t n, int C) {
     Tensor back = tensor("back", true, T, C, 0), *out[] = {&some}, *out_back[] = {&back};
     const int32_t *d_rows = ints(rows, n);
     run(out, 1, [&] { gather_rows(bf(some), bf(all), d_rows, n, C); });
-    twin.gather_rows(some.host, all.host, rows, n, C);
+    reference.gather_rows(some.host, all.host, rows, n, C);
     check_exact(some);
     run(out_back, 1, [&] { scatter_rows(bf(back), bf(some), d_rows, n, T, C); });
-    twin.scatter_rows(back.host, some.host, rows, n, T, C);
+    reference.scatter_rows(back.host, some.host, rows, n, T, C);
     check_exact(back);
 }
 
@@ -401,7 +401,7 @@ TEST(gather_and_scatter_rows) {
     FOR_EACH(const int64_t, n, SOME_T) FOR_EACH(const int, C, SOME_C) check_rows(n, C);
 }
 
-// Tokens of a small vocabulary, one of them at `frequent` of 16 places, and their sorted positions
+// Tokens of a small vocabulary, one of them at `frequent` of 16 positions, and the sorted positions
 static void make_tokens(int32_t *tokens, int32_t *order, int64_t T, int V, uint32_t frequent) {
     int64_t n = 0;
     for (int64_t t = 0; t < T; t++)
@@ -420,10 +420,10 @@ static void check_embedding(int64_t T, int C, int V, uint32_t frequent) {
     Tensor dout = tensor("dout", true, T, C, 1), dweight = tensor("dweight", false, V, C, 3);
     Tensor *outs[] = {&out}, *grads[] = {&dweight};
     run(outs, 1, [&] { embedding_forward(bf(out), d_tokens, bf(weight), T, C); });
-    twin.embedding_forward(out.host, tokens, weight.host, T, C);
+    reference.embedding_forward(out.host, tokens, weight.host, T, C);
     check_exact(out);
     run(grads, 1, [&] { embedding_backward(fp(dweight), bf(dout), d_tokens, d_order, T, C); });
-    twin.embedding_backward(dweight.host, dout.host, tokens, order, T, C);
+    reference.embedding_backward(dweight.host, dout.host, tokens, order, T, C);
     check_close(dweight);
 }
 
@@ -468,8 +468,8 @@ static void check_norm_forward(int64_t T, int C, bool with_delta, bool in_place,
     for (size_t i = 0; i < count(sum); i++)
         sum->host[i] = bf16_round(inp.host[i] + (with_delta ? delta.host[i] : 0));
     check_exact(*sum);
-    twin.add_rmsnorm_forward(sum->host, normed.host, rstd.host, sum->host, NULL, weight.host, EPS,
-                             T, C);
+    reference.add_rmsnorm_forward(sum->host, normed.host, rstd.host, sum->host, NULL, weight.host,
+                                  EPS, T, C);
     check_close(normed);
     check_within(rstd, FP32 / 3, 0);
     Tensor again = tensor("rmsnorm_apply", true, T, C, 0), *applied[] = {&again};
@@ -505,8 +505,8 @@ static void check_norm_backward(int64_t T, int C) {
         rmsnorm_backward(bf(dresid), fp(dweight), bf(dnormed), bf(resid), bf(weight), fp(rstd), T,
                          C);
     });
-    twin.rmsnorm_backward(dresid.host, dweight.host, dnormed.host, resid.host, weight.host,
-                          rstd.host, T, C);
+    reference.rmsnorm_backward(dresid.host, dweight.host, dnormed.host, resid.host, weight.host,
+                               rstd.host, T, C);
     check_close(dresid);
     check_close(dweight);
 }
@@ -540,7 +540,7 @@ static void check_rope(int64_t T, HeadShape heads) {
     const int32_t *d_positions = ints(positions, T);
     Tensor qkv = tensor("qkv", true, T, width, 1), *outs[] = {&qkv};
     run(outs, 1, [&] { rope_forward(bf(qkv), d_positions, fp(table), T, heads); });
-    twin.rope_forward(qkv.host, positions, table.host, T, heads);
+    reference.rope_forward(qkv.host, positions, table.host, T, heads);
     check_close(qkv);
     const int kept = heads.num_kv_heads * heads.head_dim;
     for (int64_t t = 1; t <= T; t++)
@@ -566,10 +566,10 @@ static void check_swiglu(int64_t T, int64_t F, double scale) {
     Tensor dout = tensor("dout", true, T, F, 1), d = tensor("dgate_up", true, T, 2 * F, 0);
     Tensor *outs[] = {&out}, *grads[] = {&d};
     run(outs, 1, [&] { swiglu_forward(bf(out), bf(gate_up), T, F); });
-    twin.swiglu_forward(out.host, gate_up.host, T, F);
+    reference.swiglu_forward(out.host, gate_up.host, T, F);
     check_within(out, BF16, 1e-6 * scale);
     run(grads, 1, [&] { swiglu_backward(bf(d), bf(dout), bf(gate_up), T, F); });
-    twin.swiglu_backward(d.host, dout.host, gate_up.host, T, F);
+    reference.swiglu_backward(d.host, dout.host, gate_up.host, T, F);
     check_within(d, BF16, 1e-5 * scale);  // 1 + x (1 - s) cancels near x = -1.28
 }
 
@@ -599,13 +599,13 @@ static void check_cross_entropy(int64_t T, int64_t V, double scale) {
     Tensor again = tensor("losses with gradient", false, T, 1, 0);
     Tensor *outs[] = {&losses, &logits}, *grads[] = {&again, &logits};
     run(outs, 2, [&] { cross_entropy_forward(fp(losses), bf(logits), d_targets, T, V); });
-    twin.cross_entropy_forward(losses.host, logits.host, targets, T, V);
+    reference.cross_entropy_forward(losses.host, logits.host, targets, T, V);
     check_within(losses, FP32, 1e-5);
     check_exact(logits);
     run(grads, 2, [&] {
         cross_entropy_forward_backward(fp(again), bf(logits), d_targets, d_loss_scale, T, V);
     });
-    twin.cross_entropy_forward_backward(again.host, logits.host, targets, &loss_scale, T, V);
+    reference.cross_entropy_forward_backward(again.host, logits.host, targets, &loss_scale, T, V);
     check_within(again, FP32, 1e-5);
     check_within(logits, BF16, 1e-6 * loss_scale);
     CHECK_MSG(memcmp(again.result, losses.result, used_bytes(&again)) == 0,
@@ -622,7 +622,7 @@ TEST(cross_entropy) {
     check_cross_entropy(3, 258, 30);  // one logit far above the others
 }
 
-// A maximum in the first, a middle or the last place, large enough to swallow all others
+// A maximum in the first, a middle or the last column, so large that it absorbs all others
 TEST(cross_entropy_of_a_sure_model) {
     start();
     const int64_t V = 49157, peaks[] = {0, 1, 30000, V - 1};
@@ -677,9 +677,9 @@ static void check_sum_of_losses(int64_t T) {
     next_shape();
     Tensor losses = tensor("losses", false, T, 1, 5);
     double want = 7.5;
-    twin.losses_sum(&want, losses.host, T);
+    reference.losses_sum(&want, losses.host, T);
     const double got = device_double(7.5, [&](double *s) { losses_sum(s, fp(losses), T); });
-    CHECK_MSG(fabs(got - want) <= 1e-11 * (double)(T + 1), "T %lld: %.17g, twin %.17g",
+    CHECK_MSG(fabs(got - want) <= 1e-11 * (double)(T + 1), "T %lld: %.17g, reference %.17g",
               (long long)T, got, want);
 }
 
@@ -690,8 +690,8 @@ TEST(sum_of_losses) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Matmul: a sum of K products of two normal numbers is off by some 1e-7 for each in fp32, more
-// where a tensor core drops the bits that fall off while it aligns its terms
+// Matmul: a sum of K products of two normal numbers is off by about 1e-7 per product in fp32, more
+// where a tensor core truncates while aligning its terms
 
 static void check_matmul(int64_t T, int64_t K, int64_t N) {
     next_shape();
@@ -700,13 +700,13 @@ static void check_matmul(int64_t T, int64_t K, int64_t N) {
     Tensor dinp = tensor("dinp", true, T, K, 0), dweight = tensor("dweight", false, N, K, 3);
     Tensor *outs[] = {&out}, *dinps[] = {&dinp}, *dweights[] = {&dweight};
     run(outs, 1, [&] { matmul_forward(bf(out), bf(inp), bf(weight), T, K, N); });
-    twin.matmul_forward(out.host, inp.host, weight.host, T, K, N);
+    reference.matmul_forward(out.host, inp.host, weight.host, T, K, N);
     check_within(out, BF16, 1e-6 * (double)K);
     run(dinps, 1, [&] { matmul_backward_input(bf(dinp), bf(dout), bf(weight), T, K, N); });
-    twin.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
+    reference.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
     check_within(dinp, BF16, 1e-6 * (double)N);
     run(dweights, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
-    twin.matmul_backward_weight(dweight.host, dout.host, inp.host, T, K, N);
+    reference.matmul_backward_weight(dweight.host, dout.host, inp.host, T, K, N);
     check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
 }
 
@@ -732,7 +732,7 @@ static int lines_with(const char *text, const char *words) {
     return n;
 }
 
-// 6000 lengths in some 90 buckets; none is mixed up.
+// 6000 lengths in about 90 buckets
 TEST(matmul_of_many_lengths) {
     start();
     const int64_t most = 6000;
@@ -742,7 +742,7 @@ TEST(matmul_of_many_lengths) {
         matmul_forward(bf(out) + 8 * (T - 1), bf(inp) + 8 * (T - 1), bf(weight), most - T + 1, 8,
                        8);
     matmul_forward(bf(out), bf(inp), bf(weight), most, 8, 8);
-    twin.matmul_forward(out.host, inp.host, weight.host, most, 8, 8);
+    reference.matmul_forward(out.host, inp.host, weight.host, most, 8, 8);
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-5);
     const int n = lines_with(choices_text(), " K 8 N 8 ");
@@ -759,7 +759,7 @@ TEST(matmul_of_many_shapes) {
     for (int64_t K = 8; K <= most; K += 8)
         for (int64_t N = 8; N <= most; N += 8)
             matmul_forward(bf(out), bf(inp), bf(weight), 1, K, N);
-    twin.matmul_forward(out.host, inp.host, weight.host, 1, most, most);
+    reference.matmul_forward(out.host, inp.host, weight.host, 1, most, most);
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-6 * (double)most);
     const char *text = choices_text();
@@ -768,7 +768,7 @@ TEST(matmul_of_many_shapes) {
     CHECK(matmul_repeat_choices("") != NULL);
 }
 
-// As a run that begins with a cuBLASLt of its own mind
+// Like a new run with a cuBLASLt that prefers another algorithm
 static void choose_anew(const char *algorithm) {
     if (algorithm)
         setenv("EMU_LT_ALGO", algorithm, 1);
@@ -790,7 +790,7 @@ static const unsigned char *product(Tensor *dweight, const Tensor &dout, const T
     return bytes;
 }
 
-TEST(matmul_repeats_what_was_chosen) {
+TEST(matmul_repeats_earlier_choices) {
     start();
     const int64_t T = 130, K = 64, N = 72;
     Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
@@ -800,9 +800,9 @@ TEST(matmul_repeats_what_was_chosen) {
     const unsigned char *first = product(&dweight, dout, inp);
     const char *text = choices_text();
     choose_anew(NULL);
-    const unsigned char *anew = product(&dweight, dout, inp);
+    const unsigned char *other = product(&dweight, dout, inp);
     // the emulator has two algorithms, which add in different orders
-    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, anew, bytes) != 0);
+    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, other, bytes) != 0);
     CHECK(matmul_repeat_choices(text) == NULL);
     CHECK(strcmp(choices_text(), text) == 0);
     CHECK(memcmp(first, product(&dweight, dout, inp), bytes) == 0);
@@ -810,7 +810,7 @@ TEST(matmul_repeats_what_was_chosen) {
     choose_anew(NULL);
 }
 
-TEST(matmul_refuses_choices_of_others) {
+TEST(matmul_refuses_choices_of_another_gpu) {
     start();
     check_matmul(40, 64, 64);
     const char *text = choices_text(), *first_choice = strchr(text, '\n') + 1;
@@ -828,8 +828,8 @@ TEST(matmul_refuses_choices_of_others) {
     check_matmul(40, 64, 64);
 }
 
-// An algorithm that does the longest length of a bucket may not do another one: in the emulator the
-// one of two halves, which does 36 rows but not 35.
+// An algorithm that supports the longest length of a bucket may not support another one: in the
+// emulator the one that splits in halves supports 36 rows but not 35.
 TEST(matmul_of_a_length_that_its_algorithm_refuses) {
     start();
     choose_anew("1");
@@ -845,8 +845,8 @@ TEST(matmul_of_a_length_that_its_algorithm_refuses) {
 namespace emu {
 extern int lt_refusals;
 }
-// Lengths that their bucket's algorithm has refused once keep their own: it is not tried again.
-TEST(matmul_remembers_what_was_refused) {
+// A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
+TEST(matmul_remembers_refusals) {
     start();
     choose_anew("refuse");
     const int before = emu::lt_refusals;
@@ -870,10 +870,10 @@ static void check_norm_of_gradients(int64_t n) {
     next_shape();
     Tensor x = tensor("x", false, n, 1, 1e3);
     double want = 0.25;
-    twin.global_norm_squared(&want, x.host, (size_t)n);
+    reference.global_norm_squared(&want, x.host, (size_t)n);
     const double got =
         device_double(0.25, [&](double *s) { global_norm_squared(s, fp(x), (size_t)n); });
-    CHECK_MSG(fabs(got - want) <= 1e-12 * want, "n %lld: %.17g, twin %.17g", (long long)n, got,
+    CHECK_MSG(fabs(got - want) <= 1e-12 * want, "n %lld: %.17g, reference %.17g", (long long)n, got,
               want);
 }
 
@@ -883,7 +883,7 @@ TEST(norm_of_gradients) {
     FOR_EACH(const int64_t, n, lengths) check_norm_of_gradients(n);
 }
 
-TEST(gradients_add_up) {
+TEST(sum_of_gradients) {
     start();
     const int64_t lengths[] = {0, 1, 255, 256, 4097, 300001};
     FOR_EACH(const int64_t, n, lengths) {
@@ -891,12 +891,12 @@ TEST(gradients_add_up) {
         Tensor x = tensor("x", false, n, 1, 1), sum = tensor("sum", false, n, 1, 1);
         Tensor *sums[] = {&sum};
         run(sums, 1, [&] { grads_add(fp(sum), fp(x), (size_t)n); });
-        twin.grads_add(sum.host, x.host, (size_t)n);
+        reference.grads_add(sum.host, x.host, (size_t)n);
         check_exact(sum);
     }
 }
 
-TEST(parts_add_up_in_order) {
+TEST(parts_are_summed_in_order) {
     start();
     const double parts[] = {1e16, 1, -1e16, 3};  // 1e16 + 1 = 1e16
     double *device = (double *)device_block(sizeof parts);
@@ -905,7 +905,7 @@ TEST(parts_add_up_in_order) {
     CHECK(got == 3.5);
 }
 
-// Squares that fp32 cannot hold
+// Squares beyond the range of fp32
 TEST(norm_of_huge_and_tiny_gradients) {
     start();
     const double scales[] = {1e30, 1e-30};
@@ -913,7 +913,7 @@ TEST(norm_of_huge_and_tiny_gradients) {
         next_shape();
         Tensor x = tensor("x", false, 777, 1, scale);
         double want = 0;
-        twin.global_norm_squared(&want, x.host, 777);
+        reference.global_norm_squared(&want, x.host, 777);
         const double got = device_double(0, [&](double *s) { global_norm_squared(s, fp(x), 777); });
         CHECK(want > 0 && fabs(got - want) <= 1e-12 * want);
     }
@@ -925,8 +925,8 @@ static void check_clip(double norm, double loss, float limit) {
     device_upload(device, &got, sizeof got);
     clip_scale(device, limit);
     device_download(&got, device, sizeof got);
-    twin.clip_scale(&want, limit);
-    CHECK_MSG(got.scale == want.scale, "norm %g, limit %g: scale %.9g, twin %.9g", norm, limit,
+    reference.clip_scale(&want, limit);
+    CHECK_MSG(got.scale == want.scale, "norm %g, limit %g: scale %.9g, reference %.9g", norm, limit,
               got.scale, want.scale);
     CHECK(got.grad_norm == want.grad_norm || isnan(want.grad_norm));
     CHECK(memcmp(&got, &want, 2 * sizeof(double)) == 0);
@@ -986,7 +986,7 @@ static void check_masters(const Parameters &p, float lr) {
     for (size_t i = 0; i < p.n; i++) {
         const double want = p.weights.host[i];
         CHECK_MSG(fabs(master[i] - want) <= 1e-6 * fabs(want) + 1e-5 * lr,
-                  "n %zu, weight %zu: %.9g, twin %.9g", p.n, i, master[i], want);
+                  "n %zu, weight %zu: %.9g, reference %.9g", p.n, i, master[i], want);
         const double nearest = fabs((double)bf16_round(master[i]) - master[i]);
         CHECK_MSG(fabs((double)high[i] - master[i]) == nearest, "%.9g kept as %.9g", master[i],
                   high[i]);
@@ -1003,7 +1003,8 @@ static void check_adamw(size_t n, float weight_decay) {
         for (size_t i = 0; i < n; i++) p.grads.host[i] = (float)test_rng_normal();
         fill(&p.grads);
         device_adamw(p, scale, hyper);
-        twin.adamw_update(p.weights.host, NULL, p.m.host, p.v.host, p.grads.host, &step, hyper, n);
+        reference.adamw_update(p.weights.host, NULL, p.m.host, p.v.host, p.grads.host, &step, hyper,
+                               n);
     }
     Tensor *all[] = {&p.weights, &p.lo, &p.m, &p.v};
     for (int i = 0; i < 4; i++) device_download(all[i]->result, all[i]->device, all_bytes(all[i]));
@@ -1071,7 +1072,7 @@ TEST(sanitizer_matmul) {
     check_matmul(5, 64, 264);
 }
 
-// The time between two marks, which take no wait of their own.
+// The time between two marks; the marks do not wait.
 TEST(timer_is_within_the_clock) {
     start();
     const int64_t T = 40, C = 64;

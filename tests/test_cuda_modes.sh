@@ -1,17 +1,13 @@
 #!/usr/bin/env bash
 # The CUDA suites under other settings of the emulator: streams that lag behind the host, other
-# architectures with their shared memory, exponentials as inexact as a GPU's, a cuBLASLt that
-# refuses.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-. "$root/tests/lib.sh"
-unset $(compgen -v EMU_)       # each run says itself what it wants
+# architectures with their shared memory, exponentials as inexact as a GPU's, cuBLASLt refusals.
+. "$(dirname "$0")/lib.sh"
+unset $(compgen -v EMU_)       # each run sets its own
 scratch modes
 cd "$root" || exit 1
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
 
-# start NAME SETTINGS SUITE [FILTER]: beside others; its log and its exit code under its name
+# start NAME SETTINGS SUITE [FILTER]: in the background; log in NAME, exit code in NAME.status
 names=()
 start() {
     local name=$1 settings=$2 suite=build/emu/$3
@@ -20,7 +16,7 @@ start() {
     { env $settings timeout "$limit_s" "$suite" ${1:+--filter "$1"} > "$work/$name" 2>&1
       echo $? > "$work/$name.status"; } &
 }
-# end: all that were started have passed; a filter that fits no case is no pass
+# end: waits for all; each must have passed at least one case
 end() {
     local name
     wait
@@ -45,6 +41,6 @@ end
 start kernels_on_streams EMU_STREAMS=1 test_cuda_kernels
 start graph_on_a_slow_stream 'EMU_STREAMS=1 EMU_SLOW_STREAM=1' test_cuda_graph
 end
-start graph_with_refusals EMU_LT_ALGO=refuse test_cuda_graph
+start graph_with_refusing_cublaslt EMU_LT_ALGO=refuse test_cuda_graph
 end
 finish

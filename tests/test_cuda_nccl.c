@@ -1,6 +1,6 @@
-// What ranks say to each other on the device, over NCCL. Alone, a communicator of one rank is made,
-// so that one GPU suffices; tests/test_cuda_ranks.sh starts the same program as several ranks. What
-// every rank holds is a formula, and sums are of whole numbers: right or wrong whatever the order.
+// Device communication over NCCL. A single process makes a communicator of one rank, so that one
+// GPU suffices; tests/test_cuda_ranks.sh starts the same program as several ranks. A formula gives
+// the data of every rank, and sums are of integers: exact in any order.
 
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ static void start() {
     ranks = comm_num_ranks();
 }
 
-// Shares of n elements: 0 equal, 1 growing, 2 all of rank 0, 3 all of the last rank
+// Shards of n elements: 0 equal, 1 growing, 2 all on rank 0, 3 all on the last rank
 enum { SPLITS = 4 };
 static void split(int kind, size_t n) {
     const size_t r = (size_t)ranks;
@@ -57,7 +57,7 @@ static real *upload_parts() {
 static const size_t ranges[][2] = {{0, N}, {0, 1}, {1000, 1003}, {1234, 4321}, {N - 1, N}, {7, 7}};
 enum { RANGES = sizeof ranges / sizeof *ranges };
 
-TEST(a_reduced_range_is_the_sum_in_its_shares_and_nothing_else_changes) {
+TEST(a_reduced_range_is_the_sum_in_its_shards_and_nothing_else_changes) {
     start();
     real *x = upload_parts();
     for (int kind = 0; kind < SPLITS; kind++) {
@@ -129,7 +129,7 @@ TEST(all_gather_of_sums) {
     }
 }
 
-TEST(collected_rows_are_each_ranks_part_of_this_share) {
+TEST(collected_rows_are_each_ranks_part_of_this_shard) {
     start();
     enum { CHUNK = 300 };
     real *x = upload_parts(), *out = (real *)device_malloc((size_t)ranks * CHUNK * sizeof *x);
@@ -169,9 +169,9 @@ TEST(parts_are_summed_in_their_order) {
     device_free(device);
 }
 
-// What was begun reads what the device computed before it, and what follows comm_wait reads it:
-// with other work in between, on more ranges than there are events.
-TEST(what_is_begun_is_ordered_by_what_comes_before_and_by_its_wait) {
+// Asynchronous communication starts after earlier device work and is complete after comm_wait, with
+// other work in between, on more ranges than there are events.
+TEST(asynchronous_calls_follow_earlier_work_and_precede_their_wait) {
     start();
     enum { PIECE = 16, PIECES = N / PIECE };
     uint64_t handles[PIECES];
@@ -214,11 +214,11 @@ TEST(host_memory) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// A step of a model: gradients that leave layer by layer during the backward of the last
-// micro-batch have the bits of those that leave after it.
+// A step of a model: gradients reduced layer by layer during the backward pass of the last
+// micro-batch have the same bits as gradients reduced after it.
 
 static void make_model(LlamaModel *m, bool tied) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig c;
     const LlamaSizes sizes = {64, 32, false, true, 0, 0};
     const LlamaRanks shard = {rank, ranks, ranks > 1, false, ranks, ranks};
@@ -240,7 +240,7 @@ static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
         llama_set_batch(m, &b[micro]);
         if (overlapped && micro == 1) llama_last_micro_batch(m);
         llama_forward(m);
-        llama_head_train(m);
+        llama_head(m, true);
         llama_backward(m);
         llama_add_losses(m);
     }
@@ -272,7 +272,7 @@ static void check_overlap(bool tied) {
     const StepScalars a = llama_read_step(&models[0]), c = llama_read_step(&models[1]);
     CHECK(a.scale > 0 && a.grad_norm == c.grad_norm && a.loss_sum == c.loss_sum);
     CHECK_MSG(memcmp(w, w + n, n * sizeof *w) == 0, "weights differ");
-    // every rank has the same weights, and they have moved
+    // every rank has the same weights, and they have changed
     uint32_t own = crc32c(0, w, n * sizeof *w), all[64];
     comm_all_gather_host(all, &own, sizeof own);
     for (int r = 0; r < ranks; r++) CHECK_MSG(all[r] == own, "rank %d has other weights", r);

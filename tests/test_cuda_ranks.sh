@@ -1,22 +1,18 @@
 #!/usr/bin/env bash
-# Several ranks on the CUDA backend, emulated (NCCL is then dev/emu's), or real: TRAIN=build/cuda/
-# train_llama RANKS="2 4". They start by torchrun's environment variables, without MPI. The same
-# bits on any number of them where sums are in order, the losses of one where not; overlapped
-# communication changes no bit; a failure of one is the end of all.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
+# Several ranks on the CUDA backend, emulated (with dev/emu's NCCL) or real: TRAIN=build/cuda/
+# train_llama RANKS="2 4". They start by torchrun's environment variables, without MPI. With
+# --deterministic the same bits on any number of ranks, otherwise the same losses; overlapped
+# communication changes no bit; a failure of one rank ends the job.
+. "$(dirname "$0")/lib.sh"
+scratch 'cuda ranks'
 train=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_DEVICES=4
-. "$root/tests/lib.sh"
-scratch 'cuda ranks'
-export TMPDIR=$work                     # where ranks of one machine meet
+export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the rendezvous on one machine
 evidence() { tail -n 12 "$work"/out*.txt; }
 jobs=0
-# start N COMMAND...: N ranks; their process ids in $pids
+# start N COMMAND...: starts N ranks; process ids in $pids
 start() {
     local n=$1 r
     shift
@@ -28,12 +24,12 @@ start() {
         pids+=($!)
     done
 }
-# collect: all ranks' end; $status is the first exit code that is not 0
+# collect: waits for all ranks; $status is the first nonzero exit code
 collect() {
     local p code
     status=0
     for p in "${pids[@]}"; do
-        wait "$p" 2> /dev/null     # bash would say which it found killed
+        wait "$p" 2> /dev/null     # else bash reports killed ones
         code=$?
         [ "$status" -ne 0 ] || status=$code
     done
@@ -48,7 +44,7 @@ ranks() {       # ranks N COMMAND...
 [ -x "$train" ] || { bad program "$train is not built" && finish; }
 tiny_model tiny 64 96 64
 uneven_texts text 5
-check prepare python3 "$root/data/prepare.py" text --out corpus --val-frac 0.1
+prepare text --out corpus --val-frac 0.1
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 128
         --batch-tokens 768 --val-tokens 128 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 0 --schedule constant --keep 0)
@@ -67,12 +63,12 @@ if [ -x "$bin/test_cuda_nccl" ]; then
     }
     for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
     if [ -n "$emulated" ]; then
-        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_computing_lags_behind 2 begun
-        EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_moving_lags_behind 2
+        EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
+        EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
     fi
 else bad calls "$bin/test_cuda_nccl is not built"; fi
 
-# ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
+# ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 "${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
 for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 3
@@ -82,7 +78,7 @@ ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
 same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
 
 # ---- the same losses: distributed by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
-# which turns the rounding to bf16 of about one weight in 1e5 a step
+# which changes the rounding to bf16 of about one weight in 1e5 per step
 "${run[@]}" --out w1 --steps 3 > out.txt 2>&1 || bad one_rank_by_work "exit code $?"
 for n in "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
 "$cpu" "${common[@]}" --out cpu --steps 3 > out.txt 2>&1 || bad cpu "exit code $?"
@@ -99,21 +95,21 @@ PY
 logs=()
 for n in "${counts[@]}"; do logs+=("w$n"); done
 check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
-check losses_are_the_cpu_backends_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
-# with any order the same bits the tests above would show nothing
-differ the_order_of_a_sum_shows {w1,"${logs[-1]}"}/$end/model.safetensors
+check losses_match_the_cpu_backend_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
+# if the order of a sum did not change its bits, the tests above would show nothing
+differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
 ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
 same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
-# ---- as graphs --------------------------------------------------------------------------------
+# ---- CUDA graphs ------------------------------------------------------------------------------
 "${exact[@]}" --cuda-graph --out g1 --steps 3 > out.txt 2>&1 || bad one_rank_graph "exit code $?"
 export EMU_STREAMS=1 EMU_SLOW_STREAM=2
 ranks 2 "${exact[@]}" --cuda-graph --out g2 --steps 3
 unset EMU_STREAMS EMU_SLOW_STREAM
-same_state deterministic_as_graphs g1/$end g2/$end
+same_state deterministic_with_graphs g1/$end g2/$end
 check graphs_were_used grep '^cuda graph: 1 recorded, [1-9]' out0.txt
 
-# ---- going on with another number of ranks ------------------------------------------------------------
+# ---- resuming with another number of ranks ------------------------------------------------------------
 steps=1
 for n in 1 2 1; do
     ranks $n "${exact[@]}" --out e --steps $steps --resume
@@ -121,14 +117,14 @@ for n in 1 2 1; do
 done
 same_state resume_on_1_2_1_ranks d1/$end e/$end
 
-# ---- overlapped: whichever stream lags behind, the same bits -------------------------------------------
+# ---- overlap: the same bits, whichever stream lags -----------------------------------------------------
 if [ -n "$emulated" ]; then
     for slow in 1 2; do
         EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 3
-        same_state "stream_${slow}_lags_behind" w2/$end s$slow/$end
+        same_state "stream_${slow}_lags" w2/$end s$slow/$end
     done
-    # What the host gives to the device, in its order: in the last micro-batch the sum of layer 1
-    # before the backward of layer 0, in the next step the forward of layer 0 before it waits for
+    # The order in which the host enqueues work: in the last micro-batch the reduction of layer 1
+    # before the backward of layer 0; in the next step the forward of layer 0 before the wait for
     # the weights of layer 1
     EMU_TRACE=1 ranks 2 "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
     cat > order.py << 'PY'
@@ -138,7 +134,7 @@ def places(name, first, last):                      # the attention kernels of e
     return [i for i in range(first, last) if calls[i][1].replace("_sm90", "") == name]
 reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))
 gather = [i for i in gather if calls[i][0] == "2"]      # on stream 1: the low bits, to be saved
-assert all(calls[i][0] == "2" for i in reduce), "a sum on the computing's stream"
+assert all(calls[i][0] == "2" for i in reduce), "a reduction on the compute stream"
 assert len(reduce) == len(gather) == 8, (reduce, gather)    # embedding, norms, two layers; twice
 for r, g in (reduce[:4], gather[:4]), (reduce[4:], gather[4:]):
     *_, layer_1, layer_0 = places("attention_backward_kv_kernel", 0, r[3])
@@ -148,7 +144,7 @@ layer_0, layer_1 = places("attention_forward_kernel", gather[3], len(calls))[:2]
 waits = [i for i in places("wait", gather[3], len(calls)) if calls[i][0] == "1"]
 assert waits[2] < layer_0 < waits[3] < layer_1, (waits, layer_0, layer_1)
 PY
-    check sums_and_weights_move_beside_other_layers python3 order.py
+    check communication_overlaps_with_other_layers python3 order.py
 fi
 
 # ---- failures end all ranks ---------------------------------------------------------------------------
@@ -167,7 +163,7 @@ if [ -n "$emulated" ]; then
     expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
         4 env EMU_DEVICES=2 "${run[@]}" --out m
     expect no_gpu 11 'no NVIDIA GPU is visible' 1 env EMU_DEVICES=0 "${run[@]}" --out m
-    # what the GPU waits for is known while the host waits for the GPU
+    # the heartbeat knows what the GPU waits for while the host waits for the GPU
     faulty() {      # faulty FAULT EXIT_CODE PATTERN
         expect "${1//:/_}" "$2" "$3" 2 env FAULT="$1" "$bin/train_llama_faulty" "${common[@]}" \
             --out "f$1" --steps 20 --save-every 2 --val-every 0 --heartbeat-seconds 1
@@ -177,8 +173,8 @@ if [ -n "$emulated" ]; then
     faulty drift:1:update:2 9 'weights \(rank 1\)'
 fi
 start 2 "${run[@]}" --out "$work/k" --steps 1000000 --val-every 0
-disown "${pids[1]}"     # bash would say that it was killed
-await_line "${pids[0]}" '^step' out0.txt || bad death 'it ended before its first step'
+disown "${pids[1]}"     # else bash reports that it was killed
+await_line "${pids[0]}" '^step' out0.txt || bad death 'ended before its first step'
 for p in /proc/[0-9]*; do
     [[ $(tr '\0' ' ' 2> /dev/null < "$p/cmdline") = "$train "*"--out $work/k "* ]] &&
         grep -qz '^RANK=1$' "$p/environ" && kill -KILL "${p#/proc/}"

@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
-# The CUDA kernels under schedules in which any thread may run first and copies end at any time: a
-# missing barrier shows in some of them. One seed of each kind here, with the attention kernels of
-# one path each; the next seed swaps the paths. `make test-schedules` runs 20.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD seeds=${SEEDS:-1}
-. "$root/tests/lib.sh"
+# The CUDA kernels under random schedules, in which any thread may run first and copies may complete at
+# any time: some of them expose a missing barrier. One seed of each kind here, each with the attention
+# kernels of one path; the next seed swaps the paths. `make test-schedules` runs 20.
+. "$(dirname "$0")/lib.sh"
 scratch schedules
 cd "$root" || exit 1
+seeds=${SEEDS:-1}
 evidence() { grep -vE '^ok ' "$work/$suite" | tail -n 15; }
 
-# Both suites side by side: one log and one exit status each
+# Both suites concurrently, each with its own log and exit status
 run_pair() {    # run_pair KIND SEED
     local suite status filter path=sm80
     if [ $(($2 % 2)) -eq $([ "$1" = random ] && echo 1 || echo 0) ]; then path=sm90; fi

@@ -1,18 +1,12 @@
 #!/usr/bin/env bash
-# Data as the user meets it: damaged and changed shards, shards of another tokenizer, documents and
-# tokens that are never trained, and inputs that data/prepare.py refuses.
+# Data, end to end: damaged and changed shards, shards of another tokenizer, documents and tokens that
+# are never trained on, and inputs that data/prepare.py refuses.
 # Runs the sanitizer build; set TRAIN to test another one.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=${TRAIN:-$root/build/asan/train_llama}
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-. "$root/tests/lib.sh"
+. "$(dirname "$0")/lib.sh"
 scratch data
 command -v python3 > /dev/null || skip_all data 'python3 is not installed'
+train=${TRAIN:-$root/build/asan/train_llama}
 
-# prepare ARGUMENTS...: quiet; for texts whose preparation is not what is tested
-prepare() { python3 "$root/data/prepare.py" --quiet "$@" > out.txt 2>&1 || bad "prepare $*" "exit code $?"; }
 # flip FILE OFFSET: the lowest bit of that byte
 flip() { python3 - "$@" << 'PY'
 import sys
@@ -29,7 +23,7 @@ uneven_texts text 31
 prepare text --out corpus --val-frac 0.2
 options=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 512 --num-samples 0
          --val-every 0 --threads 1)
-# on DATA ARGUMENTS...: the tiny model on these shards
+# on DATA ARGUMENTS...: command that trains the tiny model on these shards
 on() { echo "$train" "${options[@]}" --train "$@"; }
 
 # ---- damaged and changed tokens --------------------------------------------------------------------
@@ -44,10 +38,10 @@ for split in train val; do
     rm -r flipped
 done
 
-# the index of the first version of the format: no checksums of tokens
+# version 1 of the index: no checksums of tokens
 cp -r corpus old
 index_without_checksums old/*.idx
-expect unchecked_tokens_are_said 0 '^train .* tokens, tokens unchecked: no checksums$' \
+expect unchecked_tokens_are_reported 0 '^train .* tokens, tokens unchecked: no checksums$' \
     $(on old --steps 2 --out old.run)
 # llm.c's format: no index at all
 mkdir llmc
@@ -60,13 +54,13 @@ PY
 expect train_on_llmc_shards 0 'index built by scanning for token 256, tokens unchecked' \
     $(on llmc --boundary-token 256 --steps 2 --out llmc.run)
 
-# changed before --resume: made again from texts of the same lengths, or changed in place
+# shards changed before --resume: rebuilt from other texts of the same lengths, or edited in place
 cp -r text edited
 sed -i 's/^line 1 of/LINE 1 of/' "edited/doc 1.txt" && cp -r corpus remade
 prepare edited --out remade --val-frac 0.2 --overwrite
 expect train_before_the_edit 0 '^done' $(on corpus --steps 2 --out corpus.run)
 mv corpus corpus.aside && mv remade corpus
-expect resume_on_remade_shards 9 'error: .*data_fingerprint \(was' \
+expect resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' \
     $(on corpus --steps 4 --out corpus.run --resume)
 rm -r corpus && mv corpus.aside corpus
 expect resume_on_the_same_shards 0 '^done' $(on corpus --steps 4 --out corpus.run --resume)
@@ -74,9 +68,9 @@ flip old/train_00000.bin 1500
 expect resume_on_edited_tokens_without_checksums 9 'error: .*token_fingerprint \(was' \
     $(on old --steps 4 --out old.run --resume)
 flip old/train_00000.bin 1500
-expect resume_on_unchecked_tokens_as_they_were 0 '^done' $(on old --steps 4 --out old.run --resume)
+expect resume_on_restored_tokens_without_checksums 0 '^done' $(on old --steps 4 --out old.run --resume)
 flip llmc/train_00000.bin 20000
-# a checkpoint of before there was a fingerprint of tokens
+# a checkpoint of a version without a fingerprint of the tokens
 forget_tokens() { python3 - "$root" old.run/step-00000004 << 'PY'
 import re, sys
 sys.path.insert(0, sys.argv[1] + "/data")
@@ -91,14 +85,14 @@ body = re.sub(rb'"trainer_state.json".*?"crc32c": "[0-9a-f]*"', entry,
 open(manifest, "wb").write(body + b',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body))
 PY
 }
-check checkpoint_without_a_fingerprint_of_tokens forget_tokens
-expect resume_from_a_checkpoint_of_an_older_program 0 '^done' \
+check remove_the_fingerprint_of_tokens forget_tokens
+expect resume_from_a_checkpoint_without_that_fingerprint 0 '^done' \
     $(on old --steps 6 --out old.run --resume=old.run/step-00000004)
 expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
     $(on llmc --boundary-token 256 --steps 4 --out llmc.run --resume)
 
-# ---- documents and tokens that are never trained ----------------------------------------------------
-# three documents of 12, 52 and 102 tokens (BOS and EOS among them), and an empty one in the shard
+# ---- documents and tokens that are never trained on --------------------------------------------------
+# three documents of 12, 52 and 102 tokens including BOS and EOS, and an empty one
 mkdir lengths
 for n in 10 50 100; do printf "%${n}s" ' ' | tr ' ' x > lengths/$n.txt; done
 prepare lengths --out few --val-frac 0
@@ -114,26 +108,25 @@ open("few/train_00000.bin", "wb").write(head)
 body = index[:12] + head[1020:1024] + struct.pack("<Q", 4) + index[24:48] + index[40:-4]
 open("few/train_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)))
 PY
-not_said() { ! grep -E "$1" said.txt; }
 said_at_the_end() { tail -n 3 said.txt | grep -E "$1"; }
-# said NAME ...: expect, whose output is kept for the checks behind it
+# said NAME ...: expect, with its output kept in said.txt for the checks that follow
 said() { expect "$@" && cp out.txt said.txt; }
 few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out few.run "$@"; }
 train_line='^train +1 unpad.c shard, 3 documents, 166 tokens, 1 empty one left out$'
 said empty_documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
-check nothing_is_said_of_long_documents_without_any not_said 'longer than'
+lacks no_message_without_long_documents 'longer than' said.txt
 said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens are split$' \
     $(few --max-seqlen 40)
-check no_token_is_left_out_by_splitting not_said 'never trained|left out: [0-9]+ document'
+lacks splitting_leaves_no_token_out 'never trained|left out: [0-9]+ document' said.txt
 said truncated_documents_are_counted 0 \
     '^ +1 document longer than 100 tokens is truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
     $(few --max-seqlen 100 --long-docs truncate)
-check truncated_documents_at_the_end said_at_the_end \
+check truncated_documents_are_repeated_at_the_end said_at_the_end \
     '^left out: 1 document longer than 100 tokens was truncated: 2 of 166 tokens \(1.2 %\) never trained'
 said dropped_documents_are_counted 0 \
     '^ +2 documents longer than 40 tokens are dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
     $(few --max-seqlen 40 --long-docs drop)
-check dropped_documents_at_the_end said_at_the_end \
+check dropped_documents_are_repeated_at_the_end said_at_the_end \
     '^left out: 2 documents longer than 40 tokens were dropped: 154 of 166 tokens \(92.8 %\) never trained'
 check_python left_out_tokens_are_in_the_log << 'PY'
 import json
@@ -143,32 +136,31 @@ assert start["data"] == {"train": {
     "shards": 1, "unchecked_shards": 0, "documents": 3, "tokens": 166, "empty_documents": 1,
     "long_documents": 2, "tokens_left_out": 154}, "val": None}, start["data"]
 PY
-expect long_documents_as_an_error_before_anything_is_written 3 \
+expect long_documents_as_an_error 3 \
     'error: data: document [0-9] has (52|102) tokens, expected at most 40' \
     $(few --max-seqlen 40 --long-docs error --out long.run)
-[ ! -e long.run ] && ok no_directory_of_a_refused_run || bad no_directory_of_a_refused_run "$(ls long.run)"
+check refused_run_creates_no_directory test ! -e long.run
 expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
     $(few --max-seqlen 11 --long-docs drop --out long.run)
 
 # ---- a model and shards of different tokenizers -----------------------------------------------------
-# with MODEL ARGUMENTS...: another model on the same shards
+# with MODEL ARGUMENTS...: command for another model on the same shards
 with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
 one_warning() { [ "$(grep -c '^warning: ' said.txt)" -eq 1 ]; }
-no_warning() { ! grep '^warning: ' said.txt; }
+no_warning() { lacks "no_warning_$1" '^warning: ' said.txt; }
 cp -r tiny same && cp corpus/tokenizer.json same
 said model_with_the_tokenizer_of_the_shards 0 '^model +same' $(with same)
-check no_warning_for_the_same_tokenizer no_warning
+no_warning for_the_same_tokenizer
 cp -r same other && echo >> other/tokenizer.json
 said model_with_another_tokenizer 9 \
     'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' \
     $(with other)
-grep -q "^hint: .*prepare.py --tokenizer other.*--allow-other-tokenizer" out.txt &&
-    ok hint_names_both_ways_out || bad hint_names_both_ways_out ''
-check the_hash_is_that_of_sha256sum grep -q "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
+has hint_names_both_solutions '^hint: .*prepare.py --tokenizer other.*--allow-other-tokenizer' said.txt
+has hash_equals_sha256sum "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
 said another_tokenizer_allowed 0 '^warning: corpus: .*other/tokenizer.json' \
     $(with other --allow-other-tokenizer)
 check one_warning_for_the_other_tokenizer one_warning
-# the validation shards of another tokenizer than the training shards, which the model does not have
+# validation shards of another tokenizer than the training shards; the model has no tokenizer.json
 cp -r corpus retagged
 python3 - "$root" << 'PY'
 import struct, sys
@@ -184,7 +176,7 @@ open("retagged/val_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)
 PY
 expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
     $(with tiny --val retagged)
-# ids that begin and end documents
+# BOS and EOS
 model_says() {  # model_says DIR CONFIG_EOS GENERATION_CONFIG
     rm -rf "$1" && cp -r tiny "$1"
     sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $2/" "$1/config.json"
@@ -196,10 +188,10 @@ said another_eos 0 '^warning: corpus: documents end with token 257, but eos_toke
 check one_warning_for_another_eos one_warning
 model_says ends 5 '{"eos_token_id": [6, 257], "bos_token_id": 256}'
 said an_eos_of_several 0 '^model +ends' $(with ends)
-check no_warning_for_an_eos_of_several no_warning
+no_warning for_an_eos_of_several
 model_says ends '[5, 257]' '{}'
 said an_eos_of_several_in_the_config 0 '^model +ends' $(with ends)
-check no_warning_for_an_eos_of_several_in_the_config no_warning
+no_warning for_an_eos_of_several_in_the_config
 model_says ends 257 '{"bos_token_id": 3}'
 sed -i 's/"bos_token_id": 256/"bos_token_id": 1/' ends/config.json
 said another_bos 0 '^warning: corpus: documents begin with token 256, but bos_token_id of ends is 1, 3$' \
@@ -207,43 +199,38 @@ said another_bos 0 '^warning: corpus: documents begin with token 256, but bos_to
 check one_warning_for_another_bos one_warning
 model_says ends null '{}'
 said a_model_without_eos 0 '^model +ends' $(with ends)
-check no_warning_without_an_eos no_warning
+no_warning without_an_eos
 model_says ends 257 '{'
 expect a_damaged_generation_config 3 'error: ends/generation_config.json' $(with ends)
 said byte_shards_for_demo 0 '^model +demo' $(with demo)
-check no_warning_for_demo no_warning
+no_warning for_demo
 said byte_shards_for_smollm2 0 \
     '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
-grep -q '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' out.txt &&
-    ok another_eos_of_a_built_in_model || bad another_eos_of_a_built_in_model ''
+has another_eos_of_a_built_in_model \
+    '^warning: corpus: documents end with token 257, but eos_token_id of smollm2-135m is 0$' said.txt
 
-# ---- ranks -----------------------------------------------------------------------------------------
-# that find different shards under the same path
+# ---- ranks with different shards under the same path --------------------------------------------------
 ranks_train=${RANKS_TRAIN:-$root/build/cpu/train_llama}
-if command -v mpirun > /dev/null && ldd "$ranks_train" 2> /dev/null | grep -q libmpi; then
-    export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-    one=(mpirun --allow-run-as-root --oversubscribe)
+if ranks_can_run "$ranks_train"; then
     for kind in corpus old; do
         mkdir -p p1 p2 && cp -r tiny $kind p1 && cp -r tiny $kind p2
         prepare edited --out p2/corpus --val-frac 0.2 --overwrite
         [ $kind = corpus ] || flip p2/old/train_00000.bin 1500
         job=("$ranks_train" "${options[@]}" --train $kind --batch-tokens 1024 --steps 2 --out run)
         expect "ranks_with_different_data_$kind" 9 'differences in training data \(rank 1\)' \
-            "${one[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"
+            "${mpi[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"
         rm -r p1 p2
     done
-    # one error and one warning for all of them
-    two=("${one[@]}" -n 2 "$ranks_train" "${options[@]}" --train corpus --batch-tokens 1024 --dry-run)
+    # one error or warning for all ranks
+    two=("${mpi[@]}" -n 2 "$ranks_train" "${options[@]}" --train corpus --batch-tokens 1024 --dry-run)
     expect another_tokenizer_on_two_ranks 9 'expected the tokenizer of other' "${two[@]}" --model other
     said another_tokenizer_allowed_on_two_ranks 0 '^warning: corpus: .*other/tokenizer.json' \
         "${two[@]}" --model other --allow-other-tokenizer
     check one_warning_of_two_ranks one_warning
-else
-    skip ranks 'no mpirun, or a trainer without MPI'
-fi
+else skip ranks "$no_ranks"; fi
 
-# ---- inputs that are not text, one document a file, or JSONL ------------------------------------------
-# refused NAME PATTERN HINT ARGUMENTS...: prepare.py ends with exit code 3 and that hint, and writes nothing
+# ---- inputs that are neither text files nor JSONL ------------------------------------------------------
+# refused NAME PATTERN HINT ARGUMENTS...: prepare.py exits with code 3 and that hint and writes nothing
 refused() {
     local name=$1 pattern=$2 hint=$3
     shift 3
@@ -303,9 +290,9 @@ refused xz 'inputs/text.xz: expected text or JSONL, found xz' 'xz -d' inputs/tex
 refused binary_in_gzip 'inputs/binary.gz: expected text, found a binary file' '\.jsonl' inputs/binary.gz
 refused cut_gzip 'inputs/cut.txt.gz: cannot read' 'copy' inputs/cut.txt.gz
 refused chat 'inputs/chat.jsonl:1: expected a string "text", found messages' \
-    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl
+    'chat messages are not plain text.*--chat' inputs/chat.jsonl
 refused chat_by_key 'inputs/chat.jsonl:1: expected a string "messages", found an array' \
-    'chat messages are not plain text.*apply_chat_template' inputs/chat.jsonl --text-key messages
+    'chat messages are not plain text.*--chat' inputs/chat.jsonl --text-key messages
 refused sharegpt 'inputs/sharegpt.jsonl:1: expected a string "text", found conversations' \
     'chat messages are not plain text' inputs/sharegpt.jsonl
 documents json_lines_named_json 3 inputs/lines.json
@@ -316,7 +303,7 @@ documents gzipped_text 1 inputs/text.txt.gz
 check gzipped_text_is_unpacked grep -q '"tokens": 102' some/dataset.json
 documents csv_as_text 1 inputs/table.csv --as-text
 documents json_as_text 1 inputs/array.json --as-text
-# in a tree: tables are left out and counted, data files that hold text are refused
+# in a directory: tables are skipped and counted, other data files are refused
 mkdir tree && cp inputs/table.csv inputs/array.json inputs/object.json inputs/text.txt.gz tree
 echo words > tree/a.txt
 documents tables_in_a_tree 2 tree
@@ -325,12 +312,12 @@ check tables_in_a_tree_are_counted \
 documents tables_in_a_tree_as_text 5 tree --as-text
 cp inputs/part.parquet tree
 refused parquet_in_a_tree 'tree/part.parquet: expected text or JSONL, found Parquet' 'read_parquet.*--glob' tree
-documents parquet_not_asked_for 1 tree --glob '*.txt'
+documents parquet_excluded_by_glob 1 tree --glob '*.txt'
 mkdir tables && cp inputs/table.csv tables
 refused a_tree_of_tables 'tables: no document for training' 'CSV or JSON' tables
 
-# ---- which end of text ---------------------------------------------------------------------------------
-# a stand-in for the package tokenizers: as many tokens as words, and the special ones
+# ---- the choice of EOS ---------------------------------------------------------------------------------
+# a stand-in for the package tokenizers: one token per word, and the special tokens
 mkdir stub gguf
 cat > stub/tokenizers.py << 'PY'
 import json
@@ -350,15 +337,15 @@ PY
 echo '{"model": {"vocab": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "word": 3}}}' > gguf/tokenizer.json
 with_stub() { PYTHONPATH=$work/stub python3 "$root/data/prepare.py" tree/a.txt --val-frac 0 \
     --tokenizer gguf --out some --overwrite; }
-ends() {  # ends NAME EOS WARNING TOKENIZER_CONFIG CONFIG GENERATION_CONFIG: '' for no warning
+ends() {  # ends NAME EOS WARNING TOKENIZER_CONFIG CONFIG GENERATION_CONFIG; WARNING '': none
     local name=$1 eos=$2 warning=$3
     echo "$4" > gguf/tokenizer_config.json && echo "$5" > gguf/config.json
     echo "$6" > gguf/generation_config.json
     said "$name" 0 "$warning" with_stub
-    [ -n "$warning" ] || check "no_warning_$name" no_warning
+    [ -n "$warning" ] || no_warning "$name"
     check "eos_of_$name" grep -q "\"eos\": $eos," some/dataset.json
 }
-ends eos_as_everywhere 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": 2}' '{"eos_token_id": [0, 2]}'
+ends eos_agrees_everywhere 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": 2}' '{"eos_token_id": [0, 2]}'
 ends eos_against_the_config 1 \
     '^warning: gguf: tokenizer_config.json says EOS <\|im_start\|> \(1\), config.json says <\|im_end\|> \(2\): documents end with <\|im_start\|> \(1\)$' \
     '{"eos_token": "<|im_start|>"}' '{"eos_token_id": 2}' '{}'

@@ -169,7 +169,7 @@ TEST(own_shards_of_both_widths) {
     }
 }
 
-TEST(indexes_of_version_1_are_read_and_said_to_be_unchecked) {
+TEST(indexes_of_version_1_are_read_and_reported_as_unchecked) {
     for (int width = 2; width <= 4; width += 2) {
         Files f;
         Dataset ds;
@@ -249,7 +249,7 @@ TEST(every_bit_of_header_and_index_counts) {
         check_refused(scratch("field.bin"), because_); \
     } while (0)
 
-TEST(header_fields_are_proven) {
+TEST(header_fields_are_validated) {
     static const int32_t counts[] = {0, 1, NUM_TOKENS - 1, NUM_TOKENS + 1, 1 << 30, INT32_MAX};
     static const uint64_t docs[] = {0,          NUM_ENDS - 1, NUM_ENDS + 1, 1ull << 31, 1ull << 40,
                                     1ull << 60, 1ull << 61,   1ull << 63,   UINT64_MAX};
@@ -269,7 +269,7 @@ TEST(header_fields_are_proven) {
     FIELD(put_word(&f, 13, -2), "EOS -2");
 }
 
-TEST(index_fields_are_proven) {
+TEST(index_fields_are_validated) {
     FIELD(put(f.idx + 16, NUM_ENDS + 1, 8), "another shard");
     FIELD(put(f.idx + 24, NUM_TOKENS + 1, 8), "another shard");
     FIELD(put(f.idx + 8, 3, 4), "version 1 or 2");
@@ -298,7 +298,7 @@ TEST(an_index_belongs_to_its_shard) {
     check_refused(scratch("mine.bin"), "another shard");
 }
 
-TEST(a_bad_token_is_named_wherever_it_is) {
+TEST(a_bad_token_is_reported_at_any_position) {
     for (int width = 2; width <= 4; width += 2)
         for (int bad = 0; bad < NUM_TOKENS; bad++) {
             Files f;
@@ -658,7 +658,7 @@ TEST(modded_nanogpt_names) {
 }
 
 // One bad shard is enough to refuse the data set.
-TEST(all_shards_are_proven_first) {
+TEST(all_shards_are_validated_first) {
     Files f;
     make_files(&f, 2);
     CHECK(mkdir(scratch("last_bad"), 0777) == 0);
@@ -705,7 +705,7 @@ static uint64_t fingerprint_of(const char *path) {
     return fingerprint;
 }
 
-TEST(fingerprint_sees_names_sizes_headers_and_indexes) {
+TEST(fingerprint_covers_names_sizes_headers_and_indexes) {
     Files f;
     make_files(&f, 2);
     CHECK(mkdir(scratch("moved"), 0777) == 0);

@@ -1,5 +1,5 @@
-// The emulator's promises to its users: memory is guarded and starts as NaN, broken rules end the
-// program with a report, the host API and cuBLASLt answer as the real ones do.
+// The emulator: memory is guarded and starts as NaN, violations end the program with a report, the
+// host API and cuBLASLt behave like the real ones.
 #include "test.h"
 
 #include <cuda_bf16.h>
@@ -51,7 +51,7 @@ static void must_die(Run run, int code, const char *text) {
               "exit code %d, not %d, or no \"%s\" in: %s", found, code, text, child_output.c_str());
 }
 
-// This program again with a setting of the emulator, for some of its cases; its exit code
+// Runs some cases of this program with a setting of the emulator; returns its exit code
 static int with_setting(const char *setting, const char *filter) {
     char self[4096], command[8192];
     const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -347,11 +347,11 @@ TEST(devices_streams_events) {
 
 __global__ void add_one(float *p) { p[threadIdx.x] += 1; }
 
-// With EMU_STREAMS=1 a result is there when the stream has come to it, and not before.
+// With EMU_STREAMS=1 a result exists only after the stream has executed the work.
 static std::atomic<bool> released;
-TEST(streams_run_beside_the_host) {
+TEST(streams_run_concurrently_with_the_host) {
     if (!set_to("EMU_STREAMS", "1")) {
-        CHECK(with_setting("EMU_STREAMS=1", "streams_run_beside") == 0);
+        CHECK(with_setting("EMU_STREAMS=1", "streams_run_concurrently") == 0);
         return;
     }
     cudaStream_t stream;
@@ -394,8 +394,9 @@ TEST(captures_run_when_launched) {
     CUDA_OK(cudaFree(p));
 }
 
-// As CUDA: what waits, allocates or goes to the default stream is refused and spoils the capture.
-TEST(captures_are_spoilt_by_what_they_cannot_hold) {
+// As in CUDA: calls that wait, allocate or use the default stream are refused and invalidate the
+// capture.
+TEST(unsupported_calls_invalidate_a_capture) {
     const char *names[] = {"cudaMalloc",
                            "cudaFree",
                            "cudaMallocHost",
@@ -476,7 +477,7 @@ TEST(atomics) {
 __global__ void exponentials(float *p) { p[threadIdx.x] = __expf(-(float)threadIdx.x / 12); }
 
 // CUDA allows __expf 2 + 1.173 |x| ulp: up to a hundred here. EMU_FAST_MATH=1 takes them.
-TEST(expf_of_a_gpu) {
+TEST(expf_like_a_gpu) {
     float *p = floats(1024), host[1024];
     double worst = 0;
     exponentials<<<1, 1024>>>(p);
@@ -487,10 +488,10 @@ TEST(expf_of_a_gpu) {
     }
     CHECK_MSG(worst <= 1 && (worst > 0.9) == set_to("EMU_FAST_MATH", "1"), "%.2f", worst);
     CUDA_OK(cudaFree(p));
-    if (!getenv("EMU_FAST_MATH")) CHECK(with_setting("EMU_FAST_MATH=1", "expf_of_a_gpu") == 0);
+    if (!getenv("EMU_FAST_MATH")) CHECK(with_setting("EMU_FAST_MATH=1", "expf_like_a_gpu") == 0);
 }
 
-// Against the definition: of the two neighbours the nearer one, of two equally near the even one.
+// By definition: the nearer of the two neighbours; at a tie the even one.
 TEST(bf16_rounds_to_nearest_even) {
     for (uint32_t u = 0; u < 0x7f80; u++) {
         float below = __uint_as_float(u << 16), above = __uint_as_float((u + 1) << 16);
@@ -586,7 +587,7 @@ static char *to_device(const std::vector<char> &v) {
 static void gemm_case(const Gemm &g) {
     Lt lt;
     CHECK(lt_open(&lt, g, 1 << 20) == CUBLAS_STATUS_SUCCESS);
-    CHECK(lt.found == (g.k % 2 == 0 ? 2 : 1));  // the second does not do an odd k
+    CHECK(lt.found == (g.k % 2 == 0 ? 2 : 1));  // the second does not support odd k
     size_t lda = (g.ta ? g.k : g.m) + g.pad, ldb = (g.tb ? g.n : g.k) + g.pad, ldc = g.m + g.pad;
     std::vector<char> a = integers(lda * (g.ta ? g.m : g.k), g.in),
                       b = integers(ldb * (g.tb ? g.k : g.n), g.in), c = integers(ldc * g.n, g.out);
@@ -685,8 +686,8 @@ TEST(cublaslt_refuses) {
     must_die(misaligned_operand, 97, "A at 0x");
 }
 
-// An algorithm is for the operations and types that it was asked for.
-TEST(cublaslt_algorithms_do_only_their_form) {
+// An algorithm is valid only for the operations and types it was requested for.
+TEST(cublaslt_algorithms_support_only_their_form) {
     const cublasOperation_t N = CUBLAS_OP_N, T = CUBLAS_OP_T;
     const Gemm gemms[] = {{8, 8, 8, N, N, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 0.0f},
                           {8, 8, 8, T, N, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 0.0f},
@@ -715,12 +716,12 @@ TEST(cublaslt_algorithms_do_only_their_form) {
 static const Gemm plain = {8,          8,          8, CUBLAS_OP_N, CUBLAS_OP_N,
                            CUDA_R_32F, CUDA_R_32F, 0, 1.0f,        0.0f};
 
-TEST(cublaslt_knows_no_algorithm) {
+TEST(cublaslt_has_no_algorithm) {
     Lt lt;
     if (set_to("EMU_LT_ALGO", "none"))
         CHECK(lt_open(&lt, plain, 1 << 20) == CUBLAS_STATUS_SUCCESS && lt.found == 0);
     else
-        CHECK(with_setting("EMU_LT_ALGO=none", "cublaslt_knows_no_algorithm") == 0);
+        CHECK(with_setting("EMU_LT_ALGO=none", "cublaslt_has_no_algorithm") == 0);
 }
 
 TEST(cublaslt_refuses_other_sizes) {
@@ -743,7 +744,7 @@ TEST(cublaslt_refuses_other_sizes) {
     CUDA_OK(cudaFree(q));
 }
 
-TEST(cublaslt_is_not_asked_during_a_capture) {
+TEST(cublaslt_heuristics_are_refused_during_a_capture) {
     Lt lt;
     cudaStream_t stream;
     cudaGraph_t graph;

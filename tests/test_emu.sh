@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Kernels with planted bugs (dev/emu/bugs) under the emulator: each bug is found by the modes that
-# ought to find it, and by no other, and the kernels without a bug pass everywhere. A bug that is no
-# longer found is a failure here.
-# usage: tests/test_emu.sh [-v]     -v prints what each mode reported
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD verbose=${1:-}
-. "$root/tests/lib.sh"
+# Kernels with planted bugs (dev/emu/bugs) under the emulator: the expected modes find each bug and the
+# others do not, and the kernels without a bug pass everywhere.
+# usage: tests/test_emu.sh [-v]     -v prints the report of each mode
+. "$(dirname "$0")/lib.sh"
+scratch emu
+cd "$root" || exit 1
 evidence() { :; }
-unset $(compgen -v EMU_)       # each run says itself what it wants
-out=$(mktemp) && broken=$(mktemp) && trap 'rm -f "$out" "$broken"' EXIT
+unset $(compgen -v EMU_)       # each run sets its own
+verbose=${1:-} out=$work/out.txt broken=$work/broken.txt
+: > "$broken"
 
 if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
     tail -20 "$out"
@@ -18,12 +17,12 @@ if ! make -s BACKEND=cpu build/emu/bugs > "$out" 2>&1; then
 fi
 if make -s BACKEND=cpu build/tsan/bugs > "$out" 2>&1; then no_tsan=
 else no_tsan='no compiler here links -fsanitize=thread'; fi
-# ThreadSanitizer wants its addresses where they always are
+# ThreadSanitizer needs address space randomisation off
 run="$(command -v setarch > /dev/null && echo "setarch -R") timeout 60"
 $run true 2> /dev/null || run="timeout $limit_s"
 
-# seen CASE [VARIABLE=VALUE...]: the comparison or the emulator objects to CASE, which it says. Out
-# of time, or ended without a word: nothing was found, and the suite fails.
+# seen CASE [VARIABLE=VALUE...]: the comparison or the emulator reports an error in CASE. A run that
+# times out or ends without a report has found nothing, and fails the suite.
 seen() {
     local name=$1
     shift
@@ -36,14 +35,14 @@ seen() {
     echo "$name $*: $(head -c 200 "$out")" >> "$broken"
     return 1
 }
-seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds show it
+seeds() {       # seeds CASE SCHEDULE NUMBER: how many of NUMBER seeds expose it
     local seed n=0
     for seed in $(seq "$3"); do
         seen "$1" EMU_SCHED="$2" EMU_SEED="$seed" EMU_PROXY="${4:-0}" && n=$((n + 1))
     done
     echo $n
 }
-races() {       # races CASE: how many reports ThreadSanitizer makes
+races() {       # races CASE: number of ThreadSanitizer's reports
     TSAN_OPTIONS='halt_on_error=0 report_signal_unsafe=0 history_size=4' \
         $run build/tsan/bugs "$1" > "$out" 2>&1
     grep -c 'WARNING: ThreadSanitizer' "$out"
@@ -54,10 +53,10 @@ yes_no() { if "$@"; then echo yes; else echo no; fi; }
 at_least() { [ "$1" -ge "$2" ] && { [ "$2" -gt 0 ] || [ "$1" -eq 0 ]; }; }
 
 # bug NAME FIFO RANDOM PRIO PROXY TSAN PATTERN
-#   FIFO    found with threads in order: yes or no     PROXY   the same with EMU_PROXY=1
-#   RANDOM, PRIO   found with how many of 10 seeds, at least
-#   TSAN    ThreadSanitizer reports a race: yes, no, or - for either
-#   PATTERN is in what the first mode that finds it prints
+#   FIFO           found with threads in order: yes or no     PROXY   the same with EMU_PROXY=1
+#   RANDOM, PRIO   found with at least this many of 10 seeds; 0: none
+#   TSAN           ThreadSanitizer reports a race: yes, no, or - for either
+#   PATTERN        matches the report of the first mode that finds it
 bug() {
     local name=$1 fifo random prio proxy wrong='' report=''
     fifo=$(yes_no seen "$name")
@@ -81,7 +80,7 @@ bug() {
     else bad "${name}_tsan" "$(grep -c 'WARNING: Thr' "$out") race reports"; fi
 }
 
-right() {       # right NAME: no mode objects
+right() {       # right NAME: no mode reports anything
     local random prio
     random=$(seeds "$1" random 20 1)
     prio=$(seeds "$1" prio 20 1)
@@ -109,6 +108,6 @@ bug gemm_no_wgmma_fence        yes  10     10   yes   -     'without a preceding
 bug gemm_no_proxy_fence        no   0      0    yes   no    'WRONG'
 bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA store'
 bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
-if [ ! -s "$broken" ]; then ok every_run_ended_with_a_verdict
-else bad every_run_ended_with_a_verdict "$(head -3 "$broken")"; fi
+if [ ! -s "$broken" ]; then ok every_run_ended_with_a_report
+else bad every_run_ended_with_a_report "$(head -3 "$broken")"; fi
 finish

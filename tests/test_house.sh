@@ -1,22 +1,19 @@
 #!/usr/bin/env bash
-# The house rules that a compiler does not check: who includes whom, host code in C, dead functions.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-. "$root/tests/lib.sh"
+# House rules that a compiler does not check: the include tree, host code in C, dead functions.
+. "$(dirname "$0")/lib.sh"
 scratch house
 cd "$root" || exit 1
 
-# A pattern for files that have moved checks nothing.
-there() {
+# A check of files that have moved would check nothing.
+exist() {
     local f
-    for f in "$@"; do [ -s "$f" ] || { echo "$f is not there" && return 1; }; done
+    for f in "$@"; do [ -s "$f" ] || { echo "$f does not exist" && return 1; }; done
 }
 
 # ---- includes point down -----------------------------------------------------------------------
 check includes_are_a_tree_that_points_down python3 tests/include_tree.py
 cat "$work/out.txt"
-# planted NAME PATTERN FILE INCLUDE: the same check finds this include in a copy of the tree
+# planted NAME PATTERN FILE INCLUDE: the same check rejects this include in a copy of the tree
 planted() {
     local copy=$work/planted
     rm -rf "$copy" && mkdir "$copy" && cp -r train_llama.cu llama.h kernels data "$copy"
@@ -26,28 +23,28 @@ planted() {
 }
 planted an_include_that_points_up 'may not include llama.h' data/runs/checkpoint.c ../../llama.h
 planted an_include_of_a_test 'may not include tests/test.h' data/base/error.c ../../tests/test.h
-planted a_circle 'circle: ' data/base/error.h file.h
+planted a_cycle 'cycle: ' data/base/error.h file.h
 
 # ---- names and lines -------------------------------------------------------------------------------
 no_backend_names() {
-    there train_llama.cu llama.h &&
+    exist train_llama.cu llama.h &&
         ! grep -nE 'USE_CUDA|__CUDACC__|cuda[A-Z]|omp_|MPI_|nccl' train_llama.cu llama.h
 }
-no_batch_and_time() { there kernels/kernels.h && ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
+no_batch_and_time() { exist kernels/kernels.h && ! grep -nE '\bint(64_t)? B,' kernels/kernels.h; }
 short_lines() {
-    there "$@" && ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0); n++ }
+    exist "$@" && ! awk 'length($0) > 100 { print FILENAME ":" FNR ": " length($0); n++ }
                          END { exit n == 0 }' "$@"
 }
 top_level() {
     ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|\.ci|\.clang-format|\.gitignore'
 }
 no_machine_paths() { ! grep -rnE '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/results; }
-check the_model_names_no_backend no_backend_names
-check kernels_h_knows_no_batch_and_time no_batch_and_time
+check model_names_no_backend no_backend_names
+check kernels_h_has_no_batch_and_time no_batch_and_time
 check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*/*.[ch] kernels/*.h \
     kernels/*/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
     dev/emu/include/* dev/emu/bugs/*
-check no_path_of_one_machine_in_results no_machine_paths
+check results_have_no_machine_paths no_machine_paths
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 
@@ -68,10 +65,10 @@ syntax() { "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werro
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'
 # static inline hides dead functions of llama.h from the compiler
 check every_function_of_the_model_is_used syntax gcc -Dinline=
-# Every function that a header shows is called from another file of the product or a test.
+# Every function that a header declares is called from another file of the product or a test.
 functions_are_used() {
     local objects=(build/cpu/data/*/*.o)
-    there "${objects[@]}" || return 1
+    exist "${objects[@]}" || return 1
     nm -g --defined-only "${objects[@]}" | awk '$2 == "T" { print $3 }' | sort -u > "$work/defined"
     nm -u build/cpu/train_llama.o "${objects[@]}" build/cpu/kernels/*/*.o build/cpu/dev/*.o \
         build/asan/tests/*.o | awk '$1 == "U" { print $2 }' | sort -u > "$work/called"
@@ -79,7 +76,7 @@ functions_are_used() {
 }
 check every_public_function_has_a_caller functions_are_used
 
-# dev/simple stays what one sitting can read: one file, libc and libm, no more than 400 lines
+# dev/simple stays readable in one sitting: one file, libc and libm only, at most 400 lines
 at_most_lines() { awk -v most="$1" 'END { if (NR > most) print FILENAME ": " NR " lines"; exit NR > most }' "$2"; }
 simple=dev/simple/train_llama.c
 plain_c() { "$@" -fsyntax-only -std=c11 -pedantic -Wall -Wextra -Werror $simple; }
@@ -89,7 +86,7 @@ check simple_includes_nothing_of_the_project includes_nothing_of_ours
 check simple_is_plain_c_for_gcc plain_c gcc
 if command -v clang > /dev/null; then check simple_is_plain_c_for_clang plain_c clang
 else skip simple_is_plain_c_for_clang 'clang is not installed'; fi
-# every C file of the program and its tests, warnings as errors (gcc sees them in the build)
+# every C file of the program and its tests, warnings as errors (the build does the same with gcc)
 clang_accepts() {
     local f
     for f in data/*/*.c kernels/*/*.c tests/*.c dev/*.c; do

@@ -1,5 +1,5 @@
-// The small operations of kernels.h against plain fp64 formulas; with -DGRADCHECK the same
-// operations in double against central differences. Attention and matmul have suites of their own.
+// The small operations of kernels.h against plain fp64 formulas; with -DGRADCHECK in double against
+// central differences. Attention and matmul have their own suites.
 #include "../kernels/comm/comm.h"
 #include "../kernels/kernels.h"
 
@@ -25,7 +25,7 @@ static real *zeros(size_t n) {
 
 #ifndef GRADCHECK
 
-// The time between two marks, which take no wait of their own.
+// The time between two marks; the marks do not wait.
 TEST(timer_is_within_the_clock) {
     const uint64_t waits = device_memory().waits;
     struct timespec a, b;
@@ -114,7 +114,7 @@ TEST(swiglu_forward_matches_formula) {
     device_free(out);
 }
 
-TEST(swiglu_passes_nan_on) {
+TEST(swiglu_propagates_nan) {
     floatX *gu = random_floats(2 * 40, 1, 0), *out = random_floats(40, 1, 0);
     gu[7] = NAN, gu[40 + 9] = NAN;
     swiglu_forward(out, gu, 1, 40);
@@ -245,7 +245,7 @@ TEST(global_norm_and_clip_scale) {
     device_free(x);
 }
 
-// The largest gradient that is let through, all of the norm in one element, over many steps.
+// The largest gradient that is not skipped, with all of the norm in one element, over many steps.
 TEST(no_gradient_overflows_the_optimizer_state) {
     real *m = zeros(1), *v = zeros(1), *g = zeros(1);
     floatX *w = random_floats(1, 1, 0);
@@ -264,13 +264,13 @@ TEST(no_gradient_overflows_the_optimizer_state) {
     device_free(m), device_free(v), device_free(g), device_free(w);
 }
 
-TEST(gradients_and_parts_add_up) {
+TEST(sums_of_gradients_and_of_parts) {
     enum { N = 40001 };
     real *x = random_floats(N, 1, 0), *y = random_floats(N, 1, 0), *sum = zeros(N);
     device_copy(sum, x, N * sizeof(real));
     grads_add(sum, y, N);
     for (int i = 0; i < N; i++) CHECK(sum[i] == x[i] + y[i]);
-    double parts[] = {1e16, 1, -1e16, 3}, total = 0.5;  // 1e16 + 1 = 1e16: the order shows
+    double parts[] = {1e16, 1, -1e16, 3}, total = 0.5;  // 1e16 + 1 = 1e16: the order matters
     comm_sum_in_order(&total, parts, 4);
     CHECK(total == 3.5);
     device_free(x), device_free(y), device_free(sum);
@@ -333,7 +333,6 @@ TEST(results_do_not_depend_on_the_number_of_threads) {
 }
 
 #else  // GRADCHECK
-       // ----------------------------------------------------------------------------------------
 
 // d(loss)/d(x[i]) by central differences of fourth order, against `analytic`; relative L2 error.
 static double difference_error(double (*loss)(void), floatX *x, size_t n, const floatX *analytic) {

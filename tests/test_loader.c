@@ -1,4 +1,4 @@
-// The loader: the same steps as without a thread, in every layout; each error with its own step.
+// The loader: the same steps as without a thread, in every layout; errors arrive with their step.
 #include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
@@ -137,10 +137,10 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
     CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->buffer_tokens);
     CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_segments : docs == d->num_segments);
     CHECK(d->padded_pairs == d->num_segments * row_pairs && d->real_pairs <= d->padded_pairs);
-    CHECK(d->padded_tokens == d->num_segments * s->plan.max_seqlen);
-    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == d->padded_tokens);
+    const int64_t padded_tokens = d->num_segments * s->plan.max_seqlen;
+    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == padded_tokens);
     if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
-    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == d->padded_tokens);
+    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == padded_tokens);
     CHECK(d->longest_segment <= s->plan.max_seqlen);
 }
 
@@ -162,7 +162,7 @@ static void check_tokens(const StepData *d) {
     }
 }
 
-TEST(the_thread_gives_what_a_plain_call_gives) {
+TEST(the_thread_loads_the_same_as_a_plain_call) {
     for (int layout = 0; layout < 4; layout++) {
         Dataset ds;
         Loader loader;
@@ -275,7 +275,7 @@ TEST(work_lists_are_of_the_final_batch) {
                                                    b->real_cu_seqlens, b->num_real_segments)
                                            : b->num_real_work == 0);
         }
-        batch_pack(&d.micro[0], NULL, 0);  // refilled: the old list is not its own
+        batch_pack(&d.micro[0], NULL, 0);  // refilled: the old list no longer applies
         CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
     }
     LoaderSettings none = settings_of(LAYOUT_REPAD);
@@ -387,7 +387,7 @@ static int64_t step_with(Dataset *ds, const LoaderSettings *s, int64_t doc) {
     }
 }
 
-TEST(a_bad_token_fails_its_own_step) {
+TEST(a_bad_token_fails_only_its_step) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
     for (int64_t doc = 0; doc < NUM_DOCS; doc += 17) {
         Dataset ds;

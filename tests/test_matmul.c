@@ -1,13 +1,13 @@
 // The three products of a linear layer against a naive fp64 triple loop, for every instruction set
-// of this CPU, over sizes around the edges of tiles and blocks. Also built
-// with -DGRADCHECK, where real is double.
+// of this CPU, over sizes around the edges of tiles and blocks. Also built with -DGRADCHECK, where
+// real is double.
 //
 // Bound: a sum of n products in any order, every operation rounded, differs from the exact one by
 // at most gamma(n) * sum |a||b| with gamma(n) = n u / (1 - n u) (Higham, Accuracy and Stability of
-// Numerical Algorithms, section 3.1). Nothing is tuned. Every matrix ends at an inaccessible page
-// and begins after NaN words that must stay as they are.
+// Numerical Algorithms, section 3.1). Every matrix ends at an inaccessible page and begins after
+// NaN words that must not change.
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE   // MAP_ANONYMOUS
+#define _GNU_SOURCE  // MAP_ANONYMOUS
 #endif
 #include "test.h"
 #include "../kernels/cpu/common.h"
@@ -23,15 +23,14 @@
 // Matrices between NaN words and an inaccessible page
 
 typedef struct {
-    real *p;                    // the matrix
+    real *p;  // the matrix
     char *pages;
-    size_t readable, mapped;    // bytes
+    size_t readable, mapped;  // bytes
 } Guarded;
 
 static void fill_nan(real *p, size_t n) { memset(p, 0xff, n * sizeof(real)); }
 
-static Guarded guarded_new(int64_t n)
-{
+static Guarded guarded_new(int64_t n) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)n * sizeof(real);
     Guarded g = {.readable = (bytes + 64 + page - 1) / page * page};
     g.mapped = g.readable + page;
@@ -42,16 +41,14 @@ static Guarded guarded_new(int64_t n)
     return g;
 }
 
-static Guarded guarded_uniform(int64_t n)
-{
+static Guarded guarded_uniform(int64_t n) {
     Guarded g = guarded_new(n);
     for (int64_t i = 0; i < n; i++) g.p[i] = (real)(2 * test_rng_uniform() - 1);
     return g;
 }
 
-// Frees, and says whether the words before the matrix are still as guarded_new left them.
-static bool guarded_free(Guarded g)
-{
+// Frees it. Are the words before the matrix unchanged since guarded_new?
+static bool guarded_free(Guarded g) {
     bool intact = true;
     const unsigned char *first = (unsigned char *)g.pages, *end = (unsigned char *)g.p;
     for (const unsigned char *c = first; c < end; c++) intact &= *c == 0xff;
@@ -62,7 +59,7 @@ static bool guarded_free(Guarded g)
 // -------------------------------------------------------------------------------------------------
 // Reference
 
-static double as_bf16(double x)   // round to nearest, ties to even
+static double as_bf16(double x)  // round to nearest, ties to even
 {
     float f = (float)x;
     uint32_t bits;
@@ -75,16 +72,18 @@ static double as_bf16(double x)   // round to nearest, ties to even
 
 static double read_as(real x, int bf16) { return bf16 ? as_bf16(x) : x; }
 
-typedef struct { const real *p; int64_t row, col; } Strided;   // (i, k) is p[i * row + k * col]
+typedef struct {
+    const real *p;
+    int64_t row, col;
+} Strided;  // (i, k) is p[i * row + k * col]
 
 // c (m, n) against start + A B^T, start NULL: 0. Returns the largest error in units of the bound if
 // that is over 1, else 0; a NaN counts as infinite.
 static double worst_error(const real *c, const real *start, Strided a, Strided b, int64_t m,
-                          int64_t n, int64_t depth, int bf16)
-{
+                          int64_t n, int64_t depth, int bf16) {
     double u = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24, worst = 0;
     double gamma = (double)(depth + 1) * u / (1 - (double)(depth + 1) * u);
-    if (sizeof(real) == 8) gamma *= 2;                   // the reference then rounds as much
+    if (sizeof(real) == 8) gamma *= 2;  // the reference then rounds as much
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             double sum = start ? start[i * n + j] : 0, size = fabs(sum);
@@ -103,8 +102,7 @@ static double worst_error(const real *c, const real *start, Strided a, Strided b
 }
 
 // All three products at one size.
-static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
-{
+static void check_products(int64_t T, int64_t K, int64_t N, int bf16) {
     Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
     Guarded dout = guarded_uniform(T * N), dweight = guarded_uniform(N * K);
     Guarded out = guarded_new(T * N), dinp = guarded_new(T * K);
@@ -115,14 +113,14 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
     matmul_backward_input(dinp.p, dout.p, weight.p, T, K, N);
     matmul_backward_weight(dweight.p, dout.p, inp.p, T, K, N);
 
-    double forward = worst_error(out.p, NULL, (Strided){inp.p, K, 1}, (Strided){weight.p, K, 1},
-                                 T, N, K, bf16);
+    double forward =
+        worst_error(out.p, NULL, (Strided){inp.p, K, 1}, (Strided){weight.p, K, 1}, T, N, K, bf16);
     double backward_input = worst_error(dinp.p, NULL, (Strided){dout.p, N, 1},
                                         (Strided){weight.p, 1, K}, T, K, N, bf16);
     double backward_weight = worst_error(dweight.p, before.p, (Strided){dout.p, 1, N},
                                          (Strided){inp.p, 1, K}, N, K, T, bf16);
-    int intact = guarded_free(inp) + guarded_free(weight) + guarded_free(dout) +
-                 guarded_free(out) + guarded_free(dinp) + guarded_free(dweight);
+    int intact = guarded_free(inp) + guarded_free(weight) + guarded_free(dout) + guarded_free(out) +
+                 guarded_free(dinp) + guarded_free(dweight);
     guarded_free(before);
     CHECK_MSG(forward == 0 && backward_input == 0 && backward_weight == 0,
               "%s, T %d K %d N %d: forward %.3g, dinp %.3g, dweight %.3g times the bound",
@@ -134,9 +132,8 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16)
 // -------------------------------------------------------------------------------------------------
 // Accuracy
 
-// Whether this CPU and this build have what `name` asks for: of our own kernels, known here.
-static bool is_there(const char *name, int bf16)
-{
+// Should this CPU and this build have instruction set `name`?
+static bool is_there(const char *name, int bf16) {
 #if defined(__x86_64__) && !defined(GRADCHECK)
     if (bf16) return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
     if (strcmp(name, "avx512") == 0) return __builtin_cpu_supports("avx512f");
@@ -146,9 +143,8 @@ static bool is_there(const char *name, int bf16)
     return !bf16 && strcmp(name, "portable") == 0;
 }
 
-// Selects it, skips what is not there, and finds out that nothing else was selected.
-static void select_or_skip(const char *name, int bf16)
-{
+// Selects it, skips the case if it is missing, and checks that nothing else was selected.
+static void select_or_skip(const char *name, int bf16) {
     const bool selected = matmul_select(name, bf16);
     CHECK_MSG(selected == is_there(name, bf16), "%s", name);
     if (!selected) SKIP("%s is not available here", name);
@@ -157,8 +153,7 @@ static void select_or_skip(const char *name, int bf16)
 }
 
 // Sizes around the edges of the register tile mr x nr, around the blocks of matmul.c, then any.
-static void check_sizes(const char *name, int bf16)
-{
+static void check_sizes(const char *name, int bf16) {
     select_or_skip(name, bf16);
     int mr, nr;
     CHECK(sscanf(matmul_describe(), "%*s %dx%d", &mr, &nr) == 2);
@@ -194,19 +189,23 @@ TEST(bf16) { check_sizes("avx512_bf16", 1); }
 // -------------------------------------------------------------------------------------------------
 // Bits
 
-typedef struct { const char *name; int bf16; } Choice;
+typedef struct {
+    const char *name;
+    int bf16;
+} Choice;
 static const Choice choices[] = {
-    {"portable", 0}, {"avx2", 0}, {"avx512", 0}, {"avx512_bf16", 1},
+    {"portable", 0},
+    {"avx2", 0},
+    {"avx512", 0},
+    {"avx512_bf16", 1},
 };
 enum { NUM_CHOICES = sizeof(choices) / sizeof(choices[0]) };
 
-static bool same_bits(const real *a, const real *b, int64_t n)
-{
+static bool same_bits(const real *a, const real *b, int64_t n) {
     return memcmp(a, b, (size_t)n * sizeof(real)) == 0;
 }
 
-TEST(a_row_does_not_depend_on_its_company)
-{
+TEST(a_row_does_not_depend_on_other_rows) {
     enum { T = 67, K = 1301, N = 131 };
     static const int ranges[][2] = {{0, 1}, {66, 67}, {7, 8}, {5, 40}, {1, 67}, {0, 66}, {8, 16}};
     for (int c = 0; c < NUM_CHOICES; c++) {
@@ -231,11 +230,12 @@ TEST(a_row_does_not_depend_on_its_company)
 }
 
 #ifdef _OPENMP
-typedef struct { Guarded out, dinp, dweight; } Products;
+typedef struct {
+    Guarded out, dinp, dweight;
+} Products;
 
 static Products products_with(int threads, Guarded inp, Guarded weight, Guarded dout, int64_t T,
-                              int64_t K, int64_t N)
-{
+                              int64_t K, int64_t N) {
     Products p = {guarded_new(T * N), guarded_new(T * K), guarded_new(N * K)};
     memset(p.dweight.p, 0, (size_t)(N * K) * sizeof(real));
     int usual = omp_get_max_threads();
@@ -248,8 +248,7 @@ static Products products_with(int threads, Guarded inp, Guarded weight, Guarded 
 }
 
 // All products with one thread and with each number of threads from 2 to `threads`.
-static void check_thread_counts(int threads, int64_t T, int64_t K, int64_t N)
-{
+static void check_thread_counts(int threads, int64_t T, int64_t K, int64_t N) {
     Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
     Guarded dout = guarded_uniform(T * N);
     Products one = products_with(1, inp, weight, dout, T, K, N);
@@ -261,9 +260,9 @@ static void check_thread_counts(int threads, int64_t T, int64_t K, int64_t N)
         same &= same_bits(one.dweight.p, many.dweight.p, N * K);
         guarded_free(many.out), guarded_free(many.dinp), guarded_free(many.dweight);
     }
-    double last_row = worst_error(one.out.p + (T - 1) * N, NULL,
-                                  (Strided){inp.p + (T - 1) * K, K, 1},
-                                  (Strided){weight.p, K, 1}, 1, N, K, 0);
+    double last_row =
+        worst_error(one.out.p + (T - 1) * N, NULL, (Strided){inp.p + (T - 1) * K, K, 1},
+                    (Strided){weight.p, K, 1}, 1, N, K, 0);
     guarded_free(one.out), guarded_free(one.dinp), guarded_free(one.dweight);
     guarded_free(inp), guarded_free(weight), guarded_free(dout);
     CHECK_MSG(same, "%s, T %d K %d N %d", matmul_describe(), (int)T, (int)K, (int)N);
@@ -271,19 +270,17 @@ static void check_thread_counts(int threads, int64_t T, int64_t K, int64_t N)
               "%s, last row: %g times the bound", matmul_describe(), last_row);
 }
 
-TEST(bits_do_not_depend_on_the_number_of_threads)
-{
+TEST(bits_do_not_depend_on_the_number_of_threads) {
     for (int c = 0; c < NUM_CHOICES; c++) {
         if (!matmul_select(choices[c].name, choices[c].bf16)) continue;
         check_thread_counts(7, 301, 203, 700);
     }
 }
 
-TEST(many_blocks_each_way_with_threads)
-{
+TEST(many_blocks_each_way_with_threads) {
     CHECK(matmul_select(NULL, 0));
-    check_thread_counts(3, 2060, 1030, 60);              // each product has two of its sizes cut
-    check_thread_counts(3, 60, 1030, 2060);              // into blocks in one of these
+    check_thread_counts(3, 2060, 1030, 60);  // each product has two of its sizes cut
+    check_thread_counts(3, 60, 1030, 2060);  // into blocks in one of these
     check_thread_counts(3, 2060, 60, 2060);
 }
 #endif
@@ -291,10 +288,9 @@ TEST(many_blocks_each_way_with_threads)
 // -------------------------------------------------------------------------------------------------
 // Values that are not finite
 
-TEST(nan_and_inf_stay_in_their_row)
-{
+TEST(nan_and_inf_stay_in_their_row) {
     enum { T = 33, K = 41, N = 37 };
-    uint32_t nan_bits = 0x7f800001u;                     // a NaN only by bits that bf16 drops
+    uint32_t nan_bits = 0x7f800001u;  // a NaN only by bits that bf16 drops
     float low_nan;
     memcpy(&low_nan, &nan_bits, 4);
     for (int c = 0; c < NUM_CHOICES; c++) {
@@ -310,7 +306,7 @@ TEST(nan_and_inf_stay_in_their_row)
             for (int n = 0; n < N; n++) {
                 real x = out[t * N + n];
                 bool right = x == K - (n == 5);
-                if (t == 20) right = n == 5 ? isnan(x) : isinf(x) && x > 0;   // inf * 0 is NaN
+                if (t == 20) right = n == 5 ? isnan(x) : isinf(x) && x > 0;  // inf * 0 is NaN
                 if (t == 7) right = isnan(x);
                 CHECK_MSG(right, "%s: out[%d][%d] is %g", matmul_describe(), t, n, (double)x);
             }
@@ -321,8 +317,7 @@ TEST(nan_and_inf_stay_in_their_row)
 // -------------------------------------------------------------------------------------------------
 // The choice
 
-TEST(select)
-{
+TEST(select) {
     CHECK(matmul_select(NULL, 0));
     CHECK(matmul_select("portable", 0));
     CHECK(!matmul_select("no-such", 0));

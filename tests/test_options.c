@@ -1,5 +1,5 @@
-// data/base/options.h: strict parsing, useful errors, a help text that fits.
-#include <cjson/cJSON.h>
+// data/base/options.h: strict parsing, useful errors, help text within the line length.
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -125,7 +125,7 @@ TEST(limits_of_types) {
     CHECK(o.any_int64 == 0);
 }
 
-TEST(errors_say_what_and_what_to_do) {
+TEST(errors_have_a_cause_and_a_hint) {
     static const char *const bad[][3] = {
         {"--stps 3", "--stps: unknown option", "did you mean --steps?"},
         {"--stepss=3", "--stepss=3: unknown option", "did you mean --steps?"},
@@ -254,9 +254,9 @@ TEST(help_fits_and_names_everything) {
           strstr(text, "--resume [TEXT]"));
 }
 
-TEST(help_is_asked_for) {
+TEST(help_is_requested) {
     char *argv[] = {(char *)"p", (char *)"--steps", (char *)"3", (char *)"-h", NULL};
-    Error err = {0, "", ""};
+    Error err = {0};
     bool help = false;
     CHECK(options_parse(table, 4, argv, &help, &err) && help);
 }
@@ -264,13 +264,13 @@ TEST(help_is_asked_for) {
 TEST(values_as_json) {
     char text[2048];
     JsonWriter w;
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
     options_write_json(table, &w);
     json_end(&w, '}');
-    cJSON *root = json_parse(text, w.n, "options", &err);
+    json_t *root = json_parse(text, w.n, "options", &err);
     CHECK_MSG(!w.overflow && root, "%s", err.what);
     const char *layout = NULL, *data = NULL;
     int64_t seed = 0;
@@ -283,8 +283,8 @@ TEST(values_as_json) {
               json_get_bool(root, "overlap", &overlap, true, &err);
     ok = ok && strcmp(layout, "repad") == 0 && strcmp(data, "a\"b") == 0 &&
          seed == 9000000000000000 && lr == 1e-3 && overlap &&
-         cJSON_IsNull(cJSON_GetObjectItem(root, "resume"));
-    cJSON_Delete(root);
+         json_is_null(json_object_get(root, "resume"));
+    json_decref(root);
     CHECK_MSG(ok, "%s", text);
 }
 
@@ -295,7 +295,7 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     char *argv[MAX_ARGS + 1];
     int argc = 0;
     JsonWriter w;
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse(first);
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
@@ -304,7 +304,7 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     must_parse(second);
     snprintf(words, sizeof words, "program %s", second);
     for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
-    cJSON *stored = json_parse(text, w.n, "options", &err);
+    json_t *stored = json_parse(text, w.n, "options", &err);
     CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s",
               err.what);
     memset(changes, 0, capacity);
@@ -312,7 +312,7 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     CHECK(out);
     options_print_changes(table, argc, argv, stored, "out|resume", out);
     fclose(out);
-    cJSON_Delete(stored);
+    json_decref(stored);
 }
 
 TEST(stored_values_are_taken_unless_given) {
@@ -332,7 +332,7 @@ TEST(stored_values_are_taken_unless_given) {
     free((void *)o.train_data);
 }
 
-TEST(given_values_that_are_the_stored_ones_are_no_change) {
+TEST(given_values_equal_to_the_stored_ones_are_no_change) {
     char changes[1024];
     take("--steps 7 --lr 0.1 --layout rows",
          "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-double 1e300",
@@ -351,18 +351,18 @@ TEST(stored_values_of_another_kind_are_refused) {
     };
     char *argv[] = {(char *)"p", NULL};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        Error err = {0, "", ""};
+        Error err = {0};
         must_parse("");
-        cJSON *stored = json_parse(bad[i], strlen(bad[i]), "options", &err);
+        json_t *stored = json_parse(bad[i], strlen(bad[i]), "options", &err);
         CHECK_MSG(stored && !options_take(table, 1, argv, stored, "resume", &err), "%s", bad[i]);
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "--"), "%s: %s", bad[i], err.what);
-        cJSON_Delete(stored);
+        json_decref(stored);
     }
-    Error err = {0, "", ""};
+    Error err = {0};
     must_parse("");
-    cJSON *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
+    json_t *older = json_parse("{\"gone\": 1, \"steps\": 5}", 23, "options", &err);
     CHECK(older && options_take(table, 1, argv, older, "", &err) && o.steps == 5 && o.lr == 3e-4f);
-    cJSON_Delete(older);
+    json_decref(older);
 }
 
 // Random arguments: never a crash, and accepted values are within their ranges.

@@ -1,4 +1,5 @@
-// Step plans: the packing against a slow reference; no token is lost, repeated or left to chance.
+// Step plans: the packing against a slow reference; no token is lost or repeated, and plans are
+// reproducible.
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -105,7 +106,7 @@ TEST(permutation_of_huge_sets_stays_in_range) {
         }
 }
 
-// Orders of different seeds and epochs agree about as often as chance does: once on average.
+// Orders of different seeds and epochs agree in about one place on average, as random ones do.
 TEST(permutation_depends_on_seed_and_epoch) {
     enum { N = 1000 };
     int by_seed = 0, by_epoch = 0, by_place = 0;
@@ -163,7 +164,7 @@ static bool compare_with_slow(const StepPlan *p, const PlanSettings *s) {
     return fits;
 }
 
-TEST(packing_is_the_least_loaded_bin_that_fits) {
+TEST(packing_takes_the_least_loaded_bin_that_fits) {
     StepPlan p = {0};
     int compared = 0;
     for (int round = 0; round < 600; round++) {
@@ -508,7 +509,7 @@ TEST(ranks_share_the_micro_batches) {
         for (int32_t r = 0; r < ranks; r++) {
             int32_t own[64];
             int64_t work = 0;
-            CHECK(plan_rank_micros(&p, r, ranks, own) == 64 / ranks);
+            CHECK(plan_rank_micros(&p, 0, r, ranks, own) == 64 / ranks);
             for (int i = 0; i < 64 / ranks; i++) {
                 times[own[i]]++;
                 work += p.micro_work[own[i]];
@@ -531,10 +532,10 @@ TEST(ranks_get_equally_many) {
     int32_t own[8];
     p.num_micro = 8;
     p.micro_work = work;
-    for (int32_t r = 0; r < 4; r++) CHECK(plan_rank_micros(&p, r, 4, own) == 2);
+    for (int32_t r = 0; r < 4; r++) CHECK(plan_rank_micros(&p, 0, r, 4, own) == 2);
     p.num_micro = 7;  // in other layouts the last round may be short
     int32_t total = 0;
-    for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, r, 4, own);
+    for (int32_t r = 0; r < 4; r++) total += plan_rank_micros(&p, 0, r, 4, own);
     CHECK(total == 7);
 }
 
@@ -544,12 +545,12 @@ TEST(rounds_even_out) {
     StepPlan p = {0};
     p.num_micro = 8;
     p.micro_work = work;
-    plan_rank_work(&p, 2, loads);
+    plan_rank_work(&p, 0, 2, loads);
     CHECK_MSG(loads[0] == 18 && loads[1] == 18, "%d %d", (int)loads[0], (int)loads[1]);
 }
 
 // Without a cost model: in arrival order, to the micro-batch with the most room, by comparing all.
-TEST(arrival_is_the_most_room) {
+TEST(arrival_order_takes_the_most_room) {
     StepPlan p = {0};
     int compared = 0;
     for (int round = 0; round < 200; round++) {
@@ -572,9 +573,9 @@ TEST(arrival_is_the_most_room) {
                   same_segment(&p.segments[at[most]++], &p.stream[i]));
             compared++;
         }
-        int32_t own[4];  // without work: round-robin
+        int32_t own[4];  // without a cost model: round-robin
         for (int32_t r = 0; r < 2; r++)
-            CHECK(plan_rank_micros(&p, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
+            CHECK(plan_rank_micros(&p, 0, r, 2, own) == 2 && own[0] == r && own[1] == r + 2);
         free(l.lengths);
     }
     plan_free(&p);
@@ -582,7 +583,7 @@ TEST(arrival_is_the_most_room) {
 }
 
 // plan_rank_work reports the work of the micro-batches that each rank gets.
-TEST(rank_work_is_what_ranks_are_given) {
+TEST(rank_work_is_the_work_assigned) {
     StepPlan p = {0};
     int64_t work[8], blocks[8];
     for (int round = 0; round < 300; round++) {
@@ -594,13 +595,13 @@ TEST(rank_work_is_what_ranks_are_given) {
         Error err = {0};
         const Layout layout = (Layout)test_rng_below(4);
         const bool ok = plan_step(&p, &index, &s, layout, &state, &err);
-        if (ok) plan_rank_work(&p, ranks, work);
-        if (ok) plan_block_work(&p, s.num_micro, ranks, blocks);
+        if (ok) plan_rank_work(&p, 0, ranks, work);
+        if (ok) plan_rank_work(&p, s.num_micro, ranks, blocks);
         int32_t *own = (int32_t *)host_calloc((size_t)p.num_micro + 1, sizeof(int32_t), "test");
         for (int32_t r = 0; ok && r < ranks; r++) {
-            int32_t n = plan_rank_micros(&p, r, ranks, own);
+            int32_t n = plan_rank_micros(&p, 0, r, ranks, own);
             while (n-- > 0) work[r] -= p.micro_work[own[n]];
-            n = plan_rank_block(&p, s.num_micro, r, ranks, own);
+            n = plan_rank_micros(&p, s.num_micro, r, ranks, own);
             while (n-- > 0) blocks[r] -= p.micro_work[own[n]];
             CHECK(work[r] == 0 && blocks[r] == 0);
         }
@@ -631,9 +632,9 @@ static void mean_imbalance(const DocIndex *index, const PlanSettings *s, int32_t
                 work[m % ranks] += plan_work(s, p.segments[i].length);
         mean[2] += plan_imbalance(work, ranks) / STEPS;
         plan_ok(&p, index, s, LAYOUT_PACKED, &state);
-        plan_rank_work(&p, ranks, work);
+        plan_rank_work(&p, 0, ranks, work);
         mean[0] += plan_imbalance(work, ranks) / STEPS;
-        plan_block_work(&p, s->num_micro, ranks, work);
+        plan_rank_work(&p, s->num_micro, ranks, work);
         mean[1] += plan_imbalance(work, ranks) / STEPS;
         state = p.cursor_after;
     }
@@ -661,7 +662,7 @@ TEST(ranks_have_equal_work) {
                       "law %d, sizes %zu: %.4f by work, %.4f in blocks", law, i, mean[0], mean[1]);
             const bool alike = law == LENGTHS_SEED;  // documents of nearly one length
             CHECK_MSG(mean[2] - 1 > (alike ? 1.5 : 4) * (mean[0] - 1) && mean[2] > mean[0],
-                      "law %d, sizes %zu: %.4f by work, %.4f as they come", law, i, mean[0],
+                      "law %d, sizes %zu: %.4f by work, %.4f in arrival order", law, i, mean[0],
                       mean[2]);
         }
         free(lengths.lengths);
@@ -715,14 +716,14 @@ static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
     return sum;
 }
 
-TEST(sums_in_order_are_the_same_on_any_number_of_ranks) {
+TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
     for (int32_t leaves = 1; leaves <= 70; leaves++)
         for (int32_t ranks = 2; ranks <= leaves; ranks++)
             CHECK_MSG(sum_on_ranks(leaves, ranks) == sum_on_ranks(leaves, 1), "%d leaves, %d ranks",
                       leaves, ranks);
 }
 
-// In every layout each micro-batch has one leaf and one rank, in order.
+// In every layout each micro-batch has one leaf of the tree and one rank, in order.
 TEST(ranks_own_blocks_of_micro_batches) {
     int32_t own[100];
     StepPlan p = {0};
@@ -730,7 +731,7 @@ TEST(ranks_own_blocks_of_micro_batches) {
         for (int32_t ranks = 1; ranks <= 8; ranks++) {
             int32_t next = 0;
             for (int32_t r = 0; r < ranks; r++) {
-                const int32_t n = plan_rank_block(&p, 8, r, ranks, own);
+                const int32_t n = plan_rank_micros(&p, 8, r, ranks, own);
                 for (int32_t i = 0; i < n; i++) CHECK(own[i] == next++);
             }
             CHECK(next == p.num_micro);
@@ -906,7 +907,7 @@ TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     free(l.lengths);
 }
 
-TEST(tokens_that_are_never_trained_are_counted) {
+TEST(tokens_never_trained_on_are_counted) {
     int32_t docs[] = {10, 64, 65, 1000, 3};
     const Lengths l = {docs, 5};
     const DocIndex index = index_of(&l);
@@ -928,7 +929,7 @@ TEST(tokens_that_are_never_trained_are_counted) {
     }
 }
 
-TEST(long_documents_are_an_error_at_the_start_too) {
+TEST(long_documents_are_an_error_in_the_check_at_the_start_too) {
     PlanSettings s = small_settings();
     int32_t docs[] = {10, 100, 65};
     const Lengths l = {docs, 3}, dropped = {docs + 1, 2};

@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # data/batches/plan.h against dev/reference/plan.py, a second implementation of the same rules: the
-# golden values of test_plan.c, and random cases, all layouts, micro-batch by micro-batch.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD reference=$PWD/dev/reference/plan.py
-. "$root/tests/lib.sh"
+# golden values of test_plan.c and random cases, in all layouts, micro-batch by micro-batch.
+. "$(dirname "$0")/lib.sh"
 scratch 'plan reference'
+reference=$root/dev/reference/plan.py
 command -v python3 > /dev/null || skip_all plan_reference 'python3 is not installed'
 
 cat > plans.c <<'C'
@@ -39,7 +37,7 @@ static void print_plans(const PlanSettings *s, const DocIndex *index) {
     PlanState state = {0, 0, 0, 0};
     for (int step = 0; step < 4; step++, state = p.cursor_after)
         for (int layout = 0; layout < 4; layout++) {
-            Error err = {0, "", ""};
+            Error err = {0};
             const bool ok = plan_step(&p, index, s, (Layout)layout, &state, &err);
             if (!ok && p.num_targets > 0) error_exit(&err);
             const PlanState *then = &p.cursor_after;
@@ -75,7 +73,7 @@ int main(void) {
 }
 C
 check build "${CC:-cc}" -std=gnu11 -O1 -I "$root" plans.c \
-    "$root/build/cpu/libhost.a" -o plans -lcjson -lpthread -lm
+    "$root/build/cpu/libhost.a" -o plans -ljansson -lpthread -lm
 
 check golden python3 "$reference" golden
 cp out.txt golden.txt
@@ -83,14 +81,13 @@ missing=0
 while read -r value; do
     grep -qF -- "$value" "$root/tests/test_plan.c" || missing=$((missing + 1))
 done < golden.txt
-if [ $missing -eq 0 ] && [ "$(wc -l < golden.txt)" -eq 12 ]; then ok golden_values_are_the_references
-else bad golden_values_are_the_references "$missing of $(wc -l < golden.txt) values"; fi
+if [ $missing -eq 0 ] && [ "$(wc -l < golden.txt)" -eq 12 ]; then ok golden_values_match_the_reference
+else bad golden_values_match_the_reference "$missing of $(wc -l < golden.txt) values missing"; fi
 
 python3 "$reference" cases 80 > cases.txt || bad cases "exit code $?"
 python3 "$reference" plans < cases.txt > expected.txt 2> out.txt || bad reference "exit code $?"
 ./plans < cases.txt > found.txt 2> out.txt || bad plans "exit code $?"
-if [ "$(grep -c ^targets expected.txt)" -gt 200 ]; then ok there_is_much_to_compare
-else bad there_is_much_to_compare "$(wc -l < expected.txt) lines"; fi
-if cmp expected.txt found.txt > out.txt; then ok random_cases_are_the_references
-else diff expected.txt found.txt | head -6 >> out.txt; bad random_cases_are_the_references ''; fi
+check enough_to_compare test "$(grep -c ^targets expected.txt)" -gt 200
+if cmp expected.txt found.txt > out.txt; then ok random_cases_match_the_reference
+else diff expected.txt found.txt | head -6 >> out.txt; bad random_cases_match_the_reference ''; fi
 finish

@@ -1,15 +1,12 @@
 #!/usr/bin/env bash
-# data/prepare.py: its output is read back by the trainer's own reader, byte for byte; its errors.
-set -u
-cd "$(dirname "$0")/.."
-prepare=$PWD/data/prepare.py
-root=$PWD
-. "$root/tests/lib.sh"
+# data/prepare.py: the trainer's own reader reads its output back, byte for byte; its errors.
+. "$(dirname "$0")/lib.sh"
 scratch prepare
 cd "$root" || exit 1
+prepare=$root/data/prepare.py
 command -v python3 > /dev/null || skip_all prepare 'python3 is not installed'
 
-# read_back DIR SPLIT: every document through documents.h and tokenizer.h, each ended by a NUL
+# read_back DIR SPLIT: prints every document through dataset.h and tokenizer.h, each followed by a NUL
 cat > "$work/read_back.c" <<'C'
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +17,7 @@ cat > "$work/read_back.c" <<'C'
 #include "data/shards/dataset.h"
 
 int main(int argc, char **argv) {
-    Error err = {0, "", ""};
+    Error err = {0};
     Dataset ds;
     Tokenizer t;
     DatasetOptions options = dataset_options();
@@ -30,7 +27,7 @@ int main(int argc, char **argv) {
     if (dataset_num_unchecked(&ds) > 0) return 1;
     for (int64_t doc = 0; doc < ds.num_docs; doc++) {
         const int64_t n = dataset_doc_length(&ds, doc);
-        int32_t *ids = (int32_t *)host_calloc((size_t)n, sizeof(int32_t), "tokens");
+        int32_t *ids = host_calloc((size_t)n, sizeof(int32_t), "tokens");
         if (!dataset_read(&ds, doc, 0, n, ids, &err)) error_exit(&err);  // checksums too
         for (int64_t i = 0; i < n; i++) {
             size_t size;
@@ -48,11 +45,11 @@ int main(int argc, char **argv) {
 }
 C
 ${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$work/read_back.c" build/cpu/libhost.a -o "$work/read_back" \
-    -lcjson -lpthread -lm || exit 1
+    -ljansson -lpthread -lm || exit 1
 
 run() { python3 "$prepare" --quiet "$@"; }
 
-# refused CODE PATTERN ARGUMENTS...: exit code, one error line that matches, and nothing written
+# refused CODE PATTERN ARGUMENTS...: exit code, one error line that matches, nothing written
 refused() {
     local code=$1 pattern=$2 status
     shift 2
@@ -65,7 +62,7 @@ refused() {
         [ ! -e "$work/refused/train_00000.bin" ] && [ -z "$(ls -A "$work/refused" 2> /dev/null)" ]
 }
 
-# A tree with every byte value, an empty file, a binary one, hidden ones, and names that need care
+# A directory with every byte value, an empty file, a binary one, hidden ones, and unusual names
 mkdir -p "$work/tree/b" "$work/tree/.hidden" "$work/tree/__pycache__"
 python3 - "$work" << 'PY'
 import gzip, json, os, random, sys
@@ -109,7 +106,7 @@ only_glob() {
     printf 'h\xc3\xa9llo \xe2\x82\xac\n\0' > "$work/glob.expected"
     round_trip "$work/glob.expected" "$work/tree" --glob '*.py'
 }
-functions() {  # a decorated one, a method, an async one; not the rest, not a file that does not parse
+functions() {  # decorated, a method, async; not other code, not a file that does not parse
     mkdir -p "$work/code"
     printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' \
         > "$work/code/a.py"
@@ -187,7 +184,7 @@ file_as_directory() {
     run "$work/tree" --out "$work/one.expected"
     [ $? -eq 4 ]
 }
-as_hugging_face() {  # the byte tokenizer.json in the tokenizers package gives the same shards
+as_hugging_face() {  # the tokenizers package with the byte tokenizer.json gives the same shards
     run "$work/lines.jsonl" --out "$work/by_hf" --tokenizer "$work/out/tokenizer.json" &&
         run "$work/lines.jsonl" --out "$work/by_byte" &&
         for f in train_00000.{bin,idx} val_00000.bin tokenizer.json tokenizer_config.json; do

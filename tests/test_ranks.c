@@ -1,6 +1,5 @@
-// The control plane: processes that find each other over TCP, exchange small things, and find out
-// who is missing.
-// their statics too
+// The control plane: processes that connect over TCP, exchange small messages, and detect missing
+// ranks. Includes the sources, to call their static functions.
 #include "../kernels/comm/rendezvous.c"
 #include "../kernels/comm/watchdog.c"
 
@@ -12,14 +11,14 @@
 #include "test.h"
 
 enum { MOST = 8, MANY = RANKS_FEW + 6 };
-enum { HANG_SECONDS = 300 };  // no test hangs; a busy machine may take long
+enum { HANG_SECONDS = 300 };  // generous: a busy machine may take long
 
-// How ranks are told of each other
+// How ranks learn the address of rank 0
 typedef enum { MASTER, LAUNCHED_HERE, HANDED_OVER } Way;
 
 typedef struct {
     int codes[MANY];  // exit codes; 128 + signal when one ended a process
-    char said[8192];  // what all of them wrote to standard error
+    char said[8192];  // standard error of all of them
     double seconds;
 } Outcome;
 
@@ -41,8 +40,8 @@ static void clear_env(void) {
     setenv("RANKS_JOIN_SECONDS", "30", 1);
 }
 
-// A port that nobody else gets while this program runs: a socket stays bound to it, which does not
-// listen, so that SO_REUSEADDR lets a rank 0 bind and listen.
+// A port that no other program gets while this one runs: a socket stays bound to it without
+// listening, so that SO_REUSEADDR lets rank 0 bind and listen.
 static int free_port(void) {
     struct sockaddr_in at;
     socklen_t length = sizeof at;
@@ -84,7 +83,7 @@ static pid_t start_rank(int (*job)(void), Way way, int rank, int num, int port, 
     _exit(job());
 }
 
-// Exit code, or 128 + signal; whoever is not done in time is ended: 128 + SIGKILL.
+// Exit code, or 128 + signal. A process that is not done in time is killed: 128 + SIGKILL.
 static int finish_rank(pid_t pid, int64_t until_ms) {
     int status = 0;
     while (waitpid(pid, &status, WNOHANG) == 0) {
@@ -110,14 +109,14 @@ static int errors_file(void) {
     return fd;
 }
 
-// A job that was started: several run side by side, since most of their time is waiting.
+// A running job. Jobs run concurrently, since they mostly wait.
 typedef struct {
     pid_t pids[MANY];
     int n, errors;
     int64_t start_ms;
 } Running;
 
-// Ranks 0 to n - 1 but those in `absent`, a bit each.
+// Ranks 0 to n - 1 except those in the bit mask `absent`.
 static Running begin_ranks(int (*job)(void), Way way, int n, uint64_t absent) {
     Running run = {{0}, n, errors_file(), now_ms()};
     int port = free_port();
@@ -158,14 +157,14 @@ static void check_one_error(const Outcome *o, const char *error) {
     CHECK_MSG((o_).codes[r_] == (code_), "rank %d: %d\n%s", r_, (o_).codes[r_], (o_).said)
 
 // ------------------------------------------------------------------------------------------------
-// Who am I
+// Identity from the environment
 
-TEST(alone_is_rank_0_of_1_and_opens_nothing) {
+TEST(a_single_process_is_rank_0_of_1_and_opens_nothing) {
     clear_env();
     int before = dup(0);
     CHECK(ranks_join(NULL) == NULL);
     int value = 7, out = 0, after = dup(0);
-    CHECK(after == before + 1);  // no descriptor was taken in between
+    CHECK(after == before + 1);  // no descriptor was opened in between
     close(before);
     close(after);
     CHECK(comm_rank() == 0 && comm_num_ranks() == 1 && comm_local_rank() == 0);
@@ -177,10 +176,10 @@ TEST(alone_is_rank_0_of_1_and_opens_nothing) {
     ranks_leave();
 }
 
-TEST(launchers_are_told_apart) {
+TEST(launchers_are_distinguished) {
     clear_env();
     CHECK(ranks_launched() == 1);
-    setenv("SLURM_NTASKS", "4", 1);  // a batch script has these, and is one process
+    setenv("SLURM_NTASKS", "4", 1);  // set in a batch script, which is a single process
     setenv("SLURM_PROCID", "0", 1);
     CHECK(ranks_launched() == 1);
     setenv("SLURM_STEP_NUM_TASKS", "4", 1);
@@ -205,7 +204,7 @@ TEST(launchers_are_told_apart) {
     clear_env();
 }
 
-// Numbers of the environment that are none, or not of a rank: by name, and nothing trains.
+// Invalid numbers in the environment: an error that names the variable, and no training.
 typedef struct {
     const char *name, *value, *expected;
 } EnvCase;
@@ -234,7 +233,7 @@ static const EnvCase *env_case;
 
 static int join_with_env(void) {
     const int number = (int)(env_case - env_cases);
-    set_env("TORCHELASTIC_RUN_ID", number);  // the same job would speak once
+    set_env("TORCHELASTIC_RUN_ID", number);  // ranks of one job would print one error
     set_env("PMIX_NAMESPACE", number);
     set_env("SLURM_JOB_ID", number);
     setenv("RANK", "1", 1);
@@ -267,7 +266,7 @@ TEST(numbers_in_the_environment_are_whole_and_in_range) {
     }
 }
 
-TEST(an_address_of_this_machine_alone_is_bound_alone) {
+TEST(a_loopback_address_binds_only_loopback) {
     CHECK(ranks_leads_home("127.0.0.1") && ranks_leads_home("::1") &&
           ranks_leads_home("localhost"));
     CHECK(!ranks_leads_home("10.0.0.1") && !ranks_leads_home("no.such.host.invalid"));
@@ -301,7 +300,7 @@ static int exchange(void) {
     comm_all_gather_host(all, one, sizeof one);
     for (int i = 0; i < n * BIG; i++)
         if (all[i] != i) return 14;
-    // each byte is of one rank: a block in the middle, or of the last rank nothing
+    // each byte belongs to one rank: blocks in the middle; the last rank may have none
     for (int i = 0; i < BIG; i++) bits[i] = i * n / BIG == me && me < n - 1 ? (unsigned char)i : 0;
     comm_merge(bits, sizeof bits);
     for (int i = 0; me == 0 && i < BIG; i++)
@@ -315,7 +314,7 @@ static int hurried_exchange(void) {
     return exchange();
 }
 
-// What MPI's broadcast is to a backend: memory that all ranks of the test share
+// Stands in for MPI's broadcast: memory shared by all ranks of the test
 static struct {
     int given;
     char bytes[4096];
@@ -344,7 +343,7 @@ TEST(an_address_is_handed_over) {
 }
 
 TEST(several_machines_need_an_address) {
-    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // but nothing hands over
+    Outcome o = run_ranks(exchange, HANDED_OVER, 2, 0);  // without a broadcast
     CHECK_CODES(o, 2, 1);
     CHECK_MSG(strstr(o.said, "set MASTER_ADDR"), "%s", o.said);
 }
@@ -357,7 +356,7 @@ TEST(exchanges_of_2_to_8_ranks) {
     }
 }
 
-// Files of the temporary directory by which ranks meet
+// Rendezvous files in the temporary directory
 static int num_meeting_files(void) {
     const char *dir = getenv("TMPDIR");
     char own[64];
@@ -369,7 +368,7 @@ static int num_meeting_files(void) {
     return n;
 }
 
-TEST(ranks_of_one_machine_meet_by_a_file_that_is_gone_afterwards) {
+TEST(ranks_of_one_machine_connect_through_a_file_that_is_deleted) {
     char path[4096], dir[256];
     const char *before = getenv("TMPDIR") ? strdup(getenv("TMPDIR")) : NULL;
     snprintf(dir, sizeof dir, "%s/unpad-test-XXXXXX", before && *before ? before : "/tmp");
@@ -400,7 +399,7 @@ TEST(ranks_of_one_machine_meet_by_a_file_that_is_gone_afterwards) {
     free((void *)before);
 }
 
-// A file that an earlier job left: it leads nowhere, and is read again.
+// A file left by an earlier job: its address does not answer, and it is read again.
 static int late_rank_0(void) {
     char path[4096];
     RanksMeeting stale;
@@ -417,7 +416,7 @@ static int late_rank_0(void) {
     return exchange();
 }
 
-TEST(a_file_of_an_earlier_job_misleads_nobody) {
+TEST(a_file_of_an_earlier_job_does_no_harm) {
     Outcome o = run_ranks(late_rank_0, LAUNCHED_HERE, 2, 0);
     CHECK_CODES(o, 2, 0);
 }
@@ -433,16 +432,16 @@ static int disagree(void) {
     return 0;
 }
 
-TEST(ranks_in_unlike_exchanges_end) {
+TEST(ranks_in_different_exchanges_end) {
     Outcome o = run_ranks(disagree, MASTER, 2, 0);
     CHECK_CODES(o, 2, 8);
     CHECK_MSG(strstr(o.said, "error: ranks: exchange 1 of rank "), "%s", o.said);
 }
 
 // ------------------------------------------------------------------------------------------------
-// Who is not there, and who should not be
+// Missing ranks and foreign connections
 
-// Absent ranks, a bit each, and what is said of them
+// A bit mask of absent ranks, and the expected message
 typedef struct {
     Way way;
     int n;
@@ -456,7 +455,7 @@ static const AbsentCase absent_cases[] = {
     {LAUNCHED_HERE, 4, 1, "expected rank 0 at "},
 };
 
-TEST(missing_ranks_and_unlike_numbers_of_them_are_named_once) {
+TEST(missing_ranks_and_different_world_sizes_are_reported_once) {
     enum { CASES = sizeof absent_cases / sizeof *absent_cases };
     Running run[CASES], dies_early, unlike = {{0}, 2, errors_file(), now_ms()};
     const int port = free_port();
@@ -483,7 +482,7 @@ TEST(missing_ranks_and_unlike_numbers_of_them_are_named_once) {
     }
 }
 
-// A stranger connects again and again, and says nothing, nonsense, or a hello without the token.
+// A foreign process connects repeatedly and sends nothing, garbage, or a hello without the token.
 static void bother(int port, int tell) {
     char text[8];
     RanksHello hello;
@@ -507,33 +506,33 @@ static void bother(int port, int tell) {
     }
 }
 
-TEST(strangers_on_the_port_are_dropped) {
+TEST(foreign_connections_are_dropped) {
     Outcome o;
     pid_t pids[3];
     int port = free_port(), errors = errors_file(), bothered[2];
     char text[1];
     CHECK(pipe(bothered) == 0);
     fflush(NULL);
-    pid_t stranger = fork();
-    if (stranger == 0) {
+    pid_t foreign = fork();
+    if (foreign == 0) {
         alarm(HANG_SECONDS);
         bother(port, bothered[1]);
     }
     memset(&o, 0, sizeof o);
     pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
-    CHECK(read(bothered[0], text, 1) == 1);  // the stranger is first
+    CHECK(read(bothered[0], text, 1) == 1);  // the foreign process is first
     for (int r = 1; r < 3; r++) pids[r] = start_rank(exchange, MASTER, r, 3, port, errors);
     finish_ranks(&o, pids, 3, errors);
-    kill(stranger, SIGKILL);
-    waitpid(stranger, NULL, 0);
+    kill(foreign, SIGKILL);
+    waitpid(foreign, NULL, 0);
     close(bothered[0]);
     close(bothered[1]);
     close(errors);
     CHECK_CODES(o, 3, 0);
 }
 
-// Whichever comes second
-TEST(a_second_rank_of_the_same_number_is_told_so) {
+// The one that connects second
+TEST(a_duplicate_rank_gets_an_error) {
     Outcome o;
     pid_t pids[3], twins[2], told = 0;
     int port = free_port(), errors = errors_file();
@@ -578,8 +577,8 @@ static const double limit_seconds = 3;  // long enough for a busy machine
 static int faulty;
 static void (*fault)(void);
 
-// Until the thread has told the others where this rank is: what follows on the same connections
-// comes after it.
+// Waits until the thread has reported this rank's phase: later messages on the same connections
+// arrive after it.
 static void await_sent(void) {
     const char *const volatile *phase = &watch.sent_phase;
     const volatile int64_t *step = &watch.sent_step;
@@ -613,7 +612,7 @@ static void be_slow(void) { sleep_ms((int)(limit_seconds * 500)); }
 static void be_slow_alive(void) {
     for (int i = 0; i < 10; i++, comm_progress()) sleep_ms((int)(limit_seconds * 200));
 }
-static void save_long(void) {  // what it writes is progress
+static void save_long(void) {  // its writes count as progress
     ranks_phase("save", 3);
     be_slow_alive();
 }
@@ -639,15 +638,15 @@ static Outcome run_fault(void (*what)(void), int rank) {
     return end_ranks(&run);
 }
 
-TEST(a_job_without_faults_says_nothing) {
+TEST(a_job_without_faults_prints_nothing) {
     Outcome o = run_fault(comm_progress, 0);
     CHECK_CODES(o, WORKERS, 0);
     CHECK_MSG(!o.said[0], "%s", o.said);
     CHECK_MSG(o.seconds < RANKS_END_MS * 1e-3, "%g s", o.seconds);
 }
 
-// What the faulty rank and what the others end with, and what is said: NULL: nothing. A stopped
-// rank does not stay, a slow one is no hung one.
+// Exit codes of the faulty rank and of the others, and the message (NULL: none). A stopped rank is
+// killed; a slow one does not count as hung.
 typedef struct {
     void (*what)(void);
     int rank, own_code, code;
@@ -681,7 +680,7 @@ static int wait_in_vain(void) {
         if (!blocked) comm_progress();
 }
 
-// It comes first, and hangs when all the others have come: they wait longer than it hangs.
+// It enters first and hangs once all the others have entered: they have waited longer than it.
 static int hang_in_a_collective(void) {
     if (ranks_join(NULL)) return 1;
     comm_heartbeat(limit_seconds);
@@ -791,7 +790,7 @@ static int all_fail(void) {
     return 0;
 }
 
-TEST(the_same_error_of_all_ranks_is_said_once) {
+TEST(the_same_error_of_all_ranks_is_printed_once) {
     for (int round = 0; round < 3; round++) {
         Outcome o = run_ranks(all_fail, MASTER, MOST, 0);
         CHECK_CODES(o, MOST, 3);
@@ -799,7 +798,7 @@ TEST(the_same_error_of_all_ranks_is_said_once) {
     }
 }
 
-// Rank 0 finds its error at the moment in which it would speak for rank 1.
+// Rank 0 detects its own error at the moment when it would report that of rank 1.
 static int fail_at_once_or_late(void) {
     if (ranks_join(NULL)) return 1;
     comm_barrier();
@@ -836,7 +835,7 @@ static int die_with_symptoms(void) {
     return 0;
 }
 
-TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
+TEST(a_lost_rank_is_named_and_not_its_consequences) {
     for (faulty = 0; faulty < 2; faulty++) {
         char error[64];
         Outcome o = run_ranks(die_with_symptoms, MASTER, WORKERS, 0);
@@ -846,7 +845,7 @@ TEST(a_lost_rank_is_named_and_not_what_follows_from_it) {
     }
 }
 
-TEST(ranks_that_end_together_are_said_once) {
+TEST(ranks_lost_together_are_reported_once) {
     for (int round = 0; round < 2; round++) {
         fault = die;
         Outcome o;
@@ -884,7 +883,8 @@ TEST(warnings_of_rank_0_are_shown_while_the_job_runs) {
     CHECK_MSG(strcmp(o.said, "warning: of rank 0\n") == 0, "%s", o.said);
 }
 
-// Rank 1's standard output goes nowhere, as in the backends; its library says why it failed.
+// Rank 1's standard output is discarded, as in the backends; its library logs the cause of its
+// failure.
 static int fail_with_a_log(void) {
     if (ranks_join(NULL)) return 1;
     if (comm_rank() == 0) {
@@ -904,7 +904,7 @@ static int fail_with_a_log(void) {
     exit(11);
 }
 
-TEST(what_a_library_logs_on_other_ranks_is_shown) {
+TEST(library_logs_of_other_ranks_are_shown) {
     Outcome o;
     pid_t pids[2];
     int port = free_port(), said[2];

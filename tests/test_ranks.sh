@@ -1,44 +1,28 @@
 #!/usr/bin/env bash
-# Many ranks on one machine, one thread each: the same bits on 1, 2 and 4 of them where sums are in
-# order and the same losses where not, checkpoints that any number of ranks resumes, and a
-# failure of one rank as the end of all. Runs the release build: MPI's own leaks would be the
-# sanitizer's.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=${TRAIN:-$root/build/cpu/train_llama}
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-. "$root/tests/lib.sh"
+# Several ranks on one machine, one thread each: with --deterministic the same bits on 1 to 4 of them,
+# otherwise the same losses; checkpoints that any number of ranks can resume; failures that end the
+# job. Runs the release build, because the sanitizer would report MPI's own leaks.
+. "$(dirname "$0")/lib.sh"
 scratch ranks
+train=${TRAIN:-$root/build/cpu/train_llama}
 ranks() {       # ranks N COMMAND...
-    local n=$1
-    shift
-    set -- mpirun --allow-run-as-root --oversubscribe -n "$n" "$@"
-    within "$@" || bad "${*: -4}" "$(exit_code $?)"
+    within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"
 }
+ranks_can_run "$train" || skip_all ranks "$no_ranks"
 
-command -v mpirun > /dev/null || skip_all ranks 'mpirun is not installed'
-[ -x "$train" ] || skip_all ranks "$train is not built"
-ldd "$train" | grep -q libmpi || skip_all ranks "$train is built without MPI"
-mpi=(mpirun --allow-run-as-root --oversubscribe)
-
-# ---- a tiny model, an uneven corpus, one of a single giant document ---------------------------------
+# ---- a tiny model, an uneven corpus, and a single giant document -----------------------------------
 tiny_model tiny 24 40 8
 uneven_texts text 31
 mkdir giant
 seq 1 3000 > giant/all.txt
-for c in text giant; do
-    python3 "$root/data/prepare.py" $c --out "$c.bin" --val-frac 0.1 > out.txt 2>&1 ||
-        bad "prepare_$c" "exit code $?"
-done
+for c in text giant; do prepare $c --out "$c.bin" --val-frac 0.1; done
 common=(--model tiny --from-scratch --train text.bin --max-seqlen 128 --micro-batch-tokens 256
         --batch-tokens 1536 --val-tokens 1024 --val-every 4 --num-samples 1 --sample-tokens 2
         --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1)
 run=("$train" "${common[@]}")
 exact=("${run[@]}" --deterministic)
 
-# ---- the same bits: 6 micro-batches, which 2 ranks share evenly and 4 do not -------------------------
+# ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
 ranks 1 "${exact[@]}" --out d1 --steps 8 --save-every 4
 for n in 2 3 4; do
     ranks $n "${exact[@]}" --out d$n --steps 8 --save-every 4
@@ -59,10 +43,8 @@ for run in runs[1:]:
         if bound == 0:
             assert a == b, (a, b)
 PY
-python3 losses.py 0 d1 d2 d3 d4 > out.txt 2>&1 && ok deterministic_logs_are_equal ||
-    bad deterministic_logs_are_equal ''
-cmp d1/final/model.safetensors d4/step-00000008/model.safetensors > out.txt 2>&1 &&
-    ok final_is_the_last_checkpoint || bad final_is_the_last_checkpoint ''
+check deterministic_logs_are_equal python3 losses.py 0 d1 d2 d3 d4
+same final_is_the_last_checkpoint d1/final/model.safetensors d4/step-00000008/model.safetensors
 ranks 2 "${exact[@]}" --out z0 --steps 8 --zero 0
 same_state deterministic_zero_0_is_zero_1 d2/step-00000008 z0/step-00000008
 for layout in padded rows; do
@@ -76,24 +58,23 @@ same_state one_giant_document g1/step-00000003 g4/step-00000003
 for n in 1 2 4 8; do
     ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 100 --val-every 0
 done
-python3 losses.py 1e-5 w1 w2 w4 w8 > out.txt 2>&1 && ok by_work_100_steps_agree_to_1e-5 ||
-    bad by_work_100_steps_agree_to_1e-5 ''
+check by_work_100_steps_agree_to_1e-5 python3 losses.py 1e-5 w1 w2 w4 w8
 ranks 4 "${run[@]}" --out w40 --steps 8 --zero 0
 ranks 4 "${run[@]}" --out w41 --steps 8
 same_state by_work_zero_0_is_zero_1 w40/step-00000008 w41/step-00000008
 
-# with any order the same bits the tests above would show nothing
-differ the_order_of_a_sum_shows {w41,d1}/step-00000008/model.safetensors
+# if the order of a sum did not change its bits, the tests above would show nothing
+differ order_of_a_sum_changes_bits {w41,d1}/step-00000008/model.safetensors
 
-# ---- nothing but a validation and samples ---------------------------------------------------------------
+# ---- validation and samples only -----------------------------------------------------------------------
 for n in 1 2 3; do
     ranks $n "${exact[@]}" --out nothing --steps 0
     grep -A 2 '^val after step 0' out.txt > "e$n.txt" || bad "steps_0_on_$n" 'no validation'
     [ "$n" -eq 1 ] || same "steps_0_on_${n}_ranks" e1.txt "e$n.txt"
 done
-[ ! -e nothing ] && ok steps_0_writes_nothing || bad steps_0_writes_nothing "$(ls nothing)"
+check steps_0_writes_nothing test ! -e nothing
 
-# ---- going on with another number of ranks ------------------------------------------------------------
+# ---- resuming with another number of ranks ------------------------------------------------------------
 steps=2
 for n in 1 2 4 1; do
     ranks $n "${exact[@]}" --out e --steps $steps --resume
@@ -102,40 +83,40 @@ done
 same_state resume_on_1_2_4_1_ranks d1/step-00000008 e/step-00000008
 
 # ---- failures end all ranks ---------------------------------------------------------------------------
-expect unlike_flags 9 'differences in lr \(rank 1\)' \
+expect different_options 9 'differences in lr \(rank 1\)' \
     "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 : -n 1 "${run[@]}" --out m --steps 1 --lr 2e-3
-expect unlike_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
+expect different_data 9 'training data \(rank 1\)' "${mpi[@]}" -n 1 "${run[@]}" --out m --steps 1 \
     : -n 1 "${run[@]/text.bin/giant.bin}" --val text.bin --out m --steps 1
-# the same directory name, other weights in it: the last byte of the last one
+# the same directory name, other weights: the last byte of the last one differs
 for d in here there; do mkdir $d && cp -r d1/final $d/m; done
 size=$(stat -c %s there/m/model.safetensors)
 printf '\x3c' | dd of=there/m/model.safetensors bs=1 seek=$((size - 1)) conv=notrunc 2> out.txt
 loaded=("$train" --model m "${common[@]:3}" --train "$work/text.bin" --out "$work/m" --steps 1)
 for zero in 0 1; do
-    expect "unlike_weights_zero_$zero" 9 'found differences in weights \(rank 1\)$' \
+    expect "different_weights_zero_$zero" 9 'found differences in weights \(rank 1\)$' \
         "${mpi[@]}" -n 1 --wdir here "${loaded[@]}" --zero $zero \
         : -n 1 --wdir there "${loaded[@]}" --zero $zero
 done
-[ ! -e m ] && ok nothing_is_written_before_ranks_agree || bad nothing_is_written_before_ranks_agree ''
+check nothing_is_written_before_ranks_agree test ! -e m
 expect error_on_one_rank 3 'error: nowhere' "${mpi[@]}" -n 3 "${run[@]}" --out m \
     : -n 1 "${run[@]/text.bin/nowhere}" --out m
 expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
 expect unknown_flag 2 'did you mean --layout' "${mpi[@]}" -n 2 "$train" --layot packed
-# a library that has written to standard error before: hwloc without a topology
+# a library has already written to standard error: hwloc without a topology
 mkdir no_topology
-HWLOC_FSROOT=$work/no_topology expect said_once_after_a_library_spoke 2 'did you mean --layout' \
+HWLOC_FSROOT=$work/no_topology expect one_error_after_output_of_a_library 2 'did you mean --layout' \
     "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'multiple of 1024' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
-expect compare_is_for_one_rank 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
-expect run_in_the_way 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
-expect plan_tells_what_is_saved 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
+expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
+expect out_holds_another_run 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
+expect plan_reports_memory_saved 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
     "${mpi[@]}" -n 2 "${run[@]}" --dry-run
-[ "$(grep -c '^ranks' out.txt)" -eq 1 ] && ok rank_0_speaks_for_all || bad rank_0_speaks_for_all ''
+check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
-expect plan_tells_where_ranks_run 0 ", cores $core: " \
+expect plan_reports_cores 0 ", cores $core: " \
     "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
-expect no_other_ranks_there 2 'started as one of several ranks' \
+expect other_ranks_are_missing 2 'started as one of several ranks' \
     env OMPI_COMM_WORLD_SIZE=2 "${run[@]}" --out m
 for variant in asan emu; do
     [ -x "$root/build/$variant/train_llama" ] || continue
@@ -145,18 +126,17 @@ done
 # btl: MPI's shared memory is a file as well
 expect disk_full 4 'error: full/' "${mpi[@]}" --mca btl self,tcp -n 2 bash -c \
     'ulimit -f 100 && trap "" XFSZ && exec "$@"' sh "${run[@]}" --out full --steps 1
-[ -z "$(ls -d full/step-* 2> /dev/null)" ] && ok disk_full_leaves_no_half_checkpoint ||
-    bad disk_full_leaves_no_half_checkpoint "$(ls full)"
+check disk_full_leaves_no_half_checkpoint test -z "$(ls -d full/step-* 2> /dev/null)"
 
-# a rank that gets a signal stops all of them after the step; a rank that dies ends the job
-# start_long OUT: $job is mpirun, $child one of its ranks, once the first step is done
+# a signal to one rank stops all of them after the step; a rank that dies ends the job
+# start_long OUT: waits for the first step; $job is mpirun, $child rank 1
 start_long() {
-    rm -f long.txt          # the last job's first step is not this one's
+    rm -f long.txt          # of the last job
     timeout -k 5 "$limit_s" "${mpi[@]}" -n 2 "${run[@]}" --out "$work/$1" --steps 1000000 \
         --val-every 0 \
         > long.txt 2>&1 &
     job=$!
-    await_line $job '^step' long.txt || bad "$1" 'it ended before its first step'
+    await_line $job '^step' long.txt || bad "$1" 'ended before its first step'
     child=$(pids_of "--out $work/$1 --steps 1000000" | while read -r p; do
         grep -qz '^OMPI_COMM_WORLD_RANK=1$' "/proc/$p/environ" 2> /dev/null && echo "$p"; done)
 }

@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
-# Ranks that are killed, stopped, hang, fail or drift, at each phase of a job of three: one error that
-# names the rank, all ranks gone, checkpoints whole, and the job resumes to the same bits. The program
-# is the release build with tests/phase_fault.c in front. UNPAD_FULL=1: every phase times every rank.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-. "$root/tests/lib.sh"
+# Ranks that are killed, stopped, hang, fail or drift, in each phase of a job of three: one error that
+# names the rank, no process left, checkpoints intact, and a resume to the same bits. The program is
+# the release build linked with tests/phase_fault.c. UNPAD_FULL=1: every phase times every rank.
+. "$(dirname "$0")/lib.sh"
 scratch failure
+train=$root/build/cpu/train_llama faulty=$root/build/cpu/train_llama_faulty
 evidence() { tail -n 12 "$work/$1.txt"; }
 clean_up() {
     local left
@@ -19,24 +14,21 @@ clean_up() {
 }
 trap clean_up EXIT
 
-command -v mpirun > /dev/null || skip_all ranks 'mpirun is not installed'
-[ -x "$faulty" ] || skip_all ranks "$faulty is not built"
-ldd "$faulty" | grep -q libmpi || skip_all ranks "$faulty is built without MPI"
+ranks_can_run "$faulty" || skip_all ranks "$no_ranks"
 
-# ---- a tiny model, an uneven corpus, and what the job gives when nothing happens -----------------
+# ---- a tiny model, an uneven corpus, and the reference: the job without a fault ---------------------
 tiny_model tiny 24 40 8
 uneven_texts text 31
-python3 "$root/data/prepare.py" text --out text.bin --val-frac 0.1 > prepare.txt 2>&1 ||
-    bad prepare "exit code $?"
+prepare text --out text.bin --val-frac 0.1
 flags=(--model "$work/tiny" --from-scratch --train "$work/text.bin" --max-seqlen 128
        --micro-batch-tokens 256 --batch-tokens 1536 --val-tokens 1024 --val-every 2
        --num-samples 0 --schedule constant --warmup-steps 0 --lr 1e-3 --keep 0 --threads 1
        --deterministic --steps 6 --save-every 2 --heartbeat-seconds 3)
-mpi=(mpirun --allow-run-as-root --oversubscribe -n 3)
+mpi+=(-n 3)
 timeout -k 5 "$limit_s" "$train" "${flags[@]}" --out "$work/reference" > reference.txt 2>&1 ||
     bad reference "exit code $?"
 
-# ---- jobs side by side: start NAME FAULT [FLAGS...]; then await, and check each --------------------
+# ---- concurrent jobs: start NAME FAULT [FLAGS...] each, wait, check each ----------------------------
 start() {
     local name=$1 fault=$2
     shift 2
@@ -47,8 +39,8 @@ start() {
     } &
     while [ "$(jobs -pr | wc -l)" -ge 9 ]; do wait -n; done
 }
-# check NAME 'EXIT CODES' PATTERN: one error, which matches; no process is left; a newest checkpoint
-# that is whole
+# check NAME 'EXIT CODES' PATTERN: one error, which matches; no process is left; the newest checkpoint
+# is intact
 check() {
     local name=$1 code
     code=$(cat "$name.code")
@@ -63,16 +55,16 @@ check() {
         bad "$name" 'the newest checkpoint is damaged'
     else ok "$name"; fi
 }
-# on another number of ranks, to the same bits: start_going_on NAME, wait, check_going_on NAME
-start_going_on() {
+# resumed with another number of ranks, to the same bits: start_resume NAME, wait, check_resume NAME
+start_resume() {
     {
         timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 2 "$train" "${flags[@]}" \
-            --out "$work/$1" --resume > "$1_goes_on.txt" 2>&1
-        echo $? > "$1_goes_on.code"
+            --out "$work/$1" --resume > "$1_resumed.txt" 2>&1
+        echo $? > "$1_resumed.code"
     } &
 }
-check_going_on() {
-    local name=$1_goes_on f=step-00000006/optimizer.safetensors
+check_resume() {
+    local name=$1_resumed f=step-00000006/optimizer.safetensors
     if [ "$(cat "$name.code")" -ne 0 ]; then bad "$name" "exit code $(cat "$name.code")"
     elif ! cmp "$1/$f" "reference/$f" || ! cmp {"$1",reference}/final/model.safetensors; then
         bad "$name" 'other bits'
@@ -98,7 +90,7 @@ start_stop() { start "stop_rank_$2_in_$1" "stop:$2:$1:$(step_of "$1")"; }
 check_stop() {
     check "stop_rank_$2_in_$1" '8 137' "ranks: rank $2 on .* silent for [2-9] s in $(where "$1")\$"
 }
-# meanwhile: the loop that restarts
+# at the same time: scripts/train_until_done.sh
 until_done() {      # until_done NAME COMMAND...
     local name=$1
     shift
@@ -114,7 +106,7 @@ until_done usage "$train" --no-such-flag
 each_phase start_kill
 offset=1 each_phase start_stop
 for r in 0 2; do start "spin_rank_$r" "spin:$r:backward:4"; done
-for r in 0 2; do        # ranks 0 and 2 wait in a collective for rank 1 when one of them hangs there
+for r in 0 2; do        # ranks 0 and 2 wait for rank 1 in a collective when one of them hangs
     start "hang_rank_$r" "hang:$r:reduce:4 late:1:reduce:4"
 done
 start hang_in_save spin:0:save:4
@@ -140,16 +132,16 @@ if [ "$(cat quiet_set_up.code)" -eq 0 ] && ! grep -q 'error: ' quiet_set_up.txt
 then ok a_long_set_up_is_not_hung; else bad quiet_set_up "exit code $(cat quiet_set_up.code)"; fi
 check drifting_weights 9 'ranks: expected identical replicas .* differences in weights \(rank 1\)$'
 check error_of_one_rank 3 'a file: expected words, found none \(rank 2 on .*\)$'
-going_on=(kill_rank_*_in_reduce/ kill_rank_*_in_save/ stop_rank_*_in_validate/ drifting_weights/)
-for name in "${going_on[@]}"; do start_going_on "${name%/}"; done
+resumed=(kill_rank_*_in_reduce/ kill_rank_*_in_save/ stop_rank_*_in_validate/ drifting_weights/)
+for name in "${resumed[@]}"; do start_resume "${name%/}"; done
 wait
-for name in "${going_on[@]}"; do check_going_on "${name%/}"; done
+for name in "${resumed[@]}"; do check_resume "${name%/}"; done
 
-# check_loop NAME 'EXIT CODES' STARTS_AGAIN
+# check_loop NAME 'EXIT CODES' RESTARTS
 check_loop() {
     local code
     code=$(cat "$1.code")
-    if [[ " $2 " = *" $code "* ]] && [ "$(grep -c 'starting again' "$1.txt")" -eq "$3" ]
+    if [[ " $2 " = *" $code "* ]] && [ "$(grep -c 'restarting in' "$1.txt")" -eq "$3" ]
     then ok "until_done_$1"; else bad "$1" "exit code $code"; fi
 }
 check_loop loop 0 1
@@ -157,8 +149,8 @@ cmp {loop,reference}/final/model.safetensors && ok until_done_same_bits || bad l
 check_loop hopeless '137 8' 1
 check_loop usage 2 0
 
-# ---- a rank that never comes: before MPI_Init, where MPI would wait without end ---------------------
-# absent NAME PATTERN COMMAND...: the command is what rank 0 runs in front of the program
+# ---- a rank that never connects: before MPI_Init, where MPI would wait forever -----------------------
+# absent NAME PATTERN COMMAND...: the command is a wrapper around the program
 absent() {
     local name=$1 pattern=$2
     shift 2
@@ -166,15 +158,15 @@ absent() {
         '[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec sleep 300; exec "$@"' sh "$@" \
         "$train" "${flags[@]}" --out "$work/absent"
 }
-absent a_rank_that_never_comes_is_named 'within 3 s, found none of rank 1$' env
-absent without_a_way_but_mpi_the_wait_still_ends 'expected 3 ranks in MPI_Init within 3 s' \
+absent missing_rank_is_named 'within 3 s, found none of rank 1$' env
+absent wait_in_mpi_init_ends_too 'expected 3 ranks in MPI_Init within 3 s' \
     env -u OMPI_COMM_WORLD_LOCAL_SIZE
 
-# ---- the launcher; another program ----------------------------------------------------------------
+# ---- a killed launcher; different programs ----------------------------------------------------------
 "${mpi[@]}" "$train" "${flags[@]}" --steps 1000000 --out "$work/orphans" > orphans.txt 2>&1 &
 launcher=$!
-disown $launcher        # bash would say that it was killed
-await_line $launcher '^step' orphans.txt || bad orphans 'it ended before its first step'
+disown $launcher        # else bash reports that it was killed
+await_line $launcher '^step' orphans.txt || bad orphans 'ended before its first step'
 kill -9 $launcher
 if await_gone "--out $work/orphans"; then ok ranks_end_with_their_launcher
 else bad orphans 'ranks are left'; fi
@@ -182,7 +174,7 @@ timeout -k 5 "$limit_s" mpirun --allow-run-as-root --oversubscribe -n 1 "$train"
     : -n 1 "$faulty" "${flags[@]}" --out "$work/p" > program.txt 2>&1
 code=$?
 if [ $code -eq 9 ] && grep -q 'differences in the program file (rank 1)$' program.txt; then
-    ok unlike_programs
+    ok different_programs
 else bad program "exit code $code"; fi
 
 finish

@@ -1,34 +1,31 @@
 #!/usr/bin/env bash
-# The recipes for many ranks in scripts/: shell that parses, manifests with the fields that the
-# operator knows, and command lines whose every option the trainer takes: each is run with
-# --dry-run, the cluster's own programs played by stand-ins.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=${TRAIN:-$root/build/cpu/train_llama}
-. "$root/tests/lib.sh"
+# The multi-rank recipes in scripts/: they parse, manifests have only fields of the operator's API, and
+# the trainer accepts every option: each recipe runs with --dry-run and stand-ins for the cluster's
+# programs.
+. "$(dirname "$0")/lib.sh"
 scratch recipes
+train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml)
 for f in "${recipes[@]}"; do
     lines=$(wc -l < "$f") name=$(basename "$f")
-    [ "$lines" -le 40 ] && ok "${name}_is_short" || bad "${name}_is_short" "$lines lines"
+    check "${name}_is_short" test "$lines" -le 40
 done
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
-    [ -x "$f" ] && ok "$(basename "$f")_is_executable" || bad "$(basename "$f")_is_executable" ''
+    check "$(basename "$f")_is_executable" test -x "$f"
 done
 if command -v shellcheck > /dev/null; then
     expect shellcheck 0 '^$' bash -c 'shellcheck "$@" && echo' sh scripts/run_8gpu.sh \
         scripts/slurm.sbatch
 else skip shellcheck 'it is not installed'; fi
 
-# ---- a tree with the recipes and the trainer, and a cluster of stand-ins ------------------------------
+# ---- a tree with the recipes, the trainer and stand-ins -----------------------------------------------
 mkdir -p "$work/tree/scripts" "$work/bin"
 cp "${recipes[@]}" "$work/tree/scripts"
 if [ -e scripts/train_until_done.sh ]; then cp scripts/train_until_done.sh "$work/tree/scripts"
-else bad the_loop_that_recipes_call 'scripts/train_until_done.sh is missing'; fi
+else bad train_until_done 'scripts/train_until_done.sh is missing'; fi
 cp "$train" "$work/tree/train_llama"
 python3 dev/shard.py --dist r65 --tokens 20000 --vocab 258 --out "$work/tree/tiny" > "$work/out.txt"
 cat > "$work/tree/config.json" <<'JSON'
@@ -41,7 +38,7 @@ JSON
 : > "$work/launched.txt"
 cat > "$work/bin/launch" <<'SH'
 #!/usr/bin/env bash
-# srun or mpirun: says how it was called, then runs the command as one process
+# srun or mpirun: records how it was called, then runs the command as one process
 echo "$(basename "$0") $*" | sed 's, \./train_llama .*,,' >> "$LAUNCHED"
 echo "master $MASTER_ADDR $MASTER_PORT" >> "$LAUNCHED"
 while [ "$1" != ./train_llama ]; do shift; done
@@ -57,10 +54,7 @@ chmod +x "$work/bin/"*
 for name in srun mpirun; do cp "$work/bin/launch" "$work/bin/$name"; done
 export LAUNCHED=$work/launched.txt MASTER_ADDR= MASTER_PORT=
 small=(--model . --from-scratch --train tiny --boundary-token 0 --dry-run)
-launched() {    # launched NAME PATTERN: what the stand-ins were asked
-    cp "$LAUNCHED" "$work/out.txt"
-    if grep -qE -e "$2" "$LAUNCHED"; then ok "$1"; else bad "$1" "no line matches $2"; fi
-}
+launched() { has "$1" "$2" "$LAUNCHED"; }       # launched NAME PATTERN: a call of a stand-in matches
 in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
     : > "$LAUNCHED"
     (cd "$work/tree" && timeout -k 5 "$limit_s" env PATH="$work/bin:$PATH" SLURM_JOB_ID=4711 \
@@ -68,7 +62,7 @@ in_cluster() {  # in_cluster [VARIABLE=VALUE ...] SCRIPT
 }
 plan='plan +packed, 32 micro-batches of 32768'
 expect slurm_without_pmix 0 "$plan" in_cluster scripts/slurm.sbatch
-launched slurm_names_rank_0s_machine '^master node07 24711$'
+launched slurm_sets_the_address_of_rank_0 '^master node07 24711$'
 launched slurm_starts_with_srun '^srun --mpi=none --kill-on-bad-exit=0$'
 expect slurm_with_pmix 0 "$plan" in_cluster LAUNCH=pmix scripts/slurm.sbatch
 launched slurm_uses_pmix '^srun --mpi=pmix --kill-on-bad-exit=0$'
@@ -76,15 +70,15 @@ expect slurm_with_mpirun 0 "$plan" in_cluster LAUNCH=mpirun scripts/slurm.sbatch
 launched slurm_uses_mpirun '^mpirun$'
 outcome slurm_other_launch 2 'expected none, pmix or mpirun' in_cluster LAUNCH=x scripts/slurm.sbatch
 expect slurm_out_of_time 75 "$plan" in_cluster PLAY_STATUS=75 scripts/slurm.sbatch
-launched slurm_queues_again '^scontrol requeue 4711$'
+launched slurm_requeues '^scontrol requeue 4711$'
 outcome slurm_lost_rank 8 "$plan" in_cluster PLAY_STATUS=8 scripts/slurm.sbatch
-launched slurm_queues_again_after_a_lost_rank '^scontrol requeue 4711$'
-outcome slurm_out_of_turns 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
+launched slurm_requeues_after_a_lost_rank '^scontrol requeue 4711$'
+outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
     scripts/slurm.sbatch
-lacks slurm_ends requeue "$LAUNCHED"
+lacks slurm_does_not_requeue requeue "$LAUNCHED"
 expect eight_gpus 0 'plan +packed, 16 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
 launched eight_ranks '^mpirun -n 8 --bind-to none$'
-expect bad_options_are_seen 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
+expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
 
 # ---- the manifest ---------------------------------------------------------------------------------------
 for python in python3 /usr/bin/python3; do "$python" -c 'import yaml' 2> /dev/null && break; done
@@ -93,7 +87,7 @@ import sys
 import yaml
 job = yaml.safe_load(open(sys.argv[1]))
 assert job["apiVersion"] == "kubeflow.org/v2beta1" and job["kind"] == "MPIJob"
-# fields of MPIJobSpec, RunPolicy and ReplicaSpec in the operator's API
+# fields of MPIJobSpec, RunPolicy and ReplicaSpec in the API
 known = {"spec": {"slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
                   "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation"},
          "runPolicy": {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
@@ -122,7 +116,7 @@ assert master == "{0}-worker-0.{0}".format(job["metadata"]["name"])
 print(" ".join(command))
 PY
 if "$python" -c 'import yaml' 2> /dev/null; then
-    expect mpijob_has_the_operators_fields 0 '^mpirun -n 16 ' "$python" "$work/manifest.py" \
+    expect mpijob_has_fields_of_the_api 0 '^mpirun -n 16 ' "$python" "$work/manifest.py" \
         scripts/mpijob.yaml
     mpijob() {
         local line

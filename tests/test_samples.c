@@ -1,5 +1,5 @@
-// data/runs/samples.h: the texts that a model writes, alone and together, for prompts and batches
-// of any size.
+// data/runs/samples.h: generated texts, one at a time and together, for prompts and batches of any
+// size.
 #include "../data/models/safetensors.h"
 #include "../data/runs/samples.h"
 #include "../llama.h"
@@ -18,7 +18,7 @@ static Samples greedy_samples(int32_t max_seqlen) {
 }
 
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
-    Error err = {0, "", ""};
+    Error err = {0};
     LlamaConfig config;
     LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
@@ -43,7 +43,7 @@ static SampleModel sample_model(LlamaModel *m) {
 }
 
 static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out, size_t most) {
-    Error err = {0, "", ""};
+    Error err = {0};
     const TensorInfo *info = safetensors_find(set, name);
     CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
               name);
@@ -52,10 +52,10 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 }
 
 // ------------------------------------------------------------------------------------------------
-// The likeliest tokens, as transformers' generate() writes them after each document alone
+// Greedy decoding, against transformers' generate() on each document alone
 
 static void check_greedy(const char *name) {
-    Error err = {0, "", ""};
+    Error err = {0};
     SafetensorsSet set;
     LlamaModel m;
     Text texts[MAX_TEXTS];
@@ -100,7 +100,7 @@ TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Any prompts, any room
+// Prompts of any lengths, buffers of any size
 
 static void fill_prompts(Text *texts, int n, const Samples *s, const int32_t *lengths) {
     for (int i = 0; i < n; i++) {
@@ -110,7 +110,7 @@ static void fill_prompts(Text *texts, int n, const Samples *s, const int32_t *le
     }
 }
 
-// Each text is full or ended, begins with its prompt, and is what it is alone.
+// Each text is full or ended, begins with its prompt, and is the same as when generated alone.
 static void check_texts(const SampleModel *model, Samples *s, const int32_t *lengths, int n) {
     Text together[MAX_TEXTS], alone[MAX_TEXTS];
     fill_prompts(together, n, s, lengths);
@@ -136,7 +136,7 @@ static void check_texts(const SampleModel *model, Samples *s, const int32_t *len
     }
 }
 
-TEST(any_prompts_in_any_room) {
+TEST(any_prompts_in_any_buffer) {
     for (int round = 0; round < 15; round++) {
         const int32_t max_seqlen = 1 + (int32_t)test_rng_below(40);
         const int32_t capacity = max_seqlen + (int32_t)test_rng_below(100);

@@ -1,18 +1,15 @@
 #!/usr/bin/env bash
-# Samples, validation and the command line as a user meets them: any prompts in any room, a
-# validation loss that is transformers' own on exactly the documents it names, hints that say what
-# there is. Runs the sanitizer build; set TRAIN to test another one.
-set -u
-cd "$(dirname "$0")/.."
-root=$PWD
-train=${TRAIN:-$root/build/asan/train_llama}
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-. "$root/tests/lib.sh"
+# Samples, validation and the command line, end to end: prompts of any lengths in buffers of any size,
+# a validation loss equal to transformers' on exactly the documents reported, hints that name existing
+# options. Runs the sanitizer build; set TRAIN to test another one.
+. "$(dirname "$0")/lib.sh"
 scratch user
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=2
 golden=$root/tests/golden/mha_untied
 cp -r "$golden" model
 
-# ---- shards: documents of these lengths, or those that transformers has seen -------------------------
+# ---- shards: random documents of given lengths, or those of a golden model ------------------------------
 cat > shards.py <<'PY'
 import json, random, struct, sys
 def tensors(path):
@@ -42,7 +39,7 @@ python3 shards.py train.ds $(seq 3 2 60) && python3 shards.py uneven.ds 2 40 40 
 run=("$train" --model model --train train.ds --max-seqlen 64 --micro-batch-tokens 64)
 quiet=("${run[@]}" --num-samples 0)
 
-# ---- samples: any prompts in any room -----------------------------------------------------------------
+# ---- samples: prompts of any lengths in buffers of any size ----------------------------------------------
 cat > texts.py <<'PY'
 import re, struct, sys
 max_seqlen, count, written = (int(x) for x in sys.argv[1:])
@@ -58,22 +55,22 @@ for i, (_, ended, line) in enumerate(found):
     full = min(max_seqlen, prompt + written)
     assert prompt < len(ids) <= full and ids[-1] == 0 if ended else len(ids) == full, (i, ids)
 PY
-room() {        # room MAX_SEQLEN CAPACITY TEXTS TOKENS
-    check "texts_$1_$2_$3_$4" "${run[@]}" --val uneven.ds --steps 0 --max-seqlen "$1" \
+samples() {     # samples MAX_SEQLEN MICRO_BATCH_TOKENS COUNT TOKENS
+    check "samples_$1_$2_$3_$4" "${run[@]}" --val uneven.ds --steps 0 --max-seqlen "$1" \
         --micro-batch-tokens "$2" --num-samples "$3" --sample-tokens "$4"
     cp out.txt texts.txt
-    check "texts_$1_$2_$3_$4_are_whole" python3 texts.py "$1" "$3" "$4"
+    check "samples_$1_$2_$3_$4_are_complete" python3 texts.py "$1" "$3" "$4"
 }
-room 20 64 3 16
-room 12 64 3 128
-room 64 64 7 5
-room 8 8 5 2
-room 2 2 3 128
-room 1 1 2 4
-room 64 200 12 128
+samples 20 64 3 16
+samples 12 64 3 128
+samples 64 64 7 5
+samples 8 8 5 2
+samples 2 2 3 128
+samples 1 1 2 4
+samples 64 200 12 128
 
-# ---- validation: exactly the documents that the start line names ------------------------------------
-# val OUT ARGUMENTS...: the validations in the log of one step
+# ---- validation: exactly the documents that the start line reports -------------------------------------
+# val OUT ARGUMENTS...: one training step; the validations are in its log
 val() {
     local out=$1
     shift
@@ -91,10 +88,10 @@ def set_of(run):
 PY
 val v64 --val golden.ds --val-tokens 100000
 grep -q '^val .* 7 documents, 131 tokens' out.txt && grep -q '^ *validation takes all of them$' out.txt &&
-    ok start_line_says_all || bad start_line_says_all ''
+    ok start_line_reports_all || bad start_line_reports_all ''
 val v131 --val golden.ds --val-tokens 131 --micro-batch-tokens 131
 val v4096 --val golden.ds --micro-batch-tokens 4096 --layout padded --batch-tokens 8192
-check_python validation_loss_is_transformers_own "$golden" <<'PY'
+check_python validation_loss_equals_transformers "$golden" <<'PY'
 import sys
 sys.path.insert(0, ".")
 from measured import *
@@ -104,27 +101,26 @@ for run in "v64", "v131", "v4096":
     assert abs(v["loss"] - expected) <= 1e-6 * expected, (run, v, expected)
 PY
 val few --val golden.ds --val-tokens 100
-grep -q '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt &&
-    ok start_line_says_how_many || bad start_line_says_how_many ''
+has start_line_reports_how_many '^ *validation takes [3-6] documents, [0-9]* tokens of them$' out.txt
 val one --val golden.ds --val-tokens 1
 val split --val golden.ds --val-tokens 100000 --max-seqlen 32
 val drop --val golden.ds --val-tokens 100000 --max-seqlen 32 --long-docs drop
 val cut --val golden.ds --val-tokens 100000 --max-seqlen 32 --long-docs truncate
 val forties --val forties.ds --val-tokens 100000
-check_python validation_takes_what_it_says <<'PY'
+check_python validation_set_is_as_reported <<'PY'
 import sys
 sys.path.insert(0, ".")
 from measured import *
 docs, tokens, targets = set_of("few")
 assert 3 <= docs < 7 and tokens <= 100 and targets == tokens - docs, (docs, tokens, targets)
 assert set_of("one")[0] == 1
-assert set_of("split") == (7, 131, 124)            # chunks know their next token
-assert set_of("drop") == (5, 34, 29)               # each once, none of a second epoch
+assert set_of("split") == (7, 131, 124)            # segments keep their next token as a target
+assert set_of("drop") == (5, 34, 29)               # each once, none from a second epoch
 assert set_of("cut") == (7, 98, 91)
 assert set_of("forties") == (5, 200, 195)          # five micro-batches of 64, not four
 PY
 
-# ---- when: before training, every so often, after it; never; and without any training ----------------
+# ---- when: before, during and after training; never; and without training -----------------------------
 check val_every_2 "${quiet[@]}" --val golden.ds --out every --steps 5 --val-every 2 --save-every 2 --keep 0
 check_python validates_at_0_2_4_and_the_end <<'PY'
 import sys
@@ -134,28 +130,29 @@ assert [v["step"] for v in validations("every")] == [0, 2, 4, 5]
 PY
 rm -r every/final every/step-00000004 every/step-00000005
 check val_resumed "${quiet[@]}" --val golden.ds --out every --steps 5 --val-every 2 --resume
-check_python a_resumed_run_does_not_repeat_it <<'PY'
+check_python resumed_run_does_not_repeat_validation <<'PY'
 import sys
 sys.path.insert(0, ".")
 from measured import *
 assert [v["step"] for v in validations("every")] == [0, 2, 4, 5]
 PY
 outcome val_never 0 '^ *no validation$' "${quiet[@]}" --val golden.ds --out never --steps 2 --val-every 0
-grep -q '"event": "val"\|^val after' never/log.jsonl out.txt && bad val_never_is_never '' || ok val_never_is_never
+lacks val_every_0_never_validates '"event": "val"|^val after' never/log.jsonl out.txt
 outcome steps_0_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124 targets' \
     "${run[@]}" --val golden.ds --out evaluated --steps 0 --num-samples 1
-grep -q '^--- sample 1' out.txt && ok steps_0_prints_samples || bad steps_0_prints_samples ''
-[ ! -e evaluated ] && ok steps_0_writes_nothing || bad steps_0_writes_nothing "$(ls evaluated)"
+has steps_0_prints_samples '^--- sample 1' out.txt
+check steps_0_writes_nothing test ! -e evaluated
 cp -r v64 aside
-outcome steps_0_where_a_run_is 0 'nothing was trained or written' \
+outcome steps_0_in_the_directory_of_a_run 0 'nothing was trained or written' \
     "${quiet[@]}" --val golden.ds --out v64 --steps 0
-check steps_0_leaves_the_run diff -r v64 aside
+check steps_0_does_not_change_the_run diff -r v64 aside
 
-# ---- divergence, and losses that jump -----------------------------------------------------------------
-wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.ds)    # in one step beyond fp32
-skips() {       # skips N: the run ends at the N-th skip in a row, and says so
+# ---- divergence and loss spikes ------------------------------------------------------------------------
+# beyond fp32 in one step
+wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.ds)
+skips() {       # skips N: the run ends at the N-th skip in a row
     expect "max_skips_$1" 7 "diverged: $1 step" "${wild[@]}" --out "skips$1" --steps 30 --max-skips "$1"
-    check "max_skips_$1_is_so_many" python3 -c '
+    check "max_skips_$1_ends_after_as_many" python3 -c '
 import json, sys
 lines = [json.loads(l) for l in open(f"skips{sys.argv[1]}/log.jsonl")]
 skipped = [l["skipped"] for l in lines if "event" not in l]
@@ -165,17 +162,17 @@ assert all(l["spike"] for l in lines if "event" not in l and l["loss"] is None)'
 }
 skips 1
 skips 3
-expect max_skips_0_never_ends 0 'SKIPPED' "${wild[@]}" --out skips0 --steps 12 --max-skips 0 --val-every 4 --lr 1e12
+expect max_skips_0_does_not_end_the_run 0 'SKIPPED' "${wild[@]}" --out skips0 --steps 12 --max-skips 0 --val-every 4 --lr 1e12
 grep -q 'loss nan' out.txt && ! grep -q -e '-nan' out.txt && ok nan_has_no_sign || bad nan_has_no_sign ''
 check jump "${quiet[@]}" --from-scratch --out jump --steps 30 --val-every 0 --schedule constant \
     --warmup-steps 29 --lr 3 --micro-batch-tokens 256
 cp out.txt jump.txt
-check_python a_jump_of_the_loss_is_marked <<'PY'
+check_python spikes_are_marked <<'PY'
 import json
 steps = [l for l in map(json.loads, open("jump/log.jsonl")) if "event" not in l]
 lines = [l for l in open("jump.txt") if l.startswith("step ")]
 marked = [s["step"] for s in steps if s["spike"]]
-mean, distance, n, expected = steps[0]["loss"], 0, 0, []    # as data/runs/spike.c does it
+mean, distance, n, expected = steps[0]["loss"], 0, 0, []    # the rule of data/runs/spike.c
 for s in steps:
     most = mean + max(1, 3 * distance)
     if n >= 5 and s["loss"] > most:
@@ -188,7 +185,7 @@ assert marked == expected and 1 <= len(marked) < 15, (marked, expected)
 assert [s["step"] for s, l in zip(steps, lines) if l.endswith("| SPIKE\n")] == marked, marked
 PY
 
-# ---- weights whose names or shapes are others -----------------------------------------------------------
+# ---- weights with other names or shapes ------------------------------------------------------------------
 cat > rename.py <<'PY'
 import json, struct, sys
 source, out, before, after = sys.argv[1:]
@@ -214,14 +211,14 @@ cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate
 expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run
 expect dry_run_checks_weights 3 'error: empty' "${quiet[@]/#model/empty}" --dry-run
 expect dry_run_of_good_weights 0 'total' "${quiet[@]}" --dry-run
-[ ! -e n ] && ok nothing_is_written_for_bad_weights || bad nothing_is_written_for_bad_weights ''
+check nothing_is_written_for_bad_weights test ! -e n
 
 # ---- the command line ------------------------------------------------------------------------------------
-hint() {        # hint NAME WORDS: the hint for an option of other trainers names one of ours
+hint() {        # hint NAME PATTERN: the hint for another trainer's option names one of ours
     local word
     expect "$1" 2 "^hint: .*$2" "$train" "--$1" 1
     for word in $(grep '^hint: ' out.txt | grep -oE -e '--[a-z][a-z-]*'); do
-        grep -qE -e "^  $word( |$)" help.txt || bad "hint_of_$1" "there is no $word"
+        grep -qE -e "^  $word( |$)" help.txt || bad "hint_for_$1" "$word does not exist"
     done
 }
 "$train" --help > help.txt
@@ -239,11 +236,11 @@ hint export-gguf 'convert_hf_to_gguf'
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
 grep -q '| 1 doc |' out.txt && ! grep -q '| 1 docs' out.txt && ok one_doc || bad one_doc ''
-outcome low_fill_is_said 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
+outcome low_fill_is_reported 0 '^fill +[4-7][0-9] % in the next 8 steps.*--micro-batch-tokens' \
     "${quiet[@]}" --dry-run
-outcome an_epoch_is_said 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
+outcome steps_per_epoch_are_reported 0 '^plan .*, about [12][0-9] steps an epoch$' "${quiet[@]}" --dry-run
 outcome good_fill 0 'total' "${quiet[@]}" --dry-run --micro-batch-tokens 512
-grep -q '^fill' out.txt && bad good_fill_is_not_said '' || ok good_fill_is_not_said
+lacks good_fill_is_not_reported '^fill' out.txt
 check log_has_sensible_digits python3 -c '
 import re
 for number in re.findall(r": -?([0-9.]+)(?:e-?[0-9]+)?[,}]", open("every/log.jsonl").read()):
@@ -257,7 +254,7 @@ plot() {
     fi
     outcome plot 0 '^wrote every/plot.png: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
         /usr/bin/python3 "$root/scripts/plot_run.py" every
-    [ -s every/plot.png ] && ok plot_is_there || bad plot_is_there ''
+    check plot_is_written test -s every/plot.png
 }
 plot
 check_python smoothing_has_no_bias "$root" <<'PY'

@@ -1,4 +1,4 @@
-// Learning rates and the choice of the next token, against values worked out by hand.
+// Learning rates and the choice of the next token, against values computed by hand.
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static Schedule schedule(ScheduleKind kind) {
 
 static bool near(float a, double b) { return fabs((double)a - b) <= 1e-7 * fabs(b); }
 
-TEST(warm_up_is_linear_and_starts_moving) {
+TEST(warm_up_is_linear_and_starts_above_zero) {
     for (int kind = SCHEDULE_CONSTANT; kind <= SCHEDULE_WSD_SQRT; kind++) {
         Schedule s = schedule((ScheduleKind)kind);
         CHECK(near(schedule_lr(&s, 0), 0.05) && near(schedule_lr(&s, 8), 0.45));
@@ -40,7 +40,7 @@ TEST(wsd_is_stable_then_decays) {
     CHECK(near(schedule_lr(&linear, 100), 0.05) && near(schedule_lr(&root, 100), 0.05));
 }
 
-TEST(schedules_without_room) {  // all warm-up; nothing to decay over; one step
+TEST(schedules_of_few_steps) {  // only warm-up; no decay; one step
     Schedule s = schedule(SCHEDULE_WSD);
     s.warmup_steps = 100;
     CHECK(near(schedule_lr(&s, 99), 0.5));
@@ -53,7 +53,7 @@ TEST(schedules_without_room) {  // all warm-up; nothing to decay over; one step
 static const float LOGITS[] = {0.0f, 2.0f, 1.0f, 2.0f, -INFINITY};  // 1 and 3 tie
 enum { V = sizeof LOGITS / sizeof *LOGITS, DRAWS = 10000 };
 
-// Share of each id over evenly spaced draws.
+// Frequency of each id over evenly spaced draws.
 static void shares(Sampling how, double share[V]) {
     Candidate scratch[V];
     memset(share, 0, V * sizeof *share);
@@ -61,14 +61,14 @@ static void shares(Sampling how, double share[V]) {
         share[sample_token(LOGITS, V, &how, ((float)i + 0.5f) / DRAWS, scratch)] += 1.0 / DRAWS;
 }
 
-TEST(temperature_zero_takes_the_likeliest) {
+TEST(temperature_zero_takes_the_most_likely) {
     Sampling greedy = {0, 0, 1};
     double share[V];
     shares(greedy, share);
     CHECK(share[1] > 1 - 1e-9);
 }
 
-TEST(shares_are_the_softmax_at_a_temperature) {
+TEST(frequencies_are_the_softmax_at_a_temperature) {
     const double temperatures[] = {0.5, 1, 3};
     for (int t = 0; t < 3; t++) {
         Sampling how = {(float)temperatures[t], 0, 1};
@@ -82,7 +82,7 @@ TEST(shares_are_the_softmax_at_a_temperature) {
     }
 }
 
-TEST(top_k_and_top_p_keep_the_likeliest) {
+TEST(top_k_and_top_p_keep_the_most_likely) {
     double share[V];
     Sampling two = {1, 2, 1}, half = {1, 0, 0.5f}, tiny = {1, 0, 0};
     shares(two, share);

@@ -35,7 +35,7 @@ static void llama_make(LlamaModel *m, const LlamaConfig *c) {
         m->weights[i] += (floatX)(0.3 * test_rng_normal());
 }
 
-// Every second document is a chunk that knows its next token.
+// Every second document is a segment whose last token has a target.
 static void llama_make_batch(Batch *b, const LlamaConfig *c) {
     static int32_t tokens[CAPACITY];
     DocView docs[NUM_DOCS];
@@ -52,7 +52,7 @@ static double llama_forward_backward(LlamaModel *m, const Batch *b) {
     llama_zero_grads(m, b->num_targets);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head_train(m);
+    llama_head(m, true);
     llama_backward(m);
     llama_add_losses(m);
     return llama_read_step(m).loss_sum / b->num_targets;

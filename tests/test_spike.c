@@ -1,4 +1,4 @@
-// data/runs/spike.h: what counts as a jump of the loss.
+// data/runs/spike.h: which losses count as spikes.
 #include <math.h>
 
 #include "../data/runs/spike.h"
@@ -11,11 +11,11 @@ TEST(a_falling_noisy_loss_has_no_spike) {
         CHECK_MSG(!loss_is_spike(&t, 2 + 8 * exp(-i / 30.0) + 0.2 * test_rng_normal()), "at %d", i);
 }
 
-TEST(a_jump_is_a_spike_until_it_is_the_usual) {
+TEST(a_jump_is_a_spike_until_it_is_the_new_level) {
     LossTrend t = {0, 0, 0};
     for (int i = 0; i < 100; i++) CHECK(!loss_is_spike(&t, 2 + 0.1 * test_rng_normal()));
     CHECK(!loss_is_spike(&t, 2.9));
-    CHECK(loss_is_spike(&t, 3.5) && !loss_is_spike(&t, 2));  // one alone does not move the mean
+    CHECK(loss_is_spike(&t, 3.5) && !loss_is_spike(&t, 2));  // one does not move the mean
     CHECK(loss_is_spike(&t, NAN) && loss_is_spike(&t, INFINITY) && !loss_is_spike(&t, 2));
     CHECK(isfinite(t.mean) && t.mean < 2.5);
     int spikes = 0;
@@ -24,14 +24,14 @@ TEST(a_jump_is_a_spike_until_it_is_the_usual) {
     CHECK(!loss_is_spike(&t, 6) && !loss_is_spike(&t, 2));
 }
 
-// What is noisy anyway must be further away: three mean distances, more than 1.
+// Noise widens the margin: three mean distances, here more than 1.
 TEST(noise_widens_the_margin) {
     LossTrend t = {0, 0, 0};
     for (int i = 0; i < 100; i++) CHECK(!loss_is_spike(&t, i % 2 ? 4 : 2));
     CHECK(!loss_is_spike(&t, 5.5) && loss_is_spike(&t, 7));
 }
 
-TEST(the_first_losses_are_none) {
+TEST(the_first_losses_are_never_spikes) {
     LossTrend t = {0, 0, 0};
     CHECK(!loss_is_spike(&t, 1) && !loss_is_spike(&t, 9) && !loss_is_spike(&t, 90));
 }

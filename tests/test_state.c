@@ -1,4 +1,4 @@
-// data/runs/state.h: a state of other data, another plan or an older version.
+// data/runs/state.h: states of other data, of another plan and of older versions.
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 #include "scratch.h"
 #include "test.h"
 
-// Numbers that a resumed run must have in common with the one that it resumes.
+// Numbers that must be the same in a resumed run.
 typedef struct {
     PlanSettings plan;
     Dataset train;
@@ -40,8 +40,8 @@ static const struct {
     FIELD("work_side", plan.work_side, true, true),
 };
 
-// What state_read says of the text without the line of a field, as older versions wrote it. ""
-// leaves all lines.
+// Result of state_read for the text without the line of `field`, as an older version wrote it. "":
+// all lines.
 static int read_without(const char *text, const Same *same, const char *field) {
     Error err = {0};
     TrainingState s;
@@ -67,7 +67,7 @@ static Same usual(void) {
     return same;
 }
 
-// The file that state_write makes, to be freed.
+// The contents of state_write's file; the caller frees them.
 static char *written_state(const Same *same, const Option *options, Error *err) {
     static Checkpoint ck;
     uint64_t n = 0;
@@ -85,7 +85,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     return text;
 }
 
-TEST(a_state_of_an_older_version_stands_for_what_that_version_did) {
+TEST(missing_fields_mean_the_behaviour_of_older_versions) {
     Error err = {0};
     const Option none[] = {OPTION_END};
     const Same same = usual();

@@ -1,5 +1,5 @@
 // Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,7 +62,7 @@ TEST(byte_level_tokens_decode) {
     tokenizer_free(&t);
 }
 
-TEST(ends_come_from_the_config) {
+TEST(bos_and_eos_come_from_the_config) {
     Tokenizer t;
     Error err;
     const char *config = "{\"bos_token\": null, \"eos_token\": {\"content\": \"hello\"}}";
@@ -148,31 +148,32 @@ TEST(byte_tokenizer_goes_both_ways) {
 
 enum { ROOM = 4096 };
 
-static void check_case(const Tokenizer *t, const cJSON *item) {
+static void check_case(const Tokenizer *t, const json_t *item) {
     static int32_t ids[ROOM];
     Error err = {0};
-    const char *text = json_member(item, "text")->valuestring;
+    const char *text = json_string_value(json_member(item, "text"));
     int64_t n = tokenizer_encode(t, text, strlen(text), ids, ROOM, &err);
-    const cJSON *expected = json_member(item, "ids")->child;
+    const json_t *expected = json_member(item, "ids");
     CHECK_MSG(n >= 0, "%s", err.what);
-    for (int64_t i = 0; i < n; i++, expected = expected->next)
-        CHECK_MSG(expected && ids[i] == expected->valueint, "'%s': id %lld is %d", text,
-                  (long long)i, ids[i]);
-    CHECK_MSG(!expected, "'%s': only %lld ids", text, (long long)n);
+    CHECK_MSG(json_array_size(expected) == (size_t)n, "'%s': %lld ids", text, (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        CHECK_MSG(ids[i] == json_number_value(json_array_get(expected, (size_t)i)),
+                  "'%s': id %lld is %d", text, (long long)i, ids[i]);
 }
 
 static void check_golden(const char *dir) {
     Tokenizer t;
     Error err = {0};
     char path[IO_PATH_MAX];
-    int count = 0;
+    const json_t *item;
+    size_t i;
     CHECK_MSG(tokenizer_open(&t, dir, &err), "%s", err.what);
     CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
-    cJSON *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
+    json_t *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
     CHECK_MSG(cases != NULL, "%s", err.what);
-    for (const cJSON *item = cases->child; item; item = item->next, count++) check_case(&t, item);
-    CHECK(count > 20);
-    cJSON_Delete(cases);
+    json_array_foreach(cases, i, item) check_case(&t, item);
+    CHECK(i > 20);
+    json_decref(cases);
     tokenizer_free(&t);
 }
 
@@ -189,8 +190,8 @@ static void text_replace(char *text, size_t capacity, const char *from, const ch
     memcpy(at, to, strlen(to));
 }
 
-// What transformers writes from a GGUF file: a normalizer that does nothing, and a byte fallback
-// that no text needs, as every byte has a token.
+// As transformers writes it from a GGUF file: a normalizer without effect and a byte fallback that
+// is never used, since every byte has a token.
 TEST(keys_without_effect_do_not_change_the_ids) {
     static const char *const empty[] = {
         "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": []}",
@@ -202,6 +203,8 @@ TEST(keys_without_effect_do_not_change_the_ids) {
     Error err = {0};
     for (size_t i = 0; i < sizeof empty / sizeof *empty; i++) {
         Tokenizer t;
+        const json_t *item;
+        size_t k;
         uint64_t n = 0;
         CHECK(path_join(path, sizeof path, dir, "tokenizer.json", &err));
         char *golden = file_read_all(path, sizeof text / 2, &n, "", &err);
@@ -212,10 +215,10 @@ TEST(keys_without_effect_do_not_change_the_ids) {
         text_replace(text, sizeof text, "\"byte_fallback\":false", "\"byte_fallback\":true");
         CHECK_MSG(open_text(&t, text, &err), "%s", err.what);
         CHECK(path_join(path, sizeof path, dir, "cases.json", &err));
-        cJSON *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
+        json_t *cases = json_read(path, TOKENIZER_MAX_BYTES, "", &err);
         CHECK_MSG(cases != NULL, "%s", err.what);
-        for (const cJSON *item = cases->child; item; item = item->next) check_case(&t, item);
-        cJSON_Delete(cases);
+        json_array_foreach(cases, k, item) check_case(&t, item);
+        json_decref(cases);
         tokenizer_free(&t);
     }
 }
@@ -292,7 +295,7 @@ TEST(keys_that_change_the_ids_are_named) {
                   "byte_fallback and no token for byte 0");
 }
 
-TEST(bpe_refuses_what_it_does_not_know) {
+TEST(bpe_refuses_unknown_features) {
     check_refused(BYTE_LEVEL, "", "c", "no token for byte 99");
     check_refused(BYTE_LEVEL, "", "a\xff", "expected UTF-8, found byte 0xff at 1");
     check_refused(BYTE_LEVEL, ", \"dropout\": 0.1", "a", "dropout");
@@ -311,7 +314,7 @@ TEST(bpe_refuses_what_it_does_not_know) {
     check_refused(SPLIT("{\"Regex\": \"x*\"}", "Isolated"), "", "a", "matches nothing");
 }
 
-// Whatever is in the file, encoding ends, in ids of the vocabulary or an error.
+// For any file, encoding terminates with ids of the vocabulary or an error.
 TEST(bpe_survives_random_damage) {
     int encoded = 0;
     for (int round = 0; round < 2000; round++) {

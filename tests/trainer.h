@@ -1,4 +1,4 @@
-// The trainer's own functions in a test: train_llama.cu without its main.
+// Includes train_llama.cu without its main, so that a test can call the trainer's functions.
 #ifndef UNPAD_TESTS_TRAINER_H
 #define UNPAD_TESTS_TRAINER_H
 

@@ -1,4 +1,4 @@
-// Time: a clock that nobody sets, and sleep.
+// A monotonic clock, and sleep.
 #ifndef UNPAD_CLOCK_H
 #define UNPAD_CLOCK_H
 

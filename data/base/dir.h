@@ -45,8 +45,8 @@ typedef struct {
 // only serves the error message.
 bool dir_lock(DirLock *lock, const char *dir, Error *err);
 
-// Fails unless the path still leads to the directory that was locked: another one in its place may
-// belong to somebody else.
+// Fails unless the path still leads to the directory that was locked: a directory put in its place
+// may belong to another run.
 bool dir_lock_check(const DirLock *lock, const char *dir, Error *err);
 void dir_unlock(DirLock *lock);
 

@@ -41,17 +41,20 @@ void text_sanitize(char *text, size_t capacity) {
     text_copy(text, capacity, clean);
 }
 
-__attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
-                                                     const char *format, ...) {
-    if (err->code) return false;
-    va_list args;
-    va_start(args, format);
+static void error_fill(Error *err, int code, const char *hint, const char *format, va_list args) {
     vsnprintf(err->what, sizeof err->what, format, args);
-    va_end(args);
     text_sanitize(err->what, sizeof err->what);
     text_copy(err->hint, sizeof err->hint, hint ? hint : "");
     text_sanitize(err->hint, sizeof err->hint);
     err->code = code;
+}
+
+bool error_set(Error *err, int code, const char *hint, const char *format, ...) {
+    if (err->code) return false;
+    va_list args;
+    va_start(args, format);
+    error_fill(err, code, hint, format, args);
+    va_end(args);
     return false;
 }
 
@@ -94,9 +97,17 @@ void error_print(const Error *err) {
     fprintf(stderr, "hint: %s\n", error_hint(err));
 }
 
-__attribute__((noreturn)) void error_exit(const Error *err) {
+void error_exit(const Error *err) {
     error_print(err);
     exit(err->code);
+}
+
+void exit_with(int code, const char *hint, const char *format, ...) {
+    Error err = {0};
+    va_list args;
+    va_start(args, format);
+    error_fill(&err, code, hint, format, args);
+    error_exit(&err);
 }
 
 void must(bool ok, const Error *err) {

@@ -1,7 +1,7 @@
 // Errors: an exit code, one line with what was expected and found, one line of hint.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main, must and error_exit turn an Error into an exit code.
+// fuzzer or a retry can continue. Only main, must, error_exit and exit_with end the program.
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
@@ -52,6 +52,10 @@ void error_print(const Error *err);
 // error_print, then exit with the code.
 __attribute__((noreturn)) void error_exit(const Error *err);
 
+// An Error as error_set fills it, and error_exit.
+__attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const char *hint,
+                                                               const char *format, ...);
+
 // error_exit unless ok.
 void must(bool ok, const Error *err);
 
@@ -60,9 +64,6 @@ void must(bool ok, const Error *err);
 
 // Copies text into a buffer of `capacity` bytes, NUL included, and cuts off the rest.
 void text_copy(char *out, size_t capacity, const char *text);
-
-// Appends ", item", or the first item, while there is room.
-void text_list(char *list, size_t capacity, const char *item);
 
 // The plural ending: "" for 1, else "s".
 const char *text_plural(int64_t n);

@@ -1,6 +1,6 @@
 #include "json.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include "memory.h"
 
 // ------------------------------------------------------------------------------------------------
-// Checks on the text
+// UTF-8
 
 size_t utf8_length(const unsigned char *p, size_t n) {
     size_t len = p[0] < 0x80   ? 1
@@ -33,155 +33,29 @@ size_t utf8_length(const unsigned char *p, size_t n) {
     return len;
 }
 
-// Bytes of the string at p (its opening quote), both quotes included; 0: invalid. cJSON would
-// accept raw control characters and bad UTF-8, and cut off a key at \u0000.
-static size_t json_scan_string(const unsigned char *p, size_t n) {
-    for (size_t i = 1; i < n;) {
-        if (p[i] == '"') return i + 1;
-        if (p[i] < 0x20) return 0;
-        if (p[i] == '\\') {
-            if (n - i > 5 && memcmp(p + i, "\\u0000", 6) == 0) return 0;
-            i += 2;
-            continue;
-        }
-        size_t len = utf8_length(p + i, n - i);
-        if (len == 0) return 0;
-        i += len;
-    }
-    return 0;
-}
-
-static size_t json_scan_digits(const unsigned char *p, size_t n) {
-    size_t i = 0;
-    while (i < n && p[i] >= '0' && p[i] <= '9') i++;
-    return i;
-}
-
-// Bytes of the number at p; 0: invalid. cJSON would also accept 01 and 1.
-static size_t json_scan_number(const unsigned char *p, size_t n) {
-    size_t i = p[0] == '-';
-    size_t digits = json_scan_digits(p + i, n - i);
-    if (digits == 0 || (digits > 1 && p[i] == '0')) return 0;
-    i += digits;
-    if (i < n && p[i] == '.') {
-        digits = json_scan_digits(p + i + 1, n - i - 1);
-        if (digits == 0) return 0;
-        i += 1 + digits;
-    }
-    if (i < n && (p[i] | 0x20) == 'e') {
-        i++;
-        if (i < n && (p[i] == '+' || p[i] == '-')) i++;
-        digits = json_scan_digits(p + i, n - i);
-        if (digits == 0) return 0;
-        i += digits;
-    }
-    return i;
-}
-
-// Bytes of the token at p; 0: not JSON. cJSON checks the grammar between tokens.
-static size_t json_scan_token(const unsigned char *p, size_t n) {
-    static const char *const words[] = {"true", "false", "null"};
-    if (strchr("{}[]:, \t\r\n", p[0])) return p[0] != 0;
-    if (p[0] == '"') return json_scan_string(p, n);
-    if (p[0] == '-' || (p[0] >= '0' && p[0] <= '9')) return json_scan_number(p, n);
-    for (int i = 0; i < 3; i++)
-        if (n >= strlen(words[i]) && memcmp(p, words[i], strlen(words[i])) == 0)
-            return strlen(words[i]);
-    return 0;
-}
-
-static bool json_scan(const char *text, size_t n, Error *err) {
-    const unsigned char *p = (const unsigned char *)text;
-    int depth = 0, values = 0;
-    for (size_t i = 0, len; i < n; i += len) {
-        len = json_scan_token(p + i, n - i);
-        if (len == 0)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "expected JSON, found byte 0x%02x at offset %zu", p[i], i);
-        if (p[i] == '{' || p[i] == '[') depth++;
-        if (p[i] == '}' || p[i] == ']') depth--;
-        if (p[i] == ',' || p[i] == '{' || p[i] == '[') values++;
-        if (depth > JSON_MAX_DEPTH)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "expected JSON nested at most %d deep, found more", JSON_MAX_DEPTH);
-        if (values > JSON_MAX_VALUES)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "expected JSON of at most %d values, found more", JSON_MAX_VALUES);
-    }
-    return true;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// cJSON reports a failed allocation as a syntax error; this flag tells them apart.
-static __thread bool json_out_of_memory;
+// Jansson 2.14 drops a character when the heap refuses it a longer buffer, and reports success.
+static void *json_malloc(size_t n) { return host_calloc(n, 1, "JSON"); }
 
-static void *json_malloc(size_t n) {
-    void *p = malloc(n);
-    if (!p) json_out_of_memory = true;
-    return p;
+json_t *json_parse(const char *text, size_t n, const char *path, Error *err) {
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL;
+    json_error_t why;
+    json_set_alloc_funcs(json_malloc, free);
+    json_t *root = json_loadb(text, n, flags, &why);
+    if (!root)
+        error_set(err, EXIT_BAD_INPUT, "",
+                  "%s: expected JSON, found an error at line %d, column %d: %s", path, why.line,
+                  why.column, why.text);
+    return root;
 }
 
-static int json_compare_keys(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-// Sorts the keys of one object into `keys`, so that a hostile file cannot cost quadratic time.
-static bool json_unique_in(const cJSON *object, const char **keys, Error *err) {
-    size_t n = 0;
-    for (const cJSON *item = object->child; item; item = item->next) keys[n++] = item->string;
-    qsort(keys, n, sizeof *keys, json_compare_keys);
-    for (size_t i = 1; i < n; i++)
-        if (strcmp(keys[i - 1], keys[i]) == 0)
-            return error_set(err, EXIT_BAD_INPUT, "",
-                             "expected every key once, found \"%.100s\" twice", keys[i]);
-    return true;
-}
-
-// json_scan bounds the depth, and so this recursion.
-static bool json_unique_keys(const cJSON *value, Error *err) {
-    size_t n = 0;
-    for (const cJSON *item = value->child; item; item = item->next, n++)
-        if (item->child && !json_unique_keys(item, err)) return false;
-    if (!cJSON_IsObject(value) || n < 2) return true;
-    const char **keys = malloc(n * sizeof *keys);
-    if (!keys) return error_memory(err, "JSON", n * sizeof *keys);
-    bool ok = json_unique_in(value, keys, err);
-    free(keys);
-    return ok;
-}
-
-cJSON *json_parse(const char *text, size_t n, const char *path, Error *err) {
-    cJSON_Hooks hooks = {.malloc_fn = json_malloc, .free_fn = free};
-    if (!json_scan(text, n, err)) {
-        error_prefix(err, path);
-        return NULL;
-    }
-    cJSON_InitHooks(&hooks);
-    json_out_of_memory = false;
-    const char *end = text;
-    cJSON *root = cJSON_ParseWithLengthOpts(text, n + 1, &end, true);
-    if (!root && json_out_of_memory) {
-        error_memory(err, path, n);
-        return NULL;
-    }
-    if (!root) {
-        error_set(err, EXIT_BAD_INPUT, "", "%s: expected JSON, found an error near offset %ld",
-                  path, (long)(end - text));
-        return NULL;
-    }
-    if (json_unique_keys(root, err)) return root;
-    error_prefix(err, path);
-    cJSON_Delete(root);
-    return NULL;
-}
-
-cJSON *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err) {
+json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err) {
     uint64_t n = 0;
     char *text = file_read_all(path, max_bytes, &n, hint, err);
     if (!text) return NULL;
-    cJSON *root = json_parse(text, (size_t)n, path, err);
+    json_t *root = json_parse(text, (size_t)n, path, err);
     free(text);
     return root;
 }
@@ -189,29 +63,33 @@ cJSON *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *
 // ------------------------------------------------------------------------------------------------
 // Getters
 
-bool json_type_error(const cJSON *item, const char *key, const char *expected, Error *err) {
-    const char *found = cJSON_IsNull(item)     ? "null"
-                        : cJSON_IsBool(item)   ? "a boolean"
-                        : cJSON_IsNumber(item) ? "a number"
-                        : cJSON_IsString(item) ? "a string"
-                        : cJSON_IsArray(item)  ? "an array"
-                                               : "an object";
-    return error_set(err, EXIT_BAD_INPUT, "", "%s: expected %s, found %s", key, expected, found);
+bool json_type_error(const json_t *item, const char *key, const char *expected, Error *err) {
+    static const char *const names[] = {
+        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",  [JSON_NULL] = "null",
+    };
+    return error_set(err, EXIT_BAD_INPUT, "", "%s: expected %s, found %s", key, expected,
+                     names[json_typeof(item)]);
 }
 
-const cJSON *json_member(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    return item && !cJSON_IsNull(item) ? item : NULL;
+json_t *json_member(const json_t *object, const char *key) {
+    json_t *item = json_object_get(object, key);
+    return json_is_null(item) ? NULL : item;
+}
+
+bool json_string_is(const json_t *item, const char *text) {
+    return json_is_string(item) && strcmp(json_string_value(item), text) == 0;
 }
 
 static bool json_missing(const char *key, bool required, Error *err) {
     return !required || error_set(err, EXIT_BAD_INPUT, "", "%s: required, not found", key);
 }
 
-bool json_int64_value(const cJSON *item, const char *key, int64_t min, int64_t max, int64_t *out,
+bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
                       Error *err) {
-    if (!cJSON_IsNumber(item)) return json_type_error(item, key, "an integer", err);
-    double v = item->valuedouble;
+    if (!json_is_number(item)) return json_type_error(item, key, "an integer", err);
+    double v = json_number_value(item);
     if (!(v >= (double)min && v <= (double)max && v == floor(v)))
         return error_set(err, EXIT_BAD_INPUT, "",
                          "%s: expected an integer from %lld to %lld, found %.17g", key,
@@ -220,14 +98,14 @@ bool json_int64_value(const cJSON *item, const char *key, int64_t min, int64_t m
     return true;
 }
 
-bool json_get_int64(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out,
+bool json_get_int64(const json_t *object, const char *key, int64_t min, int64_t max, int64_t *out,
                     bool required, Error *err) {
-    const cJSON *item = json_member(object, key);
+    const json_t *item = json_member(object, key);
     return item ? json_int64_value(item, key, min, max, out, err)
                 : json_missing(key, required, err);
 }
 
-bool json_get_int(const cJSON *object, const char *key, int min, int max, int *out, bool required,
+bool json_get_int(const json_t *object, const char *key, int min, int max, int *out, bool required,
                   Error *err) {
     int64_t value = *out;
     if (!json_get_int64(object, key, min, max, &value, required, err)) return false;
@@ -235,33 +113,33 @@ bool json_get_int(const cJSON *object, const char *key, int min, int max, int *o
     return true;
 }
 
-bool json_get_double(const cJSON *object, const char *key, double min, double max, double *out,
+bool json_get_double(const json_t *object, const char *key, double min, double max, double *out,
                      bool required, Error *err) {
-    const cJSON *item = json_member(object, key);
+    const json_t *item = json_member(object, key);
     if (!item) return json_missing(key, required, err);
-    if (!cJSON_IsNumber(item)) return json_type_error(item, key, "a number", err);
-    double v = item->valuedouble;
-    if (!(v >= min && v <= max))  // also refuses the infinity of 1e400
+    if (!json_is_number(item)) return json_type_error(item, key, "a number", err);
+    double v = json_number_value(item);
+    if (!(v >= min && v <= max))
         return error_set(err, EXIT_BAD_INPUT, "", "%s: expected a number from %g to %g, found %g",
                          key, min, max, v);
     *out = v;
     return true;
 }
 
-bool json_get_bool(const cJSON *object, const char *key, bool *out, bool required, Error *err) {
-    const cJSON *item = json_member(object, key);
+bool json_get_bool(const json_t *object, const char *key, bool *out, bool required, Error *err) {
+    const json_t *item = json_member(object, key);
     if (!item) return json_missing(key, required, err);
-    if (!cJSON_IsBool(item)) return json_type_error(item, key, "true or false", err);
-    *out = cJSON_IsTrue(item);
+    if (!json_is_boolean(item)) return json_type_error(item, key, "true or false", err);
+    *out = json_is_true(item);
     return true;
 }
 
-bool json_get_string(const cJSON *object, const char *key, const char **out, bool required,
+bool json_get_string(const json_t *object, const char *key, const char **out, bool required,
                      Error *err) {
-    const cJSON *item = json_member(object, key);
+    const json_t *item = json_member(object, key);
     if (!item) return json_missing(key, required, err);
-    if (!cJSON_IsString(item)) return json_type_error(item, key, "a string", err);
-    *out = item->valuestring;
+    if (!json_is_string(item)) return json_type_error(item, key, "a string", err);
+    *out = json_string_value(item);
     return true;
 }
 
@@ -338,7 +216,7 @@ void json_end(JsonWriter *w, char close) {
     w->comma = true;
 }
 
-void json_string(JsonWriter *w, const char *key, const char *value) {
+void json_put_string(JsonWriter *w, const char *key, const char *value) {
     json_key(w, key);
     if (value)
         json_put_quoted(w, value);
@@ -346,22 +224,23 @@ void json_string(JsonWriter *w, const char *key, const char *value) {
         json_put_text(w, "null");
 }
 
-void json_int(JsonWriter *w, const char *key, int64_t value) {
+void json_put_int(JsonWriter *w, const char *key, int64_t value) {
     char digits[32];
     json_key(w, key);
     snprintf(digits, sizeof digits, "%lld", (long long)value);
     json_put_text(w, digits);
 }
 
-void json_bool(JsonWriter *w, const char *key, bool value) {
+void json_put_bool(JsonWriter *w, const char *key, bool value) {
     json_key(w, key);
     json_put_text(w, value ? "true" : "false");
 }
 
-void json_null(JsonWriter *w, const char *key) { json_string(w, key, NULL); }
+void json_put_null(JsonWriter *w, const char *key) { json_put_string(w, key, NULL); }
 
 // The fewest of `from` to `to` digits that read back as the same value.
-static void json_real(JsonWriter *w, const char *key, double value, int from, int to, bool single) {
+static void json_put_real(JsonWriter *w, const char *key, double value, int from, int to,
+                          bool single) {
     char digits[40];
     json_key(w, key);
     for (int precision = from; precision <= to; precision++) {
@@ -375,10 +254,10 @@ static void json_real(JsonWriter *w, const char *key, double value, int from, in
     json_put_text(w, digits);
 }
 
-void json_double(JsonWriter *w, const char *key, double value) {
-    json_real(w, key, value, 15, 17, false);
+void json_put_double(JsonWriter *w, const char *key, double value) {
+    json_put_real(w, key, value, 15, 17, false);
 }
 
-void json_float(JsonWriter *w, const char *key, float value) {
-    json_real(w, key, (double)value, 6, 9, true);
+void json_put_float(JsonWriter *w, const char *key, float value) {
+    json_put_real(w, key, (double)value, 6, 9, true);
 }

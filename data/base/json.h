@@ -1,24 +1,19 @@
-// JSON: cJSON behind a strict front for reading, and a small writer into a caller's buffer.
+// JSON: Jansson for reading, with getters, and a small writer into a caller's buffer.
 //
-// Reading checks the text before cJSON sees it (UTF-8, control characters, number syntax, depth,
-// size) and refuses duplicate keys afterwards, so that nothing is accepted here that a strict
-// parser would refuse. Errors are EXIT_BAD_INPUT. Getters say "key: expected ..., found ..."; the
-// caller adds the file with error_prefix(err, path).
+// Reading is strict: UTF-8, no key twice, no \u0000, no number beyond a double, nothing after the
+// value, at most 2048 levels. Errors are EXIT_BAD_INPUT. Getters say "key: expected ..., found
+// ..."; the caller adds the file with error_prefix(err, path).
 #ifndef UNPAD_JSON_H
 #define UNPAD_JSON_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "error.h"
 
-enum {
-    JSON_MAX_DEPTH = 64,
-    JSON_MAX_CONFIG = 1 << 20,         // bytes of a config file
-    JSON_MAX_VALUES = 4 * 1000 * 1000  // cJSON allocates 64 bytes for each
-};
+enum { JSON_MAX_CONFIG = 1 << 20 };  // bytes of a config file
 
 // Bytes of the UTF-8 character at p, of which n are readable; 0: invalid (overlong, surrogate,
 // above U+10FFFF, cut off).
@@ -27,35 +22,39 @@ size_t utf8_length(const unsigned char *p, size_t n);
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// text[n] must be 0; path only names the text in errors. Free the tree with cJSON_Delete. NULL on
-// error; EXIT_HOST_MEMORY when memory is refused.
-cJSON *json_parse(const char *text, size_t n, const char *path, Error *err);
+// path only names the text in errors. Free the tree with json_decref. NULL on error; refused memory
+// ends the program with exit code 5. All numbers are doubles (json_number_value), as an integer may
+// be longer than 64 bits: transformers writes a model_max_length of 1e30 so.
+json_t *json_parse(const char *text, size_t n, const char *path, Error *err);
 
 // The same for a file of at most max_bytes.
-cJSON *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err);
+json_t *json_read(const char *path, uint64_t max_bytes, const char *hint, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // Getters: a missing or null member leaves *out unchanged, and is an error only when required
 
 // "key: expected ..., found a string" or whatever the item is. Returns false.
-bool json_type_error(const cJSON *item, const char *key, const char *expected, Error *err);
+bool json_type_error(const json_t *item, const char *key, const char *expected, Error *err);
 
 // The member; NULL when it is missing or null.
-const cJSON *json_member(const cJSON *object, const char *key);
+json_t *json_member(const json_t *object, const char *key);
+
+// Whether the item, which may be NULL, is this string.
+bool json_string_is(const json_t *item, const char *text);
 
 // A whole number in [min, max]; both within +-2^53, where doubles are exact.
-bool json_int64_value(const cJSON *item, const char *key, int64_t min, int64_t max, int64_t *out,
+bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
                       Error *err);
-bool json_get_int64(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *out,
+bool json_get_int64(const json_t *object, const char *key, int64_t min, int64_t max, int64_t *out,
                     bool required, Error *err);
-bool json_get_int(const cJSON *object, const char *key, int min, int max, int *out, bool required,
+bool json_get_int(const json_t *object, const char *key, int min, int max, int *out, bool required,
                   Error *err);
-bool json_get_double(const cJSON *object, const char *key, double min, double max, double *out,
+bool json_get_double(const json_t *object, const char *key, double min, double max, double *out,
                      bool required, Error *err);
-bool json_get_bool(const cJSON *object, const char *key, bool *out, bool required, Error *err);
+bool json_get_bool(const json_t *object, const char *key, bool *out, bool required, Error *err);
 
 // *out points into the tree.
-bool json_get_string(const cJSON *object, const char *key, const char **out, bool required,
+bool json_get_string(const json_t *object, const char *key, const char **out, bool required,
                      Error *err);
 
 // ------------------------------------------------------------------------------------------------
@@ -63,8 +62,8 @@ bool json_get_string(const cJSON *object, const char *key, const char **out, boo
 //
 //   json_writer_init(&w, line, sizeof line, 0);
 //   json_begin(&w, NULL, '{');
-//   json_int(&w, "step", 1);
-//   json_double(&w, "loss", 2.5);
+//   json_put_int(&w, "step", 1);
+//   json_put_double(&w, "loss", 2.5);
 //   json_end(&w, '}');
 //   if (!w.overflow) fputs(line, log);
 //
@@ -90,13 +89,13 @@ void json_begin(JsonWriter *w, const char *key, char open);
 void json_end(JsonWriter *w, char close);
 
 // NULL is written as null.
-void json_string(JsonWriter *w, const char *key, const char *value);
-void json_int(JsonWriter *w, const char *key, int64_t value);
-void json_bool(JsonWriter *w, const char *key, bool value);
-void json_null(JsonWriter *w, const char *key);
+void json_put_string(JsonWriter *w, const char *key, const char *value);
+void json_put_int(JsonWriter *w, const char *key, int64_t value);
+void json_put_bool(JsonWriter *w, const char *key, bool value);
+void json_put_null(JsonWriter *w, const char *key);
 
 // The fewest digits that read back as the same value.
-void json_double(JsonWriter *w, const char *key, double value);
-void json_float(JsonWriter *w, const char *key, float value);
+void json_put_double(JsonWriter *w, const char *key, double value);
+void json_put_float(JsonWriter *w, const char *key, float value);
 
 #endif

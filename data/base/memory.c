@@ -17,10 +17,8 @@ bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
 
 __attribute__((noreturn)) static void host_refused(size_t count, size_t size,
                                                    const char *what_for) {
-    Error err = {0};
-    error_set(&err, EXIT_HOST_MEMORY, "close other programs or choose smaller sizes",
+    exit_with(EXIT_HOST_MEMORY, "close other programs or choose smaller sizes",
               "host memory: %zu x %zu bytes for %s refused", count, size, what_for);
-    error_exit(&err);
 }
 
 void *host_calloc(size_t count, size_t size, const char *what_for) {

@@ -1,7 +1,7 @@
 #include "options.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -210,14 +210,24 @@ static const Option *options_find(const Option *table, const char *name) {
     return NULL;
 }
 
+static bool options_in_list(const char *name, const char *list) {
+    const size_t length = strlen(name);
+    for (const char *p = list; *p;) {
+        const size_t n = strcspn(p, "|");
+        if (n == length && strncmp(p, name, n) == 0) return true;
+        p += n + (p[n] == '|');
+    }
+    return false;
+}
+
 // Our replacement for an option of other programs, spelt with - or _; NULL: not known.
 static const char *options_elsewhere(const Option *table, const char *name) {
-    for (const Option *o = table; o->name; o++) {
-        if (o->kind != OPTION_KIND_HINT) continue;
-        size_t i = 0;
-        while (name[i] && (name[i] == '_' ? '-' : name[i]) == o->name[i]) i++;
-        if (!name[i] && !o->name[i]) return o->help;
-    }
+    char spelt[64];
+    text_copy(spelt, sizeof spelt, name);
+    for (char *c = spelt; *c; c++)
+        if (*c == '_') *c = '-';
+    for (const Option *o = table; o->name; o++)
+        if (o->kind == OPTION_KIND_HINT && options_in_list(spelt, o->name)) return o->help;
     return NULL;
 }
 
@@ -368,7 +378,7 @@ static void options_write_choice(const Option *o, JsonWriter *w) {
     const char *p = o->choices;
     for (int i = *(const int *)o->address; i > 0; i--) p += strcspn(p, "|") + 1;
     snprintf(word, sizeof word, "%.*s", (int)strcspn(p, "|"), p);
-    json_string(w, o->name, word);
+    json_put_string(w, o->name, word);
 }
 
 void options_write_one(const Option *o, JsonWriter *w) {
@@ -377,22 +387,22 @@ void options_write_one(const Option *o, JsonWriter *w) {
         case OPTION_KIND_HINT:
             break;
         case OPTION_FLAG:
-            json_bool(w, o->name, *(const bool *)o->address);
+            json_put_bool(w, o->name, *(const bool *)o->address);
             break;
         case OPTION_INT:
-            json_int(w, o->name, *(const int *)o->address);
+            json_put_int(w, o->name, *(const int *)o->address);
             break;
         case OPTION_INT64:
-            json_int(w, o->name, *(const int64_t *)o->address);
+            json_put_int(w, o->name, *(const int64_t *)o->address);
             break;
         case OPTION_FLOAT:
-            json_float(w, o->name, *(const float *)o->address);
+            json_put_float(w, o->name, *(const float *)o->address);
             break;
         case OPTION_DOUBLE:
-            json_double(w, o->name, *(const double *)o->address);
+            json_put_double(w, o->name, *(const double *)o->address);
             break;
         case OPTION_STRING:
-            json_string(w, o->name, *(const char *const *)o->address);
+            json_put_string(w, o->name, *(const char *const *)o->address);
             break;
         case OPTION_CHOICE:
             options_write_choice(o, w);
@@ -407,38 +417,29 @@ void options_write_json(const Option *table, JsonWriter *w) {
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
 
-static bool options_in_list(const char *name, const char *list) {
-    const size_t length = strlen(name);
-    for (const char *p = list; *p;) {
-        const size_t n = strcspn(p, "|");
-        if (n == length && strncmp(p, name, n) == 0) return true;
-        p += n + (p[n] == '|');
-    }
-    return false;
-}
-
-static const cJSON *options_stored(const Option *o, const cJSON *stored) {
+static const json_t *options_stored(const Option *o, const json_t *stored) {
     if (o->kind == OPTION_KIND_GROUP) return NULL;
-    return cJSON_GetObjectItemCaseSensitive(stored, o->name);
+    return json_object_get(stored, o->name);
 }
 
 // The stored value of an option as it would be typed, numbers with up to `digits` digits; NULL when
 // its type is not the option's. The text is in `buffer` or in the item.
-static const char *options_stored_text(const Option *o, const cJSON *item, int digits, char *buffer,
-                                       size_t capacity) {
+static const char *options_stored_text(const Option *o, const json_t *item, int digits,
+                                       char *buffer, size_t capacity) {
     const bool text = o->kind == OPTION_STRING || o->kind == OPTION_CHOICE;
-    if (text) return cJSON_IsString(item) ? item->valuestring : NULL;
-    if (o->kind == OPTION_FLAG && cJSON_IsBool(item)) return cJSON_IsTrue(item) ? "true" : "false";
-    if (o->kind == OPTION_FLAG || !cJSON_IsNumber(item)) return NULL;
-    const double value = item->valuedouble;
+    if (text) return json_string_value(item);
+    if (o->kind == OPTION_FLAG && json_is_boolean(item))
+        return json_is_true(item) ? "true" : "false";
+    if (o->kind == OPTION_FLAG || !json_is_number(item)) return NULL;
+    const double value = json_number_value(item);
     const bool whole = fabs(value) < 1e16 && rint(value) == value;
     snprintf(buffer, capacity, "%.*g", whole ? 17 : digits, value);
     return buffer;
 }
 
-static bool options_take_one(const Option *o, const cJSON *item, Error *err) {
+static bool options_take_one(const Option *o, const json_t *item, Error *err) {
     char buffer[40];
-    if (o->kind == OPTION_STRING && cJSON_IsNull(item)) {
+    if (o->kind == OPTION_STRING && json_is_null(item)) {
         *(const char **)o->address = NULL;
         return true;
     }
@@ -456,10 +457,10 @@ static bool options_take_one(const Option *o, const cJSON *item, Error *err) {
     return false;
 }
 
-bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
                   const char *except, Error *err) {
     for (const Option *o = table; o->name; o++) {
-        const cJSON *item = options_stored(o, stored);
+        const json_t *item = options_stored(o, stored);
         if (!item || options_in_list(o->name, except) || options_given(argc, argv, o->name))
             continue;
         if (!options_take_one(o, item, err)) return false;
@@ -467,26 +468,26 @@ bool options_take(const Option *table, int argc, char **argv, const cJSON *store
     return true;
 }
 
-void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
+void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out) {
     char json[16384], was_buffer[40], is_buffer[40];
     for (const Option *o = table; o->name; o++) {
-        const cJSON *was = options_stored(o, stored);
+        const json_t *was = options_stored(o, stored);
         if (!was || options_in_list(o->name, except) || !options_given(argc, argv, o->name))
             continue;
         JsonWriter w;
+        Error err = {0};
         json_writer_init(&w, json, sizeof json, 0);
         json_begin(&w, NULL, '{');
         options_write_one(o, &w);
         json_end(&w, '}');
-        cJSON *now = cJSON_Parse(json);
-        const cJSON *is = options_stored(o, now);
-        if (is && !cJSON_Compare(is, was, true)) {
+        json_auto_t *now = json_parse(json, w.n, o->name, &err);
+        const json_t *is = options_stored(o, now);
+        if (is && !json_equal(is, was)) {
             const char *from = options_stored_text(o, was, 9, was_buffer, sizeof was_buffer),
                        *to = options_stored_text(o, is, 9, is_buffer, sizeof is_buffer);
             fprintf(out, "resume: --%s %s -> %s\n", o->name, from ? from : "(none)",
                     to ? to : "(none)");
         }
-        cJSON_Delete(now);
     }
 }

@@ -2,9 +2,9 @@
 //
 //   const Option table[] = {
 //       OPTION_GROUP("data"),
-//       {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards (glob)"},
-//       {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded", 0, 0, "how ..."},
-//       {"steps", OPTION_INT, &o.steps, "1000", NULL, 1, 1e9, "optimizer steps"},
+//       TEXT("train-data", o.train_data, NULL, "shards (glob)"),
+//       CHOICE("layout", o.layout, "packed", "packed|padded", "how documents fill ..."),
+//       NUMBER("steps", o.steps, "1000", 1, 1e9, "optimizer steps"),
 //       {"resume", OPTION_STRING, &o.resume, NULL, "auto", 0, 0, "continue the newest"},
 //       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
@@ -18,9 +18,10 @@
 #ifndef UNPAD_OPTIONS_H
 #define UNPAD_OPTIONS_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #include "error.h"
@@ -28,7 +29,7 @@
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
-    OPTION_KIND_HINT,   // not an option: a name that other programs use, with our replacement
+    OPTION_KIND_HINT,   // not an option: names "a|b" of other programs, with our replacement
     OPTION_FLAG,        // bool *
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
@@ -48,6 +49,20 @@ typedef struct {
     const char *help;
 } Option;
 
+// Rows of a table. The kind of a number follows from the type of its variable.
+#define FLAG(name_, value_, help_) \
+    { name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_ }
+#define TEXT(name_, value_, default_, help_) \
+    { name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_ }
+#define CHOICE(name_, value_, default_, choices_, help_) \
+    { name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_ }
+#define NUMBER(name_, value_, default_, min_, max_, help_) \
+    { name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_ }
+// clang-format off
+#define OPTION_NUMBER(value_) \
+    _Generic(value_, int: OPTION_INT, int64_t: OPTION_INT64, float: OPTION_FLOAT, \
+             double: OPTION_DOUBLE)
+// clang-format on
 #define OPTION_ELSEWHERE(name_, hint_) \
     { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
 #define OPTION_GROUP(title_) \
@@ -88,12 +103,12 @@ void options_write_json(const Option *table, JsonWriter *w);
 // After options_parse: takes from `stored`, written by options_write_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing
 // from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
-bool options_take(const Option *table, int argc, char **argv, const cJSON *stored,
+bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
                   const char *except, Error *err);
 
 // Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
 // one.
-void options_print_changes(const Option *table, int argc, char **argv, const cJSON *stored,
+void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out);
 
 #endif

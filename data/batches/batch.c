@@ -170,16 +170,18 @@ static void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
     }
 }
 
-bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs) {
+bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs, int32_t max_seqlen) {
+    assert(max_seqlen > 0);
     const int32_t rows = total_tokens - b->total_tokens;
-    const int32_t segments = (rows + BATCH_PAD_SEGMENT - 1) / BATCH_PAD_SEGMENT;
+    const int32_t most = max_seqlen < BATCH_PAD_SEGMENT ? max_seqlen : BATCH_PAD_SEGMENT;
+    const int32_t segments = (rows + most - 1) / most;
     if (b->layout != LAYOUT_PACKED || total_tokens > b->micro_batch_tokens ||
         num_docs > b->max_docs || rows < 0 || segments > num_docs - b->num_docs)
         return false;
     b->num_work = 0;
     while (b->total_tokens < total_tokens) {
         const int32_t left = total_tokens - b->total_tokens;
-        batch_fill_to(b, b->total_tokens + (left < BATCH_PAD_SEGMENT ? left : BATCH_PAD_SEGMENT));
+        batch_fill_to(b, b->total_tokens + (left < most ? left : most));
         batch_end_segment(b);
     }
     while (b->num_docs < num_docs) batch_end_segment(b);
@@ -201,27 +203,28 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
 // ------------------------------------------------------------------------------------------------
 // Checking
 
+#define batch_bad(err_, ...) error_set(err_, EXIT_BAD_INPUT, "", "batch: " __VA_ARGS__)
+
 // Checks cu (count + 1) over `total` rows: starts at 0, never decreases, ends at total, the longest
 // segment has max_seqlen. *pairs: sum of len * (len + 1) / 2.
 static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total,
                                  int32_t max_seqlen, int64_t *pairs, const char *name, Error *err) {
     int32_t longest = 0;
     *pairs = 0;
-    if (cu[0] != 0) return error_set(err, EXIT_BAD_INPUT, "", "batch: %s[0] is %d", name, cu[0]);
+    if (cu[0] != 0) return batch_bad(err, "%s[0] is %d", name, cu[0]);
     for (int32_t i = 0; i < count; i++) {
         if (cu[i + 1] < cu[i] || cu[i + 1] > total)
-            return error_set(err, EXIT_BAD_INPUT, "", "batch: %s[%d] is %d, after %d, of %d rows",
-                             name, i + 1, cu[i + 1], cu[i], total);
+            return batch_bad(err, "%s[%d] is %d, after %d, of %d rows", name, i + 1, cu[i + 1],
+                             cu[i], total);
         const int64_t n = cu[i + 1] - cu[i];
         if (n > longest) longest = (int32_t)n;
         *pairs += n * (n + 1) / 2;
     }
     if (cu[count] != total)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %s ends at %d, expected %d rows", name,
-                         cu[count], total);
+        return batch_bad(err, "%s ends at %d, expected %d rows", name, cu[count], total);
     if (longest != max_seqlen)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: longest segment of %s is %d, expected %d",
-                         name, longest, max_seqlen);
+        return batch_bad(err, "longest segment of %s is %d, expected %d", name, longest,
+                         max_seqlen);
     return true;
 }
 
@@ -234,19 +237,17 @@ static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
         for (int32_t i = start; i < b->cu_seqlens[s + 1]; i++) {
             const int32_t token = b->tokens[i], target = b->targets[i];
             if (token < 0 || token >= vocab_size || target < -1 || target >= vocab_size)
-                return error_set(err, EXIT_BAD_INPUT, "",
-                                 "batch: row %d: token %d, target %d of %d ids", i, token, target,
+                return batch_bad(err, "row %d: token %d, target %d of %d ids", i, token, target,
                                  vocab_size);
             if (b->position_ids[i] != i - start)
-                return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d: position %d, expected %d",
-                                 i, b->position_ids[i], i - start);
+                return batch_bad(err, "row %d: position %d, expected %d", i, b->position_ids[i],
+                                 i - start);
             targets += target >= 0;
         }
     }
     const int32_t at_least = b->real_tokens - b->num_real_docs;
     if (targets == b->num_targets && targets >= at_least && targets <= b->real_tokens) return true;
-    return error_set(err, EXIT_BAD_INPUT, "",
-                     "batch: %d targets, expected %d, of %d tokens in %d docs", targets,
+    return batch_bad(err, "%d targets, expected %d, of %d tokens in %d docs", targets,
                      b->num_targets, b->real_tokens, b->num_real_docs);
 }
 
@@ -259,9 +260,7 @@ static bool batch_check_order(const Batch *b, Error *err) {
         if (good && i > 0)
             good = b->tokens[before] < b->tokens[at] ||
                    (b->tokens[before] == b->tokens[at] && before < at);
-        if (!good)
-            return error_set(err, EXIT_BAD_INPUT, "", "batch: token_order[%d] is %d, after %d", i,
-                             at, before);
+        if (!good) return batch_bad(err, "token_order[%d] is %d, after %d", i, at, before);
     }
     return true;
 }
@@ -280,16 +279,15 @@ static bool batch_is_inside(const Batch *b, int32_t row) {
 // padding.
 static bool batch_check_packed(const Batch *b, Error *err) {
     if (b->num_real_docs > b->num_docs || b->cu_seqlens[b->num_real_docs] != b->real_tokens)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %d documents of %d tokens in %d of %d",
-                         b->num_real_docs, b->real_tokens, b->num_docs, b->total_tokens);
+        return batch_bad(err, "%d documents of %d tokens in %d of %d", b->num_real_docs,
+                         b->real_tokens, b->num_docs, b->total_tokens);
     for (int32_t i = b->real_tokens; i < b->total_tokens; i++)
-        if (!batch_is_padding(b, i))
-            return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d is not padding", i);
+        if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is not padding", i);
     for (int32_t s = 0; s < b->num_real_docs; s++)
         for (int32_t i = b->cu_seqlens[s]; i + 1 < b->cu_seqlens[s + 1]; i++)
             if (!batch_is_inside(b, i))
-                return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d: target %d, next token %d",
-                                 i, b->targets[i], b->tokens[i + 1]);
+                return batch_bad(err, "row %d: target %d, next token %d", i, b->targets[i],
+                                 b->tokens[i + 1]);
     return true;
 }
 
@@ -297,21 +295,20 @@ static bool batch_check_packed(const Batch *b, Error *err) {
 static bool batch_check_padded(const Batch *b, Error *err) {
     int32_t not_padding = 0;
     if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens || b->num_real_docs != b->num_docs)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %d documents, %d rows of %d, %d in all",
-                         b->num_real_docs, b->num_docs, b->max_seqlen, b->total_tokens);
+        return batch_bad(err, "%d documents, %d rows of %d, %d in all", b->num_real_docs,
+                         b->num_docs, b->max_seqlen, b->total_tokens);
     for (int32_t i = 0; i < b->total_tokens; i++) {
         const int32_t row_end = (i / b->max_seqlen + 1) * b->max_seqlen;
         if (!batch_is_padding(b, i)) not_padding++;
         if (i + 1 < row_end && batch_is_inside(b, i)) continue;
         for (i++; i < row_end; i++)
-            if (!batch_is_padding(b, i))
-                return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d is after its document", i);
+            if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is after its document", i);
         i = row_end - 1;
     }
     if (not_padding <= b->real_tokens && b->real_tokens <= not_padding + b->num_real_docs)
         return true;
-    return error_set(err, EXIT_BAD_INPUT, "", "batch: %d real tokens, %d rows that are not padding",
-                     b->real_tokens, not_padding);
+    return batch_bad(err, "%d real tokens, %d rows that are not padding", b->real_tokens,
+                     not_padding);
 }
 
 // rows: rows of one length; at most one end for each document; padding only after the last one.
@@ -319,38 +316,34 @@ static bool batch_check_stream(const Batch *b, Error *err) {
     int32_t ends = 0;
     if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens ||
         b->total_tokens - b->real_tokens >= (b->max_seqlen > 0 ? b->max_seqlen : 1))
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %d tokens in %d rows of %d, %d in all",
-                         b->real_tokens, b->num_docs, b->max_seqlen, b->total_tokens);
+        return batch_bad(err, "%d tokens in %d rows of %d, %d in all", b->real_tokens, b->num_docs,
+                         b->max_seqlen, b->total_tokens);
     for (int32_t i = 0; i < b->real_tokens; i++)
         ends += i + 1 == b->real_tokens || !batch_is_inside(b, i);
     if (ends > b->num_real_docs)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %d documents end, expected at most %d",
-                         ends, b->num_real_docs);
+        return batch_bad(err, "%d documents end, expected at most %d", ends, b->num_real_docs);
     for (int32_t i = b->real_tokens; i < b->total_tokens; i++)
-        if (!batch_is_padding(b, i))
-            return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d is not padding", i);
+        if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is not padding", i);
     return true;
 }
 
 // repad: segment s of real_rows is the beginning of row s, and the rest of that row is padding.
 static bool batch_check_real_rows(const Batch *b, Error *err) {
     if (b->num_real_rows != b->real_tokens || b->num_real_segments != b->num_docs)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: %d real rows of %d, %d segments of %d",
-                         b->num_real_rows, b->real_tokens, b->num_real_segments, b->num_docs);
+        return batch_bad(err, "%d real rows of %d, %d segments of %d", b->num_real_rows,
+                         b->real_tokens, b->num_real_segments, b->num_docs);
     for (int32_t s = 0; s < b->num_docs; s++) {
         const int32_t start = b->cu_seqlens[s], from = b->real_cu_seqlens[s];
         const int32_t length = b->real_cu_seqlens[s + 1] - from;
         if (length > b->max_seqlen)
-            return error_set(err, EXIT_BAD_INPUT, "", "batch: %d real rows in row %d of %d", length,
-                             s, b->max_seqlen);
+            return batch_bad(err, "%d real rows in row %d of %d", length, s, b->max_seqlen);
         for (int32_t k = 0; k < length; k++)
             if (b->real_rows[from + k] != start + k)
-                return error_set(err, EXIT_BAD_INPUT, "", "batch: real_rows[%d] is %d, expected %d",
-                                 from + k, b->real_rows[from + k], start + k);
+                return batch_bad(err, "real_rows[%d] is %d, expected %d", from + k,
+                                 b->real_rows[from + k], start + k);
         for (int32_t i = start + length; i < b->cu_seqlens[s + 1]; i++)
             if (!batch_is_padding(b, i))
-                return error_set(err, EXIT_BAD_INPUT, "", "batch: row %d is left out, not padding",
-                                 i);
+                return batch_bad(err, "row %d is left out, not padding", i);
     }
     return true;
 }
@@ -363,8 +356,7 @@ bool batch_check(const Batch *b, int vocab_size, Error *err) {
         b->real_tokens < 0 || b->real_tokens > b->total_tokens || b->num_real_docs < 0 ||
         b->num_real_rows < 0 || b->num_real_rows > b->micro_batch_tokens ||
         b->num_real_segments < 0 || b->num_real_segments > b->max_docs)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "batch: %d rows, %d segments, %d real rows do not fit", b->total_tokens,
+        return batch_bad(err, "%d rows, %d segments, %d real rows do not fit", b->total_tokens,
                          b->num_docs, b->real_tokens);
     if (!batch_check_segments(b->cu_seqlens, b->num_docs, b->total_tokens, b->max_seqlen, &pairs,
                               "cu_seqlens", err) ||
@@ -379,10 +371,9 @@ bool batch_check(const Batch *b, int vocab_size, Error *err) {
         return false;
     if (b->layout == LAYOUT_REPAD && !batch_check_real_rows(b, err)) return false;
     if (b->layout != LAYOUT_REPAD && b->num_real_rows + b->num_real_segments != 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: real rows in layout %s",
-                         layout_name(b->layout));
+        return batch_bad(err, "real rows in layout %s", layout_name(b->layout));
     if (b->attention_pairs != (b->layout == LAYOUT_REPAD ? real_pairs : pairs))
-        return error_set(err, EXIT_BAD_INPUT, "", "batch: attention_pairs is %lld, expected %lld",
+        return batch_bad(err, "attention_pairs is %lld, expected %lld",
                          (long long)b->attention_pairs, (long long)pairs);
     return true;
 }

@@ -77,8 +77,9 @@ void batch_pack(Batch *b, const DocView *docs, int n);
 enum { BATCH_PAD_SEGMENT = 128 };
 
 // Extends a packed batch to total_tokens rows and num_docs segments: segments of padding after the
-// documents, then empty ones. False, with nothing changed, when that is not possible.
-bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs);
+// documents, each of at most max_seqlen rows, then empty ones. False, with nothing changed, when
+// that is not possible.
+bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs, int32_t max_seqlen);
 
 // ------------------------------------------------------------------------------------------------
 // Checking

@@ -1,5 +1,6 @@
 #include "layouts.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 
 void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
     const int64_t rows = s->micro_batch_tokens / s->max_seqlen;
+    assert(rows > 0);  // plan_settings_check
     const int64_t num_micro = (p->num_stream + rows - 1) / rows;
     plan_reserve_segments(p, (size_t)p->num_stream);
     plan_reserve_micros(p, (size_t)num_micro);

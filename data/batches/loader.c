@@ -27,6 +27,14 @@ DocIndex dataset_doc_index(const Dataset *ds) {
     return (DocIndex){ds->num_docs, dataset_index_length, ds};
 }
 
+int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds) {
+    const int64_t docs = ds->num_docs, tokens = ds->num_tokens;
+    assert(docs > 0 && tokens >= docs);  // no document of a data set is empty
+    const int64_t mean = docs * s->max_seqlen < tokens ? s->max_seqlen : tokens / docs;
+    const int64_t room = 2 * (int64_t)s->micro_batch_tokens / mean + 32;
+    return room < s->micro_batch_tokens ? (int32_t)room : s->micro_batch_tokens;
+}
+
 static void step_data_free_batches(StepData *d) {
     for (int32_t i = 0; i < d->num_allocated; i++) batch_free(&d->micro[i]);
     free(d->micro);
@@ -74,7 +82,6 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
     d->longest_segment = plan->longest_segment;
     d->cursor_after = plan->cursor_after;
     d->padded_pairs = plan->num_stream * row_pairs;
-    d->padded_tokens = plan->num_stream * s->max_seqlen;
     d->real_pairs = d->total_tokens = 0;
     for (int64_t i = 0; i < plan->num_stream; i++) {
         const int64_t length = plan->stream[i].length;
@@ -119,7 +126,8 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
-    if (s->fixed_segments) batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments);
+    if (s->fixed_segments)
+        batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments, s->plan.max_seqlen);
     d->local_tokens += b->total_tokens;
     if (!batch_check(b, ds->vocab_size, err)) return false;
     if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
@@ -129,13 +137,10 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     return true;
 }
 
-static double step_imbalance(const StepPlan *plan, const LoaderSettings *s) {
-    int64_t *work = host_calloc((size_t)s->num_ranks, sizeof(int64_t), "the step plan");
-    if (s->deterministic_reduction)
-        plan_block_work(plan, s->plan.num_micro, s->num_ranks, work);
-    else
-        plan_rank_work(plan, s->num_ranks, work);
-    const double imbalance = plan_imbalance(work, s->num_ranks);
+static double step_imbalance(const StepPlan *plan, int32_t num_leaves, int32_t num_ranks) {
+    int64_t *work = host_calloc((size_t)num_ranks, sizeof(int64_t), "the step plan");
+    plan_rank_work(plan, num_leaves, num_ranks, work);
+    const double imbalance = plan_imbalance(work, num_ranks);
     free(work);
     return imbalance;
 }
@@ -147,13 +152,12 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     const size_t most = (size_t)out->plan.num_micro;
     out->own_micros =
         host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
+    const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
     out->num_micro =
-        s->deterministic_reduction
-            ? plan_rank_block(&out->plan, s->plan.num_micro, s->rank, s->num_ranks, out->own_micros)
-            : plan_rank_micros(&out->plan, s->rank, s->num_ranks, out->own_micros);
+        plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks, out->own_micros);
     step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
     step_data_count(out, &s->plan, &state);
-    out->imbalance = step_imbalance(&out->plan, s);
+    out->imbalance = step_imbalance(&out->plan, num_leaves, s->num_ranks);
     out->local_tokens = 0;
     for (int32_t i = 0; i < out->num_micro; i++)
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;

@@ -21,10 +21,10 @@ typedef struct {
     PlanSettings plan;
     Layout layout;
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
-    bool deterministic_reduction;  // a rank's micro-batches are contiguous (plan_rank_block), else
-                                   // distributed by work (plan_rank_micros)
-    // > 0: packed micro-batches are extended to micro_batch_tokens rows and this many segments,
-    // where their documents leave room for that
+    bool
+        deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
+    // > 0: pad packed micro-batches to micro_batch_tokens rows and this many segments if they have
+    // no more documents
     int32_t fixed_segments;
     // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
     // the int32 used; called by the thread that loads. NULL: batches have no work lists.
@@ -48,7 +48,6 @@ typedef struct {
                                        // that only fill up to fixed_segments
     int64_t real_pairs;                // sum of l * (l + 1) / 2 over segments: packed
     int64_t padded_pairs;              // S * (S + 1) / 2 for every segment: padded
-    int64_t padded_tokens;             // S for every segment
     int32_t longest_segment;
     double imbalance;        // predicted: see plan_imbalance
     PlanState cursor_after;  // the state once this step is trained
@@ -79,6 +78,10 @@ typedef struct {
 
 // The lengths of a data set, for plan_step; *ds must outlive it.
 DocIndex dataset_doc_index(const Dataset *ds);
+
+// For fixed_segments: room for twice the documents that a micro-batch has on average. More is not
+// free: attention starts a block for each segment, which finds out that it is empty.
+int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds);
 
 // Loads the step at `state` into *out, which is {0} at first, may be used again, and is freed by
 // step_data_free. A running loader may use the same data set.

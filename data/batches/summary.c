@@ -9,6 +9,7 @@
 #include "../base/error.h"
 #include "../base/json.h"
 #include "../shards/dataset.h"
+#include "batch.h"
 #include "loader.h"
 #include "plan.h"
 
@@ -53,6 +54,42 @@ void data_summary_print(const DataSummary *d, const char *label) {
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
+bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, PlanState at,
+                Error *err) {
+    const PlanSettings usual = plan_settings();
+    const DocIndex index = dataset_doc_index(train);
+    StepPlan plan = {0};
+    double tokens = 0;  // of the next steps: eight, fewer where they are large
+    int steps = 0;
+    for (; steps < 8 && tokens < 0x1p24; steps++) {
+        if (!plan_step(&plan, &index, s, LAYOUT_PACKED, &at, err)) return false;
+        tokens += (double)plan.real_tokens;
+        at = plan.cursor_after;
+    }
+    plan_free(&plan);
+    const double epoch = (double)train->num_tokens / tokens * steps;
+    const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
+    printf(
+        "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
+        "%d tokens (%s), about %.*f steps an epoch\n",
+        layout_name(layout), s->num_micro, s->num_micro == 1 ? "" : "es", s->micro_batch_tokens,
+        s->fill_ppm * 1e-4, s->max_seqlen,
+        s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
+        epoch);
+    if (s->work_token == 0 && s->work_tile == 0)
+        printf("cost    none: documents go to micro-batches in the order they come\n");
+    else if (s->work_token != usual.work_token || s->work_tile != usual.work_tile ||
+             s->work_side != usual.work_side)
+        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", s->work_token,
+               s->work_tile, s->work_side, s->work_side);
+    if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
+        printf(
+            "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
+            "--micro-batch-tokens several times --max-seqlen (%d)\n",
+            100 * fill, steps, text_plural(steps), s->max_seqlen);
+    return true;
+}
+
 void data_summary_print_left_out(const DataSummary *d) {
     char text[512];
     const int64_t empty = d->dataset->num_empty;
@@ -64,16 +101,16 @@ void data_summary_print_left_out(const DataSummary *d) {
 
 void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
     if (!d->dataset) {
-        json_null(w, name);
+        json_put_null(w, name);
         return;
     }
     json_begin(w, name, '{');
-    json_int(w, "shards", (int64_t)d->dataset->num_shards);
-    json_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
-    json_int(w, "documents", d->dataset->num_docs);
-    json_int(w, "tokens", d->dataset->num_tokens);
-    json_int(w, "empty_documents", d->dataset->num_empty);
-    json_int(w, "long_documents", num_long_docs(d));
-    json_int(w, "tokens_left_out", d->counts.tokens_left_out);
+    json_put_int(w, "shards", (int64_t)d->dataset->num_shards);
+    json_put_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
+    json_put_int(w, "documents", d->dataset->num_docs);
+    json_put_int(w, "tokens", d->dataset->num_tokens);
+    json_put_int(w, "empty_documents", d->dataset->num_empty);
+    json_put_int(w, "long_documents", num_long_docs(d));
+    json_put_int(w, "tokens_left_out", d->counts.tokens_left_out);
     json_end(w, '}');
 }

@@ -9,6 +9,7 @@
 #include "../base/error.h"
 #include "../base/json.h"
 #include "../shards/dataset.h"
+#include "batch.h"
 #include "plan.h"
 
 typedef struct {
@@ -22,6 +23,10 @@ bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Erro
 
 // label: "train   "
 void data_summary_print(const DataSummary *d, const char *label);
+
+// The lines about the steps from `at` on: their size and cost, steps of an epoch, poor fill.
+bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, PlanState at,
+                Error *err);
 
 // At the end of a run: the documents and tokens that were left out, if any.
 void data_summary_print_left_out(const DataSummary *d);

@@ -1,7 +1,7 @@
 #include "bpe.h"
 
-#include <cjson/cJSON.h>
 #include <dlfcn.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -120,37 +120,36 @@ static bool bpe_unknown(const char *what, Error *err) {
                      "prompt: cannot be encoded with a tokenizer that has %s", what);
 }
 
-static bool json_is_set(const cJSON *item) {  // neither null, "" nor [] nor {}
-    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
-    if (cJSON_IsString(item)) return item->valuestring[0] != 0;
-    return !(cJSON_IsArray(item) || cJSON_IsObject(item)) || item->child;
+static bool json_is_set(const json_t *item) {  // neither null, "" nor [] nor {}
+    if (!item || json_is_null(item) || json_is_false(item)) return false;
+    if (json_is_array(item) || json_is_object(item))
+        return json_array_size(item) + json_object_size(item) > 0;
+    return !json_is_string(item) || json_string_length(item) > 0;
 }
 
 // The first normalizer that is neither null nor a sequence of nulls; NULL: there is none.
-static const cJSON *bpe_normalizer(const cJSON *item) {
-    const cJSON *type = cJSON_IsObject(item) ? json_member(item, "type") : NULL,
-                *list = cJSON_IsObject(item) ? json_member(item, "normalizers") : NULL;
-    if (!item || cJSON_IsNull(item)) return NULL;
-    if (!cJSON_IsString(type) || !cJSON_IsArray(list)) return item;
-    if (strcmp(type->valuestring, "Sequence") != 0) return item;
-    for (item = list->child; item; item = item->next) {
-        const cJSON *found = bpe_normalizer(item);
+static const json_t *bpe_normalizer(const json_t *item) {
+    const json_t *list = json_member(item, "normalizers");
+    size_t i;
+    if (!item || json_is_null(item)) return NULL;
+    if (!json_string_is(json_member(item, "type"), "Sequence") || !json_is_array(list)) return item;
+    json_array_foreach(list, i, item) {
+        const json_t *found = bpe_normalizer(item);
         if (found) return found;
     }
     return NULL;
 }
 
-static bool bpe_check_normalizer(const cJSON *root, Error *err) {
+static bool bpe_check_normalizer(const json_t *root, Error *err) {
     char what[100] = "a normalizer";
-    const cJSON *found = bpe_normalizer(json_member(root, "normalizer"));
-    const cJSON *type = cJSON_IsObject(found) ? json_member(found, "type") : NULL;
-    if (cJSON_IsString(type))
-        snprintf(what, sizeof what, "a normalizer (%.60s)", type->valuestring);
+    const json_t *found = bpe_normalizer(json_member(root, "normalizer"));
+    const char *type = json_string_value(json_member(found, "type"));
+    if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
     return !found || bpe_unknown(what, err);
 }
 
 // byte_fallback has no effect when every byte has a token of its own.
-static bool bpe_check_byte_fallback(const Bpe *b, const cJSON *model, Error *err) {
+static bool bpe_check_byte_fallback(const Bpe *b, const json_t *model, Error *err) {
     char what[100];
     bool fallback = false;
     if (!json_get_bool(model, "byte_fallback", &fallback, false, err)) return false;
@@ -163,11 +162,12 @@ static bool bpe_check_byte_fallback(const Bpe *b, const cJSON *model, Error *err
     return true;
 }
 
-static bool bpe_fill_ids(Bpe *b, const cJSON *root, Error *err) {
-    const cJSON *added = json_member(root, "added_tokens");
+static bool bpe_fill_ids(Bpe *b, const json_t *root, Error *err) {
+    const json_t *added = json_member(root, "added_tokens"), *item;
+    size_t i;
     const int32_t V = b->tokenizer->vocab_size;
     b->added = host_calloc((size_t)V, sizeof(bool), "the vocabulary");
-    for (const cJSON *item = added ? added->child : NULL; item; item = item->next) {
+    json_array_foreach(added, i, item) {
         int id = 0;
         if (!json_get_int(item, "id", 0, V - 1, &id, true, err)) return false;
         b->added[id] = true;
@@ -183,15 +183,14 @@ static bool bpe_fill_ids(Bpe *b, const cJSON *root, Error *err) {
 }
 
 // The two halves of a merge in the alphabet: "left right" or ["left", "right"]
-static bool bpe_merge_names(const cJSON *merge, char *text, size_t capacity, const char **right) {
-    const cJSON *second = merge->child ? merge->child->next : NULL;
-    if (cJSON_IsString(merge)) {
-        text_copy(text, capacity, merge->valuestring);
+static bool bpe_merge_names(const json_t *merge, char *text, size_t capacity, const char **right) {
+    const char *first = json_string_value(json_array_get(merge, 0)),
+               *second = json_string_value(json_array_get(merge, 1));
+    if (json_is_string(merge)) {
+        text_copy(text, capacity, json_string_value(merge));
     } else {
-        if (!second || second->next || !cJSON_IsString(merge->child) || !cJSON_IsString(second))
-            return false;
-        const int n =
-            snprintf(text, capacity, "%s %s", merge->child->valuestring, second->valuestring);
+        if (json_array_size(merge) != 2 || !first || !second) return false;
+        const int n = snprintf(text, capacity, "%s %s", first, second);
         if (n < 0 || (size_t)n >= capacity) return false;
     }
     char *space = strchr(text, ' ');
@@ -201,7 +200,7 @@ static bool bpe_merge_names(const cJSON *merge, char *text, size_t capacity, con
     return true;
 }
 
-static bool bpe_add_merge(Bpe *b, const cJSON *merge, int32_t rank, Error *err) {
+static bool bpe_add_merge(Bpe *b, const json_t *merge, int32_t rank, Error *err) {
     char text[2048];
     unsigned char bytes[2048];
     const char *right = NULL;
@@ -226,15 +225,16 @@ static bool bpe_add_merge(Bpe *b, const cJSON *merge, int32_t rank, Error *err) 
                      rank);
 }
 
-static bool bpe_fill_merges(Bpe *b, const cJSON *model, Error *err) {
-    const cJSON *merges = json_member(model, "merges");
-    if (!merges || !cJSON_IsArray(merges))
+static bool bpe_fill_merges(Bpe *b, const json_t *model, Error *err) {
+    const json_t *merges = json_member(model, "merges"), *item;
+    size_t rank;
+    if (!json_is_array(merges))
         return error_set(err, EXIT_BAD_INPUT, "", "model.merges: required, not found");
-    b->merge_slots = bpe_slots((size_t)cJSON_GetArraySize(merges));
+    b->merge_slots = bpe_slots(json_array_size(merges));
     b->merges = host_calloc(b->merge_slots, sizeof(BpeMerge), "merges");
-    int32_t rank = 0;
-    for (const cJSON *item = merges->child; item; item = item->next)
-        if (!bpe_add_merge(b, item, rank++, err)) return false;
+    json_array_foreach(merges, rank, item) {
+        if (!bpe_add_merge(b, item, (int32_t)rank, err)) return false;
+    }
     return true;
 }
 
@@ -253,20 +253,19 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
 }
 
 // Split, where every match becomes a word of its own ("Isolated")
-static bool bpe_add_split(Bpe *b, const cJSON *item, Error *err) {
+static bool bpe_add_split(Bpe *b, const json_t *item, Error *err) {
     const char *behavior = "", *pattern = NULL;
     bool invert = false;
     if (!json_get_string(item, "behavior", &behavior, true, err) ||
         !json_get_bool(item, "invert", &invert, false, err))
         return false;
     if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("another Split", err);
-    const cJSON *how = json_member(item, "pattern");
-    if (!how || !json_get_string(how, "Regex", &pattern, false, err) || !pattern)
+    if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
         return bpe_unknown("a Split without a Regex", err);
     return bpe_add_pattern(b, pattern, err);
 }
 
-static bool bpe_add_pre_tokenizer(Bpe *b, const cJSON *item, Error *err) {
+static bool bpe_add_pre_tokenizer(Bpe *b, const json_t *item, Error *err) {
     static const char gpt2[] =  // openai/gpt-2, encoder.py
         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
     const char *type = "";
@@ -284,20 +283,23 @@ static bool bpe_add_pre_tokenizer(Bpe *b, const cJSON *item, Error *err) {
     return !flag || bpe_add_pattern(b, gpt2, err);
 }
 
-static bool bpe_read(Bpe *b, const cJSON *root, Error *err) {
+static bool bpe_read(Bpe *b, const json_t *root, Error *err) {
     static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
                                           "end_of_word_suffix"};
-    const cJSON *model = json_member(root, "model"), *pre = json_member(root, "pre_tokenizer");
+    const json_t *model = json_member(root, "model"), *item;
+    json_t *pre = json_member(root, "pre_tokenizer");
+    size_t part;
     if (!bpe_check_normalizer(root, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
     if (!json_mentions_type(pre, "ByteLevel"))
         return bpe_unknown("no ByteLevel pre_tokenizer", err);
     if (!json_get_bool(model, "ignore_merges", &b->ignore_merges, false, err)) return false;
-    const cJSON *list = json_member(pre, "pretokenizers");
-    const cJSON *first = list && cJSON_IsArray(list) ? list->child : pre;
-    for (const cJSON *item = first; item; item = first == pre ? NULL : item->next)
+    const json_t *list = json_member(pre, "pretokenizers");
+    if (!json_is_array(list) && !bpe_add_pre_tokenizer(b, pre, err)) return false;
+    json_array_foreach(list, part, item) {
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;
+    }
     return bpe_fill_ids(b, root, err) && bpe_check_byte_fallback(b, model, err) &&
            bpe_fill_merges(b, model, err);
 }
@@ -317,10 +319,9 @@ static void bpe_close(Bpe *b) {
 static bool bpe_open(Bpe *b, const Tokenizer *t, Error *err) {
     memset(b, 0, sizeof *b);
     b->tokenizer = t;
-    cJSON *root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    json_auto_t *root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
     if (!root) return false;
     const bool ok = pcre2_open(&b->pcre, err) && bpe_read(b, root, err);
-    cJSON_Delete(root);
     if (ok) b->match_data = b->pcre.match_data(1, NULL);
     if (ok) return true;
     bpe_close(b);

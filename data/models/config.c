@@ -1,6 +1,6 @@
 #include "config.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,6 +10,7 @@
 
 #include "../base/error.h"
 #include "../base/json.h"
+#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -40,9 +41,12 @@ static const LlamaBuiltin llama_builtins[] = {
      128001},
 };
 
-const char *llama_config_builtin_names(void) {
-    return "demo, smollm2-135m, smollm2-360m, smollm2-1.7b, "
-           "llama-3.2-1b, llama-3.2-3b, llama-3.1-8b";
+static const char *builtin_names(void) {
+    static char names[256];
+    if (!names[0])
+        for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++)
+            text_list(names, sizeof names, llama_builtins[i].name);
+    return names;
 }
 
 static void llama_config_from_builtin(LlamaConfig *c, const LlamaBuiltin *b) {
@@ -187,30 +191,29 @@ static const char *const neutral_keys[][2] = {
     {"use_sliding_window", "false"},
 };
 
-static bool value_is(const cJSON *item, const char *text) {
-    if (cJSON_IsNull(item)) return strcmp(text, "silu") != 0;
-    if (cJSON_IsBool(item)) return strcmp(text, cJSON_IsTrue(item) ? "true" : "false") == 0;
-    if (cJSON_IsString(item)) return strcmp(text, item->valuestring) == 0;
-    if (cJSON_IsNumber(item)) return text[0] <= '9' && item->valuedouble == atof(text);
-    return false;
+static bool value_is(const json_t *item, const char *text) {
+    if (json_is_null(item)) return strcmp(text, "silu") != 0;
+    if (json_is_boolean(item)) return strcmp(text, json_is_true(item) ? "true" : "false") == 0;
+    if (json_is_number(item)) return text[0] <= '9' && json_number_value(item) == atof(text);
+    return json_string_is(item, text);
 }
 
-static bool refuse(const char *key, const char *expected, const cJSON *item, Error *err) {
+static bool refuse(const char *key, const char *expected, const json_t *item, Error *err) {
     char found[64] = "something else";
-    if (cJSON_IsString(item))
-        snprintf(found, sizeof found, "\"%.40s\"", item->valuestring);
-    else if (cJSON_IsNumber(item))
-        snprintf(found, sizeof found, "%g", item->valuedouble);
-    else if (cJSON_IsBool(item))
-        text_copy(found, sizeof found, cJSON_IsTrue(item) ? "true" : "false");
+    if (json_is_string(item))
+        snprintf(found, sizeof found, "\"%.40s\"", json_string_value(item));
+    else if (json_is_number(item))
+        snprintf(found, sizeof found, "%g", json_number_value(item));
+    else if (json_is_boolean(item))
+        text_copy(found, sizeof found, json_is_true(item) ? "true" : "false");
     return error_set(err, EXIT_BAD_INPUT, "this trainer computes plain Llama; the model needs more",
                      "%s: expected %s, found %s", key, expected, found);
 }
 
-static bool read_neutral(const cJSON *root, Error *err) {
+static bool read_neutral(const json_t *root, Error *err) {
     for (size_t i = 0; i < sizeof neutral_keys / sizeof *neutral_keys; i++) {
         const char *key = neutral_keys[i][0], *expected = neutral_keys[i][1];
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+        const json_t *item = json_object_get(root, key);
         if (item && !value_is(item, expected)) return refuse(key, expected, item, err);
     }
     const char *type = NULL;
@@ -218,26 +221,26 @@ static bool read_neutral(const cJSON *root, Error *err) {
 }
 
 // architectures: a list with LlamaForCausalLM. layer_types: every one full_attention.
-static bool read_lists(const cJSON *root, Error *err) {
-    const cJSON *list = json_member(root, "architectures"), *item;
+static bool read_lists(const json_t *root, Error *err) {
+    const json_t *list = json_member(root, "architectures"), *item;
+    size_t i;
     bool found = !list;
-    if (list && !cJSON_IsArray(list))
+    if (list && !json_is_array(list))
         return json_type_error(list, "architectures", "an array", err);
-    cJSON_ArrayForEach(item, list) {
-        if (cJSON_IsString(item) && strcmp(item->valuestring, "LlamaForCausalLM") == 0)
-            found = true;
+    json_array_foreach(list, i, item) {
+        if (json_string_is(item, "LlamaForCausalLM")) found = true;
     }
-    if (!found) return refuse("architectures", "LlamaForCausalLM", list->child, err);
+    if (!found) return refuse("architectures", "LlamaForCausalLM", json_array_get(list, 0), err);
     list = json_member(root, "layer_types");
-    if (list && !cJSON_IsArray(list)) return json_type_error(list, "layer_types", "an array", err);
-    cJSON_ArrayForEach(item, list) {
-        if (!cJSON_IsString(item) || strcmp(item->valuestring, "full_attention") != 0)
+    if (list && !json_is_array(list)) return json_type_error(list, "layer_types", "an array", err);
+    json_array_foreach(list, i, item) {
+        if (!json_string_is(item, "full_attention"))
             return refuse("layer_types", "full_attention", item, err);
     }
     return true;
 }
 
-static bool read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     const int width = LLAMA_MAX_WIDTH, heads = LLAMA_MAX_HEADS, dim = LLAMA_MAX_HEAD_DIM;
     if (!json_get_int(root, "vocab_size", 1, LLAMA_MAX_VOCAB, &c->vocab_size, true, err) ||
         !json_get_int(root, "hidden_size", 1, width, &c->hidden_size, true, err) ||
@@ -262,20 +265,20 @@ static bool read_sizes(LlamaConfig *c, const cJSON *root, Error *err) {
 }
 
 // A number, or null for none, or (eos) a list, whose first element counts.
-static bool read_token(const cJSON *root, const char *key, int fallback, int vocab_size, int *out,
+static bool read_token(const json_t *root, const char *key, int fallback, int vocab_size, int *out,
                        Error *err) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+    const json_t *item = json_object_get(root, key);
     int64_t id = -1;
     if (!item) id = fallback < vocab_size ? fallback : -1;
-    if (cJSON_IsArray(item) && strcmp(key, "eos_token_id") == 0) item = item->child;
-    if (item && !cJSON_IsNull(item) && !json_int64_value(item, key, 0, vocab_size - 1, &id, err))
+    if (json_is_array(item) && strcmp(key, "eos_token_id") == 0) item = json_array_get(item, 0);
+    if (item && !json_is_null(item) && !json_int64_value(item, key, 0, vocab_size - 1, &id, err))
         return false;
     *out = (int)id;
     return true;
 }
 
 // Missing keys have the defaults of transformers' LlamaConfig.
-static bool read_scalars(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_scalars(LlamaConfig *c, const json_t *root, Error *err) {
     double eps = 1e-6, range = 0.02;
     if (!json_get_double(root, "rms_norm_eps", 1e-20, 0.1, &eps, false, err) ||
         !json_get_double(root, "initializer_range", 0, 10, &range, false, err) ||
@@ -288,7 +291,7 @@ static bool read_scalars(LlamaConfig *c, const cJSON *root, Error *err) {
     return true;
 }
 
-static bool read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
+static bool read_llama3(LlamaConfig *c, const json_t *rope, Error *err) {
     int *original = &c->rope_scaling.original_max_position_embeddings;
     c->rope_scaling.llama3 = true;
     return json_get_double(rope, "factor", 1, 1e6, &c->rope_scaling.factor, true, err) &&
@@ -300,7 +303,7 @@ static bool read_llama3(LlamaConfig *c, const cJSON *rope, Error *err) {
                         true, err);
 }
 
-static bool read_rope_type(const cJSON *rope, const char **type, Error *err) {
+static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
     const char *old_type = NULL;
     if (!json_get_string(rope, "type", &old_type, false, err) ||
         !json_get_string(rope, "rope_type", type, false, err))
@@ -316,15 +319,16 @@ static bool read_rope_type(const cJSON *rope, const char **type, Error *err) {
 }
 
 // The object rope_scaling (old name) or rope_parameters (new name, with rope_theta inside).
-static bool read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
-    const char *type = NULL;
-    const cJSON *item;
-    if (!cJSON_IsObject(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
-    cJSON_ArrayForEach(item, rope) {
-        if (item->child) return refuse(item->string, "one RoPE for all layers", item, err);
+static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
+    const char *key, *type = NULL;
+    const json_t *item;
+    if (!json_is_object(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
+    json_object_foreach(rope, key, item) {
+        if (json_array_size(item) + json_object_size(item) > 0)
+            return refuse(key, "one RoPE for all layers", item, err);
     }
     item = json_member(rope, "partial_rotary_factor");
-    if (item && !value_is(item, "1")) return refuse(item->string, "1", item, err);
+    if (item && !value_is(item, "1")) return refuse("partial_rotary_factor", "1", item, err);
     if (!read_rope_type(rope, &type, err)) return false;
     if (!type || strcmp(type, "default") == 0) return true;
     if (strcmp(type, "llama3") == 0) return read_llama3(c, rope, err);
@@ -332,10 +336,11 @@ static bool read_rope_object(LlamaConfig *c, const cJSON *rope, Error *err) {
                      "rope_type: expected llama3 or default, found \"%.60s\"", type);
 }
 
-static bool read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
+static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
     const double min = 1, max = 1e12;
-    const cJSON *rope = json_member(root, "rope_scaling");
-    const cJSON *parameters = json_member(root, "rope_parameters");
+    json_t *rope = json_member(root, "rope_scaling");
+    json_t *parameters = json_member(root, "rope_parameters");
+    const char *name = rope ? "rope_scaling" : "rope_parameters";
     double outer = 0, inner = 0;
     if (rope && parameters)
         return error_set(err, EXIT_BAD_INPUT, "delete one of them",
@@ -344,18 +349,18 @@ static bool read_rope(LlamaConfig *c, const cJSON *root, Error *err) {
     if (!json_get_double(root, "rope_theta", min, max, &outer, false, err)) return false;
     if (rope && (!read_rope_object(c, rope, err) ||
                  !json_get_double(rope, "rope_theta", min, max, &inner, false, err)))
-        return error_prefix(err, rope->string);
+        return error_prefix(err, name);
     if (outer > 0 && inner > 0 && outer != inner)
         return error_set(err, EXIT_BAD_INPUT, "delete one of them",
-                         "rope_theta: expected one value, found %g and, in %s, %g", outer,
-                         rope->string, inner);
+                         "rope_theta: expected one value, found %g and, in %s, %g", outer, name,
+                         inner);
     c->rope_theta = inner > 0 ? inner : outer > 0 ? outer : 10000;
     return true;
 }
 
-bool llama_config_parse(LlamaConfig *c, const cJSON *root, const char *path, Error *err) {
+bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err) {
     memset(c, 0, sizeof *c);
-    bool ok = cJSON_IsObject(root)
+    bool ok = json_is_object(root)
                   ? read_neutral(root, err) && read_lists(root, err) && read_sizes(c, root, err) &&
                         read_scalars(c, root, err) && read_rope(c, root, err)
                   : error_set(err, EXIT_BAD_INPUT, "", "expected an object, found another value");
@@ -369,10 +374,20 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
         if (!path_join(inside, sizeof inside, path, "config.json", err)) return false;
         path = inside;
     }
-    cJSON *root = json_read(path, JSON_MAX_CONFIG, hint, err);
-    bool ok = root && llama_config_parse(c, root, path, err);
-    cJSON_Delete(root);
-    return ok;
+    json_auto_t *root = json_read(path, JSON_MAX_CONFIG, hint, err);
+    return root && llama_config_parse(c, root, path, err);
+}
+
+bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
+    char near_name[64], hint[400];
+    if (llama_config_builtin(c, model)) return true;
+    if (path_exists(model)) return llama_config_read(c, model, err);
+    const bool near = options_nearest(model, builtin_names(), near_name, sizeof near_name);
+    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
+             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
+             builtin_names());
+    return error_set(err, EXIT_BAD_INPUT, hint,
+                     "%s: expected a model directory or a built-in name, found neither", model);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -380,24 +395,24 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 
 static void write_rope(JsonWriter *w, const LlamaConfig *c) {
     if (!c->rope_scaling.llama3) {
-        json_null(w, "rope_scaling");
+        json_put_null(w, "rope_scaling");
         return;
     }
     json_begin(w, "rope_scaling", '{');
-    json_double(w, "factor", c->rope_scaling.factor);
-    json_double(w, "high_freq_factor", c->rope_scaling.high_freq_factor);
-    json_double(w, "low_freq_factor", c->rope_scaling.low_freq_factor);
-    json_int(w, "original_max_position_embeddings",
-             c->rope_scaling.original_max_position_embeddings);
-    json_string(w, "rope_type", "llama3");
+    json_put_double(w, "factor", c->rope_scaling.factor);
+    json_put_double(w, "high_freq_factor", c->rope_scaling.high_freq_factor);
+    json_put_double(w, "low_freq_factor", c->rope_scaling.low_freq_factor);
+    json_put_int(w, "original_max_position_embeddings",
+                 c->rope_scaling.original_max_position_embeddings);
+    json_put_string(w, "rope_type", "llama3");
     json_end(w, '}');
 }
 
 static void write_token(JsonWriter *w, const char *key, int id) {
     if (id < 0)
-        json_null(w, key);
+        json_put_null(w, key);
     else
-        json_int(w, key, id);
+        json_put_int(w, key, id);
 }
 
 size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,
@@ -406,31 +421,31 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_writer_init(&w, text, capacity, 2);
     json_begin(&w, NULL, '{');
     json_begin(&w, "architectures", '[');
-    json_string(&w, NULL, "LlamaForCausalLM");
+    json_put_string(&w, NULL, "LlamaForCausalLM");
     json_end(&w, ']');
-    json_bool(&w, "attention_bias", false);
-    json_double(&w, "attention_dropout", 0);
+    json_put_bool(&w, "attention_bias", false);
+    json_put_double(&w, "attention_dropout", 0);
     write_token(&w, "bos_token_id", c->bos_token_id);
     write_token(&w, "eos_token_id", c->eos_token_id);
-    json_int(&w, "head_dim", c->head_dim);
-    json_string(&w, "hidden_act", "silu");
-    json_int(&w, "hidden_size", c->hidden_size);
-    json_float(&w, "initializer_range", c->initializer_range);
-    json_int(&w, "intermediate_size", c->intermediate_size);
-    json_int(&w, "max_position_embeddings", c->max_position_embeddings);
-    json_bool(&w, "mlp_bias", false);
-    json_string(&w, "model_type", "llama");
-    json_int(&w, "num_attention_heads", c->num_heads);
-    json_int(&w, "num_hidden_layers", c->num_layers);
-    json_int(&w, "num_key_value_heads", c->num_kv_heads);
-    json_int(&w, "pretraining_tp", 1);
-    json_float(&w, "rms_norm_eps", c->rms_norm_eps);
+    json_put_int(&w, "head_dim", c->head_dim);
+    json_put_string(&w, "hidden_act", "silu");
+    json_put_int(&w, "hidden_size", c->hidden_size);
+    json_put_float(&w, "initializer_range", c->initializer_range);
+    json_put_int(&w, "intermediate_size", c->intermediate_size);
+    json_put_int(&w, "max_position_embeddings", c->max_position_embeddings);
+    json_put_bool(&w, "mlp_bias", false);
+    json_put_string(&w, "model_type", "llama");
+    json_put_int(&w, "num_attention_heads", c->num_heads);
+    json_put_int(&w, "num_hidden_layers", c->num_layers);
+    json_put_int(&w, "num_key_value_heads", c->num_kv_heads);
+    json_put_int(&w, "pretraining_tp", 1);
+    json_put_float(&w, "rms_norm_eps", c->rms_norm_eps);
     write_rope(&w, c);
-    json_double(&w, "rope_theta", c->rope_theta);
-    json_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
-    json_string(&w, "torch_dtype", torch_dtype);
-    json_bool(&w, "use_cache", true);
-    json_int(&w, "vocab_size", c->vocab_size);
+    json_put_double(&w, "rope_theta", c->rope_theta);
+    json_put_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
+    json_put_string(&w, "torch_dtype", torch_dtype);
+    json_put_bool(&w, "use_cache", true);
+    json_put_int(&w, "vocab_size", c->vocab_size);
     json_end(&w, '}');
     json_put_text(&w, "\n");
     return w.overflow ? 0 : w.n;

@@ -6,7 +6,7 @@
 #ifndef UNPAD_CONFIG_H
 #define UNPAD_CONFIG_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,18 +28,18 @@ typedef struct {
     int bos_token_id, eos_token_id;  // -1: none
 } LlamaConfig;
 
-// "demo, smollm2-135m, ...", for messages.
-const char *llama_config_builtin_names(void);
-
-// False when the name is not one of the above.
+// False when the name is none of "demo", "smollm2-135m" ...
 bool llama_config_builtin(LlamaConfig *c, const char *name);
+
+// A built-in name, or a directory as for llama_config_read; exit 3 when it is neither.
+bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 
 // A Hugging Face config.json; path may also be the directory that holds it. Exit 3 when the model
 // is not a plain Llama.
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 
 // The same from parsed JSON; path is for messages.
-bool llama_config_parse(LlamaConfig *c, const cJSON *root, const char *path, Error *err);
+bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err);
 
 // Divisibility and products, which a config that was read satisfies. `where` begins the message.
 bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);

@@ -1,6 +1,6 @@
 #include "safetensors.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,11 +64,12 @@ TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t s
 
 static const int64_t safetensors_max_int = (int64_t)1 << 53;  // beyond, JSON numbers are not exact
 
-static bool safetensors_parse_shape(TensorInfo *t, const cJSON *entry, Error *err) {
-    const cJSON *shape = json_member(entry, "shape"), *dim;
-    if (!cJSON_IsArray(shape))
+static bool safetensors_parse_shape(TensorInfo *t, const json_t *entry, Error *err) {
+    const json_t *shape = json_member(entry, "shape"), *dim;
+    size_t i;
+    if (!json_is_array(shape))
         return error_set(err, EXIT_BAD_INPUT, "", "shape: expected an array");
-    cJSON_ArrayForEach(dim, shape) {
+    json_array_foreach(shape, i, dim) {
         int64_t value = 0;
         if (t->ndim == SAFETENSORS_MAX_DIMS)
             return error_set(err, EXIT_BAD_INPUT, "",
@@ -80,25 +81,24 @@ static bool safetensors_parse_shape(TensorInfo *t, const cJSON *entry, Error *er
     return true;
 }
 
-static bool safetensors_parse_offsets(TensorInfo *t, const cJSON *entry, Error *err) {
-    const cJSON *offsets = json_member(entry, "data_offsets");
+static bool safetensors_parse_offsets(TensorInfo *t, const json_t *entry, Error *err) {
+    const json_t *offsets = json_member(entry, "data_offsets");
+    const int64_t max = safetensors_max_int - 1;
     int64_t begin = 0, end = 0;
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2)
+    if (json_array_size(offsets) != 2)
         return error_set(err, EXIT_BAD_INPUT, "", "data_offsets: expected [begin, end]");
-    if (!json_int64_value(offsets->child, "data_offsets", 0, safetensors_max_int - 1, &begin,
-                          err) ||
-        !json_int64_value(offsets->child->next, "data_offsets", begin, safetensors_max_int - 1,
-                          &end, err))
+    if (!json_int64_value(json_array_get(offsets, 0), "data_offsets", 0, max, &begin, err) ||
+        !json_int64_value(json_array_get(offsets, 1), "data_offsets", begin, max, &end, err))
         return false;
     t->begin = (uint64_t)begin;
     t->end = (uint64_t)end;
     return true;
 }
 
-static bool safetensors_parse_entry(TensorInfo *t, const cJSON *entry, Error *err) {
+static bool safetensors_parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
     const char *dtype = NULL;
     uint64_t size_bytes = 0;
-    if (!cJSON_IsObject(entry) || cJSON_GetArraySize(entry) != 3)
+    if (json_object_size(entry) != 3)
         return error_set(err, EXIT_BAD_INPUT, "", "expected {dtype, shape, data_offsets}");
     if (!json_get_string(entry, "dtype", &dtype, true, err)) return false;
     if (tensor_dtype_size(dtype) == 0)
@@ -115,18 +115,20 @@ static bool safetensors_parse_entry(TensorInfo *t, const cJSON *entry, Error *er
     return true;
 }
 
-static bool safetensors_check_metadata(const cJSON *metadata, Error *err) {
-    const cJSON *item;
-    if (!cJSON_IsObject(metadata))
+static bool safetensors_check_metadata(json_t *metadata, Error *err) {
+    const char *key;
+    const json_t *item;
+    if (!json_is_object(metadata))
         return error_set(err, EXIT_BAD_INPUT, "", "__metadata__: expected an object");
-    cJSON_ArrayForEach(item, metadata) {
-        if (!cJSON_IsString(item)) return json_type_error(item, "__metadata__", "strings", err);
+    json_object_foreach(metadata, key, item) {
+        if (!json_is_string(item)) return json_type_error(item, "__metadata__", "strings", err);
     }
     return true;
 }
 
-static bool safetensors_add(SafetensorsSet *s, const cJSON *entry, int file, Error *err) {
-    if (strcmp(entry->string, "__metadata__") == 0) return safetensors_check_metadata(entry, err);
+static bool safetensors_add(SafetensorsSet *s, const char *name, json_t *entry, int file,
+                            Error *err) {
+    if (strcmp(name, "__metadata__") == 0) return safetensors_check_metadata(entry, err);
     if ((size_t)s->num_tensors == s->tensors_capacity) {
         size_t capacity = s->tensors_capacity ? s->tensors_capacity * 2 : 64;
         TensorInfo *grown = realloc(s->tensors, capacity * sizeof *grown);
@@ -136,11 +138,11 @@ static bool safetensors_add(SafetensorsSet *s, const cJSON *entry, int file, Err
     }
     TensorInfo *t = &s->tensors[s->num_tensors];
     memset(t, 0, sizeof *t);
-    size_t length = strlen(entry->string);
+    size_t length = strlen(name);
     if (length == 0 || length >= sizeof t->name)
         return error_set(err, EXIT_BAD_INPUT, "", "tensor name: expected 1 to %zu bytes, found %zu",
                          sizeof t->name - 1, length);
-    memcpy(t->name, entry->string, length + 1);
+    memcpy(t->name, name, length + 1);
     t->file = file;
     if (!safetensors_parse_entry(t, entry, err)) return error_prefix(err, t->name);
     s->num_tensors++;
@@ -186,16 +188,17 @@ static bool safetensors_parse_header(SafetensorsSet *s, const char *text, uint64
                                      Error *err) {
     const File *f = &s->files[file].file;
     int first = s->num_tensors;
+    const char *name;
+    json_t *entry;
     if (text[0] != '{')
         return error_set(err, EXIT_BAD_INPUT, "", "%s: header: expected {", f->path);
-    cJSON *root = json_parse(text, (size_t)n, f->path, err);
+    json_auto_t *root = json_parse(text, (size_t)n, f->path, err);
     if (!root) return false;
-    bool ok = true;
-    for (const cJSON *entry = root->child; ok && entry; entry = entry->next)
-        ok = safetensors_add(s, entry, file, err);
-    cJSON_Delete(root);
-    ok = ok && safetensors_check_layout(s, first, 8 + n, f->size_bytes - 8 - n, err);
-    return ok || error_prefix(err, f->path);
+    json_object_foreach(root, name, entry) {
+        if (!safetensors_add(s, name, entry, file, err)) return error_prefix(err, f->path);
+    }
+    return safetensors_check_layout(s, first, 8 + n, f->size_bytes - 8 - n, err) ||
+           error_prefix(err, f->path);
 }
 
 static bool safetensors_read_header(SafetensorsSet *s, int file, Error *err) {
@@ -206,9 +209,8 @@ static bool safetensors_read_header(SafetensorsSet *s, int file, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
                          "%s: header: expected 2 to %llu bytes, found %llu", f->path,
                          (unsigned long long)(f->size_bytes - 8), (unsigned long long)n);
-    char *text = malloc((size_t)n + 1);
-    if (!text) return error_memory(err, f->path, n + 1);
-    text[n] = 0;
+    char *text = malloc((size_t)n);
+    if (!text) return error_memory(err, f->path, n);
     bool ok = file_read_at(f, text, n, 8, err) && safetensors_parse_header(s, text, n, file, err);
     free(text);
     return ok;
@@ -268,17 +270,17 @@ static bool safetensors_add_shard(SafetensorsSet *s, const char *dir, const char
 }
 
 // In both directions: every tensor of the index is in its file, and no file holds another.
-static bool safetensors_check_index(const SafetensorsSet *s, const cJSON *map, Error *err) {
-    const cJSON *item;
-    int promised = 0;
-    cJSON_ArrayForEach(item, map) {
-        const TensorInfo *t = safetensors_find(s, item->string);
+static bool safetensors_check_index(const SafetensorsSet *s, json_t *map, Error *err) {
+    const char *name;
+    const json_t *item;
+    const int promised = (int)json_object_size(map);
+    json_object_foreach(map, name, item) {
+        const TensorInfo *t = safetensors_find(s, name);
         const char *path = t ? s->files[t->file].path : "", *slash = strrchr(path, '/');
-        if (!t || strcmp(slash ? slash + 1 : path, item->valuestring) != 0)
+        if (!t || strcmp(slash ? slash + 1 : path, json_string_value(item)) != 0)
             return error_set(err, EXIT_BAD_INPUT, "",
-                             "weight_map: %.160s: expected in %.160s, not found there",
-                             item->string, item->valuestring);
-        promised++;
+                             "weight_map: %.160s: expected in %.160s, not found there", name,
+                             json_string_value(item));
     }
     if (promised == s->num_tensors) return true;
     return error_set(err, EXIT_BAD_INPUT, "",
@@ -286,15 +288,17 @@ static bool safetensors_check_index(const SafetensorsSet *s, const cJSON *map, E
                      promised);
 }
 
-static bool safetensors_open_shards(SafetensorsSet *s, const char *dir, const cJSON *root,
+static bool safetensors_open_shards(SafetensorsSet *s, const char *dir, const json_t *root,
                                     Error *err) {
-    const cJSON *map = json_member(root, "weight_map"), *item;
-    if (!cJSON_IsObject(map) || !map->child)
+    const char *name;
+    const json_t *item;
+    json_t *map = json_member(root, "weight_map");
+    if (json_object_size(map) == 0)
         return error_set(err, EXIT_BAD_INPUT, "",
                          "weight_map: expected an object of names and files");
-    cJSON_ArrayForEach(item, map) {
-        if (!cJSON_IsString(item)) return json_type_error(item, "weight_map", "file names", err);
-        if (!safetensors_add_shard(s, dir, item->valuestring, err)) return false;
+    json_object_foreach(map, name, item) {
+        if (!json_is_string(item)) return json_type_error(item, "weight_map", "file names", err);
+        if (!safetensors_add_shard(s, dir, json_string_value(item), err)) return false;
     }
     return safetensors_sort(s, err) && safetensors_check_index(s, map, err);
 }
@@ -302,11 +306,9 @@ static bool safetensors_open_shards(SafetensorsSet *s, const char *dir, const cJ
 static bool safetensors_open_index(SafetensorsSet *s, const char *path, Error *err) {
     char dir[IO_PATH_MAX];
     if (!path_parent(dir, sizeof dir, path, err)) return false;
-    cJSON *root = json_read(path, 16 << 20,
-                            "expected model.safetensors or model.safetensors.index.json", err);
-    bool ok = root && (safetensors_open_shards(s, dir, root, err) || error_prefix(err, path));
-    cJSON_Delete(root);
-    return ok;
+    json_auto_t *root = json_read(
+        path, 16 << 20, "expected model.safetensors or model.safetensors.index.json", err);
+    return root && (safetensors_open_shards(s, dir, root, err) || error_prefix(err, path));
 }
 
 static bool safetensors_open_path(SafetensorsSet *s, const char *path, Error *err) {
@@ -424,13 +426,13 @@ static size_t safetensors_entry(char *text, size_t capacity, const TensorInfo *t
     json_writer_init(&w, text, capacity, 0);
     json_put_text(&w, ", ");
     json_begin(&w, t->name, '{');
-    json_string(&w, "dtype", t->dtype);
+    json_put_string(&w, "dtype", t->dtype);
     json_begin(&w, "shape", '[');
-    for (int i = 0; i < t->ndim; i++) json_int(&w, NULL, (int64_t)t->shape[i]);
+    for (int i = 0; i < t->ndim; i++) json_put_int(&w, NULL, (int64_t)t->shape[i]);
     json_end(&w, ']');
     json_begin(&w, "data_offsets", '[');
-    json_int(&w, NULL, (int64_t)begin);
-    json_int(&w, NULL, (int64_t)(begin + size_bytes));
+    json_put_int(&w, NULL, (int64_t)begin);
+    json_put_int(&w, NULL, (int64_t)(begin + size_bytes));
     json_end(&w, ']');
     json_end(&w, '}');
     return w.overflow ? 0 : w.n;

@@ -1,6 +1,6 @@
 #include "tokenizer.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -83,7 +83,7 @@ typedef struct {
 } TokenNames;
 
 // An added token may have the id of the same token in the vocabulary, but of no other.
-static bool token_names_add(TokenNames *names, const cJSON *id, const char *text, bool added,
+static bool token_names_add(TokenNames *names, const json_t *id, const char *text, bool added,
                             bool special, Error *err) {
     int64_t at = 0;
     if (!json_int64_value(id, "token id", 0, TOKENIZER_MAX_IDS - 1, &at, err)) return false;
@@ -104,17 +104,21 @@ static bool token_names_add(TokenNames *names, const cJSON *id, const char *text
     return true;
 }
 
-static bool token_names_read(TokenNames *names, const cJSON *root, const cJSON *model, Error *err) {
-    const cJSON *vocab = json_member(model, "vocab");
-    if (!vocab || !cJSON_IsObject(vocab))
+static bool token_names_read(TokenNames *names, const json_t *root, const json_t *model,
+                             Error *err) {
+    const char *name;
+    const json_t *added = json_member(root, "added_tokens"), *item;
+    size_t i;
+    json_t *vocab = json_member(model, "vocab");
+    if (!json_is_object(vocab))
         return error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected an object of token ids");
-    for (const cJSON *item = vocab->child; item; item = item->next)
-        if (!token_names_add(names, item, item->string, false, false, err)) return false;
-    const cJSON *added = json_member(root, "added_tokens");
-    for (const cJSON *item = added ? added->child : NULL; item; item = item->next) {
+    json_object_foreach(vocab, name, item) {
+        if (!token_names_add(names, item, name, false, false, err)) return false;
+    }
+    json_array_foreach(added, i, item) {
         const char *content = NULL;
         bool special = false;
-        const cJSON *id = json_member(item, "id");
+        const json_t *id = json_member(item, "id");
         if (!json_get_string(item, "content", &content, true, err) ||
             !json_get_bool(item, "special", &special, false, err))
             return false;
@@ -125,11 +129,17 @@ static bool token_names_read(TokenNames *names, const cJSON *root, const cJSON *
            error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected tokens, found none");
 }
 
-bool json_mentions_type(const cJSON *value, const char *name) {
-    const cJSON *type = value ? cJSON_GetObjectItemCaseSensitive(value, "type") : NULL;
-    if (cJSON_IsString(type) && strcmp(type->valuestring, name) == 0) return true;
-    for (const cJSON *item = value ? value->child : NULL; item; item = item->next)
+bool json_mentions_type(json_t *value, const char *name) {
+    const char *key;
+    json_t *item;
+    size_t i;
+    if (json_string_is(json_object_get(value, "type"), name)) return true;
+    json_object_foreach(value, key, item) {
         if (json_mentions_type(item, name)) return true;
+    }
+    json_array_foreach(value, i, item) {
+        if (json_mentions_type(item, name)) return true;
+    }
     return false;
 }
 
@@ -182,38 +192,36 @@ static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const cha
     t->bos = token_names_find_any(names, bos);
     t->eos = token_names_find_any(names, eos);
     if (!path_exists(config_path)) return true;
-    cJSON *root = json_read(config_path, JSON_MAX_CONFIG, "", err);
+    json_auto_t *root = json_read(config_path, JSON_MAX_CONFIG, "", err);
     if (!root) return false;
     for (int i = 0; i < 2; i++) {
-        const cJSON *item = json_member(root, i == 0 ? "bos_token" : "eos_token");
-        if (item && cJSON_IsObject(item)) item = json_member(item, "content");
-        if (!item || !cJSON_IsString(item)) continue;
-        const int32_t id = token_names_find(names, item->valuestring);
+        const json_t *item = json_member(root, i == 0 ? "bos_token" : "eos_token");
+        if (json_is_object(item)) item = json_member(item, "content");
+        if (!json_is_string(item)) continue;
+        const int32_t id = token_names_find(names, json_string_value(item));
         if (i == 0)
             t->bos = id;
         else
             t->eos = id;
     }
-    cJSON_Delete(root);
     return true;
 }
 
 // Whether ids below 256 are the bytes themselves, and no tokens are merged.
-static bool tokenizer_has_byte_ids(const Tokenizer *t, const cJSON *model) {
-    const cJSON *merges = json_member(model, "merges");
-    if ((merges && merges->child) || t->vocab_size < 256) return false;
+static bool tokenizer_has_byte_ids(const Tokenizer *t, const json_t *model) {
+    if (json_array_size(json_member(model, "merges")) > 0 || t->vocab_size < 256) return false;
     for (uint32_t i = 0; i < 256; i++)
         if (t->offset[i + 1] - t->offset[i] != 1 || t->bytes[t->offset[i]] != i) return false;
     return true;
 }
 
-static bool tokenizer_read(Tokenizer *t, const cJSON *root, const char *config_path, Error *err) {
+static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_path, Error *err) {
     TokenNames names;
     memset(&names, 0, sizeof names);
-    const cJSON *model = json_member(root, "model");
+    const json_t *model = json_member(root, "model");
     const char *type = "BPE";
     bool fallback = false;
-    if (!model || !cJSON_IsObject(model))
+    if (!json_is_object(model))
         return error_set(err, EXIT_BAD_INPUT, "", "model: required, not found");
     if (!json_get_string(model, "type", &type, false, err) ||
         !json_get_bool(model, "byte_fallback", &fallback, false, err))
@@ -240,11 +248,10 @@ bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
                                     path_parent(dir, sizeof dir, path, err);
     if (!named || !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
         return false;
-    cJSON *root =
+    json_auto_t *root =
         json_read(file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
     if (!root) return false;
     const bool ok = tokenizer_read(t, root, config, err);
-    cJSON_Delete(root);
     text_copy(t->file, sizeof t->file, file);
     if (ok) return true;
     tokenizer_free(t);

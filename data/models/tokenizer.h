@@ -6,7 +6,7 @@
 #ifndef UNPAD_TOKENIZER_H
 #define UNPAD_TOKENIZER_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -48,6 +48,6 @@ void gpt2_alphabet(int16_t code_points[256]);
 int64_t gpt2_decode(const char *text, unsigned char *out);
 
 // Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.
-bool json_mentions_type(const cJSON *value, const char *name);
+bool json_mentions_type(json_t *value, const char *name);
 
 #endif

@@ -19,6 +19,7 @@
 #include "../batches/loader.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
+#include "../shards/dataset.h"
 
 // Warns when the length of the log is not that at the checkpoint of `step`.
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
@@ -98,11 +99,11 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
     JsonWriter w;
     json_writer_init(&w, text, JSON_MAX_CONFIG, 0);
     json_begin(&w, NULL, '{');
-    json_string(&w, "event", event);
-    json_string(&w, "version", version);
-    json_string(&w, "device", device);
-    json_int(&w, "step", step);
-    json_int(&w, "parameters", (int64_t)llama_config_num_params(config));
+    json_put_string(&w, "event", event);
+    json_put_string(&w, "version", version);
+    json_put_string(&w, "device", device);
+    json_put_int(&w, "step", step);
+    json_put_int(&w, "parameters", (int64_t)llama_config_num_params(config));
     json_begin(&w, "data", '{');
     data_summary_write(train, &w, "train");
     data_summary_write(val, &w, "val");
@@ -144,9 +145,9 @@ static void print_balance(const StepBalance *b) {
 
 static void write_balance(const StepBalance *b, JsonWriter *w) {
     if (b->measured == 0) return;
-    if (b->planned > 0) json_float(w, "imbalance_planned", (float)b->planned);
-    json_float(w, "imbalance_measured", (float)b->measured);
-    json_int(w, "slowest_rank", b->slowest_rank);
+    if (b->planned > 0) json_put_float(w, "imbalance_planned", (float)b->planned);
+    json_put_float(w, "imbalance_measured", (float)b->measured);
+    json_put_int(w, "slowest_rank", b->slowest_rank);
 }
 
 static void print_step(const StepReport *r, const StepData *d) {
@@ -167,24 +168,24 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
-    json_int(&w, "step", r->step);
-    json_float(&w, "loss", (float)r->loss);
-    json_float(&w, "grad_norm", (float)r->grad_norm);
-    json_float(&w, "lr", (float)r->lr);
-    json_float(&w, "ms", (float)r->ms);
-    json_float(&w, "tokens_per_s", (float)((double)d->real_tokens / r->ms * 1e3));
-    json_int(&w, "real_tokens", d->real_tokens);
-    json_int(&w, "targets", d->num_targets);
-    json_float(&w, "fill", (float)fill_of(d));
-    json_int(&w, "docs", d->num_segments);
-    json_int(&w, "longest_doc", d->longest_segment);
-    json_int(&w, "attention_pairs", d->attention_pairs);
-    json_int(&w, "padded_pairs", d->padded_pairs);
+    json_put_int(&w, "step", r->step);
+    json_put_float(&w, "loss", (float)r->loss);
+    json_put_float(&w, "grad_norm", (float)r->grad_norm);
+    json_put_float(&w, "lr", (float)r->lr);
+    json_put_float(&w, "ms", (float)r->ms);
+    json_put_float(&w, "tokens_per_s", (float)((double)d->real_tokens / r->ms * 1e3));
+    json_put_int(&w, "real_tokens", d->real_tokens);
+    json_put_int(&w, "targets", d->num_targets);
+    json_put_float(&w, "fill", (float)fill_of(d));
+    json_put_int(&w, "docs", d->num_segments);
+    json_put_int(&w, "longest_doc", d->longest_segment);
+    json_put_int(&w, "attention_pairs", d->attention_pairs);
+    json_put_int(&w, "padded_pairs", d->padded_pairs);
     if (r->useful_flops > 0)
-        json_float(&w, "useful_tflops", (float)(r->useful_flops / r->ms * 1e-9));
+        json_put_float(&w, "useful_tflops", (float)(r->useful_flops / r->ms * 1e-9));
     write_balance(&r->balance, &w);
-    json_bool(&w, "skipped", r->skipped);
-    json_bool(&w, "spike", r->spike);
+    json_put_bool(&w, "skipped", r->skipped);
+    json_put_bool(&w, "spike", r->spike);
     json_end(&w, '}');
     log_line(log, &w);
 }
@@ -194,6 +195,16 @@ void report_step(RunLog *log, const StepReport *r, const StepData *d) {
     log_step(log, r, d);
 }
 
+void print_validation_set(const ValidationSet *set, const Dataset *ds) {
+    if (!set)
+        printf("        no validation\n");
+    else if (set->docs == ds->num_docs && set->tokens == ds->num_tokens)
+        printf("        validation takes all of them\n");
+    else
+        printf("        validation takes %lld document%s, %lld tokens of them\n",
+               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
+}
+
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
     printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
            plain_nan(loss), (long long)set->docs, text_plural(set->docs), (long long)set->targets);
@@ -201,12 +212,12 @@ void report_validation(RunLog *log, int64_t step, double loss, const ValidationS
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 0);
     json_begin(&w, NULL, '{');
-    json_string(&w, "event", "val");
-    json_int(&w, "step", step);
-    json_float(&w, "loss", (float)loss);
-    json_int(&w, "docs", set->docs);
-    json_int(&w, "real_tokens", set->tokens);
-    json_int(&w, "targets", set->targets);
+    json_put_string(&w, "event", "val");
+    json_put_int(&w, "step", step);
+    json_put_float(&w, "loss", (float)loss);
+    json_put_int(&w, "docs", set->docs);
+    json_put_int(&w, "real_tokens", set->tokens);
+    json_put_int(&w, "targets", set->targets);
     json_end(&w, '}');
     log_line(log, &w);
 }

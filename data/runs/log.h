@@ -11,6 +11,7 @@
 #include "../batches/loader.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
+#include "../shards/dataset.h"
 
 typedef struct {
     LineFile lines;
@@ -55,6 +56,9 @@ typedef struct {
 typedef struct {
     int64_t docs, tokens, targets;
 } ValidationSet;
+
+// set NULL: there will be no validation. ds: what it is part of.
+void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
 void report_step(RunLog *log, const StepReport *r, const StepData *data);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);

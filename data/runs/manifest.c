@@ -1,6 +1,6 @@
 #include "manifest.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -47,9 +47,9 @@ static bool write_entries(const Manifest *m, FileWriter *w, Error *err) {
         json_writer_init(&json, text, sizeof text, 0);
         json_put_text(&json, i ? ",\n    " : "\n    ");
         json_begin(&json, NULL, '{');
-        json_string(&json, "name", f->name);
-        json_int(&json, "size_bytes", (int64_t)f->size_bytes);
-        json_string(&json, "crc32c", crc);
+        json_put_string(&json, "name", f->name);
+        json_put_int(&json, "size_bytes", (int64_t)f->size_bytes);
+        json_put_string(&json, "crc32c", crc);
         json_end(&json, '}');
         if (!writer_write(w, text, json.n, err)) return false;
     }
@@ -96,12 +96,12 @@ static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_
                      crc_text, found);
 }
 
-static bool verify_file(const char *dir, const cJSON *entry, Error *err) {
+static bool verify_file(const char *dir, const json_t *entry, Error *err) {
     File f;
     char path[IO_PATH_MAX];
     const char *name = NULL, *crc = NULL;
     int64_t size_bytes = 0;
-    if (!cJSON_IsObject(entry) || !json_get_string(entry, "name", &name, true, err) ||
+    if (!json_get_string(entry, "name", &name, true, err) ||
         !json_get_int64(entry, "size_bytes", 0, (int64_t)1 << 52, &size_bytes, true, err) ||
         !json_get_string(entry, "crc32c", &crc, true, err) || !path_is_plain_name(name))
         return error_set(err, EXIT_BAD_INPUT, "", "files: expected name, size_bytes and crc32c");
@@ -112,24 +112,25 @@ static bool verify_file(const char *dir, const cJSON *entry, Error *err) {
     return ok;
 }
 
-static bool verify_files(const char *dir, const cJSON *root, int64_t *step, Error *err) {
+static bool verify_files(const char *dir, const json_t *root, int64_t *step, Error *err) {
     const char *format = NULL;
-    const cJSON *files = json_member(root, "files"), *entry;
+    const json_t *files = json_member(root, "files"), *entry;
+    size_t i;
     if (!json_get_string(root, "format", &format, true, err) ||
         !json_get_int64(root, "step", 0, (int64_t)1 << 52, step, true, err))
         return false;
     if (strcmp(format, format_name) != 0)
         return error_set(err, EXIT_BAD_INPUT, "", "format: expected \"%s\", found \"%.40s\"",
                          format_name, format);
-    if (!cJSON_IsArray(files))
+    if (!json_is_array(files))
         return error_set(err, EXIT_BAD_INPUT, "", "files: expected an array");
-    cJSON_ArrayForEach(entry, files) {
+    json_array_foreach(files, i, entry) {
         if (!verify_file(dir, entry, err)) return false;
     }
     return true;
 }
 
-static cJSON *parse(const char *text, uint64_t n, const char *path, Error *err) {
+static json_t *parse(const char *text, uint64_t n, const char *path, Error *err) {
     char tail[TAIL_BYTES + 1];
     size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
     write_tail(tail, crc32c(0, text, body));
@@ -148,9 +149,8 @@ bool manifest_verify(const char *dir, int64_t *step, Error *err) {
     if (!path_join(path, sizeof path, dir, file_name, err)) return false;
     char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
     if (!text) return false;
-    cJSON *root = parse(text, n, path, err);
+    json_auto_t *root = parse(text, n, path, err);
     bool ok = root && verify_files(dir, root, &found, err);
-    cJSON_Delete(root);
     free(text);
     if (ok && step) *step = found;
     return ok;

@@ -22,8 +22,7 @@ typedef struct {
     ManifestFile files[MANIFEST_MAX_FILES];
 } Manifest;  // starts as {.step = step}
 
-// False when the name is not that of a file in the directory, is there already, or there are too
-// many.
+// False if the name is not a plain file name or was added before, or if there are too many.
 bool manifest_add(Manifest *m, const char *name, uint64_t size_bytes, uint32_t crc);
 
 // Writes and fsyncs <dir>/manifest.json, which must not exist.

@@ -26,27 +26,29 @@ static const char *const names[NUM_MODEL_FILES] = {
     "chat_template.jinja",
 };
 
-static bool read_files(ModelFiles *f, const char *dir, int first, int last, bool *found,
+static bool read_files(ModelFiles *f, const char **dirs, int num_dirs, int first, int last,
                        Error *err) {
     const uint64_t max_bytes = 1 << 28;
     char path[IO_PATH_MAX];
-    *found = false;
-    for (int i = first; i <= last; i++) {
-        if (!path_join(path, sizeof path, dir, names[i], err)) return false;
-        if (!path_exists(path)) continue;
-        f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
-        if (!f->text[i]) return false;
-        *found = true;
+    bool found = false;
+    for (int d = 0; d < num_dirs && !found; d++) {
+        for (int i = first; i <= last && path_is_dir(dirs[d]); i++) {
+            if (!path_join(path, sizeof path, dirs[d], names[i], err)) return false;
+            if (!path_exists(path)) continue;
+            f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
+            if (!f->text[i]) return false;
+            found = true;
+        }
     }
     return true;
 }
 
-bool model_files_read_generation(ModelFiles *f, const char *dir, bool *found, Error *err) {
-    return read_files(f, dir, GENERATION_CONFIG, GENERATION_CONFIG, found, err);
+bool model_files_read_generation(ModelFiles *f, const char **dirs, int num_dirs, Error *err) {
+    return read_files(f, dirs, num_dirs, GENERATION_CONFIG, GENERATION_CONFIG, err);
 }
 
-bool model_files_read_tokenizer(ModelFiles *f, const char *dir, bool *found, Error *err) {
-    return read_files(f, dir, FIRST_TOKENIZER_FILE, NUM_MODEL_FILES - 1, found, err);
+bool model_files_read_tokenizer(ModelFiles *f, const char **dirs, int num_dirs, Error *err) {
+    return read_files(f, dirs, num_dirs, FIRST_TOKENIZER_FILE, NUM_MODEL_FILES - 1, err);
 }
 
 static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
@@ -62,8 +64,8 @@ static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error 
     JsonWriter w;
     json_writer_init(&w, text, sizeof text, 2);
     json_begin(&w, NULL, '{');
-    if (c->bos_token_id >= 0) json_int(&w, "bos_token_id", c->bos_token_id);
-    if (c->eos_token_id >= 0) json_int(&w, "eos_token_id", c->eos_token_id);
+    if (c->bos_token_id >= 0) json_put_int(&w, "bos_token_id", c->bos_token_id);
+    if (c->eos_token_id >= 0) json_put_int(&w, "eos_token_id", c->eos_token_id);
     json_end(&w, '}');
     return checkpoint_write_file(ck, names[GENERATION_CONFIG], text, w.n, err);
 }

@@ -19,9 +19,9 @@ typedef struct {
     uint64_t size_bytes[NUM_MODEL_FILES];
 } ModelFiles;
 
-// Read those that `dir` has; *found: whether it has any.
-bool model_files_read_generation(ModelFiles *f, const char *dir, bool *found, Error *err);
-bool model_files_read_tokenizer(ModelFiles *f, const char *dir, bool *found, Error *err);
+// Read those of the first of dirs (num_dirs) that is a directory and has any.
+bool model_files_read_generation(ModelFiles *f, const char **dirs, int num_dirs, Error *err);
+bool model_files_read_tokenizer(ModelFiles *f, const char **dirs, int num_dirs, Error *err);
 
 // Writes the model into the checkpoint. Where there is no generation_config.json, one is made from
 // the config's token ids.

@@ -1,6 +1,6 @@
 #include "state.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,15 +52,15 @@ static size_t state_text(char *text, size_t capacity, const TrainingState *s, co
     JsonWriter w;
     json_writer_init(&w, text, capacity, 2);
     json_begin(&w, NULL, '{');
-    json_int(&w, "format", 1);
-    json_string(&w, "version", version);
-    json_int(&w, "step", s->cursor.step);
-    json_int(&w, "epoch", s->cursor.epoch);
-    json_int(&w, "doc_pos", s->cursor.doc_pos);
-    json_int(&w, "tok_off", s->cursor.tok_off);
-    json_int(&w, "log_bytes", s->log_bytes);
-    json_int(&w, "skips_in_a_row", s->skips_in_a_row);
-    for (int i = 0; i < NUM_PLAN_FIELDS; i++) json_int(&w, plan[i].name, plan[i].value);
+    json_put_int(&w, "format", 1);
+    json_put_string(&w, "version", version);
+    json_put_int(&w, "step", s->cursor.step);
+    json_put_int(&w, "epoch", s->cursor.epoch);
+    json_put_int(&w, "doc_pos", s->cursor.doc_pos);
+    json_put_int(&w, "tok_off", s->cursor.tok_off);
+    json_put_int(&w, "log_bytes", s->log_bytes);
+    json_put_int(&w, "skips_in_a_row", s->skips_in_a_row);
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++) json_put_int(&w, plan[i].name, plan[i].value);
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
     json_end(&w, '}');
@@ -68,7 +68,7 @@ static size_t state_text(char *text, size_t capacity, const TrainingState *s, co
     return w.overflow ? 0 : w.n;
 }
 
-static bool read_cursor(const cJSON *state, TrainingState *s, Error *err) {
+static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     PlanState *c = &s->cursor;
     return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
@@ -79,7 +79,7 @@ static bool read_cursor(const cJSON *state, TrainingState *s, Error *err) {
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
 }
 
-static bool check_plan(const cJSON *state, const PlanField *plan, const char *path, Error *err) {
+static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     char misfits[512] = "";
     for (int i = 0; i < NUM_PLAN_FIELDS; i++) {
@@ -110,7 +110,7 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
     return ok;
 }
 
-cJSON *state_open(const char *dir, Error *err) {
+json_t *state_open(const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
     return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
@@ -120,10 +120,8 @@ bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, con
                 Error *err) {
     char path[IO_PATH_MAX];
     PlanField fields[NUM_PLAN_FIELDS];
-    cJSON *state = state_open(dir, err);
+    json_auto_t *state = state_open(dir, err);
     if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
     get_plan_fields(fields, plan, train);
-    const bool ok = read_cursor(state, s, err) && check_plan(state, fields, path, err);
-    cJSON_Delete(state);
-    return ok;
+    return read_cursor(state, s, err) && check_plan(state, fields, path, err);
 }

@@ -2,7 +2,7 @@
 #ifndef UNPAD_STATE_H
 #define UNPAD_STATE_H
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,8 +22,8 @@ typedef struct {
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
                  const Dataset *train, const char *version, const Option *options, Error *err);
 
-// The parsed file of `dir`, to be deleted by the caller; NULL with *err.
-cJSON *state_open(const char *dir, Error *err);
+// The parsed file of `dir`, to be freed by the caller; NULL with *err.
+json_t *state_open(const char *dir, Error *err);
 
 // Reads the state from `dir`. Exit 9 when plan or data differ from those it was written with: the
 // resumed run would see other documents in its steps.

@@ -1,6 +1,6 @@
 #include "vocabulary.h"
 
-#include <cjson/cJSON.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -79,13 +79,14 @@ static bool token_ids_have(const TokenIds *t, int64_t id) {
 }
 
 // A number, a list of numbers, or null; -1: none
-static bool token_ids_add(TokenIds *t, const cJSON *root, const char *key, Error *err) {
-    const cJSON *item = json_member(root, key);
-    const cJSON *first = cJSON_IsArray(item) ? item->child : item;
-    for (; first; first = first == item ? NULL : first->next) {
+static bool token_ids_add(TokenIds *t, const json_t *root, const char *key, Error *err) {
+    const json_t *list = json_member(root, key);
+    const size_t n = json_is_array(list) ? json_array_size(list) : list != NULL;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_is_array(list) ? json_array_get(list, i) : list;
         int64_t id = -1;
-        if (cJSON_IsNull(first)) continue;
-        if (!json_int64_value(first, key, -1, INT32_MAX, &id, err)) return false;
+        if (json_is_null(item)) continue;
+        if (!json_int64_value(item, key, -1, INT32_MAX, &id, err)) return false;
         if (id >= 0 && t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
             t->ids[t->n++] = id;
     }
@@ -115,12 +116,11 @@ static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenI
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         if (!path_join(path, sizeof path, model, files[i], err)) return false;
         if (!path_exists(path)) continue;
-        cJSON *root = json_read(path, JSON_MAX_CONFIG, "", err);
+        json_auto_t *root = json_read(path, JSON_MAX_CONFIG, "", err);
         if (!root) return false;
-        const bool ok = token_ids_add(bos, root, "bos_token_id", err) &&
-                        token_ids_add(eos, root, "eos_token_id", err);
-        cJSON_Delete(root);
-        if (!ok) return error_prefix(err, path);
+        if (!token_ids_add(bos, root, "bos_token_id", err) ||
+            !token_ids_add(eos, root, "eos_token_id", err))
+            return error_prefix(err, path);
     }
     return true;
 }

@@ -24,7 +24,7 @@ static CLONES void update_span(floatX *RESTRICT w, real *RESTRICT m, real *RESTR
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n) {
     (void)master_lo;               // the weight is its own fp32 master here
-    if (step->scale == 0) return;  // a non-finite step changes nothing
+    if (step->scale == 0) return;  // skipped: not finite
     Coefficients k = {
         hyper.lr,
         hyper.beta1,

@@ -1,16 +1,16 @@
 // Causal attention over packed documents: FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2)
 // on the CPU.
 //
-// Idea. A tile of 64 x 64 scores lives in cache and is kept transposed: keys are rows, queries are
-// vector lanes. The running maximum, the sum, lse and delta are then plain vectors, no reduction
-// ever crosses lanes, and only Q (and dO) are transposed, once a tile of queries. The six products
-// S = K Q^T, O += P V, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K are one small GEMM with
-// a block of C in registers (attention_tiles.h). On a diagonal tile it skips what causality leaves
-// out, a register block at a time: on documents of 64 tokens that is almost half of the work.
+// Idea. A tile of 64 x 64 scores stays in cache and is stored transposed: keys are rows, queries
+// are vector lanes. The running maximum, the sum, lse and delta are then plain vectors, no
+// reduction crosses lanes, and only Q (and dO) are transposed, once per tile of queries. The six
+// products S = K Q^T, O += P V, dP = V dO^T, dV += P^T dO, dK += dS^T Q, dQ += dS K use one small
+// GEMM with a block of C in registers (attention_tiles.h). On a diagonal tile it skips masked
+// register blocks: almost half of the work for documents of 64 tokens.
 //
-// Same bits wherever a document lies. Tiles are counted from the document's first token; an element
-// of any product is one chain of FMAs in ascending order of queries or keys, whatever the blocking,
-// the splitting into items or the number of threads.
+// Position independence. Tiles are counted from the document's first token; an element of any
+// product is one chain of FMAs in ascending order of queries or keys, independent of the blocking,
+// the split into items and the number of threads. So a document's bits do not depend on its place.
 //
 // Work. An item is a range of tiles of one document, for one kv head and all query heads of its
 // group, which share the packed tile of K or V. Threads take items from one list, costliest first:
@@ -19,17 +19,19 @@
 //                 of the document are summed in scratch; 5 products
 //   PASS_DQ       a tile of queries: 3 products
 //   PASS_DKV      KEY_SPAN tiles of keys: 4 products
-// The last two replace PASS_BOTH for a document of which one kv head alone exceeds a thread's share
-// of the batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay
+// The last two replace PASS_BOTH for a document of which one kv head exceeds a thread's share of
+// the batch. They cost 7 / 5 of the work (measured: 1.46 of the time, 2048 tokens), so they pay off
 // only where threads would idle. Both forms give the same bits.
 //
 // Sizes. TILE 64: Q^T, V and P of a tile are 16 KB each at head_dim 64, four AVX-512 vectors wide.
 // Register blocks: 6 x 4 vectors (24 of 32 registers) with AVX-512, 6 x 2 (12 of 16) with AVX2,
-// where 4 x 3 measured the same and 5 x 2 less. KEY_SPAN 4: packing Q and dO serves 256 keys.
+// where 4 x 3 was as fast and 5 x 2 slower. KEY_SPAN 4: packing Q and dO serves 256 keys.
 //
-// Lost: transposed tiles always TILE wide (a document of one token then touches 64 cache lines a
-// head, all in a quarter of the cache's sets); a whole shuffle network for one or two rows.
+// Rejected: transposed tiles always TILE wide (a document of one token then touches 64 cache lines
+// per head, all in a quarter of the cache's sets); the full shuffle network for one or two rows.
+#include <assert.h>
 #include <omp.h>
+
 #include "../../data/base/error.h"
 #include "common.h"
 #if defined(__x86_64__)
@@ -60,10 +62,10 @@ typedef uint32_t real_bits;
 #define SHUFFLE(bits, a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
 #endif
 
-static inline int num_tiles(int n) { return (n + TILE - 1) / TILE; }
+static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 
 // -------------------------------------------------------------------------------------------------
-// The work list: a header, the forward items, the backward items; every item is for all kv heads
+// The work list: a header, the forward items, the backward items; each item covers all kv heads
 
 enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
 
@@ -80,7 +82,7 @@ enum {
 };
 
 size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
-    int64_t docs = max_docs < max_tokens ? max_docs : max_tokens;  // those with a token
+    int64_t docs = at_most(max_docs, max_tokens);  // at most so many are not empty
     int64_t tiles = max_tokens / TILE + docs;
     return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;  // forward, dQ, dK and dV
 }
@@ -112,7 +114,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
                       HeadShape heads) {
     PlanHeader *header = (PlanHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
-    double share = 0;  // of one thread, in pairs of one kv head
+    double share = 0;  // of one thread, in query-key pairs of one kv head
     for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
     share = share * heads.num_kv_heads / cpu_threads();
 
@@ -141,7 +143,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
 }
 
 // -------------------------------------------------------------------------------------------------
-// What one call works on
+// Arguments of one call, and scratch
 
 typedef struct {
     int64_t num_tokens, qkv_row, out_row;  // rows in elements
@@ -152,25 +154,27 @@ typedef struct {
 
 typedef struct {
     AttentionShape shape;
-    floatX *out;
-    real *lse;
-    const floatX *qkv;
+    floatX *out;        // (T, H, D)
+    real *lse;          // (H, T)
+    const floatX *qkv;  // (T, H + 2*Hkv, D)
     const int32_t *cu_seqlens;
 } Forward;
 
 typedef struct {
     AttentionShape shape;
-    floatX *dqkv;
-    real *delta;
-    const floatX *dout, *qkv, *out;
-    const real *lse;
+    floatX *dqkv;        // (T, H + 2*Hkv, D)
+    real *delta;         // (H, T)
+    const floatX *dout;  // (T, H, D)
+    const floatX *qkv;   // (T, H + 2*Hkv, D)
+    const floatX *out;   // (T, H, D)
+    const real *lse;     // (H, T)
     const int32_t *cu_seqlens;
 } Backward;
 
 // One thread's tiles; shapes with P = padded, G = group
 typedef struct {
     real *q, *dout;      // (G, TILE, P)       q is scaled by softmax_scale * log2(e)
-    real *q_t, *dout_t;  // (G, P, TILE)       their transposes, as wide as needed
+    real *q_t, *dout_t;  // (G, P, <= TILE)    their transposes, queries rounded up to a vector
     real *acc;           // (G, TILE, P)       O in forward, dQ in backward
     real *top, *sum;     // (G, TILE)          maximum and sum in forward; lse and delta in backward
     real *alpha;         // (TILE)
@@ -180,8 +184,8 @@ typedef struct {
 } Scratch;
 
 // C (rows, vecs vectors) = alpha[row] * C + A B. A (rows, depth) has any two strides, B (depth,
-// vecs vectors) and C are row-major. Each element of C is one chain of FMAs in the order of depth,
-// whatever the blocking: that is why edges and splits cannot change a bit.
+// vecs vectors) and C are row-major. Each element of C is one chain of FMAs in order of depth for
+// any blocking, so edges and splits do not change a bit.
 typedef struct {
     const real *p;
     ptrdiff_t row, step;
@@ -189,18 +193,18 @@ typedef struct {
 typedef struct {
     int rows, vecs, depth;
 } Size;
-// All of a tile, or what of a diagonal tile is not masked
+// A whole tile, or the unmasked part of a diagonal one
 typedef enum { WHOLE, COLUMNS_FROM_ROW, DEPTH_TO_ROW, DEPTH_FROM_ROW } TilePart;
 typedef struct {
     real *c;
     ptrdiff_t c_row;
-    const real *alpha;  // or one of the two below
+    const real *alpha;  // (rows), or one of the two below
     View a;
     const real *b;
     ptrdiff_t b_row;
 } Product;
-static const real FRESH[1] = {0};  // in place of alpha: C is not read, 0 instead
-static const real ADD[1] = {1};    // in place of alpha: 1
+static const real FRESH[1] = {0};  // instead of alpha: C starts at 0 and is not read
+static const real ADD[1] = {1};    // instead of alpha: 1 for every row
 
 static AttentionShape make_shape(HeadShape heads, int64_t num_tokens) {
     if (heads.num_kv_heads <= 0 || heads.num_heads % heads.num_kv_heads || heads.head_dim <= 0 ||
@@ -245,7 +249,7 @@ static size_t carve(Scratch *s, real *base, const AttentionShape *h, int key_spa
     return n;
 }
 
-// `size` elements for each thread, kept and grown from call to call. Called outside parallel
+// `size` elements per thread, kept between calls and grown when needed. Call outside parallel
 // regions.
 static real *scratch_of_all(size_t size) {
     static real *arena;
@@ -255,19 +259,16 @@ static real *scratch_of_all(size_t size) {
         free(arena);
         arena = aligned_alloc(ALIGN, bytes);
         arena_bytes = bytes;
-        if (!arena) {
-            Error err = {0};
-            error_set(&err, EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
+        if (!arena)
+            exit_with(EXIT_HOST_MEMORY, "fewer threads, or shorter documents (--max-seqlen)",
                       "host memory: attention needs %zu bytes of scratch for %d threads", bytes,
                       omp_get_max_threads());
-            error_exit(&err);
-        }
     }
     return arena;
 }
 
 // -------------------------------------------------------------------------------------------------
-// One text, several instruction sets; the best one that this processor has is chosen at run time
+// The same code for several instruction sets; the best one of this CPU is selected at run time
 
 #if defined(__x86_64__) && !defined(GRADCHECK)
 #define NAME(x) x##_avx512
@@ -335,21 +336,10 @@ static const Isa isas[] = {
 };
 static const Isa *isa;
 
-static int isa_runs_here(const char *name) {
-#if defined(__x86_64__)
-    if (strcmp(name, "avx512") == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-    if (strcmp(name, "avx2") == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    return strcmp(name, "portable") == 0;
-}
-
 int attention_select(const char *name) {
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
         if (strcmp(name, "auto") != 0 && strcmp(name, isas[i].name) != 0) continue;
-        if (!isa_runs_here(isas[i].name)) continue;
+        if (!cpu_has(isas[i].name)) continue;
         isa = &isas[i];
         return 0;
     }
@@ -364,10 +354,11 @@ const char *attention_describe(void) {
 // -------------------------------------------------------------------------------------------------
 // Entry points
 
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
+    assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
     const PlanHeader *plan = (const PlanHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
     const int num_items = plan->num_forward * heads.num_kv_heads;
@@ -386,10 +377,11 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const Documents *docs, HeadShape heads) {
+                        const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const Backward b = {
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
+    assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
     const PlanHeader *plan = (const PlanHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
     const int num_items = plan->num_backward * heads.num_kv_heads;

@@ -1,4 +1,4 @@
-// The tile text of attention.c, included there once per instruction set. The includer defines
+// The tile code of attention.c, included there once per instruction set. The includer defines
 //   NAME(x)                   adds the instruction set's suffix
 //   TARGET                    function attribute, or nothing
 //   LANES                     reals in a vector
@@ -6,7 +6,7 @@
 //   FMA(a, b, c)              a * b + c on vectors
 //   MAX(a, b)                 a > b ? a : b on vectors: b if one of them is NaN
 //   ZIP_LOW, ZIP_HIGH         indices that interleave the lower, upper halves of two vectors
-// No include guard, on purpose. Idea and sizes: head of attention.c.
+// Deliberately without an include guard. Idea and sizes: see the top of attention.c.
 
 #define V NAME(vec)
 #define BITS NAME(bits)
@@ -43,7 +43,7 @@ INLINE void store(real *p, V x) { *(UNALIGNED *)p = x; }
 INLINE V splat(real x) { return x - (V){0}; }
 INLINE V keep(V x, BITS mask) { return (V)((BITS)x & mask); }  // x where mask, else 0
 
-// All ones where the query of a lane may see the key that is `ahead` places after the first lane
+// All ones in the lanes whose query may attend to the key `ahead` positions after the first lane
 INLINE BITS sees(int ahead) {
     V lane;
     for (int i = 0; i < LANES; i++) lane[i] = (real)i;
@@ -73,7 +73,7 @@ INLINE V pow2(V x) {
 // -------------------------------------------------------------------------------------------------
 // Small matrix products
 
-// A block of C of a constant size: rows from r, vectors from v, products k to end
+// A block of C of constant size: rows from r, vectors from v, depth from k to end
 INLINE void block(const Product *g, int r, int v, int k, int end, const int rows, const int vecs) {
     const ptrdiff_t a_row = g->a.row, a_step = g->a.step, b_row = g->b_row;
     const real *a = g->a.p + r * a_row + k * a_step, *b = g->b + k * b_row + v * LANES;
@@ -132,7 +132,7 @@ static TARGET void gemm(real *c, ptrdiff_t c_row, const real *alpha, View a, con
 // -------------------------------------------------------------------------------------------------
 // Packing
 
-// dst (n, padded) = scale * src (n, d), zeros up to the padded width
+// dst (n, padded) = scale * src (n, d), zero-filled to the padded width
 static TARGET void pack(real *dst, int padded, const floatX *src, ptrdiff_t src_row, int n, int d,
                         real scale) {
     for (int r = 0; r < n; r++, dst += padded, src += src_row) {
@@ -143,9 +143,9 @@ static TARGET void pack(real *dst, int padded, const floatX *src, ptrdiff_t src_
     }
 }
 
-// dst (padded, width) = transpose of src (n, padded); width: n in whole vectors, filled with finite
-// numbers. A square of vectors is transposed by log2(LANES) perfect shuffles, each of which rotates
-// the bits of the (row, column) index by one; a few rows, all that a tiny document has, are cheaper
+// dst (padded, width) = transpose of src (n, padded); width: n rounded up to a vector, filled with
+// finite numbers. A square of vectors is transposed by log2(LANES) perfect shuffles, each of which
+// rotates the bits of the (row, column) index by one; one or two rows (a tiny document) are cheaper
 // to broadcast.
 static TARGET void transpose(real *dst, const real *src, int n, int padded) {
     if (n <= 2) {
@@ -174,7 +174,7 @@ static TARGET void transpose(real *dst, const real *src, int n, int padded) {
     }
 }
 
-// dst (n, d) = scale * src (n, padded), times the row's own factor if there is one
+// dst (n, d) = scale * src (n, padded), times factor[row] unless factor is NULL
 static TARGET void unpack(floatX *dst, ptrdiff_t dst_row, const real *src, int padded, int n, int d,
                           real scale, const real *factor) {
     for (int r = 0; r < n; r++, dst += dst_row, src += padded) {
@@ -188,12 +188,13 @@ static TARGET void unpack(floatX *dst, ptrdiff_t dst_row, const real *src, int p
 // -------------------------------------------------------------------------------------------------
 // Forward
 
-// p (keys, queries): scores in, probabilities relative to the running maximum out. top and sum: the
-// online softmax's state per query; alpha: what the output so far must be multiplied with.
+// p (keys, queries): scores in, probabilities relative to the running maximum out. top and sum
+// (queries): state of the online softmax, updated; alpha (queries): factor that rescales the output
+// so far.
 static TARGET void softmax(real *p, real *top, real *sum, real *alpha, int keys, int queries,
                            int diagonal) {
     for (int q = 0; q < queries; q += LANES) {
-        int clear = diagonal ? at_most(q, keys) : keys;  // keys that all lanes see
+        int clear = diagonal ? at_most(q, keys) : keys;  // keys that no lane masks
         int rows = diagonal ? at_most(keys, round_up(q + LANES, BLOCK_ROWS)) : keys;
         V before = load(top + q), now = before, total = {0};
         int k = 0;
@@ -217,7 +218,7 @@ static TARGET void softmax(real *p, real *top, real *sum, real *alpha, int keys,
     }
 }
 
-// One tile pair of one head: the output of the tile's queries so far takes in the tile's keys
+// One tile pair of one head: adds the tile's keys to the running output of the tile's queries
 static TARGET void forward_tile(const Forward *f, const Scratch *s, const floatX *keys, int g,
                                 int num_keys, int num_queries, int diagonal, int first) {
     const AttentionShape *h = &f->shape;
@@ -299,8 +300,8 @@ static TARGET void dsoftmax(real *p, real *ds, const real *lse, const real *delt
     }
 }
 
-// One tile pair of one head: dq of the tile's queries += and dk, dv of its keys +=, as the item's
-// pass asks.
+// One tile pair of one head: dq of the tile's queries += (PASS_DQ) and dk, dv of its keys +=
+// (PASS_DKV)
 static TARGET void backward_tile(const Backward *f, const Scratch *s, const floatX *values, int g,
                                  real *dk, real *dv, int num_keys, int num_queries, int diagonal,
                                  int pass) {
@@ -326,6 +327,7 @@ static TARGET void backward_tile(const Backward *f, const Scratch *s, const floa
              (Size){num_queries, wide, num_keys}, diagonal ? DEPTH_TO_ROW : WHOLE);
 }
 
+// Packs q and dout of n queries from `row` on, for all heads of the group, with their lse and delta
 static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row, int n,
                                 int kv_head) {
     const AttentionShape *h = &f->shape;
@@ -346,7 +348,7 @@ static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row
     }
 }
 
-// Query tiles x key tiles of one document and kv head; the item's pass says which gradients
+// Query tiles x key tiles of one document and kv head; the item's pass selects the gradients
 static TARGET void backward_item(const Backward *f, const Item *item, int kv_head,
                                  const Scratch *s) {
     const AttentionShape *h = &f->shape;

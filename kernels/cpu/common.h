@@ -1,5 +1,5 @@
-// What the CPU kernels share: run-time dispatch of leaf loops, an exp that vectorises, the fatal
-// error.
+// Shared by the CPU kernels: run-time dispatch of leaf loops, small integer helpers, lane sums, a
+// vectorisable exp, the fatal error.
 #ifndef UNPAD_CPU_COMMON_H
 #define UNPAD_CPU_COMMON_H
 
@@ -24,18 +24,17 @@
 #define CLONES __attribute__((noinline))
 #endif
 
-// device.c: threads of this backend. On a thread other than the one that called device_init,
-// omp_get_max_threads does not know them.
-int cpu_threads(void);
-
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
-// device.c: threads of this backend. On a thread other than the one that called device_init,
-// omp_get_max_threads does not know them.
+// device.c: number of threads of this backend. omp_get_max_threads is right only in the thread that
+// called device_init.
 int cpu_threads(void);
+// device.c: does this CPU have the instruction set "avx512_bf16", "avx512", "avx2" or "portable"
+// (always)? "avx512" means F, DQ, VL and BW; "avx2" includes FMA.
+bool cpu_has(const char *set);
 
 // Sums run in SUM_LANES independent partial sums: the compiler may vectorise them without
 // reassociating.
@@ -47,24 +46,24 @@ static inline real lanes_sum(const real *lanes) {
     return s;
 }
 
-// Ends the program: printf-like arguments that say what is not supported, expected and found.
+// Ends the program; printf-like arguments: the unsupported value, expected, found.
 #define kernel_fatal(...)                                                            \
     device_fail("this model or batch has a shape that the backend does not support", \
                 "cpu backend: " __VA_ARGS__)
 
-// matmul.c: chooses the best instruction set of this CPU, or the one named ("avx512", "avx2",
-// "portable": tests and benchmarks); bf16: see DeviceOptions. Another call leaves the choice as it
-// was and returns false where this CPU has no such set.
+// matmul.c: selects the best instruction set of this CPU, or for tests and benchmarks the one named
+// ("avx512", "avx2", "portable"); bf16: see DeviceOptions. Returns false, with the selection
+// unchanged, if this CPU has no such set.
 bool matmul_select(const char *set, bool bf16);
-const char *matmul_describe(void);  // "avx512 8x48": the set and its register tile
+const char *matmul_describe(void);  // "avx512 8x48": instruction set and register tile
 
-// rope.c: the inverse of rope_forward, in place on dqkv
+// rope.c: the inverse of rope_forward, in place on dqkv (T,H+2*Hkv,D)
 void rope_inverse(floatX *dqkv, const int32_t *position_ids, const real *rope_table, int64_t T,
                   HeadShape heads);
 
-// exp(x) to about 1 ulp without a call, so that loops over it vectorise. Cody-Waite reduction to
-// [-ln2/2, ln2/2], then a degree-6 polynomial (Cephes expf). NaN stays NaN, very negative x gives
-// 0, very large x a huge finite value.
+// exp(x) to about 1 ulp without a function call, so that loops vectorise. Cody-Waite reduction to
+// [-ln2/2, ln2/2], then a degree-6 polynomial (Cephes expf). NaN stays NaN; x < -87 gives 0, x > 88
+// gives exp(88).
 static inline floatX exp_fast(floatX x) {
 #ifdef GRADCHECK
     return exp(x);

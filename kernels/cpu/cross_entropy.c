@@ -1,6 +1,5 @@
-// Cross-entropy over a chunk of tokens; the logits become their own gradient in place, so that no
-// second (T,V) buffer exists. Rows without a target cost nothing: their loss and gradient are
-// written as zeros.
+// Cross-entropy over a chunk of tokens. The gradient overwrites the logits, so no second (T,V)
+// buffer exists. Rows without a target are not computed: their loss and gradient are 0.
 
 #include "common.h"
 
@@ -15,7 +14,7 @@ static CLONES floatX row_max(const floatX *x, int64_t V) {
     return lanes[0];
 }
 
-// Sum of exp(x - max); with `exps` also kept (exps may be x itself).
+// Sum of exp(x - max)
 static CLONES real sum_exp(const floatX *x, floatX max, int64_t V) {
     real lanes[SUM_LANES] = {0};
     int64_t v = 0;
@@ -29,7 +28,7 @@ static CLONES void softmax_scaled(floatX *x, floatX max, real scale_over_sum, in
     for (int64_t v = 0; v < V; v++) x[v] = exp_fast(x[v] - max) * scale_over_sum;
 }
 
-// The loss of one row; its max and sum are handed out for the gradient.
+// The loss of one row; also returns its max and sum of exp(x - max), for the gradient.
 static real row_loss(const floatX *x, int32_t target, int64_t V, floatX *max, real *sum) {
     *max = row_max(x, V);
     *sum = sum_exp(x, *max, V);
@@ -51,7 +50,7 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
     const real scale = *loss_scale;
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
-        floatX *x = logits + t * V, max;  // (V)
+        floatX *x = logits + t * V, max;  // x (V)
         real sum;
         if (targets[t] < 0) {
             losses[t] = 0;

@@ -1,25 +1,26 @@
-// The CPU as a device: memory with a count and a peak, copies that are memcpy, one "stream" that is
-// the caller.
+// The CPU as a device: counted allocations, memcpy for copies, and the calling thread as the only
+// "stream".
 
 #include <omp.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <assert.h>
 #include <stdarg.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
 #include "common.h"
 
-enum { HEADER_BYTES = 64 };  // holds the size; keeps the payload aligned for AVX-512
+enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
 
 static DeviceMemory memory;
 static int num_threads;
 static char description[160];
 
-// OpenMP threads that spin while they wait take the processor from the very threads they wait for
-// when other programs run too: steps up to ten times slower were seen on a busy machine, and none
-// slower on an idle one. The OpenMP library reads its policy before main, hence the second start.
+// When other programs run, OpenMP threads that spin while waiting take the CPU from the threads
+// they wait for: steps were up to ten times slower on a busy machine, and no faster on an idle one.
+// The OpenMP library reads its policy before main, hence the re-exec.
 void device_prepare_process(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
@@ -37,7 +38,19 @@ const char *device_init(const DeviceOptions *options) {
 
 int cpu_threads(void) { return num_threads > 0 ? num_threads : omp_get_max_threads(); }
 
-// A CPU that fails does not live to tell: what device_fail reports does not depend on the batch.
+bool cpu_has(const char *set) {
+#ifdef __x86_64__
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    if (strcmp(set, "avx512_bf16") == 0) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (strcmp(set, "avx512") == 0) return avx512;
+    if (strcmp(set, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return strcmp(set, "portable") == 0;
+}
+
+// CPU errors are unsupported shapes, never those of one batch: no context to add.
 void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)describe; }
 
 void device_fail(const char *hint, const char *format, ...) {
@@ -55,8 +68,8 @@ const char *device_describe(void) { return description; }
 
 void *device_malloc(size_t bytes) {
     if (bytes > SIZE_MAX - 2 * HEADER_BYTES) return NULL;
-    size_t total = (bytes + 2 * HEADER_BYTES - 1) / HEADER_BYTES * HEADER_BYTES;
-    char *block = (char *)aligned_alloc(HEADER_BYTES, total);
+    size_t total = HEADER_BYTES + (bytes + HEADER_BYTES - 1) / HEADER_BYTES * HEADER_BYTES;
+    char *block = aligned_alloc(HEADER_BYTES, total);
     if (!block) return NULL;
     *(size_t *)block = bytes;
 #ifdef MADV_HUGEPAGE
@@ -78,6 +91,7 @@ void *device_malloc(size_t bytes) {
 void device_free(void *p) {
     if (!p) return;
     char *block = (char *)p - HEADER_BYTES;
+    assert(*(size_t *)block <= memory.bytes_now);
     memory.bytes_now -= *(size_t *)block;
     free(block);
 }

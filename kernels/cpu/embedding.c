@@ -1,5 +1,5 @@
-// Token embedding. The backward walks positions in (token, position) order, so that each row of
-// dweight is owned by one thread and summed in the same order on any number of threads.
+// Token embedding. The backward visits positions in (token, position) order, so that one thread
+// owns each row of dweight and sums it in the same order for any number of threads.
 
 #include "common.h"
 
@@ -18,8 +18,7 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
 #pragma omp parallel for schedule(dynamic, 64)
     for (int64_t i = 0; i < T; i++) {
         int32_t token = tokens[order[i]];
-        if (i > 0 && tokens[order[i - 1]] == token)
-            continue;  // not the first of its run: another iteration's
+        if (i > 0 && tokens[order[i - 1]] == token) continue;  // done by the start of the run
         real *row = dweight + (int64_t)token * C;
         for (int64_t j = i; j < T && tokens[order[j]] == token; j++)
             add_row(row, dout + (int64_t)order[j] * C, C);

@@ -1,5 +1,5 @@
-// Over all gradients: their sum of squares, the clip factor, and adding them up. Blocks are fixed
-// by n alone, so that the sum does not depend on the number of threads.
+// Reductions over all gradients: sum of squares, clip factor, and accumulation. The block size
+// depends only on n, so the sum does not depend on the number of threads.
 
 #include "common.h"
 

@@ -1,47 +1,40 @@
-// Matrix multiplication. The three products of a linear layer are one loop nest over
-// C(i,j) += A(i,k) B(j,k), in which A and B are read through two strides, so that no transpose is
-// a special case. Blocks of A and B are copied ("packed") into the very order in which the register
-// tile (matmul_tile.h) reads them; the tile keeps MR x NR sums of C in registers. This is Goto &
+// Matrix multiplication. The three products of a linear layer share one loop nest over
+// C(i,j) += A(i,k) B(j,k), in which A and B have any two strides, so that a transpose needs no
+// special case. Blocks of A and B are copied ("packed") into the order in which the register tile
+// (matmul_tile.h) reads them; the tile keeps MR x NR sums of C in registers. This is Goto &
 // van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (TOMS 2008), with the packed
 // layout and the letters of BLIS (Van Zee & van de Geijn, TOMS 2015).
 //
-// Bits. Every C(i,j) is the same chain of multiply-adds whatever else is computed: k in blocks that
-// depend on the depth alone, each block one chain from zero in order of k, blocks added in order.
-// Tiles at an edge run the same code on zero-filled panels and are copied from a spare tile. So a
-// row's bits depend neither on T, nor on the row's place, nor on the number of threads. They do
+// Determinism. Every C(i,j) is the same chain of multiply-adds, independent of other elements: k in
+// blocks whose size depends only on the depth, each block one chain from zero in order of k, blocks
+// added in order. Edge tiles run the same code on zero-filled panels into a spare tile. So the bits
+// of a row do not depend on T, on the row's position or on the number of threads, but they do
 // depend on the instruction set.
 //
-// bf16 rounds while packing: a word of a panel is then a pair of bf16, neighbours in k, and the
-// tile is the same text with a dot product of pairs for its multiply-add, half as deep.
+// bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
+// is the same code with a dot product of pairs as its multiply-add and half the depth.
 //
-// Blocking. A panel of B (NR x KC) is used from L2 by every tile below it while panels of A
-// (MR x KC, 16 kB) stream past; packed blocks (MC x KC, 2 MB, and NC x KC, 4 MB) stay in L3. KC is
-// also how many terms are summed before C is read and written: memory traffic wants it deep, the
-// error of a long chain and the size of a panel want it short.
+// Blocking. A panel of B (NR x KC) stays in L2 for all tiles below it while panels of A (MR x KC,
+// 16 kB) stream past; packed blocks (MC x KC, 2 MB, and NC x KC, 4 MB) stay in L3. KC is also the
+// number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
+// reduces rounding error and the size of a panel.
 //
-// Tried and lost (Zen 4, one thread, processor time, layers of SmolLM2-135M at T = 1395, shares of
-// the fp32 peak):
-// - tiles 14x32 (0.86) and 12x32 (0.87) against 8x48 (0.90), which loads least for a multiply-add;
-//   6x16 against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
-// - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, to 5 % slower on small layers)
-// - reading A where it lies, unpacked, when its rows are contiguous: dinp 2 % faster, forward the
-//   same, in eight turns against each other
-// - packing several panels at once in chunks of 16 or 32 of the depth (2 to 8 % slower than panel
-//   by panel); prefetch or constant widths in the strided copy, MC and NC from 512 to 2048 (no
-//   difference over 1 %)
+// Rejected (Zen 4, one thread, CPU time, layers of SmolLM2-135M at T = 1395, fractions of the fp32
+// peak):
+// - tiles 14x32 (0.86) and 12x32 (0.87) against 8x48 (0.90), which has the fewest loads per
+//   multiply-add; 6x16 against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
+// - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, or up to 5 % slower on small layers)
+// - reading A in place, unpacked, where its rows are contiguous: dinp 2 % faster, forward the same,
+//   in eight alternating runs
+// - packing several panels at once, 16 or 32 of the depth at a time (2 to 8 % slower); prefetch or
+//   constant widths in the strided copy, MC and NC from 512 to 2048 (within 1 %)
 // - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
-//   for each block of KC however small: the same on an idle machine, slower next to other programs,
-//   where a barrier may cost a time slice
+//   per block of KC: the same on an idle machine, slower next to other programs, where a barrier
+//   may cost a time slice
 #include "common.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#if !defined(GRADCHECK) && (defined(__x86_64__) || defined(__i386__))
+#if !defined(GRADCHECK) && defined(__x86_64__)
 #include <immintrin.h>
 #define X86 1
 #elif !defined(GRADCHECK) && defined(__aarch64__)
@@ -54,7 +47,7 @@ enum {
     MC = 1024,                // rows of A packed at a time
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile
-    WORTH_THREADS = 1 << 18,  // multiply-adds, some 5 us: below, waking threads takes longer
+    WORTH_THREADS = 1 << 18,  // multiply-adds, about 5 us: below that, waking threads takes longer
 };
 
 // A dense matrix or its transpose: element (i, k) is p[i * row + k * col]; row or col is 1.
@@ -65,14 +58,6 @@ typedef struct {
 
 static Matrix at(Matrix x, int64_t i, int64_t k) {
     return (Matrix){x.p + i * x.row + k * x.col, x.row, x.col};
-}
-
-static int max_threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -95,7 +80,7 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-// Plain C; NEON has twice the registers of SSE and gets the larger tile.
+// Plain C; NEON has twice the registers of SSE and gets a larger tile.
 #define TILE_NAME tile_portable
 #define TARGET
 #if defined(NEON)
@@ -168,17 +153,6 @@ static const InstructionSet instruction_sets[] = {
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
 
-static bool cpu_has(const char *set) {
-#ifdef X86
-    if (strcmp(set, "avx512_bf16") == 0)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
-    if (strcmp(set, "avx512") == 0) return __builtin_cpu_supports("avx512f");
-    if (strcmp(set, "avx2") == 0)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-    return strcmp(set, "portable") == 0;
-}
-
 // -------------------------------------------------------------------------------------------------
 // Packing
 
@@ -234,15 +208,14 @@ static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth
 // -------------------------------------------------------------------------------------------------
 // The loop nest
 
-static const InstructionSet *chosen;  // NULL until the choice is made
+static const InstructionSet *chosen;  // NULL until matmul_select
 
-// Packed blocks. Two of each: while some threads still read one, others already pack the next,
-// which leaves one barrier a block. Memory of the program, not of the heap: there is no allocation
-// to fail, and pages that no product touches cost nothing.
+// Packed blocks, two of each: while some threads read one, others pack the next, so one barrier per
+// block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
 static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
 // C (m, n) = or += A (m, span) B (n, span)^T, the part of the product that is packed at once. If m
-// and n are small, several blocks of kc fit in it: block q of A then begins at a + q * a_block.
+// and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
 typedef struct {
     real *c;
     const real *a, *b;
@@ -273,16 +246,16 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
     }
 }
 
-// How many tiles, by rows and columns, a thread takes at a time: enough to find its panels in L2
-// again, few enough that every thread gets several pieces.
+// Tiles (rows x cols) per work item: enough that panels are reused from L2, few enough that every
+// thread gets several items.
 static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols) {
-    int64_t enough = 4 * max_threads();
+    int64_t enough = 4 * cpu_threads();
     *rows = *cols = 8;
     while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < enough)
         *(*rows > *cols ? rows : cols) /= 2;
 }
 
-// Called by all threads of a team: the tiles of a packed part, piece by piece, whoever is free.
+// Called by all threads of a team: computes the tiles of a packed part, dynamically scheduled.
 static void compute_packed(const Packed *p) {
     int64_t tiles_m = ceil_div(p->m, chosen->mr), tiles_n = ceil_div(p->n, chosen->nr);
     int64_t rows, cols;
@@ -296,8 +269,8 @@ static void compute_packed(const Packed *p) {
     }
 }
 
-// Called by all threads of a team: x(i, k) for i < rows, k < span into blocks of kc, and those into
-// panels of `width` rows.
+// Called by all threads of a team: packs x(i, k), i < rows, k < span, into blocks of kc and these
+// into panels of `width` rows.
 static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t span, int64_t kc) {
     int64_t panels = ceil_div(rows, width);
 #pragma omp for schedule(dynamic) nowait
@@ -316,7 +289,7 @@ static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
                      int accumulate) {
     int64_t mc = at_most(MC / chosen->mr * chosen->mr, round_up(m, chosen->mr));
     int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
-    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // from the depth alone
+    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // depends only on the depth
     int64_t span = kc * at_most(MC * KC / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
     assert(chosen->mr * chosen->nr <= MAX_TILE);
@@ -334,7 +307,7 @@ static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
                     p.m = at_most(mc, m - i), p.c = c + i * n + j;
                     p.a = packed_a[turn_a], p.a_block = round_up(p.m, chosen->mr) * kc;
                     pack_part(packed_a[turn_a], at(a, i, k), p.m, chosen->mr, p.span, kc);
-#pragma omp barrier  // all is packed, and nobody still reads the buffers that are packed next
+#pragma omp barrier  // packing is done, and no thread still reads the buffers to be packed next
                     compute_packed(&p);
                 }
             }
@@ -343,9 +316,9 @@ static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
 }
 
 // -------------------------------------------------------------------------------------------------
-// The choice, and the three products
+// Selection, and the three products
 
-// The best set of this CPU whose name is `name` (NULL: any), of the bf16 or of the fp32 kind.
+// The best set of this CPU with that name (NULL: any), of the bf16 or the fp32 kind.
 static const InstructionSet *find_set(const char *name, bool bf16) {
     for (int i = 0; i < NUM_INSTRUCTION_SETS; i++) {
         const InstructionSet *set = &instruction_sets[i];
@@ -368,7 +341,7 @@ const char *matmul_describe(void) {
     return text;
 }
 
-// The blocking depends on the CPU alone.
+// Nothing to select at run time: the blocking depends only on the CPU.
 size_t matmul_choices(char *text_host, size_t capacity) {
     if (capacity) text_host[0] = 0;
     return 0;

@@ -2,12 +2,12 @@
 //   TILE_NAME               name of the function
 //   TARGET                  attribute that allows the instructions
 //   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
-//   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding where the CPU can
+//   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding if the CPU has FMA
 //
-// c (MR, NV * VECTOR_LENGTH) = or += the sum over k of a[k][i] * b[k][j], a and b packed panels, b
-// aligned to the vector. All MR * NV sums stay in registers: a step of k loads MR + NV values for
-// MR * NV multiply-adds. The inner loops have constant bounds and are unrolled completely, which
-// lets the compiler keep sum[][] in registers.
+// c (MR, NV * VECTOR_LENGTH) = or += the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
+// b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. All MR * NV sums stay in
+// registers: each k loads MR + NV values for MR * NV multiply-adds. The inner loops have constant
+// bounds and are fully unrolled, which lets the compiler keep sum[][] in registers.
 TARGET static void TILE_NAME(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
                              const real *RESTRICT b, int64_t depth, int accumulate) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));

@@ -1,5 +1,5 @@
-// RMSNorm fused with the residual add. Forward and dresid work on rows, dweight on columns: every
-// element has one owner, so that sums do not depend on the number of threads.
+// RMSNorm fused with the residual add. Forward and dresid run over rows, dweight over columns: one
+// thread owns each element, so sums do not depend on the number of threads.
 
 #include "common.h"
 
@@ -54,6 +54,7 @@ static CLONES void backward_row(floatX *RESTRICT dx, const floatX *RESTRICT dy,
     for (c = 0; c < C; c++) dx[c] += s * (w[c] * dy[c] - x[c] * mean);
 }
 
+// dw (width) += sum over t of dy x rstd, for `width` columns of dy and x (T,C)
 static CLONES void weight_columns(real *RESTRICT dw, const floatX *RESTRICT dy,
                                   const floatX *RESTRICT x, const real *RESTRICT rstd, int64_t T,
                                   int C, int width) {

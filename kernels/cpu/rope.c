@@ -1,12 +1,11 @@
-// Rotary position embedding: each pair (i, i + D/2) of a query or key head turns by position *
-// frequency i. A token's cosines and sines are first laid out one after another, so that the loop
-// over pairs vectorises; they serve all H + Hkv heads of the token. Memory-bound: threads share the
-// tokens, nothing else was worth it.
+// Rotary position embedding: rotates each pair (i, i + D/2) of a query or key head by position *
+// frequency i. The cosines and sines of a token are copied into two arrays first, so that the loop
+// over pairs vectorises; all H + Hkv heads of the token use them. Memory-bound.
 #include "common.h"
 
-#define CHUNK 64  // pairs at a time: a head of up to 128 in one go
+#define CHUNK 64  // pairs at a time: one chunk for head_dim up to 128
 
-// Rotates pairs [0, n) of every head by the angles (cosine, sign * sine); `half` is D/2
+// Rotates pairs [0, n) of every head; angles (n, 2): cos, sin; `half` is D/2
 CLONES static void rotate_token(floatX *token, const real *angles, real sign, int num_heads,
                                 int half, int n) {
     real cosine[CHUNK], sine[CHUNK];

@@ -1,4 +1,4 @@
-// Rows by index: gather and scatter, what an unpad / re-pad around attention costs.
+// Rows by index: gather and scatter, the cost of unpadding and re-padding around attention.
 
 #include "common.h"
 

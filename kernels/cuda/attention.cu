@@ -109,7 +109,7 @@ const char *attention_describe(void) {
 }
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
 
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const Documents *docs,
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
@@ -124,7 +124,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const Document
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
-                        const real *rope_table, const Documents *docs, HeadShape heads) {
+                        const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
     assert(docs->num_docs > 0 && docs->work);

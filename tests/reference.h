@@ -1,8 +1,8 @@
 // The CPU backend beside a CUDA one in the same test: every operation of kernels.h again, on host
-// memory and in fp32, from the library build/twin/cpu_kernels.so. `twin.rope_forward(...)` is the
-// twin of `rope_forward(...)`.
-#ifndef UNPAD_TESTS_TWIN_H
-#define UNPAD_TESTS_TWIN_H
+// memory and in fp32, from the library build/reference/cpu_kernels.so. reference.rope_forward(...)
+// computes what rope_forward(...) must.
+#ifndef UNPAD_TESTS_REFERENCE_H
+#define UNPAD_TESTS_REFERENCE_H
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "../kernels/kernels.h"
 
-struct Twin {
+struct CpuReference {
     const char *(*device_init)(const DeviceOptions *);
     size_t (*attention_plan_size)(int64_t, int64_t);
     size_t (*attention_plan)(int32_t *, const int32_t *, int, HeadShape);
@@ -23,9 +23,9 @@ struct Twin {
                              const float *, int64_t, int);
     void (*rmsnorm_apply)(float *, const float *, const float *, const float *, int64_t, int);
     void (*rope_forward)(float *, const int32_t *, const float *, int64_t, HeadShape);
-    void (*attention_forward)(float *, float *, const float *, const Documents *, HeadShape);
+    void (*attention_forward)(float *, float *, const float *, const VarlenInfo *, HeadShape);
     void (*attention_backward)(float *, float *, const float *, const float *, const float *,
-                               const float *, const int32_t *, const float *, const Documents *,
+                               const float *, const int32_t *, const float *, const VarlenInfo *,
                                HeadShape);
     void (*matmul_forward)(float *, const float *, const float *, int64_t, int64_t, int64_t);
     void (*matmul_backward_input)(float *, const float *, const float *, int64_t, int64_t, int64_t);
@@ -47,39 +47,39 @@ struct Twin {
 };
 
 // The working directory is the repository's root, as for every test.
-static inline Twin twin_open() {
-    Twin t;
-    void *library = dlopen("build/twin/cpu_kernels.so", RTLD_NOW | RTLD_LOCAL);
+static inline CpuReference reference_open() {
+    CpuReference t;
+    void *library = dlopen("build/reference/cpu_kernels.so", RTLD_NOW | RTLD_LOCAL);
     if (!library) fprintf(stderr, "%s\n", dlerror()), exit(2);
-#define TWIN(op_)                                                           \
+#define OPERATION(op_)                                                      \
     if (!(t.op_ = reinterpret_cast<decltype(t.op_)>(dlsym(library, #op_)))) \
-    fprintf(stderr, "build/twin/cpu_kernels.so: no %s\n", #op_), exit(2)
-    TWIN(device_init);
-    TWIN(attention_plan_size);
-    TWIN(attention_plan);
-    TWIN(embedding_forward);
-    TWIN(embedding_backward);
-    TWIN(add_rmsnorm_forward);
-    TWIN(rmsnorm_backward);
-    TWIN(rmsnorm_apply);
-    TWIN(rope_forward);
-    TWIN(attention_forward);
-    TWIN(attention_backward);
-    TWIN(matmul_forward);
-    TWIN(matmul_backward_input);
-    TWIN(matmul_backward_weight);
-    TWIN(swiglu_forward);
-    TWIN(swiglu_backward);
-    TWIN(cross_entropy_forward);
-    TWIN(cross_entropy_forward_backward);
-    TWIN(losses_sum);
-    TWIN(gather_rows);
-    TWIN(scatter_rows);
-    TWIN(global_norm_squared);
-    TWIN(grads_add);
-    TWIN(clip_scale);
-    TWIN(adamw_update);
-#undef TWIN
+    fprintf(stderr, "build/reference/cpu_kernels.so: no %s\n", #op_), exit(2)
+    OPERATION(device_init);
+    OPERATION(attention_plan_size);
+    OPERATION(attention_plan);
+    OPERATION(embedding_forward);
+    OPERATION(embedding_backward);
+    OPERATION(add_rmsnorm_forward);
+    OPERATION(rmsnorm_backward);
+    OPERATION(rmsnorm_apply);
+    OPERATION(rope_forward);
+    OPERATION(attention_forward);
+    OPERATION(attention_backward);
+    OPERATION(matmul_forward);
+    OPERATION(matmul_backward_input);
+    OPERATION(matmul_backward_weight);
+    OPERATION(swiglu_forward);
+    OPERATION(swiglu_backward);
+    OPERATION(cross_entropy_forward);
+    OPERATION(cross_entropy_forward_backward);
+    OPERATION(losses_sum);
+    OPERATION(gather_rows);
+    OPERATION(scatter_rows);
+    OPERATION(global_norm_squared);
+    OPERATION(grads_add);
+    OPERATION(clip_scale);
+    OPERATION(adamw_update);
+#undef OPERATION
     DeviceOptions options = {2, 0};
     t.device_init(&options);
     return t;

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""A GGUF file of a Llama model to a Hugging Face directory: gguf_to_hf.py MODEL.gguf DIR
+
+Quantized weights become bf16; llama.cpp's order of the rows of Q and K becomes Hugging Face's. The
+tokenizer must be SmolLM2's kind of byte-level BPE. Needs the Python package gguf (and its numpy).
+DIR must not exist; it appears under its name when it is complete.
+
+Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
+"""
+import json
+import os
+import shutil
+import struct
+import sys
+
+USAGE, BAD_INPUT, DISK = 2, 3, 4
+CONTROL = 3  # token_type of a special token
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+class ConvertError(Exception):
+    """One failure: exit code, what, hint."""
+
+
+def hf_name(name):
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
+        return "model.layers.%s.%s.weight" % (parts[1], LAYER_NAMES[parts[2]])
+    if len(parts) == 2 and parts[0] in TOP_NAMES:
+        return TOP_NAMES[parts[0]] + ".weight"
+    raise ConvertError(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, "")
+
+
+class Gguf:
+    def __init__(self, path):
+        try:
+            import gguf
+        except ImportError:
+            raise ConvertError(USAGE, "needs the Python package gguf", "pip install gguf") from None
+        try:
+            reader = gguf.GGUFReader(path)
+        except Exception as e:  # OSError, ValueError, and what numpy makes of a cut file
+            raise ConvertError(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e),
+                               "download it again") from None
+        self.tensors, self.fields = reader.tensors, reader.fields
+        self.dequantize = gguf.quants.dequantize
+
+    def get(self, key, default=None):
+        if key in self.fields:
+            return self.fields[key].contents()
+        if default is None:
+            raise ConvertError(BAD_INPUT, "no %s in the GGUF file" % key, "")
+        return default
+
+
+def model_config(model, tied):
+    if model.get("general.architecture") != "llama" or "rope_freqs.weight" in [
+            t.name for t in model.tensors]:
+        raise ConvertError(BAD_INPUT, "expected a Llama without RoPE scaling", "")
+    heads, hidden = model.get("llama.attention.head_count"), model.get("llama.embedding_length")
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_size": hidden, "intermediate_size": model.get("llama.feed_forward_length"),
+        "num_hidden_layers": model.get("llama.block_count"), "num_attention_heads": heads,
+        "num_key_value_heads": model.get("llama.attention.head_count_kv", heads),
+        "head_dim": hidden // heads, "vocab_size": len(model.get("tokenizer.ggml.tokens")),
+        "max_position_embeddings": model.get("llama.context_length"),
+        "rope_theta": model.get("llama.rope.freq_base", 10000.0), "rope_scaling": None,
+        # stored as a float32
+        "rms_norm_eps": float("%.6g" % model.get("llama.attention.layer_norm_rms_epsilon")),
+        "hidden_act": "silu", "initializer_range": hidden ** -0.5,
+        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+        "tie_word_embeddings": tied, "use_cache": True, "torch_dtype": "bfloat16",
+        **token_ids(model),
+    }
+
+
+def token_ids(model):
+    return {name + "_token_id": model.get("tokenizer.ggml.%s_token_id" % key)
+            for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
+
+
+def tokenizer_files(model):
+    kind = model.get("tokenizer.ggml.model"), model.get("tokenizer.ggml.pre")
+    if kind != ("gpt2", "smollm"):
+        raise ConvertError(BAD_INPUT, "expected the tokenizer gpt2 smollm, found %s %s" % kind, "")
+    tokens, types = model.get("tokenizer.ggml.tokens"), model.get("tokenizer.ggml.token_type")
+    special = [i for i, t in enumerate(types) if t == CONTROL]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                  "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": i, "content": tokens[i], "single_word": False, "lstrip": False,
+                          "rstrip": False, "normalized": False, "special": True} for i in special],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": True}, byte_level]},
+        "post_processor": None, "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {"type": "BPE", "dropout": None, "unk_token": None,
+                  "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+                  "byte_fallback": False, "vocab": {t: i for i, t in enumerate(tokens)},
+                  "merges": model.get("tokenizer.ggml.merges")},
+    }
+    named = {name.replace("_id", ""): tokens[i] for name, i in token_ids(model).items()}
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **named,
+              "unk_token": tokens[model.get("tokenizer.ggml.unknown_token_id")],
+              "additional_special_tokens": [named["bos_token"], named["eos_token"]],
+              "clean_up_tokenization_spaces": False,
+              "model_max_length": model.get("llama.context_length"),
+              "chat_template": model.get("tokenizer.chat_template", "")}
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config,
+            "special_tokens_map.json": named}
+
+
+def weights(model, tensor, config):
+    """The tensor as bf16 bytes, rounded to nearest even."""
+    import numpy
+    shape = [int(n) for n in reversed(tensor.shape)]
+    values = model.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(
+        tensor.name.split(".")[-2])
+    if heads:  # llama.cpp rotates neighbours, Hugging Face the two halves of a head
+        values = values.reshape(config[heads], shape[0] // config[heads] // 2, 2, shape[1])
+        values = values.swapaxes(1, 2).reshape(shape)
+    bits = numpy.ascontiguousarray(values, dtype="<f4").view("<u4")
+    bits = bits + 0x7fff + (bits >> 16 & 1) >> 16
+    return bits.astype("<u2").tobytes()
+
+
+def write_safetensors(model, config, path):
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    tensors = sorted(model.tensors, key=lambda t: hf_name(t.name))
+    for tensor in tensors:
+        size = 2 * int(tensor.n_elements)
+        header[hf_name(tensor.name)] = {"dtype": "BF16", "data_offsets": [at, at + size],
+                                        "shape": [int(n) for n in reversed(tensor.shape)]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            f.write(weights(model, tensor, config))
+
+
+def convert(source, out):
+    if os.path.lexists(out):
+        raise ConvertError(USAGE, "%s: exists already" % out, "choose another directory")
+    model = Gguf(source)
+    config = model_config(model, "output.weight" not in [t.name for t in model.tensors])
+    files = {"config.json": config, **tokenizer_files(model),
+             "generation_config.json": {"_from_model_config": True, **token_ids(model)}}
+    partial = "%s.partial-%d" % (out, os.getpid())
+    try:
+        os.mkdir(partial)
+        for name, value in files.items():
+            with open(os.path.join(partial, name), "w", encoding="utf-8") as f:
+                f.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+        write_safetensors(model, config, os.path.join(partial, "model.safetensors"))
+        os.rename(partial, out)
+    except OSError as e:
+        raise ConvertError(DISK, "%s: %s" % (e.filename or out, e.strerror),
+                           "check the space and the permissions") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def main(argv):
+    try:
+        if len(argv) != 2:
+            raise ConvertError(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
+        convert(*argv)
+    except ConvertError as e:
+        code, what, hint = e.args
+        print("error: " + what, file=sys.stderr)
+        print("hint: " + (hint or "only SmolLM2 is known to convert"), file=sys.stderr)
+        return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
