@@ -86,23 +86,15 @@ static bool token_ids_add(TokenIds *t, const json_t *root, const char *key, Erro
     return true;
 }
 
-static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; i < t->n && used + 16 < capacity; i++)
-        used += (size_t)snprintf(out + used, capacity - used, "%s%ld", i ? ", " : "", t->ids[i]);
-}
-
 // From config.json and generation_config.json of a model directory, or the built-in config.
 static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenIds *bos,
                            TokenIds *eos, Error *err) {
     static const char *const files[] = {"config.json", "generation_config.json"};
     char path[IO_PATH_MAX];
-    memset(bos, 0, sizeof *bos);
-    memset(eos, 0, sizeof *eos);
+    *bos = *eos = (TokenIds){0};
     if (builtin) {
-        bos->ids[bos->n++] = builtin->bos_token_id;
-        eos->ids[eos->n++] = builtin->eos_token_id;
+        *bos = (TokenIds){{builtin->bos_token_id}, 1};
+        *eos = (TokenIds){{builtin->eos_token_id}, 1};
         return true;
     }
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -119,8 +111,11 @@ static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenI
 
 static void warn_of_id(const NamedData *d, const char *what, int32_t id, const char *key,
                        const char *model, const TokenIds *ids) {
-    char text[512];
-    token_ids_text(ids, text, sizeof text);
+    char text[512] = "", number[24];
+    for (int i = 0; i < ids->n; i++) {
+        snprintf(number, sizeof number, "%ld", ids->ids[i]);
+        text_list(text, sizeof text, number);
+    }
     warning("%s: documents %s with token %d, but %s of %s is %s", d->path, what, id, key, model,
             text);
 }
