@@ -784,7 +784,7 @@ static inline void llama_carve_workspace(LlamaModel *m) {
     s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
     s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
     if (m->ranks.num_ranks > 1 && collected)
-        m->sum.collected = arena_take(a, collected * ORDERED_SUM_BLOCK, sizeof(real));
+        m->sum.collected = arena_take(a, collected * m->sum.block, sizeof(real));
 }
 
 // Sets the bytes of every arena and, where it exists, all that lies in it.
@@ -998,15 +998,13 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
                              size_t n) {
     const LlamaModel *m = model;
     size_t first;
-    const size_t count = llama_held(m, offset, n, &first);
-    if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
+    const size_t count = llama_held(m, offset, n, &first), at = first - offset;
     if (count && arena == ARENA_WEIGHTS)
-        weights_to_host(values + (first - offset), m->weights + first, llama_low_bits(m, first),
-                        count);
+        weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
     else if (count)
-        device_download(values + (first - offset), llama_moment(m, arena, first),
-                        count * sizeof(float));
-    if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
+        device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
+    if (m->ranks.shard_optimizer)
+        comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {

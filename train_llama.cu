@@ -432,10 +432,8 @@ static void repeat_matmul_choices(const char *dir) {
     const char *why = matmul_repeat_choices(text);
     free(text);
     if (!why) return;
-    fprintf(
-        stderr,
-        "warning: %s: selecting matmul algorithms again; results may not be bit-identical: %s\n",
-        path, why);
+    warning("%s: selecting matmul algorithms again; results may not be bit-identical: %s", path,
+            why);
 }
 
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them

@@ -84,7 +84,10 @@ void error_print(const Error *err) {
     fprintf(stderr, "hint: %s\n", error_hint(err));
 }
 
+void (*error_hook)(const Error *err);
+
 void error_exit(const Error *err) {
+    if (error_hook) error_hook(err);
     error_print(err);
     exit(err->code);
 }
@@ -95,6 +98,18 @@ void exit_with(int code, const char *hint, const char *format, ...) {
     va_start(args, format);
     error_fill(&err, code, hint, format, args);
     error_exit(&err);
+}
+
+bool warnings_off;
+
+void warning(const char *format, ...) {
+    va_list args;
+    if (warnings_off) return;
+    va_start(args, format);
+    fprintf(stderr, "warning: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
 }
 
 void must(bool ok, const Error *err) {

@@ -50,7 +50,9 @@ bool disk_error(Error *err, const char *path, const char *what);
 // Writes the error line and the hint line to stderr, after flushing stdout.
 void error_print(const Error *err);
 
-// error_print, then exit with the code.
+// error_print, then exit with the code. error_hook comes first, where it is set: one of several
+// ranks reports its error there and does not return.
+extern void (*error_hook)(const Error *err);
 __attribute__((noreturn)) void error_exit(const Error *err);
 
 // An Error as error_set fills it, and error_exit.
@@ -59,6 +61,10 @@ __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const c
 
 // error_exit unless ok.
 void must(bool ok, const Error *err);
+
+// One "warning: " line on stderr, unless warnings are off: rank 0 alone warns.
+extern bool warnings_off;
+__attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
 
 // ------------------------------------------------------------------------------------------------
 // Text in messages

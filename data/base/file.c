@@ -142,18 +142,26 @@ static bool writer_sync(FileWriter *w, Error *err) {
     return io_fsync(w->fd) || writer_failed(w, "fsync failed", err);
 }
 
-static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
+bool io_write_all(int fd, const void *data, uint64_t n) {
+    const char *p = data;
     for (int interrupted = 0; n > 0;) {
-        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
-        ssize_t put = write(w->fd, p, want);
+        const ssize_t put = write(fd, p, n);
         if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (put == 0) errno = ENOSPC;  // else a device that accepts nothing would loop for ever
-        if (put <= 0) return writer_failed(w, "write failed", err);
+        if (put <= 0) return false;
         interrupted = 0;
         io_moved();
         p += put;
         n -= (uint64_t)put;
-        w->unsynced += (uint64_t)put;
+    }
+    return true;
+}
+
+static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
+    for (uint64_t part; n > 0; p += part, n -= part) {
+        part = n < IO_PART ? n : IO_PART;
+        if (!io_write_all(w->fd, p, part)) return writer_failed(w, "write failed", err);
+        w->unsynced += part;
         if (w->unsynced >= IO_PART && !writer_sync(w, err)) return false;
     }
     return true;

@@ -72,6 +72,9 @@ bool writer_close(FileWriter *w, Error *err);
 // A new file of these n bytes: writer_open, write and close.
 bool file_create(const char *path, const void *data, uint64_t n, Error *err);
 
+// write(2) of all n bytes; false with errno set on failure.
+bool io_write_all(int fd, const void *data, uint64_t n);
+
 // fsync(2), repeated after EINTR only: after an I/O error the kernel has dropped the dirty pages,
 // and a second fsync would report success for lost data. False with errno set on failure.
 bool io_fsync(int fd);

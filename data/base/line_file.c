@@ -1,6 +1,5 @@
 #include "line_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -46,22 +45,8 @@ bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err) {
     return true;
 }
 
-// pwrite of all n bytes.
-static bool io_pwrite_all(int fd, const char *p, size_t n, int64_t offset) {
-    for (int interrupted = 0; n > 0;) {
-        ssize_t put = pwrite(fd, p, n, (off_t)offset);
-        if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
-        if (put == 0) errno = ENOSPC;
-        if (put <= 0) return false;
-        p += put;
-        n -= (size_t)put;
-        offset += put;
-    }
-    return true;
-}
-
 bool lines_append(LineFile *f, const char *line, size_t n, Error *err) {
-    if (io_pwrite_all(f->fd, line, n, f->size_bytes)) {
+    if (lseek(f->fd, (off_t)f->size_bytes, SEEK_SET) >= 0 && io_write_all(f->fd, line, n)) {
         f->size_bytes += (int64_t)n;
         return true;
     }

@@ -15,13 +15,11 @@
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
                          int64_t removed) {
     if (found < kept)
-        fprintf(stderr,
-                "warning: %s: expected %ld bytes at step %ld, found %ld: records are missing\n",
+        warning("%s: expected %ld bytes at step %ld, found %ld: records are missing",
                 log->lines.path, kept, step, found);
     else if (removed > 0)
-        fprintf(stderr, "warning: %s: removed %ld record%s (%ld bytes) after step %ld\n",
-                log->lines.path, removed, text_plural(removed), (found - log->lines.size_bytes),
-                step);
+        warning("%s: removed %ld record%s (%ld bytes) after step %ld", log->lines.path, removed,
+                text_plural(removed), (found - log->lines.size_bytes), step);
 }
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
@@ -59,12 +57,11 @@ static void record_end(JsonWriter *w, RunLog *log) {
     json_put_text(w, "\n");
     if (!log->open || w->overflow) return;
     if (!lines_append(&log->lines, w->text, w->n, &err)) {
-        if (lost == 0) fprintf(stderr, "warning: %s; records are lost until it can\n", err.what);
+        if (lost == 0) warning("%s; records are lost until it can", err.what);
         return;
     }
     if (lost == 0) return;
-    fprintf(stderr, "warning: %s: written again, %ld record%s were lost\n", log->lines.path, lost,
-            text_plural(lost));
+    warning("%s: written again, %ld record%s were lost", log->lines.path, lost, text_plural(lost));
     log->lines.lost = 0;
 }
 

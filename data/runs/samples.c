@@ -175,6 +175,6 @@ void samples_print(Samples *s, const SampleModel *model, int64_t step) {
     }
     if (ok && n > 0) texts_write(texts, n, s, model, step);
     for (int i = 0; ok && i < n; i++) text_print(&texts[i], s, step);
-    if (!ok) fprintf(stderr, "warning: no samples: %s\n", err.what);
+    if (!ok) warning("no samples: %s", err.what);
     for (int i = 0; i < n; i++) free(texts[i].tokens);
 }

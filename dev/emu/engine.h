@@ -1,4 +1,4 @@
-// Inside the emulator: the state of one block and its threads, shared by the rooms
+// Inside the emulator: the state of one block and its threads, shared by its source files
 //   fibers.cpp    CUDA threads as fibers: stacks and switches
 //   schedule.cpp  which thread runs next; blocks, grids, deadlock reports
 //   warp.cpp      warp collectives, __syncthreads and named barriers
