@@ -96,8 +96,8 @@ typedef struct {
     VarlenInfo real_docs;
 } LlamaInputs;
 
-// What backward computes again of a layer, for the same bits: nothing; norm and SwiGLU outputs, 30 %
-// of the memory and little work; everything, from the residual stream that enters it.
+// What backward recomputes of a layer, for the same bits: nothing; norm and SwiGLU outputs, 30 % of
+// the memory and little work; all, from the residual stream that enters it.
 typedef enum { LLAMA_RECOMPUTE_OFF, LLAMA_RECOMPUTE_ON, LLAMA_RECOMPUTE_FULL } LlamaRecompute;
 enum { LLAMA_NUM_RECOMPUTES = 3 };
 static const char *const llama_recompute_names[] = {"off", "on", "full"};
