@@ -119,7 +119,7 @@ static void golden_open(Golden *g, const char *name, int chunk) {
                   *cu = golden_ints(g, "cu_seqlens", &num_cu);
     int longest = 1;
     for (int d = 0; d + 1 < num_cu; d++) {
-        DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1};
+        DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1, NULL};
         docs[d] = doc;
         if (doc.length > longest) longest = doc.length;
     }
@@ -604,7 +604,7 @@ TEST(a_batch_is_described_by_its_lengths) {
     llama_describe_batch(&m, text, sizeof text);
     CHECK(text[0] == 0);  // nothing was staged yet
     for (int i = 0; i < 30; i++) {
-        const DocView doc = {tokens, i == 1 ? 7 : 3, -1};
+        const DocView doc = {tokens, i == 1 ? 7 : 3, -1, NULL};
         docs[i] = doc;
     }
     batch_init(&b, 100, 30);
