@@ -18,8 +18,8 @@ typedef struct {
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
-// Documents of any length, 0 included, some of them segments that continue, in rows of many lengths;
-// every other case has a loss mask for some of its documents.
+// Documents of any length, 0 included, some of them segments that continue, in rows of many
+// lengths; every other case has a loss mask for some of its documents.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;

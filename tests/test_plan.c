@@ -982,7 +982,6 @@ TEST(tokens_never_trained_on_are_counted) {
     const LongCounts all[] = {{2, 0, 0, 0, 0}, {0, 2, 0, 0, 1 + 936}, {0, 0, 2, 0, 65 + 1000}};
     const Lengths l = {docs, 5, 0};
     check_left_out(&l, all);
-    // of the tokens in this mask, documents 0 and 4 have none, 2 none of its last segment, and 3 some
     Lengths masked = {docs, 5, 5};
     LongCounts expected[3] = {{2, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 2, 0, 65 + 1000}};
     for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++)

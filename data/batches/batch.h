@@ -8,8 +8,8 @@
 //
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
 // on the layout: the last token of a document has none (-1), that of a segment which its document
-// continues has the true next token; a loss mask takes some away. Padding rows have token 0, target -1 and consecutive
-// positions. Filling allocates nothing and reads no file.
+// continues has the true next token; a loss mask takes some away. Padding rows have token 0, target
+// -1 and consecutive positions. Filling allocates nothing and reads no file.
 #ifndef UNPAD_BATCH_H
 #define UNPAD_BATCH_H
 

@@ -1,6 +1,6 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
-// Formats: ours with its .idx and .mask, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
+// Formats: ours with .idx and .mask, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
 // .ds.index, Megatron .bin with .idx, llmq BIN.TOK. Byte layouts: data/README.md.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
