@@ -600,10 +600,13 @@ static bool pause_training(LlamaModel *m, int64_t step) {
     return every(step, o.save_every);
 }
 
-static void print_trained(int64_t steps, int64_t tokens, double ms, double pauses_ms) {
+static void print_trained(int64_t steps, int64_t tokens, int64_t targets, double ms,
+                          double pauses_ms) {
     if (steps == 0) return;
-    printf("trained %lld step%s, %lld tokens in ", (long long)steps, steps == 1 ? "" : "s",
+    printf("trained %lld step%s, %lld tokens", (long long)steps, steps == 1 ? "" : "s",
            (long long)tokens);
+    if (run.train.masked) printf(", %lld of them targets,", (long long)targets);
+    printf(" in ");
     print_duration(ms * 1e-3);
     printf("; validation, samples and checkpoints ");
     print_duration(pauses_ms * 1e-3);
@@ -613,7 +616,7 @@ static void print_trained(int64_t steps, int64_t tokens, double ms, double pause
 static void train(LlamaModel *m) {
     Error err = {0};
     double mean_ms = 0, all_ms = 0, pauses_ms = 0;
-    int64_t last_saved = run.resume.in_place ? run.cursor.step : -1, tokens = 0;
+    int64_t last_saved = run.resume.in_place ? run.cursor.step : -1, tokens = 0, targets = 0;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
@@ -646,6 +649,7 @@ static void train(LlamaModel *m) {
                                    .balance = step_balance(data)};
         report_step(&run.log, &report, data);
         tokens += data->real_tokens;
+        targets += data->num_targets;
         all_ms += ms;
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
@@ -654,7 +658,7 @@ static void train(LlamaModel *m) {
         pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&run.loader);
-    print_trained(run.cursor.step - first, tokens, all_ms, pauses_ms);
+    print_trained(run.cursor.step - first, tokens, targets, all_ms, pauses_ms);
     if (last_saved != run.cursor.step) save_or_warn(m, true);
 }
 
@@ -812,8 +816,10 @@ static double max_difference(const float *a, const float *b, int64_t n, double s
 // Document d of the packed batch as a batch of its own.
 static void batch_alone(Batch *alone, const Batch *packed, int d) {
     int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1};
+    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL};
     batch_pack(alone, &doc, 1);
+    for (int32_t t = 0; packed->masked && t < n; t++)
+        if (packed->targets[first + t] < 0) alone->targets[t] = -1;
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
@@ -1194,8 +1200,9 @@ static void load_validation(void) {
     must(loader_load_step(&run.val_step, &run.val, &s, (PlanState){0}, &err), &err);
     assert(run.val_step.real_tokens == s.plan.set_tokens);
     run.val_set = (ValidationSet){0, run.val_step.real_tokens, run.val_step.num_targets};
+    const Segment *c = run.val_step.plan.stream;
     for (int64_t i = 0; i < run.val_step.plan.num_stream; i++)
-        run.val_set.docs += run.val_step.plan.stream[i].tok_off == 0;
+        run.val_set.docs += i == 0 || c[i].doc != c[i - 1].doc;
 }
 
 // ------------------------------------------------------------------------------------------------

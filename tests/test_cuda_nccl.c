@@ -246,7 +246,7 @@ static void check_overlap(bool tied) {
     static LlamaModel models[2];
     Batch b[2];
     for (int micro = 0; micro < 2; micro++) {
-        DocView docs[2];
+        DocView docs[2] = {0};
         for (int i = 0; i < 64; i++) tokens[micro][i] = (i * (rank + 3) + 11 * micro + i / 5) % 40;
         docs[0].tokens = tokens[micro], docs[0].length = 32 - rank, docs[0].next_token = -1;
         docs[1].tokens = tokens[micro] + 32, docs[1].length = 20, docs[1].next_token = 3;
