@@ -60,7 +60,7 @@ typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends, allow_other_tokenizer;
-    int layout, schedule, long_docs, zero;
+    int layout, schedule, long_docs, zero, recompute;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -152,6 +152,9 @@ static const Option option_table[] = {
         "cuda-graph", o.cuda_graph,
         "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
         "that the host cannot feed fast enough; micro-batches are filled up to one size"),
+    CHOICE("recompute", o.recompute, "auto", "off|on|full|auto",
+           "activations that backward computes again instead of keeping, for the same bits: none, "
+           "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
     CHOICE("zero", o.zero, "1", "0|1",
            "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of "
            "it"),
@@ -183,9 +186,8 @@ static const Option option_table[] = {
     OPTION_ELSEWHERE(
         "wandb|tensorboard|report-to",
         "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"),
-    OPTION_ELSEWHERE(
-        "gradient-checkpointing",
-        "activations take what --dry-run prints; a smaller --micro-batch-tokens takes less"),
+    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
+                     "it is --recompute full; --dry-run prints what activations take"),
     OPTION_ELSEWHERE(
         "export-gguf",
         "final/ in --out is a Hugging Face model, which llama.cpp's convert_hf_to_gguf.py reads"),
@@ -228,6 +230,7 @@ typedef struct {
     bool model_given;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
+    size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
     PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
@@ -737,6 +740,7 @@ static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
             sizes.micro_batch_tokens = data.micro[i].total_tokens;
     static LlamaModel m;
     llama_plan(&m, &run.config, sizes);
+    llama_plan_recompute(&m, run.model.recompute);
     must(llama_allocate(&m, &err), &err);
     init_weights(&m);
     const TimedSteps t = time_steps(&m, &data);
@@ -1213,11 +1217,30 @@ static void print_plan(const LlamaModel *m) {
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
+        printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
+               (double)(run.backend_bytes + run.recompute_bytes[i]) / 1048576.0,
+               i == (int)m->recompute ? " (chosen)" : "");
+    printf("\n");
     printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
     print_bytes("total", run.backend_bytes + llama_memory_total(m));
+}
+
+// --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
+// all ranks.
+static void choose_recompute(LlamaModel *m) {
+    const size_t free_bytes = device_memory_free(), room = free_bytes - free_bytes / 16;
+    int chosen = LLAMA_RECOMPUTE_FULL;
+    for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
+        llama_plan_recompute(m, (LlamaRecompute)i);
+        run.recompute_bytes[i] = llama_memory_total(m);
+        if (free_bytes == 0 || run.recompute_bytes[i] <= room) chosen = i;
+    }
+    if (o.recompute < LLAMA_NUM_RECOMPUTES) chosen = o.recompute;  // not auto
+    llama_plan_recompute(m, (LlamaRecompute)comm_max(chosen));
 }
 
 // The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
@@ -1228,6 +1251,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         int32_t middle = low + (high - low + 1) / 2;
         sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
+        llama_plan_recompute(&trial, run.model.recompute);
         if (llama_memory_total(&trial) <= free_bytes)
             low = middle;
         else
@@ -1311,6 +1335,7 @@ int main(int argc, char **argv) {
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
+    choose_recompute(m);
     load_work_lists(m);
     print_plan(m);
     if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);

@@ -342,6 +342,39 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     llama_free(&m);
 }
 
+// The loss and all gradients of several layouts, bit for bit. Buffers that layers share hold NaN at
+// the start of a poison build.
+TEST(recomputed_activations_have_the_same_bits) {
+    static LlamaModel m[LLAMA_NUM_RECOMPUTES];
+    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD};
+    const LlamaSizes sizes = {NUM_DOCS * ROW, ROW, true, true, 0, 0};
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Error err = {0};
+    Batch b;
+    c.num_layers = 3;
+    batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) {
+        llama_plan(&m[i], &c, sizes);
+        llama_plan_recompute(&m[i], (LlamaRecompute)i);
+        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
+        CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
+        llama_init(&m[i], 7);
+    }
+    for (int k = 0; k < 6; k++) {
+        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        batch_fill(&b, layouts[k % 3], docs, NUM_DOCS, ROW);
+        const double loss = forward_backward(&m[0], &b);
+        for (int i = 1; i < LLAMA_NUM_RECOMPUTES; i++) {
+            CHECK(forward_backward(&m[i], &b) == loss && isfinite(loss));
+            CHECK_MSG(memcmp(m[i].grads, m[0].grads, m[0].num_elements * sizeof(real)) == 0,
+                      "%s, recompute %s: gradients differ", layout_name(layouts[k % 3]),
+                      llama_recompute_names[i]);
+        }
+    }
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) llama_free(&m[i]);
+    batch_free(&b);
+}
+
 // Padding to one size changes no bit of the documents' losses or of the gradients.
 TEST(completed_batches_have_the_same_bits) {
     static LlamaModel m;
@@ -660,26 +693,32 @@ static void check_regions(Regions *r, Arena arena) {
 
 static void check_activations(const LlamaModel *m, size_t T, size_t C, size_t F, size_t QKV,
                               size_t H, size_t D) {
-    const LlamaScratch *s = &m->scratch;
+    const LlamaActs *a = m->acts;
     static Regions r;
     r.n = 0;
-    for (int l = 0; l < (m->sizes.train ? m->config.num_layers : 1); l++) {
-        const LlamaActs *a = &m->acts[l];
-        region(&r, "resid_attn", a->resid_attn, T * C, sizeof(floatX));
-        region(&r, "rstd_attn", a->rstd_attn, T, sizeof(real));
-        region(&r, "qkv", a->qkv, T * QKV, sizeof(floatX));
-        region(&r, "attn", a->attn, T * H * D, sizeof(floatX));
-        region(&r, "lse", a->lse, H * T, sizeof(real));
-        region(&r, "resid_mlp", a->resid_mlp, T * C, sizeof(floatX));
-        region(&r, "rstd_mlp", a->rstd_mlp, T, sizeof(real));
-        region(&r, "gate_up", a->gate_up, T * 2 * F, sizeof(floatX));
+    for (int l = 0; l <= m->config.num_layers; l++) {
+        const bool first = l == 0, train = m->sizes.train, norm_only = l == m->config.num_layers;
+        const bool most = first || (train && m->recompute != LLAMA_RECOMPUTE_FULL),
+                   all = first || (train && m->recompute == LLAMA_RECOMPUTE_OFF);
+        if (first || train) region(&r, "resid_attn", a[l].resid_attn, T * C, sizeof(floatX));
+        if (most) region(&r, "rstd_attn", a[l].rstd_attn, T, sizeof(real));
+        if (all) region(&r, "norm_attn", a[l].norm_attn, T * C, sizeof(floatX));
+        if (most && !norm_only) {
+            region(&r, "qkv", a[l].qkv, T * QKV, sizeof(floatX));
+            region(&r, "attn", a[l].attn, T * H * D, sizeof(floatX));
+            region(&r, "lse", a[l].lse, H * T, sizeof(real));
+            region(&r, "resid_mlp", a[l].resid_mlp, T * C, sizeof(floatX));
+            region(&r, "rstd_mlp", a[l].rstd_mlp, T, sizeof(real));
+            region(&r, "gate_up", a[l].gate_up, T * 2 * F, sizeof(floatX));
+        }
+        if (all && !norm_only) {
+            region(&r, "norm_mlp", a[l].norm_mlp, T * C, sizeof(floatX));
+            region(&r, "swiglu", a[l].swiglu, T * F, sizeof(floatX));
+        }
+        CHECK(most || (a[l].qkv == a[0].qkv && a[l].lse == a[0].lse));
+        CHECK(all || (a[l].norm_attn == a[0].norm_attn && a[l].swiglu == a[0].swiglu));
     }
-    region(&r, "norm", s->norm, T * C, sizeof(floatX));
-    region(&r, "delta", s->delta, T * C, sizeof(floatX));
-    region(&r, "swiglu", s->swiglu, T * F, sizeof(floatX));
-    region(&r, "resid_final", s->resid_final, T * C, sizeof(floatX));
-    region(&r, "rstd_final", s->rstd_final, T, sizeof(real));
-    region(&r, "losses", s->losses, T, sizeof(real));
+    region(&r, "losses", m->scratch.losses, T, sizeof(real));
     check_regions(&r, m->arenas[LLAMA_ACTIVATIONS]);
 }
 
@@ -751,6 +790,7 @@ TEST(regions_of_the_arenas_are_disjoint_and_of_their_shapes) {
             Error err = {0};
             llama_plan(&m, &c, sizes[k]);
             if (i > 0) llama_plan_ranks(&m, ranks[i]);
+            llama_plan_recompute(&m, (LlamaRecompute)((k + i) % LLAMA_NUM_RECOMPUTES));
             CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
             CHECK(m.head_chunk ==
                   (sizes[k].head_chunk ? sizes[k].head_chunk : sizes[k].micro_batch_tokens));

@@ -81,6 +81,7 @@ typedef real llama_real;
 #define embedding_forward simple_embedding_forward
 #define embedding_backward simple_embedding_backward
 #define matmul_forward simple_matmul_forward
+#define rmsnorm_forward simple_rmsnorm_forward
 #define rmsnorm_backward simple_rmsnorm_backward
 #define attention_forward simple_attention_forward
 #define attention_backward simple_attention_backward
