@@ -96,8 +96,8 @@ typedef struct {
     VarlenInfo real_docs;
 } LlamaInputs;
 
-// What backward computes again of a layer, for the same bits: nothing; norm outputs and SwiGLU, a
-// third of the memory and little work; everything, from the residual stream that enters it.
+// What backward recomputes of a layer, for the same bits: nothing; norm and SwiGLU outputs, 30 % of
+// the memory and little work; all, from the residual stream that enters it.
 typedef enum { LLAMA_RECOMPUTE_OFF, LLAMA_RECOMPUTE_ON, LLAMA_RECOMPUTE_FULL } LlamaRecompute;
 enum { LLAMA_NUM_RECOMPUTES = 3 };
 static const char *const llama_recompute_names[] = {"off", "on", "full"};
@@ -127,7 +127,7 @@ typedef struct {
 // the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
-    bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its shard only, and updates only that
+    bool shard_optimizer;  // ZeRO-1: a rank updates its shard only, and has m, v, master_lo of it
     bool deterministic_reduction;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
@@ -147,7 +147,8 @@ typedef struct {
     LlamaRecompute recompute;
     LlamaRanks ranks;
     OrderedSum sum;  // of the gradients, where sums are in order
-    // this rank updates elements shard[rank] to shard[rank + 1]; m and v are here of held_count
+    // this rank updates elements shard[rank] to shard[rank + 1]; it has master_lo, m and v of the
+    // held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
@@ -158,7 +159,7 @@ typedef struct {
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
     size_t num_decayed;   // the matrices come first in the arena
-    // parameter arenas: same offsets in each; m and v begin at held_first
+    // parameter arenas: same offsets in each; master_lo, m and v begin at held_first
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
@@ -557,11 +558,15 @@ static inline void llama_grad_norm(LlamaModel *m) {
     comm_sum_in_order(sum, parts, LLAMA_NORM_BLOCKS);
 }
 
+// The low bits from weight `first` on, which this rank updates; NULL where there are none
+static inline uint16_t *llama_low_bits(const LlamaModel *m, size_t first) {
+    return m->master_lo ? m->master_lo + (first - m->held_first) : NULL;
+}
+
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
     const size_t held = first - m->held_first;
-    uint16_t *lo = m->master_lo;
     if (first >= last) return;
-    adamw_update(m->weights + first, lo ? lo + first : NULL, m->m + held, m->v + held,
+    adamw_update(m->weights + first, llama_low_bits(m, first), m->m + held, m->v + held,
                  m->grads + first, m->step, hyper, last - first);
 }
 
@@ -580,14 +585,6 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
     if (m->ranks.shard_optimizer) llama_send_all_weights(m);
-}
-
-// Before weights are saved, on all ranks: each then has every weight and its low bits, which no
-// step needs of another's shard.
-static inline void llama_gather_weights(LlamaModel *m) {
-    if (!m->ranks.shard_optimizer) return;
-    llama_await_all_weights(m);
-    comm_all_gather_master(m->master_lo, m->shard);
 }
 
 // Waits for the step and reads its loss sum, gradient norm and clip factor.
@@ -731,7 +728,7 @@ static inline void llama_carve_parameters(LlamaModel *m) {
     Arena *weights = &m->arenas[LLAMA_WEIGHTS], *grads = &m->arenas[LLAMA_GRADS],
           *optimizer = &m->arenas[LLAMA_OPTIMIZER];
     m->weights = arena_take(weights, n, sizeof(floatX));
-    if (master_lo_bytes()) m->master_lo = arena_take(weights, n, master_lo_bytes());
+    if (master_lo_bytes()) m->master_lo = arena_take(weights, m->held_count, master_lo_bytes());
     if (!m->sizes.train) return;
     m->grads = arena_take(grads, n, sizeof(real));
     if (partial) m->sum.partial = arena_take(grads, partial * n, sizeof(real));
@@ -985,47 +982,47 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-// This rank's part of elements offset .. offset + n - 1 of a moment: elements *first to *first +
-// *count - 1.
-static inline real *llama_held(const LlamaModel *m, ParameterArena arena, size_t offset, size_t n,
-                               size_t *first, size_t *count) {
+// How many of elements offset .. offset + n - 1 this rank updates: from *first on
+static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *first) {
     const size_t end = m->held_first + m->held_count;
     const size_t last = offset + n < end ? offset + n : end;
-    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
     *first = offset > m->held_first ? offset : m->held_first;
-    *count = *first < last ? last - *first : 0;
-    return (arena == ARENA_M ? m->m : m->v) + (*count ? *first - m->held_first : 0);
+    return *first < last ? last - *first : 0;
+}
+
+static inline real *llama_moment(const LlamaModel *m, ParameterArena arena, size_t first) {
+    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
+    return (arena == ARENA_M ? m->m : m->v) + (first - m->held_first);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
     LlamaModel *m = model;
-    size_t first, count;
+    size_t first;
+    const size_t count = llama_held(m, offset, n, &first);
     comm_progress();
-    if (arena == ARENA_WEIGHTS) {
-        uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
-        weights_from_host(m->weights + offset, lo, values, n);
-        return;
-    }
-    real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (count) device_upload(moment, values + (first - offset), count * sizeof(float));
+    if (arena == ARENA_WEIGHTS && count < n)
+        weights_from_host(m->weights + offset, NULL, values, n);  // without low bits
+    if (count == 0) return;
+    values += first - offset;
+    if (arena == ARENA_WEIGHTS)
+        weights_from_host(m->weights + first, llama_low_bits(m, first), values, count);
+    else
+        device_upload(llama_moment(m, arena, first), values, count * sizeof(float));
 }
 
-// Moments of a sharded optimizer come from the ranks that hold them to rank 0: all ranks call.
+// With a sharded optimizer they come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
     const LlamaModel *m = model;
-    size_t first, count;
-    if (arena == ARENA_WEIGHTS) {
-        const uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
-        weights_to_host(values, m->weights + offset, lo, n);
-        return;
-    }
-    const real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (count) device_download(values + (first - offset), moment, count * sizeof(float));
+    size_t first;
+    const size_t count = llama_held(m, offset, n, &first), at = first - offset;
+    if (count && arena == ARENA_WEIGHTS)
+        weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
+    else if (count)
+        device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
     if (m->ranks.shard_optimizer)
-        comm_merge(values, n * sizeof(float), (first - offset) * sizeof(float),
-                   count * sizeof(float));
+        comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {

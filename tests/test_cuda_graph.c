@@ -44,7 +44,7 @@ static void random_batch(Batch *b, int segments) {
     while (n < MOST_DOCS) {
         const int length = 1 + (int)test_rng_below(LONGEST);
         if (used + length > CAPACITY) break;
-        DocView doc = {tokens + used, length, n % 2 ? 3 : -1};
+        DocView doc = {tokens + used, length, n % 2 ? 3 : -1, NULL};
         docs[n++] = doc;
         used += length;
     }

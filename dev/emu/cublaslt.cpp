@@ -4,7 +4,7 @@
 // The heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might;
 // none knows no algorithm; refuse gives one that does the very sizes it was asked about and no
 // others. EMU_LT_MS=A,B: milliseconds that a product of algorithm 0 and one of 1 claim to take (by
-// default 1 and 1; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3 and later do.
+// default 1e-6 each; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3 and later do.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -122,7 +122,7 @@ cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmul
 }
 
 double claimed_ms(int id) {
-    double ms[NUM_ALGOS] = {1, 1};
+    double ms[NUM_ALGOS] = {1e-6, 1e-6};
     const char *text = getenv("EMU_LT_MS");
     if (text && sscanf(text, "%lf,%lf", &ms[0], &ms[1]) != NUM_ALGOS)
         emu::fail("EMU_LT_MS=%s: expected A,B", text);

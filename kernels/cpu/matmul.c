@@ -214,8 +214,8 @@ static const InstructionSet *chosen;  // NULL until matmul_select
 // block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
 static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. If m
-// and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
+// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. If
+// m and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
 typedef struct {
     real *c;
     const real *addend, *a, *b;
