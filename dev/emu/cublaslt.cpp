@@ -1,10 +1,11 @@
 // cuBLASLt on the host: D = alpha op(A) op(B) + beta C, column-major, fp32 accumulation. Two
-// algorithms, so that choosing among several and handing over a workspace are exercised too:
-// 0 sums over k in one go, 1 in two halves that meet in the workspace and does not do an odd k.
-// The heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might;
-// none knows no algorithm; refuse gives one that does the very sizes it was asked about and no
-// others. EMU_LT_MS=A,B: milliseconds that a product of algorithm 0 and one of 1 claim to take (by
-// default 1e-6 each; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3 and later do.
+// algorithms, so that choosing among several and handing over a workspace are exercised too: 0 sums
+// over k in one go, 1 in two halves that meet in the workspace and does not do an odd k. The
+// heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might; none
+// knows no algorithm; refuse gives one that does the very sizes it was asked about and no others.
+// EMU_LT_MS=A,B: milliseconds that a product of algorithm 0 and one of 1 claim to take (by default
+// 1e-6 each; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3
+// and later do.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
