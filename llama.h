@@ -594,6 +594,24 @@ static inline StepScalars llama_read_step(LlamaModel *m) {
     return step;
 }
 
+// Before the first step: times the algorithms of every product of full micro-batches and head
+// chunks, in activations, scratch and gradients, which it overwrites.
+static inline void llama_choose_matmuls(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const LlamaLayer *w = m->layers;
+    const LlamaLayerGrads *g = m->dlayers;
+    const LlamaScratch *s = &m->scratch;
+    LlamaActs *a = m->acts;
+    const int64_t T = m->sizes.micro_batch_tokens, C = c->hidden_size, F = c->intermediate_size;
+    const int64_t q_dim = llama_q_dim(c);
+    matmul_choose(a->qkv, g->qkv_proj, a->norm_attn, w->qkv_proj, T, C, llama_qkv_dim(c));
+    matmul_choose(s->dresid, g->o_proj, a->attn, w->o_proj, T, q_dim, C);
+    matmul_choose(a->gate_up, g->gate_up_proj, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);
+    matmul_choose(s->dresid, g->down_proj, a->swiglu, w->down_proj, T, F, C);
+    matmul_choose(s->logits, m->dlm_head, s->head_rows, m->lm_head, m->head_chunk, C,
+                  c->vocab_size);
+}
+
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
 static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
                                 int32_t n) {

@@ -436,6 +436,26 @@ static void repeat_matmul_choices(const char *dir) {
             why);
 }
 
+// Times matmul algorithms that the checkpoint does not name. Rank 0 does, for all ranks: a
+// checkpoint holds one selection, which all of them repeat. A rank whose GPU differs keeps the
+// library's first suggestions.
+static void choose_matmuls(LlamaModel *m) {
+    if (o.deterministic) return;  // the same bits in every run
+    const double start_ms = now_ms();
+    const size_t before = matmul_choices(NULL, 0);
+    if (is_rank_0()) llama_choose_matmuls(m);
+    size_t n = matmul_choices(NULL, 0);
+    comm_broadcast(&n, sizeof n);
+    if (n == 0) return;
+    char *text = host_calloc(n + 1, 1, "matmul choices");
+    if (is_rank_0()) matmul_choices(text, n + 1);
+    comm_broadcast(text, n);
+    if (!is_rank_0()) matmul_repeat_choices(text);
+    free(text);
+    if (n == before) return;
+    printf("matmul  algorithms selected by timing in %.1f s\n", (now_ms() - start_ms) * 1e-3);
+}
+
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
 // comes to rank 0, which writes the file.
 static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok, Error *err) {
@@ -1317,6 +1337,7 @@ static void train_and_save(LlamaModel *m, int64_t log_before) {
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
+    choose_matmuls(m);
     train(m);
     finish(m);
 }

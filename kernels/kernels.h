@@ -230,6 +230,14 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N);
+// Selects the algorithms of the three products with weight (N,K) at T tokens, where none are
+// selected yet, by timing the library's suggestions: about 3 s at most for the shapes of a model.
+// Overwrites out (T,N), inp (T,K) and dweight with nothing of use, waits, and must not be called
+// while a graph is captured. Other products, and all without this call, take the library's first
+// suggestion, which every run does alike. Timings differ from run to run and from rank to rank, and
+// so may the selection and thereby bits: matmul_choices hands one selection on. CPU: does nothing.
+void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
+                   int64_t K, int64_t N);
 // The algorithms that matmul has selected so far, as NUL-terminated lines of text for a checkpoint.
 // Returns their length without the NUL; writes at most `capacity` bytes. 0: this backend has
 // nothing to select.

@@ -810,6 +810,25 @@ TEST(matmul_repeats_earlier_choices) {
     choose_anew(NULL);
 }
 
+// Of matmul_choose on tensors of its own, for T tokens; returns the choices.
+static const char *choose_by_timing(int64_t T, int64_t K, int64_t N) {
+    Tensor inp = tensor("inp", true, T, K, 1), out = tensor("out", true, T, N, 1);
+    Tensor weight = tensor("weight", true, N, K, 1), dweight = tensor("dweight", false, N, K, 1);
+    fill(&inp), fill(&out), fill(&weight), fill(&dweight);
+    matmul_choose(bf(out), fp(dweight), bf(inp), bf(weight), T, K, N);
+    return choices_text();
+}
+
+TEST(matmul_choose_leaves_products_right) {
+    start();
+    CHECK(matmul_repeat_choices("") != NULL);
+    CHECK(lines_with(choose_by_timing(130, 64, 72), " T 144 K 64 N 72 ") == 3);
+    check_matmul(130, 64, 72);
+    check_matmul(131, 64, 72);
+    CHECK(lines_with(choices_text(), " K 64 N 72 ") == 3);
+    CHECK(matmul_repeat_choices("") != NULL);
+}
+
 TEST(matmul_refuses_choices_of_another_gpu) {
     start();
     check_matmul(40, 64, 64);
@@ -845,6 +864,61 @@ TEST(matmul_of_a_length_that_its_algorithm_refuses) {
 namespace emu {
 extern int lt_refusals;
 }
+// The emulator's algorithms in the order of its heuristic: 0, 1. The second is selected where it
+// claims to be faster than noise, and only where both are timed; a run that repeats the choice has
+// the same bits without timing.
+TEST(matmul_choose_takes_the_fastest) {
+    start();
+    const int64_t T = 130, K = 64, N = 72;
+    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
+    Tensor dweight = tensor("dweight", false, N, K, 3);
+    const size_t bytes = all_bytes(&dweight);
+    choose_anew(NULL);
+    const unsigned char *first = product(&dweight, dout, inp);
+    choose_anew("1");
+    const unsigned char *second = product(&dweight, dout, inp);
+    CHECK(memcmp(first, second, bytes) != 0);
+    const struct {
+        const char *ms;
+        bool takes_second;
+    } claims[] = {
+        {"1,1", false}, {"1,0.99", false}, {"1,0.9", true}, {"9,4", true}, {"200,1", false}};
+    for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
+        choose_anew(NULL);
+        setenv("EMU_LT_MS", claims[i].ms, 1);
+        const char *text = choose_by_timing(T, K, N);
+        const unsigned char *expected = claims[i].takes_second ? second : first;
+        CHECK_MSG(memcmp(expected, product(&dweight, dout, inp), bytes) == 0, "%s", claims[i].ms);
+        CHECK(strcmp(choices_text(), text) == 0);
+        choose_anew(NULL);
+        setenv("EMU_LT_MS", claims[i].takes_second ? "1,2" : "2,1", 1);
+        CHECK(matmul_repeat_choices(text) == NULL);
+        CHECK(strcmp(choose_by_timing(T, K, N), text) == 0);
+        CHECK(memcmp(expected, product(&dweight, dout, inp), bytes) == 0);
+        unsetenv("EMU_LT_MS");
+    }
+    choose_anew(NULL);
+}
+
+// A suggestion that refuses the length is not selected, however fast: of 35 tokens, and where it
+// does the longest of the bucket only.
+TEST(matmul_choose_passes_over_refusals) {
+    start();
+    setenv("EMU_LT_MS", "2,1", 1);
+    choose_anew(NULL);
+    CHECK(lines_with(choose_by_timing(35, 64, 64), " T 36 ") == 3);
+    int before = emu::lt_refusals;
+    check_matmul(35, 64, 64);
+    CHECK(emu::lt_refusals == before);
+    choose_anew("refuse");
+    CHECK(lines_with(choose_by_timing(65, 64, 64), " T 65 ") == 3);
+    before = emu::lt_refusals;
+    check_matmul(65, 64, 64);
+    CHECK(emu::lt_refusals == before);
+    unsetenv("EMU_LT_MS");
+    choose_anew(NULL);
+}
+
 // A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
 TEST(matmul_remembers_refusals) {
     start();

@@ -344,6 +344,11 @@ const char *matmul_describe(void) {
 }
 
 // Nothing to select at run time: the blocking depends only on the CPU.
+void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
+                   int64_t K, int64_t N) {
+    (void)out, (void)dweight, (void)inp, (void)weight, (void)T, (void)K, (void)N;
+}
+
 size_t matmul_choices(char *text_host, size_t capacity) {
     if (capacity) text_host[0] = 0;
     return 0;
