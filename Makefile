@@ -74,7 +74,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 PHASE_FAULT := -Wl,--wrap=comm_phase,--wrap=comm_gather_begin,--wrap=fsync
 
 .PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        simple gpu-day gpu-model gpu-model-check gpu-model-cubins clean
+        simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -247,6 +247,10 @@ gpu-model: $(CUBINS)
 gpu-model-cubins: $(CUBINS)
 gpu-model-check: $(CUBINS)
 	@$(GPU_MODEL) --check $(MODEL_REPORT) $^
+
+# Tensor-core arithmetic, layouts and barriers by models that are not ours: dev/witnesses/README.md
+witnesses: build/emu/test_tensor_cores build/emu/test_layout
+	@dev/witnesses/run.sh
 
 # All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
 # dev/emu/README.md)

@@ -762,7 +762,7 @@ static inline void llama_carve_workspace(LlamaModel *m) {
     s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
     s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
     if (m->ranks.num_ranks > 1 && collected)
-        m->sum.collected = arena_take(a, collected * ORDERED_SUM_BLOCK, sizeof(real));
+        m->sum.collected = arena_take(a, collected * m->sum.block, sizeof(real));
 }
 
 // Sets the bytes of every arena and, where it exists, all that lies in it.
@@ -973,9 +973,10 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
         return;
     }
     const real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (m->ranks.shard_optimizer) memset(values, 0, n * sizeof(float));
     if (count) device_download(values + (first - offset), moment, count * sizeof(float));
-    if (m->ranks.shard_optimizer) comm_merge(values, n * sizeof(float));
+    if (m->ranks.shard_optimizer)
+        comm_merge(values, n * sizeof(float), (first - offset) * sizeof(float),
+                   count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {

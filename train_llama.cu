@@ -43,7 +43,6 @@
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
 #include "data/runs/schedule.h"
-#include "data/runs/spike.h"
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"
@@ -430,10 +429,8 @@ static void repeat_matmul_choices(const char *dir) {
     const char *why = matmul_repeat_choices(text);
     free(text);
     if (!why) return;
-    fprintf(
-        stderr,
-        "warning: %s: selecting matmul algorithms again; results may not be bit-identical: %s\n",
-        path, why);
+    warning("%s: selecting matmul algorithms again; results may not be bit-identical: %s", path,
+            why);
 }
 
 // Everything beside the model that --resume needs. path: of optimizer.safetensors.

@@ -114,12 +114,14 @@ built() {
 # Parts
 
 part_build() {
-    local programs=(test_conform train_llama)
+    local programs=(test_conform test_layout test_tensor_cores train_llama)
     [ -n "$dry" ] || programs+=(test_cuda_kernels test_cuda_attention test_cuda_graph
         test_cuda_nccl bench_guesses bench_attention_cuda)
     built "${programs[@]/#/$bin/}" build/cpu/train_llama || return
     # a GPU without Hopper's instructions skips their cases
     suite conformance 60 $bin/test_conform
+    suite layouts 60 $bin/test_layout
+    suite tensor_cores 240 $bin/test_tensor_cores
     check hashes 60 env CONFORM_HASHES=1 $bin/test_conform
     [ -n "$why" ] || grep -a '^conform ' "$log"
 }

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../data/base/error.h"
 #include "../kernels/comm/comm.h"
 
 void __real_comm_phase(const char *phase, int64_t step);
@@ -68,8 +69,9 @@ static void do_fault(const char *what) {
     if (strcmp(what, "spin") == 0)
         for (volatile unsigned i = 0;; i++) continue;
     if (strcmp(what, "fail") == 0) {
-        fprintf(stderr, "error: a file: expected words, found none\nhint: write some\n");
-        exit(3);
+        Error err = {0};
+        error_set(&err, EXIT_BAD_INPUT, "write some", "a file: expected words, found none");
+        error_exit(&err);
     }
 }
 

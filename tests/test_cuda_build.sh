@@ -25,7 +25,7 @@ done
 # Eight registers fewer must fail
 mkdir less
 cp -r "$root/kernels" less
-sed -i 's/? 160 : 232/? 152 : 232/' less/kernels/cuda/attention_sm90.cu
+sed -i 's/? 160 : 232/? 152 : 232/' less/kernels/cuda/attention_sm90.cuh
 too_few() { ! compiled less attention_sm90; }
 check too_few_registers_show too_few
 finish

@@ -205,11 +205,11 @@ TEST(host_memory) {
     CHECK(comm_max(rank) == ranks - 1);
     comm_all_gather_host(all, mine, sizeof mine);
     for (int r = 0; r < ranks; r++) CHECK(all[3 * r] == r && all[3 * r + 2] == -r);
-    for (size_t i = 0; i < sizeof bytes; i++)
-        if ((int)(i % (size_t)ranks) == rank) bytes[i] = (unsigned char)(i + 1);
-    comm_merge(bytes, sizeof bytes);
+    const size_t n = sizeof bytes / (size_t)ranks, at = (size_t)rank * n;
+    for (size_t i = at; i < at + n; i++) bytes[i] = (unsigned char)(i + 1);
+    comm_merge(bytes, sizeof bytes, at, n);
     comm_broadcast(bytes, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) CHECK(bytes[i] == (unsigned char)(i + 1));
+    for (size_t i = 0; i < n * (size_t)ranks; i++) CHECK(bytes[i] == (unsigned char)(i + 1));
     comm_barrier();
 }
 

@@ -9,7 +9,7 @@ train=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
 bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
-export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the rendezvous on one machine
+export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the emulated NCCL
 evidence() { tail -n 12 "$work"/out*.txt; }
 jobs=0
 # start N COMMAND...: starts N ranks; process ids in $pids
@@ -150,10 +150,12 @@ fi
 # ---- failures end all ranks ---------------------------------------------------------------------------
 # expect NAME EXIT_CODE PATTERN N COMMAND...
 expect() {
-    local name=$1 code=$2 pattern=$3
-    shift 3
-    start "$@"
+    start "${@:4}"
     collect
+    expect_outcome "$@"
+}
+expect_outcome() {
+    local name=$1 code=$2 pattern=$3
     if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
     elif ! grep -aqE "$pattern" out.txt || ! grep -aq '^hint: ' out.txt; then
         bad "$name" "no line matches $pattern, or no hint"
@@ -164,9 +166,13 @@ if [ -n "$emulated" ]; then
         4 env EMU_DEVICES=2 "${run[@]}" --out m
     expect no_gpu 11 'no NVIDIA GPU is visible' 1 env EMU_DEVICES=0 "${run[@]}" --out m
     # the heartbeat knows what the GPU waits for while the host waits for the GPU
-    faulty() {      # faulty FAULT EXIT_CODE PATTERN
-        expect "${1//:/_}" "$2" "$3" 2 env FAULT="$1" "$bin/train_llama_faulty" "${common[@]}" \
-            --out "f$1" --steps 20 --save-every 2 --val-every 0 --heartbeat-seconds 1
+    faulty() {      # faulty FAULT EXIT_CODE PATTERN; a stopped rank ends when it is continued
+        start 2 env FAULT="$1" "$bin/train_llama_faulty" "${common[@]}" \
+            --out "$work/f$1" --steps 20 --save-every 2 --val-every 0 --heartbeat-seconds 1
+        wait "${pids[0]}" 2> /dev/null
+        kill -CONT $(pids_of "--out $work/f$1 ") 2> /dev/null
+        collect
+        expect_outcome "${1//:/_}" "$2" "$3"
     }
     faulty spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
     faulty stop:1:forward:2 8 '^error: ranks: rank 1 on .* silent for .* in forward of step 2'

@@ -84,7 +84,7 @@ right() {       # right NAME: no mode reports anything
     local random prio
     random=$(seeds "$1" random 20 1)
     prio=$(seeds "$1" prio 20 1)
-    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_TRUNC=1 &&
+    if ! seen "$1" && ! seen "$1" EMU_ASYNC=eager && ! seen "$1" EMU_EXACT=1 &&
         ! seen "$1" EMU_THREADS=2 && [ "$random$prio" = 00 ]; then ok "$1"
     else bad "$1" "random $random of 20, prio $prio of 20: $(head -c 200 "$out")"; fi
     if [ -n "$no_tsan" ]; then skip "${1}_tsan" "$no_tsan"

@@ -21,7 +21,7 @@ done
 check nothing_was_written nothing_in "$work/day"
 expect an_unknown_part 2 'no such part' no_gpu build peer
 
-outcome dry_build 0 '^build: 3 passed, 0 failed' dry build
+outcome dry_build 0 '^build: 5 passed, 0 failed' dry build
 outcome dry_kernels 0 '^kernels: 4 passed, 0 failed' dry kernels
 outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses

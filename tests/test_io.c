@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../data/base/digest.h"
 #include "../data/base/dir.h"
 #include "../data/base/error.h"
 #include "../data/base/file.h"

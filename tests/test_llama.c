@@ -716,7 +716,7 @@ static void check_workspace(const LlamaModel *m, size_t T, size_t C, size_t F, s
         region(&r, "norm_partials", s->norm_partials, LLAMA_NORM_BLOCKS, sizeof(double));
         region(&r, "loss_partials", s->loss_partials, (size_t)m->ranks.num_losses, sizeof(double));
         if (ranks > 1)
-            region(&r, "collected", m->sum.collected, collected * ranks * ORDERED_SUM_BLOCK,
+            region(&r, "collected", m->sum.collected, collected * ranks * m->sum.block,
                    sizeof(real));
     }
     check_regions(&r, m->arenas[LLAMA_WORKSPACE]);

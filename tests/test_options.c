@@ -19,7 +19,6 @@ static struct {
     int layout, steps, any_int;
     int64_t seed, any_int64;
     float lr, any_float;
-    double any_double;
     bool deterministic, overlap, no_bias;
 } o;
 
@@ -44,7 +43,6 @@ static const Option table[] = {
     {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
     {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
     {"any-float", OPTION_FLOAT, &o.any_float, NULL, NULL, 0, 0, "any float"},
-    {"any-double", OPTION_DOUBLE, &o.any_double, NULL, NULL, 0, 0, "any double"},
     OPTION_END,
 };
 
@@ -79,7 +77,7 @@ TEST(defaults) {
     CHECK(!o.train_data && !o.resume && strcmp(o.out, "out") == 0 && o.layout == 0);
     CHECK(o.steps == 1000 && o.seed == -1 && o.lr == 3e-4f && !o.deterministic && o.overlap &&
           !o.no_bias);
-    CHECK(o.any_int == 0 && o.any_int64 == 0 && o.any_float == 0 && o.any_double == 0);
+    CHECK(o.any_int == 0 && o.any_int64 == 0 && o.any_float == 0);
 }
 
 TEST(both_spellings) {
@@ -106,15 +104,12 @@ TEST(optional_value) {
 }
 
 TEST(limits_of_types) {
-    must_parse(
-        "--any-int -2147483648 --any-int64 -9223372036854775808 --any-float -3.4e38 --any-double "
-        "1e308");
-    CHECK(o.any_int == INT32_MIN && o.any_int64 == INT64_MIN && o.any_float == -3.4e38f &&
-          o.any_double == 1e308);
-    must_parse(
-        "--any-int 2147483647 --any-int64 9223372036854775807 --any-float .5 --any-double -5.");
-    CHECK(o.any_int == INT32_MAX && o.any_int64 == INT64_MAX && o.any_float == 0.5f &&
-          o.any_double == -5);
+    must_parse("--any-int -2147483648 --any-int64 -9223372036854775808 --any-float -3.4e38");
+    CHECK(o.any_int == INT32_MIN && o.any_int64 == INT64_MIN && o.any_float == -3.4e38f);
+    must_parse("--any-int 2147483647 --any-int64 9223372036854775807 --any-float -5.");
+    CHECK(o.any_int == INT32_MAX && o.any_int64 == INT64_MAX && o.any_float == -5);
+    must_parse("--any-float .5");
+    CHECK(o.any_float == 0.5f);
     must_parse("--any-int 007 --any-int64 -0 --any-float +1E-3");
     CHECK(o.any_int == 7 && o.any_int64 == 0 && o.any_float == 1e-3f);
     must_parse("--any-int 1e3 --any-int64 -2.50E+6 --steps 1.2340e3");
@@ -154,7 +149,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--steps 1.2345e3", "expected a whole number", ""},
         {"--steps 1e3e3", "expected a whole number", ""},
         {"--steps 1e3x", "expected a whole number", ""},
-        {"--steps 1e1000", "expected a whole number", ""},
+        {"--steps 1e1000", "expected a number from", ""},
         {"--steps 1.5", "expected a whole number", ""},
         {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
         {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
@@ -190,7 +185,6 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--lr -1e-9", "expected a number from 0 to 1", ""},
         {"--lr 1e999", "expected a number from 0 to 1", ""},
         {"--any-float 1e39", "expected a number from", ""},
-        {"--any-double 1e309", "expected a number from", ""},
         {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
          "--layout padded?"},
         {"--layout row", "expected one of", "--layout rows?"},
@@ -319,12 +313,11 @@ TEST(stored_values_are_taken_unless_given) {
     char changes[1024];
     take(
         "--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
-        "--resume y --deterministic --no-overlap --any-float 1e-30 --any-double 0.1 --any-int -5",
+        "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
         "--steps 9 --overlap", changes, sizeof changes);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 9000000000000000);
     CHECK(o.lr == 1.7e-3f && o.deterministic);
-    CHECK_MSG(o.any_float == 1e-30f && o.any_double == 0.1, "%.9g %.17g", (double)o.any_float,
-              o.any_double);
+    CHECK_MSG(o.any_float == 1e-30f, "%.9g", (double)o.any_float);
     CHECK(o.any_int == -5 && o.steps == 9 && o.overlap);
     CHECK(strcmp(o.out, "out") == 0 && !o.resume);  // excepted
     CHECK_MSG(strcmp(changes, "resume: --steps 7 -> 9\nresume: --overlap false -> true\n") == 0,
@@ -335,11 +328,11 @@ TEST(stored_values_are_taken_unless_given) {
 TEST(given_values_equal_to_the_stored_ones_are_no_change) {
     char changes[1024];
     take("--steps 7 --lr 0.1 --layout rows",
-         "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-double 1e300",
+         "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-float 1e30",
          changes, sizeof changes);
     CHECK_MSG(strcmp(changes,
                      "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
-                     "resume: --any-double 0 -> 1e+300\n") == 0,
+                     "resume: --any-float 0 -> 1e+30\n") == 0,
               "%s", changes);
 }
 

@@ -172,7 +172,7 @@ import json
 steps = [l for l in map(json.loads, open("jump/log.jsonl")) if "event" not in l]
 lines = [l for l in open("jump.txt") if l.startswith("step ")]
 marked = [s["step"] for s in steps if s["spike"]]
-mean, distance, n, expected = steps[0]["loss"], 0, 0, []    # the rule of data/runs/spike.c
+mean, distance, n, expected = steps[0]["loss"], 0, 0, []    # the rule of loss_is_spike
 for s in steps:
     most = mean + max(1, 3 * distance)
     if n >= 5 and s["loss"] > most:

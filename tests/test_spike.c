@@ -1,7 +1,7 @@
-// data/runs/spike.h: which losses count as spikes.
+// data/runs/log.h: which losses count as spikes.
 #include <math.h>
 
-#include "../data/runs/spike.h"
+#include "../data/runs/log.h"
 
 #include "test.h"
 

@@ -13,7 +13,6 @@
 #include "../data/base/file.h"
 #include "../data/base/json.h"
 #include "../data/base/path.h"
-#include "../data/models/bpe.h"
 #include "../data/models/tokenizer.h"
 #include "scratch.h"
 #include "test.h"

@@ -3,9 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -13,7 +10,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "file.h"
 #include "memory.h"
 #include "path.h"
@@ -52,24 +48,21 @@ bool io_rename(const char *from, const char *to, Error *err) {
     return rename(from, to) == 0 || disk_error(err, to, "rename failed");
 }
 
-static bool dir_remove_level(const char *path, int depth, Error *err);
-
-static bool dir_remove_entry(const char *dir, const char *name, int depth, Error *err) {
-    char path[IO_PATH_MAX];
-    struct stat st;
-    if (!path_join(path, sizeof path, dir, name, err)) return false;
-    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) return dir_remove_level(path, depth + 1, err);
-    return unlink(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove");
-}
-
 static bool dir_remove_level(const char *path, int depth, Error *err) {
+    char name[IO_PATH_MAX];
+    struct stat st;
     if (depth > 8) return error_set(err, EXIT_DISK, "", "%s: directories nested too deep", path);
     DIR *dir = opendir(path);
     if (!dir) return errno == ENOENT || disk_error(err, path, "cannot open the directory");
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            ok = dir_remove_entry(path, e->d_name, depth, err);
+    for (struct dirent *e; ok && (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        ok = path_join(name, sizeof name, path, e->d_name, err);
+        if (ok && lstat(name, &st) == 0 && S_ISDIR(st.st_mode))
+            ok = dir_remove_level(name, depth + 1, err);
+        else if (ok)
+            ok = unlink(name) == 0 || errno == ENOENT || disk_error(err, name, "cannot remove");
+    }
     closedir(dir);
     return ok && (rmdir(path) == 0 || errno == ENOENT || disk_error(err, path, "cannot remove"));
 }
@@ -77,18 +70,15 @@ static bool dir_remove_level(const char *path, int depth, Error *err) {
 bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
 
 bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
-    FileWriter w;
     char temp[IO_PATH_MAX], parent[IO_PATH_MAX];
-    if (!path_parent(parent, sizeof parent, path, err)) return false;
-    if (!path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid())) return false;
-    unlink(temp);  // left by a dead process with our process id
-    if (!writer_open(&w, temp, err)) return false;
-    if (!writer_write(&w, data, n, err) || !writer_close(&w, err)) return false;
-    if (!io_rename(temp, path, err)) {
-        unlink(temp);
+    if (!path_parent(parent, sizeof parent, path, err) ||
+        !path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid()))
         return false;
-    }
-    return dir_sync(parent, err);
+    unlink(temp);  // left by a dead process with our process id
+    if (!file_create(temp, data, n, err)) return false;
+    if (io_rename(temp, path, err)) return dir_sync(parent, err);
+    unlink(temp);
+    return false;
 }
 
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
@@ -99,15 +89,14 @@ bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
 }
 
 bool dir_probe(const char *dir, Error *err) {
-    FileWriter w;
     char from[IO_PATH_MAX], to[IO_PATH_MAX];
-    long pid = (long)getpid();
-    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid)) return false;
-    if (!path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid)) return false;
+    const long pid = (long)getpid();
+    if (!path_printf(from, sizeof from, err, "%s/.probe-%ld", dir, pid) ||
+        !path_printf(to, sizeof to, err, "%s/.probed-%ld", dir, pid))
+        return false;
     unlink(from);
-    if (!writer_open(&w, from, err)) return false;
-    if (!writer_write(&w, "probe\n", 6, err) || !writer_close(&w, err)) return false;
-    bool ok = io_rename(from, to, err) && dir_sync(dir, err);
+    if (!file_create(from, "probe\n", 6, err)) return false;
+    const bool ok = io_rename(from, to, err) && dir_sync(dir, err);
     const char *left = ok ? to : from;
     return (unlink(left) == 0 || disk_error(err, left, "cannot remove")) && ok;
 }
@@ -127,24 +116,21 @@ static bool dir_lock_refused(int fd, const char *path, Error *err) {
 bool dir_lock(DirLock *lock, const char *dir, Error *err) {
     char path[IO_PATH_MAX], owner[256], host[128] = "?";
     lock->fd = lock->dir_fd = -1;
-    lock->works = true;
     if (!path_join(path, sizeof path, dir, ".lock", err)) return false;
-    int fd = io_open(path, O_RDWR | O_CREAT, 0666);
+    const int fd = io_open(path, O_RDWR | O_CREAT, 0666);
     if (fd < 0) return disk_error(err, path, "cannot create the lock");
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        bool taken = errno == EWOULDBLOCK;
-        lock->works = false;
-        if (taken) dir_lock_refused(fd, dir, err);
-        close(fd);
-        if (!taken) lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
-        return !taken;
-    }
+    lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    const bool taken = !lock->works && errno == EWOULDBLOCK;
+    if (taken) dir_lock_refused(fd, dir, err);
+    if (!lock->works) close(fd);
+    if (taken) return false;
     lock->dir_fd = io_open(dir, O_RDONLY | O_DIRECTORY, 0);
+    if (!lock->works) return true;
     lock->fd = fd;
     gethostname(host, sizeof host - 1);
-    int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)n, 0) != n)
-        lock->works = flock(fd, LOCK_EX | LOCK_NB) == 0;  // a full disk: locked nevertheless
+    const int n = snprintf(owner, sizeof owner, "process %ld on %s\n", (long)getpid(), host);
+    const bool named = ftruncate(fd, 0) == 0 && pwrite(fd, owner, (size_t)n, 0) == n;
+    (void)named;  // a full disk: locked nevertheless
     return true;
 }
 

@@ -3,10 +3,6 @@
 #ifndef UNPAD_DIR_H
 #define UNPAD_DIR_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "error.h"
 
 // mkdir -p

@@ -2,9 +2,6 @@
 
 #include <errno.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,18 +21,13 @@ void text_list(char *list, size_t capacity, const char *item) {
 }
 
 void text_sanitize(char *text, size_t capacity) {
-    static const char hex[] = "0123456789abcdef";
     char clean[2048];
     size_t n = 0;
     for (const unsigned char *p = (const unsigned char *)text; *p && n + 5 < sizeof clean; p++) {
-        if (*p >= 0x20 && *p != 0x7f) {
+        if (*p >= 0x20 && *p != 0x7f)
             clean[n++] = (char)*p;  // UTF-8 included
-        } else {
-            clean[n++] = '\\';
-            clean[n++] = 'x';
-            clean[n++] = hex[*p >> 4];
-            clean[n++] = hex[*p & 15];
-        }
+        else
+            n += (size_t)snprintf(clean + n, sizeof clean - n, "\\x%02x", *p);
     }
     clean[n] = 0;
     text_copy(text, capacity, clean);
@@ -77,11 +69,6 @@ bool disk_error(Error *err, const char *path, const char *what) {
     return error_set(err, EXIT_DISK, hint, "%s: %s: %s", path, what, strerror(errno));
 }
 
-bool error_memory(Error *err, const char *path, uint64_t size_bytes) {
-    return error_set(err, EXIT_HOST_MEMORY, "close other programs",
-                     "%s: host memory: %llu bytes refused", path, (unsigned long long)size_bytes);
-}
-
 // Every error has a hint: without one from the parser, the exit code decides.
 static const char *error_hint(const Error *err) {
     if (err->hint[0]) return err->hint;
@@ -97,7 +84,10 @@ void error_print(const Error *err) {
     fprintf(stderr, "hint: %s\n", error_hint(err));
 }
 
+void (*error_hook)(const Error *err);
+
 void error_exit(const Error *err) {
+    if (error_hook) error_hook(err);
     error_print(err);
     exit(err->code);
 }
@@ -108,6 +98,18 @@ void exit_with(int code, const char *hint, const char *format, ...) {
     va_start(args, format);
     error_fill(&err, code, hint, format, args);
     error_exit(&err);
+}
+
+bool warnings_off;
+
+void warning(const char *format, ...) {
+    va_list args;
+    if (warnings_off) return;
+    va_start(args, format);
+    fprintf(stderr, "warning: ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
 }
 
 void must(bool ok, const Error *err) {

@@ -1,11 +1,12 @@
 // Errors: an exit code, one line with what was expected and found, one line of hint.
 //
 // A parser never exits and never prints: it returns false with the Error filled, so that a test, a
-// fuzzer or a retry can continue. Only main, must, error_exit and exit_with end the program.
+// fuzzer or a retry can continue. Only main, must, error_exit and exit_with end the program, and
+// refused memory (memory.h).
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
-#include <stdbool.h>
+#include <stdbool.h>  // these three for whoever includes this file
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,9 +34,12 @@ typedef struct {
 
 // Fills *err and returns false, so that a parser can `return error_set(...)`. The first error wins:
 // an Error that is already set does not change. Text that does not fit is cut off, and control
-// characters are escaped.
+// characters are escaped. On 64-bit Linux, int64_t is %ld and uint64_t %lu.
 __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
                                                      const char *format, ...);
+
+// The same for a file with other contents than its format demands, with the hint of EXIT_BAD_INPUT.
+#define bad_input(err, ...) error_set(err, EXIT_BAD_INPUT, "", __VA_ARGS__)
 
 // Puts "prefix: " in front of the message. Returns false.
 bool error_prefix(Error *err, const char *prefix);
@@ -43,13 +47,12 @@ bool error_prefix(Error *err, const char *prefix);
 // "path: what: strerror(errno)" with EXIT_DISK. Returns false.
 bool disk_error(Error *err, const char *path, const char *what);
 
-// "path: host memory: N bytes refused" with EXIT_HOST_MEMORY. Returns false.
-bool error_memory(Error *err, const char *path, uint64_t size_bytes);
-
 // Writes the error line and the hint line to stderr, after flushing stdout.
 void error_print(const Error *err);
 
-// error_print, then exit with the code.
+// error_print, then exit with the code. error_hook comes first, where it is set: one of several
+// ranks reports its error there and does not return.
+extern void (*error_hook)(const Error *err);
 __attribute__((noreturn)) void error_exit(const Error *err);
 
 // An Error as error_set fills it, and error_exit.
@@ -58,6 +61,10 @@ __attribute__((noreturn, format(printf, 3, 4))) void exit_with(int code, const c
 
 // error_exit unless ok.
 void must(bool ok, const Error *err);
+
+// One "warning: " line on stderr, unless warnings are off: rank 0 alone warns.
+extern bool warnings_off;
+__attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
 
 // ------------------------------------------------------------------------------------------------
 // Text in messages

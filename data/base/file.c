@@ -3,19 +3,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/types.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "hash.h"
 #include "memory.h"
-#include "path.h"
 
 #ifdef __FAST_MATH__
 #error "-ffast-math turns isfinite(NaN) into true; build without it"
@@ -31,11 +25,9 @@ static void io_moved(void) {
 }
 
 int io_open(const char *path, int flags, mode_t mode) {
-    int fd = -1;
-    for (int i = 0; i < IO_MAX_EINTR; i++) {
-        fd = open(path, flags | O_CLOEXEC, mode);
-        if (fd >= 0 || errno != EINTR) break;
-    }
+    int fd, tries = 0;
+    do fd = open(path, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR && ++tries < IO_MAX_EINTR);
     return fd;
 }
 
@@ -67,28 +59,23 @@ void file_close(File *f) {
     f->fd = -1;
 }
 
-static bool file_range_error(const File *f, uint64_t n, uint64_t offset, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
-                     "%s: expected %llu bytes at offset %llu, found a file of %llu bytes", f->path,
-                     (unsigned long long)n, (unsigned long long)offset,
-                     (unsigned long long)f->size_bytes);
-}
-
 bool file_read_at(const File *f, void *buffer, uint64_t n, uint64_t offset, Error *err) {
     uint64_t end = 0;
     if (!checked_add(offset, n, &end) || end > f->size_bytes)
-        return file_range_error(f, n, offset, err);
+        return error_set(err, EXIT_BAD_INPUT, "the file is truncated: make or copy it again",
+                         "%s: expected %lu bytes at offset %lu, found a file of %lu bytes", f->path,
+                         n, offset, f->size_bytes);
     char *p = buffer;
     for (int interrupted = 0; n > 0;) {
         size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
         ssize_t got = pread(f->fd, p, want, (off_t)offset);
         if (got < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (got < 0)
-            return error_set(err, EXIT_DISK, "check the disk", "%s: read failed at offset %llu: %s",
-                             f->path, (unsigned long long)offset, strerror(errno));
+            return error_set(err, EXIT_DISK, "check the disk", "%s: read failed at offset %lu: %s",
+                             f->path, offset, strerror(errno));
         if (got == 0)
             return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                             "%s: file shrank to %llu bytes", f->path, (unsigned long long)offset);
+                             "%s: file shrank to %lu bytes", f->path, offset);
         interrupted = 0;
         io_moved();
         p += got;
@@ -104,19 +91,15 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
     if (!file_open(&f, path, hint, err)) return NULL;
     char *text = NULL;
     *n = f.size_bytes;
-    if (f.size_bytes > max_bytes) {
-        error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %llu bytes, found %llu", path,
-                  (unsigned long long)max_bytes, (unsigned long long)f.size_bytes);
-    } else if (!(text = malloc((size_t)f.size_bytes + 1))) {
-        error_memory(err, path, f.size_bytes + 1);
-    } else if (!file_read_at(&f, text, f.size_bytes, 0, err)) {
-        free(text);
-        text = NULL;
-    } else {
-        text[f.size_bytes] = 0;
-    }
+    bool ok = *n <= max_bytes ||
+              error_set(err, EXIT_BAD_INPUT, hint, "%s: expected at most %lu bytes, found %lu",
+                        path, max_bytes, *n);
+    if (ok) text = host_calloc(*n + 1, 1, path);
+    ok = ok && file_read_at(&f, text, *n, 0, err);
     file_close(&f);
-    return text;
+    if (ok) return text;
+    free(text);
+    return NULL;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -124,10 +107,9 @@ char *file_read_all(const char *path, uint64_t max_bytes, uint64_t *n, const cha
 
 bool writer_open(FileWriter *w, const char *path, Error *err) {
     w->fd = -1;
-    w->size_bytes = 0;
-    w->crc = 0;
-    w->unsynced = 0;
+    w->size_bytes = w->unsynced = 0;
     w->buffered = 0;
+    w->crc = 0;
     if (!path_printf(w->path, sizeof w->path, err, "%s", path)) return false;
     w->fd = io_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     return w->fd >= 0 || disk_error(err, path, "cannot create");
@@ -147,11 +129,11 @@ static bool writer_failed(FileWriter *w, const char *what, Error *err) {
 }
 
 bool io_fsync(int fd) {
-    for (int i = 0; i < IO_MAX_EINTR; i++) {
-        if (fsync(fd) == 0) return io_moved(), true;
-        if (errno != EINTR) return false;
-    }
-    return false;
+    int failed, tries = 0;
+    do failed = fsync(fd);
+    while (failed && errno == EINTR && ++tries < IO_MAX_EINTR);
+    if (!failed) io_moved();
+    return !failed;
 }
 
 // Called every IO_PART bytes, so that no single fsync takes long.
@@ -160,18 +142,26 @@ static bool writer_sync(FileWriter *w, Error *err) {
     return io_fsync(w->fd) || writer_failed(w, "fsync failed", err);
 }
 
-static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
+bool io_write_all(int fd, const void *data, uint64_t n) {
+    const char *p = data;
     for (int interrupted = 0; n > 0;) {
-        size_t want = n > IO_PART ? (size_t)IO_PART : (size_t)n;
-        ssize_t put = write(w->fd, p, want);
+        const ssize_t put = write(fd, p, n);
         if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
         if (put == 0) errno = ENOSPC;  // else a device that accepts nothing would loop for ever
-        if (put <= 0) return writer_failed(w, "write failed", err);
+        if (put <= 0) return false;
         interrupted = 0;
         io_moved();
         p += put;
         n -= (uint64_t)put;
-        w->unsynced += (uint64_t)put;
+    }
+    return true;
+}
+
+static bool writer_raw(FileWriter *w, const unsigned char *p, uint64_t n, Error *err) {
+    for (uint64_t part; n > 0; p += part, n -= part) {
+        part = n < IO_PART ? n : IO_PART;
+        if (!io_write_all(w->fd, p, part)) return writer_failed(w, "write failed", err);
+        w->unsynced += part;
         if (w->unsynced >= IO_PART && !writer_sync(w, err)) return false;
     }
     return true;
@@ -201,12 +191,16 @@ bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err) {
 bool writer_close(FileWriter *w, Error *err) {
     if (w->fd < 0)
         return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);
-    if (!writer_flush(w, err)) return false;
-    if (!writer_sync(w, err)) return false;
+    if (!writer_flush(w, err) || !writer_sync(w, err)) return false;
     const int closed = close(w->fd);  // never twice: Linux frees the descriptor even on error
     w->fd = -1;
     if (closed == 0 || errno == EINTR) return true;
     disk_error(err, w->path, "close failed");
     unlink(w->path);
     return false;
+}
+
+bool file_create(const char *path, const void *data, uint64_t n, Error *err) {
+    FileWriter w;
+    return writer_open(&w, path, err) && writer_write(&w, data, n, err) && writer_close(&w, err);
 }

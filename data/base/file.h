@@ -2,9 +2,6 @@
 #ifndef UNPAD_FILE_H
 #define UNPAD_FILE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -71,6 +68,12 @@ bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err);
 
 // The file is on disk when this returns true, and removed when it returns false.
 bool writer_close(FileWriter *w, Error *err);
+
+// A new file of these n bytes: writer_open, write and close.
+bool file_create(const char *path, const void *data, uint64_t n, Error *err);
+
+// write(2) of all n bytes; false with errno set on failure.
+bool io_write_all(int fd, const void *data, uint64_t n);
 
 // fsync(2), repeated after EINTR only: after an I/O error the kernel has dropped the dirty pages,
 // and a second fsync would report success for lost data. False with errno set on failure.

@@ -1,10 +1,9 @@
 // Hashes: CRC32C for files, mix64 for counter-based random numbers, FNV-1a for fingerprints and
-// tables.
+// tables, SHA-256 for the names of tokenizers.
 #ifndef UNPAD_HASH_H
 #define UNPAD_HASH_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "error.h"
 
 // CRC32C (Castagnoli) of n more bytes: start with crc = 0, pass the data in any number of parts.
 // crc32c(0, "123456789", 9) == 0xe3069283.
@@ -22,5 +21,8 @@ uint64_t splitmix64(uint64_t x);
 // FNV-1a of n more bytes: start with h = FNV1A_START, pass the data in any number of parts.
 #define FNV1A_START 14695981039346656037ull
 uint64_t fnv1a(uint64_t h, const void *data, size_t n);
+
+// SHA-256 (FIPS 180-4) of a file. Fails as file_open and file_read_at do.
+bool sha256_file(const char *path, unsigned char digest[32], Error *err);
 
 #endif

@@ -1,15 +1,11 @@
 #include "json.h"
 
-#include <jansson.h>
+#include <assert.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.h"
 #include "file.h"
 #include "memory.h"
 
@@ -45,9 +41,8 @@ json_t *json_parse(const char *text, size_t n, const char *path, Error *err) {
     json_set_alloc_funcs(json_malloc, free);
     json_t *root = json_loadb(text, n, flags, &why);
     if (!root)
-        error_set(err, EXIT_BAD_INPUT, "",
-                  "%s: expected JSON, found an error at line %d, column %d: %s", path, why.line,
-                  why.column, why.text);
+        bad_input(err, "%s: expected JSON, found an error at line %d, column %d: %s", path,
+                  why.line, why.column, why.text);
     return root;
 }
 
@@ -69,8 +64,7 @@ bool json_type_error(const json_t *item, const char *key, const char *expected, 
         [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "a boolean",
         [JSON_FALSE] = "a boolean",  [JSON_NULL] = "null",
     };
-    return error_set(err, EXIT_BAD_INPUT, "", "%s: expected %s, found %s", key, expected,
-                     names[json_typeof(item)]);
+    return bad_input(err, "%s: expected %s, found %s", key, expected, names[json_typeof(item)]);
 }
 
 json_t *json_member(const json_t *object, const char *key) {
@@ -83,7 +77,7 @@ bool json_string_is(const json_t *item, const char *text) {
 }
 
 static bool json_missing(const char *key, bool required, Error *err) {
-    return !required || error_set(err, EXIT_BAD_INPUT, "", "%s: required, not found", key);
+    return !required || bad_input(err, "%s: required, not found", key);
 }
 
 bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
@@ -91,9 +85,8 @@ bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t 
     if (!json_is_number(item)) return json_type_error(item, key, "an integer", err);
     double v = json_number_value(item);
     if (!(v >= (double)min && v <= (double)max && v == floor(v)))
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: expected an integer from %lld to %lld, found %.17g", key,
-                         (long long)min, (long long)max, v);
+        return bad_input(err, "%s: expected an integer from %ld to %ld, found %.17g", key, min, max,
+                         v);
     *out = (int64_t)v;
     return true;
 }
@@ -120,8 +113,7 @@ bool json_get_double(const json_t *object, const char *key, double min, double m
     if (!json_is_number(item)) return json_type_error(item, key, "a number", err);
     double v = json_number_value(item);
     if (!(v >= min && v <= max))
-        return error_set(err, EXIT_BAD_INPUT, "", "%s: expected a number from %g to %g, found %g",
-                         key, min, max, v);
+        return bad_input(err, "%s: expected a number from %g to %g, found %g", key, min, max, v);
     *out = v;
     return true;
 }
@@ -180,11 +172,8 @@ static void json_put_quoted(JsonWriter *w, const char *s) {
         if (len == 0) {
             len = 1;
             json_put_text(w, "\xef\xbf\xbd");
-        } else if (c == '"' || c == '\\') {
-            snprintf(escaped, sizeof escaped, "\\%c", c);
-            json_put_text(w, escaped);
-        } else if (c < 0x20 || c == 0x7f) {
-            snprintf(escaped, sizeof escaped, "\\u%04x", c);
+        } else if (c < 0x20 || c == 0x7f || c == '"' || c == '\\') {
+            snprintf(escaped, sizeof escaped, c == '"' || c == '\\' ? "\\%c" : "\\u%04x", c);
             json_put_text(w, escaped);
         } else {
             json_put(w, s + i, len);
@@ -210,6 +199,7 @@ void json_begin(JsonWriter *w, const char *key, char open) {
 }
 
 void json_end(JsonWriter *w, char close) {
+    assert(w->depth > 0);
     w->depth--;
     if (w->comma) json_newline(w);
     json_put(w, &close, 1);
@@ -227,7 +217,7 @@ void json_put_string(JsonWriter *w, const char *key, const char *value) {
 void json_put_int(JsonWriter *w, const char *key, int64_t value) {
     char digits[32];
     json_key(w, key);
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    snprintf(digits, sizeof digits, "%ld", value);
     json_put_text(w, digits);
 }
 

@@ -7,9 +7,6 @@
 #define UNPAD_JSON_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "error.h"
 

@@ -1,17 +1,11 @@
 #include "line_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "error.h"
 #include "file.h"
-#include "path.h"
 
 bool lines_open(LineFile *f, const char *path, bool empty, Error *err) {
     struct stat st;
@@ -29,55 +23,30 @@ void lines_close(LineFile *f) {
     f->fd = -1;
 }
 
-// Counts the newlines in bytes [from, to); *last: the offset after the last one, or `from`.
-static bool lines_count(const LineFile *f, int64_t from, int64_t to, int64_t *count, int64_t *last,
-                        Error *err) {
+bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err) {
     char chunk[1 << 12];
     const File file = {f->fd, (uint64_t)f->size_bytes, f->path};
-    *count = 0;
-    *last = from;
-    for (int64_t n; from < to; from += n) {
-        n = to - from < (int64_t)sizeof chunk ? to - from : (int64_t)sizeof chunk;
-        if (!file_read_at(&file, chunk, (uint64_t)n, (uint64_t)from, err)) return false;
+    int64_t kept = 0, last = 0;  // where the last line to keep ends, and the last of all
+    *removed = 0;
+    for (int64_t at = 0, n; at < f->size_bytes; at += n) {
+        n = f->size_bytes - at < (int64_t)sizeof chunk ? f->size_bytes - at : (int64_t)sizeof chunk;
+        if (!file_read_at(&file, chunk, (uint64_t)n, (uint64_t)at, err)) return false;
         for (int64_t i = 0; i < n; i++) {
             if (chunk[i] != '\n') continue;
-            ++*count;
-            *last = from + i + 1;
+            last = at + i + 1;
+            if (last <= keep_bytes) kept = last;
+            *removed += last > keep_bytes;
         }
     }
-    return true;
-}
-
-bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err) {
-    const int64_t size = f->size_bytes;
-    int64_t kept, end, last;
-    if (keep_bytes > size) keep_bytes = size;
-    if (!lines_count(f, 0, keep_bytes, &kept, &end, err) ||
-        !lines_count(f, end, size, removed, &last, err))
-        return false;
-    *removed += last < size;
-    if (end < size && ftruncate(f->fd, (off_t)end) != 0)
+    *removed += last < f->size_bytes;
+    if (kept < f->size_bytes && ftruncate(f->fd, (off_t)kept) != 0)
         return disk_error(err, f->path, "cannot shorten");
-    f->size_bytes = end;
-    return true;
-}
-
-// pwrite of all n bytes.
-static bool io_pwrite_all(int fd, const char *p, size_t n, int64_t offset) {
-    for (int interrupted = 0; n > 0;) {
-        ssize_t put = pwrite(fd, p, n, (off_t)offset);
-        if (put < 0 && errno == EINTR && ++interrupted < IO_MAX_EINTR) continue;
-        if (put == 0) errno = ENOSPC;
-        if (put <= 0) return false;
-        p += put;
-        n -= (size_t)put;
-        offset += put;
-    }
+    f->size_bytes = kept;
     return true;
 }
 
 bool lines_append(LineFile *f, const char *line, size_t n, Error *err) {
-    if (io_pwrite_all(f->fd, line, n, f->size_bytes)) {
+    if (lseek(f->fd, (off_t)f->size_bytes, SEEK_SET) >= 0 && io_write_all(f->fd, line, n)) {
         f->size_bytes += (int64_t)n;
         return true;
     }

@@ -2,10 +2,6 @@
 #ifndef UNPAD_LINE_FILE_H
 #define UNPAD_LINE_FILE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "error.h"
 #include "path.h"
 

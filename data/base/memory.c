@@ -1,19 +1,8 @@
 #include "memory.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "error.h"
-
-bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
-    return !__builtin_mul_overflow(a, b, out);
-}
-
-bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
-    return !__builtin_add_overflow(a, b, out);
-}
 
 __attribute__((noreturn)) static void host_refused(size_t count, size_t size,
                                                    const char *what_for) {

@@ -6,11 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "error.h"
-
 // False when the result does not fit into 64 bits.
-bool checked_mul(uint64_t a, uint64_t b, uint64_t *out);
-bool checked_add(uint64_t a, uint64_t b, uint64_t *out);
+static inline bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
+    return !__builtin_add_overflow(a, b, out);
+}
 
 // count * size bytes, zeroed; the caller frees them. Never NULL: a refusal exits with code 5 and
 // names what the memory was for.

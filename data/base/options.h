@@ -19,9 +19,6 @@
 #define UNPAD_OPTIONS_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 
 #include "error.h"
@@ -34,7 +31,6 @@ typedef enum {
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
     OPTION_FLOAT,       // float *
-    OPTION_DOUBLE,      // double *
     OPTION_STRING,      // const char **, pointing into argv or the table
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;
@@ -58,11 +54,8 @@ typedef struct {
     { name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_ }
 #define NUMBER(name_, value_, default_, min_, max_, help_) \
     { name_, OPTION_NUMBER(value_), &(value_), default_, NULL, min_, max_, help_ }
-// clang-format off
 #define OPTION_NUMBER(value_) \
-    _Generic(value_, int: OPTION_INT, int64_t: OPTION_INT64, float: OPTION_FLOAT, \
-             double: OPTION_DOUBLE)
-// clang-format on
+    _Generic(value_, int : OPTION_INT, int64_t : OPTION_INT64, float : OPTION_FLOAT)
 #define OPTION_ELSEWHERE(name_, hint_) \
     { name_, OPTION_KIND_HINT, NULL, NULL, NULL, 0, 0, hint_ }
 #define OPTION_GROUP(title_) \

@@ -1,13 +1,9 @@
 #include "path.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include "error.h"
 
 __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
                                                        const char *format, ...) {
@@ -24,6 +20,11 @@ bool path_join(char *out, size_t capacity, const char *dir, const char *name, Er
     size_t n = strlen(dir);
     const bool slash = n > 0 && dir[n - 1] != '/';
     return path_printf(out, capacity, err, "%s%s%s", dir, slash ? "/" : "", name);
+}
+
+bool path_inside(char *out, size_t capacity, const char *path, const char *name, Error *err) {
+    return path_is_dir(path) ? path_join(out, capacity, path, name, err)
+                             : path_printf(out, capacity, err, "%s", path);
 }
 
 bool path_parent(char *out, size_t capacity, const char *path, Error *err) {

@@ -2,14 +2,11 @@
 #ifndef UNPAD_PATH_H
 #define UNPAD_PATH_H
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "error.h"
 
 enum { IO_PATH_MAX = 4096 };  // bytes, NUL included; Linux's own limit
 
-// The first three write a path into out (capacity bytes); one that is too long is EXIT_USAGE.
+// The first four write a path into out (capacity bytes); one that is too long is EXIT_USAGE.
 
 // printf into a path buffer.
 __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacity, Error *err,
@@ -17,6 +14,9 @@ __attribute__((format(printf, 4, 5))) bool path_printf(char *out, size_t capacit
 
 // "dir/name", without a second slash where dir ends in one.
 bool path_join(char *out, size_t capacity, const char *dir, const char *name, Error *err);
+
+// "path/name" where path is a directory, else path itself.
+bool path_inside(char *out, size_t capacity, const char *path, const char *name, Error *err);
 
 // The directory that holds a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 bool path_parent(char *out, size_t capacity, const char *path, Error *err);

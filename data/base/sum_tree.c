@@ -1,8 +1,5 @@
 #include "sum_tree.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
 int32_t sum_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves) {
     return (int32_t)((int64_t)micro * num_leaves / num_micro);
 }

@@ -1,19 +1,18 @@
-#include "bpe.h"
+// Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
+// 3): added tokens are cut out first, then the patterns of pre_tokenizer cut the rest into words,
+// and in each word the pair with the lowest merge rank is merged until none is left. The patterns
+// need Unicode classes: PCRE2, loaded at run time, matches them. Tokenizers with other features are
+// refused.
+#include "tokenizer.h"
 
+#include <assert.h>
 #include <dlfcn.h>
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
-#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "tokenizer.h"
 
 // ------------------------------------------------------------------------------------------------
 // PCRE2, 8-bit: the calls of its stable interface that we need
@@ -51,22 +50,16 @@ static bool pcre2_open(Pcre2 *p, Error *err) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Hash tables, byte strings to ids and pairs of ids to merges: open addressing, 0 is empty
-
-typedef struct {
-    uint64_t key;       // two ids, the left one in the high half
-    int32_t rank, id1;  // of the merge; the merged token's id + 1
-} BpeMerge;
+// Vocabulary and merges, in GPT-2's alphabet
 
 enum { BPE_MAX_PATTERNS = 8 };
 
 typedef struct {
     const Tokenizer *tokenizer;
-    bool *added;       // (vocab_size) cut out of the text before any pattern
-    int32_t *id1_of;   // (id_slots) ids + 1 by the bytes of their token, added ones left out
-    BpeMerge *merges;  // (merge_slots)
-    size_t id_slots, merge_slots;
-    bool ignore_merges;  // a word that is a token is not merged from bytes
+    json_t *root;         // tokenizer.json
+    const json_t *vocab;  // token -> id, in the root
+    json_t *ranks;        // "left right" -> rank of the merge
+    bool ignore_merges;   // a word that is a token is not merged from bytes
     Pcre2 pcre;
     void *patterns[BPE_MAX_PATTERNS], *match_data;
     int num_patterns;
@@ -75,40 +68,18 @@ typedef struct {
     size_t num_ids, ids_capacity;
 } Bpe;
 
-static uint64_t bpe_hash_bytes(const unsigned char *p, size_t n) {
-    const uint64_t h = fnv1a(FNV1A_START, p, n);
-    return h ^ h >> 29;
+// The id of a token that is not an added one; -1: there is none.
+static int32_t bpe_id(const Bpe *b, const char *token) {
+    const json_t *item = json_object_get(b->vocab, token);
+    const double id = json_is_number(item) ? json_number_value(item) : -1;
+    const bool known = id >= 0 && id < b->tokenizer->vocab_size;
+    return known && !b->tokenizer->added[(int32_t)id] ? (int32_t)id : -1;
 }
 
-static size_t bpe_slots(size_t entries) {  // a power of two, at most half full
-    size_t slots = 16;
-    while (slots < 2 * entries) slots *= 2;
-    return slots;
-}
-
-// The slot of the token with these bytes, or the empty one for it
-static size_t bpe_id_slot(const Bpe *b, const unsigned char *p, size_t n) {
-    size_t at = (size_t)bpe_hash_bytes(p, n) & (b->id_slots - 1);
-    for (; b->id1_of[at]; at = (at + 1) & (b->id_slots - 1)) {
-        size_t length;
-        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, b->id1_of[at] - 1, &length);
-        if (length == n && memcmp(bytes, p, n) == 0) break;
-    }
-    return at;
-}
-
-static int32_t bpe_id(const Bpe *b, const unsigned char *p, size_t n) {
-    return b->id1_of[bpe_id_slot(b, p, n)] - 1;
-}
-
-static size_t bpe_merge_slot(const Bpe *b, uint64_t key) {
-    size_t at = (size_t)(key * 0x9e3779b97f4a7c15ull >> 20) & (b->merge_slots - 1);
-    while (b->merges[at].id1 && b->merges[at].key != key) at = (at + 1) & (b->merge_slots - 1);
-    return at;
-}
-
-static uint64_t bpe_pair(int32_t left, int32_t right) {
-    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+static int32_t bpe_byte_id(const Bpe *b, unsigned char byte) {
+    char token[4];
+    gpt2_encode(&byte, 1, "", token);
+    return bpe_id(b, token);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -154,86 +125,44 @@ static bool bpe_check_byte_fallback(const Bpe *b, const json_t *model, Error *er
     bool fallback = false;
     if (!json_get_bool(model, "byte_fallback", &fallback, false, err)) return false;
     for (int byte = 0; fallback && byte < 256; byte++) {
-        const unsigned char text = (unsigned char)byte;
-        if (bpe_id(b, &text, 1) >= 0) continue;
+        if (bpe_byte_id(b, (unsigned char)byte) >= 0) continue;
         snprintf(what, sizeof what, "byte_fallback and no token for byte %d", byte);
         return bpe_unknown(what, err);
     }
     return true;
 }
 
-static bool bpe_fill_ids(Bpe *b, const json_t *root, Error *err) {
-    const json_t *added = json_member(root, "added_tokens"), *item;
-    size_t i;
-    const int32_t V = b->tokenizer->vocab_size;
-    b->added = host_calloc((size_t)V, sizeof(bool), "the vocabulary");
-    json_array_foreach(added, i, item) {
-        int id = 0;
-        if (!json_get_int(item, "id", 0, V - 1, &id, true, err)) return false;
-        b->added[id] = true;
+// "left right" or ["left", "right"]
+static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) {
+    char pair[2048], third[2048];
+    const char *left = json_string_value(json_array_get(merge, 0)),
+               *right = json_string_value(json_array_get(merge, 1)),
+               *whole = json_string_value(merge);
+    const bool halves = json_array_size(merge) == 2 && left && right;
+    const int n = halves ? snprintf(pair, sizeof pair, "%s %s", left, right)
+                         : snprintf(pair, sizeof pair, "%s", whole ? whole : "");
+    char *space = strchr(pair, ' ');
+    bool ok = n < (int)sizeof pair && space;
+    if (ok) {
+        *space = 0;
+        snprintf(third, sizeof third, "%s%s", pair, space + 1);
+        ok = bpe_id(b, pair) >= 0 && bpe_id(b, space + 1) >= 0 && bpe_id(b, third) >= 0;
+        *space = ' ';
     }
-    b->id_slots = bpe_slots((size_t)V);
-    b->id1_of = host_calloc(b->id_slots, sizeof(int32_t), "the vocabulary");
-    for (int32_t id = 0; id < V; id++) {
-        size_t n;
-        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &n);
-        if (n && !b->added[id]) b->id1_of[bpe_id_slot(b, bytes, n)] = id + 1;
-    }
-    return true;
-}
-
-// The two halves of a merge in the alphabet: "left right" or ["left", "right"]
-static bool bpe_merge_names(const json_t *merge, char *text, size_t capacity, const char **right) {
-    const char *first = json_string_value(json_array_get(merge, 0)),
-               *second = json_string_value(json_array_get(merge, 1));
-    if (json_is_string(merge)) {
-        text_copy(text, capacity, json_string_value(merge));
-    } else {
-        if (json_array_size(merge) != 2 || !first || !second) return false;
-        const int n = snprintf(text, capacity, "%s %s", first, second);
-        if (n < 0 || (size_t)n >= capacity) return false;
-    }
-    char *space = strchr(text, ' ');
-    if (!space || strchr(space + 1, ' ')) return false;
-    *space = 0;
-    *right = space + 1;
-    return true;
-}
-
-static bool bpe_add_merge(Bpe *b, const json_t *merge, int32_t rank, Error *err) {
-    char text[2048];
-    unsigned char bytes[2048];
-    const char *right = NULL;
-    int64_t left_bytes = -1, right_bytes = -1;
-    if (bpe_merge_names(merge, text, sizeof text, &right)) {
-        left_bytes = gpt2_decode(text, bytes);
-        if (left_bytes > 0) right_bytes = gpt2_decode(right, bytes + left_bytes);
-    }
-    if (right_bytes > 0) {
-        const int32_t l = bpe_id(b, bytes, (size_t)left_bytes),
-                      r = bpe_id(b, bytes + left_bytes, (size_t)right_bytes),
-                      id = bpe_id(b, bytes, (size_t)(left_bytes + right_bytes));
-        if (l >= 0 && r >= 0 && id >= 0) {
-            const BpeMerge entry = {bpe_pair(l, r), rank, id + 1};
-            b->merges[bpe_merge_slot(b, entry.key)] = entry;
-            return true;
-        }
-    }
-    return error_set(err, EXIT_BAD_INPUT, "",
+    return (ok && json_object_set_new(b->ranks, pair, json_integer((json_int_t)rank)) == 0) ||
+           bad_input(err,
                      "model.merges: expected two tokens that make a third, found another thing "
-                     "at %d",
+                     "at %zu",
                      rank);
 }
 
 static bool bpe_fill_merges(Bpe *b, const json_t *model, Error *err) {
     const json_t *merges = json_member(model, "merges"), *item;
     size_t rank;
-    if (!json_is_array(merges))
-        return error_set(err, EXIT_BAD_INPUT, "", "model.merges: required, not found");
-    b->merge_slots = bpe_slots(json_array_size(merges));
-    b->merges = host_calloc(b->merge_slots, sizeof(BpeMerge), "merges");
+    if (!json_is_array(merges)) return bad_input(err, "model.merges: required, not found");
+    b->ranks = json_object();
     json_array_foreach(merges, rank, item) {
-        if (!bpe_add_merge(b, item, (int32_t)rank, err)) return false;
+        if (!bpe_add_merge(b, item, rank, err)) return false;
     }
     return true;
 }
@@ -246,8 +175,7 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     void *compiled = b->pcre.compile((const unsigned char *)pattern, strlen(pattern), UCP | UTF,
                                      &code, &at, NULL);
     if (!compiled)
-        return error_set(err, EXIT_BAD_INPUT, "", "pre_tokenizer: pattern '%s' is wrong at %zu",
-                         pattern, at);
+        return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
     b->patterns[b->num_patterns++] = compiled;
     return true;
 }
@@ -283,13 +211,14 @@ static bool bpe_add_pre_tokenizer(Bpe *b, const json_t *item, Error *err) {
     return !flag || bpe_add_pattern(b, gpt2, err);
 }
 
-static bool bpe_read(Bpe *b, const json_t *root, Error *err) {
+static bool bpe_read(Bpe *b, Error *err) {
     static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
                                           "end_of_word_suffix"};
-    const json_t *model = json_member(root, "model"), *item;
-    json_t *pre = json_member(root, "pre_tokenizer");
+    const json_t *model = json_member(b->root, "model"), *item;
+    json_t *pre = json_member(b->root, "pre_tokenizer");
     size_t part;
-    if (!bpe_check_normalizer(root, err)) return false;
+    b->vocab = json_member(model, "vocab");
+    if (!pcre2_open(&b->pcre, err) || !bpe_check_normalizer(b->root, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
     if (!json_mentions_type(pre, "ByteLevel"))
@@ -300,74 +229,58 @@ static bool bpe_read(Bpe *b, const json_t *root, Error *err) {
     json_array_foreach(list, part, item) {
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;
     }
-    return bpe_fill_ids(b, root, err) && bpe_check_byte_fallback(b, model, err) &&
-           bpe_fill_merges(b, model, err);
+    return bpe_check_byte_fallback(b, model, err) && bpe_fill_merges(b, model, err);
 }
 
 static void bpe_close(Bpe *b) {
     for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
     if (b->match_data) b->pcre.match_data_free(b->match_data);
     if (b->pcre.handle) dlclose(b->pcre.handle);
-    free(b->added);
-    free(b->id1_of);
-    free(b->merges);
+    json_decref(b->root);
+    json_decref(b->ranks);
     free(b->ids);
-    memset(b, 0, sizeof *b);
-}
-
-// t must outlive *b. On failure nothing is left open.
-static bool bpe_open(Bpe *b, const Tokenizer *t, Error *err) {
-    memset(b, 0, sizeof *b);
-    b->tokenizer = t;
-    json_auto_t *root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
-    if (!root) return false;
-    const bool ok = pcre2_open(&b->pcre, err) && bpe_read(b, root, err);
-    if (ok) b->match_data = b->pcre.match_data(1, NULL);
-    if (ok) return true;
-    bpe_close(b);
-    return err->code == EXIT_USAGE ? false : error_prefix(err, t->file);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Text
 
 static void bpe_emit(Bpe *b, int32_t id) {
-    if (b->num_ids == b->ids_capacity)
-        b->ids = host_grow(b->ids, &b->ids_capacity, b->num_ids + 1, sizeof(int32_t), "prompt");
+    assert(id >= 0 && id < b->tokenizer->vocab_size);
+    b->ids = host_grow(b->ids, &b->ids_capacity, b->num_ids + 1, sizeof(int32_t), "prompt");
     b->ids[b->num_ids++] = id;
 }
 
-// The pair of ids[0 .. n-1] with the lowest rank, the leftmost of equals; NULL: none.
-static const BpeMerge *bpe_best_merge(const Bpe *b, const int32_t *ids, size_t n, size_t *at) {
-    const BpeMerge *best = NULL;
-    for (size_t i = 0; i + 1 < n; i++) {
-        const BpeMerge *m = &b->merges[bpe_merge_slot(b, bpe_pair(ids[i], ids[i + 1]))];
-        if (!m->id1 || (best && m->rank >= best->rank)) continue;
-        best = m;
-        *at = i;
+// The space between the two tokens of the word "a b c" that are merged next: those of the lowest
+// rank, the leftmost of equals; NULL: none.
+static char *bpe_best_merge(const Bpe *b, char *word) {
+    char *best = NULL;
+    json_int_t lowest = 0;
+    for (char *left = word, *space; (space = strchr(left, ' ')); left = space + 1) {
+        char *end = space + 1 + strcspn(space + 1, " "), after = *end;
+        *end = 0;
+        const json_t *rank = json_object_get(b->ranks, left);
+        *end = after;
+        if (!rank || (best && json_integer_value(rank) >= lowest)) continue;
+        best = space;
+        lowest = json_integer_value(rank);
     }
     return best;
 }
 
 static bool bpe_word(Bpe *b, const unsigned char *p, size_t n, Error *err) {
-    const size_t first = b->num_ids;
-    if (b->ignore_merges && bpe_id(b, p, n) >= 0) {
-        bpe_emit(b, bpe_id(b, p, n));
-        return true;
-    }
-    for (size_t i = 0; i < n; i++) {
-        const int32_t id = bpe_id(b, p + i, 1);
-        if (id < 0)
+    for (size_t i = 0; i < n; i++)
+        if (bpe_byte_id(b, p[i]) < 0)
             return error_set(err, EXIT_USAGE, "", "prompt: the tokenizer has no token for byte %d",
                              p[i]);
-        bpe_emit(b, id);
+    char *word = host_calloc(n + 1, 3, "prompt");
+    gpt2_encode(p, n, "", word);
+    if (!b->ignore_merges || bpe_id(b, word) < 0) {
+        gpt2_encode(p, n, " ", word);
+        for (char *space; (space = bpe_best_merge(b, word));)
+            memmove(space, space + 1, strlen(space));
     }
-    int32_t *ids = b->ids + first;
-    size_t at = 0;
-    for (const BpeMerge *m; (m = bpe_best_merge(b, ids, b->num_ids - first, &at));) {
-        ids[at] = m->id1 - 1;
-        memmove(ids + at + 1, ids + at + 2, (--b->num_ids - first - at - 1) * sizeof(int32_t));
-    }
+    for (char *rest = word, *token; (token = strsep(&rest, " "));) bpe_emit(b, bpe_id(b, token));
+    free(word);
     return true;
 }
 
@@ -400,7 +313,7 @@ static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size
     *length = 0;
     for (int32_t id = 0; id < b->tokenizer->vocab_size; id++) {
         size_t m;
-        if (!b->added[id]) continue;
+        if (!b->tokenizer->added[id]) continue;
         const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &m);
         if (m <= *length || m > n || memcmp(bytes, p, m) != 0) continue;
         best = id;
@@ -434,32 +347,33 @@ static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
     return true;
 }
 
-static int64_t prompt_too_long(int64_t found, int64_t capacity, Error *err) {
-    error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-              "prompt: %lld tokens, expected at most %lld", (long long)found, (long long)capacity);
-    return -1;
+static bool encode_text(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+    const Tokenizer *t = b->tokenizer;
+    if (!bpe_check_utf8(p, n, err)) return false;
+    b->root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    if (!b->root) return false;
+    if (!bpe_read(b, err)) return err->code == EXIT_USAGE ? false : error_prefix(err, t->file);
+    b->match_data = b->pcre.match_data(1, NULL);
+    if (t->bos >= 0 && t->bos != t->eos) bpe_emit(b, t->bos);
+    return bpe_text(b, p, n, err);
 }
 
-static int64_t encode_bytes(const Tokenizer *t, const char *text, size_t n, int32_t *out,
-                            int64_t capacity, Error *err) {
-    int64_t count = 0;
-    const int64_t needed = (int64_t)n + (t->bos >= 0);
-    if (needed > capacity) return prompt_too_long(needed, capacity, err);
-    if (t->bos >= 0) out[count++] = t->bos;
-    for (size_t i = 0; i < n; i++) out[count++] = (unsigned char)text[i];
-    return count;
+static bool encode_bytes(Bpe *b, const unsigned char *p, size_t n) {
+    if (b->tokenizer->bos >= 0) bpe_emit(b, b->tokenizer->bos);
+    for (size_t i = 0; i < n; i++) bpe_emit(b, p[i]);
+    return true;
 }
 
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {
-    Bpe b;
+    Bpe b = {.tokenizer = t};
     const unsigned char *p = (const unsigned char *)text;
-    if (t->byte_ids) return encode_bytes(t, text, n, out, capacity, err);
-    if (!bpe_check_utf8(p, n, err) || !bpe_open(&b, t, err)) return -1;
-    if (t->bos >= 0 && t->bos != t->eos) bpe_emit(&b, t->bos);
-    int64_t count = bpe_text(&b, p, n, err) ? (int64_t)b.num_ids : -1;
-    if (count > capacity) count = prompt_too_long(count, capacity, err);
-    if (count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
+    bool ok = t->byte_ids ? encode_bytes(&b, p, n) : encode_text(&b, p, n, err);
+    const int64_t count = (int64_t)b.num_ids;
+    if (ok && count > capacity)
+        ok = error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
+                       "prompt: %ld tokens, expected at most %ld", count, capacity);
+    if (ok && count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
     bpe_close(&b);
-    return count;
+    return ok ? count : -1;
 }

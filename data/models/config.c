@@ -1,14 +1,9 @@
 #include "config.h"
 
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/options.h"
 #include "../base/path.h"
@@ -16,68 +11,36 @@
 // ------------------------------------------------------------------------------------------------
 // Built-in models: published values of each model's config.json (base models' bos and eos)
 
-typedef struct {
+#define LLAMA3_ROPE(factor_) \
+    { true, factor_, 1, 4, 8192 }
+static const struct {
     const char *name;
-    int vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-    int max_position_embeddings;
-    double rope_theta, llama3_factor;  // factor 0 = plain RoPE
-    bool tie_word_embeddings;
-    double initializer_range;
-    int bos_token_id, eos_token_id;
-} LlamaBuiltin;
-
-static const LlamaBuiltin llama_builtins[] = {
-    // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim,
-    //     positions, theta, factor, tied, init, bos, eos
-    {"demo", 264, 192, 512, 6, 3, 1, 64, 8192, 1e4, 0, true, 0.02, 256, 257},
-    {"smollm2-135m", 49152, 576, 1536, 30, 9, 3, 64, 8192, 1e5, 0, true, 1.0 / 24, 0, 0},
-    {"smollm2-360m", 49152, 960, 2560, 32, 15, 5, 64, 8192, 1e5, 0, true, 0.02, 0, 0},
-    {"smollm2-1.7b", 49152, 2048, 8192, 24, 32, 32, 64, 8192, 1.3e5, 0, true, 0.02, 0, 0},
-    {"llama-3.2-1b", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 5e5, 32, true, 0.02, 128000,
-     128001},
-    {"llama-3.2-3b", 128256, 3072, 8192, 28, 24, 8, 128, 131072, 5e5, 32, true, 0.02, 128000,
-     128001},
-    {"llama-3.1-8b", 128256, 4096, 14336, 32, 32, 8, 128, 131072, 5e5, 8, false, 0.02, 128000,
-     128001},
+    LlamaConfig config;
+} builtins[] = {
+    // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim, positions, eps, theta, rope
+    // scaling, tied, init, bos, eos
+    {"demo", {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, 256, 257}},
+    {"smollm2-135m",
+     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, 0, 0}},
+    {"smollm2-360m", {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, 0, 0}},
+    {"smollm2-1.7b",
+     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, 0, 0}},
+    {"llama-3.2-1b",
+     {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
+      128001}},
+    {"llama-3.2-3b",
+     {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
+      128001}},
+    {"llama-3.1-8b",
+     {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f, 128000,
+      128001}},
 };
-
-static const char *builtin_names(void) {
-    static char names[256];
-    if (!names[0])
-        for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++)
-            text_list(names, sizeof names, llama_builtins[i].name);
-    return names;
-}
-
-static void llama_config_from_builtin(LlamaConfig *c, const LlamaBuiltin *b) {
-    memset(c, 0, sizeof *c);
-    c->vocab_size = b->vocab_size;
-    c->hidden_size = b->hidden_size;
-    c->intermediate_size = b->intermediate_size;
-    c->num_layers = b->num_layers;
-    c->num_heads = b->num_heads;
-    c->num_kv_heads = b->num_kv_heads;
-    c->head_dim = b->head_dim;
-    c->max_position_embeddings = b->max_position_embeddings;
-    c->rms_norm_eps = 1e-5f;
-    c->rope_theta = b->rope_theta;
-    if (b->llama3_factor > 0) {
-        c->rope_scaling.llama3 = true;
-        c->rope_scaling.factor = b->llama3_factor;
-        c->rope_scaling.low_freq_factor = 1;
-        c->rope_scaling.high_freq_factor = 4;
-        c->rope_scaling.original_max_position_embeddings = 8192;
-    }
-    c->tie_word_embeddings = b->tie_word_embeddings;
-    c->initializer_range = (float)b->initializer_range;
-    c->bos_token_id = b->bos_token_id;
-    c->eos_token_id = b->eos_token_id;
-}
+enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
 
 bool llama_config_builtin(LlamaConfig *c, const char *name) {
-    for (size_t i = 0; i < sizeof llama_builtins / sizeof *llama_builtins; i++) {
-        if (strcmp(llama_builtins[i].name, name) != 0) continue;
-        llama_config_from_builtin(c, &llama_builtins[i]);
+    for (int i = 0; i < NUM_BUILTINS; i++) {
+        if (strcmp(builtins[i].name, name) != 0) continue;
+        *c = builtins[i].config;
         return true;
     }
     return false;
@@ -116,9 +79,8 @@ static bool check_heads(const LlamaConfig *c, const char *where, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
                          "%s: head_dim %d: expected an even number", where, c->head_dim);
     if (c->num_heads * c->head_dim > LLAMA_MAX_WIDTH)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: num_attention_heads %d x head_dim %d: expected at most %d", where,
-                         c->num_heads, c->head_dim, LLAMA_MAX_WIDTH);
+        return bad_input(err, "%s: num_attention_heads %d x head_dim %d: expected at most %d",
+                         where, c->num_heads, c->head_dim, LLAMA_MAX_WIDTH);
     return true;
 }
 
@@ -128,67 +90,40 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "token ids count from 0",
                          "%s: bos_token_id %d, eos_token_id %d: expected less than vocab_size %d",
                          where, c->bos_token_id, c->eos_token_id, c->vocab_size);
-    if (c->rope_scaling.llama3 &&
-        !(c->rope_scaling.high_freq_factor > c->rope_scaling.low_freq_factor))
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: high_freq_factor %g: expected more than low_freq_factor %g", where,
-                         c->rope_scaling.high_freq_factor, c->rope_scaling.low_freq_factor);
+    const RopeScaling *r = &c->rope_scaling;
+    if (r->llama3 && !(r->high_freq_factor > r->low_freq_factor))
+        return bad_input(err, "%s: high_freq_factor %g: expected more than low_freq_factor %g",
+                         where, r->high_freq_factor, r->low_freq_factor);
     uint64_t params = llama_config_num_params(c);
     if (params > (uint64_t)1 << 40)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: expected at most 2^40 parameters, found %llu", where,
-                         (unsigned long long)params);
+        return bad_input(err, "%s: expected at most 2^40 parameters, found %lu", where, params);
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Reading
 
-// Keys that change the maths, each with the only value for which ours is right ("null": absent).
-// Keys that are neither here nor read below (use_cache, ...) do not change it.
-static const char *const neutral_keys[][2] = {
-    {"alibi", "false"},
-    {"attention_bias", "false"},
-    {"attention_dropout", "0"},
-    {"attention_multiplier", "null"},
-    {"attention_out_bias", "false"},
-    {"attn_logit_softcapping", "null"},
-    {"auto_map", "null"},  // code of the model's own
-    {"bias", "false"},
-    {"clip_qkv", "null"},
-    {"embd_pdrop", "0"},
-    {"embedding_multiplier", "1"},
-    {"final_logit_softcapping", "null"},
-    {"hidden_act", "silu"},
-    {"hidden_activation", "null"},
-    {"hidden_dropout", "0"},
-    {"is_encoder_decoder", "false"},
-    {"logit_scale", "1"},
-    {"logits_scaling", "1"},
-    {"mlp_bias", "false"},
-    {"model_type", "llama"},
-    {"mup_scale", "null"},
-    {"no_rope_layers", "null"},
-    {"num_experts", "null"},
-    {"num_local_experts", "null"},
-    {"parallel_residual", "false"},
-    {"partial_rotary_factor", "1"},
-    {"pretraining_tp", "1"},  // another order of summation, and a layout of its own
-    {"qk_layernorm", "false"},
-    {"qk_norm", "false"},
-    {"qkv_bias", "false"},
-    {"quantization_config", "null"},
-    {"residual_multiplier", "1"},
-    {"resid_pdrop", "0"},
-    {"rope_interleaved", "false"},  // Hugging Face weights are half-rotated, whatever they were
-    {"rotary_pct", "1"},
-    {"scale_depth", "1"},
-    {"scale_emb", "1"},
-    {"sliding_window", "null"},
-    {"use_bias", "false"},
-    {"use_parallel_residual", "false"},
-    {"use_qk_norm", "false"},
-    {"use_sliding_window", "false"},
+// Keys that change the maths, by the only value for which ours is right ("null": absent). Keys that
+// are neither here nor read below (use_cache, ...) do not change it.
+static const struct {
+    const char *value, *keys[20];
+} neutral[] = {
+    {"false",
+     {"alibi", "attention_bias", "attention_out_bias", "bias", "is_encoder_decoder", "mlp_bias",
+      "parallel_residual", "qk_layernorm", "qk_norm", "qkv_bias", "use_bias",
+      "use_parallel_residual", "use_qk_norm", "use_sliding_window",
+      "rope_interleaved"}},  // Hugging Face weights are half-rotated, whatever they were
+    {"null",
+     {"attention_multiplier", "attn_logit_softcapping", "clip_qkv", "final_logit_softcapping",
+      "hidden_activation", "mup_scale", "no_rope_layers", "num_experts", "num_local_experts",
+      "quantization_config", "sliding_window", "auto_map"}},  // code of the model's own
+    {"0", {"attention_dropout", "embd_pdrop", "hidden_dropout", "resid_pdrop"}},
+    {"1",
+     {"embedding_multiplier", "logit_scale", "logits_scaling", "partial_rotary_factor",
+      "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
+      "pretraining_tp"}},  // another order of summation, and a layout of its own
+    {"silu", {"hidden_act"}},
+    {"llama", {"model_type"}},
 };
 
 static bool value_is(const json_t *item, const char *text) {
@@ -211,29 +146,29 @@ static bool refuse(const char *key, const char *expected, const json_t *item, Er
 }
 
 static bool read_neutral(const json_t *root, Error *err) {
-    for (size_t i = 0; i < sizeof neutral_keys / sizeof *neutral_keys; i++) {
-        const char *key = neutral_keys[i][0], *expected = neutral_keys[i][1];
-        const json_t *item = json_object_get(root, key);
-        if (item && !value_is(item, expected)) return refuse(key, expected, item, err);
-    }
+    for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
+        for (const char *const *key = neutral[i].keys; *key; key++) {
+            const json_t *item = json_object_get(root, *key);
+            if (item && !value_is(item, neutral[i].value))
+                return refuse(*key, neutral[i].value, item, err);
+        }
     const char *type = NULL;
     return json_get_string(root, "model_type", &type, true, err);
 }
 
 // architectures: a list with LlamaForCausalLM. layer_types: every one full_attention.
 static bool read_lists(const json_t *root, Error *err) {
-    const json_t *list = json_member(root, "architectures"), *item;
+    const json_t *names = json_member(root, "architectures"),
+                 *layers = json_member(root, "layer_types"), *item;
     size_t i;
-    bool found = !list;
-    if (list && !json_is_array(list))
-        return json_type_error(list, "architectures", "an array", err);
-    json_array_foreach(list, i, item) {
-        if (json_string_is(item, "LlamaForCausalLM")) found = true;
-    }
-    if (!found) return refuse("architectures", "LlamaForCausalLM", json_array_get(list, 0), err);
-    list = json_member(root, "layer_types");
-    if (list && !json_is_array(list)) return json_type_error(list, "layer_types", "an array", err);
-    json_array_foreach(list, i, item) {
+    bool found = !names;
+    if (names && !json_is_array(names))
+        return json_type_error(names, "architectures", "an array", err);
+    if (layers && !json_is_array(layers))
+        return json_type_error(layers, "layer_types", "an array", err);
+    json_array_foreach(names, i, item) found |= json_string_is(item, "LlamaForCausalLM");
+    if (!found) return refuse("architectures", "LlamaForCausalLM", json_array_get(names, 0), err);
+    json_array_foreach(layers, i, item) {
         if (!json_string_is(item, "full_attention"))
             return refuse("layer_types", "full_attention", item, err);
     }
@@ -291,16 +226,13 @@ static bool read_scalars(LlamaConfig *c, const json_t *root, Error *err) {
     return true;
 }
 
-static bool read_llama3(LlamaConfig *c, const json_t *rope, Error *err) {
-    int *original = &c->rope_scaling.original_max_position_embeddings;
-    c->rope_scaling.llama3 = true;
-    return json_get_double(rope, "factor", 1, 1e6, &c->rope_scaling.factor, true, err) &&
-           json_get_double(rope, "low_freq_factor", 1e-6, 1e6, &c->rope_scaling.low_freq_factor,
-                           true, err) &&
-           json_get_double(rope, "high_freq_factor", 1e-6, 1e6, &c->rope_scaling.high_freq_factor,
-                           true, err) &&
-           json_get_int(rope, "original_max_position_embeddings", 1, LLAMA_MAX_POSITIONS, original,
-                        true, err);
+static bool read_llama3(RopeScaling *r, const json_t *rope, Error *err) {
+    r->llama3 = true;
+    return json_get_double(rope, "factor", 1, 1e6, &r->factor, true, err) &&
+           json_get_double(rope, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor, true, err) &&
+           json_get_double(rope, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor, true, err) &&
+           json_get_int(rope, "original_max_position_embeddings", 1, LLAMA_MAX_POSITIONS,
+                        &r->original_max_position_embeddings, true, err);
 }
 
 static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
@@ -314,7 +246,7 @@ static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
                          old_type);
     if (!*type) *type = old_type;
     if (!*type && json_member(rope, "factor"))
-        return error_set(err, EXIT_BAD_INPUT, "", "rope_type: required beside factor, not found");
+        return bad_input(err, "rope_type: required beside factor, not found");
     return true;
 }
 
@@ -322,7 +254,7 @@ static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
 static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     const char *key, *type = NULL;
     const json_t *item;
-    if (!json_is_object(rope)) return error_set(err, EXIT_BAD_INPUT, "", "expected an object");
+    if (!json_is_object(rope)) return bad_input(err, "expected an object");
     json_object_foreach(rope, key, item) {
         if (json_array_size(item) + json_object_size(item) > 0)
             return refuse(key, "one RoPE for all layers", item, err);
@@ -331,7 +263,7 @@ static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     if (item && !value_is(item, "1")) return refuse("partial_rotary_factor", "1", item, err);
     if (!read_rope_type(rope, &type, err)) return false;
     if (!type || strcmp(type, "default") == 0) return true;
-    if (strcmp(type, "llama3") == 0) return read_llama3(c, rope, err);
+    if (strcmp(type, "llama3") == 0) return read_llama3(&c->rope_scaling, rope, err);
     return error_set(err, EXIT_BAD_INPUT, "this trainer knows plain and llama3 RoPE only",
                      "rope_type: expected llama3 or default, found \"%.60s\"", type);
 }
@@ -363,29 +295,27 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
     bool ok = json_is_object(root)
                   ? read_neutral(root, err) && read_lists(root, err) && read_sizes(c, root, err) &&
                         read_scalars(c, root, err) && read_rope(c, root, err)
-                  : error_set(err, EXIT_BAD_INPUT, "", "expected an object, found another value");
+                  : bad_input(err, "expected an object, found another value");
     return ok ? llama_config_check(c, path, err) : error_prefix(err, path);
 }
 
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
-    char inside[IO_PATH_MAX];
-    const char *hint = "expected a Hugging Face config.json or the directory it is in";
-    if (path_is_dir(path)) {
-        if (!path_join(inside, sizeof inside, path, "config.json", err)) return false;
-        path = inside;
-    }
-    json_auto_t *root = json_read(path, JSON_MAX_CONFIG, hint, err);
-    return root && llama_config_parse(c, root, path, err);
+    char file[IO_PATH_MAX];
+    if (!path_inside(file, sizeof file, path, "config.json", err)) return false;
+    json_auto_t *root =
+        json_read(file, JSON_MAX_CONFIG,
+                  "expected a Hugging Face config.json or the directory it is in", err);
+    return root && llama_config_parse(c, root, file, err);
 }
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
-    char near_name[64], hint[400];
+    char near_name[64], hint[400], names[256] = "";
     if (llama_config_builtin(c, model)) return true;
     if (path_exists(model)) return llama_config_read(c, model, err);
-    const bool near = options_nearest(model, builtin_names(), near_name, sizeof near_name);
+    for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
+    const bool near = options_nearest(model, names, near_name, sizeof near_name);
     snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
-             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "",
-             builtin_names());
+             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "", names);
     return error_set(err, EXIT_BAD_INPUT, hint,
                      "%s: expected a model directory or a built-in name, found neither", model);
 }
@@ -393,17 +323,16 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-static void write_rope(JsonWriter *w, const LlamaConfig *c) {
-    if (!c->rope_scaling.llama3) {
+static void write_rope(JsonWriter *w, const RopeScaling *r) {
+    if (!r->llama3) {
         json_put_null(w, "rope_scaling");
         return;
     }
     json_begin(w, "rope_scaling", '{');
-    json_put_double(w, "factor", c->rope_scaling.factor);
-    json_put_double(w, "high_freq_factor", c->rope_scaling.high_freq_factor);
-    json_put_double(w, "low_freq_factor", c->rope_scaling.low_freq_factor);
-    json_put_int(w, "original_max_position_embeddings",
-                 c->rope_scaling.original_max_position_embeddings);
+    json_put_double(w, "factor", r->factor);
+    json_put_double(w, "high_freq_factor", r->high_freq_factor);
+    json_put_double(w, "low_freq_factor", r->low_freq_factor);
+    json_put_int(w, "original_max_position_embeddings", r->original_max_position_embeddings);
     json_put_string(w, "rope_type", "llama3");
     json_end(w, '}');
 }
@@ -440,7 +369,7 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_put_int(&w, "num_key_value_heads", c->num_kv_heads);
     json_put_int(&w, "pretraining_tp", 1);
     json_put_float(&w, "rms_norm_eps", c->rms_norm_eps);
-    write_rope(&w, c);
+    write_rope(&w, &c->rope_scaling);
     json_put_double(&w, "rope_theta", c->rope_theta);
     json_put_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
     json_put_string(&w, "torch_dtype", torch_dtype);

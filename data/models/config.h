@@ -7,22 +7,21 @@
 #define UNPAD_CONFIG_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "../base/error.h"
+
+typedef struct {
+    bool llama3;  // false: plain RoPE, the rest is 0
+    double factor, low_freq_factor, high_freq_factor;
+    int original_max_position_embeddings;
+} RopeScaling;
 
 typedef struct {
     int vocab_size, hidden_size, intermediate_size, num_layers;
     int num_heads, num_kv_heads, head_dim, max_position_embeddings;
     float rms_norm_eps;
     double rope_theta;
-    struct {
-        bool llama3;  // false: plain RoPE, the rest is 0
-        double factor, low_freq_factor, high_freq_factor;
-        int original_max_position_embeddings;
-    } rope_scaling;
+    RopeScaling rope_scaling;
     bool tie_word_embeddings;
     float initializer_range;
     int bos_token_id, eos_token_id;  // -1: none

@@ -8,10 +8,6 @@
 #ifndef UNPAD_SAFETENSORS_H
 #define UNPAD_SAFETENSORS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/file.h"
 #include "../base/path.h"
@@ -19,7 +15,7 @@
 enum {
     SAFETENSORS_MAX_DIMS = 8,
     SAFETENSORS_MAX_FILES = 512,
-    SAFETENSORS_MAX_HEADER = 100 * 1000 * 1000,  // as in the reference implementation
+    SAFETENSORS_MAX_HEADER = 1 << 24,  // bytes: 10^5 tensors; parsed, up to 75 times as much
 };
 
 typedef struct {

@@ -1,22 +1,17 @@
 #include "tokenizer.h"
 
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/path.h"
 
 void tokenizer_free(Tokenizer *t) {
     free(t->offset);
     free(t->bytes);
     free(t->special);
+    free(t->added);
     memset(t, 0, sizeof *t);
 }
 
@@ -33,7 +28,20 @@ void gpt2_alphabet(int16_t code_points[256]) {
         code_points[byte] = (int16_t)(gpt2_is_printable(byte) ? byte : next++);
 }
 
-int64_t gpt2_decode(const char *text, unsigned char *out) {
+void gpt2_encode(const unsigned char *bytes, size_t n, const char *separator, char *out) {
+    int16_t code_points[256];
+    gpt2_alphabet(code_points);
+    for (size_t i = 0; i < n; i++) {
+        const int code = code_points[bytes[i]];
+        if (i > 0) out = stpcpy(out, separator);
+        if (code >= 0x80) *out++ = (char)(0xc0 | code >> 6);
+        *out++ = (char)(code >= 0x80 ? 0x80 | (code & 63) : code);
+    }
+    *out = 0;
+}
+
+// Text in the alphabet to bytes; returns their number, or -1 when a character is not in it.
+static int64_t gpt2_decode(const char *text, unsigned char *out) {
     int16_t code_points[256];
     int16_t byte_of[512];
     int64_t n = 0;
@@ -96,8 +104,7 @@ static bool token_names_add(TokenNames *names, const json_t *id, const char *tex
     }
     TokenName *name = &names->items[at];
     if (name->text && strcmp(name->text, text) != 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "token id %lld is both '%s' and '%s'",
-                         (long long)at, name->text, text);
+        return bad_input(err, "token id %ld is both '%s' and '%s'", at, name->text, text);
     name->text = text;
     name->added = added;
     name->special = special;
@@ -111,7 +118,7 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
     size_t i;
     json_t *vocab = json_member(model, "vocab");
     if (!json_is_object(vocab))
-        return error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected an object of token ids");
+        return bad_input(err, "model.vocab: expected an object of token ids");
     json_object_foreach(vocab, name, item) {
         if (!token_names_add(names, item, name, false, false, err)) return false;
     }
@@ -122,11 +129,10 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
         if (!json_get_string(item, "content", &content, true, err) ||
             !json_get_bool(item, "special", &special, false, err))
             return false;
-        if (!id) return error_set(err, EXIT_BAD_INPUT, "", "added token '%s' has no id", content);
+        if (!id) return bad_input(err, "added token '%s' has no id", content);
         if (!token_names_add(names, id, content, true, special, err)) return false;
     }
-    return names->n > 0 ||
-           error_set(err, EXIT_BAD_INPUT, "", "model.vocab: expected tokens, found none");
+    return names->n > 0 || bad_input(err, "model.vocab: expected tokens, found none");
 }
 
 bool json_mentions_type(json_t *value, const char *name) {
@@ -150,6 +156,7 @@ static void tokenizer_fill(Tokenizer *t, const TokenNames *names, bool byte_leve
     t->vocab_size = (int32_t)names->n;
     t->offset = host_calloc(names->n + 1, sizeof(uint32_t), "the vocabulary");
     t->special = host_calloc(names->n, sizeof(bool), "the vocabulary");
+    t->added = host_calloc(names->n, sizeof(bool), "the vocabulary");
     t->bytes = host_calloc(most + 1, 1, "the vocabulary");
     uint32_t at = 0;
     for (size_t i = 0; i < names->n; i++) {
@@ -157,6 +164,7 @@ static void tokenizer_fill(Tokenizer *t, const TokenNames *names, bool byte_leve
         int64_t n = -1;
         t->offset[i] = at;
         t->special[i] = name->special;
+        t->added[i] = name->added;
         if (!name->text) continue;
         if (!name->added)
             n = byte_level ? gpt2_decode(name->text, t->bytes + at)
@@ -176,33 +184,24 @@ static int32_t token_names_find(const TokenNames *names, const char *text) {
     return -1;
 }
 
-static int32_t token_names_find_any(const TokenNames *names, const char *const *texts) {
-    for (; *texts; texts++) {
-        const int32_t id = token_names_find(names, *texts);
-        if (id >= 0) return id;
-    }
-    return -1;
-}
-
 // bos_token and eos_token of tokenizer_config.json when it is there, else the usual names.
 static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const char *config_path,
                                 Error *err) {
-    static const char *const bos[] = {"<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>", NULL};
-    static const char *const eos[] = {"<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>", NULL};
-    t->bos = token_names_find_any(names, bos);
-    t->eos = token_names_find_any(names, eos);
-    if (!path_exists(config_path)) return true;
-    json_auto_t *root = json_read(config_path, JSON_MAX_CONFIG, "", err);
-    if (!root) return false;
+    const struct {
+        const char *key;
+        int32_t *id;
+        const char *usual[4];
+    } ends[] = {{"bos_token", &t->bos, {"<|bos|>", "<|begin_of_text|>", "<s>", "<|endoftext|>"}},
+                {"eos_token", &t->eos, {"<|eos|>", "<|end_of_text|>", "</s>", "<|endoftext|>"}}};
+    json_auto_t *root = NULL;
+    if (path_exists(config_path) && !(root = json_read(config_path, JSON_MAX_CONFIG, "", err)))
+        return false;
     for (int i = 0; i < 2; i++) {
-        const json_t *item = json_member(root, i == 0 ? "bos_token" : "eos_token");
+        const json_t *item = json_member(root, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
-        if (!json_is_string(item)) continue;
-        const int32_t id = token_names_find(names, json_string_value(item));
-        if (i == 0)
-            t->bos = id;
-        else
-            t->eos = id;
+        *ends[i].id = json_is_string(item) ? token_names_find(names, json_string_value(item)) : -1;
+        for (int k = 0; k < 4 && !json_is_string(item) && *ends[i].id < 0; k++)
+            *ends[i].id = token_names_find(names, ends[i].usual[k]);
     }
     return true;
 }
@@ -216,20 +215,18 @@ static bool tokenizer_has_byte_ids(const Tokenizer *t, const json_t *model) {
 }
 
 static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_path, Error *err) {
-    TokenNames names;
-    memset(&names, 0, sizeof names);
+    TokenNames names = {0};
     const json_t *model = json_member(root, "model");
     const char *type = "BPE";
     bool fallback = false;
-    if (!json_is_object(model))
-        return error_set(err, EXIT_BAD_INPUT, "", "model: required, not found");
+    if (!json_is_object(model)) return bad_input(err, "model: required, not found");
     if (!json_get_string(model, "type", &type, false, err) ||
         !json_get_bool(model, "byte_fallback", &fallback, false, err))
         return false;
     const bool byte_level = json_mentions_type(json_member(root, "decoder"), "ByteLevel") ||
                             json_mentions_type(json_member(root, "pre_tokenizer"), "ByteLevel");
     if (strcmp(type, "BPE") != 0 || (!byte_level && !fallback))
-        return error_set(err, EXIT_BAD_INPUT, "", "expected BPE, byte-level or with byte fallback");
+        return bad_input(err, "expected BPE, byte-level or with byte fallback");
     const bool ok = token_names_read(&names, root, model, err);
     if (ok) tokenizer_fill(t, &names, byte_level);
     const bool done = ok && tokenizer_find_ends(t, &names, config_path, err);
@@ -239,23 +236,19 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
 }
 
 bool tokenizer_open(Tokenizer *t, const char *path, Error *err) {
-    char file[IO_PATH_MAX], dir[IO_PATH_MAX], config[IO_PATH_MAX];
-    memset(t, 0, sizeof *t);
-    const bool is_dir = path_is_dir(path);
-    const bool named = is_dir ? path_join(file, sizeof file, path, "tokenizer.json", err) &&
-                                    path_printf(dir, sizeof dir, err, "%s", path)
-                              : path_printf(file, sizeof file, err, "%s", path) &&
-                                    path_parent(dir, sizeof dir, path, err);
-    if (!named || !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
+    char dir[IO_PATH_MAX], config[IO_PATH_MAX];
+    *t = (Tokenizer){0};
+    if (!path_inside(t->file, sizeof t->file, path, "tokenizer.json", err) ||
+        !path_parent(dir, sizeof dir, t->file, err) ||
+        !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
         return false;
     json_auto_t *root =
-        json_read(file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
+        json_read(t->file, TOKENIZER_MAX_BYTES, "expected Hugging Face's tokenizer.json", err);
     if (!root) return false;
-    const bool ok = tokenizer_read(t, root, config, err);
-    text_copy(t->file, sizeof t->file, file);
-    if (ok) return true;
+    if (tokenizer_read(t, root, config, err)) return true;
+    error_prefix(err, t->file);
     tokenizer_free(t);
-    return error_prefix(err, file);
+    return false;
 }
 
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) {

@@ -1,4 +1,4 @@
-// Token ids to bytes, from a Hugging Face tokenizer.json (text to ids: bpe.h).
+// Token ids to bytes and text to token ids, by a Hugging Face tokenizer.json.
 //
 // Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer of
 // data/prepare.py) and BPE with byte fallback (Llama 2). A token may be part of a UTF-8 character:
@@ -7,9 +7,6 @@
 #define UNPAD_TOKENIZER_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "../base/error.h"
 #include "../base/path.h"
@@ -21,11 +18,12 @@ typedef struct {
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names
     bool *special;         // (vocab_size)
+    bool *added;           // (vocab_size) cut out of a text before anything else
     char file[IO_PATH_MAX];
 } Tokenizer;
 
 enum {
-    TOKENIZER_MAX_BYTES = 1 << 28,  // of tokenizer.json
+    TOKENIZER_MAX_BYTES = 1 << 26,  // of tokenizer.json: Jansson needs up to 75 times as much
     TOKENIZER_MAX_IDS = 1 << 24,
 };
 
@@ -36,6 +34,12 @@ void tokenizer_free(Tokenizer *t);
 // The bytes of one id (n), not 0-terminated; none for an id outside the vocabulary.
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 
+// Encodes text (n) into out (capacity), as data/prepare.py begins a document: after a BOS, unless
+// the tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call
+// reads tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
+int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
+                         int64_t capacity, Error *err);
+
 // ------------------------------------------------------------------------------------------------
 // For bpe.c
 
@@ -43,9 +47,8 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 // the code point of every byte, itself when printable, else the next one from 256 on.
 void gpt2_alphabet(int16_t code_points[256]);
 
-// Text in the alphabet to bytes; returns their number, or -1 when a character is not in the
-// alphabet.
-int64_t gpt2_decode(const char *text, unsigned char *out);
+// Bytes (n) to text in the alphabet, with a separator between characters of at most 2 bytes each.
+void gpt2_encode(const unsigned char *bytes, size_t n, const char *separator, char *out);
 
 // Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.
 bool json_mentions_type(json_t *value, const char *name);

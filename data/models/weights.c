@@ -1,19 +1,16 @@
 #include "weights.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
-#include "safetensors.h"
 
-static const char *const prefixes[] = {[ARENA_WEIGHTS] = "", [ARENA_M] = "m.", [ARENA_V] = "v."};
+static const struct {
+    const char *prefix, *name;
+} arenas[] = {[ARENA_WEIGHTS] = {"", "weights"}, [ARENA_M] = {"m.", "m"}, [ARENA_V] = {"v.", "v"}};
 
 static float *alloc_block(const Parameters *p) {
     return host_calloc(p->block, sizeof(float), "weights");
@@ -56,7 +53,7 @@ void weights_init(Parameters p, uint64_t seed) {
 
 static TensorInfo tensor_of(const Parameter *t, ParameterArena arena) {
     char name[128];
-    snprintf(name, sizeof name, "%s%s", prefixes[arena], t->name);
+    snprintf(name, sizeof name, "%s%s", arenas[arena].prefix, t->name);
     return tensor_info(name, "F32", t->cols ? 2 : 1, (uint64_t)t->rows, (uint64_t)t->cols);
 }
 
@@ -131,14 +128,6 @@ static bool check_moments(const Parameters *p, const SafetensorsSet *s, Paramete
     return true;
 }
 
-bool weights_check(Parameters p, const char *dir, Error *err) {
-    SafetensorsSet s;
-    if (!safetensors_open(&s, dir, err)) return false;
-    const bool ok = check_weights(&p, &s, dir, err);
-    safetensors_close(&s);
-    return ok;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Loading
 
@@ -165,47 +154,46 @@ static bool load_arenas(const Parameters *p, ParameterArena first, ParameterAren
     if (!ok || s->num_nonfinite == 0) return ok;
     return error_set(err, EXIT_DIVERGED,
                      "this checkpoint was saved after training diverged: take an earlier one",
-                     "%s: expected finite %s, found %llu values that are NaN or Inf", path,
-                     first == ARENA_WEIGHTS ? "weights" : "optimizer state",
-                     (unsigned long long)s->num_nonfinite);
+                     "%s: expected finite %s, found %lu values that are NaN or Inf", path,
+                     first == ARENA_WEIGHTS ? "weights" : "optimizer state", s->num_nonfinite);
+}
+
+// Checks names and shapes of a file or directory, then reads its values where `load` is set.
+static bool open_and_load(const Parameters *p, ParameterArena first, ParameterArena last,
+                          const char *path, bool load, Error *err) {
+    SafetensorsSet s;
+    if (!safetensors_open(&s, path, err)) return false;
+    bool ok = first != ARENA_WEIGHTS || check_weights(p, &s, path, err);
+    for (ParameterArena arena = ARENA_M; ok && arena <= last; arena++)
+        ok = check_moments(p, &s, arena, path, err);
+    ok = ok && (!load || load_arenas(p, first, last, &s, path, err));
+    safetensors_close(&s);
+    return ok;
+}
+
+bool weights_check(Parameters p, const char *dir, Error *err) {
+    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, false, err);
 }
 
 bool weights_load(Parameters p, const char *dir, Error *err) {
-    SafetensorsSet s;
-    if (!safetensors_open(&s, dir, err)) return false;
-    const bool ok = check_weights(&p, &s, dir, err) &&
-                    load_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, &s, dir, err);
-    safetensors_close(&s);
-    return ok;
+    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, true, err);
 }
 
 bool moments_load(Parameters p, const char *path, Error *err) {
-    SafetensorsSet s;
-    if (!safetensors_open(&s, path, err)) return false;
-    const bool ok = check_moments(&p, &s, ARENA_M, path, err) &&
-                    check_moments(&p, &s, ARENA_V, path, err) &&
-                    load_arenas(&p, ARENA_M, ARENA_V, &s, path, err);
-    safetensors_close(&s);
-    return ok;
+    return open_and_load(&p, ARENA_M, ARENA_V, path, true, err);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Saving
 
-static bool all_finite(const float *values, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(values[i])) return false;
-    return true;
-}
-
 static bool save_block(const char *path, ParameterArena arena, const Parameter *t,
                        const float *values, size_t n, SafetensorsWriter *w, Error *err) {
-    static const char *const what[] = {"weights", "m", "v"};
-    if (!all_finite(values, n))
-        return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
-                         "%s: not saved, training diverged: expected finite values, found NaN or "
-                         "Inf in %s of %s",
-                         path, what[arena], t->name);
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+                             "%s: not saved, training diverged: expected finite values, found NaN "
+                             "or Inf in %s of %s",
+                             path, arenas[arena].name, t->name);
     return safetensors_write(w, values, n * sizeof(float), err);
 }
 

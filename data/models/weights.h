@@ -6,10 +6,6 @@
 #ifndef UNPAD_WEIGHTS_H
 #define UNPAD_WEIGHTS_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "safetensors.h"
 

@@ -2,9 +2,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,20 +9,25 @@
 #include <unistd.h>
 
 #include "../base/dir.h"
-#include "../base/error.h"
 #include "../base/file.h"
+#include "../base/hash.h"
 #include "../base/memory.h"
-#include "../base/path.h"
-#include "manifest.h"
 
 // ------------------------------------------------------------------------------------------------
 // Names
+
+bool checkpoint_step_path(char *path, size_t capacity, const char *out_dir, int64_t step,
+                          Error *err) {
+    char name[32];
+    snprintf(name, sizeof name, "step-%08ld", step);
+    return path_join(path, capacity, out_dir, name, err);
+}
 
 bool checkpoint_parse_step(const char *name, int64_t *step) {
     char canonical[64];
     if (strncmp(name, "step-", 5) != 0 || strlen(name) > 5 + 18) return false;
     *step = strtoll(name + 5, NULL, 10);
-    snprintf(canonical, sizeof canonical, "step-%08lld", (long long)*step);
+    snprintf(canonical, sizeof canonical, "step-%08ld", *step);
     return *step >= 0 && strcmp(canonical, name) == 0;
 }
 
@@ -53,17 +55,15 @@ void checkpoint_abort(Checkpoint *ck) {
 
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err) {
-    char numbered[64];
     ck->manifest.step = step;
     ck->manifest.num_files = 0;
     ck->active = false;
     if (step < 0 || (name && strcmp(name, "final") != 0))
-        return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %lld, name %s: not possible",
-                         out_dir, (long long)step, name ? name : "(none)");
-    snprintf(numbered, sizeof numbered, "step-%08lld", (long long)step);
-    if (!name) name = numbered;
+        return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %ld, name %s: not possible",
+                         out_dir, step, name ? name : "(none)");
     if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
-        !path_join(ck->publish, sizeof ck->publish, out_dir, name, err) ||
+        !(name ? path_join(ck->publish, sizeof ck->publish, out_dir, name, err)
+               : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
         !path_printf(ck->dir, sizeof ck->dir, err, "%s.tmp-%ld", ck->publish, (long)getpid()))
         return false;
     if (!dir_remove_tree(ck->dir, err)) return false;  // of a dead process with our pid
@@ -86,11 +86,9 @@ bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, 
 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err) {
-    FileWriter w;
     char path[IO_PATH_MAX];
-    return checkpoint_path(ck, file, path, sizeof path, err) && writer_open(&w, path, err) &&
-           writer_write(&w, data, n, err) && writer_close(&w, err) &&
-           checkpoint_register(ck, file, w.size_bytes, w.crc, err);
+    return checkpoint_path(ck, file, path, sizeof path, err) && file_create(path, data, n, err) &&
+           checkpoint_register(ck, file, n, crc32c(0, data, n), err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -109,10 +107,9 @@ static bool swap_in(Checkpoint *ck, const char *old, Error *err) {
 bool checkpoint_publish(Checkpoint *ck, Error *err) {
     char old[IO_PATH_MAX];
     Error ignored = {0};
-    bool ok = path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) &&
-              manifest_write(&ck->manifest, ck->dir, err) && dir_sync(ck->dir, err) &&
-              swap_in(ck, old, err);
-    if (!ok) {
+    if (!path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) ||
+        !manifest_write(&ck->manifest, ck->dir, err) || !dir_sync(ck->dir, err) ||
+        !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }
@@ -132,26 +129,20 @@ static int newest_first(const void *a, const void *b) {
 }
 
 bool checkpoint_list(const char *out_dir, int64_t **steps, int *count, Error *err) {
-    int capacity = 0;
+    size_t capacity = 0;
     int64_t step;
     *steps = NULL;
     *count = 0;
     DIR *dir = opendir(out_dir);
     if (!dir) return errno == ENOENT || disk_error(err, out_dir, "cannot open the directory");
-    bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(dir));) {
+    for (struct dirent *e; (e = readdir(dir));) {
         if (!checkpoint_parse_step(e->d_name, &step)) continue;
-        if (*count == capacity) {
-            capacity = capacity ? 2 * capacity : 16;
-            int64_t *grown = realloc(*steps, (size_t)capacity * sizeof *grown);
-            ok = grown || error_memory(err, out_dir, (uint64_t)capacity * sizeof *grown);
-            if (grown) *steps = grown;
-        }
-        if (ok) (*steps)[(*count)++] = step;
+        *steps = host_grow(*steps, &capacity, (size_t)*count + 1, sizeof **steps, "checkpoints");
+        (*steps)[(*count)++] = step;
     }
     closedir(dir);
     if (*count > 1) qsort(*steps, (size_t)*count, sizeof **steps, newest_first);
-    return ok;
+    return true;
 }
 
 // Leftovers of killed runs: unfinished directories are removed; so is one that was being replaced,
@@ -179,56 +170,40 @@ bool checkpoint_recover(const char *out_dir, Error *err) {
     return ok;
 }
 
-// Removes the manifest first: the rest of a directory can never be taken for a checkpoint.
-static bool remove_one(const char *out_dir, int64_t step, bool complete, Error *err) {
-    char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
-    if (!path_printf(dir, sizeof dir, err, "%s/step-%08lld", out_dir, (long long)step) ||
-        !path_join(manifest, sizeof manifest, dir, "manifest.json", err))
-        return false;
-    if (complete && unlink(manifest) != 0) return disk_error(err, manifest, "cannot remove");
-    return dir_remove_tree(dir, err);
-}
-
-static bool has_manifest(const char *out_dir, int64_t step) {
-    char path[IO_PATH_MAX];
-    Error ignored = {0};
-    return path_printf(path, sizeof path, &ignored, "%s/step-%08lld/manifest.json", out_dir,
-                       (long long)step) &&
-           path_exists(path);
-}
-
 bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
-    int64_t *steps;
+    char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
+    int64_t *steps = NULL;
     int count = 0, kept = 0;
     bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err);
-    if (!ok) return false;
     for (int i = 0; ok && keep > 0 && i < count; i++) {
-        const bool complete = has_manifest(out_dir, steps[i]);
-        if (steps[i] > step || (complete && kept++ < keep)) continue;
-        ok = remove_one(out_dir, steps[i], complete, err);
+        ok = checkpoint_step_path(dir, sizeof dir, out_dir, steps[i], err) &&
+             path_join(manifest, sizeof manifest, dir, "manifest.json", err);
+        const bool complete = ok && path_exists(manifest);
+        if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
+        // the manifest first: the rest of the directory can never be taken for a checkpoint
+        ok = (!complete || unlink(manifest) == 0 || disk_error(err, manifest, "cannot remove")) &&
+             dir_remove_tree(dir, err);
     }
     free(steps);
     return ok;
 }
 
 // Renames a directory so that no reader takes it for a checkpoint; checkpoint_recover removes it.
-static bool set_aside(const char *out_dir, const char *name, Error *err) {
-    char path[IO_PATH_MAX], aside[IO_PATH_MAX];
-    return path_join(path, sizeof path, out_dir, name, err) &&
-           path_printf(aside, sizeof aside, err, "%s.tmp-%ld", path, (long)getpid()) &&
+static bool set_aside(const char *path, Error *err) {
+    char aside[IO_PATH_MAX];
+    return path_printf(aside, sizeof aside, err, "%s.tmp-%ld", path, (long)getpid()) &&
            (!path_exists(path) || (dir_remove_tree(aside, err) && io_rename(path, aside, err)));
 }
 
 bool checkpoint_remove_all(const char *out_dir, Error *err) {
     int64_t *steps = NULL;
     int count = 0;
-    char name[64];
+    char path[IO_PATH_MAX];
     bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err) &&
-              set_aside(out_dir, "final", err);
-    while (ok && count-- > 0) {  // the oldest first
-        snprintf(name, sizeof name, "step-%08lld", (long long)steps[count]);
-        ok = set_aside(out_dir, name, err);
-    }
+              path_join(path, sizeof path, out_dir, "final", err) && set_aside(path, err);
+    while (ok && count-- > 0)  // the oldest first
+        ok = checkpoint_step_path(path, sizeof path, out_dir, steps[count], err) &&
+             set_aside(path, err);
     free(steps);
     return ok && dir_sync(out_dir, err) && checkpoint_recover(out_dir, err);
 }
@@ -236,36 +211,26 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // The newest good one
 
-static bool verify_step(const char *dir, int64_t step, Error *err) {
-    int64_t found = -1;
-    if (!manifest_verify(dir, &found, err)) return false;
-    return found == step || error_set(err, EXIT_BAD_INPUT, "was the directory renamed?",
-                                      "%s: manifest.json: expected step %lld, found %lld", dir,
-                                      (long long)step, (long long)found);
-}
-
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             CheckpointReport report, Error *err) {
-    int64_t *steps = NULL;
+    int64_t *steps = NULL, found = -1;
     int count = 0;
-    bool found = false;
     *step = -1;
-    if (!checkpoint_list(out_dir, &steps, &count, err)) count = 0;
-    for (int i = 0; !found && !err->code && i < count; i++) {
+    bool ok = checkpoint_list(out_dir, &steps, &count, err);
+    for (int i = 0; ok && *step < 0 && i < count; i++) {
         Error why = {0};
-        if (!path_printf(path, capacity, err, "%s/step-%08lld", out_dir, (long long)steps[i]))
-            break;
-        found = verify_step(path, steps[i], &why);
-        if (found)
+        ok = checkpoint_step_path(path, capacity, out_dir, steps[i], err);
+        if (!ok) break;
+        if (manifest_verify(path, &found, &why) && found != steps[i])
+            error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
+                      "%s: manifest.json: expected step %ld, found %ld", path, steps[i], found);
+        if (!why.code)
             *step = steps[i];
-        else if (why.code == EXIT_HOST_MEMORY)
-            *err = why;  // not the checkpoint's fault
         else if (report)
             report(path, &why);
     }
     free(steps);
-    if (found || err->code) return found;
-    if (count == 0) return true;
+    if (!ok || *step >= 0 || count == 0) return ok;
     return error_set(err, EXIT_BAD_INPUT, "--overwrite starts over here; or restore a backup",
                      "%s: expected a good checkpoint, found %d damaged", out_dir, count);
 }

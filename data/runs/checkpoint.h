@@ -11,10 +11,6 @@
 #ifndef UNPAD_CHECKPOINT_H
 #define UNPAD_CHECKPOINT_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/path.h"
 #include "manifest.h"
@@ -28,13 +24,17 @@ typedef struct {
     Manifest manifest;
 } Checkpoint;
 
+// <out_dir>/step-00000100
+bool checkpoint_step_path(char *path, size_t capacity, const char *out_dir, int64_t step,
+                          Error *err);
+
 // "step-00000100" -> 100; false for anything that would not be printed that way.
 bool checkpoint_parse_step(const char *name, int64_t *step);
 
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-// Makes the temporary directory. name: "final" for the published model, NULL for step-%08lld.
+// Makes the temporary directory. name: "final" for the published model, NULL for step-%08ld.
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err);
 
@@ -79,7 +79,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err);
 typedef void (*CheckpointReport)(const char *dir, const Error *why);
 
 // The newest (by number) step-* that manifest_verify accepts: its path and *step. True with *step =
-// -1 when there is none at all; false when all are damaged, or for lack of memory. report may be
+// -1 when there is none at all; false when all are damaged. report may be
 // NULL.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             CheckpointReport report, Error *err);

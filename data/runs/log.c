@@ -2,36 +2,24 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/dir.h"
-#include "../base/error.h"
 #include "../base/json.h"
-#include "../base/line_file.h"
 #include "../base/memory.h"
-#include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/loader.h"
-#include "../batches/summary.h"
-#include "../models/config.h"
-#include "../shards/dataset.h"
 
 // Warns when the length of the log is not that at the checkpoint of `step`.
 static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
                          int64_t removed) {
     if (found < kept)
-        fprintf(stderr,
-                "warning: %s: expected %lld bytes at step %lld, found %lld: records are missing\n",
-                log->lines.path, (long long)kept, (long long)step, (long long)found);
+        warning("%s: expected %ld bytes at step %ld, found %ld: records are missing",
+                log->lines.path, kept, step, found);
     else if (removed > 0)
-        fprintf(stderr, "warning: %s: removed %lld record%s (%lld bytes) after step %lld\n",
-                log->lines.path, (long long)removed, text_plural(removed),
-                (long long)(found - log->lines.size_bytes), (long long)step);
+        warning("%s: removed %ld record%s (%ld bytes) after step %ld", log->lines.path, removed,
+                text_plural(removed), (found - log->lines.size_bytes), step);
 }
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
@@ -53,27 +41,34 @@ bool log_sync(const RunLog *log, Error *err) { return !log->open || lines_sync(&
 
 int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
 
+static JsonWriter record_begin(char *text, size_t capacity) {
+    JsonWriter w;
+    json_writer_init(&w, text, capacity, 0);
+    json_begin(&w, NULL, '{');
+    return w;
+}
+
 // Writes a record whole or not at all. Records that do not fit on the disk are dropped, with a
 // warning at the first, and another one when the disk has space again.
-static void log_line(RunLog *log, JsonWriter *w) {
+static void record_end(JsonWriter *w, RunLog *log) {
     Error err = {0};
     const int64_t lost = log->lines.lost;
+    json_end(w, '}');
     json_put_text(w, "\n");
     if (!log->open || w->overflow) return;
     if (!lines_append(&log->lines, w->text, w->n, &err)) {
-        if (lost == 0) fprintf(stderr, "warning: %s; records are lost until it can\n", err.what);
+        if (lost == 0) warning("%s; records are lost until it can", err.what);
         return;
     }
     if (lost == 0) return;
-    fprintf(stderr, "warning: %s: written again, %lld record%s were lost\n", log->lines.path,
-            (long long)lost, text_plural(lost));
+    warning("%s: written again, %ld record%s were lost", log->lines.path, lost, text_plural(lost));
     log->lines.lost = 0;
 }
 
 bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err) {
     char path[IO_PATH_MAX], *line = NULL;
     size_t capacity = 0;
-    long long number;
+    int64_t number;
     *last_step = 0;
     *first_save = INT64_MAX;
     if (!path_join(path, sizeof path, dir, "log.jsonl", err)) return false;
@@ -82,9 +77,9 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     while (getline(&line, &capacity, file) > 0) {
         const bool start = strncmp(line, "{\"event\": \"start\"", 17) == 0;
         const char *save = start ? strstr(line, "\"save-every\": ") : NULL;
-        if (save && sscanf(save, "\"save-every\": %lld", &number) == 1 && number > 0)
+        if (save && sscanf(save, "\"save-every\": %ld", &number) == 1 && number > 0)
             *first_save = number;
-        if (sscanf(line, "{\"step\": %lld", &number) == 1 && number > *last_step)
+        if (sscanf(line, "{\"step\": %ld", &number) == 1 && number > *last_step)
             *last_step = number;
     }
     free(line);
@@ -96,9 +91,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                int64_t step, const LlamaConfig *config, const DataSummary *train,
                const DataSummary *val, const Option *options) {
     char *text = host_calloc(JSON_MAX_CONFIG, 1, "the log");
-    JsonWriter w;
-    json_writer_init(&w, text, JSON_MAX_CONFIG, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, JSON_MAX_CONFIG);
     json_put_string(&w, "event", event);
     json_put_string(&w, "version", version);
     json_put_string(&w, "device", device);
@@ -111,13 +104,25 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
     json_end(&w, '}');
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
     free(text);
 }
 
 // ------------------------------------------------------------------------------------------------
 // A step
+
+bool loss_is_spike(LossTrend *t, double loss) {
+    enum { FIRST_LOSSES = 5, MEMORY = 20 };
+    const double most = t->mean + fmax(1, 3 * t->deviation);
+    if (!isfinite(loss)) return true;
+    const bool spike = t->num_losses >= FIRST_LOSSES && loss > most;
+    if (spike) loss = most;  // so that a loss that stays at its new level soon stops being one
+    if (t->num_losses == 0) t->mean = loss;
+    if (t->num_losses < MEMORY) t->num_losses++;
+    t->deviation += (fabs(loss - t->mean) - t->deviation) / (double)t->num_losses;
+    t->mean += (loss - t->mean) / (double)t->num_losses;
+    return spike;
+}
 
 static double fill_of(const StepData *d) {
     return (double)d->real_tokens / (double)d->buffer_tokens;
@@ -126,10 +131,9 @@ static double fill_of(const StepData *d) {
 void print_duration(double seconds) {
     int64_t s = (int64_t)seconds;
     if (s >= 3600)
-        printf("%lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60),
-               (long long)(s % 60));
+        printf("%ld:%02ld:%02ld", (s / 3600), (s / 60 % 60), (s % 60));
     else
-        printf("%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
+        printf("%ld:%02ld", (s / 60), (s % 60));
 }
 
 // NaN has a sign, which means nothing.
@@ -152,10 +156,10 @@ static void write_balance(const StepBalance *b, JsonWriter *w) {
 
 static void print_step(const StepReport *r, const StepData *d) {
     printf(
-        "step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
-        "%lld doc%s | pairs %.1f %%",
-        (long long)r->step, (long long)r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr,
-        r->ms, (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), (long long)d->num_segments,
+        "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "%ld doc%s | pairs %.1f %%",
+        r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
+        (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), d->num_segments,
         text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
@@ -165,9 +169,7 @@ static void print_step(const StepReport *r, const StepData *d) {
 
 static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     char text[2048];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, sizeof text);
     json_put_int(&w, "step", r->step);
     json_put_float(&w, "loss", (float)r->loss);
     json_put_float(&w, "grad_norm", (float)r->grad_norm);
@@ -186,8 +188,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     write_balance(&r->balance, &w);
     json_put_bool(&w, "skipped", r->skipped);
     json_put_bool(&w, "spike", r->spike);
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
 }
 
 void report_step(RunLog *log, const StepReport *r, const StepData *d) {
@@ -201,23 +202,20 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds) {
     else if (set->docs == ds->num_docs && set->tokens == ds->num_tokens)
         printf("        validation takes all of them\n");
     else
-        printf("        validation takes %lld document%s, %lld tokens of them\n",
-               (long long)set->docs, text_plural(set->docs), (long long)set->tokens);
+        printf("        validation takes %ld document%s, %ld tokens of them\n", set->docs,
+               text_plural(set->docs), set->tokens);
 }
 
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
-    printf("val after step %lld | loss %.4f | %lld doc%s | %lld targets\n", (long long)step,
-           plain_nan(loss), (long long)set->docs, text_plural(set->docs), (long long)set->targets);
+    printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
+           set->docs, text_plural(set->docs), set->targets);
     char text[256];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
+    JsonWriter w = record_begin(text, sizeof text);
     json_put_string(&w, "event", "val");
     json_put_int(&w, "step", step);
     json_put_float(&w, "loss", (float)loss);
     json_put_int(&w, "docs", set->docs);
     json_put_int(&w, "real_tokens", set->tokens);
     json_put_int(&w, "targets", set->targets);
-    json_end(&w, '}');
-    log_line(log, &w);
+    record_end(&w, log);
 }

@@ -2,9 +2,6 @@
 #ifndef UNPAD_LOG_H
 #define UNPAD_LOG_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../base/line_file.h"
 #include "../base/options.h"
@@ -62,6 +59,17 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
 void report_step(RunLog *log, const StepReport *r, const StepData *data);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
+
+// Loss spikes: losses far above the running mean of the last ones. Not saved in checkpoints: a
+// resumed run learns the mean again in its first steps.
+typedef struct {
+    double mean, deviation;  // of about the last 20 losses; mean absolute distance, so robust
+    int64_t num_losses;
+} LossTrend;  // starts as {0}
+
+// Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and by
+// more than three deviations.
+bool loss_is_spike(LossTrend *t, double loss);
 
 // "1:02:03" or "2:03"
 void print_duration(double seconds);

@@ -1,14 +1,10 @@
 #include "manifest.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/json.h"
@@ -59,8 +55,8 @@ static bool write_entries(const Manifest *m, FileWriter *w, Error *err) {
 bool manifest_write(const Manifest *m, const char *dir, Error *err) {
     FileWriter w;
     char path[IO_PATH_MAX], head[256], tail[TAIL_BYTES + 1];
-    snprintf(head, sizeof head, "{\n  \"format\": \"%s\",\n  \"step\": %lld,\n  \"files\": [",
-             format_name, (long long)m->step);
+    snprintf(head, sizeof head, "{\n  \"format\": \"%s\",\n  \"step\": %ld,\n  \"files\": [",
+             format_name, m->step);
     if (!path_join(path, sizeof path, dir, file_name, err) || !writer_open(&w, path, err) ||
         !writer_write(&w, head, strlen(head), err) || !write_entries(m, &w, err) ||
         !writer_write(&w, "\n  ]", 4, err))
@@ -87,13 +83,12 @@ static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_
     char found[16];
     uint32_t crc = 0;
     if (f->size_bytes != size_bytes)
-        return error_set(err, EXIT_BAD_INPUT, "", "%s: expected %llu bytes, found %llu", f->path,
-                         (unsigned long long)size_bytes, (unsigned long long)f->size_bytes);
+        return bad_input(err, "%s: expected %lu bytes, found %lu", f->path, size_bytes,
+                         f->size_bytes);
     if (!file_crc(f, &crc, err)) return false;
     snprintf(found, sizeof found, "%08x", crc);
     if (strcmp(found, crc_text) == 0) return true;
-    return error_set(err, EXIT_BAD_INPUT, "", "%s: CRC32C: expected %.8s, found %s", f->path,
-                     crc_text, found);
+    return bad_input(err, "%s: CRC32C: expected %.8s, found %s", f->path, crc_text, found);
 }
 
 static bool verify_file(const char *dir, const json_t *entry, Error *err) {
@@ -104,7 +99,7 @@ static bool verify_file(const char *dir, const json_t *entry, Error *err) {
     if (!json_get_string(entry, "name", &name, true, err) ||
         !json_get_int64(entry, "size_bytes", 0, (int64_t)1 << 52, &size_bytes, true, err) ||
         !json_get_string(entry, "crc32c", &crc, true, err) || !path_is_plain_name(name))
-        return error_set(err, EXIT_BAD_INPUT, "", "files: expected name, size_bytes and crc32c");
+        return bad_input(err, "files: expected name, size_bytes and crc32c");
     if (!path_join(path, sizeof path, dir, name, err)) return false;
     if (!file_open(&f, path, "the checkpoint is incomplete", err)) return false;
     bool ok = verify_contents(&f, (uint64_t)size_bytes, crc, err);
@@ -120,10 +115,8 @@ static bool verify_files(const char *dir, const json_t *root, int64_t *step, Err
         !json_get_int64(root, "step", 0, (int64_t)1 << 52, step, true, err))
         return false;
     if (strcmp(format, format_name) != 0)
-        return error_set(err, EXIT_BAD_INPUT, "", "format: expected \"%s\", found \"%.40s\"",
-                         format_name, format);
-    if (!json_is_array(files))
-        return error_set(err, EXIT_BAD_INPUT, "", "files: expected an array");
+        return bad_input(err, "format: expected \"%s\", found \"%.40s\"", format_name, format);
+    if (!json_is_array(files)) return bad_input(err, "files: expected an array");
     json_array_foreach(files, i, entry) {
         if (!verify_file(dir, entry, err)) return false;
     }
@@ -135,8 +128,7 @@ static json_t *parse(const char *text, uint64_t n, const char *path, Error *err)
     size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
     write_tail(tail, crc32c(0, text, body));
     if (length != n || strcmp(text + body, tail) != 0) {
-        error_set(err, EXIT_BAD_INPUT, "", "%s: CRC32C: expected its last line to match the rest",
-                  path);
+        bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
         return NULL;
     }
     return json_parse(text, (size_t)n, path, err);

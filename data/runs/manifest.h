@@ -3,9 +3,6 @@
 #ifndef UNPAD_MANIFEST_H
 #define UNPAD_MANIFEST_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 
 enum { MANIFEST_MAX_FILES = 512, MANIFEST_NAME_MAX = 128 };

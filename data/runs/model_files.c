@@ -1,17 +1,9 @@
 #include "model_files.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "../base/error.h"
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/path.h"
-#include "../models/config.h"
 #include "../models/safetensors.h"
-#include "../models/weights.h"
-#include "checkpoint.h"
 
 enum { GENERATION_CONFIG, FIRST_TOKENIZER_FILE };
 static const char *const names[NUM_MODEL_FILES] = {

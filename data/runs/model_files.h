@@ -3,9 +3,6 @@
 #ifndef UNPAD_MODEL_FILES_H
 #define UNPAD_MODEL_FILES_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../models/config.h"
 #include "../models/weights.h"

@@ -14,9 +14,7 @@ bool out_dir_lock(OutDir *out, Error *err) {
     if (!dir_lock(&out->lock, out->path, err)) return false;
     out->locked = true;
     if (!out->lock.works)
-        fprintf(stderr,
-                "warning: %s: this file system has no locks: nothing keeps a second run out\n",
-                out->path);
+        warning("%s: this file system has no locks: nothing keeps a second run out", out->path);
     return checkpoint_recover(out->path, err);
 }
 
@@ -29,7 +27,7 @@ static bool same_file(const char *a, const char *b) {
 }
 
 static void report_damaged(const char *dir, const Error *why) {
-    fprintf(stderr, "warning: skipping %s: %s\n", dir, why->what);
+    warning("skipping %s: %s", dir, why->what);
 }
 
 // A later --resume takes the newest checkpoint: there must be none newer than the one named.
@@ -39,8 +37,8 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
     if (!checkpoint_list(out, &steps, &count, err)) return false;
     if (count > 0 && steps[0] > step)
         error_set(err, EXIT_USAGE, "remove the newer ones first, or give another --out",
-                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08lld",
-                  resume, out, (long long)steps[0]);
+                  "--resume=%s: expected the newest checkpoint of --out, found %s/step-%08ld",
+                  resume, out, steps[0]);
     free(steps);
     return !err->code;
 }
@@ -51,7 +49,7 @@ static bool find_named(const char *out, const char *resume, bool trains, ResumeP
     int64_t step = -1;
     if (!manifest_verify(resume, &step, err) ||
         !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
-        !path_printf(own, sizeof own, err, "%s/step-%08lld", out, (long long)step))
+        !checkpoint_step_path(own, sizeof own, out, step, err))
         return false;
     point->in_place = same_file(own, point->dir);
     return !point->in_place || !trains || check_is_newest(out, resume, step, err);
@@ -82,8 +80,7 @@ bool out_dir_start_from_scratch(const char *out, Error *err) {
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
                          finished ? "final/" : "log.jsonl, whose run saved some");
-    fprintf(stderr, "warning: %s: no checkpoint to resume from: training starts from scratch\n",
-            out);
+    warning("%s: no checkpoint to resume from: training starts from scratch", out);
     return true;
 }
 
@@ -131,9 +128,9 @@ void out_dir_warn_if_small(const char *out, uint64_t model_bytes, int64_t steps,
     if (keep > 0 && saves > room) saves = room > 1 ? room : 1;
     const double needed = (double)saves * whole + model;
     if (!disk_free_bytes(out, &free_bytes, &err) || needed <= (double)free_bytes) return;
-    fprintf(stderr,
-            "warning: %s: checkpoints will take %.1f MiB (%lld of %.1f MiB, and final/), found "
-            "%.1f MiB free%s\n",
-            out, needed / 1048576, (long long)saves, whole / 1048576, (double)free_bytes / 1048576,
-            save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
+    warning(
+        "%s: checkpoints will take %.1f MiB (%ld of %.1f MiB, and final/), found "
+        "%.1f MiB free%s",
+        out, needed / 1048576, saves, whole / 1048576, (double)free_bytes / 1048576,
+        save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
 }

@@ -3,9 +3,6 @@
 #ifndef UNPAD_OUT_DIR_H
 #define UNPAD_OUT_DIR_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/dir.h"
 #include "../base/error.h"
 #include "../base/path.h"

@@ -1,17 +1,13 @@
 #include "samples.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
-#include "../models/bpe.h"
 
 // ------------------------------------------------------------------------------------------------
 // The beginning of a text
@@ -57,6 +53,33 @@ static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
 
 // ------------------------------------------------------------------------------------------------
 // Generation
+
+// Likeliest first; equal ones by id, so that the order is the same on every machine.
+static int candidate_compare(const void *a, const void *b) {
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    return x->p != y->p ? (x->p < y->p ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
+}
+
+int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
+                     Candidate *scratch) {
+    const float inverse_temperature = s->temperature > 0 ? 1 / s->temperature : 1;
+    float max = -INFINITY, sum = 0, kept = 0;
+    for (int32_t v = 0; v < V; v++) max = fmaxf(max, logits[v]);
+    for (int32_t v = 0; v < V; v++) {
+        scratch[v].p = expf((logits[v] - max) * inverse_temperature);
+        scratch[v].id = v;
+    }
+    qsort(scratch, (size_t)V, sizeof *scratch, candidate_compare);
+    if (s->temperature == 0) return scratch[0].id;
+    const int32_t k = s->top_k > 0 && s->top_k < V ? s->top_k : V;
+    int32_t n = 0;
+    for (int32_t v = 0; v < k; v++) sum += scratch[v].p;
+    while (n < k && (n == 0 || kept < s->top_p * sum)) kept += scratch[n++].p;
+    float target = uniform * kept;
+    for (int32_t i = 0; i < n - 1; i++)
+        if ((target -= scratch[i].p) < 0) return scratch[i].id;
+    return scratch[n - 1].id;
+}
 
 static float sample_uniform(uint64_t seed, int64_t step, int text, int position) {
     uint64_t key = mix64(seed * 0x9e3779b97f4a7c15ull + (uint64_t)step);
@@ -135,7 +158,7 @@ static void token_print(const Tokenizer *tokenizer, int32_t id) {
 }
 
 static void text_print(const Text *text, const Samples *s, int64_t step) {
-    printf("--- sample %d after step %lld%s\n", text->number + 1, (long long)step,
+    printf("--- sample %d after step %ld%s\n", text->number + 1, step,
            text->ended ? " (ended)" : "");
     for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i]);
     printf("\n");
@@ -152,6 +175,6 @@ void samples_print(Samples *s, const SampleModel *model, int64_t step) {
     }
     if (ok && n > 0) texts_write(texts, n, s, model, step);
     for (int i = 0; ok && i < n; i++) text_print(&texts[i], s, step);
-    if (!ok) fprintf(stderr, "warning: no samples: %s\n", err.what);
+    if (!ok) warning("no samples: %s", err.what);
     for (int i = 0; i < n; i++) free(texts[i].tokens);
 }

@@ -3,14 +3,26 @@
 #ifndef UNPAD_SAMPLES_H
 #define UNPAD_SAMPLES_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "../base/error.h"
 #include "../batches/batch.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
-#include "sampling.h"
+
+// The next token from its logits: temperature, then top-k, then top-p, then one draw.
+typedef struct {
+    float temperature;  // 0: always the likeliest token
+    int top_k;          // draw from the k likeliest; 0: from all
+    float top_p;        // draw from the smallest set of likeliest tokens whose sum is >= p; 1: all
+} Sampling;
+
+typedef struct {
+    float p;
+    int32_t id;
+} Candidate;
+
+// logits (V), uniform in [0,1): the draw; scratch (V).
+int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
+                     Candidate *scratch);
 
 enum { MAX_SAMPLES = 64 };
 

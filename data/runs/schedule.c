@@ -2,7 +2,6 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdint.h>
 
 // 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.
 static double schedule_left(ScheduleKind kind, double done) {

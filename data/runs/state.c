@@ -1,21 +1,12 @@
 #include "state.h"
 
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-#include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/plan.h"
-#include "../shards/dataset.h"
-#include "checkpoint.h"
 
 #define FILE_NAME "trainer_state.json"
 
@@ -87,8 +78,8 @@ static bool check_plan(const json_t *state, const PlanField *plan, const char *p
         if (!json_get_int64(state, plan[i].name, 0, max, &was, was < 0, err)) return false;
         size_t used = strlen(misfits);
         if (was != plan[i].value)
-            snprintf(misfits + used, sizeof misfits - used, " %s (was %lld, is %lld)", plan[i].name,
-                     (long long)was, (long long)plan[i].value);
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", plan[i].name,
+                     was, plan[i].value);
     }
     return misfits[0] == 0 ||
            error_set(err, EXIT_CHECKPOINT_MISFIT,

@@ -3,8 +3,6 @@
 #define UNPAD_STATE_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
 
 #include "../base/error.h"
 #include "../base/options.h"

@@ -1,18 +1,12 @@
 #include "vocabulary.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/digest.h"
-#include "../base/error.h"
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/path.h"
-#include "../models/config.h"
-#include "../shards/dataset.h"
 
 // ------------------------------------------------------------------------------------------------
 // The tokenizer, by the first 8 bytes of SHA-256 of its tokenizer.json
@@ -37,11 +31,10 @@ static bool same_tokenizer(const char *whose, uint64_t hash, const NamedData *d,
     Error why = {0};
     if (hash == 0 || found == 0 || hash == found) return true;
     error_set(&why, EXIT_CHECKPOINT_MISFIT, hint,
-              "%s: expected the tokenizer of %s (SHA-256 %016llx...), found %016llx...", d->path,
-              whose, (unsigned long long)__builtin_bswap64(hash),
-              (unsigned long long)__builtin_bswap64(found));
+              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d->path,
+              whose, __builtin_bswap64(hash), __builtin_bswap64(found));
     if (!allowed) return error_set(err, why.code, hint, "%s", why.what);
-    fprintf(stderr, "warning: %s\n", why.what);
+    warning("%s", why.what);
     return true;
 }
 
@@ -93,24 +86,15 @@ static bool token_ids_add(TokenIds *t, const json_t *root, const char *key, Erro
     return true;
 }
 
-static void token_ids_text(const TokenIds *t, char *out, size_t capacity) {
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; i < t->n && used + 16 < capacity; i++)
-        used += (size_t)snprintf(out + used, capacity - used, "%s%lld", i ? ", " : "",
-                                 (long long)t->ids[i]);
-}
-
 // From config.json and generation_config.json of a model directory, or the built-in config.
 static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenIds *bos,
                            TokenIds *eos, Error *err) {
     static const char *const files[] = {"config.json", "generation_config.json"};
     char path[IO_PATH_MAX];
-    memset(bos, 0, sizeof *bos);
-    memset(eos, 0, sizeof *eos);
+    *bos = *eos = (TokenIds){0};
     if (builtin) {
-        bos->ids[bos->n++] = builtin->bos_token_id;
-        eos->ids[eos->n++] = builtin->eos_token_id;
+        *bos = (TokenIds){{builtin->bos_token_id}, 1};
+        *eos = (TokenIds){{builtin->eos_token_id}, 1};
         return true;
     }
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -127,10 +111,13 @@ static bool read_token_ids(const char *model, const LlamaConfig *builtin, TokenI
 
 static void warn_of_id(const NamedData *d, const char *what, int32_t id, const char *key,
                        const char *model, const TokenIds *ids) {
-    char text[512];
-    token_ids_text(ids, text, sizeof text);
-    fprintf(stderr, "warning: %s: documents %s with token %d, but %s of %s is %s\n", d->path, what,
-            id, key, model, text);
+    char text[512] = "", number[24];
+    for (int i = 0; i < ids->n; i++) {
+        snprintf(number, sizeof number, "%ld", ids->ids[i]);
+        text_list(text, sizeof text, number);
+    }
+    warning("%s: documents %s with token %d, but %s of %s is %s", d->path, what, id, key, model,
+            text);
 }
 
 bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin, const NamedData *d,
@@ -139,10 +126,10 @@ bool vocabulary_warn(const char *model, const LlamaConfig *config, bool builtin,
     TokenIds bos, eos;
     if (!read_token_ids(model, builtin ? config : NULL, &bos, &eos, err)) return false;
     if (ds->vocab_size < config->vocab_size / 2)
-        fprintf(stderr,
-                "warning: %s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
-                "untrained\n",
-                d->path, ds->vocab_size, model, config->vocab_size);
+        warning(
+            "%s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
+            "untrained",
+            d->path, ds->vocab_size, model, config->vocab_size);
     if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
         warn_of_id(d, "end", ds->eos, "eos_token_id", model, &eos);
     // an end of text before each document separates them as well as one after it

@@ -3,8 +3,6 @@
 #ifndef UNPAD_VOCABULARY_H
 #define UNPAD_VOCABULARY_H
 
-#include <stdbool.h>
-
 #include "../base/error.h"
 #include "../models/config.h"
 #include "../shards/dataset.h"

@@ -69,7 +69,7 @@ static Mbarrier mbar_at(uint32_t a, const char *op, const char *file, int line) 
     return {p, MbarrierBits::of(*p)};
 }
 
-// Stores the state; a phase ends when nothing is pending, and wakes whoever waits for its end.
+// Stores the state; a phase ends when nothing is pending, and wakes those that wait for it.
 static void mbar_store(Mbarrier m) {
     Block *b = cur.blk;
     bool done = m.bits.pending == 0 && m.bits.tx == 0;

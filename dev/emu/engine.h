@@ -1,4 +1,4 @@
-// Inside the emulator: the state of one block and its threads, shared by the rooms
+// Inside the emulator: the state of one block and its threads, shared by its source files
 //   fibers.cpp    CUDA threads as fibers: stacks and switches
 //   schedule.cpp  which thread runs next; blocks, grids, deadlock reports
 //   warp.cpp      warp collectives, __syncthreads and named barriers
@@ -66,7 +66,7 @@ enum AsyncMode {
 struct Options {
     Sched sched = FIFO;
     AsyncMode async = LAZY;
-    int threads = 1, proxy = 0, trunc = 0, timeout = 0, guard = 1, poison = 1, stats = 0;
+    int threads = 1, proxy = 0, exact = 0, timeout = 0, guard = 1, poison = 1, stats = 0;
     int arch = 90, devices = 1, streams = 0, slow_stream = 0, trace = 0, fast_math = 0;
     size_t align = 64, memory = (size_t)8 << 30;
     uint64_t seed = 1;

@@ -322,7 +322,7 @@ static void wait_for(std::atomic<int> &count, int all) {
     while (count.load() < all) nanosleep(&a_moment, nullptr);
 }
 
-// The file is there for the meeting only: its name goes when all have mapped it.
+// The file's name is only needed until all ranks have mapped it.
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, int rank) {
     if (num_ranks < 1 || num_ranks > MAX_RANKS || rank < 0 || rank >= num_ranks)
         return ncclInvalidArgument;

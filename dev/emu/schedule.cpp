@@ -33,7 +33,7 @@ Options::Options() {
     seed = env_number("EMU_SEED", seed);
     threads = (int)env_number("EMU_THREADS", 1);
     proxy = (int)env_number("EMU_PROXY", 0);
-    trunc = (int)env_number("EMU_TRUNC", 0);
+    exact = (int)env_number("EMU_EXACT", 0);
     timeout = (int)env_number("EMU_TIMEOUT", 0);
     guard = (int)env_number("EMU_GUARD", 1);
     poison = (int)env_number("EMU_POISON", 1);

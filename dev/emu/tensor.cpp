@@ -69,23 +69,48 @@ void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, i
 }
 
 // ------------------------------------------------------------------------------------------------
-// Products of 16 rows, 16 deep. EMU_TRUNC=1 rounds each sum once, toward zero, as tensor cores may.
+// Products of 16 rows, 16 deep. EMU_EXACT=1: rounded bit for bit as the tensor cores of EMU_ARCH
+// round, for which dev/witnesses has two models that are not ours and samples of GPUs.
+
+// So many products and the accumulator are one sum: its terms are cut to a grid of so many bits
+// below the largest exponent among them, added exactly, and the sum is cut to fp32.
+struct Rounding {
+    int terms, fraction_bits;
+};
+void exact_tensor_cores(int arch) { opt.exact = 1, opt.arch = arch; }
+static Rounding tensor_core() { return opt.arch < 90 ? Rounding{8, 24} : Rounding{16, 25}; }
+
+static int exponent(float x) { return std::max((int)(bits<uint32_t>(x) >> 23 & 255), 1) - 127; }
+
+template <int COLS>
+static float fused_sum(float c, const float *a, const float (*b)[COLS], int col, Rounding r) {
+    double terms[17] = {c}, plain = c, sum = 0;
+    int top = c != 0 ? exponent(c) : -108 - r.fraction_bits;  // a zero counts as so small
+    for (int k = 0; k < r.terms; k++) {
+        terms[k + 1] = (double)a[k] * b[k][col];
+        plain += terms[k + 1];
+        if (terms[k + 1] != 0) top = std::max(top, exponent(a[k]) + exponent(b[k][col]));
+    }
+    if (std::isnan(plain)) return bits<float>(0x7fffffffu);
+    if (std::isinf(plain)) return (float)plain;
+    const double grid = std::ldexp(1, top - r.fraction_bits), per_grid = 1 / grid;
+    for (int k = 0; k <= r.terms; k++) sum += (double)(int64_t)(terms[k] * per_grid);
+    sum *= grid;
+    return std::fabs(sum) < 0x1p128 ? toward_zero(sum) + 0.0f : (float)sum;  // never -0
+}
 
 template <int COLS>
 static void multiply_16x16(float (*d)[COLS], const float (*a)[16], const float (*b)[COLS],
                            int cols) {
-    if (opt.trunc) {
-        for (int i = 0; i < 16; i++)
-            for (int j = 0; j < cols; j++) {
-                double v = d[i][j];
-                for (int k = 0; k < 16; k++) v += (double)a[i][k] * b[k][j];
-                d[i][j] = toward_zero(v);
-            }
-        return;
+    const Rounding r = tensor_core();
+    for (int i = 0; i < 16; i++) {
+        if (opt.exact)
+            for (int k = 0; k < 16; k += r.terms)
+                for (int j = 0; j < cols; j++) d[i][j] = fused_sum(d[i][j], a[i] + k, b + k, j, r);
+        else
+            for (int k = 0; k < 16; k++)
+                for (int j = 0; j < cols; j++) d[i][j] += a[i][k] * b[k][j];
     }
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < cols; j++) d[i][j] += a[i][k] * b[k][j];
 }
 
 // One lane's part of a 16 x 16 A fragment: rows g and g + 8, columns t.. and t + 8..

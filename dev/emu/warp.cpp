@@ -174,7 +174,7 @@ void bar(int id, int count, bool wait, const char *file, int line) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Exit: nothing asynchronous may be left, and whoever waits for this thread waits no longer
+// Exit: nothing asynchronous may be left, and nobody waits for this thread any more
 
 static void check_nothing_in_flight(Fiber *f) {
     Block *b = cur.blk;

@@ -23,8 +23,8 @@ extern "C" {
 // The job
 
 // Joins the other ranks, if there are any; before any other call. NULL, or one line that says what
-// is missing. Only rank 0 writes to standard output; of what the others write to standard error one
-// error is printed, by rank 0, when it ends the job and rank 0 has none of its own.
+// is missing. Only rank 0 writes to standard output and warns. An error of another rank
+// (error_exit) is printed by rank 0, when it ends the job and rank 0 has none of its own.
 const char *comm_init(void);
 
 // After comm_init, when the device is chosen: connects the devices of all ranks. `stream` is the
@@ -37,7 +37,7 @@ void comm_finalize(void);
 
 int comm_rank(void);
 int comm_num_ranks(void);
-int comm_local_rank(void);  // among the ranks of this machine
+int comm_local_rank(void);  // among the ranks of this machine; -1: the launcher does not say
 
 // ------------------------------------------------------------------------------------------------
 // Collectives on device buffers
@@ -74,9 +74,9 @@ int comm_max(int value);  // the largest of all ranks
 void comm_broadcast(void *data_host, size_t bytes);
 // out (num_ranks, bytes) =  every rank's data
 void comm_all_gather_host(void *out_host, const void *data_host, size_t bytes);
-// rank 0's data |=  that of the others: where each byte is of one rank, the others' being 0, rank 0
-// then has all of them, whatever they stand for
-void comm_merge(void *data_host, size_t bytes);
+// rank 0's data (bytes): of each other rank the `n` bytes from `at` on =  that rank's, n and `at`
+// being its own
+void comm_merge(void *data_host, size_t bytes, size_t at, size_t n);
 void comm_barrier(void);
 
 // ------------------------------------------------------------------------------------------------

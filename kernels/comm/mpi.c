@@ -13,7 +13,6 @@
 #include "../../data/base/memory.h"
 #include "comm.h"
 #include "ranks.h"
-#include "rendezvous.h"
 
 const char *comm_connect(void *stream) {
     (void)stream;  // MPI starts in comm_init
@@ -43,10 +42,7 @@ void comm_finalize(void) {}
 #else
 
 #include <mpi.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #ifdef GRADCHECK
@@ -64,39 +60,35 @@ static void broadcast_by_mpi(void *data, size_t bytes) {
     MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
 }
 
+// Before the handlers that MPI has registered
 static void at_exit(int code, void *unused) {
-    (void)unused;
-    if (code == 0) comm_finalize();  // another code ends all ranks: see watchdog.h
+    if (code == 0)
+        comm_finalize();
+    else
+        ranks_at_exit(code, unused);
 }
 
-// MPI_Init returns when all ranks have called it, however long that takes: this thread ends the job
-// when it takes longer than ranks may take to come. started: an eventfd.
-static void *end_late_start(void *started) {
-    const RanksPlace own = ranks_place();
-    const int64_t limit_ms = ranks_join_ms();
-    struct pollfd in_time = {*(int *)started, POLLIN, 0};
-    if (poll(&in_time, 1, (int)limit_ms) != 0) return NULL;
-    ranks_die(EXIT_PEER_LOST,
-              "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets the time",
-              "expected %d ranks in MPI_Init within %lld s, found rank %d on %s waiting for others",
-              ranks_launched(), (long long)limit_ms / 1000, own.rank, own.host);
+// MPI_Init returns when all ranks have called it, however long that takes.
+static char late_start[512];
+static void end_late_start(int sig) {
+    (void)sig;
+    if (write(2, late_start, strlen(late_start)) >= 0) _exit(EXIT_PEER_LOST);
+    _exit(EXIT_PEER_LOST);
 }
 
 static const char *start_mpi(void) {
-    const uint64_t one = 1;
-    int provided, started = eventfd(0, EFD_CLOEXEC);
-    pthread_t limit;
-    sigset_t all, before;
-    sigfillset(&all);  // signals are the main thread's
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int failed = started < 0 || pthread_create(&limit, NULL, end_late_start, &started) != 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) return "no thread to watch the start of MPI with";
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
-        return "MPI does not start";
-    if (write(started, &one, sizeof one) == sizeof one) pthread_join(limit, NULL);
-    close(started);
-    return NULL;
+    int provided;
+    snprintf(late_start, sizeof late_start,
+             "error: ranks: expected %d ranks in MPI_Init within %d s, found rank %d on %s waiting "
+             "for others\nhint: start all ranks, where they can reach each other; "
+             "RANKS_JOIN_SECONDS sets the time\n",
+             ranks.num, ranks_join_seconds(), ranks.rank, ranks.host);
+    signal(SIGALRM, end_late_start);
+    alarm((unsigned)(ranks_join_seconds() + ranks_turn_seconds()));
+    const int status = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    alarm(0);
+    signal(SIGALRM, SIG_DFL);
+    return status == MPI_SUCCESS ? NULL : "MPI does not start";
 }
 
 static const char *check_mpi(int num_ranks) {
@@ -114,19 +106,18 @@ static void make_counts(int num_ranks) {
     collect_starts = collect_counts + num_ranks;
 }
 
-// On one machine the ranks meet before MPI starts, because MPI does not say which of them it waits
-// for; on several, MPI is how they find each other.
+// Where they can the ranks meet before MPI starts, because MPI does not say which of them it waits
+// for; else MPI is how they find each other.
 const char *comm_init(void) {
     const int num_ranks = ranks_launched();
     if (num_ranks == 1) return NULL;
-    const bool here = ranks_all_here();
-    const char *missing = here ? ranks_join(NULL) : NULL;
+    const bool first = ranks.here || getenv("MASTER_ADDR");
+    const char *missing = first ? ranks_join(NULL) : NULL;
     if (!missing) missing = start_mpi();
     if (!missing) missing = check_mpi(num_ranks);
-    if (!missing && !here) missing = ranks_join(broadcast_by_mpi);
+    if (!missing && !first) missing = ranks_join(broadcast_by_mpi);
     if (missing) return missing;
     make_counts(num_ranks);
-    on_exit(ranks_at_exit, NULL);  // before what MPI has set up to do at exit
     on_exit(at_exit, NULL);
     if (comm_rank() == 0) return NULL;
     return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";

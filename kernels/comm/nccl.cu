@@ -60,6 +60,7 @@ void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
 
 #include <nccl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static ncclComm_t nccl;  // NULL: a single rank
@@ -101,20 +102,24 @@ static void *watch_nccl(void *) {
             Error err = {};
             error_set(&err, EXIT_DEVICE_ERROR, NCCL_HINT, "nccl: ncclCommGetAsyncError: %s",
                       ncclGetErrorString(status));
-            error_print(&err);
-            ranks_at_exit(EXIT_DEVICE_ERROR, nullptr);
-            _exit(EXIT_DEVICE_ERROR);
+            error_exit(&err);
         }
         pthread_mutex_unlock(&watching);
     }
 }
 
-static void leave(int code, void *) {
-    if (code == 0) ranks_leave();  // another code ends all ranks: see watchdog.h
+static void leave(int code, void *unused) {
+    if (code == 0)
+        ranks_leave();
+    else
+        ranks_at_exit(code, unused);
 }
 
 const char *comm_init(void) {
     if (ranks_launched() == 1) return nullptr;
+    if (ranks.rank >= 0 && ranks.local_rank < 0)
+        ranks_die(EXIT_USAGE, "set it as torchrun would: each rank needs a GPU of its own",
+                  "LOCAL_RANK: expected the number of this rank on its machine, found none");
     const char *missing = ranks_join(nullptr);
     if (missing) return missing;
     on_exit(leave, nullptr);
@@ -132,6 +137,13 @@ static void create_stream() {
         CUDA_CHECK(cudaEventCreateWithFlags(&communicated[i], cudaEventDisableTiming));
 }
 
+// Ranks but 0 have no standard output, where NCCL logs to. A regular file would be truncated.
+static void log_to_stderr() {
+    struct stat status;
+    if (fstat(2, &status) == 0 && !S_ISREG(status.st_mode))
+        setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
+}
+
 static const char *connect() {
     ncclUniqueId id;
     pthread_t thread;
@@ -139,13 +151,13 @@ static const char *connect() {
     num_ranks = comm_num_ranks();
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     comm_broadcast(&id, sizeof id);
-    if (rank > 0) ranks_library_log("NCCL_DEBUG_FILE");
+    if (rank > 0) log_to_stderr();
     ranks_enter_collective(false);
     NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
     ranks_leave_collective(false);
     create_stream();
     // before CUDA's own handlers, which may wait for kernels that wait for other ranks
-    on_exit(ranks_at_exit, nullptr);
+    on_exit(leave, nullptr);
     if (pthread_create(&thread, nullptr, watch_nccl, nullptr) != 0)
         return "no thread to watch NCCL";
     pthread_detach(thread);

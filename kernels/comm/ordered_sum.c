@@ -7,9 +7,22 @@
 
 #include "comm.h"
 
+// On a GPU a round of all ranks fills 32 MiB: it costs launches on every rank, however short it is.
+// On the CPU a block fits the cache. Of a small model it is a quarter of a shard, to save memory.
+static size_t block_size(size_t num_elements, int32_t num_ranks) {
+    const size_t ranks = (size_t)num_ranks, quarter = (num_elements / (16 * ranks) + 1) * 4;
+#ifdef BACKEND_CUDA
+    const size_t most = ((size_t)2 << 20) / ranks * 4;  // rows on 16-byte borders
+#else
+    const size_t most = (size_t)32 << 10;
+#endif
+    return most < quarter ? most : quarter;
+}
+
 void ordered_sum_plan(OrderedSum *s, size_t num_elements, int32_t rank, int32_t num_ranks,
                       int32_t num_leaves) {
     *s = (OrderedSum){.num_elements = num_elements,
+                      .block = block_size(num_elements, num_ranks),
                       .rank = rank,
                       .num_ranks = num_ranks,
                       .num_leaves = num_leaves};
@@ -42,7 +55,7 @@ void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last) {
 // Partial sum i of `rank`, as collected
 static real *collected_sum(const OrderedSum *s, int i, int32_t rank) {
     const size_t row = (size_t)i * (size_t)s->num_ranks + (size_t)rank;
-    return s->collected + row * ORDERED_SUM_BLOCK;
+    return s->collected + row * s->block;
 }
 
 // Joins nodes (num_nodes) whose sums are in x (num_nodes, n each) as far as they join; with `all`
@@ -82,14 +95,13 @@ static void collect_and_join(const OrderedSum *s, real *x, const size_t *first) 
     size_t longest = 0;
     for (int32_t r = 0; r < s->num_ranks; r++)
         if (first[r + 1] - first[r] > longest) longest = first[r + 1] - first[r];
-    for (size_t at = 0; at < longest; at += ORDERED_SUM_BLOCK) {
+    for (size_t at = 0; at < longest; at += s->block) {
         // a rank with fewer partial sums resends its last one; the receiver ignores it
         for (int i = 0; i < s->num_collected; i++)
             comm_collect(collected_sum(s, i, 0), i < s->num_nodes - 1 ? partial_sum(s, i) : x,
-                         first, at, ORDERED_SUM_BLOCK);
+                         first, at, s->block);
         if (at < own)
-            join_collected(s, x + first[s->rank] + at,
-                           own - at < ORDERED_SUM_BLOCK ? own - at : ORDERED_SUM_BLOCK);
+            join_collected(s, x + first[s->rank] + at, own - at < s->block ? own - at : s->block);
     }
 }
 

@@ -14,14 +14,13 @@
 #include "../../data/base/sum_tree.h"
 #include "../kernels.h"
 
-enum { ORDERED_SUM_BLOCK = 1 << 15 };  // elements of a shard that are collected at a time
-
 typedef struct {
     size_t num_elements;
+    size_t block;  // elements of a shard that are collected at a time
     int32_t rank, num_ranks, num_leaves;
     // device memory, the caller's: see ordered_sum_plan
     real *partial;    // (num_partial, num_elements)
-    real *collected;  // (num_collected, num_ranks, ORDERED_SUM_BLOCK)
+    real *collected;  // (num_collected, num_ranks, block)
     int num_partial, num_collected;
     // the partial sums so far, left to right: the last in x, those before it in partial
     SumNode nodes[SUM_MAX_NODES];

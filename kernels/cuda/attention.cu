@@ -1,10 +1,7 @@
 // Causal attention over packed documents on CUDA: the work list, the checks, the choice of kernels.
 //
 // One list per batch, made on the host, serves all layers and both passes (layout: attention.cuh).
-// Query items are for the forward and the dQ kernel: a tile of queries, all keys up to it. Key
-// items are for the dK, dV kernel: a tile of keys, all queries from it on. Forward items are for
-// sm_90's forward and dQ kernel: a few units, all keys up to the last. Backward items are for its
-// dK, dV kernel, as key items. A document without a token has no item.
+// A document without a token has no item.
 #include <algorithm>
 #include "attention.cuh"
 
@@ -21,88 +18,53 @@ size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
+// Appends a list to `work`: `tiles(len)` items for each document of `len` tokens, by falling cost.
 // Equal costs are in the order of the buffer: neighbours in the list are neighbours in the cache.
-static int by_place(const WorkItem *a, const WorkItem *b) {
-    if (a->start != b->start) return a->start < b->start ? -1 : 1;
-    return (a->tile > b->tile) - (a->tile < b->tile);
-}
-
-// Cost: the keys that the last query sees, in tiles of KEY_TILE
-static int costlier_query_item_first(const void *x, const void *y) {
-    const WorkItem *a = (const WorkItem *)x, *b = (const WorkItem *)y;
-    int64_t a_end = (a->tile + 1) * (int64_t)QUERY_TILE,
-            b_end = (b->tile + 1) * (int64_t)QUERY_TILE;
-    int64_t a_cost = ceil_div<int64_t>(a_end < a->len ? a_end : a->len, KEY_TILE);
-    int64_t b_cost = ceil_div<int64_t>(b_end < b->len ? b_end : b->len, KEY_TILE);
-    return a_cost != b_cost ? (a_cost > b_cost ? -1 : 1) : by_place(a, b);
-}
-
-// Cost: the queries from the first key on, in tiles of KEY_TILE
-static int costlier_key_item_first(const void *x, const void *y) {
-    const WorkItem *a = (const WorkItem *)x, *b = (const WorkItem *)y;
-    int a_cost = ceil_div<int>(a->len, KEY_TILE) - a->tile;
-    int b_cost = ceil_div<int>(b->len, KEY_TILE) - b->tile;
-    return a_cost != b_cost ? (a_cost > b_cost ? -1 : 1) : by_place(a, b);
-}
-
-// `tiles` of a document of so many rows
-template <class Tiles>
-static int32_t add_items(WorkItem *items, const int32_t *cu_seqlens_host, int num_docs,
-                         Tiles tiles) {
-    int32_t n = 0;
+template <class Tiles, class Cost>
+static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_host, int num_docs,
+                     Tiles tiles, Cost cost) {
+    WorkCounts *counts = reinterpret_cast<WorkCounts *>(work);
+    WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1), *end;
+    for (int before = 0; before < list; before++) items += counts->items[before];
+    end = items;
     for (int doc = 0; doc < num_docs; doc++) {
-        int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
-        for (int t = 0; t < tiles(len); t++) items[n++] = {start, len, t};
+        const int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
+        assert(start >= 0 && len >= 0);
+        for (int t = 0; t < tiles(len); t++) *end++ = {start, len, t};
     }
-    return n;
-}
-
-// Cost: the keys that the last query sees, in row blocks
-static int32_t add_forward_items(WorkItem *items, const int32_t *cu_seqlens_host, int num_docs,
-                                 HeadShape heads) {
-    const int consumers = forward_consumers(heads.head_dim);
-    const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
-    const int32_t n = add_items(items, cu_seqlens_host, num_docs, [=](int len) {
-        return ceil_div(ceil_div<int>(len, UNIT_ROWS) * shared, consumers);
+    counts->items[list] = (int32_t)(end - items);
+    std::sort(items, end, [=](const WorkItem &a, const WorkItem &b) {
+        if (cost(a) != cost(b)) return cost(a) > cost(b);
+        return a.start != b.start ? a.start < b.start : a.tile < b.tile;
     });
-    std::sort(items, items + n, [=](const WorkItem &a, const WorkItem &b) {
-        const int a_cost = last_row_block(a, consumers, shared);
-        const int b_cost = last_row_block(b, consumers, shared);
-        return a_cost != b_cost ? a_cost > b_cost : by_place(&a, &b) < 0;
-    });
-    return n;
-}
-
-// Cost: the queries from the first key on, in row blocks
-static int32_t add_backward_items(WorkItem *items, const int32_t *cu_seqlens_host, int num_docs) {
-    const int32_t n = add_items(items, cu_seqlens_host, num_docs,
-                                [](int len) { return ceil_div<int>(len, BACKWARD_KEYS); });
-    auto cost = [](const WorkItem &item) {
-        return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (BACKWARD_KEYS / UNIT_ROWS);
-    };
-    std::sort(items, items + n, [=](const WorkItem &a, const WorkItem &b) {
-        return cost(a) != cost(b) ? cost(a) > cost(b) : by_place(&a, &b) < 0;
-    });
-    return n;
 }
 
 size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
                       HeadShape heads) {
-    WorkCounts *counts = reinterpret_cast<WorkCounts *>(work_host);
-    WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1);
-    counts->query_items = add_items(items, cu_seqlens_host, num_docs,
-                                    [](int len) { return ceil_div<int>(len, QUERY_TILE); });
-    qsort(items, counts->query_items, sizeof(WorkItem), costlier_query_item_first);
-    items += counts->query_items;
-    counts->key_items = add_items(items, cu_seqlens_host, num_docs,
-                                  [](int len) { return ceil_div<int>(len, KEY_TILE); });
-    qsort(items, counts->key_items, sizeof(WorkItem), costlier_key_item_first);
-    items += counts->key_items;
-    counts->forward_items = add_forward_items(items, cu_seqlens_host, num_docs, heads);
-    items += counts->forward_items;
-    counts->backward_items = add_backward_items(items, cu_seqlens_host, num_docs);
-    items += counts->backward_items;
-    return reinterpret_cast<int32_t *>(items) - work_host;
+    const int consumers = forward_consumers(heads.head_dim);
+    const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
+    const auto add = [=](WorkList list, auto tiles, auto cost) {
+        add_list(work_host, list, cu_seqlens_host, num_docs, tiles, cost);
+    };
+    const auto tiles_of = [](int tile) { return [=](int len) { return ceil_div(len, tile); }; };
+    // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
+    add(QUERY_ITEMS, tiles_of(QUERY_TILE), [](const WorkItem &item) {
+        const int64_t end = (item.tile + 1) * (int64_t)QUERY_TILE;
+        return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
+    });
+    add(KEY_ITEMS, tiles_of(KEY_TILE),
+        [](const WorkItem &item) { return ceil_div<int>(item.len, KEY_TILE) - item.tile; });
+    add(
+        FORWARD_ITEMS,
+        [=](int len) { return ceil_div(ceil_div<int>(len, UNIT_ROWS) * shared, consumers); },
+        [=](const WorkItem &item) { return last_row_block(item, consumers, shared); });
+    add(BACKWARD_ITEMS, tiles_of(BACKWARD_KEYS), [](const WorkItem &item) {
+        return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (BACKWARD_KEYS / UNIT_ROWS);
+    });
+    size_t used = COUNT_INTS;
+    const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work_host);
+    for (int32_t items : counts->items) used += (size_t)items * ITEM_INTS;
+    return used;
 }
 
 static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
@@ -151,6 +113,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
                        HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
+    assert(docs->num_docs > 0 && docs->work);
     if (sm90())
         return attention_forward_sm90(
             out, lse, qkv, docs->work, s, heads.head_dim,
@@ -164,6 +127,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
+    assert(docs->num_docs > 0 && docs->work);
     const Rope rope = {position_ids, rope_table};
     if (sm90())
         return attention_backward_sm90(

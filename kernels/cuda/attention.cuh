@@ -23,12 +23,18 @@ static inline int shared_heads(int group, int consumers) {
     return shared;
 }
 
-// The work list of a batch: counts, the query items, the key items, the items of sm_90's forward
-// (its dQ kernel's too) and of its dK, dV kernel; each kind costliest first. An item is for every
-// head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so that the hardware
-// starts the longest items first and heads that share keys run side by side.
+// The work list of a batch: how many items each list has, then their items, costliest first. An
+// item is for every head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so
+// that the hardware starts the longest items first and heads that share keys run side by side.
+enum WorkList {
+    QUERY_ITEMS,     // of the forward and the dQ kernel: QUERY_TILE queries, all keys up to them
+    KEY_ITEMS,       // of the dK, dV kernel: KEY_TILE keys, all queries from them on
+    FORWARD_ITEMS,   // of sm_90's forward and dQ kernel: a few units, all keys up to the last
+    BACKWARD_ITEMS,  // of sm_90's dK, dV kernel: BACKWARD_KEYS keys, all queries from them on
+    NUM_WORK_LISTS
+};
 struct WorkCounts {
-    int32_t query_items, key_items, forward_items, backward_items;
+    int32_t items[NUM_WORK_LISTS];
 };
 struct WorkItem {
     int32_t start, len;  // the document: first row, tokens
@@ -50,28 +56,15 @@ __host__ __device__ __forceinline__ int last_row_block(const WorkItem &item, int
     return ((end < units ? end : units) - 1) / shared;
 }
 
-// False: there is no item of this index.
-__device__ __forceinline__ bool query_item(WorkItem &item, const int32_t *work, int index) {
-    const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work);
-    if (index >= counts->query_items) return false;
-    item = reinterpret_cast<const WorkItem *>(counts + 1)[index];
-    return true;
-}
-__device__ __forceinline__ bool key_item(WorkItem &item, const int32_t *work, int index) {
-    const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work);
-    if (index >= counts->key_items) return false;
-    item = reinterpret_cast<const WorkItem *>(counts + 1)[counts->query_items + index];
-    return true;
+__device__ __forceinline__ int work_count(const int32_t *work, WorkList list) {
+    return reinterpret_cast<const WorkCounts *>(work)->items[list];
 }
 
-__device__ __forceinline__ WorkItem forward_item(const int32_t *work, int index) {
+__device__ __forceinline__ WorkItem work_item(const int32_t *work, WorkList list, int index) {
     const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work);
-    const WorkItem *items = reinterpret_cast<const WorkItem *>(counts + 1);
-    return items[counts->query_items + counts->key_items + index];
-}
-
-__device__ __forceinline__ WorkItem backward_item(const int32_t *work, int index) {
-    return forward_item(work, reinterpret_cast<const WorkCounts *>(work)->forward_items + index);
+#pragma unroll
+    for (int before = 0; before < list; before++) index += counts->items[before];
+    return reinterpret_cast<const WorkItem *>(counts + 1)[index];
 }
 
 // Shapes as kernels need them; rows in elements
@@ -82,11 +75,80 @@ struct AttentionShape {
     float scale, scale_log2e;
 };
 
-// What turns dQ and dK back: see rope_forward
+// For the inverse of rope_forward on dQ and dK
 struct Rope {
     const int32_t *position_ids;
     const float *table;
 };
+
+// -------------------------------------------------------------------------------------------------
+// Accumulators of either path are blocks of 16 rows and 8 columns, 4 registers a lane, x[0..3]:
+// lane l holds rows l / 4 (x[0], x[1]) and l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the
+// next. Four lanes, a quad, hold a row. The left operand of the next product has the same layout: P
+// and dS need no shared memory.
+
+constexpr float LOG2E = 1.44269504088896340736f;
+
+__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
+__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// delta = rowsum(dout * out) of a row, whose quad calls this together, and lse in base 2. Pointers
+// are at the row; zeros, and nothing read or written, where it is not `valid`.
+template <int D>
+__device__ __forceinline__ void row_statistics(float *delta, float *lse_log2e, float *delta_out,
+                                               const floatX *dout, const floatX *out,
+                                               const float *lse, bool valid) {
+    const int first = lane_id() % 4 * (D / 4);  // of this lane's columns
+    float sum = 0;
+    *lse_log2e = 0;
+    if (valid) {
+#pragma unroll
+        for (int c = 0; c < D / 4; c += 8) {
+            float x[8], y[8];
+            load8(x, dout + first + c);
+            load8(y, out + first + c);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum += x[i] * y[i];
+        }
+        *lse_log2e = *lse * LOG2E;
+    }
+    *delta = quad_sum(sum);
+    if (valid && quad_col() == 0) *delta_out = *delta;
+}
+
+// The inverse of rope_forward on columns c, c + 1 (low) and their partners c + D / 2 (high).
+// angles: those of the row's position, from column c on.
+__device__ __forceinline__ void unrotate_pairs(float (&low)[2], float (&high)[2],
+                                               const float *angles) {
+    const float4 two = *reinterpret_cast<const float4 *>(angles);
+    const float cosine[2] = {two.x, two.z}, sine[2] = {two.y, two.w};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float x = low[i], y = high[i];
+        low[i] = x * cosine[i] + y * sine[i];
+        high[i] = y * cosine[i] - x * sine[i];
+    }
+}
+
+// More than 48 KB of shared memory has to be asked for, once per kernel.
+template <class Kernel>
+bool allow_shared_memory(Kernel kernel, int bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// The two paths
 
 // attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on.
 // query_items and key_items are max_work_items of the batch; head_dim is 64 or 128.

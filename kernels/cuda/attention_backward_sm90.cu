@@ -1,16 +1,17 @@
 // Attention backward on Hopper, without atomics: every result is computed by one warpgroup in one
 // order. Roles, barriers and what lies past a document's end: attention_sm90.cuh.
 //
-// Two kernels, 7 products instead of 5: the price of a dQ that needs no fp32 buffer to add into,
-// nothing to clear before it and no pass to convert it after, and of the same bits in every run.
+// Two kernels, 7 products instead of 5: for that, dQ needs no fp32 buffer to add into, to clear and
+// to convert, and every run gives the same bits.
 //   backward_q   items and units of the forward (see attention_sm90.cu): a consumer has 64 queries
-//                of one head; K and V pass by, from the diagonal down to key 0; dQ stays in
-//                registers. Also writes delta, which backward_kv reads.
-//   backward_kv  an item is 128 keys of one kv head, 64 for each of two consumers; Q and dO of all
-//                heads of the group pass by, from the diagonal on; dK and dV stay in registers. S
-//                and dP are computed transposed, so that P and dS are left operands as they lie.
-// Both take 64 rows of what passes by at a time, so that the block of the diagonal is square.
-// Something is always left for the tensor cores while a consumer computes exponentials: dP, which
+//                of one head and loops over K and V, from the diagonal down to key 0; dQ stays
+//                in registers. Also writes delta, which backward_kv reads.
+//   backward_kv  an item is 128 keys of one kv head, 64 for each of two consumers; it loops over
+//                Q and dO of all heads of the group, from the diagonal on; dK and dV stay in
+//                registers. S and dP are computed transposed: P and dS then have the layout of left
+//                operands.
+// Both loops take 64 rows at a time, so that the block of the diagonal is square.
+// The tensor cores always have work while a consumer computes exponentials: dP, which
 // is issued with S, and in backward_q dQ of the block before; dV while it computes dS.
 //
 // Barrier pairs. backward_q: one a consumer for Q, dO and its Job; one a stage for K and V
@@ -24,7 +25,6 @@
 namespace {
 
 constexpr int ROWS = UNIT_ROWS;  // of all tiles
-constexpr float LOG2E = 1.44269504088896340736f;
 
 #if SM90A
 
@@ -33,7 +33,7 @@ __device__ unsigned q_items_taken, kv_items_taken;  // see take_number
 // x = the inverse of rope_forward on x, an accumulator. Columns c and c + D / 2 are a pair, both in
 // the same thread. row: the warp's first in the buffer, `rows` are in the document.
 template <int D>
-__device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, int row, int rows) {
+__device__ __forceinline__ void unrotate(float (&x)[D / 2], const Rope &rope, int row, int rows) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int own = quad_row() + 8 * r;
@@ -41,11 +41,9 @@ __device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, i
         const float *angles = rope.table + (int64_t)rope.position_ids[row + own] * D;
 #pragma unroll
         for (int i = 2 * r; i < D / 4; i += 4) {
-            const float4 two =
-                *reinterpret_cast<const float4 *>(angles + 2 * (i / 4 * 8 + quad_col()));
-            const float a = x[i], b = x[i + 1], p = x[i + D / 4], q = x[i + D / 4 + 1];
-            x[i] = a * two.x + p * two.y, x[i + 1] = b * two.z + q * two.w;
-            x[i + D / 4] = p * two.x - a * two.y, x[i + D / 4 + 1] = q * two.z - b * two.w;
+            float low[2] = {x[i], x[i + 1]}, high[2] = {x[i + D / 4], x[i + D / 4 + 1]};
+            unrotate_pairs(low, high, angles + 2 * (i / 4 * 8 + quad_col()));
+            x[i] = low[0], x[i + 1] = low[1], x[i + D / 4] = high[0], x[i + D / 4 + 1] = high[1];
         }
     }
 }
@@ -56,11 +54,8 @@ __device__ __forceinline__ void turn_back(float (&x)[D / 2], const Rope &rope, i
 // dQ
 
 template <int D>
-struct QuerySizes {
+struct QuerySizes : Roles<forward_consumers(D)> {
     static constexpr int CONSUMERS = forward_consumers(D);
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
     static constexpr int STAGES = D == 64 ? 4 : 3;
     typedef Tile<ROWS, D> T;
     // Where in shared memory: Q and dO of each consumer, its results, stages of K and V
@@ -91,28 +86,14 @@ struct RowStatistics {
 
     __device__ __forceinline__ void load(const Gradients &g, const AttentionShape &s,
                                          const Job &job) {
-        constexpr int COLUMNS = D / 4;  // of a lane
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = job.row_block * ROWS + warp_in_group() * 16 + quad_row() + 8 * r;
             const int64_t in_buffer = job.doc.start + row;
-            const int64_t at = in_buffer * s.out_row + job.head * D + lane_id() % 4 * COLUMNS;
+            const int64_t at = in_buffer * s.out_row + job.head * D;
             const int64_t statistic = job.head * s.total_tokens + in_buffer;
-            float sum = 0;
-            lse_log2e[r] = 0;
-            if (row < job.doc.len) {
-#pragma unroll
-                for (int c = 0; c < COLUMNS; c += 8) {
-                    float x[8], y[8];
-                    load8(x, g.dout + at + c);
-                    load8(y, g.out + at + c);
-#pragma unroll
-                    for (int e = 0; e < 8; e++) sum += x[e] * y[e];
-                }
-                lse_log2e[r] = g.lse[statistic] * LOG2E;
-            }
-            delta[r] = quad_sum(sum);
-            if (row < job.doc.len && quad_col() == 0) g.delta[statistic] = delta[r];
+            row_statistics<D>(&delta[r], &lse_log2e[r], g.delta + statistic, g.dout + at,
+                              g.out + at, g.lse + statistic, row < job.doc.len);
         }
     }
 };
@@ -180,7 +161,7 @@ struct QueryConsumer {
         dscores(dp, s);
         wgmma_wait<0>();
         wgmma_pin(dq);
-        wgmma_pin(dp);  // ds is read no more
+        wgmma_pin(dp);  // wgmma no longer reads ds
         keys.done();
         to_operand(ds, dp);
     }
@@ -201,7 +182,7 @@ struct QueryConsumer {
                                           const Job &job) {
         const int row = job.row_block * ROWS + warp_in_group() * STORE_ROWS;
         const float factor[2] = {shape.scale, shape.scale};
-        turn_back<D>(dq, rope, job.doc.start + row, job.doc.len - row);
+        unrotate<D>(dq, rope, job.doc.start + row, job.doc.len - row);
         store_rows<D>(dqkv_map, result, dq, factor, job.head * D, row, job.doc, shape.total_tokens);
     }
 };
@@ -268,29 +249,23 @@ __global__ void __launch_bounds__(QuerySizes<D>::THREADS, 1)
                                      const __grid_constant__ Rope rope) {
 #if SM90A
     typedef QuerySizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        const uint32_t base = shared_begin();
-        for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::UNIT_PAIRS + w * 16, WARPS);
-        for (int i = 0; i < Z::STAGES; i++)
-            init_pair(base + Z::KV_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-        fence_mbar_init();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume_keys<D>(&dqkv_map, g, rope, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::UNIT_PAIRS + w * 16, WARPS);
+            for (int i = 0; i < Z::STAGES; i++)
+                init_pair(base + Z::KV_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+        },
+        [&] {
+            if (threadIdx.x % WARPGROUP == 0) produce_keys<D>(&qkv_map, &dout_map, work, s);
+        },
+        [&](int unit) { consume_keys<D>(&dqkv_map, g, rope, s, unit); });
 #endif
 }
 
 // -------------------------------------------------------------------------------------------------
 // dK and dV
 
-// What both consumers are to do
+// The item of both consumers
 struct KeyJob {
     WorkItem item;    // its tile is of BACKWARD_KEYS keys
     int32_t kv_head;  // STOP: no more items
@@ -298,10 +273,8 @@ struct KeyJob {
 constexpr int STOP = -1;
 
 template <int D>
-struct KeySizes {
+struct KeySizes : Roles<BACKWARD_KEYS / ROWS> {
     static constexpr int CONSUMERS = BACKWARD_KEYS / ROWS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
     static constexpr int STAGES = D == 64 ? 4 : 3;
     typedef Tile<ROWS, D> T;
     static constexpr int STATISTICS_BYTES = 2 * ROWS * 4;  // lse * log2(e), then delta
@@ -366,7 +339,7 @@ struct KeyConsumer {
         }
     }
 
-    // ahead: rows that the keys lie behind the queries
+    // ahead: first key minus first query
     __device__ __forceinline__ void block(int ahead) {
         float s[ROWS / 2], dp[ROWS / 2];
         uint32_t p[ROWS / 16][4], ds[ROWS / 16][4];
@@ -396,7 +369,7 @@ struct KeyConsumer {
         queries.done();
     }
 
-    // `unit`: of the item; its keys are so many blocks behind the first queries.
+    // `unit`: of the item; its first key is that many blocks after the first query.
     __device__ __forceinline__ void walk(int unit, int query_blocks) {
         clear(dk);
         clear(dv);
@@ -411,7 +384,7 @@ struct KeyConsumer {
         const float scale[2] = {shape.scale, shape.scale}, one[2] = {1, 1};
         store_rows<D>(dqkv_map, result, dv, one, column + shape.num_kv_heads * D, row, job.item,
                       shape.total_tokens);
-        turn_back<D>(dk, rope, job.item.start + row, job.item.len - row);
+        unrotate<D>(dk, rope, job.item.start + row, job.item.len - row);
         store_rows<D>(dqkv_map, result, dk, scale, column, row, job.item, shape.total_tokens);
     }
 };
@@ -463,7 +436,7 @@ struct ColumnStatistics {
     }
 };
 
-// A warp's work: reads the statistics of a block while the one before is still waited for
+// One warp: loads the statistics of a block before it waits for the previous stage to be free
 template <int D>
 __device__ __forceinline__ void produce_statistics(const Gradients &g, const AttentionShape &s) {
     typedef KeySizes<D> Z;
@@ -490,7 +463,7 @@ __device__ __forceinline__ void produce_statistics(const Gradients &g, const Att
     }
 }
 
-// A thread's work
+// One thread: loads items, K and V, then Q and dO
 template <int D>
 __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
                                                 const CUtensorMap *dout_map, const int32_t *work,
@@ -499,14 +472,14 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     typedef typename Z::T T;
     const uint32_t base = smem_u32(smem), full = base + Z::KV_PAIR;
     const int tokens = (int)s.total_tokens;
-    const unsigned total =
-        reinterpret_cast<const WorkCounts *>(work)->backward_items * (unsigned)s.num_kv_heads;
+    const unsigned total = work_count(work, BACKWARD_ITEMS) * (unsigned)s.num_kv_heads;
     QueryRing<D> queries(base);
     unsigned number = blockIdx.x;
     for (uint32_t phase = 0;; phase ^= 1) {
         KeyJob job = {{0, 0, 0}, STOP};
         if (number < total) {
-            job = {backward_item(work, number / s.num_kv_heads), (int)(number % s.num_kv_heads)};
+            job = {work_item(work, BACKWARD_ITEMS, number / s.num_kv_heads),
+                   (int)(number % s.num_kv_heads)};
             number = take_number(&kv_items_taken, total);
         }
         const WorkItem &item = job.item;
@@ -550,23 +523,17 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
                                       const __grid_constant__ Rope rope) {
 #if SM90A
     typedef KeySizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        const uint32_t base = shared_begin();
-        init_pair(base + Z::KV_PAIR, WARPS * Z::CONSUMERS + 1);  // and the statistics' warp
-        for (int i = 0; i < Z::STAGES; i++)
-            init_pair(base + Z::Q_PAIRS + i * 16, WARPS * Z::CONSUMERS, 2);
-        fence_mbar_init();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (warp_in_group() == 1) produce_statistics<D>(g, s);
-        if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume_queries<D>(&dqkv_map, rope, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            init_pair(base + Z::KV_PAIR, WARPS * Z::CONSUMERS + 1);  // and the statistics' warp
+            for (int i = 0; i < Z::STAGES; i++)
+                init_pair(base + Z::Q_PAIRS + i * 16, WARPS * Z::CONSUMERS, 2);
+        },
+        [&] {
+            if (warp_in_group() == 1) produce_statistics<D>(g, s);
+            if (threadIdx.x % WARPGROUP == 0) produce_queries<D>(&qkv_map, &dout_map, work, s);
+        },
+        [&](int unit) { consume_queries<D>(&dqkv_map, rope, s, unit); });
 #endif
 }
 

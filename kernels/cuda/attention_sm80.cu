@@ -2,16 +2,14 @@
 // instructions of sm_80: cp.async, ldmatrix, mma.sync m16n8k16.
 //
 // Three kernels, each CTA one item of the work list for one head, four warps. A warp owns rows of
-// the item's tile and needs no other warp's results, so the only thing that warps share is what
-// cp.async brings in, two stages deep:
-//   forward     rows are queries; K and V pass by; O, running maximum and sum stay in registers
-//   backward_q  rows are queries; K and V pass by; recomputes P; dQ stays in registers; also writes
+// the tile and needs no other warp's results; warps share only the two stages that cp.async fills:
+//   forward     rows are queries; loops over K and V; O, running maximum and sum in registers
+//   backward_q  rows are queries; loops over K and V; recomputes P; dQ in registers; also writes
 //               delta, which backward_kv reads
-//   backward_kv rows are keys; Q and dO pass by, for all query heads of the group; dK and dV stay
-//               in registers and are stored once: no atomics, so everything is deterministic
-// dQ and dK turn back by their positions (the inverse of rope_forward) while they are in registers:
-// a pass over dqkv less, and one rounding less.
-// Seven products in backward instead of five is the price of dQ without atomics.
+//   backward_kv rows are keys; loops over Q and dO of all query heads of the group; dK and dV in
+//               registers, stored once: without atomics the result is deterministic
+// The inverse of rope_forward is applied to dQ and dK while they are in registers: one pass over
+// dqkv and one rounding less. Backward without atomics costs seven products instead of five.
 //
 // Masks. Query i sees keys j <= i, so in a document's last tile the causal mask hides the keys past
 // the document's end from every query inside it: there is no length mask. Rows past the end are
@@ -19,34 +17,23 @@
 // Results of such rows are not stored; as queries they add zeros to dK and dV, because their dO and
 // delta are 0.
 // The first key tile holds key 0, which every query sees: a running maximum is finite from the
-// first tile on, and no row is ever -inf throughout.
+// first tile on, and no row is -inf throughout.
 //
 // Sizes. ldmatrix moves 128 bytes a clock: a warp of 16 queries would wait as long for K and V as
-// for its products, so the first two kernels give a warp 32 queries, and each fragment of K and V
-// serves two products. In backward_kv dK and dV of 32 keys leave too few registers for S and dP: a
-// warp has 16 keys, and at D 64 keeps its rows of K and V in registers. Stages are as long as
-// registers allow without a spill: 64 keys, or 32 at D 128; 32 queries.
-// CTAs on an SM, from compiled registers and shared memory (nvcc 13.0):
-//                       forward    backward_q  backward_kv
-//                       64   128   64   128    64   128
-//   sm_80, 87           2    2     2    1      3    2
-//   sm_86, 89, 12x      2    1     1    1      2    1
-//   sm_90               2    2     2    2      3    2
-//   sm_100, 103, 110    2    2     2    2      2    2
-//
-// A block of 16 x 8 fp32 is 4 registers a lane, x[0..3]: lane l holds rows l / 4 (x[0], x[1]) and
-// l / 4 + 8 (x[2], x[3]), columns 2 * (l % 4) and the next. Four lanes, a quad, hold a row. The
-// left operand of the next product has the same layout: P and dS need no shared memory.
+// for its products, so the first two kernels give a warp 32 queries where two CTAs of that size fit
+// on an SM, and each fragment of K and V serves two products. In backward_kv dK and dV of 32 keys
+// leave too few registers for S and dP: a warp has 16 keys. A warp's own 16 x 128 or 32 x 64 values
+// stay in registers where there is room for them. TILES has the sizes.
 #include "attention.cuh"
 #include "ptx.cuh"
+
+#include <type_traits>
 
 extern __shared__ __align__(1024) unsigned char smem[];  // each kernel carves its own
 
 namespace {
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
-constexpr float LOG2E = 1.44269504088896340736f;
-
 // fp32 blocks of one warp; ROWS a multiple of 16, COLS of 16
 template <int ROWS, int COLS>
 struct Block {
@@ -58,19 +45,7 @@ struct RowValues {
     float x[ROWS / 16][2];
 };
 
-__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
-__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
-__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 
 template <int ROWS, int COLS>
 __device__ __forceinline__ void clear(Block<ROWS, COLS> &c) {
@@ -107,9 +82,9 @@ __device__ __forceinline__ uint32_t step(uint32_t at, int rows, int cols) {
     return (at ^ (cols * 32)) + rows * 16 * D * 2;
 }
 
-// The part of a tile that a thread copies: a chunk of every STEP-th row
+// The slice of a tile that a thread copies: a chunk of every STEP-th row
 template <int D>
-struct CopyPart {
+struct ThreadSlice {
     static constexpr int CHUNKS = D / 8, STEP = THREADS / CHUNKS;
     static_assert(STEP % 8 == 0, "a chunk keeps its place from row to row");
     static __device__ __forceinline__ int first_row() { return threadIdx.x / CHUNKS; }
@@ -119,20 +94,20 @@ struct CopyPart {
     }
 };
 
-// tile (ROWS, D) = rows [0, rows) of the tile in memory where this thread's part begins at `part`,
-// and zeros. The address of a row past them is never used: `valid` stands in for it.
+// tile (ROWS, D) = rows [0, rows) of the tile in memory where this thread's slice begins at
+// `slice`, and zeros. The address of a row past them is never used: `valid` stands in for it.
 template <int ROWS, int D>
-__device__ __forceinline__ void load_part(uint32_t tile, const floatX *part, int64_t row_stride,
-                                          int rows, const floatX *valid) {
-    typedef CopyPart<D> Part;
-    const int first = Part::first_row();
-    const uint32_t to = tile + chunk_at<D>(first, Part::chunk());
-    static_assert(ROWS % Part::STEP == 0, "rows of a tile");
+__device__ __forceinline__ void load_slice(uint32_t tile, const floatX *slice, int64_t row_stride,
+                                           int rows, const floatX *valid) {
+    typedef ThreadSlice<D> Slice;
+    const int first = Slice::first_row();
+    const uint32_t to = tile + chunk_at<D>(first, Slice::chunk());
+    static_assert(ROWS % Slice::STEP == 0, "rows of a tile");
 #pragma unroll
-    for (int i = 0; i < ROWS / Part::STEP; i++) {
-        const bool is_row = first + i * Part::STEP < rows;
-        cp_async16(to + i * Part::STEP * D * 2, is_row ? part : valid, is_row);
-        part += Part::STEP * row_stride;
+    for (int i = 0; i < ROWS / Slice::STEP; i++) {
+        const bool is_row = first + i * Slice::STEP < rows;
+        cp_async16(to + i * Slice::STEP * D * 2, is_row ? slice : valid, is_row);
+        slice += Slice::STEP * row_stride;
     }
 }
 
@@ -140,11 +115,11 @@ __device__ __forceinline__ void load_part(uint32_t tile, const floatX *part, int
 template <int ROWS, int D>
 __device__ __forceinline__ void load_tile(uint32_t tile, const floatX *src, int64_t row_stride,
                                           int rows) {
-    load_part<ROWS, D>(tile, CopyPart<D>::begin(src, row_stride), row_stride, rows, src);
+    load_slice<ROWS, D>(tile, ThreadSlice<D>::begin(src, row_stride), row_stride, rows, src);
 }
 
-// The rows of a tile that this warp owns, as left operand: in registers, or where those are short,
-// read again at each use.
+// The rows of a tile that this warp owns, as left operand: kept in registers, or read from shared
+// memory at each use.
 template <int ROWS, int D, bool IN_REGISTERS>
 struct OwnRows {
     uint32_t at;  // this lane's row and chunk of the first 16 x 16 values
@@ -228,14 +203,14 @@ __device__ __forceinline__ void multiply_add(Block<ROWS, D> &c, const Block<ROWS
     }
 }
 
-// A warp's results on their way to memory: bf16 values go into the part of a shared tile that this
-// warp alone reads and writes, so that memory sees whole rows in 16-byte stores.
+// Stores a warp's results as bf16 through its own rows of a shared tile, so that global memory gets
+// whole rows in 16-byte stores.
 template <int ROWS, int D>
 struct OutRows {
     unsigned char *tile;
 
     __device__ __forceinline__ explicit OutRows(unsigned char *own_rows) : tile(own_rows) {
-        __syncwarp();  // lanes have read what lay here
+        __syncwarp();  // all lanes have read these rows
     }
     // Columns 8 * n + quad_col() and the next, of this lane's row i of block m
     __device__ __forceinline__ void put(int m, int i, int n, float x, float y) const {
@@ -246,7 +221,7 @@ struct OutRows {
     // Rows [0, rows) to dst
     __device__ __forceinline__ void store(floatX *dst, int64_t row_stride, int rows) const {
         constexpr int CHUNKS = D / 8, STEP = WARP / CHUNKS;
-        __syncwarp();  // other lanes' values are there
+        __syncwarp();  // all lanes have written
         const int chunk = lane_id() % CHUNKS, first = lane_id() / CHUNKS;
 #pragma unroll
         for (int i = 0; i < ROWS / STEP; i++) {
@@ -278,11 +253,11 @@ __device__ __forceinline__ void store_rows(floatX *dst, int64_t row_stride, int 
 // Rows [0, rows) of dst = the inverse of rope_forward on c * factor. Columns x and x + D / 2 are a
 // pair, and both are this lane's. position_ids is at the first row.
 template <int ROWS, int D>
-__device__ __forceinline__ void store_rows_turned_back(floatX *dst, int64_t row_stride, int rows,
-                                                       const Block<ROWS, D> &c, float factor,
-                                                       const int32_t *position_ids,
-                                                       const float *rope_table,
-                                                       unsigned char *own_rows) {
+__device__ __forceinline__ void store_rows_unrotated(floatX *dst, int64_t row_stride, int rows,
+                                                     const Block<ROWS, D> &c, float factor,
+                                                     const int32_t *position_ids,
+                                                     const float *rope_table,
+                                                     unsigned char *own_rows) {
     constexpr int HALF = D / 16;  // blocks of 8 columns
     const OutRows<ROWS, D> out(own_rows);
 #pragma unroll
@@ -294,12 +269,15 @@ __device__ __forceinline__ void store_rows_turned_back(floatX *dst, int64_t row_
             const float *angles = rope_table + (int64_t)position_ids[row] * D + 2 * quad_col();
 #pragma unroll
             for (int n = 0; n < HALF; n++) {
-                const float4 two = *reinterpret_cast<const float4 *>(angles + 16 * n);
-                const float(&low)[4] = c.x[m][n], (&high)[4] = c.x[m][n + HALF];
-                const float a = low[2 * i] * factor, b = low[2 * i + 1] * factor;
-                const float p = high[2 * i] * factor, q = high[2 * i + 1] * factor;
-                out.put(m, i, n, a * two.x + p * two.y, b * two.z + q * two.w);
-                out.put(m, i, n + HALF, p * two.x - a * two.y, q * two.z - b * two.w);
+                float low[2], high[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    low[e] = c.x[m][n][2 * i + e] * factor;
+                    high[e] = c.x[m][n + HALF][2 * i + e] * factor;
+                }
+                unrotate_pairs(low, high, angles + 16 * n);
+                out.put(m, i, n, low[0], low[1]);
+                out.put(m, i, n + HALF, high[0], high[1]);
             }
         }
     out.store(dst, row_stride, rows);
@@ -363,18 +341,81 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
 }
 
 // -------------------------------------------------------------------------------------------------
-// Forward
+// Sizes
 
-template <int D>
-struct ForwardSizes {
-    static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
-    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage; 64 at 128 spills registers
-    static constexpr int Q_BYTES = QUERY_TILE * D * 2;
+// Of the forward and the dQ kernel: queries of a CTA, keys of a stage; of the dK, dV kernel:
+// queries of a stage (its CTA has KEY_TILE keys).
+struct Tiles {
+    int forward_queries, forward_keys, q_queries, q_keys, kv_queries;
+};
+enum SharedMemory { KB_100, KB_164, KB_228 };  // of an SM
+constexpr int SHARED_KB[] = {100, 164, 228};
+// Two CTAs of each kernel fit on an SM, and registers allow as many; three of the dK, dV kernel at
+// head_dim 64 but for sm_100 to 110. What was tried: dev/SPEED.md.
+constexpr Tiles TILES[][3] = {
+    // sm_86, 89, 12x       sm_80, 87              sm_90, 100 to 110
+    {{128, 64, 128, 32, 32}, {128, 64, 128, 64, 32}, {128, 64, 128, 64, 32}},  // head_dim 64
+    {{64, 32, 64, 16, 16}, {128, 32, 64, 32, 32}, {128, 32, 128, 32, 32}},     // head_dim 128
+};
+template <class Z, int MEMORY, int CTAS>  // a CTA takes 1 KB for itself
+constexpr bool FITS = CTAS *(Z::BYTES + 1024) <= SHARED_KB[MEMORY] * 1024;
+
+// False: this architecture never runs a kernel of these sizes, and gets no code for it.
+template <class Z>
+__device__ __forceinline__ constexpr bool runs_here() {
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200 || __CUDA_ARCH__ == 1210
+    return FITS<Z, KB_100, 2>;
+#else
+    return true;
+#endif
+}
+
+constexpr const Tiles &tiles_of(int head_dim, int memory) { return TILES[head_dim / 128][memory]; }
+
+// A tile of queries and the stages of keys it needs, in the forward and the dQ kernel
+template <int D, int QUERIES, int KEYS>
+struct QueryTile {
+    static constexpr int ROWS = QUERIES / WARPS;  // queries of a warp
+    static constexpr int Q_BYTES = QUERIES * D * 2;
     static constexpr int KV_BYTES = KEYS * D * 2;
     static constexpr int STAGE_BYTES = 2 * KV_BYTES;
-    static constexpr int BYTES = Q_BYTES + 2 * STAGE_BYTES;
-    static constexpr bool Q_IN_REGISTERS = D == 64;
+    static constexpr int CTAS = QUERY_TILE / QUERIES;  // for an item of the work list and a head
+
+    WorkItem item;
+    int head, first, end;  // queries first to end - 1 of the document
+    int own, own_first;    // this warp's first: in the tile, in the document
+    int k_column;          // of the kv head in a row; V is s.num_kv_heads heads further
+
+    // False: there are no such queries.
+    __device__ __forceinline__ bool take(const int32_t *work, const AttentionShape &s) {
+        const int number = blockIdx.x / CTAS, index = number / s.num_heads;
+        if (index >= work_count(work, QUERY_ITEMS)) return false;
+        item = work_item(work, QUERY_ITEMS, index);
+        head = number % s.num_heads;
+        first = item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
+        end = min(first + QUERIES, item.len);
+        own = warp_id() * ROWS, own_first = first + own;
+        k_column = (s.num_heads + head / s.group) * D;
+        return first < item.len;
+    }
+    __device__ __forceinline__ int num_stages() const { return ceil_div(end, KEYS); }
+    __device__ __forceinline__ void load_stage(uint32_t stages, int j, const floatX *qkv,
+                                               const AttentionShape &s) const {
+        const int first_key = j * KEYS, rows = item.len - first_key;
+        const floatX *keys = qkv + (item.start + first_key) * s.qkv_row + k_column;
+        const uint32_t k_tile = stages + j % 2 * STAGE_BYTES;
+        load_tile<KEYS, D>(k_tile, keys, s.qkv_row, rows);
+        load_tile<KEYS, D>(k_tile + KV_BYTES, keys + s.num_kv_heads * D, s.qkv_row, rows);
+        cp_async_commit();
+    }
+    // False: this warp has no queries, or all keys of the stage come after them.
+    __device__ __forceinline__ bool sees(int j) const {
+        return own_first < end && own_first + ROWS > j * KEYS;
+    }
 };
+
+// -------------------------------------------------------------------------------------------------
+// Forward
 
 // O / sum and lse of this warp's rows. dst and lse are at the warp's first row.
 template <int ROWS, int D>
@@ -395,32 +436,26 @@ __device__ __forceinline__ void finish_forward(floatX *dst, float *lse, int64_t 
     store_rows<ROWS, D>(dst, row_stride, rows, o, factor, own_rows);
 }
 
-template <int D>
+template <int D, int QUERIES, int KEYS>
+struct ForwardSizes : QueryTile<D, QUERIES, KEYS> {
+    typedef QueryTile<D, QUERIES, KEYS> Q;
+    static constexpr int BYTES = Q::Q_BYTES + 2 * Q::STAGE_BYTES;
+    static constexpr bool Q_IN_REGISTERS = Q::ROWS * D <= 32 * 64;
+};
+
+template <int D, int QUERIES, int KEYS>
 __global__ void __launch_bounds__(THREADS, 2)
     attention_forward_kernel(floatX *__restrict__ out, float *__restrict__ lse,
                              const floatX *__restrict__ qkv, const int32_t *__restrict__ work,
                              AttentionShape s) {
-    typedef ForwardSizes<D> Z;
-    WorkItem item;
-    if (!query_item(item, work, blockIdx.x / s.num_heads)) return;
-    const int head = blockIdx.x % s.num_heads, kv_head = head / s.group;
-    const int first = item.tile * QUERY_TILE, end = min(first + (int)QUERY_TILE, item.len);
-    const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
-    const int num_stages = ceil_div(end, Z::KEYS);
+    typedef ForwardSizes<D, QUERIES, KEYS> Z;
+    QueryTile<D, QUERIES, KEYS> tile;
+    if (!runs_here<Z>() || !tile.take(work, s)) return;
+    const WorkItem &item = tile.item;
+    const int head = tile.head, own_first = tile.own_first;
+    const uint32_t q_tile = shared_begin(), stages = q_tile + Z::Q_BYTES;
 
-    const floatX *q = qkv + (item.start + first) * s.qkv_row + head * D;
-    const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
-    const floatX *v = k + s.num_kv_heads * D;
-    const uint32_t q_tile = shared_begin(), kv_tiles = q_tile + Z::Q_BYTES;
-    auto load_stage = [&](int j) {
-        const int key = j * Z::KEYS;
-        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
-        load_tile<Z::KEYS, D>(k_tile, k + key * s.qkv_row, s.qkv_row, item.len - key);
-        load_tile<Z::KEYS, D>(k_tile + Z::KV_BYTES, v + key * s.qkv_row, s.qkv_row, item.len - key);
-        cp_async_commit();
-    };
-
-    OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, own);
+    OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own);
     Block<Z::ROWS, D> o;
     Softmax<Z::ROWS> state;
     clear(o);
@@ -429,73 +464,32 @@ __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int i = 0; i < 2; i++) state.top.x[m][i] = -INFINITY, state.sum.x[m][i] = 0;
 
-    load_tile<QUERY_TILE, D>(q_tile, q, s.qkv_row, end - first);
-    load_stage(0);
+    load_tile<QUERIES, D>(q_tile, qkv + (item.start + tile.first) * s.qkv_row + head * D, s.qkv_row,
+                          tile.end - tile.first);
+    tile.load_stage(stages, 0, qkv, s);
+    const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
-        if (j + 1 < num_stages) load_stage(j + 1);
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
+        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
         if (j == 0) queries.fetch();
-        const int ahead = own_first - j * Z::KEYS;
-        if (own_first >= end || ahead + Z::ROWS <= 0) continue;  // no rows; all keys come later
-        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
-        Block<Z::ROWS, Z::KEYS> p;
+        if (!tile.sees(j)) continue;
+        const int ahead = own_first - j * KEYS;
+        const uint32_t k_tile = stages + j % 2 * Z::STAGE_BYTES;
+        Block<Z::ROWS, KEYS> p;
         multiply_transposed(p, queries, k_tile);
-        if (ahead < Z::KEYS - 1) mask_causal<false>(p, ahead);
+        if (ahead < KEYS - 1) mask_causal<false>(p, ahead);
         softmax_step(p, state, o, s.scale_log2e);
         multiply_add(o, p, k_tile + Z::KV_BYTES);
     }
-    if (own_first >= end) return;
+    if (own_first >= tile.end) return;
     const int64_t row = (int64_t)item.start + own_first;
     finish_forward(out + row * s.out_row + head * D, lse + head * s.total_tokens + row, s.out_row,
-                   end - own_first, o, state, s.scale, smem + own * D * 2);
+                   tile.end - own_first, o, state, s.scale, smem + tile.own * D * 2);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Backward: dQ
-
-template <int D>
-struct BackwardQSizes {
-    static constexpr int ROWS = QUERY_TILE / WARPS;  // queries of a warp
-    static constexpr int KEYS = D == 64 ? 64 : 32;   // of a stage; two CTAs on an SM of 227 KB
-    static constexpr int Q_BYTES = QUERY_TILE * D * 2;
-    static constexpr int KV_BYTES = KEYS * D * 2;
-    static constexpr int STAGE_BYTES = 2 * KV_BYTES;
-    static constexpr int BYTES = 2 * Q_BYTES + 2 * STAGE_BYTES;
-};
-
-// delta = rowsum(dout * out) of this warp's rows, a quad to a row. Pointers are at the warp's first
-// row. Rows past the end get zeros.
-template <int ROWS, int D>
-__device__ __forceinline__ void row_statistics(RowValues<ROWS> &delta, RowValues<ROWS> &lse_log2e,
-                                               float *delta_out, const floatX *dout,
-                                               const floatX *out, int64_t row_stride,
-                                               const float *lse, int rows) {
-    constexpr int COLS = D / 4;  // of a lane
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = m * 16 + i * 8 + quad_row();
-            const int64_t at = row * row_stride + lane_id() % 4 * COLS;
-            float sum = 0;
-            lse_log2e.x[m][i] = 0;
-            if (row < rows) {
-#pragma unroll
-                for (int c = 0; c < COLS; c += 8) {
-                    float x[8], y[8];
-                    load8(x, dout + at + c);
-                    load8(y, out + at + c);
-#pragma unroll
-                    for (int e = 0; e < 8; e++) sum += x[e] * y[e];
-                }
-                lse_log2e.x[m][i] = lse[row] * LOG2E;
-            }
-            sum = quad_sum(sum);
-            if (row < rows && quad_col() == 0) delta_out[row] = sum;
-            delta.x[m][i] = sum;
-        }
-}
 
 // s = P = exp(scale * s - lse), then dp = dS = P * (dp - delta), for rows that are queries
 template <int ROWS, int COLS>
@@ -513,80 +507,87 @@ __device__ __forceinline__ void dsoftmax_rows(Block<ROWS, COLS> &s, Block<ROWS, 
             }
 }
 
-template <int D>
+template <int D, int QUERIES, int KEYS>
+struct BackwardQSizes : QueryTile<D, QUERIES, KEYS> {
+    typedef QueryTile<D, QUERIES, KEYS> Q;
+    static constexpr int BYTES = 2 * Q::Q_BYTES + 2 * Q::STAGE_BYTES;
+    static constexpr bool Q_IN_REGISTERS = Q::ROWS == 16;  // and dO
+};
+
+template <int D, int QUERIES, int KEYS>
 __global__ void __launch_bounds__(THREADS, 2)
     attention_backward_q_kernel(floatX *__restrict__ dqkv, float *__restrict__ delta_out,
                                 const floatX *__restrict__ dout, const floatX *__restrict__ qkv,
                                 const floatX *__restrict__ out, const float *__restrict__ lse,
                                 const int32_t *__restrict__ work, AttentionShape s, Rope rope) {
-    typedef BackwardQSizes<D> Z;
-    WorkItem item;
-    if (!query_item(item, work, blockIdx.x / s.num_heads)) return;
-    const int head = blockIdx.x % s.num_heads, kv_head = head / s.group;
-    const int first = item.tile * QUERY_TILE, end = min(first + (int)QUERY_TILE, item.len);
-    const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
-    const int num_stages = ceil_div(end, Z::KEYS);
-
-    const int64_t q_at = (item.start + first) * s.qkv_row + head * D;
-    const floatX *k = qkv + item.start * s.qkv_row + (s.num_heads + kv_head) * D;
-    const floatX *v = k + s.num_kv_heads * D;
+    typedef BackwardQSizes<D, QUERIES, KEYS> Z;
+    QueryTile<D, QUERIES, KEYS> tile;
+    if (!runs_here<Z>() || !tile.take(work, s)) return;
+    const WorkItem &item = tile.item;
+    const int own_first = tile.own_first, rows = tile.end - own_first;
     const int row = item.start + own_first;  // the warp's first, in the buffer
+    const int column = tile.head * D;
     const uint32_t q_tile = shared_begin(), dout_tile = q_tile + Z::Q_BYTES;
-    const uint32_t kv_tiles = dout_tile + Z::Q_BYTES;
-    auto load_stage = [&](int j) {
-        const int key = j * Z::KEYS;
-        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
-        load_tile<Z::KEYS, D>(k_tile, k + key * s.qkv_row, s.qkv_row, item.len - key);
-        load_tile<Z::KEYS, D>(k_tile + Z::KV_BYTES, v + key * s.qkv_row, s.qkv_row, item.len - key);
-        cp_async_commit();
-    };
+    const uint32_t stages = dout_tile + Z::Q_BYTES;
 
-    load_tile<QUERY_TILE, D>(q_tile, qkv + q_at, s.qkv_row, end - first);
-    load_tile<QUERY_TILE, D>(dout_tile, dout + (item.start + first) * s.out_row + head * D,
-                             s.out_row, end - first);
-    load_stage(0);
+    load_tile<QUERIES, D>(q_tile, qkv + (item.start + tile.first) * s.qkv_row + column, s.qkv_row,
+                          tile.end - tile.first);
+    load_tile<QUERIES, D>(dout_tile, dout + (item.start + tile.first) * s.out_row + column,
+                          s.out_row, tile.end - tile.first);
+    tile.load_stage(stages, 0, qkv, s);
 
-    const OwnRows<Z::ROWS, D, false> queries(q_tile, own), douts(dout_tile, own);
+    OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own), douts(dout_tile, tile.own);
     Block<Z::ROWS, D> dq;
     RowValues<Z::ROWS> delta, lse_log2e;
     clear(dq);
-    row_statistics<Z::ROWS, D>(delta, lse_log2e, delta_out + head * s.total_tokens + row,
-                               dout + row * s.out_row + head * D, out + row * s.out_row + head * D,
-                               s.out_row, lse + head * s.total_tokens + row, end - own_first);
+    const int64_t at = row * s.out_row + column, statistic = tile.head * s.total_tokens + row;
+#pragma unroll
+    for (int m = 0; m < Z::ROWS / 16; m++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int r = m * 16 + i * 8 + quad_row();
+            row_statistics<D>(&delta.x[m][i], &lse_log2e.x[m][i], delta_out + statistic + r,
+                              dout + at + r * s.out_row, out + at + r * s.out_row,
+                              lse + statistic + r, r < rows);
+        }
 
+    const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // all threads' copies of stage j are there; stage j - 1 is read no more
-        if (j + 1 < num_stages) load_stage(j + 1);
-        const int ahead = own_first - j * Z::KEYS;
-        if (own_first >= end || ahead + Z::ROWS <= 0) continue;  // no rows; all keys come later
-        const uint32_t k_tile = kv_tiles + j % 2 * Z::STAGE_BYTES;
-        Block<Z::ROWS, Z::KEYS> p, ds;
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
+        if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
+        if (j == 0) queries.fetch(), douts.fetch();
+        if (!tile.sees(j)) continue;
+        const int ahead = own_first - j * KEYS;
+        const uint32_t k_tile = stages + j % 2 * Z::STAGE_BYTES;
+        Block<Z::ROWS, KEYS> p, ds;
         multiply_transposed(p, queries, k_tile);
         multiply_transposed(ds, douts, k_tile + Z::KV_BYTES);
-        if (ahead < Z::KEYS - 1) mask_causal<false>(p, ahead);
+        if (ahead < KEYS - 1) mask_causal<false>(p, ahead);
         dsoftmax_rows(p, ds, delta, lse_log2e, s.scale_log2e);
         multiply_add(dq, ds, k_tile);
     }
-    if (own_first >= end) return;
-    store_rows_turned_back<Z::ROWS, D>(dqkv + row * s.qkv_row + head * D, s.qkv_row,
-                                       end - own_first, dq, s.scale, rope.position_ids + row,
-                                       rope.table, smem + own * D * 2);
+    if (rows <= 0) return;
+    store_rows_unrotated<Z::ROWS, D>(dqkv + row * s.qkv_row + column, s.qkv_row, rows, dq, s.scale,
+                                     rope.position_ids + row, rope.table, smem + tile.own * D * 2);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Backward: dK and dV
 
-template <int D>
+template <int D, int QUERIES>
 struct BackwardKvSizes {
     static constexpr int ROWS = KEY_TILE / WARPS;  // keys of a warp
-    static constexpr int QUERIES = 32;             // of a stage: registers for one more CTA than 64
     static constexpr int KV_BYTES = KEY_TILE * D * 2;
     static constexpr int Q_BYTES = QUERIES * D * 2;
     static constexpr int STAGE_BYTES = 2 * Q_BYTES;
     static constexpr int STATISTICS = 2 * QUERIES;  // floats of a stage: lse * log2(e), then delta
-    static constexpr int BYTES = 2 * KV_BYTES + 2 * STAGE_BYTES + 2 * STATISTICS * 4;
     static constexpr bool KV_IN_REGISTERS = D == 64;
+    // Where in shared memory. Statistics of odd stages lie where K was, if that is in registers: on
+    // an SM of 100 KB a third CTA fits.
+    static constexpr int STAGES = 2 * KV_BYTES, EVEN = STAGES + 2 * STAGE_BYTES;
+    static constexpr int ODD = KV_IN_REGISTERS ? 0 : EVEN + STATISTICS * 4;
+    static constexpr int BYTES = EVEN + (KV_IN_REGISTERS ? 1 : 2) * STATISTICS * 4;
 // CTAs on an SM for which registers are allotted; shared memory may allow fewer
 #if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
     static constexpr int CTAS = 2;  // with registers for three ptxas spills
@@ -623,51 +624,54 @@ __device__ __forceinline__ void dscores_columns(Block<ROWS, COLS> &dp, const Blo
     }
 }
 
-template <int D>
-__global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
+template <int D, int QUERIES>
+__global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     attention_backward_kv_kernel(floatX *__restrict__ dqkv, const floatX *__restrict__ dout,
                                  const floatX *__restrict__ qkv, const float *__restrict__ lse,
                                  const float *__restrict__ delta, const int32_t *__restrict__ work,
                                  AttentionShape s, Rope rope) {
-    typedef BackwardKvSizes<D> Z;
-    WorkItem item;
-    if (!key_item(item, work, blockIdx.x / s.num_kv_heads)) return;
+    typedef BackwardKvSizes<D, QUERIES> Z;
+    const int index = blockIdx.x / s.num_kv_heads;
+    if (!runs_here<Z>() || index >= work_count(work, KEY_ITEMS)) return;
+    const WorkItem item = work_item(work, KEY_ITEMS, index);
     const int kv_head = blockIdx.x % s.num_kv_heads, first_head = kv_head * s.group;
     const int first = item.tile * KEY_TILE, end = min(first + (int)KEY_TILE, item.len);
     const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document
     // All query tiles from the diagonal on, of the group's first head, then of the next
-    const int num_tiles = ceil_div(item.len - first, Z::QUERIES);
+    const int num_tiles = ceil_div(item.len - first, QUERIES);
     const int num_stages = num_tiles * s.group;
 
     const int64_t k_at = (item.start + first) * s.qkv_row + (s.num_heads + kv_head) * D;
     const uint32_t k_tile = shared_begin(), v_tile = k_tile + Z::KV_BYTES;
-    const uint32_t q_tiles = v_tile + Z::KV_BYTES;
-    float *statistics = reinterpret_cast<float *>(smem + 2 * Z::KV_BYTES + 2 * Z::STAGE_BYTES);
-    // Where this thread reads the next stage, moved on from stage to stage: fewer instructions than
-    // addresses made from rows and heads
+    const uint32_t q_tiles = k_tile + Z::STAGES;
+    auto statistics = [](int j) {
+        return reinterpret_cast<float *>(smem + (j % 2 == 0 ? Z::EVEN : Z::ODD));
+    };
+    // Where this thread reads the next stage, advanced from stage to stage: fewer instructions than
+    // computing addresses from rows and heads
     const int64_t first_query = (int64_t)item.start + first;
-    const int statistic = threadIdx.x % Z::QUERIES;
-    const bool is_lse = (int)threadIdx.x < Z::QUERIES;
+    const int statistic = threadIdx.x % QUERIES;
+    const bool is_lse = (int)threadIdx.x < QUERIES;
     const floatX *next_q =
-        CopyPart<D>::begin(qkv + first_query * s.qkv_row + first_head * D, s.qkv_row);
+        ThreadSlice<D>::begin(qkv + first_query * s.qkv_row + first_head * D, s.qkv_row);
     const floatX *next_dout =
-        CopyPart<D>::begin(dout + first_query * s.out_row + first_head * D, s.out_row);
+        ThreadSlice<D>::begin(dout + first_query * s.out_row + first_head * D, s.out_row);
     const float *next_statistic =
         (is_lse ? lse : delta) + first_head * s.total_tokens + first_query + statistic;
     int next_rows = item.len - first;
     // Starts the copies of a stage. Returns this thread's value of its statistics, which the caller
-    // stores after it has computed the stage before: one global latency is hidden by arithmetic.
+    // stores after it has computed the stage before: arithmetic hides one global latency.
     auto load_stage = [&](int j) {
         const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
-        load_part<Z::QUERIES, D>(q_tile, next_q, s.qkv_row, next_rows, qkv);
-        load_part<Z::QUERIES, D>(q_tile + Z::Q_BYTES, next_dout, s.out_row, next_rows, dout);
+        load_slice<QUERIES, D>(q_tile, next_q, s.qkv_row, next_rows, qkv);
+        load_slice<QUERIES, D>(q_tile + Z::Q_BYTES, next_dout, s.out_row, next_rows, dout);
         cp_async_commit();
         float value = 0;
         if (statistic < next_rows && (int)threadIdx.x < Z::STATISTICS) value = *next_statistic;
-        next_q += Z::QUERIES * s.qkv_row, next_dout += Z::QUERIES * s.out_row;
-        next_statistic += Z::QUERIES, next_rows -= Z::QUERIES;
+        next_q += QUERIES * s.qkv_row, next_dout += QUERIES * s.out_row;
+        next_statistic += QUERIES, next_rows -= QUERIES;
         if (next_rows <= 0) {  // the first query of the next head
-            const int64_t queries = num_tiles * Z::QUERIES;
+            const int64_t queries = num_tiles * QUERIES;
             next_q += D - queries * s.qkv_row, next_dout += D - queries * s.out_row;
             next_statistic += s.total_tokens - queries;
             next_rows = item.len - first;
@@ -676,8 +680,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     };
     auto store_statistics = [&](int j, float value) {
         const float factor = is_lse ? LOG2E : 1;
-        if ((int)threadIdx.x < Z::STATISTICS)
-            statistics[j % 2 * Z::STATISTICS + threadIdx.x] = value * factor;
+        if ((int)threadIdx.x < Z::STATISTICS) statistics(j)[threadIdx.x] = value * factor;
     };
     static_assert(Z::STATISTICS <= THREADS, "at most one value a thread");
 
@@ -689,34 +692,38 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
     Block<Z::ROWS, D> dk, dv;
     clear(dk);
     clear(dv);
+    if constexpr (Z::KV_IN_REGISTERS) {
+        cp_async_wait<0>();
+        __syncthreads();  // K and V have arrived
+        keys.fetch(), values.fetch();
+    }
     for (int j = 0, tile = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // copies and statistics of stage j are there; stage j - 1 is read no more
+        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
         float next = 0;
         if (j + 1 < num_stages) next = load_stage(j + 1);
-        if (j == 0) keys.fetch(), values.fetch();
-        const int ahead = tile * Z::QUERIES - own;
-        if (own_first < end &&
-            ahead + Z::QUERIES > 0) {  // else no rows, or all queries come before
+        const int ahead = tile * QUERIES - own;
+        if (own_first < end && ahead + QUERIES > 0) {  // else no keys, or no query sees them
             const uint32_t q_tile = q_tiles + j % 2 * Z::STAGE_BYTES;
-            const float *lse_log2e = statistics + j % 2 * Z::STATISTICS;
-            Block<Z::ROWS, Z::QUERIES> p, ds;
+            const float *lse_log2e = statistics(j);
+            Block<Z::ROWS, QUERIES> p, ds;
             multiply_transposed(p, keys, q_tile);
             if (ahead < Z::ROWS - 1) mask_causal<true>(p, ahead);
             probabilities_columns(p, lse_log2e, s.scale_log2e);
             multiply_add(dv, p, q_tile + Z::Q_BYTES);
             multiply_transposed(ds, values, q_tile + Z::Q_BYTES);
-            dscores_columns(ds, p, lse_log2e + Z::QUERIES);
+            dscores_columns(ds, p, lse_log2e + QUERIES);
             multiply_add(dk, ds, q_tile);
         }
-        store_statistics(j + 1, next);  // what lay there was read before the barrier above
+        store_statistics(j + 1, next);  // read last before the barrier above
         if (++tile == num_tiles) tile = 0;
     }
+    if constexpr (Z::KV_IN_REGISTERS) __syncthreads();  // results overwrite statistics
     if (own_first >= end) return;
     floatX *dk_rows = dqkv + k_at + own * s.qkv_row;
-    store_rows_turned_back<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
-                                       rope.position_ids + item.start + own_first, rope.table,
-                                       smem + own * D * 2);
+    store_rows_unrotated<Z::ROWS, D>(dk_rows, s.qkv_row, end - own_first, dk, s.scale,
+                                     rope.position_ids + item.start + own_first, rope.table,
+                                     smem + own * D * 2);
     RowValues<Z::ROWS> factor;
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++) factor.x[m][0] = factor.x[m][1] = 1;
@@ -727,12 +734,6 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D>::CTAS)
 // -------------------------------------------------------------------------------------------------
 // Launches
 
-// More than 48 KB of shared memory has to be asked for, once per kernel.
-template <class Kernel>
-void allow_shared_memory(Kernel kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 // A grid's first dimension may have 2^31 - 1 CTAs.
 unsigned grid_size(int64_t items, int heads) {
     if (items * heads > INT32_MAX)
@@ -740,52 +741,73 @@ unsigned grid_size(int64_t items, int heads) {
     return (unsigned)(items * heads);
 }
 
-template <int D>
+template <int D, int MEMORY>
 void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
              const AttentionShape &s, int64_t query_items) {
-    constexpr int BYTES = ForwardSizes<D>::BYTES;
-    static bool ready = (allow_shared_memory(attention_forward_kernel<D>, BYTES), true);
+    constexpr int QUERIES = tiles_of(D, MEMORY).forward_queries;
+    constexpr int KEYS = tiles_of(D, MEMORY).forward_keys;
+    typedef ForwardSizes<D, QUERIES, KEYS> Z;
+    static_assert(FITS<Z, MEMORY, 2>, "two CTAs on an SM");
+    static bool ready = allow_shared_memory(attention_forward_kernel<D, QUERIES, KEYS>, Z::BYTES);
     (void)ready;
-    attention_forward_kernel<D>
-        <<<grid_size(query_items, s.num_heads), THREADS, BYTES, cuda_stream()>>>(out, lse, qkv,
-                                                                                 work, s);
+    attention_forward_kernel<D, QUERIES, KEYS>
+        <<<grid_size(query_items * Z::CTAS, s.num_heads), THREADS, Z::BYTES, cuda_stream()>>>(
+            out, lse, qkv, work, s);
     LAUNCH_CHECK("attention_forward_kernel");
 }
 
-template <int D>
+template <int D, int MEMORY>
 void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv, const floatX *out,
               const float *lse, const int32_t *work, const AttentionShape &s, const Rope &rope,
               int64_t query_items, int64_t key_items) {
-    constexpr int Q_BYTES = BackwardQSizes<D>::BYTES, KV_BYTES = BackwardKvSizes<D>::BYTES;
-    static bool ready = (allow_shared_memory(attention_backward_q_kernel<D>, Q_BYTES),
-                         allow_shared_memory(attention_backward_kv_kernel<D>, KV_BYTES), true);
+    constexpr int Q = tiles_of(D, MEMORY).q_queries, K = tiles_of(D, MEMORY).q_keys;
+    constexpr int KV_Q = tiles_of(D, MEMORY).kv_queries;
+    typedef BackwardQSizes<D, Q, K> QZ;
+    typedef BackwardKvSizes<D, KV_Q> KZ;
+    static_assert(FITS<QZ, MEMORY, 2> && FITS < KZ, MEMORY, D == 64 ? 3 : 2 >, "CTAs on an SM");
+    static bool ready = allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
+                        allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
     (void)ready;
-    attention_backward_q_kernel<D>
-        <<<grid_size(query_items, s.num_heads), THREADS, Q_BYTES, cuda_stream()>>>(
+    attention_backward_q_kernel<D, Q, K>
+        <<<grid_size(query_items * QZ::CTAS, s.num_heads), THREADS, QZ::BYTES, cuda_stream()>>>(
             dqkv, delta, dout, qkv, out, lse, work, s, rope);
     LAUNCH_CHECK("attention_backward_q_kernel");
-    attention_backward_kv_kernel<D>
-        <<<grid_size(key_items, s.num_kv_heads), THREADS, KV_BYTES, cuda_stream()>>>(
+    attention_backward_kv_kernel<D, KV_Q>
+        <<<grid_size(key_items, s.num_kv_heads), THREADS, KZ::BYTES, cuda_stream()>>>(
             dqkv, dout, qkv, lse, delta, work, s, rope);
     LAUNCH_CHECK("attention_backward_kv_kernel");
+}
+
+// run(head_dim, memory of this GPU's SMs), both as constants
+template <int D, class Run>
+void with_memory(Run run) {
+    const std::integral_constant<int, D> head_dim;
+    const int kb = cuda_shared_kb();
+    if (kb >= SHARED_KB[KB_228]) return run(head_dim, std::integral_constant<int, KB_228>());
+    if (kb >= SHARED_KB[KB_164]) return run(head_dim, std::integral_constant<int, KB_164>());
+    run(head_dim, std::integral_constant<int, KB_100>());
+}
+template <class Run>
+void with_sizes(int head_dim, Run run) {
+    if (head_dim == 64) return with_memory<64>(run);
+    with_memory<128>(run);
 }
 
 }  // namespace
 
 void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
                             const AttentionShape &shape, int head_dim, int64_t query_items) {
-    if (head_dim == 64)
-        forward<64>(out, lse, qkv, work, shape, query_items);
-    else
-        forward<128>(out, lse, qkv, work, shape, query_items);
+    with_sizes(head_dim, [&](auto d, auto memory) {
+        forward<d, memory>(out, lse, qkv, work, shape, query_items);
+    });
 }
 
 void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                              const floatX *out, const real *lse, const int32_t *work,
                              const AttentionShape &shape, const Rope &rope, int head_dim,
                              int64_t query_items, int64_t key_items) {
-    if (head_dim == 64)
-        backward<64>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items, key_items);
-    else
-        backward<128>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items, key_items);
+    with_sizes(head_dim, [&](auto d, auto memory) {
+        backward<d, memory>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items,
+                            key_items);
+    });
 }

@@ -1,19 +1,20 @@
 // Attention forward on Hopper: FlashAttention-3 (arXiv 2407.08608) for packed documents. Roles,
 // barriers and what lies past a document's end: attention_sm90.cuh. For architectures other than
-// sm_90a the kernels compile to nothing.
+// sm_90a the kernels are empty.
 //
 // Units. A unit is 64 queries of one head: what one consumer computes of an item. Units that read
 // the same keys share a CTA: the units of a document are counted row block by row block, in a row
 // block head by head over the heads that share (all of the group, or a part of it), and an item is
-// as many in a row as a CTA has consumers. Any ratio of heads fills all consumers but at a
-// document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time, counted
-// from the document's first key; the block of the diagonal has only 64 when the row block is even.
+// as many consecutive units as a CTA has consumers. Any ratio of heads keeps all consumers busy but
+// at a document's end. A unit walks its keys from the diagonal down to key 0, 128 at a time,
+// counted from the document's first key; the block of the diagonal has only 64 when the row block
+// is even.
 //
 // Barrier pairs: one a consumer for Q and its Job, one a stage for K and one for V, because V is
-// used one block later. Nothing else is shared.
+// used one block later. Consumers share nothing else.
 //
-// Zeros as keys, past the end, are hidden by the causal mask from every query inside the document;
-// zeros as queries are not stored.
+// Rows past the end are zeros: as keys the causal mask hides them from every query of the document,
+// as queries their results are not stored.
 //
 // Softmax and products overlap: the scores of a block and the product with V of the block before it
 // are issued together; the exponentials run while that product does. Every row sees a key of its
@@ -28,12 +29,8 @@ namespace {
 constexpr int KEYS = 128;  // of a block
 
 template <int D>
-struct ForwardSizes {
+struct ForwardSizes : Roles<forward_consumers(D)> {
     static constexpr int CONSUMERS = forward_consumers(D);
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    // Registers of a thread, 65,536 in all
-    static constexpr int PRODUCER_REGISTERS = D == 64 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = D == 64 ? 160 : 232;
     static constexpr int STAGES = D == 64 ? 3 : 2;
     typedef Tile<UNIT_ROWS, D> Q;
     typedef Tile<KEYS, D> KV;
@@ -108,8 +105,8 @@ struct Softmax {
     float top[2], sum[2];
 };
 
-// s = exp(scale * s - maximum so far). keep: by what everything before has to be multiplied;
-// exactly 1 when the maximum is what it was, 0 for the first block.
+// s = exp(scale * s - maximum so far). keep: the factor for everything summed before; exactly 1
+// where the maximum has not changed, 0 for the first block.
 template <int N>
 __device__ __forceinline__ void exponentials(float (&s)[N], float (&keep)[2], Softmax &state,
                                              float scale_log2e) {
@@ -262,18 +259,6 @@ __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
     }
     if (lane_id() == 0) bulk_wait<0>();
 }
-
-template <int D>
-__device__ __forceinline__ void init_barriers() {
-    typedef ForwardSizes<D> Z;
-    const uint32_t base = shared_begin();
-    for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::Q_PAIRS + w * 16, WARPS);
-    for (int i = 0; i < Z::STAGES; i++) {
-        init_pair(base + Z::K_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-        init_pair(base + Z::V_PAIRS + i * 16, WARPS * Z::CONSUMERS);
-    }
-    fence_mbar_init();
-}
 #endif
 
 template <int D>
@@ -284,18 +269,18 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
                                   const __grid_constant__ AttentionShape s) {
 #if SM90A
     typedef ForwardSizes<D> Z;
-    const int group = threadIdx.x / WARPGROUP;
-    if (threadIdx.x == 0) {
-        init_barriers<D>();
-    }
-    __syncthreads();
-    if (group == Z::CONSUMERS) {
-        setmaxnreg_dec<Z::PRODUCER_REGISTERS>();
-        if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
-    } else {
-        setmaxnreg_inc<Z::CONSUMER_REGISTERS>();
-        consume<D>(&out_map, lse, s, group);
-    }
+    run_roles<Z>(
+        [](uint32_t base) {
+            for (int w = 0; w < Z::CONSUMERS; w++) init_pair(base + Z::Q_PAIRS + w * 16, WARPS);
+            for (int i = 0; i < Z::STAGES; i++) {
+                init_pair(base + Z::K_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+                init_pair(base + Z::V_PAIRS + i * 16, WARPS * Z::CONSUMERS);
+            }
+        },
+        [&] {
+            if (threadIdx.x % WARPGROUP == 0) produce<D>(&qkv_map, work, s);
+        },
+        [&](int unit) { consume<D>(&out_map, lse, s, unit); });
 #endif
 }
 

@@ -1,20 +1,20 @@
 // Hopper's attention kernels: what the forward (attention_sm90.cu) and the backward
 // (attention_backward_sm90.cu) share.
 //
-// Roles. One warpgroup of a CTA produces: a thread of it (a warp, where stated) takes items of the
-// work list and starts all loads; it gives its registers to the others. Each of the others, the
+// Roles. One warpgroup of a CTA produces: one of its threads (a warp, where stated) takes items of
+// the work list and starts all loads; its registers go to the others. Each of the others, the
 // consumers, is a warpgroup that computes 64 rows at a time. CTAs are persistent: each takes the
-// next item, longest first, from a counter in memory, and the producer has the first tiles of the
-// next item under way while consumers finish this one.
+// next item, longest first, from a counter in memory, and the producer loads the first tiles of the
+// next item while consumers finish this one.
 //
-// Barriers are mbarriers in shared memory, in pairs for whatever is loaded. `full`: one arrival of
-// the producer, and the bytes that TMA brings. `empty`: one arrival of each warp that reads it,
+// Barriers are mbarriers in shared memory, in pairs, one pair for each buffer. `full`: one arrival
+// of the producer, and the bytes that TMA brings. `empty`: one arrival of each warp that reads it,
 // after its last read: wgmma may complete warp by warp. A consumer that has no use for a stage
-// waits for `full` and arrives on `empty` all the same, so that nobody is ever two phases behind.
+// waits for `full` and arrives on `empty` all the same, so that no warp is ever two phases behind.
 //
 // Rows past a document's end. The tensor maps have a dimension more than the tensor (see
 // ragged_map), so that TMA itself ends at the document: loads bring zeros, stores write nothing.
-// NaN in a neighbour or past total_tokens cannot come in; no length enters any mask of scores; and
+// NaN in a neighbour or past total_tokens cannot get in; no length enters any mask of scores; and
 // a map holds for every batch of the same buffer and size, in a recorded graph too.
 #ifndef UNPAD_CUDA_ATTENTION_SM90_CUH
 #define UNPAD_CUDA_ATTENTION_SM90_CUH
@@ -54,10 +54,18 @@ struct Tile {
     static constexpr int PANEL = ROWS * ROW_BYTES, BYTES = PANELS * PANEL;
 };
 
-// What a consumer is to do with its part of an item of units (see attention_sm90.cu)
+// A CTA of so many consumers: its threads, and registers of a thread, 65,536 in all
+template <int N>
+struct Roles {
+    static constexpr int CONSUMERS = N, THREADS = (N + 1) * WARPGROUP;
+    static constexpr int PRODUCER_REGISTERS = N == 3 ? 32 : 40;
+    static constexpr int CONSUMER_REGISTERS = N == 3 ? 160 : 232;
+};
+
+// A consumer's part of an item of units (see attention_sm90.cu)
 struct Job {
     WorkItem doc;
-    int32_t row_block;  // of the document; IDLE: this item has no unit for you
+    int32_t row_block;  // of the document; IDLE: the item has no unit for this consumer
     int32_t head;
     int32_t row_blocks;  // of keys, that the item's units see; 0: no more items
 };
@@ -72,19 +80,7 @@ __device__ __forceinline__ uint32_t shared_begin() {
     return at;
 }
 
-__device__ __forceinline__ int lane_id() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_in_group() { return threadIdx.x % WARPGROUP / WARP; }
-__device__ __forceinline__ int quad_row() { return lane_id() / 4; }
-__device__ __forceinline__ int quad_col() { return lane_id() % 4 * 2; }
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
 
 // -------------------------------------------------------------------------------------------------
 // Barriers and loads
@@ -93,6 +89,25 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producers = 1) {
     mbar_init(full, producers);
     mbar_init(full + 8, warps);
+}
+
+// The body of every kernel: one thread initialises the barriers, then a warpgroup produces and the
+// others consume.
+template <class Roles, class Init, class Produce, class Consume>
+__device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume) {
+    const int group = threadIdx.x / WARPGROUP;
+    if (threadIdx.x == 0) {
+        init(shared_begin());
+        fence_mbar_init();
+    }
+    __syncthreads();
+    if (group == Roles::CONSUMERS) {
+        setmaxnreg_dec<Roles::PRODUCER_REGISTERS>();
+        produce();
+    } else {
+        setmaxnreg_inc<Roles::CONSUMER_REGISTERS>();
+        consume(group);
+    }
 }
 
 // One arrival for the warp. Every lane has passed the other barrier of the pair: none can miss its
@@ -126,7 +141,7 @@ struct Ring {
         next.advance();
         return next;
     }
-    // Consumers: the next stage, when it has come; and when it is read no more
+    // Consumers: wait returns the next stage once it has arrived; done releases it
     __device__ __forceinline__ uint32_t wait() const {
         mbar_wait(full(), phase);
         return tile();
@@ -172,14 +187,15 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
                                               Job *jobs, int unit_bytes, LoadUnit load_unit,
                                               LoadKeys load_keys) {
     const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
-    const unsigned total = reinterpret_cast<const WorkCounts *>(work)->forward_items * shares;
+    const unsigned total = work_count(work, FORWARD_ITEMS) * shares;
     unsigned number = blockIdx.x;
     for (uint32_t phase = 0;; phase ^= 1) {
         const bool more = number < total;
         const int first_head = number % shares * s.shared;
         WorkItem item = {0, 0, 0};
         if (more) {
-            item = forward_item(work, number / shares);
+            // opaque: addresses kept over an item would take more registers than a producer has
+            item = work_item(work + opaque(0), FORWARD_ITEMS, number / shares);
             number = take_number(items_taken, total);  // long before it is used
         }
         const int row_blocks = more ? last_row_block(item, CONSUMERS, s.shared) + 1 : 0;
@@ -204,7 +220,7 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
 // -------------------------------------------------------------------------------------------------
 // Masks. Accumulators: see below.
 
-// Rows are queries. The last 64 columns are the keys of the rows' own positions.
+// Rows are queries. The last 64 columns are the keys at the rows' own positions.
 template <int N>
 __device__ __forceinline__ void mask_diagonal(float (&s)[N]) {
     const int row = warp_in_group() * 16 + quad_row();
@@ -273,8 +289,8 @@ __device__ __forceinline__ void clear(float (&x)[N]) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Results. A warp's 16 rows of an accumulator leave through shared memory that it alone uses: at
-// `tile`, panels of 16 rows.
+// Results. A warp stores its 16 rows of an accumulator through shared memory of its own: at `tile`,
+// panels of 16 rows.
 
 // factor: for rows quad_row() and quad_row() + 8. row, rows: the warp's first in the document, the
 // document's.
@@ -285,7 +301,7 @@ __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile
     typedef Tile<STORE_ROWS, D> T;
     unsigned char *to = smem + (tile - smem_u32(smem));
     if (lane_id() == 0) bulk_wait_read<0>();
-    __syncwarp();  // the store before has read what lay here
+    __syncwarp();  // the previous store has read this buffer
 #pragma unroll
     for (int i = 0; i < D / 2; i += 2) {
         const int r = i / 2 % 2, panel = i / 32, chunk = i / 4 % 8, in_tile = quad_row() + 8 * r;
@@ -305,14 +321,9 @@ __device__ __forceinline__ void store_rows(const CUtensorMap *map, uint32_t tile
 
 #endif  // SM90A
 
-template <class Kernel>
-bool allow_shared_memory(Kernel kernel, int bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    return true;
-}
-
-// A CTA on each SM; fewer when there are fewer items. From host values alone.
+// One CTA per SM, fewer where there are fewer items; depends on host values only.
 inline unsigned persistent_grid(int64_t items) {
+    assert(items > 0);
     return (unsigned)(items < cuda_num_sms() ? items : cuda_num_sms());
 }
 

@@ -3,6 +3,7 @@
 #ifndef UNPAD_CUDA_COMMON_CUH
 #define UNPAD_CUDA_COMMON_CUH
 
+#include <assert.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <math.h>
@@ -14,11 +15,12 @@
 #include "../kernels.h"
 
 // device.cu, valid after device_init: the one stream that all work is put on; the GPU's name and
-// size; multiprocessors; major * 10 + minor of the architecture.
+// size; multiprocessors; major * 10 + minor of the architecture; shared memory of an SM in KiB.
 cudaStream_t cuda_stream();
 const char *cuda_gpu();
 int cuda_num_sms();
 int cuda_arch();
+int cuda_shared_kb();
 
 // Device memory for the partial sums of one operation, allocated by device_init. Every operation
 // may use all of it: the stream runs them one after another.

@@ -52,19 +52,31 @@ __device__ __forceinline__ SoftmaxSum thread_sum(const floatX *x, int64_t V) {
     return s;
 }
 
-// Maximum and sum of the whole row, the same bits in every thread
-__device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps) {
+// Lane 0 gets the sum of the warp; the others' may differ in a bit, as merge is contracted to FMA.
+__device__ __forceinline__ SoftmaxSum warp_merge(SoftmaxSum s) {
 #pragma unroll
     for (int lane = WARP / 2; lane > 0; lane /= 2) {
         const float max = __shfl_xor_sync(0xffffffffu, s.max, lane);
         const float sum = __shfl_xor_sync(0xffffffffu, s.sum, lane);
         s = merge(s, max, sum);
     }
-    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
-    __syncthreads();  // all warps have written before any merges
-    s = warps[0];
-    for (int w = 1; w < (int)blockDim.x / WARP; w++) s = merge(s, warps[w].max, warps[w].sum);
     return s;
+}
+
+// Maximum and sum of the whole row, the same bits in every thread. One warp merges those of all
+// warps: were each thread to merge them, that would be two exponentials for each warp and thread.
+__device__ __forceinline__ SoftmaxSum block_sum(SoftmaxSum s, SoftmaxSum *warps) {
+    s = warp_merge(s);
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
+    __syncthreads();  // all warps have written before the first one merges
+    if (threadIdx.x < WARP) {
+        s = {-FLT_MAX, 0};
+        if (threadIdx.x < blockDim.x / WARP) s = warps[threadIdx.x];
+        s = warp_merge(s);
+        if (threadIdx.x == 0) warps[0] = s;
+    }
+    __syncthreads();  // the first warp has written before any thread reads
+    return warps[0];
 }
 
 // x[v] = value(v, x[v]) along the row

@@ -40,6 +40,7 @@ cudaStream_t cuda_stream() { return stream; }
 const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
+int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
 void *cuda_scratch() { return scratch; }
 
 // ------------------------------------------------------------------------------------------------
@@ -163,6 +164,7 @@ const char *device_describe(void) {
 // Memory
 
 void *device_malloc(size_t bytes) {
+    assert(stream);  // device_init has run
     void *p = NULL;
     if (num_allocations == MAX_ALLOCATIONS) return NULL;
     const cudaError_t status = cudaMalloc(&p, bytes ? bytes : 1);
@@ -187,6 +189,7 @@ void device_free(void *p) {
     int i = 0;
     while (i < num_allocations && allocations[i].p != p) i++;
     if (i == num_allocations) cuda_unsupported("device_free: expected what device_malloc gave", 0);
+    assert(memory.bytes_now >= allocations[i].bytes);
     memory.bytes_now -= allocations[i].bytes;
     allocations[i] = allocations[--num_allocations];
     CUDA_CHECK(cudaStreamSynchronize(stream));  // work on the stream may still use it
@@ -262,6 +265,7 @@ void device_timer_stop(void) { timer_mark(1); }
 void device_timer_leave_out(double) {}
 float device_timer_ms(void) {
     float ms;
+    assert(timer[0] && timer[1]);  // started and stopped
     CUDA_CHECK(cudaEventElapsedTime(&ms, timer[0], timer[1]));
     return ms;
 }
@@ -277,11 +281,13 @@ struct DeviceGraph {
 int device_has_graphs(void) { return 1; }
 
 void device_graph_begin(void) {
+    assert(!recording);
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     recording = true;
 }
 
 DeviceGraph *device_graph_end(void) {
+    assert(recording);
     cudaGraph_t graph;
     DeviceGraph *recorded = (DeviceGraph *)malloc(sizeof *recorded);
     if (!recorded) cuda_unsupported("graphs: expected a few bytes of host memory", 0);

@@ -106,8 +106,8 @@ __global__ void embedding_spans_kernel(real *dweight, float *scratch,
     store_sum(to + c, sum, !from_before && !goes_on);
 }
 
-// Block (span, slab of columns), with work where a run starts in the span and goes on: its tail,
-// and the heads of the spans that it reaches, of which thread y of a column adds every
+// Block (span, slab of columns), with work where a run starts in the span and continues past it:
+// its tail, and the heads of the spans that it reaches, of which thread y of a column adds every
 // SUM_LANES-th.
 __global__ void embedding_crossing_kernel(real *dweight, float *scratch,
                                           const int32_t *__restrict__ tokens,
@@ -118,7 +118,7 @@ __global__ void embedding_crossing_kernel(real *dweight, float *scratch,
     const int64_t first = (int64_t)blockIdx.x * span, last = first + span;
     if (last >= T) return;
     const int32_t token = runs.token(last);
-    if (runs.token(last - 1) != token) return;                            // no run goes on
+    if (runs.token(last - 1) != token) return;  // no run crosses the border
     if (runs.token(first) == token && runs.starts_before(first)) return;  // an earlier span's
     const int c = SUM_VECTOR * (int)(blockIdx.y * WARP + threadIdx.x);
     float4 sum = make_float4(0, 0, 0, 0);

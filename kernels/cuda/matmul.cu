@@ -9,10 +9,10 @@
 // is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
 // a fixed order are allowed.
 //
-// Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T costs no
-// question to cuBLASLt; the question is always about the longest length of the bucket, so that the
-// answer does not depend on which T came first. Answers can be written down and read again: a
-// resumed run then repeats them, whatever this cuBLASLt would say now.
+// Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T rarely needs
+// cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket, so
+// that the algorithm does not depend on which T came first. Choices can be saved and loaded: a
+// resumed run repeats them, even where this cuBLASLt would now choose others.
 
 #include "common.cuh"
 
@@ -40,8 +40,8 @@ struct Choice {
 enum { ALGO_WORDS = 8 };
 static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_WORDS * sizeof(uint64_t), "as documented");
 
-// A hash table, searched from the home of a shape on, at most half full: a model has 15 shapes, T
-// at most 232 buckets up to 2^29, and lengths that their bucket's algorithm refused have their own
+// A hash table with linear probing, at most half full: a model has 15 shapes, T at most 232 buckets
+// up to 2^29, and lengths that the algorithm of their bucket refused have their own
 static Choice *choices;
 static size_t num_slots, num_choices;
 static cublasLtHandle_t handle;
@@ -112,7 +112,7 @@ const char *matmul_init() {
 // ------------------------------------------------------------------------------------------------
 // Choosing
 
-// T up to 16 stands for itself; above, each doubling has eight buckets.
+// Each T up to 16 is a bucket; above, each doubling has eight.
 static int64_t longest_of_bucket(int64_t T) {
     int64_t step = 1;
     while (T > 16 * step) step *= 2;
@@ -135,7 +135,7 @@ static Layouts layouts_of(const Shape &s) {
     return l;
 }
 
-// The choice of this shape, or where it goes: there `made` is false.
+// The choice of this shape, or a free slot for it: there `made` is false.
 static Choice *slot_of(Choice *table, size_t slots, const Shape &s) {
     const int64_t sizes[3] = {s.T, s.K, s.N};
     uint64_t h = (uint64_t)s.kind;
@@ -159,10 +159,12 @@ static void grow() {
 }
 
 static void keep(const Choice &choice) {
+    assert(choice.made);
     if (2 * num_choices >= num_slots) grow();
     Choice *c = slot_of(choices, num_slots, choice.shape);
     num_choices += !c->made;
     *c = choice;
+    assert(2 * num_choices <= num_slots);  // slot_of ends at a free one
 }
 
 static void forget_all() {
@@ -194,7 +196,7 @@ static const Choice *choose(const Shape &s) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Choices as text: a line that says who chose, then a line for each
+// Choices as text: a line with the library and the GPU, then one line per choice
 
 static void who_chooses(char *line, size_t size) {
     snprintf(line, size, "%s on %s", description, cuda_gpu());
@@ -290,6 +292,7 @@ static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo,
 static void run(Kind kind, void *d, const void *a, const void *b, float beta, int64_t T, int64_t K,
                 int64_t N) {
     if (T == 0) return;
+    assert(handle && T > 0);
     if (K <= 0 || N <= 0 || K % 8 != 0 || N % 8 != 0) {
         char what[96];
         snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8", KIND_NAMES[kind]);

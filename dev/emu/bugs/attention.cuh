@@ -10,7 +10,7 @@
 constexpr int HEAD = 64, TILE = 64, TILE_BYTES = TILE * HEAD * 2;
 constexpr int ATTENTION_SMEM = 5 * TILE_BYTES;  // Q, two stages of K, two of V
 
-// 16-byte chunk of a row, swizzled so that ldmatrix meets no bank twice
+// 16-byte chunk of a row, swizzled so that ldmatrix has no bank conflicts
 __device__ __forceinline__ uint32_t tile_at(int row, int chunk) {
     return row * 128 + ((chunk ^ (row & 7)) << 4);
 }

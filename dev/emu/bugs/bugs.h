@@ -5,7 +5,7 @@ enum Bug {
     NO_BUG,
     // rmsnorm.cuh
     RMSNORM_NO_BARRIER,         // partial sums are read without a barrier after their writing
-    RMSNORM_DIVERGENT_BARRIER,  // one warp does not come to the barrier
+    RMSNORM_DIVERGENT_BARRIER,  // one warp does not reach the barrier
     RMSNORM_READS_PAST_ROW,     // one vector past the row, for the last one past the tensor
     // attention.cuh
     ATTENTION_EARLY_REFILL,      // no barrier before a buffer that others still read is refilled

@@ -9,6 +9,7 @@ void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, i
 void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
 bool elect(const char *file, int line);
 float ex2(float x);
+void exact_tensor_cores(int arch);  // from now on as with EMU_EXACT=1 and EMU_ARCH=arch
 
 // cp.async
 void cp_async(uint32_t dst, const void *src, int bytes, int valid, const char *file, int line);
