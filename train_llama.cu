@@ -568,7 +568,7 @@ static void validate(LlamaModel *m, int64_t step) {
 static void print_samples(LlamaModel *m) {
     const SampleModel model = {.vocab_size = m->config.vocab_size,
                                .end_of_text = m->config.eos_token_id,
-                               .micro_batch_tokens = m->sizes.micro_batch_tokens,
+                               .cache_tokens = m->cache_tokens,
                                .max_rows = m->head_chunk,
                                .context = m,
                                .next_logits = llama_next_logits};
@@ -994,6 +994,7 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
                               .num_leaves = leaves,
                               .num_losses = losses};
     if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
+    llama_plan_cache(m, samples_cache_tokens(&run.samples, sizes.micro_batch_tokens));
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
     LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
     llama_plan(m, &config, sizes);
+    llama_plan_cache(m, capacity);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
 }
 
@@ -36,7 +37,7 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
-                         m->sizes.micro_batch_tokens,
+                         m->cache_tokens,
                          m->head_chunk,
                          m,
                          count_docs};

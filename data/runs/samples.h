@@ -1,5 +1,6 @@
-// Texts that show what the model has learned. The texts of one round grow together, one token per
-// forward pass, packed into one batch (several where one cannot hold them).
+// Texts that a model writes. Those of one round grow together: their prompts are one packed batch,
+// then each pass takes the last token of every text and finds the others' keys and values in the
+// cache. What does not fit at one time waits for the next round.
 #ifndef UNPAD_SAMPLES_H
 #define UNPAD_SAMPLES_H
 
@@ -27,10 +28,10 @@ int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float un
 enum { MAX_SAMPLES = 64 };
 
 // The model that writes the texts. next_logits: logits (n, vocab_size) of rows (n, ascending) of a
-// packed batch.
+// packed batch; keeps the keys and values of its tokens.
 typedef struct {
     int32_t vocab_size, end_of_text;  // -1: none
-    int32_t micro_batch_tokens;       // of the largest batch
+    int32_t cache_tokens;             // of the texts of one round; a batch holds as many
     int32_t max_rows;                 // of one call
     void *context;
     void (*next_logits)(void *context, const Batch *batch, const int32_t *rows, int32_t n,
@@ -44,7 +45,10 @@ typedef struct {
     const Tokenizer *tokenizer;  // NULL: ids are printed
     Sampling how;
     uint64_t seed;
-    int32_t max_seqlen;  // of a text, its prompt included; at most micro_batch_tokens
+    int32_t max_seqlen;  // of a text, its prompt included; at most cache_tokens
+    // called after each pass; NULL: not
+    void (*grown)(void *context);
+    void *grown_context;
     // made when they are first needed
     int32_t *prompt_ids, prompt_length;
     Batch batch;
@@ -55,7 +59,13 @@ typedef struct {
     int32_t length, max_length;
     int number;  // in the round: its random numbers do not depend on the other texts
     bool ended;  // its last token is the model's end of text
+    // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
+    // another call: its first tokens are still there.
+    int32_t num_cached, first_row;
 } Text;
+
+// Tokens of the cache that a round of samples takes, at most `most`.
+int32_t samples_cache_tokens(const Samples *s, int32_t most);
 
 // Call it before training: a prompt that cannot be encoded is an error (exit 2).
 bool samples_encode_prompt(Samples *s, Error *err);
@@ -63,8 +73,13 @@ bool samples_encode_prompt(Samples *s, Error *err);
 // A text whose prompt, prompt_length <= max_seqlen tokens, the caller fills in.
 Text text_of_prompt(const Samples *s, int number, int32_t prompt_length);
 
-// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends.
+// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends. Each is at
+// most cache_tokens long.
 void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step);
+
+// Prints a token without its control characters, nothing for a special one, the id where its text
+// is not known.
+void token_print(const Tokenizer *tokenizer, int32_t id);
 
 // Writes and prints one round.
 void samples_print(Samples *s, const SampleModel *model, int64_t step);

@@ -325,6 +325,7 @@ static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t s
     }
 }
 
+// Of a block: depends only on the whole depth.
 static int64_t block_depth(int64_t depth) {
     return round_up(ceil_div(depth, ceil_div(depth, KC)), 2);
 }

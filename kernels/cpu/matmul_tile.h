@@ -48,7 +48,7 @@ TARGET static inline __attribute__((always_inline)) void FEW_OF(FEW_NAME)(real *
                                                                           int64_t depth, int64_t kc,
                                                                           const int rows) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
-    vec total[FEW_ROWS];
+    vec total[FEW_ROWS] = {0};
     for (int64_t first = 0; first < depth; first += kc) {
         const int64_t end = at_most(first + kc, depth), whole = first + (end - first) / 4 * 4;
         vec sum[FEW_ROWS];
