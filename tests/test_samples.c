@@ -37,6 +37,7 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
+                         -1,
                          m->cache_tokens,
                          m->head_chunk,
                          m,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/memory.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -30,7 +31,10 @@ bool samples_encode_prompt(Samples *s, Error *err) {
 }
 
 Text text_of_prompt(const Samples *s, int number, int32_t prompt_length) {
-    Text text = {.number = number, .length = prompt_length, .max_length = s->max_seqlen};
+    Text text = {.prompt_length = prompt_length,
+                 .length = prompt_length,
+                 .max_length = s->max_seqlen,
+                 .number = number};
     assert(prompt_length <= s->max_seqlen);
     if (s->sample_tokens < text.max_length - prompt_length)
         text.max_length = prompt_length + s->sample_tokens;
@@ -162,7 +166,7 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
         const float *own = logits + (size_t)i * (size_t)model->vocab_size;
         const int32_t id = sample_token(own, model->vocab_size, &s->how, uniform, scratch);
         text->tokens[text->length++] = id;
-        text->ended = id == model->end_of_text;
+        text->ended = id == model->end_of_text || id == model->end_of_turn;
     }
     if (s->grown) s->grown(s->grown_context);
     return true;
@@ -202,23 +206,45 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
 // ------------------------------------------------------------------------------------------------
 // Printing
 
-void token_print(const Tokenizer *tokenizer, int32_t id) {
-    size_t n = 0;
-    bool known = tokenizer && id < tokenizer->vocab_size;
-    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
-    if (!bytes) {
-        printf("<%d>", id);
-        return;
+// Prints what is complete of p->bytes; with `end` all of it.
+static void text_printer_flush(TextPrinter *p, bool end) {
+    while (p->n > 0) {
+        const unsigned char first = p->bytes[0];
+        const size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
+        size_t n = utf8_length(p->bytes, p->n), continued = 1;
+        while (continued < p->n && (p->bytes[continued] & 0xc0) == 0x80) continued++;
+        if (n == 0 && continued == p->n && p->n < whole && !end) return;
+        if (n == 0)
+            fputs("\xef\xbf\xbd", stdout);
+        else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
+            fwrite(p->bytes, 1, n, stdout);
+        if (n == 0) n = continued < whole ? continued : 1;
+        p->n -= n;
+        memmove(p->bytes, p->bytes + n, p->n);
     }
-    for (size_t k = 0; k < n && !tokenizer->special[id]; k++)
-        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f))
-            putchar(bytes[k]);
 }
+
+void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) {
+    size_t n = 0;
+    const bool known = tokenizer && id < tokenizer->vocab_size;
+    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
+    if (!bytes || tokenizer->special[id]) text_printer_flush(p, true);
+    if (!bytes) printf("<%d>", id);
+    for (size_t k = 0; k < n && !tokenizer->special[id]; k++) {
+        p->bytes[p->n++] = bytes[k];
+        text_printer_flush(p, false);
+    }
+}
+
+void text_printer_end(TextPrinter *p) { text_printer_flush(p, true); }
 
 static void text_print(const Text *text, const Samples *s, int64_t step) {
     printf("--- sample %d after step %ld%s\n", text->number + 1, step,
            text->ended ? " (ended)" : "");
-    for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i]);
+    TextPrinter printer = {0};
+    for (int32_t i = 0; i < text->length; i++)
+        text_printer_token(&printer, s->tokenizer, text->tokens[i]);
+    text_printer_end(&printer);
     printf("\n");
 }
 

@@ -30,9 +30,10 @@ enum { MAX_SAMPLES = 64 };
 // The model that writes the texts. next_logits: logits (n, vocab_size) of rows (n, ascending) of a
 // packed batch; keeps the keys and values of its tokens.
 typedef struct {
-    int32_t vocab_size, end_of_text;  // -1: none
-    int32_t cache_tokens;             // of the texts of one round; a batch holds as many
-    int32_t max_rows;                 // of one call
+    int32_t vocab_size;
+    int32_t end_of_text, end_of_turn;  // either ends a text; -1: none
+    int32_t cache_tokens;              // of the texts of one round; a batch holds as many
+    int32_t max_rows;                  // of one call
     void *context;
     void (*next_logits)(void *context, const Batch *batch, const int32_t *rows, int32_t n,
                         float *logits);
@@ -56,9 +57,9 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens;  // (max_length), to be freed
-    int32_t length, max_length;
+    int32_t prompt_length, length, max_length;
     int number;  // in the round: its random numbers do not depend on the other texts
-    bool ended;  // its last token is the model's end of text
+    bool ended;  // its last token is the model's end of text or of a turn
     // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
     // another call: its first tokens are still there.
     int32_t num_cached, first_row;
@@ -77,9 +78,16 @@ Text text_of_prompt(const Samples *s, int number, int32_t prompt_length);
 // most cache_tokens long.
 void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step);
 
-// Prints a token without its control characters, nothing for a special one, the id where its text
-// is not known.
-void token_print(const Tokenizer *tokenizer, int32_t id);
+// Prints tokens as text: without special tokens and control characters, ids where there is no
+// tokenizer. A character that is spread over several tokens is printed when it is complete, bytes
+// that are none as U+FFFD.
+typedef struct {
+    unsigned char bytes[4];  // (n) the beginning of a character
+    size_t n;
+} TextPrinter;
+
+void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id);
+void text_printer_end(TextPrinter *p);  // of a text: nothing completes what is left
 
 // Writes and prints one round.
 void samples_print(Samples *s, const SampleModel *model, int64_t step);
