@@ -74,8 +74,8 @@ bool samples_encode_prompt(Samples *s, Error *err);
 // A text whose prompt, prompt_length <= max_seqlen tokens, the caller fills in.
 Text text_of_prompt(const Samples *s, int number, int32_t prompt_length);
 
-// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends. Each is at
-// most cache_tokens long.
+// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends. Each is
+// at most cache_tokens long.
 void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step);
 
 // Prints tokens as text: without special tokens and control characters, ids where there is no

@@ -13,8 +13,8 @@ void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
                qkv + t * (q_width + width) + q_width, (size_t)width * sizeof(floatX));
 }
 
-// scores (n) =  scale * keys q, rows of keys `row` elements apart; returns the larger of top and the
-// largest score
+// scores (n) =  scale * keys q, rows of keys `row` elements apart; returns the larger of top and
+// the largest score
 static CLONES real score_keys(real *scores, const floatX *q, const floatX *keys, int64_t row, int n,
                               int D, real scale, real top) {
     for (int j = 0; j < n; j++) {

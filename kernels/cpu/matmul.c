@@ -12,8 +12,8 @@
 // depend on the instruction set.
 //
 // Few rows (up to FEW_MOST of A, forward only: decoding) would pay more for packing B than for the
-// product. B is then read once, where it lies, each output the same chain as above: one core streams
-// weights at about 0.7 of its read bandwidth, against 0.25 through packed panels.
+// product. B is then read once, where it lies, each output the same chain as above: on Zen 5 one
+// core streams weights at about 0.7 of its read bandwidth, against 0.25 through packed panels.
 //
 // bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
 // is the same code with a dot product of pairs as its multiply-add and half the depth.
