@@ -1066,12 +1066,18 @@ static void load_config(void) {
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
 
-static void open_data(void) {
-    Error err = {0};
+static DatasetOptions data_options(const char *split) {
     DatasetOptions options = dataset_options();
+    options.split = split;
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
+    return options;
+}
+
+static void open_data(void) {
+    Error err = {0};
+    DatasetOptions options = data_options(NULL);
     if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train))
         exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o.train);
@@ -1281,29 +1287,24 @@ static void check_memory(const LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // --generate and --eval: the model alone; nothing is trained or written
 
-static const char options_of_both[] =
-    "model|from-scratch|max-seqlen|micro-batch-tokens|seed|threads|bf16-matmul|attention|"
-    "deterministic|heartbeat-seconds|dry-run|";
 static const char options_of_generate[] =
-    "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p";
+    "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer";
+    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
+    "dry-run";
 
 static void check_inference_options(int argc, char **argv) {
-    char list[400], hint[200];
     const char *mode = o.eval ? "eval" : "generate";
-    snprintf(list, sizeof list, "%s%s", options_of_both,
-             o.eval ? options_of_eval : options_of_generate);
-    const char *other = options_given_besides(option_table, argc, argv, list);
-    if (other)
-        exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one", mode,
-                  other);
-    if (o.prompt && o.prompt_file)
-        exit_with(EXIT_USAGE, "give one of them", "--prompt and --prompt-file: found both");
-    snprintf(hint, sizeof hint, "--model DIR --%s, for example out/demo/final", mode);
+    const char *other = options_given_besides(option_table, argc, argv,
+                                              o.eval ? options_of_eval : options_of_generate);
+    if (other || (o.prompt && o.prompt_file))
+        exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
+                  other ? mode : "prompt", other ? other : "prompt-file");
     if (model_is_builtin() && !o.from_scratch)
-        exit_with(EXIT_USAGE, hint, "--%s: expected a model with weights, found the name %s", mode,
-                  o.model);
+        exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
+                  "--%s: expected a model with weights, found the name %s", mode, o.model);
     if (o.generate && comm_num_ranks() > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun",
                   "--generate works with one rank only");
@@ -1326,11 +1327,7 @@ static void load_for_inference(LlamaModel *m, int32_t micro_batch_tokens, int32_
 static void generate(LlamaModel *m) {
     static Generator g;
     Error err = {0};
-    char path[IO_PATH_MAX];
-    must(path_join(path, sizeof path, o.model, "tokenizer.json", &err), &err);
-    if (path_exists(path)) must(tokenizer_open(&run.tokenizer, path, &err), &err);
     const Samples samples = {.sample_tokens = o.max_new_tokens,
-                             .tokenizer = run.tokenizer.vocab_size ? &run.tokenizer : NULL,
                              .how = {o.temperature, o.top_k, o.top_p},
                              .seed = (uint64_t)o.seed,
                              .max_seqlen = o.max_seqlen};
@@ -1355,11 +1352,7 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
 static void evaluate_model(LlamaModel *m) {
     Error err = {0};
     const char *spec = o.val ? o.val : o.train;
-    DatasetOptions options = dataset_options();
-    options.vocab_size = run.config.vocab_size;
-    options.boundary_token = o.boundary_token;
-    options.boundary_ends = o.boundary_ends;
-    options.split = "val";
+    DatasetOptions options = data_options("val");
     if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
         options.split = "train";
         must(dataset_open(&run.val, spec, &options, &err), &err);

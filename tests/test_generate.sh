@@ -148,7 +148,7 @@ differ a_conversation_remembers conversation.txt expected.txt
 expect chat_alone 2 'belong to --generate' "$train" --chat
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
 expect generate_and_eval 2 'expected at most one' of tiny --eval
-expect two_prompts 2 'found both' of tiny --prompt a --prompt-file prompts.txt
+expect two_prompts 2 '--prompt and --prompt-file: expected at most one' of tiny --prompt a --prompt-file prompts.txt
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a
 expect no_prompt_file 3 'missing.txt' of tiny --prompt-file missing.txt

@@ -145,11 +145,14 @@ static bool add_standard_input(Generator *g, Error *err) {
 bool generator_open(Generator *g, const Samples *samples, const Prompts *prompts, Error *err) {
     *g = (Generator){.samples = *samples, .chat = prompts->chat, .end_of_turn = -1};
     const char *prompt = prompts->prompt;
+    char path[IO_PATH_MAX];
     size_t n;
-    if (!samples->tokenizer)
+    if (!path_join(path, sizeof path, prompts->model_dir, "tokenizer.json", err)) return false;
+    if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
-                         "--generate needs a tokenizer, and there is none");
-    g->tokenizer = *samples->tokenizer;
+                         "%s: --generate needs a tokenizer, and there is none", path);
+    if (!tokenizer_open(&g->tokenizer, path, err)) return false;
+    g->samples.tokenizer = &g->tokenizer;
     // where a turn begins is no beginning of a document, and a template writes its own
     const unsigned char *bos = tokenizer_bytes(&g->tokenizer, g->tokenizer.bos, &n);
     if (g->chat || (n == 12 && memcmp(bos, "<|im_start|>", n) == 0)) g->tokenizer.bos = -1;
@@ -240,6 +243,7 @@ bool generator_run(Generator *g, SampleModel *model, Error *err) {
         for (int i = first; i < first + n; i++) free(g->texts[i].tokens);
     }
     free(g->texts);
+    tokenizer_free(&g->tokenizer);
     batch_free(&g->samples.batch);
     const int64_t later = g->new_tokens - g->num_written;  // the first come with the prompts
     fprintf(stderr, "%ld prompt token%s in %.2f s, then %ld token%s in %.2f s: %.1f tokens/s\n",

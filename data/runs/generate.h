@@ -10,13 +10,13 @@ typedef struct {
     // Where prompts come from, at most one: a text, or the lines of a file. Neither, or the prompt
     // "-": standard input, which is one prompt, or a terminal with one a line.
     const char *prompt, *prompt_file;
-    const char *model_dir;  // whose tokenizer_config.json has the chat template
+    const char *model_dir;  // of tokenizer.json and the chat template
     bool chat;              // prompts are messages of a user, texts the answers
 } Prompts;
 
 typedef struct {
     Samples samples;
-    Tokenizer tokenizer;  // that of samples, not owned; without BOS for a chat
+    Tokenizer tokenizer;  // also samples.tokenizer; without BOS for a chat
     char system[512];     // first message of a chat; empty: none
     int32_t end_of_turn;  // -1 without chat
     bool chat, terminal;
@@ -34,9 +34,8 @@ typedef struct {
     double started_ms, prompt_ms, new_ms;
 } Generator;
 
-// Reads and encodes the prompts. samples: how texts are written, of at most sample_tokens new
-// tokens; num_samples, prompt, documents and grown are not used. Errors are EXIT_USAGE and
-// EXIT_BAD_INPUT.
+// Reads and encodes the prompts. Of samples it takes how, seed, max_seqlen and sample_tokens, the most
+// that a text grows. *g must stay where it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
 bool generator_open(Generator *g, const Samples *samples, const Prompts *prompts, Error *err);
 
 // Tokens that the cache needs for as many texts at one time as fit into `most`.

@@ -71,10 +71,7 @@ TARGET static inline __attribute__((always_inline)) void FEW_OF(FEW_NAME)(real *
             for (int r = 0; r < VECTOR_LENGTH; r++) column[r] = b[r * depth + k];
             UNROLL for (int i = 0; i < rows; i++) sum[i] = FMA(a[i * depth + k], column, sum[i]);
         }
-        UNROLL for (int i = 0; i < rows; i++) {
-            if (first > 0) sum[i] += total[i];
-            total[i] = sum[i];
-        }
+        UNROLL for (int i = 0; i < rows; i++) total[i] += sum[i];
     }
     UNROLL for (int i = 0; i < rows; i++) memcpy(c + i * VECTOR_LENGTH, &total[i], sizeof(vec));
 }
