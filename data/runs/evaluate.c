@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/memory.h"
 
@@ -10,8 +11,9 @@
 typedef struct {
     const Evaluation *e;
     EvaluationRow *rows;
-    int32_t *tokens;  // (micro_batch_tokens)
-    DocView *docs;    // (num_docs), and the row of each
+    int32_t *tokens;   // (2 * micro_batch_tokens): of each segment, with the one after it
+    int32_t *targets;  // (micro_batch_tokens)
+    DocView *docs;     // (num_docs), and the row of each
     int *row_of;
     int32_t num_tokens, num_docs;
     int64_t num_batches;
@@ -38,12 +40,15 @@ static void evaluate_batch(Evaluator *v) {
 // Tokens [first, first + n) of a document whose `length` tokens count; the next one is a target.
 static bool add_segment(Evaluator *v, Dataset *data, int64_t doc, int64_t first, int32_t n,
                         int64_t length, int row, Error *err) {
-    int32_t next = -1;
     if (v->num_tokens + n > v->e->micro_batch_tokens) evaluate_batch(v);
-    int32_t *tokens = v->tokens + v->num_tokens;
-    if (!dataset_read(data, doc, first, n, tokens, err)) return false;
-    if (first + n < length && !dataset_read(data, doc, first + n, 1, &next, err)) return false;
-    v->docs[v->num_docs] = (DocView){tokens, n, next};
+    const int32_t count = n + (first + n < length);
+    int32_t *tokens = v->tokens + v->num_tokens + v->num_docs,
+            *targets = v->targets + v->num_tokens;
+    if (!dataset_read(data, doc, first, count, tokens, err)) return false;
+    memcpy(targets, tokens + 1, (size_t)(count - 1) * sizeof(int32_t));
+    if (count == n) targets[n - 1] = -1;
+    if (count > 1) dataset_mask_tokens(data, doc, first + 1, count - 1, targets);
+    v->docs[v->num_docs] = (DocView){tokens, n, count > n ? tokens[n] : -1, targets};
     v->row_of[v->num_docs++] = row;
     v->num_tokens += n;
     return true;
@@ -71,7 +76,8 @@ bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *er
     const size_t most = (size_t)e->micro_batch_tokens;
     Evaluator v = {.e = e,
                    .rows = rows,
-                   .tokens = host_calloc(most, sizeof(int32_t), "evaluation"),
+                   .tokens = host_calloc(2 * most, sizeof(int32_t), "evaluation"),
+                   .targets = host_calloc(most, sizeof(int32_t), "evaluation"),
                    .docs = host_calloc(most, sizeof(DocView), "evaluation"),
                    .row_of = host_calloc(most, sizeof(int), "evaluation"),
                    .losses = host_calloc(most, sizeof(float), "evaluation")};
@@ -81,6 +87,7 @@ bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *er
     if (ok) evaluate_batch(&v);
     batch_free(&v.batch);
     free(v.tokens);
+    free(v.targets);
     free(v.docs);
     free(v.row_of);
     free(v.losses);

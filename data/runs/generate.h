@@ -34,8 +34,8 @@ typedef struct {
     double started_ms, prompt_ms, new_ms;
 } Generator;
 
-// Reads and encodes the prompts. Of samples it takes how, seed, max_seqlen and sample_tokens, the most
-// that a text grows. *g must stay where it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
+// Reads and encodes the prompts. Of samples it takes how, seed, max_seqlen and sample_tokens, the
+// most that a text grows. *g must stay where it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
 bool generator_open(Generator *g, const Samples *samples, const Prompts *prompts, Error *err);
 
 // Tokens that the cache needs for as many texts at one time as fit into `most`.

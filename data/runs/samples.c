@@ -144,7 +144,7 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
         Text *text = &texts[i];
         if (text->ended || text->length == text->max_length) continue;
         const int32_t done = text->num_cached;
-        docs[n] = (DocView){text->tokens + done, text->length - done, -1};
+        docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL};
         b->decode |= done > 0;
         growing[n++] = text;
     }

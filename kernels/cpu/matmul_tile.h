@@ -7,12 +7,13 @@
 //   ZIP_LOW, ZIP_HIGH(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
 //   PAIRS(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
 //
-// c (MR, NV * VECTOR_LENGTH) = or += the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
-// b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. All MR * NV sums stay in
+// c (MR, NV * VECTOR_LENGTH) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
+// b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. addend is laid out like c
+// and may be c; NULL: zeros. All MR * NV sums stay in
 // registers: each k loads MR + NV values for MR * NV multiply-adds. The inner loops have constant
 // bounds and are fully unrolled, which lets the compiler keep sum[][] in registers.
-TARGET static void TILE_NAME(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
-                             const real *RESTRICT b, int64_t depth, int accumulate) {
+TARGET static void TILE_NAME(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
+                             const real *RESTRICT b, int64_t depth) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
@@ -30,15 +31,15 @@ TARGET static void TILE_NAME(real *RESTRICT c, int64_t c_stride, const real *RES
     }
     UNROLL for (int i = 0; i < MR; i++) {
         UNROLL for (int j = 0; j < NV; j++) {
-            vec_anywhere *out = (vec_anywhere *)(c + i * c_stride + j * VECTOR_LENGTH);
-            if (accumulate) sum[i][j] += *out;
-            *out = sum[i][j];
+            const int64_t at = i * c_stride + j * VECTOR_LENGTH;
+            if (addend) sum[i][j] += *(const vec_anywhere *)(addend + at);
+            *(vec_anywhere *)(c + at) = sum[i][j];
         }
     }
 }
 
 #ifdef FEW_NAME
-// c (rows, VECTOR_LENGTH) = a (rows, depth) b (VECTOR_LENGTH, depth)^T, b read where it lies and
+// c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, b read where it lies and
 // transposed in registers, four of the depth at a time. Every sum is the chain of the tile: blocks
 // of kc from zero, added in order. The VECTOR_LENGTH rows that follow b are prefetched meanwhile:
 // without that it takes about a third longer.
@@ -48,7 +49,8 @@ TARGET static inline __attribute__((always_inline)) void FEW_OF(FEW_NAME)(real *
                                                                           int64_t depth, int64_t kc,
                                                                           const int rows) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
-    vec total[FEW_ROWS] = {0};
+    vec total[FEW_ROWS];
+    UNROLL for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
     for (int64_t first = 0; first < depth; first += kc) {
         const int64_t end = at_most(first + kc, depth), whole = first + (end - first) / 4 * 4;
         vec sum[FEW_ROWS];
