@@ -1263,7 +1263,8 @@ static void print_plan(const LlamaModel *m) {
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
-    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train, run.cursor, &err),
+    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train_summary, run.cursor,
+                    &err),
          &err);
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",

@@ -174,6 +174,13 @@ assert data["tokens_left_out"] > data["documents_without_target"]
 val = open("masked/val_00000.mask", "rb").read()
 assert [l["targets"] for l in lines if l.get("event") == "val"] == [struct.unpack_from("<Q", val, 24)[0]] * 2
 PY
+check_python steps_of_an_epoch_are_of_trained_tokens << 'PY'
+import json, re
+data = json.loads(open("masked.run/log.jsonl").readline())["data"]["train"]
+trained = data["tokens"] - data["tokens_left_out"]
+epoch = float(re.search(r"^plan .* about ([0-9.]+) steps an epoch$", open("said.txt").read(), re.M).group(1))
+assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, data)
+PY
 # every target is in one of the two masks: the sums of the losses add up
 for name in corpus unmasked; do
     said "validation_of_$name" 0 '^val after step 0' \

@@ -59,10 +59,10 @@ void data_summary_print(const DataSummary *d, const char *label) {
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
-bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, PlanState at,
+bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const PlanSettings usual = plan_settings();
-    const DocIndex index = dataset_doc_index(train);
+    const DocIndex index = dataset_doc_index(train->dataset);
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
     int steps = 0;
@@ -72,7 +72,8 @@ bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, Plan
         at = plan.cursor_after;
     }
     plan_free(&plan);
-    const double epoch = (double)train->num_tokens / tokens * steps;
+    const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
+    const double epoch = (double)trained / tokens * steps;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
