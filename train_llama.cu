@@ -6,6 +6,8 @@
 //   ./train_llama --resume --out run             continues from the newest checkpoint, bit for bit
 //   ./train_llama --compare                      packed, padded, rows, repad on the same documents
 //   ./train_llama --check-packing                packed against each document alone
+//   ./train_llama --model DIR --generate --prompt TEXT      continues the text
+//   ./train_llama --model DIR --eval --val shards           loss and perplexity
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
@@ -38,6 +40,8 @@
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/evaluate.h"
+#include "data/runs/generate.h"
 #include "data/runs/log.h"
 #include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
@@ -57,14 +61,14 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention, *work_cost;
+    const char *model, *train, *val, *out, *resume, *prompt, *prompt_file, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        dry_run, version, boundary_ends, allow_other_tokenizer;
+        generate, chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero, recompute;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
-    int sample_tokens, num_samples, top_k, compare_steps;
+    int sample_tokens, num_samples, max_new_tokens, top_k, compare_steps;
     float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
         temperature, top_p, heartbeat_seconds;
 } Options;
@@ -166,6 +170,15 @@ static const Option option_table[] = {
            "several ranks: seconds without progress before a rank is reported and the run ends "
            "with exit code 8; 0: never"),
     OPTION_GROUP("instead of training"),
+    FLAG("generate", o.generate,
+         "continue --prompt, or prompts from standard input: a terminal is asked line by line"),
+    TEXT("prompt-file", o.prompt_file, NULL, "prompts of --generate, one a line, in one batch"),
+    FLAG("chat", o.chat,
+         "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
+    NUMBER("max-new-tokens", o.max_new_tokens, "256", 1, 1 << 24,
+           "of a text of --generate, which ends at --max-seqlen at the latest"),
+    FLAG("eval", o.eval,
+         "loss and perplexity on every document of --val, or of --train, by document length"),
     FLAG("compare", o.compare, "time all layouts on the same documents"),
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
@@ -181,8 +194,6 @@ static const Option option_table[] = {
     OPTION_ELSEWHERE("learning-rate", "it is --lr"),
     OPTION_ELSEWHERE("output-dir", "it is --out"),
     OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
-    OPTION_ELSEWHERE("generate", "--steps 0 --prompt TEXT --sample-tokens N prints text"),
-    OPTION_ELSEWHERE("eval", "--steps 0 validates and writes nothing"),
     OPTION_ELSEWHERE(
         "wandb|tensorboard|report-to",
         "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"),
@@ -197,7 +208,7 @@ static const Option option_table[] = {
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-packing|"
-    "dry-run|version";
+    "generate|prompt-file|chat|max-new-tokens|eval|dry-run|version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
@@ -597,13 +608,18 @@ static void validate(LlamaModel *m, int64_t step) {
     report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
 }
 
+static SampleModel sample_model(LlamaModel *m) {
+    return (SampleModel){.vocab_size = m->config.vocab_size,
+                         .end_of_text = m->config.eos_token_id,
+                         .end_of_turn = -1,
+                         .cache_tokens = m->cache_tokens,
+                         .max_rows = m->head_chunk,
+                         .context = m,
+                         .next_logits = llama_next_logits};
+}
+
 static void print_samples(LlamaModel *m) {
-    const SampleModel model = {.vocab_size = m->config.vocab_size,
-                               .end_of_text = m->config.eos_token_id,
-                               .micro_batch_tokens = m->sizes.micro_batch_tokens,
-                               .max_rows = m->head_chunk,
-                               .context = m,
-                               .next_logits = llama_next_logits};
+    const SampleModel model = sample_model(m);
     if (!is_rank_0()) return;
     comm_phase("sample", -1);
     samples_print(&run.samples, &model, run.cursor.step);
@@ -683,7 +699,7 @@ static void train(LlamaModel *m) {
 }
 
 // --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
-static void evaluate(LlamaModel *m) {
+static void validate_and_sample(LlamaModel *m) {
     validate(m, run.cursor.step);
     print_samples(m);
     printf("done: nothing was trained or written\n");
@@ -1034,6 +1050,7 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
                               .num_leaves = leaves,
                               .num_losses = losses};
     if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
+    llama_plan_cache(m, samples_cache_tokens(&run.samples, sizes.micro_batch_tokens));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1089,12 +1106,18 @@ static void load_config(void) {
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
 
-static void open_data(void) {
-    Error err = {0};
+static DatasetOptions data_options(const char *split) {
     DatasetOptions options = dataset_options();
+    options.split = split;
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
+    return options;
+}
+
+static void open_data(void) {
+    Error err = {0};
+    DatasetOptions options = data_options(NULL);
     if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train))
         exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o.train);
@@ -1232,8 +1255,7 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-static void print_plan(const LlamaModel *m) {
-    Error err = {0};
+static void print_model(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
@@ -1245,6 +1267,19 @@ static void print_plan(const LlamaModel *m) {
     printf("start   %s\n", run.resume.dir[0] ? run.resume.dir
                            : weights_dir()   ? "weights of --model"
                                              : "random weights");
+}
+
+static void print_memory(const LlamaModel *m) {
+    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
+        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
+    if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
+    print_bytes("total", run.backend_bytes + llama_memory_total(m));
+}
+
+static void print_plan(const LlamaModel *m) {
+    Error err = {0};
+    print_model(m);
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
@@ -1260,11 +1295,7 @@ static void print_plan(const LlamaModel *m) {
                (double)(run.backend_bytes + run.recompute_bytes[i]) / 1048576.0,
                i == (int)m->recompute ? " (chosen)" : "");
     printf("\n");
-    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
-    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
-        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
-    if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
-    print_bytes("total", run.backend_bytes + llama_memory_total(m));
+    print_memory(m);
 }
 
 // --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
@@ -1316,6 +1347,106 @@ static void check_memory(const LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// --generate and --eval: the model alone; nothing is trained or written
+
+static const char options_of_generate[] =
+    "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
+static const char options_of_eval[] =
+    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
+    "dry-run";
+
+static void check_inference_options(int argc, char **argv) {
+    const char *mode = o.eval ? "eval" : "generate";
+    const char *other = options_given_besides(option_table, argc, argv,
+                                              o.eval ? options_of_eval : options_of_generate);
+    if (other || (o.prompt && o.prompt_file))
+        exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
+                  other ? mode : "prompt", other ? other : "prompt-file");
+    if (model_is_builtin() && !o.from_scratch)
+        exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
+                  "--%s: expected a model with weights, found the name %s", mode, o.model);
+    if (o.generate && comm_num_ranks() > 1)
+        exit_with(EXIT_USAGE, "start one process without mpirun",
+                  "--generate works with one rank only");
+}
+
+static void load_for_inference(LlamaModel *m, int32_t micro_batch_tokens, int32_t cache_tokens) {
+    Error err = {0};
+    const LlamaSizes sizes = {.micro_batch_tokens = micro_batch_tokens, .max_seqlen = o.max_seqlen};
+    llama_plan(m, &run.config, sizes);
+    llama_plan_cache(m, cache_tokens);
+    if (is_rank_0() && (o.eval || o.dry_run)) print_model(m);
+    if (is_rank_0() && o.dry_run) print_memory(m);
+    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
+    check_memory(m);
+    if (o.dry_run) exit(EXIT_DONE);
+    must(llama_allocate(m, &err), &err);
+    init_weights(m);
+}
+
+static void generate(LlamaModel *m) {
+    static Generator g;
+    Error err = {0};
+    const Samples samples = {.sample_tokens = o.max_new_tokens,
+                             .how = {o.temperature, o.top_k, o.top_p},
+                             .seed = (uint64_t)o.seed,
+                             .max_seqlen = o.max_seqlen};
+    const Prompts prompts = {o.prompt, o.prompt_file, o.model, o.chat};
+    must(generator_open(&g, &samples, &prompts, &err), &err);
+    const int32_t tokens = generator_cache_tokens(&g, o.micro_batch_tokens);
+    load_for_inference(m, tokens, tokens);
+    SampleModel model = sample_model(m);
+    must(generator_run(&g, &model, &err), &err);
+}
+
+// Evaluation.losses
+static void batch_losses(void *model, const Batch *b, float *losses_host) {
+    LlamaModel *m = model;
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head(m, false);
+    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
+}
+
+static void evaluate_model(LlamaModel *m) {
+    Error err = {0};
+    const char *spec = o.val ? o.val : o.train;
+    DatasetOptions options = data_options("val");
+    if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
+        options.split = "train";
+        must(dataset_open(&run.val, spec, &options, &err), &err);
+    }
+    const NamedData data = {spec, &run.val}, none = {spec, NULL};
+    must(vocabulary_check(o.model, &data, &none, o.allow_other_tokenizer, &err), &err);
+    load_for_inference(m, o.micro_batch_tokens, 0);
+    const int32_t ranks = comm_num_ranks();
+    const Evaluation e = {
+        o.max_seqlen, o.micro_batch_tokens, (LongDocs)o.long_docs, comm_rank(), ranks, m,
+        batch_losses};
+    EvaluationRow own[EVALUATION_ROWS] = {0};
+    EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
+    comm_phase("validate", 0);
+    must(evaluate(own, &run.val, &e, &err), &err);
+    comm_all_gather_host(rows, own, sizeof own);
+    if (is_rank_0()) evaluation_print(rows, ranks);
+    free(rows);
+}
+
+static void infer(LlamaModel *m, int argc, char **argv) {
+    check_inference_options(argc, argv);
+    if (o.micro_batch_tokens < o.max_seqlen) o.micro_batch_tokens = o.max_seqlen;
+    open_device();
+    load_config();
+    if (o.eval)
+        evaluate_model(m);
+    else
+        generate(m);
+}
+
+// ------------------------------------------------------------------------------------------------
 // The program
 
 static void start_process(int argc, char **argv) {
@@ -1352,6 +1483,14 @@ int main(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
+    if (o.generate || o.eval) {
+        infer(&run.model, argc, argv);
+        comm_finalize();
+        return EXIT_DONE;
+    }
+    if (o.chat || o.prompt_file || options_given(argc, argv, "max-new-tokens"))
+        exit_with(EXIT_USAGE, "add --generate",
+                  "--chat, --prompt-file and --max-new-tokens belong to --generate");
     catch_signals();
     find_resume_point();
     take_options(argc, argv);
@@ -1395,7 +1534,7 @@ int main(int argc, char **argv) {
     if (o.steps > 0)
         train_and_save(m, log_before);
     else
-        evaluate(m);
+        validate_and_sample(m);
     comm_finalize();
     return EXIT_DONE;
 }

@@ -215,6 +215,20 @@ int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 
 // ------------------------------------------------------------------------------------------------
+// Key-value cache, for texts that grow token by token. A row of cache (rows,2*Hkv,D) has the keys
+// and values of one token. The rows of a text follow one another: token t of a micro-batch has row
+// first_rows[t] + position_ids[t], where first_rows (T) int32 is that of its text's first token.
+
+// cache[row of t] =  the key and value heads of token t   qkv (T,H+2*Hkv,D) after rope_forward
+void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
+              const int32_t *position_ids, int64_t T, HeadShape heads);
+// out (T,H,D) =  attention of token t over its text in the cache, up to its own row
+// Accumulates in fp32; softmax_scale as above. The bits of a token do not depend on the others.
+void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
+                      const int32_t *first_rows, const int32_t *position_ids, int64_t T,
+                      HeadShape heads);
+
+// ------------------------------------------------------------------------------------------------
 // Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. On the CPU the
 // bits of an output row do not depend on T or on the row's position.
 

@@ -538,6 +538,38 @@ TEST(rope) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Key-value cache: texts of 1, 2, ... tokens, T of them, each with one new token
+
+static void check_decode(int64_t T, HeadShape heads) {
+    next_shape();
+    const int D = heads.head_dim, row = 2 * heads.num_kv_heads * D;
+    int32_t *first = host_ints(T), *positions = host_ints(T), rows = 2;
+    for (int64_t t = 0; t < T; rows += positions[t++] + 1) {
+        first[t] = rows;
+        positions[t] = (int32_t)(3 * t);
+    }
+    const int32_t *d_first = ints(first, T), *d_positions = ints(positions, T);
+    Tensor qkv = tensor("qkv", true, T, heads.num_heads * D + row, 1);
+    Tensor cache = tensor("cache", true, rows, row, 1), *cached[] = {&cache};
+    run(cached, 1, [&] { kv_store(bf(cache), bf(qkv), d_first, d_positions, T, heads); });
+    reference.kv_store(cache.host, qkv.host, first, positions, T, heads);
+    check_exact(cache);
+    Tensor out = tensor("out", true, T, heads.num_heads * D, 0), *outs[] = {&out};
+    run(outs, 1, [&] {
+        attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads);
+    });
+    reference.attention_decode(out.host, qkv.host, cache.host, first, positions, T, heads);
+    check_close(out);
+}
+
+TEST(attention_decode) {
+    start();
+    const HeadShape shapes[] = {{9, 3, 64}, {1, 1, 64}, {32, 8, 128}, {6, 6, 128}};
+    FOR_EACH(const HeadShape, heads, shapes)
+    FOR_EACH(const int64_t, T, SOME_T) check_decode(T, heads);
+}
+
+// ------------------------------------------------------------------------------------------------
 // SwiGLU
 
 static void check_swiglu(int64_t T, int64_t F, double scale) {
