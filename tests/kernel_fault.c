@@ -50,18 +50,14 @@ WRAP(embedding_backward,
      (real * dweight, const floatX *dout, const int32_t *tokens, const int32_t *order, int64_t T,
       int C),
      (dweight, dout, tokens, order, T, C), dweight, (size_t)C)
-WRAP(add_rmsnorm_forward,
-     (floatX * resid, floatX *normed, real *rstd, const floatX *inp, const floatX *delta,
-      const floatX *weight, float eps, int64_t T, int C),
-     (resid, normed, rstd, inp, delta, weight, eps, T, C), rstd, (size_t)T)
+WRAP(rmsnorm_forward,
+     (floatX * normed, real *rstd, const floatX *resid, const floatX *weight, float eps, int64_t T,
+      int C),
+     (normed, rstd, resid, weight, eps, T, C), rstd, (size_t)T)
 WRAP(rmsnorm_backward,
      (floatX * dresid, real *dweight, const floatX *dnormed, const floatX *resid,
       const floatX *weight, const real *rstd, int64_t T, int C),
      (dresid, dweight, dnormed, resid, weight, rstd, T, C), dresid, (size_t)(T *C))
-WRAP(rmsnorm_apply,
-     (floatX * normed, const floatX *resid, const floatX *weight, const real *rstd, int64_t T,
-      int C),
-     (normed, resid, weight, rstd, T, C), normed, (size_t)(T *C))
 WRAP(rope_forward,
      (floatX * qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
       HeadShape heads),
@@ -81,6 +77,10 @@ WRAP(attention_backward,
 WRAP(matmul_forward,
      (floatX * out, const floatX *inp, const floatX *weight, int64_t T, int64_t K, int64_t N),
      (out, inp, weight, T, K, N), out, (size_t)(T *N))
+WRAP(matmul_forward_add,
+     (floatX * out, const floatX *resid, const floatX *inp, const floatX *weight, int64_t T,
+      int64_t K, int64_t N),
+     (out, resid, inp, weight, T, K, N), out, (size_t)(T *N))
 WRAP(matmul_backward_input,
      (floatX * dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N),
      (dinp, dout, weight, T, K, N), dinp, (size_t)(T *K))
@@ -113,8 +113,6 @@ WRAP(adamw_update,
       const StepScalars *step, AdamW hyper, size_t n),
      (weights, master_lo, m, v, grads, step, hyper, n), weights, n)
 WRAP(comm_all_gather, (real * x, const size_t *first), (x, first), x, first[comm_num_ranks()])
-WRAP(comm_all_gather_master, (uint16_t * master_lo, const size_t *first), (master_lo, first),
-     master_lo, first[comm_num_ranks()])
 WRAP(comm_collect, (real * out, const real *x, const size_t *first, size_t at, size_t block),
      (out, x, first, at, block), out, block)
 WRAP(comm_sum_in_order, (double *sum, double *partial, size_t n), (sum, partial, n), sum, 1)

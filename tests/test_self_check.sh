@@ -101,8 +101,8 @@ export XDG_CACHE_HOME=$work/ranks
 outcome ranks 0 "$checked" two_ranks "$faulty" --out two
 unchecked ranks_again two_ranks "$faulty" --out again
 export XDG_CACHE_HOME=$work/file WRONG WRONG_RANK=1
-for WRONG in comm_collect comm_all_gather comm_all_gather_master comm_sum_in_order \
-    comm_reduce_begin rmsnorm_apply; do
+for WRONG in comm_collect comm_all_gather comm_sum_in_order comm_reduce_begin rmsnorm_forward
+do
     expect "$WRONG" 11 "error: .*self-check: $WRONG: " two_ranks "$faulty" --out refused
 done
 WRONG=attention_forward:sm90

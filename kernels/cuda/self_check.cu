@@ -330,11 +330,6 @@ static void check_embedding(const Packed &p) {
 // ------------------------------------------------------------------------------------------------
 // RMSNorm
 
-struct Sum {
-    const floatX *x, *y;
-    __device__ Want operator()(int64_t i) const { return {at(x, i) + at(y, i), 0}; }
-};
-
 struct Rstd {
     const floatX *resid;
     double eps;
@@ -395,19 +390,14 @@ static void check_norms(const Packed &p) {
     const int T = p.rows, C = p.C;
     const int64_t n = (int64_t)T * C;
     const float eps = 1e-5f;
-    floatX *inp = random_bf16(n, 1), *delta = random_bf16(n, 1), *weight = random_bf16(C, 1);
+    floatX *resid = random_bf16(n, 1), *weight = random_bf16(C, 1), *normed = take_n<floatX>(n);
     floatX *dnormed = random_bf16(n, 1), *dresid = random_bf16(n, 1), *start = copy_of(dresid, n);
-    floatX *resid = take_n<floatX>(n), *normed = take_n<floatX>(n), *again = take_n<floatX>(n);
     real *rstd = take_n<real>(T), *dweight = random_real(C, 1),
          *dweight_start = copy_of(dweight, C);
-    checking("add_rmsnorm_forward");
-    add_rmsnorm_forward(resid, normed, rstd, inp, delta, weight, eps, T, C);
-    expect("resid", resid, n, Sum{inp, delta});
+    checking("rmsnorm_forward");
+    rmsnorm_forward(normed, rstd, resid, weight, eps, T, C);
     expect("rstd", rstd, T, Rstd{resid, eps, C});
     expect("normed", normed, n, Normed{resid, weight, rstd, C});
-    checking("rmsnorm_apply");
-    rmsnorm_apply(again, resid, weight, rstd, T, C);
-    expect("normed", again, n, Normed{resid, weight, rstd, C});
     checking("rmsnorm_backward");
     rmsnorm_backward(dresid, dweight, dnormed, resid, weight, rstd, T, C);
     expect("dresid", dresid, n, NormGradient{start, dnormed, resid, weight, rstd, C});
@@ -417,13 +407,13 @@ static void check_norms(const Packed &p) {
 // ------------------------------------------------------------------------------------------------
 // Matmul, SwiGLU
 
-// start (rows, cols) + the sum over k < depth of a[row a_row + k a_step] b[col b_row + k b_step]
+// start or resid (rows, cols) + the sum over k < depth of a[row a_row + k a_step] b[col b_row + k b_step]
 struct Product {
     const real *start;  // NULL: 0
-    const floatX *a, *b;
+    const floatX *resid, *a, *b;
     int64_t cols, depth, a_row, a_step, b_row, b_step;
     __device__ Want operator()(int64_t i) const {
-        double sum = start ? start[i] : 0, size = fabs(sum);
+        double sum = start ? start[i] : resid ? at(resid, i) : 0, size = fabs(sum);
         for (int64_t k = 0; k < depth; k++) {
             const double term =
                 at(a, i / cols * a_row + k * a_step) * at(b, i % cols * b_row + k * b_step);
@@ -438,16 +428,20 @@ static void check_matmul(const Packed &p) {
     floatX *inp = random_bf16(T * K, 1), *weight = random_bf16(N * K, 1),
            *dout = random_bf16(T * N, 1);
     floatX *out = take_n<floatX>(T * N), *dinp = take_n<floatX>(T * K);
+    floatX *resid = random_bf16(T * N, 1);
     real *dweight = random_real(N * K, 1), *start = copy_of(dweight, N * K);
     checking("matmul_forward");
     matmul_forward(out, inp, weight, T, K, N);
-    expect("out", out, T * N, Product{NULL, inp, weight, N, K, K, 1, K, 1});
+    expect("out", out, T * N, Product{NULL, NULL, inp, weight, N, K, K, 1, K, 1});
+    checking("matmul_forward_add");
+    matmul_forward_add(out, resid, inp, weight, T, K, N);
+    expect("out", out, T * N, Product{NULL, resid, inp, weight, N, K, K, 1, K, 1});
     checking("matmul_backward_input");
     matmul_backward_input(dinp, dout, weight, T, K, N);
-    expect("dinp", dinp, T * K, Product{NULL, dout, weight, K, N, N, 1, 1, K});
+    expect("dinp", dinp, T * K, Product{NULL, NULL, dout, weight, K, N, N, 1, 1, K});
     checking("matmul_backward_weight");
     matmul_backward_weight(dweight, dout, inp, T, K, N);
-    expect("dweight", dweight, N * K, Product{start, dout, inp, K, T, 1, N, 1, K});
+    expect("dweight", dweight, N * K, Product{start, NULL, dout, inp, K, T, 1, N, 1, K});
 }
 
 struct Swiglu {
@@ -936,19 +930,15 @@ static void check_collectives() {
     for (int r = 0; r <= ranks; r++) first[r] = (size_t)r * SHARE;
     snprintf(sizes_text, sizeof sizes_text, "%d ranks", ranks);
     real *x = take_n<real>(n), *collected = take_n<real>(ranks * block);
-    floatX *weights = take_n<floatX>(n), *low_bits = take_n<floatX>(n);
+    floatX *weights = take_n<floatX>(n);
     double *partial = take_n<double>(SHARE), *sum = take_n<double>(1);
     compute(x, n, OfRank<real>{rank});
     compute(weights, n, OfRank<floatX>{rank});
-    compute(low_bits, n, OfRank<floatX>{rank});
     compute(partial, SHARE, OfRank<double>{rank});
     device_zero(sum, sizeof *sum);
     checking("comm_collect");
     comm_collect(collected, x, first, SKIPPED, (size_t)block);
     expect("out", collected, ranks * block, Collected{block, own + SKIPPED});
-    checking("comm_all_gather_master");
-    comm_all_gather_master((uint16_t *)low_bits, first);
-    expect("master_lo", low_bits, n, OfOwner{SHARE}, true);
     checking("comm_gather_begin");
     comm_wait(comm_gather_begin(weights, first, 0, (size_t)n));
     expect("weights", weights, n, OfOwner{SHARE}, true);
