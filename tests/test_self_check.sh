@@ -8,9 +8,9 @@ cuda=$root/build/emu/train_llama faulty=$root/build/emu/train_llama_faulty
 [ -x "$cuda" ] && [ -x "$faulty" ] || { bad program "$cuda or its _faulty is not built" && finish; }
 export XDG_CACHE_HOME=$work/cache TMPDIR=$work         # TMPDIR: for the emulated NCCL
 tiny_model tiny 64 96 64
-uneven_texts text 3
+uneven_texts text 20
 prepare text --out corpus --val-frac 0.1
-common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 128
+common=(--model tiny --from-scratch --train corpus --max-seqlen 200 --micro-batch-tokens 256
         --val-every 0 --num-samples 0)
 dry=("$cuda" "${common[@]}" --dry-run)
 checked='^self-check of all kernels passed in [0-9.]+ s$'
@@ -88,7 +88,7 @@ two_ranks() {   # two_ranks COMMAND...: exit code of rank 0, output of both
     local other status
     jobs=$((jobs + 1))
     set -- env EMU_DEVICES=2 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID="$$-$jobs" \
-        timeout -k 5 "$limit_s" "$@" "${common[@]}" --batch-tokens 256 --steps 1
+        timeout -k 5 "$limit_s" "$@" "${common[@]}" --batch-tokens 512 --steps 1
     RANK=1 LOCAL_RANK=1 "$@" > other.txt 2>&1 &
     other=$!
     RANK=0 LOCAL_RANK=0 "$@"

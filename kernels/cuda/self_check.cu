@@ -407,7 +407,8 @@ static void check_norms(const Packed &p) {
 // ------------------------------------------------------------------------------------------------
 // Matmul, SwiGLU
 
-// start or resid (rows, cols) + the sum over k < depth of a[row a_row + k a_step] b[col b_row + k b_step]
+// start or resid (rows, cols) + the sum over k < depth of
+// a[row a_row + k a_step] b[col b_row + k b_step]
 struct Product {
     const real *start;  // NULL: 0
     const floatX *resid, *a, *b;
