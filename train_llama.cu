@@ -32,6 +32,7 @@
 #include "data/base/memory.h"
 #include "data/base/options.h"
 #include "data/base/path.h"
+#include "data/base/seen.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/plan.h"
@@ -63,7 +64,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *prompt_file, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        generate, chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer;
+        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero, recompute;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -183,6 +184,9 @@ static const Option option_table[] = {
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
     FLAG("dry-run", o.dry_run, "print the plan and the memory, and stop"),
+    FLAG("self-check", o.self_check,
+         "CUDA: check every kernel on this GPU against plain code; a shorter check is made at the "
+         "first start with this GPU, driver and program"),
     FLAG("version", o.version, "print the version"),
     // what other trainers have
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
@@ -208,7 +212,7 @@ static const Option option_table[] = {
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-packing|"
-    "generate|prompt-file|chat|max-new-tokens|eval|dry-run|version";
+    "generate|prompt-file|chat|max-new-tokens|eval|dry-run|self-check|version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
@@ -1065,12 +1069,44 @@ static void check_options(void) {
     if (o.cuda_graph && !device_has_graphs())
         exit_with(EXIT_USAGE, "--no-cuda-graph, or a trainer made by make BACKEND=cuda",
                   "--cuda-graph: this is the CPU backend");
+    if (o.self_check && !device_has_self_check())
+        exit_with(EXIT_USAGE, "a trainer made by make BACKEND=cuda has one",
+                  "--self-check: this is the CPU backend");
     if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
         exit_with(EXIT_USAGE, "leave it out", "--cuda-graph is for training with --layout packed");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
                   "--batch-tokens must be a multiple of --micro-batch-tokens");
+}
+
+// One line for each GPU, driver and program. device_describe has the version of CUDA that the
+// driver supports, the file the driver's own.
+static void describe_machine(char *text, size_t capacity) {
+    RankFields f = {0};
+    rank_field_program(&f);
+    rank_field_file(&f, "driver", "/proc/driver/nvidia/version");
+    snprintf(text, capacity, "kernels checked: %s, driver file %016lx, program %016lx\n",
+             device_describe(), f.field[1].hash, f.field[0].hash);
+}
+
+// Once for each GPU, driver and program, on all ranks where one of them has not made it
+static void check_kernels(void) {
+    char machine[512];
+    if (!device_has_self_check()) return;
+    describe_machine(machine, sizeof machine);
+    if (!comm_max(o.self_check || !seen_before(machine))) return;
+    const double start_ms = now_ms();
+    const char *wrong = device_self_check(o.self_check);
+    if (wrong)
+        exit_with(EXIT_DEVICE_ERROR,
+                  "kernels compute wrong numbers on this GPU: try another driver or CUDA Toolkit; "
+                  "--self-check repeats the check",
+                  "self-check: %s", wrong);
+    if (is_rank_0())
+        printf("self-check of all kernels passed in %.1f s\n", (now_ms() - start_ms) * 1e-3);
+    describe_machine(machine, sizeof machine);  // attention kernels may have been replaced
+    seen_add(machine);
 }
 
 // Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
@@ -1085,6 +1121,7 @@ static void open_device(void) {
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
+    check_kernels();
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
 }
@@ -1497,6 +1534,10 @@ int main(int argc, char **argv) {
     check_options();
     check_ranks();
     open_device();
+    if (o.self_check) {
+        comm_finalize();
+        return EXIT_DONE;
+    }
 
     // inputs are proven good before anything is written
     load_config();

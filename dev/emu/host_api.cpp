@@ -224,7 +224,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device) 
 }
 cudaError_t cudaDriverGetVersion(int *version) {
     API_CALL;
-    *version = CUDART_VERSION;
+    *version = opt.driver ? opt.driver : CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version) {
