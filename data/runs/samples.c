@@ -144,27 +144,31 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
 // Printing
 
 // Without special tokens and control characters; ids where there is no tokenizer.
-static void token_print(const Tokenizer *tokenizer, int32_t id) {
+static void token_print(const Tokenizer *tokenizer, int32_t id, FILE *to) {
     size_t n = 0;
     bool known = tokenizer && id < tokenizer->vocab_size;
     const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
     if (!bytes) {
-        printf("<%d>", id);
+        fprintf(to, "<%d>", id);
         return;
     }
     for (size_t k = 0; k < n && !tokenizer->special[id]; k++)
         if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f))
-            putchar(bytes[k]);
+            fputc(bytes[k], to);
 }
 
-static void text_print(const Text *text, const Samples *s, int64_t step) {
-    printf("--- sample %d after step %ld%s\n", text->number + 1, step,
-           text->ended ? " (ended)" : "");
-    for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i]);
-    printf("\n");
+static void text_report(const Text *text, const Samples *s, int64_t step, RunLog *log) {
+    char *chars = NULL;
+    size_t n = 0;
+    FILE *to = open_memstream(&chars, &n);
+    if (!to) return;
+    for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i], to);
+    fclose(to);
+    if (chars) report_sample(log, step, text->number + 1, text->ended, chars);
+    free(chars);
 }
 
-void samples_print(Samples *s, const SampleModel *model, int64_t step) {
+void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log) {
     Error err = {0};
     Text texts[MAX_SAMPLES];
     int n = 0;
@@ -174,7 +178,7 @@ void samples_print(Samples *s, const SampleModel *model, int64_t step) {
         n++;
     }
     if (ok && n > 0) texts_write(texts, n, s, model, step);
-    for (int i = 0; ok && i < n; i++) text_print(&texts[i], s, step);
+    for (int i = 0; ok && i < n; i++) text_report(&texts[i], s, step, log);
     if (!ok) warning("no samples: %s", err.what);
     for (int i = 0; i < n; i++) free(texts[i].tokens);
 }

@@ -7,6 +7,7 @@
 #include "../batches/batch.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
+#include "log.h"
 
 // The next token from its logits: temperature, then top-k, then top-p, then one draw.
 typedef struct {
@@ -66,7 +67,7 @@ Text text_of_prompt(const Samples *s, int number, int32_t prompt_length);
 // Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends.
 void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step);
 
-// Writes and prints one round.
-void samples_print(Samples *s, const SampleModel *model, int64_t step);
+// Writes, prints and logs one round.
+void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log);
 
 #endif
