@@ -53,36 +53,34 @@ typedef struct {
     real *input_layernorm, *qkv_proj, *o_proj, *post_attention_layernorm, *gate_up_proj, *down_proj;
 } LlamaLayerGrads;
 
-// What backward needs of one layer. Norm outputs and SwiGLU are recomputed there: cheap, and 40 %
-// of the memory.
+// Activations of one layer. All layers share the buffers that backward does not need, or computes
+// again: see LlamaRecompute.
 typedef struct {
     floatX *resid_attn;  // (T, C)    residual stream entering attention
     real *rstd_attn;     // (T)
+    floatX *norm_attn;   // (T, C)
     floatX *qkv;         // (T, QKV)  rope applied
     floatX *attn;        // (T, H*D)
     real *lse;           // (H, T)
     floatX *resid_mlp;   // (T, C)    residual stream entering the MLP
     real *rstd_mlp;      // (T)
+    floatX *norm_mlp;    // (T, C)
     floatX *gate_up;     // (T, 2F)
+    floatX *swiglu;      // (T, F)
 } LlamaActs;
 
 // Buffers that all layers share
 typedef struct {
-    floatX *norm;         // (T, C)    output of the current norm
-    floatX *delta;        // (T, C)    what the next norm adds to the residual stream
-    floatX *swiglu;       // (T, F)
-    floatX *resid_final;  // (T, C)
-    real *rstd_final;     // (T)
-    real *losses;         // (T)
-    floatX *dresid;       // (T, C)
-    floatX *dnorm;        // (T, C)
-    floatX *dqkv;         // (T, QKV)
-    floatX *dattn;        // (T, H*D)
-    floatX *dgate_up;     // (T, 2F)
-    floatX *dswiglu;      // (T, F)
-    real *attn_delta;     // (H, T)
-    floatX *logits;       // (head_chunk, V), becomes dlogits in place
-    floatX *head_rows;    // (head_chunk, C)   rows gathered for sampling
+    real *losses;       // (T)
+    floatX *dresid;     // (T, C)
+    floatX *dnorm;      // (T, C)
+    floatX *dqkv;       // (T, QKV)
+    floatX *dattn;      // (T, H*D)
+    floatX *dgate_up;   // (T, 2F)
+    floatX *dswiglu;    // (T, F)
+    real *attn_delta;   // (H, T)
+    floatX *logits;     // (head_chunk, V), becomes dlogits in place
+    floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_partials;  // (LLAMA_NORM_BLOCKS) squares of a block of the gradients
@@ -97,6 +95,12 @@ typedef struct {
     int32_t *real_rows, *real_position_ids;
     VarlenInfo real_docs;
 } LlamaInputs;
+
+// What backward recomputes of a layer, for the same bits: nothing; norm and SwiGLU outputs, 30 % of
+// the memory and little work; all, from the residual stream that enters it.
+typedef enum { LLAMA_RECOMPUTE_OFF, LLAMA_RECOMPUTE_ON, LLAMA_RECOMPUTE_FULL } LlamaRecompute;
+enum { LLAMA_NUM_RECOMPUTES = 3 };
+static const char *const llama_recompute_names[] = {"off", "on", "full"};
 
 // Device memory: five arenas, each measured and then carved by llama_carve
 enum { LLAMA_WEIGHTS, LLAMA_GRADS, LLAMA_OPTIMIZER, LLAMA_ACTIVATIONS, LLAMA_WORKSPACE };
@@ -123,7 +127,7 @@ typedef struct {
 // the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
-    bool shard_optimizer;  // ZeRO-1: a rank holds m and v of its shard only, and updates only that
+    bool shard_optimizer;  // ZeRO-1: a rank updates its shard only, and has m, v, master_lo of it
     bool deterministic_reduction;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
@@ -140,9 +144,11 @@ typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSizes sizes;
+    LlamaRecompute recompute;
     LlamaRanks ranks;
     OrderedSum sum;  // of the gradients, where sums are in order
-    // this rank updates elements shard[rank] to shard[rank + 1]; m and v are here of held_count
+    // this rank updates elements shard[rank] to shard[rank + 1]; it has master_lo, m and v of the
+    // held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
@@ -153,7 +159,7 @@ typedef struct {
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
     size_t num_decayed;   // the matrices come first in the arena
-    // parameter arenas: same offsets in each; m and v begin at held_first
+    // parameter arenas: same offsets in each; master_lo, m and v begin at held_first
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
@@ -162,6 +168,7 @@ typedef struct {
     real *dembed_tokens, *dnorm, *dlm_head;
     LlamaLayer *layers;
     LlamaLayerGrads *dlayers;
+    // (num_layers + 1), the last of the final norm: resid_attn, rstd_attn, norm_attn only
     LlamaActs *acts;
     LlamaScratch scratch;
     real *rope_table;   // (max_seqlen, D/2, 2)
@@ -192,39 +199,58 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
 static inline void llama_await_weights(LlamaModel *m, int bucket);
 static inline void llama_grads_done(LlamaModel *m, int bucket);
 
-// Leaves the final norm's output in scratch.norm.
-static inline void llama_forward(LlamaModel *m) {
+// Layer l from its resid_attn up to its last matmul, which llama_forward adds.
+static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
-    LlamaScratch *s = &m->scratch;
+    const LlamaLayer *w = &m->layers[l];
+    LlamaActs *a = &m->acts[l];
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
     const float eps = c->rms_norm_eps;
 
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
+    matmul_forward(a->qkv, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
+    rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
+    llama_attention_forward(m, a);                                                     // (T, H*D)
+    matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
+    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
+    matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
+    swiglu_forward(a->swiglu, a->gate_up, T, F);                            // (T, F)
+}
+
+// For backward: the activations of layer l that it has not kept, bit for bit.
+static inline void llama_restore_layer(LlamaModel *m, int l) {
+    const LlamaLayer *w = &m->layers[l];
+    LlamaActs *a = &m->acts[l];
+    const int64_t T = m->in.docs.total_tokens;
+    const int C = m->config.hidden_size;
+    const float eps = m->config.rms_norm_eps;
+    if (m->recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
+    if (m->recompute != LLAMA_RECOMPUTE_ON) return;
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
+    rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
+    swiglu_forward(a->swiglu, a->gate_up, T, m->config.intermediate_size);
+}
+
+// Leaves the final norm's output in norm_attn of the last LlamaActs.
+static inline void llama_forward(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    LlamaActs *a = m->acts;
+    const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
+    const int C = c->hidden_size;
+
     llama_await_weights(m, LLAMA_EMBEDDING);
-    embedding_forward(m->acts[0].resid_attn, in->tokens, m->embed_tokens, T, C);  // (T, C)
+    embedding_forward(a->resid_attn, m->in.tokens, m->embed_tokens, T, C);  // (T, C)
     llama_await_weights(m, LLAMA_NORMS);
-    const floatX *resid = m->acts[0].resid_attn, *delta = NULL;
-    for (int l = 0; l < c->num_layers; l++) {
-        const LlamaLayer *w = &m->layers[l];
-        LlamaActs *a = &m->acts[l];
+    for (int l = 0; l < c->num_layers; l++, a++) {
         llama_await_weights(m, LLAMA_LAYERS + l);
-        add_rmsnorm_forward(a->resid_attn, s->norm, a->rstd_attn, resid, delta, w->input_layernorm,
-                            eps, T, C);
-        matmul_forward(a->qkv, s->norm, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
-        rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
-        llama_attention_forward(m, a);                              // (T, H*D)
-        matmul_forward(s->delta, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
-        add_rmsnorm_forward(a->resid_mlp, s->norm, a->rstd_mlp, a->resid_attn, s->delta,
-                            w->post_attention_layernorm, eps, T, C);
-        matmul_forward(a->gate_up, s->norm, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                        // (T, F)
-        matmul_forward(s->delta, s->swiglu, w->down_proj, T, F, C);         // (T, C)
-        resid = a->resid_mlp;
-        delta = s->delta;  // added by the next norm
+        llama_forward_layer(m, l);
+        matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
+                           C);  // (T, C)
     }
-    add_rmsnorm_forward(s->resid_final, s->norm, s->rstd_final, resid, delta, m->norm, eps, T, C);
+    rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     llama_await_weights(m, LLAMA_HEAD);
 }
 
@@ -233,9 +259,10 @@ static inline void llama_forward(LlamaModel *m) {
 static inline void llama_head(LlamaModel *m, bool train) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        const floatX *inp = s->norm + t * C;
+        const floatX *inp = norm + t * C;
         const int32_t *targets = m->in.targets + t;
         comm_progress();
         matmul_forward(s->logits, inp, m->lm_head, n, C, V);  // (n, V)
@@ -259,34 +286,32 @@ static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
+    LlamaActs *a = &m->acts[c->num_layers];
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
 
     llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
-    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, s->resid_final, m->norm, s->rstd_final, T,
+    rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
                      C);  // +=
     for (int l = c->num_layers - 1; l >= 0; l--) {
         const LlamaLayer *w = &m->layers[l];
         const LlamaLayerGrads *g = &m->dlayers[l];
-        LlamaActs *a = &m->acts[l];
-        swiglu_forward(s->swiglu, a->gate_up, T, F);                          // recompute
-        matmul_backward_weight(g->down_proj, s->dresid, s->swiglu, T, F, C);  // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);  // =
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);           // =
-        rmsnorm_apply(s->norm, a->resid_mlp, w->post_attention_layernorm, a->rstd_mlp, T,
-                      C);                                                            // recompute
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, s->norm, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);  // =
+        a = &m->acts[l];
+        llama_restore_layer(m, l);
+        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, T, F, C);             // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);             // =
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                      // =
+        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, T, C, 2 * F);  // +=
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);      // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);    // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);  // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);  // =
-        llama_attention_backward(m, a);                                      // = and rope's
-        rmsnorm_apply(s->norm, a->resid_attn, w->input_layernorm, a->rstd_attn, T, C);  // recompute
-        matmul_backward_weight(g->qkv_proj, s->dqkv, s->norm, T, C, qkv_dim);           // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);           // =
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);         // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);         // =
+        llama_attention_backward(m, a);                                             // = and rope's
+        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, T, C, qkv_dim);  // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);       // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -533,11 +558,15 @@ static inline void llama_grad_norm(LlamaModel *m) {
     comm_sum_in_order(sum, parts, LLAMA_NORM_BLOCKS);
 }
 
+// The low bits from weight `first` on, which this rank updates; NULL where there are none
+static inline uint16_t *llama_low_bits(const LlamaModel *m, size_t first) {
+    return m->master_lo ? m->master_lo + (first - m->held_first) : NULL;
+}
+
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
     const size_t held = first - m->held_first;
-    uint16_t *lo = m->master_lo;
     if (first >= last) return;
-    adamw_update(m->weights + first, lo ? lo + first : NULL, m->m + held, m->v + held,
+    adamw_update(m->weights + first, llama_low_bits(m, first), m->m + held, m->v + held,
                  m->grads + first, m->step, hyper, last - first);
 }
 
@@ -558,14 +587,6 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     if (m->ranks.shard_optimizer) llama_send_all_weights(m);
 }
 
-// Before weights are saved, on all ranks: each then has every weight and its low bits, which no
-// step needs of another's shard.
-static inline void llama_gather_weights(LlamaModel *m) {
-    if (!m->ranks.shard_optimizer) return;
-    llama_await_all_weights(m);
-    comm_all_gather_master(m->master_lo, m->shard);
-}
-
 // Waits for the step and reads its loss sum, gradient norm and clip factor.
 static inline StepScalars llama_read_step(LlamaModel *m) {
     StepScalars step;
@@ -582,7 +603,7 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
     int32_t *rows = m->staging + m->staging_ints - m->sizes.micro_batch_tokens;
     assert(n <= m->head_chunk);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
-    gather_rows(s->head_rows, s->norm, rows, n, C);
+    gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
@@ -689,7 +710,7 @@ static inline void llama_carve_parameters(LlamaModel *m) {
     Arena *weights = &m->arenas[LLAMA_WEIGHTS], *grads = &m->arenas[LLAMA_GRADS],
           *optimizer = &m->arenas[LLAMA_OPTIMIZER];
     m->weights = arena_take(weights, n, sizeof(floatX));
-    if (master_lo_bytes()) m->master_lo = arena_take(weights, n, master_lo_bytes());
+    if (master_lo_bytes()) m->master_lo = arena_take(weights, m->held_count, master_lo_bytes());
     if (!m->sizes.train) return;
     m->grads = arena_take(grads, n, sizeof(real));
     if (partial) m->sum.partial = arena_take(grads, partial * n, sizeof(real));
@@ -703,28 +724,29 @@ static inline void llama_carve_activations(LlamaModel *m) {
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     Arena *a = &m->arenas[LLAMA_ACTIVATIONS];
-    for (int l = 0; l < c->num_layers; l++) {
+    for (int l = 0; l <= c->num_layers; l++) {
         LlamaActs *x = &m->acts[l];
-        if (!m->sizes.train && l > 0) {  // inference: layers share one set
-            *x = m->acts[0];
-            continue;
+        const bool own_resid = l == 0 || m->sizes.train,
+                   own_most = l == 0 || (own_resid && m->recompute != LLAMA_RECOMPUTE_FULL),
+                   own_all = l == 0 || (own_resid && m->recompute == LLAMA_RECOMPUTE_OFF);
+        if (l > 0) *x = m->acts[0];  // shares what is not its own
+        if (own_resid) x->resid_attn = arena_take(a, T * C, sizeof(floatX));
+        if (own_most) x->rstd_attn = arena_take(a, T, sizeof(real));
+        if (own_all) x->norm_attn = arena_take(a, T * C, sizeof(floatX));
+        if (l == c->num_layers) break;
+        if (own_most) {
+            x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
+            x->attn = arena_take(a, T * q_dim, sizeof(floatX));
+            x->lse = arena_take(a, H * T, sizeof(real));
+            x->resid_mlp = arena_take(a, T * C, sizeof(floatX));
+            x->rstd_mlp = arena_take(a, T, sizeof(real));
+            x->gate_up = arena_take(a, T * 2 * F, sizeof(floatX));
         }
-        x->resid_attn = arena_take(a, T * C, sizeof(floatX));
-        x->rstd_attn = arena_take(a, T, sizeof(real));
-        x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
-        x->attn = arena_take(a, T * q_dim, sizeof(floatX));
-        x->lse = arena_take(a, H * T, sizeof(real));
-        x->resid_mlp = arena_take(a, T * C, sizeof(floatX));
-        x->rstd_mlp = arena_take(a, T, sizeof(real));
-        x->gate_up = arena_take(a, T * 2 * F, sizeof(floatX));
+        if (!own_all) continue;
+        x->norm_mlp = arena_take(a, T * C, sizeof(floatX));
+        x->swiglu = arena_take(a, T * F, sizeof(floatX));
     }
-    LlamaScratch *s = &m->scratch;
-    s->norm = arena_take(a, T * C, sizeof(floatX));
-    s->delta = arena_take(a, T * C, sizeof(floatX));
-    s->swiglu = arena_take(a, T * F, sizeof(floatX));
-    s->resid_final = arena_take(a, T * C, sizeof(floatX));
-    s->rstd_final = arena_take(a, T, sizeof(real));
-    s->losses = arena_take(a, T, sizeof(real));
+    m->scratch.losses = arena_take(a, T, sizeof(real));
 }
 
 // The batch, positions and everything that lives only inside a step
@@ -798,7 +820,7 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->staging_ints += T;  // the rows of llama_logits, at the end
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
-    m->acts = host_calloc(layers, sizeof(LlamaActs), "layers");
+    m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors = host_calloc((LLAMA_LAYER_MATRICES + 2) * layers + 3, sizeof(Parameter), "tensors");
     llama_build_tensors(m);
     m->held_count = m->num_elements;
@@ -844,6 +866,12 @@ static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
         m->held_first = m->shard[ranks.rank];
         m->held_count = m->shard[ranks.rank + 1] - m->held_first;
     }
+    llama_carve(m);
+}
+
+// After llama_plan: without this call nothing is recomputed.
+static inline void llama_plan_recompute(LlamaModel *m, LlamaRecompute recompute) {
+    m->recompute = recompute;
     llama_carve(m);
 }
 
@@ -936,47 +964,47 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-// This rank's part of elements offset .. offset + n - 1 of a moment: elements *first to *first +
-// *count - 1.
-static inline real *llama_held(const LlamaModel *m, ParameterArena arena, size_t offset, size_t n,
-                               size_t *first, size_t *count) {
+// How many of elements offset .. offset + n - 1 this rank updates: from *first on
+static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *first) {
     const size_t end = m->held_first + m->held_count;
     const size_t last = offset + n < end ? offset + n : end;
-    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
     *first = offset > m->held_first ? offset : m->held_first;
-    *count = *first < last ? last - *first : 0;
-    return (arena == ARENA_M ? m->m : m->v) + (*count ? *first - m->held_first : 0);
+    return *first < last ? last - *first : 0;
+}
+
+static inline real *llama_moment(const LlamaModel *m, ParameterArena arena, size_t first) {
+    assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
+    return (arena == ARENA_M ? m->m : m->v) + (first - m->held_first);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,
                              size_t n) {
     LlamaModel *m = model;
-    size_t first, count;
+    size_t first;
+    const size_t count = llama_held(m, offset, n, &first);
     comm_progress();
-    if (arena == ARENA_WEIGHTS) {
-        uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
-        weights_from_host(m->weights + offset, lo, values, n);
-        return;
-    }
-    real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (count) device_upload(moment, values + (first - offset), count * sizeof(float));
+    if (arena == ARENA_WEIGHTS && count < n)
+        weights_from_host(m->weights + offset, NULL, values, n);  // without low bits
+    if (count == 0) return;
+    values += first - offset;
+    if (arena == ARENA_WEIGHTS)
+        weights_from_host(m->weights + first, llama_low_bits(m, first), values, count);
+    else
+        device_upload(llama_moment(m, arena, first), values, count * sizeof(float));
 }
 
-// Moments of a sharded optimizer come from the ranks that hold them to rank 0: all ranks call.
+// With a sharded optimizer they come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
     const LlamaModel *m = model;
-    size_t first, count;
-    if (arena == ARENA_WEIGHTS) {
-        const uint16_t *lo = m->master_lo ? m->master_lo + offset : NULL;
-        weights_to_host(values, m->weights + offset, lo, n);
-        return;
-    }
-    const real *moment = llama_held(m, arena, offset, n, &first, &count);
-    if (count) device_download(values + (first - offset), moment, count * sizeof(float));
+    size_t first;
+    const size_t count = llama_held(m, offset, n, &first), at = first - offset;
+    if (count && arena == ARENA_WEIGHTS)
+        weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
+    else if (count)
+        device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
     if (m->ranks.shard_optimizer)
-        comm_merge(values, n * sizeof(float), (first - offset) * sizeof(float),
-                   count * sizeof(float));
+        comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {

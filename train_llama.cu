@@ -60,7 +60,7 @@ typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         dry_run, version, boundary_ends, allow_other_tokenizer;
-    int layout, schedule, long_docs, zero;
+    int layout, schedule, long_docs, zero, recompute;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -152,6 +152,9 @@ static const Option option_table[] = {
         "cuda-graph", o.cuda_graph,
         "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
         "that the host cannot feed fast enough; micro-batches are filled up to one size"),
+    CHOICE("recompute", o.recompute, "auto", "off|on|full|auto",
+           "activations that backward computes again instead of keeping, for the same bits: none, "
+           "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
     CHOICE("zero", o.zero, "1", "0|1",
            "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of "
            "it"),
@@ -182,9 +185,8 @@ static const Option option_table[] = {
     OPTION_ELSEWHERE("eval", "--steps 0 validates and writes nothing"),
     OPTION_ELSEWHERE("wandb|tensorboard|report-to",
                      "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
-    OPTION_ELSEWHERE(
-        "gradient-checkpointing",
-        "activations take what --dry-run prints; a smaller --micro-batch-tokens takes less"),
+    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
+                     "it is --recompute full; --dry-run prints what activations take"),
     OPTION_ELSEWHERE(
         "export-gguf",
         "final/ in --out is a Hugging Face model, which llama.cpp's convert_hf_to_gguf.py reads"),
@@ -227,6 +229,7 @@ typedef struct {
     bool model_given;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
+    size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
     PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
@@ -432,48 +435,57 @@ static void repeat_matmul_choices(const char *dir) {
             why);
 }
 
-// Everything beside the model that --resume needs. path: of optimizer.safetensors.
-static bool save_state(Checkpoint *ck, LlamaModel *m, const char *path, Error *err) {
+// The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
+// comes to rank 0, which writes the file.
+static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok, Error *err) {
+    const char *name = moments ? "optimizer.safetensors" : "model.safetensors";
+    const Parameters p = llama_parameters(m);
+    char path[IO_PATH_MAX];
     SafetensorsWriter w;
+    ok = ok && (!is_rank_0() || checkpoint_path(ck, name, path, sizeof path, err));
+    comm_broadcast(&ok, sizeof ok);
+    if (ok && is_rank_0())
+        return (moments ? moments_save : weights_save)(p, path, &w, err) &&
+               checkpoint_register(ck, name, w.file.size_bytes, w.file.crc, err);
+    if (ok && m->ranks.shard_optimizer) parameters_visit(p, moments);
+    return ok;
+}
+
+// Everything beside parameters that --resume needs
+static bool save_state(Checkpoint *ck, Error *err) {
     const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
-    return moments_save(llama_parameters(m), path, &w, err) &&
-           checkpoint_register(ck, "optimizer.safetensors", w.file.size_bytes, w.file.crc, err) &&
-           save_matmul_choices(ck, err) &&
+    return save_matmul_choices(ck, err) &&
            state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
                        option_table, err);
 }
 
-// name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks: what each
-// holds of the optimizer state comes to rank 0, unless rank 0 has failed before that.
+// name NULL: step-NNNNNNNN with the training state; "final": the model alone. All ranks; the result
+// counts on rank 0.
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
-    char path[IO_PATH_MAX];
     comm_phase("save", run.cursor.step);
-    llama_gather_weights(m);
     bool ok =
         !is_rank_0() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
                          checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                         model_files_write(&run.files, &m->config, llama_parameters(m), ck, err) &&
-                         checkpoint_path(ck, "optimizer.safetensors", path, sizeof path, err));
-    comm_broadcast(&ok, sizeof ok);
-    if (!is_rank_0()) {
-        if (ok && name == NULL && m->ranks.shard_optimizer) moments_visit(llama_parameters(m));
-        return true;
-    }
-    ok = ok && (name != NULL || save_state(ck, m, path, err)) &&
-         dir_lock_check(&run.out.lock, o.out, err) && checkpoint_publish(ck, err);
+                         model_files_write(&run.files, &m->config, ck, err));
+    ok = save_parameters(ck, m, false, ok, err);
+    if (name == NULL) ok = save_parameters(ck, m, true, ok, err);
+    if (!is_rank_0()) return true;
+    ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
+         checkpoint_publish(ck, err);
     checkpoint_abort(ck);
     return ok;
 }
 
-// All weights of this rank as fp32, the exact master.
+// All weights as this rank computes with them, and their low bits where it has all of these.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
+    const bool exact = m->master_lo && m->held_count == m->num_elements;
     float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
         n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
         comm_progress();
-        weights_to_host(chunk, m->weights + at, m->master_lo ? m->master_lo + at : NULL, n);
+        weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
     }
     free(chunk);
@@ -485,7 +497,7 @@ static void check_ranks_still_agree(LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
     comm_phase("compare", -1);
-    llama_gather_weights(m);
+    llama_await_all_weights(m);
     memset(&own, 0, sizeof own);
     rank_field(&own, "data position", &run.cursor, sizeof run.cursor);
     rank_field(&own, "skipped steps", &run.skips_in_a_row, sizeof run.skips_in_a_row);
@@ -587,10 +599,13 @@ static bool pause_training(LlamaModel *m, int64_t step) {
     return every(step, o.save_every);
 }
 
-static void print_trained(int64_t steps, int64_t tokens, double ms, double pauses_ms) {
+static void print_trained(int64_t steps, int64_t tokens, int64_t targets, double ms,
+                          double pauses_ms) {
     if (steps == 0) return;
-    printf("trained %lld step%s, %lld tokens in ", (long long)steps, steps == 1 ? "" : "s",
+    printf("trained %lld step%s, %lld tokens", (long long)steps, steps == 1 ? "" : "s",
            (long long)tokens);
+    if (run.train.masked) printf(", %lld of them targets,", (long long)targets);
+    printf(" in ");
     print_duration(ms * 1e-3);
     printf("; validation, samples and checkpoints ");
     print_duration(pauses_ms * 1e-3);
@@ -600,7 +615,7 @@ static void print_trained(int64_t steps, int64_t tokens, double ms, double pause
 static void train(LlamaModel *m) {
     Error err = {0};
     double mean_ms = 0, all_ms = 0, pauses_ms = 0;
-    int64_t last_saved = run.resume.in_place ? run.cursor.step : -1, tokens = 0;
+    int64_t last_saved = run.resume.in_place ? run.cursor.step : -1, tokens = 0, targets = 0;
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
@@ -633,6 +648,7 @@ static void train(LlamaModel *m) {
                                    .balance = step_balance(data)};
         report_step(&run.log, &report, data);
         tokens += data->real_tokens;
+        targets += data->num_targets;
         all_ms += ms;
         run.cursor = data->cursor_after;
         leave_if_diverged(&scalars);
@@ -641,7 +657,7 @@ static void train(LlamaModel *m) {
         pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&run.loader);
-    print_trained(run.cursor.step - first, tokens, all_ms, pauses_ms);
+    print_trained(run.cursor.step - first, tokens, targets, all_ms, pauses_ms);
     if (last_saved != run.cursor.step) save_or_warn(m, true);
 }
 
@@ -735,6 +751,7 @@ static int64_t compare_layout(Layout layout, int64_t packed_pairs) {
             sizes.micro_batch_tokens = data.micro[i].total_tokens;
     static LlamaModel m;
     llama_plan(&m, &run.config, sizes);
+    llama_plan_recompute(&m, run.model.recompute);
     must(llama_allocate(&m, &err), &err);
     init_weights(&m);
     const TimedSteps t = time_steps(&m, &data);
@@ -797,8 +814,10 @@ static double max_difference(const float *a, const float *b, int64_t n, double s
 // Document d of the packed batch as a batch of its own.
 static void batch_alone(Batch *alone, const Batch *packed, int d) {
     int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1};
+    DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL};
     batch_pack(alone, &doc, 1);
+    for (int32_t t = 0; packed->masked && t < n; t++)
+        if (packed->targets[first + t] < 0) alone->targets[t] = -1;
 }
 
 static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
@@ -973,8 +992,9 @@ static void print_ranks(const LlamaModel *m) {
             : "distributed by cost",
         m->ranks.shard_optimizer ? "optimizer state sharded: saves" : "optimizer state replicated");
     if (m->ranks.shard_optimizer)
-        printf(" %.1f MiB per rank",
-               2.0 * (double)(m->num_elements - m->held_count) * sizeof(real) / 1048576.0);
+        printf(" %.1f MiB per rank", (double)(m->num_elements - m->held_count) *
+                                         (double)(2 * sizeof(real) + master_lo_bytes()) /
+                                         1048576.0);
     printf("\n");
     rank_places_print();
 }
@@ -1178,8 +1198,9 @@ static void load_validation(void) {
     must(loader_load_step(&run.val_step, &run.val, &s, (PlanState){0}, &err), &err);
     assert(run.val_step.real_tokens == s.plan.set_tokens);
     run.val_set = (ValidationSet){0, run.val_step.real_tokens, run.val_step.num_targets};
+    const Segment *c = run.val_step.plan.stream;
     for (int64_t i = 0; i < run.val_step.plan.num_stream; i++)
-        run.val_set.docs += run.val_step.plan.stream[i].tok_off == 0;
+        run.val_set.docs += i == 0 || c[i].doc != c[i - 1].doc;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1205,17 +1226,37 @@ static void print_plan(const LlamaModel *m) {
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
-    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train, run.cursor, &err),
+    must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train_summary, run.cursor,
+                    &err),
          &err);
     if (o.cuda_graph)
         printf("graph   micro-batches of %d tokens, with room for %d documents\n",
                run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
+        printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
+               (double)(run.backend_bytes + run.recompute_bytes[i]) / 1048576.0,
+               i == (int)m->recompute ? " (chosen)" : "");
+    printf("\n");
     printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
     print_bytes("total", run.backend_bytes + llama_memory_total(m));
+}
+
+// --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
+// all ranks.
+static void choose_recompute(LlamaModel *m) {
+    const size_t free_bytes = device_memory_free(), room = free_bytes - free_bytes / 16;
+    int chosen = LLAMA_RECOMPUTE_FULL;
+    for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
+        llama_plan_recompute(m, (LlamaRecompute)i);
+        run.recompute_bytes[i] = llama_memory_total(m);
+        if (free_bytes == 0 || run.recompute_bytes[i] <= room) chosen = i;
+    }
+    if (o.recompute < LLAMA_NUM_RECOMPUTES) chosen = o.recompute;  // not auto
+    llama_plan_recompute(m, (LlamaRecompute)comm_max(chosen));
 }
 
 // The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
@@ -1226,6 +1267,7 @@ static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
         int32_t middle = low + (high - low + 1) / 2;
         sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
+        llama_plan_recompute(&trial, run.model.recompute);
         if (llama_memory_total(&trial) <= free_bytes)
             low = middle;
         else
@@ -1309,6 +1351,7 @@ int main(int argc, char **argv) {
     LlamaSizes sizes = {o.micro_batch_tokens, o.max_seqlen, o.layout == LAYOUT_REPAD, true, 0, 0};
     check_ranks_agree();
     plan_model(m, sizes);
+    choose_recompute(m);
     load_work_lists(m);
     print_plan(m);
     if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);

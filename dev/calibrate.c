@@ -88,7 +88,7 @@ static void add_mix(const char *name, bool fitted, const int32_t *lengths, int n
         ids[i] = (int32_t)(splitmix64((uint64_t)i) % (uint64_t)vocab_size);
     while (num_docs < MAX_DOCS && at - ids + lengths[num_docs % n] <= tokens) {
         const int32_t length = lengths[num_docs % n];
-        const DocView doc = {at, length, -1};
+        const DocView doc = {at, length, -1, NULL};
         for (int side = 0; side < NUM_SIDES; side++) mix->tiles[side] += tiles(length, sides[side]);
         docs[num_docs++] = doc;
         at += length;

@@ -31,6 +31,7 @@ static inline DocIndex lengths_index(const DocLengths *lengths) {
     index.num_docs = lengths->n;
     index.length = lengths_at;
     index.context = lengths;
+    index.targets = NULL;
     return index;
 }
 

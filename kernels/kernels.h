@@ -170,21 +170,15 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
                         const int32_t *order, int64_t T, int C);
 
 // ------------------------------------------------------------------------------------------------
-// RMSNorm, fused with the residual add before it (arXiv 1910.07467)
+// RMSNorm (arXiv 1910.07467)
 
-// resid (T,C) =  inp + delta         delta may be NULL (no add); resid may be inp
 // normed (T,C) =  resid * rstd * weight          rstd (T) real =  1/sqrt(mean(resid^2) + eps)
-// inp, delta (T,C)                   weight (C)
-void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
-                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C);
+// resid (T,C)                                    weight (C)
+void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floatX *weight,
+                     float eps, int64_t T, int C);
 // dresid (T,C) +=  gradient through the norm     dweight (C) +=     dnormed, resid (T,C)
-// On entry dresid holds the gradient that reaches resid directly; on return it is the gradient of
-// both inp and delta.
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
-// normed (T,C) =  resid * rstd * weight, with the saved rstd (T): recomputes a norm in backward.
-void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
-                   int64_t T, int C);
 
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
@@ -227,6 +221,9 @@ const char *attention_describe(void);  // name of the kernels in use
 // out (T,N) =  inp (T,K) weight (N,K)^T
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N);
+// out (T,N) =  resid (T,N) + inp weight^T, added in fp32 before rounding; out may be resid
+void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                        int64_t T, int64_t K, int64_t N);
 // dinp (T,K) =  dout (T,N) weight (N,K)
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N);

@@ -207,3 +207,31 @@ for path in sys.argv[2:]:
     open(path, "wb").write(body + struct.pack("<I", crc32c(body)))
 PY
 }
+
+# mask_shards DIR RULE: gives the shards of DIR loss masks, or other ones. Token i > 0 of document d
+# is a target where RULE, in Python, is true.
+mask_shards() {
+    python3 - "$root" "$@" << 'PY'
+import glob, struct, sys
+sys.path.insert(0, sys.argv[1] + "/data")
+from prepare import crc32c
+sealed = lambda body: bytes(body) + struct.pack("<I", crc32c(bytes(body)))
+rule = compile(sys.argv[3], "rule", "eval")
+for path in glob.glob(sys.argv[2] + "/*.bin"):
+    data, index = bytearray(open(path, "rb").read()), open(path[:-4] + ".idx", "rb").read()
+    data[44] |= 4
+    data[:1024] = sealed(data[:1020])
+    tokens, docs = struct.unpack_from("<i", data, 8)[0], struct.unpack_from("<Q", index, 16)[0]
+    ends = struct.unpack_from("<%dQ" % docs, index, 40)
+    bits = bytearray((tokens + 7) // 8)
+    for d, (first, end) in enumerate(zip((0,) + ends, ends)):
+        for i in range(1, end - first):
+            if eval(rule):
+                bits[(first + i) // 8] |= 1 << (first + i) % 8
+    ones = sum(bin(byte).count("1") for byte in bits)
+    open(path, "wb").write(data)
+    open(path[:-4] + ".idx", "wb").write(sealed(index[:12] + data[1020:1024] + index[16:-4]))
+    open(path[:-4] + ".mask", "wb").write(sealed(
+        struct.pack("<8sI4sQQ", b"UNPADMSK", 1, data[1020:1024], tokens, ones) + bits))
+PY
+}

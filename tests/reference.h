@@ -17,17 +17,17 @@ struct CpuReference {
     void (*embedding_forward)(float *, const int32_t *, const float *, int64_t, int);
     void (*embedding_backward)(float *, const float *, const int32_t *, const int32_t *, int64_t,
                                int);
-    void (*add_rmsnorm_forward)(float *, float *, float *, const float *, const float *,
-                                const float *, float, int64_t, int);
+    void (*rmsnorm_forward)(float *, float *, const float *, const float *, float, int64_t, int);
     void (*rmsnorm_backward)(float *, float *, const float *, const float *, const float *,
                              const float *, int64_t, int);
-    void (*rmsnorm_apply)(float *, const float *, const float *, const float *, int64_t, int);
     void (*rope_forward)(float *, const int32_t *, const float *, int64_t, HeadShape);
     void (*attention_forward)(float *, float *, const float *, const VarlenInfo *, HeadShape);
     void (*attention_backward)(float *, float *, const float *, const float *, const float *,
                                const float *, const int32_t *, const float *, const VarlenInfo *,
                                HeadShape);
     void (*matmul_forward)(float *, const float *, const float *, int64_t, int64_t, int64_t);
+    void (*matmul_forward_add)(float *, const float *, const float *, const float *, int64_t,
+                               int64_t, int64_t);
     void (*matmul_backward_input)(float *, const float *, const float *, int64_t, int64_t, int64_t);
     void (*matmul_backward_weight)(float *, const float *, const float *, int64_t, int64_t,
                                    int64_t);
@@ -59,13 +59,13 @@ static inline CpuReference reference_open() {
     OPERATION(attention_plan);
     OPERATION(embedding_forward);
     OPERATION(embedding_backward);
-    OPERATION(add_rmsnorm_forward);
+    OPERATION(rmsnorm_forward);
     OPERATION(rmsnorm_backward);
-    OPERATION(rmsnorm_apply);
     OPERATION(rope_forward);
     OPERATION(attention_forward);
     OPERATION(attention_backward);
     OPERATION(matmul_forward);
+    OPERATION(matmul_forward_add);
     OPERATION(matmul_backward_input);
     OPERATION(matmul_backward_weight);
     OPERATION(swiglu_forward);

@@ -12,26 +12,32 @@
 enum { VOCAB = 50, MAX_DOCS = 12, MAX_LENGTH = 40, CAPACITY = 800 };
 
 typedef struct {
-    int32_t text[MAX_DOCS][MAX_LENGTH];
+    int32_t text[MAX_DOCS][MAX_LENGTH], targets[MAX_DOCS][MAX_LENGTH];
     DocView docs[MAX_DOCS];
     int n;
     int32_t row_len, longest, real_tokens, num_targets;
 } Case;
 
 // Documents of any length, 0 included, some of them segments that continue, in rows of many
-// lengths.
+// lengths; every other case has a loss mask for some of its documents.
 static void make_case(Case *c) {
     c->n = (int)test_rng_below(MAX_DOCS + 1);
     c->longest = c->real_tokens = c->num_targets = 0;
-    const uint32_t most = 1 + test_rng_below(MAX_LENGTH);
+    const uint32_t most = 1 + test_rng_below(MAX_LENGTH), masked = test_rng_below(2);
     for (int i = 0; i < c->n; i++) {
         const int32_t n = (int32_t)test_rng_below(most + 1);
         const bool goes_on = n > 0 && test_rng_below(3) == 0;
         for (int32_t k = 0; k < n; k++) c->text[i][k] = (int32_t)test_rng_below(VOCAB);
-        const DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(VOCAB) : -1};
+        DocView doc = {c->text[i], n, goes_on ? (int32_t)test_rng_below(VOCAB) : -1, NULL};
+        const bool has_mask = masked && test_rng_below(4) > 0;
+        for (int32_t k = 0; k < n; k++) {
+            const int32_t next = k + 1 < n ? c->text[i][k + 1] : doc.next_token;
+            c->targets[i][k] = has_mask && test_rng_below(3) > 0 ? -1 : next;
+            c->num_targets += c->targets[i][k] >= 0;
+        }
+        if (has_mask) doc.targets = c->targets[i];
         c->docs[i] = doc;
         c->real_tokens += n;
-        c->num_targets += n > 0 ? n - 1 + goes_on : 0;
         if (n > c->longest) c->longest = n;
     }
     c->row_len = (c->longest ? c->longest : 1) + (int32_t)test_rng_below(8);
@@ -42,10 +48,6 @@ static int32_t row_len_of(const Case *c, Layout layout) {
     return layout == LAYOUT_ROWS ? 1 + (int32_t)test_rng_below(MAX_LENGTH) : c->row_len;
 }
 
-static int32_t target_of(const DocView *doc, int32_t k) {
-    return k + 1 < doc->length ? doc->tokens[k + 1] : doc->next_token;
-}
-
 // Every real token is at its position in the layout; nothing else has a target.
 static void check_places(const Batch *b, const Case *c) {
     int32_t at = 0, seen = 0;
@@ -53,7 +55,7 @@ static void check_places(const Batch *b, const Case *c) {
         if (b->layout == LAYOUT_PADDED || b->layout == LAYOUT_REPAD) at = i * c->row_len;
         for (int32_t k = 0; k < c->docs[i].length; k++, at++, seen++) {
             CHECK(b->tokens[at] == c->docs[i].tokens[k]);
-            CHECK(b->targets[at] == target_of(&c->docs[i], k));
+            CHECK(b->targets[at] == c->targets[i][k]);
             if (b->layout != LAYOUT_ROWS) CHECK(b->position_ids[at] == k);
             if (b->layout == LAYOUT_REPAD) CHECK(b->real_rows[seen] == at);
         }
@@ -134,7 +136,7 @@ TEST(token_order_is_sorted_by_token_then_position) {
             text[i] = (int32_t)test_rng_below(sizes[s]);
             if (i > 0 && test_rng_below(4) == 0) text[i] = text[test_rng_below((uint32_t)i)];
         }
-        const DocView doc = {text, N, -1};
+        const DocView doc = {text, N, -1, NULL};
         batch_pack(&b, &doc, 1);
         for (int i = 1; i < N; i++) {
             const int32_t p = b.token_order[i - 1], q = b.token_order[i];
@@ -145,7 +147,7 @@ TEST(token_order_is_sorted_by_token_then_position) {
 }
 
 TEST(empty_batches_and_empty_documents) {
-    const DocView empty[] = {{NULL, 0, -1}, {NULL, 0, -1}};
+    const DocView empty[] = {{NULL, 0, -1, NULL}, {NULL, 0, -1, NULL}};
     Batch b;
     batch_init(&b, 16, 16);
     for (int n = 0; n <= 2; n++)
@@ -227,7 +229,7 @@ TEST(batches_can_be_completed_to_one_size) {
 // Two documents of 5 and 3 tokens, the first one continued; no room for a third.
 static void make_small(Batch *b, Layout layout) {
     static const int32_t first[] = {10, 11, 12, 13, 14}, second[] = {30, 21, 22};
-    const DocView docs[] = {{first, 5, 15}, {second, 3, -1}};
+    const DocView docs[] = {{first, 5, 15, NULL}, {second, 3, -1, NULL}};
     batch_init(b, 32, 2);
     batch_fill(b, layout, docs, 2, 6);
 }
@@ -345,7 +347,7 @@ static void swap(int32_t *a, int32_t *b) {
         Batch batch, *b = &batch;                                                  \
         Error err = {0};                                                           \
         static const int32_t tokens[] = {10, 11, 12, 13, 14, 30, 21, 22};          \
-        const DocView docs[] = {{tokens, 5, 15}, {tokens + 5, 3, -1}};             \
+        const DocView docs[] = {{tokens, 5, 15, NULL}, {tokens + 5, 3, -1, NULL}}; \
         batch_init(b, 32, 6);                                                      \
         batch_pack(b, docs, 2);                                                    \
         CHECK(batch_complete(b, 12, 4, 12) && batch_check(b, VOCAB, &err));        \
@@ -419,6 +421,27 @@ TEST(check_refuses_violations_of_one_layout) {
                 "row 4 is left out, not padding")
     REFUSED_FOR(LAYOUT_REPAD, b->num_real_rows--;
                 b->real_cu_seqlens[2]--, "7 real rows of 8, 2 segments of 2")
+}
+
+// A masked row has no target; one with another target than the next token is still refused, and so
+// is a row without a target where no document has a mask.
+TEST(check_knows_masks) {
+    static const int32_t tokens[] = {10, 11, 12, 13, 14}, targets[] = {-1, 12, -1, -1, 15};
+    const DocView masked = {tokens, 5, -1, targets};
+    Batch b;
+    batch_init(&b, 32, 2);
+    for (int layout = 0; layout < 4; layout++) {
+        Error err = {0};
+        batch_fill(&b, (Layout)layout, &masked, 1, 6);
+        CHECK_MSG(b.masked && b.num_targets == 2 && batch_check(&b, VOCAB, &err), "%s", err.what);
+        b.masked = false;
+        CHECK(!batch_check(&b, VOCAB, &err));
+        b.masked = true;
+        b.targets[1] = 13;  // the token after the next
+        // rows: one document may end at every row that is not inside, and this one has one end
+        CHECK(!batch_check(&b, VOCAB, &err) && err.code == EXIT_BAD_INPUT);
+    }
+    batch_free(&b);
 }
 
 static uint32_t *field_at(Batch *b, uint32_t i) {

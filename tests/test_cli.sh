@@ -45,6 +45,10 @@ assert steps("a/log.jsonl") == steps("b/log.jsonl"), (steps("a/log.jsonl"), step
 PY
 "$train" "${common[@]}" --out t --steps 3 --threads 1 > out.txt 2>&1
 same one_thread_has_the_same_bits t/step-00000003/model.safetensors a/step-00000003/model.safetensors
+for r in on full; do
+    "$train" "${common[@]}" --out "r $r" --steps 3 --recompute $r > out.txt 2>&1
+    same_state "recompute_${r}_has_the_same_bits" "r $r/step-00000003" a/step-00000003
+done
 for layout in padded repad rows; do
     expect "layout_$layout" 0 'done' "${run[@]}" --out "l $layout" --steps 2 --layout $layout
 done
@@ -97,6 +101,8 @@ expect weights_that_are_not_finite 7 'diverged: expected finite weights, found 1
 expect check_packing_fails_on_nan 11 'PACKING CHANGES THE RESULT' "$train" --model poisoned "${data[@]}" --check-packing
 lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
 expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
+expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
+    --recompute on --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9]' "$train" --version

@@ -20,7 +20,7 @@ static LlamaConfig tiny_config(void) {
     return c;
 }
 
-static void make_model(LlamaModel *m, int num_leaves) {
+static void make_model(LlamaModel *m, int num_leaves, LlamaRecompute recompute) {
     Error err = {0};
     const DeviceOptions options = {0, 0};
     const LlamaConfig config = tiny_config();
@@ -30,6 +30,7 @@ static void make_model(LlamaModel *m, int num_leaves) {
     llama_plan(m, &config, sizes);
     LlamaRanks deterministic_reduction = {0, 1, false, true, num_leaves, num_leaves};
     if (num_leaves) llama_plan_ranks(m, deterministic_reduction);
+    llama_plan_recompute(m, recompute);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
 }
@@ -43,7 +44,7 @@ static void random_batch(Batch *b, int segments) {
     while (n < MOST_DOCS) {
         const int length = 1 + (int)test_rng_below(LONGEST);
         if (used + length > CAPACITY) break;
-        DocView doc = {tokens + used, length, n % 2 ? 3 : -1};
+        DocView doc = {tokens + used, length, n % 2 ? 3 : -1, NULL};
         docs[n++] = doc;
         used += length;
     }
@@ -119,12 +120,12 @@ static void check_same_weights(const LlamaModel *a, const LlamaModel *b, int ste
 }
 
 // Steps of two micro-batches with a graph, and the same with separate launches
-static void train_both(int steps, int num_leaves, bool with_nan) {
+static void train_both(int steps, int num_leaves, bool with_nan, LlamaRecompute recompute) {
     static LlamaModel recorded, launched;
     static Step step;
     PassGraph graph = graph_of(CAPACITY, SEGMENTS), none = graph_of(0, 0);
-    make_model(&recorded, num_leaves);
-    make_model(&launched, num_leaves);
+    make_model(&recorded, num_leaves, recompute);
+    make_model(&launched, num_leaves, LLAMA_RECOMPUTE_OFF);
     make_step(&step);
     const uint64_t graphs = device_memory().graphs;
     for (int i = 0; i < steps; i++) {
@@ -158,7 +159,7 @@ TEST(a_copy_from_the_host_cannot_be_recorded) {
         static LlamaModel m;
         int32_t x = 1;
         if (!freopen("/dev/null", "w", stderr)) _exit(1);
-        make_model(&m, 0);
+        make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
         device_graph_begin();
         device_upload(m.staging, &x, sizeof x);
         _exit(0);
@@ -168,9 +169,13 @@ TEST(a_copy_from_the_host_cannot_be_recorded) {
     CHECK_MSG(WEXITSTATUS(status) == 11, "exit code %d", WEXITSTATUS(status));
 }
 
-TEST(steps_through_one_graph_have_the_bits_of_launches) { train_both(10, 0, false); }
-TEST(deterministic_steps_as_well) { train_both(4, 2, false); }
-TEST(a_graph_reads_nothing_that_it_has_not_written) { train_both(4, 0, true); }
+TEST(steps_through_one_graph_have_the_bits_of_launches) {
+    train_both(10, 0, false, LLAMA_RECOMPUTE_OFF);
+}
+TEST(deterministic_steps_as_well) { train_both(4, 2, false, LLAMA_RECOMPUTE_ON); }
+TEST(a_graph_reads_nothing_that_it_has_not_written) {
+    train_both(4, 0, true, LLAMA_RECOMPUTE_FULL);
+}
 
 // A micro-batch with more documents than the graph has room for runs as separate launches.
 TEST(a_micro_batch_of_another_size_runs_without_the_graph) {
@@ -178,7 +183,7 @@ TEST(a_micro_batch_of_another_size_runs_without_the_graph) {
     static Step step;
     const int sizes[6] = {SEGMENTS, 0, SEGMENTS, SEGMENTS + 1, SEGMENTS, SEGMENTS - 1};
     PassGraph graph = graph_of(CAPACITY, SEGMENTS);
-    make_model(&m, 0);
+    make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
     make_step(&step);
     for (int i = 0; i < 6; i++) {
         const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, i + 1};
@@ -199,7 +204,7 @@ TEST(padding_changes_nothing) {
     static LlamaModel m;
     static Batch batches[2];
     static float losses[2][CAPACITY], grads[2][1 << 17];
-    make_model(&m, 0);
+    make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
     CHECK(m.num_elements <= 1 << 17);
     const bool emulated = strstr(device_describe(), "emulated") != NULL;
     const double row_bound = emulated ? 0 : 0x1p-4, grad_bound = emulated ? 1e-5 : 0x1p-5;

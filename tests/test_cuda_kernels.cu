@@ -223,7 +223,7 @@ TEST(unsupported_shapes_end_with_exit_code_11) {
             if (i == 0) gather_rows(x, x, (int32_t *)p, 1, 12);
             if (i == 1) matmul_forward(x, x, x, 1, 64, 9);
             if (i == 2) rope_forward(x, (int32_t *)p, (real *)p, 1, heads);
-            if (i == 3) rmsnorm_apply(x, x, x, (real *)p, 1, 16392);
+            if (i == 3) rmsnorm_forward(x, (real *)p, x, x, 1e-5f, 1, 16392);
             if (i == 4) global_norm_squared((double *)p, (real *)p + 1, 4);
             if (i == 5) cuda_fail("file", 7, "what", cudaErrorInvalidValue);
             if (i == 6) matmul_forward(x, x, x, 1, 64, 0);
@@ -453,44 +453,24 @@ TEST(embedding_with_longer_spans) {
 
 static const float EPS = 1e-5f;
 
-// resid must be the sum rounded once; the rest is compared from that resid on.
-static void check_norm_forward(int64_t T, int C, bool with_delta, bool in_place, double scale) {
+static void check_norm_forward(int64_t T, int C, double scale) {
     next_shape();
-    Tensor inp = tensor("inp", true, T, C, scale), delta = tensor("delta", true, T, C, scale / 3);
-    Tensor weight = tensor("weight", true, 1, C, 1), resid = tensor("resid", true, T, C, 0);
+    Tensor resid = tensor("resid", true, T, C, scale), weight = tensor("weight", true, 1, C, 1);
     Tensor normed = tensor("normed", true, T, C, 0), rstd = tensor("rstd", false, T, 1, 0);
-    Tensor *sum = in_place ? &inp : &resid;
-    Tensor *outs[] = {sum, &normed, &rstd};
-    run(outs, 3, [&] {
-        add_rmsnorm_forward(bf(*sum), bf(normed), fp(rstd), bf(inp), with_delta ? bf(delta) : NULL,
-                            bf(weight), EPS, T, C);
-    });
-    for (size_t i = 0; i < count(sum); i++)
-        sum->host[i] = bf16_round(inp.host[i] + (with_delta ? delta.host[i] : 0));
-    check_exact(*sum);
-    reference.add_rmsnorm_forward(sum->host, normed.host, rstd.host, sum->host, NULL, weight.host,
-                                  EPS, T, C);
+    Tensor *outs[] = {&normed, &rstd};
+    run(outs, 2, [&] { rmsnorm_forward(bf(normed), fp(rstd), bf(resid), bf(weight), EPS, T, C); });
+    reference.rmsnorm_forward(normed.host, rstd.host, resid.host, weight.host, EPS, T, C);
     check_close(normed);
     check_within(rstd, FP32 / 3, 0);
-    Tensor again = tensor("rmsnorm_apply", true, T, C, 0), *applied[] = {&again};
-    run(applied, 1, [&] { rmsnorm_apply(bf(again), bf(*sum), bf(weight), fp(rstd), T, C); });
-    CHECK_MSG(memcmp(again.result, normed.result, used_bytes(&again)) == 0,
-              "T %lld, C %d: rmsnorm_apply is not forward's norm bit for bit", (long long)T, C);
-    check_close((again.host = normed.host, again));
 }
 
 TEST(rmsnorm_forward) {
     start();
-    FOR_EACH(const int64_t, T, SOME_T) FOR_EACH(const int, C, SOME_C) {
-        check_norm_forward(T, C, true, false, 2);
-        check_norm_forward(T, C, false, false, 2);
-    }
-    check_norm_forward(9, 576, true, true, 2);
-    check_norm_forward(9, 576, false, true, 2);
-    check_norm_forward(3, 8, true, false, 2);
-    check_norm_forward(3, 8192, true, false, 2);
-    check_norm_forward(2, 16384, true, false, 2);
-    check_norm_forward(9, 576, true, false, 1e-3);  // eps counts
+    FOR_EACH(const int64_t, T, SOME_T) FOR_EACH(const int, C, SOME_C) check_norm_forward(T, C, 2);
+    check_norm_forward(3, 8, 2);
+    check_norm_forward(3, 8192, 2);
+    check_norm_forward(2, 16384, 2);
+    check_norm_forward(9, 576, 1e-3);  // eps counts
 }
 
 static void check_norm_backward(int64_t T, int C) {
@@ -702,6 +682,11 @@ static void check_matmul(int64_t T, int64_t K, int64_t N) {
     run(outs, 1, [&] { matmul_forward(bf(out), bf(inp), bf(weight), T, K, N); });
     reference.matmul_forward(out.host, inp.host, weight.host, T, K, N);
     check_within(out, BF16, 1e-6 * (double)K);
+    Tensor resid = tensor("resid", true, T, N, 1), sum = tensor("sum", true, T, N, 0),
+           *sums[] = {&sum};
+    run(sums, 1, [&] { matmul_forward_add(bf(sum), bf(resid), bf(inp), bf(weight), T, K, N); });
+    reference.matmul_forward_add(sum.host, resid.host, inp.host, weight.host, T, K, N);
+    check_within(sum, BF16, 1e-6 * (double)(K + 1));
     run(dinps, 1, [&] { matmul_backward_input(bf(dinp), bf(dout), bf(weight), T, K, N); });
     reference.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
     check_within(dinp, BF16, 1e-6 * (double)N);
@@ -717,6 +702,21 @@ TEST(matmul) {
     for (int i = 0; i < 5; i++) check_matmul(T, sizes[i][0], sizes[i][1]);
     check_matmul(3, 2048, 24);
     check_matmul(300, 16, 8);
+}
+
+// 256 + (1 + 2^-8) is 258 in bf16. The product rounded before the addition would be 1, and the sum
+// 257, which is halfway between 256 and 258, rounded to 256.
+TEST(matmul_rounds_after_adding) {
+    start();
+    Tensor resid = tensor("resid", true, 1, 8, 1), inp = tensor("inp", true, 1, 8, 1);
+    Tensor weight = tensor("weight", true, 8, 8, 1), *outs[] = {&resid};
+    for (int i = 0; i < 64; i++) weight.host[i] = 1;
+    for (int i = 0; i < 8; i++)
+        resid.host[i] = 256, inp.host[i] = i == 0 ? 1 : i == 1 ? 0x1p-8f : 0;
+    fill(&resid), fill(&inp), fill(&weight);
+    run(outs, 1, [&] { matmul_forward_add(bf(resid), bf(resid), bf(inp), bf(weight), 1, 8, 8); });
+    for (int i = 0; i < 8; i++) resid.host[i] = 258;
+    check_exact(resid);
 }
 
 static char *choices_text() {
@@ -1053,8 +1053,8 @@ TEST(sanitizer_ops) {
     start();
     check_rows(5, 64);
     check_embedding(97, 192, 3, 8);
-    check_norm_forward(5, 192, true, false, 2);
-    check_norm_forward(2, 4104, false, true, 2);
+    check_norm_forward(5, 192, 2);
+    check_norm_forward(2, 4104, 2);
     check_norm_backward(34, 192);
     check_norm_backward(3, 4104);
     check_rope(5, {3, 1, 64});

@@ -74,6 +74,19 @@ for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 3
     same_state "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
 done
+# ZeRO-1: of the bf16 weights all, of their low bits a half on each of 2 ranks
+larger=("${exact[@]/#tiny/demo}" --out p --dry-run)
+"${larger[@]}" > p1.txt 2>&1
+ranks 2 "${larger[@]}"
+check low_bits_are_sharded awk '$1 == "weights" { w[FILENAME] = $2 }
+    END { r = w["out0.txt"] / w["p1.txt"]; exit !(r > 0.7 && r < 0.8) }' p1.txt out0.txt
+if [ -n "$emulated" ]; then
+    plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
+    EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) ranks 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
+    check 8b_fits_8_gpus_of_80_gb grep -q '^recompute .* full 5.* (chosen)$' out0.txt
+    EMU_MEMORY=$((31 << 30)) ranks 1 "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
+    check 1.7b_fits_a_gpu_of_32_gb grep -q '^recompute .* full 2.* (chosen)$' out0.txt
+fi
 ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
 same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
 
@@ -133,8 +146,7 @@ calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("out0.txt").read())
 def places(name, first, last):                      # the attention kernels of either path
     return [i for i in range(first, last) if calls[i][1].replace("_sm90", "") == name]
 reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))
-gather = [i for i in gather if calls[i][0] == "2"]      # on stream 1: the low bits, to be saved
-assert all(calls[i][0] == "2" for i in reduce), "a reduction on the compute stream"
+assert all(calls[i][0] == "2" for i in reduce + gather), "a reduction on the compute stream"
 assert len(reduce) == len(gather) == 8, (reduce, gather)    # embedding, norms, two layers; twice
 for r, g in (reduce[:4], gather[:4]), (reduce[4:], gather[4:]):
     *_, layer_1, layer_0 = places("attention_backward_kv_kernel", 0, r[3])

@@ -59,6 +59,19 @@ if [[ $cuda = *emu* ]]; then
 fi
 check refused_runs_write_nothing test ! -e refused
 
+# --recompute auto: as little as fits, with a 16th of the memory to spare
+if [[ $cuda = *emu* ]]; then
+    large=("${common[@]}" --micro-batch-tokens 65536 --batch-tokens 65536 --dry-run)
+    check plan "$cuda" "${large[@]}"
+    totals=$(awk '/^recompute off/ { print "off", $3, "\non", $7, "\nfull", $10 }' out.txt)
+    kernels=$(awk '$1 == "kernels" { print $2 }' out.txt)
+    while read -r name total; do
+        memory=$(awk "BEGIN { printf \"%d\", 2^20 * ($kernels + ($total - $kernels) * 16 / 15 + 1) }")
+        outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" \
+            env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
+    done <<< "$totals"
+fi
+
 cp -r packed resumed
 rm -r resumed/step-00000010 resumed/final
 check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resume

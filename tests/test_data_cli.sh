@@ -143,6 +143,79 @@ check refused_run_creates_no_directory test ! -e long.run
 expect all_documents_dropped 3 'all 3 documents are longer than max_seqlen 11' \
     $(few --max-seqlen 11 --long-docs drop --out long.run)
 
+# ---- loss masks -------------------------------------------------------------------------------------
+rule='d % 4 > 0 and (i // 5 + d) % 3 == 0' rest='not (d % 4 > 0 and (i // 5 + d) % 3 == 0)'
+for name in masked unmasked empty; do cp -r corpus $name; done
+mask_shards masked "$rule" && mask_shards unmasked "$rest" && mask_shards empty False
+masked() { echo "$train" "${options[@]}" --train masked --batch-tokens 1024 --keep 0 "$@"; }
+said targets_are_counted 0 \
+    '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
+    $(masked --steps 4 --save-every 2 --val-every 4 --val-tokens 100000 --out masked.run)
+has documents_without_a_target_are_counted \
+    '^ +[0-9]+ documents longer than 128 tokens are split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
+has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ trained\) \| fill ' said.txt
+has trained_tokens_at_the_end '^trained 4 steps, [0-9]+ tokens, [0-9]+ of them targets, in ' said.txt
+has left_out_at_the_end '^left out: .* documents without a target: .* never trained' said.txt
+check_python trained_tokens_in_the_log << 'PY'
+import json, re, struct
+lines = [json.loads(line) for line in open("masked.run/log.jsonl")]
+steps, data = [l for l in lines if "lr" in l], lines[0]["data"]["train"]
+said = re.search(r"trained 4 steps, (\d+) tokens, (\d+) of", open("said.txt").read())
+assert int(said.group(1)) == sum(s["real_tokens"] for s in steps)
+assert int(said.group(2)) == sum(s["targets"] for s in steps)
+for s in steps:
+    assert 0 < s["targets"] < s["real_tokens"] / 2
+    rate = s["tokens_per_s"] * s["targets"] / s["real_tokens"]
+    assert abs(s["trained_tokens_per_s"] / rate - 1) < 1e-5, s
+mask = open("masked/train_00000.mask", "rb").read()
+assert data["targets"] == struct.unpack_from("<Q", mask, 24)[0]
+assert data["documents_without_target"] == (data["documents"] + 3) // 4
+assert data["tokens_left_out"] > data["documents_without_target"]
+val = open("masked/val_00000.mask", "rb").read()
+assert [l["targets"] for l in lines if l.get("event") == "val"] == [struct.unpack_from("<Q", val, 24)[0]] * 2
+PY
+check_python steps_of_an_epoch_are_of_trained_tokens << 'PY'
+import json, re
+data = json.loads(open("masked.run/log.jsonl").readline())["data"]["train"]
+trained = data["tokens"] - data["tokens_left_out"]
+epoch = float(re.search(r"^plan .* about ([0-9.]+) steps an epoch$", open("said.txt").read(), re.M).group(1))
+assert 0.99 * trained / 1024 < epoch < 0.93 * data["tokens"] / 1024, (epoch, data)
+PY
+# every target is in one of the two masks: the sums of the losses add up
+for name in corpus unmasked; do
+    said "validation_of_$name" 0 '^val after step 0' \
+        $(masked --train $name --steps 1 --val-every 1 --val-tokens 100000 --out $name.val)
+done
+check_python masked_losses_add_up << 'PY'
+import json
+def loss_sum(run):
+    val = next(l for l in map(json.loads, open(run + "/log.jsonl")) if l.get("event") == "val")
+    return val["targets"], val["targets"] * val["loss"]
+(na, a), (nb, b), (n, all) = map(loss_sum, ("masked.run", "unmasked.val", "corpus.val"))
+assert na > 100 and nb > 100 and na + nb == n, (na, nb, n)
+assert abs(a + b - all) < 1e-6 * all and abs(a / na - all / n) > 1e-4 * all / n, (a, b, all)
+PY
+check resume_a_masked_run $(masked --steps 4 --resume=masked.run/step-00000002 --out resumed.run)
+same_state resume_under_a_mask_bit_for_bit masked.run/step-00000004 resumed.run/step-00000004
+expect check_packing_under_a_mask 0 '^packing does not change the result' $(masked --check-packing)
+said compare_under_a_mask 0 '^repad ' $(masked --compare --compare-steps 1)
+check layouts_under_a_mask_have_one_loss \
+    test "$(awk '/^(packed|padded|repad) / { print $NF }' said.txt | sort -u | wc -l)" -eq 1
+cp masked/train_00000.mask aside && mask_shards masked "$rest"
+expect resume_under_another_mask 9 'error: .*token_fingerprint \(was' \
+    $(masked --steps 6 --resume --out resumed.run)
+mask_shards masked "$rule" && same masks_are_made_again aside masked/train_00000.mask
+flip masked/train_00000.mask 40
+expect flipped_bit_in_a_mask 3 'error: masked/train_00000.mask: expected checksum' $(masked --out unmade)
+rm masked/train_00000.mask
+expect missing_mask 3 'error: masked/train_00000.mask: ' $(masked --out unmade)
+cp aside masked/train_00000.mask
+cp -r corpus stray && cp aside stray/train_00000.mask
+expect mask_without_the_flag 3 'error: stray/train_00000.mask: expected no mask' $(on stray --out unmade)
+expect masks_without_a_target 3 'error: data: expected targets, found none in the masks of' \
+    $(on empty --out unmade)
+check refused_masks_create_no_directory test ! -e unmade
+
 # ---- a model and shards of different tokenizers -----------------------------------------------------
 # with MODEL ARGUMENTS...: command for another model on the same shards
 with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
@@ -212,10 +285,11 @@ has another_eos_of_a_built_in_model \
 # ---- ranks with different shards under the same path --------------------------------------------------
 ranks_train=${RANKS_TRAIN:-$root/build/cpu/train_llama}
 if ranks_can_run "$ranks_train"; then
-    for kind in corpus old; do
+    for kind in corpus old masked; do
         mkdir -p p1 p2 && cp -r tiny $kind p1 && cp -r tiny $kind p2
         prepare edited --out p2/corpus --val-frac 0.2 --overwrite
-        [ $kind = corpus ] || flip p2/old/train_00000.bin 1500
+        [ $kind != old ] || flip p2/old/train_00000.bin 1500
+        [ $kind != masked ] || mask_shards p2/masked "$rest"
         job=("$ranks_train" "${options[@]}" --train $kind --batch-tokens 1024 --steps 2 --out run)
         expect "ranks_with_different_data_$kind" 9 'differences in training data \(rank 1\)' \
             "${mpi[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"

@@ -28,8 +28,8 @@ static void write_bytes(const char *path, const void *data, size_t n) {
 }
 
 typedef struct {
-    unsigned char bin[4096], idx[1024];
-    size_t bin_size, idx_size;
+    unsigned char bin[4096], idx[1024], mask[64];
+    size_t bin_size, idx_size, mask_size;  // mask_size 0: none
     int width;
 } Files;
 
@@ -51,6 +51,9 @@ static void seal(Files *f) {
     put(f->bin + 1020, crc32c(0, f->bin, 1020), 4);
     put(f->idx + 12, crc32c(0, f->bin, 1020), 4);
     put(f->idx + f->idx_size - 4, crc32c(0, f->idx, f->idx_size - 4), 4);
+    if (f->mask_size == 0) return;
+    put(f->mask + 12, crc32c(0, f->bin, 1020), 4);
+    put(f->mask + f->mask_size - 4, crc32c(0, f->mask, f->mask_size - 4), 4);
 }
 
 // Token i of the shard is i % VOCAB.
@@ -83,6 +86,23 @@ static void make_files(Files *f, int width) {
     seal(f);
 }
 
+// Some tokens that are not the first of a document, and the last token of all.
+static const int TARGETS[] = {3, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 44};
+enum { NUM_TARGETS = 14, BITS_AT = 32 };
+
+static void make_masked_files(Files *f, int width) {
+    make_files(f, width);
+    put_word(f, 11, 7);
+    memcpy(f->mask, "UNPADMSK", 8);
+    put(f->mask + 8, 1, 4);
+    put(f->mask + 16, NUM_TOKENS, 8);
+    put(f->mask + 24, NUM_TARGETS, 8);
+    for (int i = 0; i < NUM_TARGETS; i++)
+        f->mask[BITS_AT + TARGETS[i] / 8] |= (unsigned char)(1 << TARGETS[i] % 8);
+    f->mask_size = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
+    seal(f);
+}
+
 // A version 1 index, without checksums of tokens.
 static void make_files_v1(Files *f, int width) {
     make_files(f, width);
@@ -98,6 +118,11 @@ static void save(const Files *f, const char *stem) {
     write_bytes(scratch(name), f->bin, f->bin_size);
     snprintf(name, sizeof name, "%s.idx", stem);
     write_bytes(scratch(name), f->idx, f->idx_size);
+    snprintf(name, sizeof name, "%s.mask", stem);
+    if (f->mask_size)
+        write_bytes(scratch(name), f->mask, f->mask_size);
+    else
+        remove(scratch(name));
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -850,6 +875,162 @@ TEST(empty_shards) {
     check_opens(list);
 }
 
+// -------------------------------------------------------------------------------------------------
+// Masks
+
+static bool is_target(int64_t i) {
+    for (int k = 0; k < NUM_TARGETS; k++)
+        if (TARGETS[k] == i) return true;
+    return false;
+}
+
+// Every part of every document, bit by bit.
+static void check_mask(const Dataset *ds) {
+    int64_t start = 0, doc = 0;
+    for (int e = 0; e < NUM_ENDS; e++) {
+        if (LENGTHS[e] == 0) continue;
+        for (int64_t from = 1; from <= LENGTHS[e]; from++)
+            for (int64_t n = 0; from + n <= LENGTHS[e]; n++) {
+                int32_t tokens[64];
+                int64_t targets = 0;
+                for (int64_t i = 0; i < n; i++) tokens[i] = 7;
+                dataset_mask_tokens(ds, doc, from, n, tokens);
+                for (int64_t i = 0; i < n; i++) {
+                    CHECK(tokens[i] == (is_target(start + from + i) ? 7 : -1));
+                    targets += tokens[i] == 7;
+                }
+                CHECK(dataset_count_targets(ds, doc, from, n) == targets);
+            }
+        start += LENGTHS[e], doc++;
+    }
+}
+
+TEST(masks_are_read) {
+    for (int width = 2; width <= 4; width += 2) {
+        Files f, plain;
+        Dataset ds;
+        Error err = {0};
+        const DatasetOptions options = dataset_options();
+        char text[256];
+        make_masked_files(&f, width);
+        save(&f, "masked");
+        CHECK_MSG(dataset_open(&ds, scratch("masked.bin"), &options, &err), "%s", err.what);
+        CHECK(ds.masked && ds.num_targets == NUM_TARGETS);
+        check_documents(&ds, 0);
+        check_mask(&ds);
+        dataset_describe(&ds, text, sizeof text);
+        CHECK_MSG(strstr(text, "45 tokens, 14 of them targets, 2 empty"), "%s", text);
+        dataset_close(&ds);
+        // with another shard, which has none: all of its tokens but the first of each document
+        make_files(&plain, width);
+        save(&plain, "plain");
+        char both[512];
+        snprintf(both, sizeof both, "%s", scratch("masked.bin"));
+        snprintf(both + strlen(both), sizeof both - strlen(both), ",%s", scratch("plain.bin"));
+        CHECK_MSG(dataset_open(&ds, both, &options, &err), "%s", err.what);
+        CHECK(ds.masked && ds.num_targets == NUM_TARGETS + NUM_TOKENS - NUM_DOCS);
+        CHECK(dataset_count_targets(&ds, NUM_DOCS + 3, 1, 20) == 20);
+        dataset_close(&ds);
+    }
+}
+
+// A whole word of bits and its edges.
+TEST(bits_of_a_mask_are_counted) {
+    unsigned char mask[40];
+    for (int i = 0; i < 40; i++) mask[i] = (unsigned char)test_rng_u32();
+    for (int64_t from = 0; from <= 320; from++) {
+        int64_t ones = 0;
+        for (int64_t to = from; to <= 320; to++) {
+            CHECK(mask_count(mask, from, to) == ones);
+            if (to < 320) ones += mask[to / 8] >> to % 8 & 1;
+        }
+    }
+}
+
+// Every bit of the file counts, and every length but its own is refused.
+TEST(damaged_masks_are_refused) {
+    Files f;
+    make_masked_files(&f, 2);
+    save(&f, "masked");
+    const char *path = scratch("masked.bin"), *mask = scratch("masked.mask");
+    const int fd = open(mask, O_RDWR);
+    CHECK(fd >= 0);
+    for (size_t bit = 0; bit < 8 * f.mask_size; bit++) {
+        const unsigned char good = f.mask[bit / 8], bad = good ^ (unsigned char)(1 << bit % 8);
+        CHECK(pwrite(fd, &bad, 1, (off_t)(bit / 8)) == 1);
+        CHECK_MSG(refused_by_size_or_sum(path), "byte %zu, bit %zu", bit / 8, bit % 8);
+        CHECK(pwrite(fd, &good, 1, (off_t)(bit / 8)) == 1);
+    }
+    CHECK(close(fd) == 0);
+    check_opens(path);
+    for (size_t n = f.mask_size + 9; n-- > 0;) {
+        if (n == f.mask_size) continue;
+        write_bytes(mask, f.mask, n < f.mask_size ? n : f.mask_size);
+        CHECK(truncate(mask, (off_t)n) == 0);
+        check_refused(path, "expected exactly 42 bytes");
+    }
+    CHECK(unlink(mask) == 0);
+    check_refused(path, "masked.mask: ");
+}
+
+// Wrong values with a correct checksum.
+#define MASK_FIELD(change_, because_)                  \
+    do {                                               \
+        Files f;                                       \
+        make_masked_files(&f, 2);                      \
+        change_;                                       \
+        seal(&f);                                      \
+        save(&f, "field");                             \
+        check_refused(scratch("field.bin"), because_); \
+    } while (0)
+
+TEST(mask_fields_are_validated) {
+    MASK_FIELD(f.mask[7] = 'k', "expected a mask of version 1");
+    MASK_FIELD(put(f.mask + 8, 2, 4), "expected a mask of version 1");
+    MASK_FIELD(put(f.mask + 16, NUM_TOKENS + 1, 8), "the mask of another shard");
+    MASK_FIELD(put(f.mask + 24, NUM_TARGETS + 1, 8), "expected 15 ones, found 14");
+    MASK_FIELD(put(f.mask + 24, UINT64_MAX, 8), "ones, found 14");
+    MASK_FIELD(f.mask[BITS_AT + 5] |= 1 << 5, "expected zeros after bit 45");
+    MASK_FIELD((f.mask[BITS_AT + 1] |= 1 << 5, put(f.mask + 24, NUM_TARGETS + 1, 8)),
+               "bit 13: expected 0 for the first token of a document");
+    MASK_FIELD(put_word(&f, 11, 3), "expected no mask beside a shard without flag 4");
+    Files f, g;
+    make_masked_files(&f, 2);
+    make_masked_files(&g, 2);
+    put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
+    seal(&g);
+    save(&f, "mine");
+    save(&g, "yours");
+    CHECK(rename(scratch("yours.mask"), scratch("mine.mask")) == 0);
+    check_refused(scratch("mine.bin"), "the mask of another shard");
+}
+
+// Two masks of the same shard: other tokens are trained, so the data is not the same.
+TEST(fingerprint_covers_the_mask) {
+    for (int version = 1; version <= 2; version++) {
+        uint64_t prints[2], tokens[2];
+        for (int i = 0; i < 2; i++) {
+            Files f;
+            Dataset ds;
+            Error err = {0};
+            const DatasetOptions options = dataset_options();
+            make_masked_files(&f, 2);
+            if (version == 1) {
+                put(f.idx + 8, 1, 4);
+                memmove(f.idx + 32, f.idx + ENDS_AT, 8 * NUM_ENDS);
+                f.idx_size = 32 + 8 * NUM_ENDS + 4;
+            }
+            if (i == 1) f.mask[BITS_AT] = 1 << 2;  // token 2 instead of token 3
+            seal(&f);
+            save(&f, "print");
+            CHECK_MSG(dataset_open(&ds, scratch("print.bin"), &options, &err), "%s", err.what);
+            prints[i] = ds.fingerprint, tokens[i] = ds.token_fingerprint;
+            dataset_close(&ds);
+        }
+        CHECK(prints[0] == prints[1] && tokens[0] != tokens[1]);
+    }
+}
+
 // Random damage with correct and wrong checksums: refused or read, never a crash or a bad id.
 TEST(random_damage_is_survived) {
     int opened = 0;
@@ -858,9 +1039,12 @@ TEST(random_damage_is_survived) {
         Dataset ds;
         Error err = {0};
         const DatasetOptions options = dataset_options();
-        make_files(&f, round % 2 ? 2 : 4);
+        const bool masked = round % 4 < 2;
+        (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
         for (uint32_t n = 1 + test_rng_below(3); n > 0; n--) {
-            if (test_rng_below(2))
+            if (masked && test_rng_below(3) == 0)
+                f.mask[test_rng_below((uint32_t)f.mask_size)] = (uint8_t)test_rng_u32();
+            else if (test_rng_below(2))
                 f.bin[test_rng_below((uint32_t)f.bin_size)] = (uint8_t)test_rng_u32();
             else
                 f.idx[test_rng_below((uint32_t)f.idx_size)] = (uint8_t)test_rng_u32();
@@ -878,6 +1062,7 @@ TEST(random_damage_is_survived) {
             CHECK(n >= 1 && n <= NUM_TOKENS);
             if (!dataset_read(&ds, doc, 0, n, out, &err)) break;
             for (int64_t i = 0; i < n; i++) CHECK(out[i] >= 0 && out[i] < ds.vocab_size);
+            CHECK(dataset_count_targets(&ds, doc, 1, n - 1) <= n - 1);
         }
         dataset_close(&ds);
     }

@@ -31,6 +31,7 @@ static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int ma
 
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
 static int32_t pool[MAX_TOKENS];
+static int32_t pool_targets[MAX_TOKENS];
 static DocView docs[MAX_DOCS];
 
 // Documents of the given lengths; some are segments whose last token has a target.
@@ -43,7 +44,21 @@ static void make_docs(const int *lengths, int n, int vocab) {
         docs[i].length = lengths[i];
         docs[i].next_token =
             i % 3 == 2 && lengths[i] ? (int32_t)test_rng_below((uint32_t)vocab) : -1;
+        docs[i].targets = NULL;
         used += lengths[i];
+    }
+}
+
+// Gives most of them a loss mask, which excludes two tokens of three and all of some documents.
+static void mask_docs(int n) {
+    for (int i = 0, at = 0; i < n; at += docs[i++].length) {
+        const DocView *d = &docs[i];
+        if (i % 4 == 1) continue;
+        for (int k = 0; k < d->length; k++) {
+            const int32_t next = k + 1 < d->length ? d->tokens[k + 1] : d->next_token;
+            pool_targets[at + k] = i % 4 == 2 || test_rng_below(3) > 0 ? -1 : next;
+        }
+        docs[i].targets = pool_targets + at;
     }
 }
 
@@ -119,7 +134,7 @@ static void golden_open(Golden *g, const char *name, int chunk) {
                   *cu = golden_ints(g, "cu_seqlens", &num_cu);
     int longest = 1;
     for (int d = 0; d + 1 < num_cu; d++) {
-        DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1};
+        DocView doc = {tokens + cu[d], cu[d + 1] - cu[d], -1, NULL};
         docs[d] = doc;
         if (doc.length > longest) longest = doc.length;
     }
@@ -165,6 +180,34 @@ static void golden_logits(Golden *g) {
     free(logits);
 }
 
+// The loss under a mask is the mean over its targets, here of -log softmax of transformers' logits.
+static void golden_mask(Golden *g, int num_docs) {
+    size_t n = 0, V = (size_t)g->model.config.vocab_size;
+    const float *logits = golden_floats(g, "logits", &n);
+    double sum = 0;
+    int targets = 0;
+    CHECK(g->batch.total_tokens <= MAX_TOKENS);
+    mask_docs(num_docs);
+    for (int d = 0, row = 0; d < num_docs; row += docs[d++].length)
+        for (int k = 0; k < docs[d].length; k++) {
+            const int32_t next = k + 1 < docs[d].length ? docs[d].tokens[k + 1] : -1,
+                          target = docs[d].targets ? docs[d].targets[k] : next;
+            double total = 0;
+            if (target < 0) continue;
+            const float *x = logits + (size_t)(row + k) * V;
+            for (size_t v = 0; v < V; v++) total += exp((double)x[v] - (double)x[target]);
+            sum += log(total), targets++;
+        }
+    batch_pack(&g->batch, docs, num_docs);
+    CHECK(targets > 0 && targets < g->batch.total_tokens * 3 / 4 &&
+          g->batch.num_targets == targets);
+    const double loss = forward_backward(&g->model, &g->batch), expected = sum / targets;
+    CHECK_MSG(fabs(loss - expected) <= 2e-6 * expected, "%s: loss %.9g, expected %.9g", g->dir,
+              loss, expected);
+    for (int d = 0; d < num_docs; d++) docs[d].targets = NULL;
+    batch_pack(&g->batch, docs, num_docs);
+}
+
 // Ten updates of torch.optim.AdamW with clip_grad_norm_(1.0)
 static void golden_training(Golden *g) {
     size_t n = 0, k = 0;
@@ -197,6 +240,7 @@ static void check_golden(const char *name, int chunk) {
               "%s: loss %.9g, expected %.9g", name, loss, (double)expected[0]);
     golden_gradients(&g);
     golden_logits(&g);
+    golden_mask(&g, g.batch.num_docs);
     golden_training(&g);
     golden_close(&g);
 }
@@ -259,12 +303,13 @@ TEST(sharded_bf16_weights_are_the_rounded_ones) {
 static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
 enum { NUM_DOCS = sizeof lengths / sizeof *lengths, ROW = 64 };
 
-static void check_layouts(const LlamaConfig *c) {
+static void check_layouts(const LlamaConfig *c, bool masked) {
     static LlamaModel m;
     const Layout layouts[] = {LAYOUT_PADDED, LAYOUT_REPAD};
     Batch b;
     make_model(&m, c, NUM_DOCS * ROW, ROW, true);
     make_docs(lengths, NUM_DOCS, c->vocab_size);
+    if (masked) mask_docs(NUM_DOCS);
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
     batch_pack(&b, docs, NUM_DOCS);
@@ -292,9 +337,11 @@ static void check_layouts(const LlamaConfig *c) {
 TEST(packed_padded_and_repad_have_the_same_loss_and_gradients) {
     LlamaConfig a = tiny_config(3, 1, 4, true), b = tiny_config(2, 2, 6, false),
                 c = tiny_config(4, 2, 8, true);
-    check_layouts(&a);
-    check_layouts(&b);
-    check_layouts(&c);
+    for (int masked = 0; masked < 2; masked++) {
+        check_layouts(&a, masked);
+        check_layouts(&b, masked);
+        check_layouts(&c, masked);
+    }
 }
 
 static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
@@ -314,6 +361,7 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     batch_init(&b, 256, NUM_DOCS);
     for (int round = 0; round < 20; round++) {
         make_docs(lengths, NUM_DOCS, c.vocab_size);
+        if (round % 2) mask_docs(NUM_DOCS);
         batch_pack(&b, docs, NUM_DOCS);
         row_losses(&m, &b, packed);
         for (int d = 0, first = 0; d < NUM_DOCS; first += lengths[d++]) {
@@ -342,6 +390,39 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     llama_free(&m);
 }
 
+// The loss and all gradients of several layouts, bit for bit. Buffers that layers share hold NaN at
+// the start of a poison build.
+TEST(recomputed_activations_have_the_same_bits) {
+    static LlamaModel m[LLAMA_NUM_RECOMPUTES];
+    const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD};
+    const LlamaSizes sizes = {NUM_DOCS * ROW, ROW, true, true, 0, 0};
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Error err = {0};
+    Batch b;
+    c.num_layers = 3;
+    batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) {
+        llama_plan(&m[i], &c, sizes);
+        llama_plan_recompute(&m[i], (LlamaRecompute)i);
+        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
+        CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
+        llama_init(&m[i], 7);
+    }
+    for (int k = 0; k < 6; k++) {
+        make_docs(lengths, NUM_DOCS, c.vocab_size);
+        batch_fill(&b, layouts[k % 3], docs, NUM_DOCS, ROW);
+        const double loss = forward_backward(&m[0], &b);
+        for (int i = 1; i < LLAMA_NUM_RECOMPUTES; i++) {
+            CHECK(forward_backward(&m[i], &b) == loss && isfinite(loss));
+            CHECK_MSG(memcmp(m[i].grads, m[0].grads, m[0].num_elements * sizeof(real)) == 0,
+                      "%s, recompute %s: gradients differ", layout_name(layouts[k % 3]),
+                      llama_recompute_names[i]);
+        }
+    }
+    for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) llama_free(&m[i]);
+    batch_free(&b);
+}
+
 // Padding to one size changes no bit of the documents' losses or of the gradients.
 TEST(completed_batches_have_the_same_bits) {
     static LlamaModel m;
@@ -354,6 +435,7 @@ TEST(completed_batches_have_the_same_bits) {
     batch_init(&b, 256, 256);
     for (int round = 0; round < 10; round++) {
         make_docs(lengths, NUM_DOCS, c.vocab_size);
+        if (round % 2) mask_docs(NUM_DOCS);
         batch_pack(&b, docs, NUM_DOCS);
         row_losses(&m, &b, packed);
         const double loss = forward_backward(&m, &b);
@@ -370,19 +452,22 @@ TEST(completed_batches_have_the_same_bits) {
 }
 
 // --check-packing accepts differences due to rounding and nothing else.
-TEST(check_packing_tells_rounding_from_a_bug) {
+static void check_packing_check(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
     make_model(&m, &c, 256, ROW, false);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
+    if (masked) mask_docs(NUM_DOCS);
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, docs, NUM_DOCS);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.max_loss == 0 && d.max_logit == 0 && d.max_grad < 1e-4 && packing_is_rounding(&d));
-    b.targets[3] = b.targets[3] == 5 ? 6 : 5;  // another loss and gradient
+    int32_t row = 3;
+    while (b.targets[row] < 0) row++;
+    b.targets[row] = b.targets[row] == 5 ? 6 : 5;  // another loss and gradient
     d = packing_delta(&m, &b);
-    CHECK(d.max_loss > 0.01 && d.max_logit == 0 && !packing_is_rounding(&d));
+    CHECK(d.max_loss > 1e-3 && d.max_logit == 0 && !packing_is_rounding(&d));
     batch_pack(&b, docs, NUM_DOCS);
     for (int i = 17; i < 24; i++) b.position_ids[i]++;  // and other logits
     d = packing_delta(&m, &b);
@@ -397,6 +482,11 @@ TEST(check_packing_tells_rounding_from_a_bug) {
     }
     batch_free(&b);
     llama_free(&m);
+}
+
+TEST(check_packing_tells_rounding_from_a_bug) {
+    check_packing_check(false);
+    check_packing_check(true);
 }
 
 // The row of a document's last token has no target: no loss and no gradient shows its NaN.
@@ -417,12 +507,13 @@ TEST(check_packing_sees_a_nan_logit_of_a_row_without_target) {
     llama_free(&m);
 }
 
-TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
+static void check_micro_batches(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
     Batch b;
     make_model(&m, &c, 256, ROW, false);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
+    if (masked) mask_docs(NUM_DOCS);
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, docs, NUM_DOCS);
     int32_t targets = b.num_targets;
@@ -443,6 +534,35 @@ TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
     CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g",
               relative_l2(m.grads, grads, m.num_elements));
     free(grads);
+    batch_free(&b);
+    llama_free(&m);
+}
+
+TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
+    check_micro_batches(false);
+    check_micro_batches(true);
+}
+
+// A micro-batch without a target adds nothing to the loss or a gradient, and no NaN.
+TEST(a_micro_batch_without_a_target_adds_nothing) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 4, true);
+    Batch b;
+    Error err = {0};
+    make_model(&m, &c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    mask_docs(NUM_DOCS);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, &docs[6], 1);
+    CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_check(&b, c.vocab_size, &err));
+    llama_zero_grads(&m, 100);
+    llama_set_batch(&m, &b);
+    llama_forward(&m);
+    llama_head(&m, true);
+    llama_backward(&m);
+    llama_add_losses(&m);
+    CHECK(llama_read_step(&m).loss_sum == 0);
+    for (size_t i = 0; i < m.num_elements; i++) CHECK(m.grads[i] == 0);
     batch_free(&b);
     llama_free(&m);
 }
@@ -604,7 +724,7 @@ TEST(a_batch_is_described_by_its_lengths) {
     llama_describe_batch(&m, text, sizeof text);
     CHECK(text[0] == 0);  // nothing was staged yet
     for (int i = 0; i < 30; i++) {
-        const DocView doc = {tokens, i == 1 ? 7 : 3, -1};
+        const DocView doc = {tokens, i == 1 ? 7 : 3, -1, NULL};
         docs[i] = doc;
     }
     batch_init(&b, 100, 30);
@@ -660,26 +780,32 @@ static void check_regions(Regions *r, Arena arena) {
 
 static void check_activations(const LlamaModel *m, size_t T, size_t C, size_t F, size_t QKV,
                               size_t H, size_t D) {
-    const LlamaScratch *s = &m->scratch;
+    const LlamaActs *a = m->acts;
     static Regions r;
     r.n = 0;
-    for (int l = 0; l < (m->sizes.train ? m->config.num_layers : 1); l++) {
-        const LlamaActs *a = &m->acts[l];
-        region(&r, "resid_attn", a->resid_attn, T * C, sizeof(floatX));
-        region(&r, "rstd_attn", a->rstd_attn, T, sizeof(real));
-        region(&r, "qkv", a->qkv, T * QKV, sizeof(floatX));
-        region(&r, "attn", a->attn, T * H * D, sizeof(floatX));
-        region(&r, "lse", a->lse, H * T, sizeof(real));
-        region(&r, "resid_mlp", a->resid_mlp, T * C, sizeof(floatX));
-        region(&r, "rstd_mlp", a->rstd_mlp, T, sizeof(real));
-        region(&r, "gate_up", a->gate_up, T * 2 * F, sizeof(floatX));
+    for (int l = 0; l <= m->config.num_layers; l++) {
+        const bool first = l == 0, train = m->sizes.train, norm_only = l == m->config.num_layers;
+        const bool most = first || (train && m->recompute != LLAMA_RECOMPUTE_FULL),
+                   all = first || (train && m->recompute == LLAMA_RECOMPUTE_OFF);
+        if (first || train) region(&r, "resid_attn", a[l].resid_attn, T * C, sizeof(floatX));
+        if (most) region(&r, "rstd_attn", a[l].rstd_attn, T, sizeof(real));
+        if (all) region(&r, "norm_attn", a[l].norm_attn, T * C, sizeof(floatX));
+        if (most && !norm_only) {
+            region(&r, "qkv", a[l].qkv, T * QKV, sizeof(floatX));
+            region(&r, "attn", a[l].attn, T * H * D, sizeof(floatX));
+            region(&r, "lse", a[l].lse, H * T, sizeof(real));
+            region(&r, "resid_mlp", a[l].resid_mlp, T * C, sizeof(floatX));
+            region(&r, "rstd_mlp", a[l].rstd_mlp, T, sizeof(real));
+            region(&r, "gate_up", a[l].gate_up, T * 2 * F, sizeof(floatX));
+        }
+        if (all && !norm_only) {
+            region(&r, "norm_mlp", a[l].norm_mlp, T * C, sizeof(floatX));
+            region(&r, "swiglu", a[l].swiglu, T * F, sizeof(floatX));
+        }
+        CHECK(most || (a[l].qkv == a[0].qkv && a[l].lse == a[0].lse));
+        CHECK(all || (a[l].norm_attn == a[0].norm_attn && a[l].swiglu == a[0].swiglu));
     }
-    region(&r, "norm", s->norm, T * C, sizeof(floatX));
-    region(&r, "delta", s->delta, T * C, sizeof(floatX));
-    region(&r, "swiglu", s->swiglu, T * F, sizeof(floatX));
-    region(&r, "resid_final", s->resid_final, T * C, sizeof(floatX));
-    region(&r, "rstd_final", s->rstd_final, T, sizeof(real));
-    region(&r, "losses", s->losses, T, sizeof(real));
+    region(&r, "losses", m->scratch.losses, T, sizeof(real));
     check_regions(&r, m->arenas[LLAMA_ACTIVATIONS]);
 }
 
@@ -751,6 +877,7 @@ TEST(regions_of_the_arenas_are_disjoint_and_of_their_shapes) {
             Error err = {0};
             llama_plan(&m, &c, sizes[k]);
             if (i > 0) llama_plan_ranks(&m, ranks[i]);
+            llama_plan_recompute(&m, (LlamaRecompute)((k + i) % LLAMA_NUM_RECOMPUTES));
             CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
             CHECK(m.head_chunk ==
                   (sizes[k].head_chunk ? sizes[k].head_chunk : sizes[k].micro_batch_tokens));
@@ -796,13 +923,14 @@ static double loss_of(LlamaModel *m, const Batch *b) {
 }
 
 // Every element of every tensor: fourth-order central differences, relative L2 per tensor.
-static void check_model_gradient(const LlamaConfig *c, Layout layout) {
+static void check_model_gradient(const LlamaConfig *c, Layout layout, bool masked) {
     static LlamaModel m;
     const int lengths[] = {5, 1, 0, 9, 2, 7};
     const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
     Batch b;
     make_model(&m, c, 64, 10, true);
     make_docs(lengths, 6, c->vocab_size);
+    if (masked) mask_docs(6);
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
@@ -825,18 +953,18 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout) {
 
 TEST(model_gradient_gqa_3_tied) {
     LlamaConfig c = tiny_config(3, 1, 4, true);
-    check_model_gradient(&c, LAYOUT_PACKED);
+    check_model_gradient(&c, LAYOUT_PACKED, false);
 }
 TEST(model_gradient_mha_untied) {
     LlamaConfig c = tiny_config(2, 2, 6, false);
-    check_model_gradient(&c, LAYOUT_PACKED);
+    check_model_gradient(&c, LAYOUT_PACKED, true);
 }
 TEST(model_gradient_of_padded_rows_and_repad) {
     LlamaConfig c = tiny_config(2, 1, 4, true);
     c.num_layers = 1;
-    check_model_gradient(&c, LAYOUT_PADDED);
-    check_model_gradient(&c, LAYOUT_ROWS);
-    check_model_gradient(&c, LAYOUT_REPAD);
+    check_model_gradient(&c, LAYOUT_PADDED, true);
+    check_model_gradient(&c, LAYOUT_ROWS, false);
+    check_model_gradient(&c, LAYOUT_REPAD, true);
 }
 
 #endif

@@ -23,11 +23,17 @@
 enum { NUM_DOCS = 300, VOCAB = 1000, BLOCK = 64 };
 
 static char dir[64], path[96];  // of the data set, and of its shard
+static bool masked;             // it has a loss mask
 static int32_t lengths[NUM_DOCS];
 static uint64_t starts[NUM_DOCS + 1];
 
 // Tokens encode their position, so that any batch can be checked without the shard.
 static int32_t token_of(int64_t doc, int64_t i) { return (int32_t)((doc * 31 + i * 7) % VOCAB); }
+
+// A third of the tokens, in runs of 8; none of many documents and segments.
+static bool is_target(int64_t doc, int64_t i) {
+    return i > 0 && (!masked || splitmix64((uint64_t)(doc << 20 | i / 8)) % 3 == 0);
+}
 
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
 
@@ -58,6 +64,25 @@ static void write_index(const unsigned char *bin, bool checksums) {
     free(idx);
 }
 
+static void write_mask(const unsigned char *bin) {
+    const uint64_t total = starts[NUM_DOCS], size = 32 + (total + 7) / 8 + 4;
+    unsigned char *mask = (unsigned char *)host_calloc(size, 1, "test");
+    uint64_t ones = 0;
+    for (int d = 0; d < NUM_DOCS; d++)
+        for (int i = 0; i < lengths[d]; i++) {
+            const uint64_t bit = starts[d] + (uint64_t)i;
+            mask[32 + bit / 8] |= (unsigned char)(is_target(d, i) << bit % 8);
+            ones += is_target(d, i);
+        }
+    memcpy(mask, "UNPADMSK\1", 9);
+    memcpy(mask + 12, bin + 1020, 4);
+    put(mask + 16, total, 8);
+    put(mask + 24, ones, 8);
+    put(mask + size - 4, crc32c(0, mask, size - 4), 4);
+    write_all("mask", mask, size);
+    free(mask);
+}
+
 // One of our shards: mostly short documents, a few far longer than max_seqlen.
 static void write_shard(bool checksums) {
     uint64_t total = 0;
@@ -69,8 +94,8 @@ static void write_shard(bool checksums) {
     starts[NUM_DOCS] = total;
     const size_t bin_size = 1024 + 2 * (size_t)total;
     unsigned char *bin = (unsigned char *)host_calloc(bin_size, 1, "test");
-    const int32_t words[] = {20240520,   1, (int32_t)total, 0, 0,  0,  0,       0,
-                             0x44415055, 1, VOCAB,          0, -1, -1, NUM_DOCS};
+    const int32_t words[] = {20240520, 1,     (int32_t)total, 0,  0,  0,       0, 0, 0x44415055,
+                             1,        VOCAB, masked ? 4 : 0, -1, -1, NUM_DOCS};
     memcpy(bin, words, sizeof words);
     put(bin + 1020, crc32c(0, bin, 1020), 4);
     for (int d = 0; d < NUM_DOCS; d++)
@@ -78,6 +103,7 @@ static void write_shard(bool checksums) {
             put(bin + 1024 + 2 * (starts[d] + (uint64_t)i), (uint64_t)token_of(d, i), 2);
     write_all("bin", bin, bin_size);
     write_index(bin, checksums);
+    if (masked) write_mask(bin);
     free(bin);
 }
 
@@ -88,6 +114,24 @@ static void make_data(void) {
     CHECK(mkdir(dir, 0777) == 0);
     write_shard(false);
 }
+
+// A test of the data set without a mask, and again with one.
+static void with_and_without_a_mask(void (*test)(void)) {
+    char name[128];
+    test();
+    masked = true;
+    write_shard(false);
+    test();
+    masked = false;
+    snprintf(name, sizeof name, "%s/train_00000.mask", dir);
+    CHECK(unlink(name) == 0);
+    write_shard(false);
+}
+
+#define TEST_MASKS(name)                             \
+    static void name##_(void);                       \
+    TEST(name) { with_and_without_a_mask(name##_); } \
+    static void name##_(void)
 
 static void open_data(Dataset *ds) {
     Error err = {0};
@@ -154,15 +198,15 @@ static void check_tokens(const StepData *d) {
             for (int32_t k = 0; k < segment->length; k++) {
                 const int64_t i = segment->tok_off + k;
                 const int32_t row = b->cu_seqlens[s] + k;
-                const bool last = i + 1 == lengths[segment->doc];
+                const bool target = i + 1 < lengths[segment->doc] && is_target(segment->doc, i + 1);
                 CHECK(b->tokens[row] == token_of(segment->doc, i));
-                CHECK(b->targets[row] == (last ? -1 : token_of(segment->doc, i + 1)));
+                CHECK(b->targets[row] == (target ? token_of(segment->doc, i + 1) : -1));
             }
         }
     }
 }
 
-TEST(the_thread_loads_the_same_as_a_plain_call) {
+TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
     for (int layout = 0; layout < 4; layout++) {
         Dataset ds;
         Loader loader;
@@ -192,7 +236,7 @@ TEST(the_thread_loads_the_same_as_a_plain_call) {
     }
 }
 
-TEST(layouts_have_the_same_targets) {
+TEST_MASKS(layouts_have_the_same_targets) {
     Dataset ds;
     StepData data[4];
     Error err = {0};
@@ -214,7 +258,7 @@ TEST(layouts_have_the_same_targets) {
 }
 
 // With fixed_segments every micro-batch has one size, unless it has too many documents for that.
-TEST(micro_batches_of_one_size) {
+TEST_MASKS(micro_batches_of_one_size) {
     Dataset ds;
     Error err = {0};
     StepData plain = {0}, fixed = {0};
@@ -255,7 +299,7 @@ static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlen
     return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
 }
 
-TEST(work_lists_are_of_the_final_batch) {
+TEST_MASKS(work_lists_are_of_the_final_batch) {
     Dataset ds;
     StepData d = {0};
     Error err = {0};
@@ -285,7 +329,7 @@ TEST(work_lists_are_of_the_final_batch) {
     dataset_close(&ds);
 }
 
-TEST(a_loader_resumes_anywhere) {
+TEST_MASKS(a_loader_resumes_anywhere) {
     enum { STEPS = 20 };
     Dataset ds;
     Loader loader;
@@ -308,7 +352,7 @@ TEST(a_loader_resumes_anywhere) {
     dataset_close(&ds);
 }
 
-TEST(ranks_read_their_own_part) {
+TEST_MASKS(ranks_read_their_own_part) {
     Dataset ds;
     StepData all, own;
     Error err = {0};
@@ -338,7 +382,7 @@ TEST(ranks_read_their_own_part) {
 }
 
 // Settings may change between calls: batches of another size are allocated again.
-TEST(step_data_can_be_used_again) {
+TEST_MASKS(step_data_can_be_used_again) {
     Dataset ds;
     StepData used, fresh;
     Error err = {0};

@@ -101,31 +101,39 @@ static double worst_error(const real *c, const real *start, Strided a, Strided b
     return worst;
 }
 
-// All three products at one size.
+// All products at one size.
 static void check_products(int64_t T, int64_t K, int64_t N, int bf16) {
     Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
     Guarded dout = guarded_uniform(T * N), dweight = guarded_uniform(N * K);
     Guarded out = guarded_new(T * N), dinp = guarded_new(T * K);
-    Guarded before = guarded_new(N * K);
+    Guarded before = guarded_new(N * K), resid = guarded_uniform(T * N), sum = guarded_new(T * N);
     memcpy(before.p, dweight.p, (size_t)(N * K) * sizeof(real));
 
     matmul_forward(out.p, inp.p, weight.p, T, K, N);
+    matmul_forward_add(sum.p, resid.p, inp.p, weight.p, T, K, N);
     matmul_backward_input(dinp.p, dout.p, weight.p, T, K, N);
     matmul_backward_weight(dweight.p, dout.p, inp.p, T, K, N);
 
     double forward =
         worst_error(out.p, NULL, (Strided){inp.p, K, 1}, (Strided){weight.p, K, 1}, T, N, K, bf16);
+    double forward_add = worst_error(sum.p, resid.p, (Strided){inp.p, K, 1},
+                                     (Strided){weight.p, K, 1}, T, N, K, bf16);
+    matmul_forward_add(resid.p, resid.p, inp.p, weight.p, T, K, N);
+    bool same_in_place = memcmp(resid.p, sum.p, (size_t)(T * N) * sizeof(real)) == 0;
     double backward_input = worst_error(dinp.p, NULL, (Strided){dout.p, N, 1},
                                         (Strided){weight.p, 1, K}, T, K, N, bf16);
     double backward_weight = worst_error(dweight.p, before.p, (Strided){dout.p, 1, N},
                                          (Strided){inp.p, 1, K}, N, K, T, bf16);
     int intact = guarded_free(inp) + guarded_free(weight) + guarded_free(dout) + guarded_free(out) +
-                 guarded_free(dinp) + guarded_free(dweight);
-    guarded_free(before);
-    CHECK_MSG(forward == 0 && backward_input == 0 && backward_weight == 0,
-              "%s, T %d K %d N %d: forward %.3g, dinp %.3g, dweight %.3g times the bound",
-              matmul_describe(), (int)T, (int)K, (int)N, forward, backward_input, backward_weight);
-    CHECK_MSG(intact == 6, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
+                 guarded_free(dinp) + guarded_free(dweight) + guarded_free(sum);
+    guarded_free(before), guarded_free(resid);
+    CHECK_MSG(forward == 0 && forward_add == 0 && backward_input == 0 && backward_weight == 0,
+              "%s, T %d K %d N %d: forward %.3g, forward_add %.3g, dinp %.3g, dweight %.3g times "
+              "the bound",
+              matmul_describe(), (int)T, (int)K, (int)N, forward, forward_add, backward_input,
+              backward_weight);
+    CHECK(same_in_place);
+    CHECK_MSG(intact == 7, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
               (int)T, (int)K, (int)N);
 }
 

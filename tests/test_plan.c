@@ -26,20 +26,43 @@
 typedef struct {
     int32_t *lengths;
     int64_t n;
+    uint32_t mask;  // > 0: a token is a target if this divides a hash of the 8 tokens it is among
 } Lengths;
 
 static int64_t length_of(const void *context, int64_t doc) {
     return ((const Lengths *)context)->lengths[doc];
 }
 
+static bool is_target(const Lengths *l, int64_t doc, int64_t i) {
+    return i > 0 && (l->mask == 0 || splitmix64((uint64_t)(doc << 20 | i / 8)) % l->mask == 0);
+}
+
+static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_t n) {
+    const Lengths *l = (const Lengths *)context;
+    int64_t targets = 0;
+    CHECK(from >= 1 && n >= 0 && from + n <= l->lengths[doc]);
+    for (int64_t i = from; i < from + n; i++) targets += is_target(l, doc, i);
+    return targets;
+}
+
 static DocIndex index_of(const Lengths *lengths) {
-    const DocIndex index = {lengths->n, length_of, lengths};
-    return index;
+    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL};
+}
+
+// Some document has a target in the tokens that stay.
+static bool has_target(const Lengths *l, const PlanSettings *s) {
+    for (int64_t d = 0; d < l->n; d++) {
+        const int64_t length = l->lengths[d], most = s->max_seqlen;
+        if (length > most && s->long_docs == LONG_DROP) continue;
+        const int64_t kept = length > most && s->long_docs == LONG_TRUNCATE ? most : length;
+        if (targets_of(l, d, 1, kept - 1) > 0) return true;
+    }
+    return false;
 }
 
 // Many short documents and a few long ones: lengths over several powers of two up to `longest`.
 static Lengths make_lengths(int64_t n, uint32_t longest) {
-    Lengths l = {(int32_t *)host_calloc((size_t)n, sizeof(int32_t), "test"), n};
+    Lengths l = {(int32_t *)host_calloc((size_t)n, sizeof(int32_t), "test"), n, 0};
     for (int64_t i = 0; i < n; i++) {
         const uint32_t top = longest >> test_rng_below(6);
         l.lengths[i] = 1 + (int32_t)test_rng_below(top ? top : 1);
@@ -256,9 +279,14 @@ TEST(exchanges_even_out) {
     CHECK_MSG(better > 15 && alike > 30, "%d %d", better, alike);
 }
 
-// Micro-batches have at most micro_batch_tokens, the step at most plan_goal or one segment.
-static void check_room(const StepPlan *p, const PlanSettings *s) {
+// Micro-batches have at most micro_batch_tokens, the step at most plan_goal or one segment; with a
+// mask, each segment of the stream has a target.
+static void check_room(const StepPlan *p, const Lengths *l, const PlanSettings *s) {
     int64_t total = 0, targets = 0;
+    for (int64_t i = 0; l->mask && i < p->num_stream; i++) {
+        const Segment *c = &p->stream[i];
+        CHECK(targets_of(l, c->doc, c->tok_off + 1, c->length - 1 + c->has_next) > 0);
+    }
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) {
         int64_t tokens = 0;
@@ -267,7 +295,8 @@ static void check_room(const StepPlan *p, const PlanSettings *s) {
             const Segment *segment = &p->segments[i];
             CHECK(segment->length >= 1 && segment->length <= s->max_seqlen);
             tokens += segment->length;
-            targets += segment->length - 1 + segment->has_next;
+            const int64_t n = segment->length - 1 + segment->has_next;
+            targets += targets_of(l, segment->doc, segment->tok_off + 1, n);
         }
         CHECK_MSG(tokens <= s->micro_batch_tokens, "%lld", (long long)tokens);
         total += tokens;
@@ -279,15 +308,15 @@ static void check_room(const StepPlan *p, const PlanSettings *s) {
 TEST(micro_batch_tokens_are_never_exceeded) {
     StepPlan p = {0};
     for (int round = 0; round < 600; round++) {
-        const Lengths l = make_lengths(1 + test_rng_below(300), 1 + test_rng_below(1000));
-        const DocIndex index = index_of(&l);
+        Lengths l = make_lengths(1 + test_rng_below(300), 1 + test_rng_below(1000));
+        const DocIndex index = (l.mask = test_rng_below(5), index_of(&l));
         const PlanSettings s = random_settings();
         PlanState state = {0, 0, 0, 0};
         for (int step = 0; step < 5; step++) {
             Error err = {0};
             const Layout layout = (Layout)test_rng_below(4);
             if (!plan_step(&p, &index, &s, layout, &state, &err)) break;
-            check_room(&p, &s);
+            check_room(&p, &l, &s);
             state = p.cursor_after;
             CHECK(state.step == step + 1);
         }
@@ -328,7 +357,7 @@ TEST(steps_that_do_not_fit_shrink) {
         const DocIndex index = index_of(&l);
         PlanState state = {0, 0, 0, 0};
         plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-        check_room(&p, &s);
+        check_room(&p, &l, &s);
         CHECK(p.cursor_after.doc_pos == p.num_stream);
         plan_ok(&more, &index, &s, LAYOUT_PACKED, &p.cursor_after);
         PlanSettings longer = s;  // with one segment more it does not fit
@@ -364,6 +393,7 @@ static void check_epoch(const Lengths *l, const PlanSettings *s, Layout layout) 
             CHECK(c->has_next == (c->tok_off + c->length < l->lengths[c->doc]));
             for (int32_t k = 0; k < c->length; k++) times[c->doc][c->tok_off + k]++;
         }
+        if (l->mask) check_room(&p, l, s);
         state = p.cursor_after;
     }
     // three epochs and part of a fourth: each token 3 or 4 times, 4 times exactly before the cursor
@@ -372,29 +402,33 @@ static void check_epoch(const Lengths *l, const PlanSettings *s, Layout layout) 
         passed += l->lengths[plan_permute(s->seed, 3, l->n, pos)];
     for (int64_t d = 0; d < l->n; d++) {
         for (int32_t k = 0; k < l->lengths[d]; k++) {
-            CHECK_MSG(times[d][k] == 3 || times[d][k] == 4, "%d", times[d][k]);
+            const bool masked = l->mask && !(k + 1 < l->lengths[d] && is_target(l, d, k + 1));
+            CHECK_MSG(times[d][k] == 3 || times[d][k] == 4 || (masked && times[d][k] == 0), "%d",
+                      times[d][k]);
             fourth += times[d][k] == 4;
         }
         free(times[d]);
     }
-    CHECK(fourth == passed);
+    CHECK(l->mask ? fourth <= passed : fourth == passed);
     free(times);
     plan_free(&p);
 }
 
 TEST(every_token_is_trained_once_an_epoch) {
     for (int round = 0; round < 24; round++) {
-        const Lengths l = make_lengths(20 + test_rng_below(200), 300);
+        Lengths l = make_lengths(20 + test_rng_below(200), 300);
         PlanSettings s = random_settings();
+        l.mask = round / 4 % 2 ? 3 : 0;
+        if (l.mask && !has_target(&l, &s)) continue;
         check_epoch(&l, &s, (Layout)(round % 4));
         free(l.lengths);
     }
 }
 
-TEST(any_cursor_resumes_the_same_steps) {
+static void check_cursors(uint32_t mask) {
     enum { STEPS = 60 };
-    const Lengths l = make_lengths(300, 500);
-    const DocIndex index = index_of(&l);
+    Lengths l = make_lengths(300, 500);
+    const DocIndex index = (l.mask = mask, index_of(&l));
     const PlanSettings s = small_settings();
     static StepPlan plans[STEPS];
     PlanState state = {0, 0, 0, 0};
@@ -416,7 +450,13 @@ TEST(any_cursor_resumes_the_same_steps) {
     }
     CHECK(state.epoch == 0);
     for (int i = 0; i < STEPS; i++) plan_free(&plans[i]);
+    memset(plans, 0, sizeof plans);
     free(l.lengths);
+}
+
+TEST(any_cursor_resumes_the_same_steps) {
+    check_cursors(0);
+    check_cursors(6);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -471,8 +511,8 @@ static void check_layout(const StepPlan *p, const PlanSettings *s) {
 TEST(layouts_hold_the_same_documents) {
     StepPlan packed = {0}, other = {0};
     for (int round = 0; round < 300; round++) {
-        const Lengths l = make_lengths(2 + test_rng_below(200), 400);
-        const DocIndex index = index_of(&l);
+        Lengths l = make_lengths(2 + test_rng_below(200), 400);
+        const DocIndex index = (l.mask = test_rng_below(5), index_of(&l));
         const PlanSettings s = random_settings();
         PlanState state = {0, 0, 0, 0};
         for (int step = 0; step < 3; step++) {
@@ -485,7 +525,7 @@ TEST(layouts_hold_the_same_documents) {
                 CHECK(other.real_tokens == packed.real_tokens);
                 CHECK(memcmp(&other.cursor_after, &packed.cursor_after, sizeof(PlanState)) == 0);
                 check_layout(&other, &s);
-                check_room(&other, &s);
+                check_room(&other, &l, &s);
             }
             state = packed.cursor_after;
         }
@@ -756,7 +796,7 @@ TEST(long_documents_at_the_border) {
     static const int64_t segments[] = {1, 1, 2, 2, 3, 10};
     for (size_t i = 0; i < 6; i++) {
         int32_t docs[] = {lengths[i], 900};  // the second one is cut by the step
-        Lengths l = {docs, 1};
+        Lengths l = {docs, 1, 0};
         Error err;
         for (int policy = LONG_SPLIT; policy <= LONG_ERROR; policy++) {
             const bool is_long = lengths[i] > s.max_seqlen;
@@ -786,7 +826,7 @@ TEST(dropping_finds_what_is_left) {
     s.num_micro = 1;
     s.long_docs = LONG_DROP;
     int32_t docs[40];
-    Lengths l = {docs, 40};
+    Lengths l = {docs, 40, 0};
     const DocIndex index = index_of(&l);
     for (int64_t pos = 0; pos < 40; pos++)
         for (int shorter = 0; shorter < 40; shorter++) {
@@ -806,7 +846,7 @@ TEST(nothing_left_is_an_error_not_a_loop) {
     StepPlan p = {0};
     PlanSettings s = small_settings();
     int32_t docs[] = {100, 200, 65}, ones[] = {1, 1, 1};
-    const Lengths l = {docs, 3}, single = {ones, 3}, none = {docs, 0};
+    const Lengths l = {docs, 3, 0}, single = {ones, 3, 0}, none = {docs, 0, 0};
     Error err;
     s.long_docs = LONG_DROP;
     CHECK(!plan_once(&p, &l, &s, &err) && err.code == EXIT_BAD_INPUT && strstr(err.what, "all 3"));
@@ -824,21 +864,28 @@ TEST(tiny_data_sets_wrap_inside_a_step) {
     for (int64_t n = 1; n <= 5; n++)
         for (int32_t length = 2; length < 70; length++) {
             int32_t docs[] = {length, length, length, length, length};
-            const Lengths l = {docs, n};
+            const Lengths l = {docs, n, 0};
             Error err;
             CHECK_MSG(plan_once(&p, &l, &s, &err), "%s", err.what);
             CHECK(p.real_tokens <= goal);
             CHECK(p.real_tokens > (p.used_fallback ? goal * 3 / 4 : goal - 64));
-            check_room(&p, &s);
+            check_room(&p, &l, &s);
             CHECK(p.cursor_after.epoch == (p.num_stream - 1) / n || length > 64);
         }
     plan_free(&p);
 }
 
 // Tokens of a document under a policy, and how many of them the set must have.
-static int64_t tokens_under(LongDocs policy, int64_t length, int32_t max_seqlen) {
-    if (length <= max_seqlen || policy == LONG_SPLIT) return length;
-    return policy == LONG_DROP ? 0 : max_seqlen;
+static int64_t tokens_under(const Lengths *l, const PlanSettings *s, int64_t doc) {
+    const int64_t length = l->lengths[doc], most = s->max_seqlen;
+    if (length > most && s->long_docs == LONG_DROP) return 0;
+    const int64_t kept = length > most && s->long_docs == LONG_TRUNCATE ? most : length;
+    int64_t tokens = 0;
+    for (int64_t at = 0; at < kept; at += most) {
+        const int64_t n = kept - at < most ? kept - at : most, targets = at + n < kept ? n : n - 1;
+        if (!l->mask || targets_of(l, doc, at + 1, targets) > 0) tokens += n;
+    }
+    return tokens;
 }
 
 static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int64_t all) {
@@ -851,7 +898,7 @@ static void check_set(const Lengths *l, const PlanSettings *s, int64_t most, int
     for (int64_t i = 0; i < p.num_stream; i++) found[p.stream[i].doc] += p.stream[i].length;
     for (int64_t pos = 0; pos < l->n; pos++) {  // whole documents, each once, in order
         const int64_t doc = plan_permute(s->seed, 0, l->n, pos);
-        const int64_t whole = tokens_under(s->long_docs, l->lengths[doc], s->max_seqlen);
+        const int64_t whole = tokens_under(l, s, doc);
         if (whole == 0) continue;
         if (docs > 0 && tokens + whole > most) break;
         if (found[doc] < whole) {  // a first document longer than the set
@@ -876,12 +923,16 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
         s.long_docs = (LongDocs)test_rng_below(3);
         if (round % 4 == 0) s.work_token = s.work_tile = 0;
         Lengths l = make_lengths(1 + (int64_t)test_rng_below(60), 2 * (uint32_t)s.max_seqlen);
-        const DocIndex index = index_of(&l);
+        const DocIndex index = (l.mask = (uint32_t)(round / 4 % 4), index_of(&l));
         l.lengths[0] = s.max_seqlen;  // so that dropping the longer ones leaves something
         if (s.max_seqlen == 1) l.lengths[0] = 2, s.long_docs = LONG_SPLIT;  // with a target
         int64_t all = 0;
-        for (int64_t i = 0; i < l.n; i++)
-            all += tokens_under(s.long_docs, l.lengths[i], s.max_seqlen);
+        for (int64_t i = 0; i < l.n; i++) all += tokens_under(&l, &s, i);
+        if (l.mask && all == 0) {
+            CHECK(!plan_fix_set(&s, &index, 1, &err) && strstr(err.what, "masks of"));
+            free(l.lengths);
+            continue;
+        }
         const int64_t most =
             round % 2 ? 1 + (int64_t)test_rng_below((uint32_t)all) : all + (int64_t)(round % 3);
         if (plan_fix_set(&s, &index, most, &err))
@@ -896,7 +947,7 @@ TEST(a_fixed_set_is_whole_documents_and_all_of_them) {
 TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     PlanSettings s = small_settings();
     Error err = {0};
-    Lengths l = {(int32_t *)host_calloc(5, sizeof(int32_t), "test"), 5};
+    Lengths l = {(int32_t *)host_calloc(5, sizeof(int32_t), "test"), 5, 0};
     const DocIndex index = index_of(&l);
     s.micro_batch_tokens = 64;
     for (int i = 0; i < 5; i++) l.lengths[i] = 40;
@@ -907,32 +958,78 @@ TEST(a_fixed_set_gets_the_micro_batches_it_needs) {
     free(l.lengths);
 }
 
-TEST(tokens_never_trained_on_are_counted) {
-    int32_t docs[] = {10, 64, 65, 1000, 3};
-    const Lengths l = {docs, 5};
-    const DocIndex index = index_of(&l);
-    const LongCounts expected[] = {{2, 0, 0, 0}, {0, 2, 0, 1 + 936}, {0, 0, 2, 65 + 1000}};
+static void check_left_out(const Lengths *l, const LongCounts *expected) {
+    const DocIndex index = index_of(l);
     for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++) {
         PlanSettings s = small_settings();
         PlanState at = {0, 0, 0, 0};
-        LongCounts all, epoch = {0, 0, 0, 0};
+        LongCounts all, epoch = {0};
         Segment segment;
         Error err = {0};
         s.long_docs = (LongDocs)policy;
         CHECK_MSG(plan_count_left_out(&index, &s, &all, &err), "%s", err.what);
         CHECK(memcmp(&all, &expected[policy], sizeof all) == 0);
-        // the same as in one pass over an epoch, and into the next one if the last document is
-        // dropped
+        // the same as in one pass over an epoch, and into the next one if the last is left out
         while (at.epoch == 0 && at.doc_pos < index.num_docs)
             CHECK(plan_next_segment(&index, &s, &at, &segment, &epoch, &err));
-        CHECK(at.epoch == 1 ? policy == LONG_DROP : memcmp(&all, &epoch, sizeof all) == 0);
+        CHECK(at.epoch == 1 ? policy == LONG_DROP || l->mask
+                            : memcmp(&all, &epoch, sizeof all) == 0);
     }
+}
+
+TEST(tokens_never_trained_on_are_counted) {
+    int32_t docs[] = {10, 64, 65, 1000, 3};
+    const LongCounts all[] = {{2, 0, 0, 0, 0}, {0, 2, 0, 0, 1 + 936}, {0, 0, 2, 0, 65 + 1000}};
+    const Lengths l = {docs, 5, 0};
+    check_left_out(&l, all);
+    Lengths masked = {docs, 5, 5};
+    LongCounts expected[3] = {{2, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 2, 0, 65 + 1000}};
+    for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++)
+        for (int64_t d = 0; d < 5; d++) {
+            LongCounts *c = &expected[policy];
+            const bool is_long = docs[d] > 64;
+            if (is_long && policy == LONG_DROP) continue;
+            const int64_t kept = is_long && policy == LONG_TRUNCATE ? 64 : docs[d];
+            int64_t left = 0, with = 0;
+            for (int64_t at = 0; at < kept; at += 64) {
+                const int64_t n = kept - at < 64 ? kept - at : 64;
+                int64_t targets = 0;
+                for (int64_t i = at; i < at + n && i + 1 < kept; i++)
+                    targets += is_target(&masked, d, i + 1);
+                left += targets == 0 ? n : 0, with += targets;
+            }
+            c->docs_without_target += with == 0;
+            c->docs_split -= is_long && policy == LONG_SPLIT && with == 0;
+            c->docs_truncated += is_long && policy == LONG_TRUNCATE && with > 0;
+            c->tokens_left_out += with == 0 ? docs[d] : left + docs[d] - kept;
+        }
+    CHECK(expected[0].docs_without_target > 0 && expected[0].docs_split > 0);
+    CHECK(expected[0].tokens_left_out > 64);
+    check_left_out(&masked, expected);
+}
+
+// A mask without a single target is an error that says so, at the start and in the stream.
+TEST(data_without_a_target_is_refused) {
+    int32_t docs[] = {10, 100, 30};
+    const Lengths l = {docs, 3, UINT32_MAX};
+    const DocIndex index = index_of(&l);
+    PlanSettings s = small_settings();
+    StepPlan p = {0};
+    LongCounts counts;
+    for (int policy = LONG_SPLIT; policy <= LONG_DROP; policy++) {
+        Error err = {0}, again = {0};
+        s.long_docs = (LongDocs)policy;
+        CHECK(!plan_count_left_out(&index, &s, &counts, &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(strstr(err.what, "none in the masks of 3 documents"), "%s", err.what);
+        CHECK(!plan_once(&p, &l, &s, &again) && strcmp(again.what, err.what) == 0);
+    }
+    plan_free(&p);
 }
 
 TEST(long_documents_are_an_error_in_the_check_at_the_start_too) {
     PlanSettings s = small_settings();
     int32_t docs[] = {10, 100, 65};
-    const Lengths l = {docs, 3}, dropped = {docs + 1, 2};
+    const Lengths l = {docs, 3, 0}, dropped = {docs + 1, 2, 0};
     const DocIndex index = index_of(&l), only_long = index_of(&dropped);
     LongCounts counts;
     Error err = {0};
@@ -998,7 +1095,7 @@ TEST(states_of_other_data_are_refused) {
     StepPlan p = {0};
     PlanSettings s = small_settings();
     int32_t docs[] = {100, 100, 100};
-    const Lengths l = {docs, 3};
+    const Lengths l = {docs, 3, 0};
     const DocIndex index = index_of(&l);
     static const PlanState bad[] = {{-1, 0, 0, 0},  {0, -1, 0, 0},       {0, 0, -1, 0},
                                     {0, 0, 0, -1},  {0, 4, 0, 0},        {0, 3, 1, 0},
@@ -1040,7 +1137,7 @@ TEST(golden_first_step) {
     static const int64_t expected[][4] = {{0, 2, 0, 64},  {0, 2, 64, 36}, {1, 4, 0, 64},
                                           {1, 0, 0, 30},  {1, 5, 0, 3},   {2, 8, 0, 64},
                                           {2, 8, 64, 16}, {2, 7, 0, 12}};
-    const Lengths l = {docs, 10};
+    const Lengths l = {docs, 10, 0};
     PlanSettings s = small_settings();
     StepPlan p = {0};
     Error err;
@@ -1063,7 +1160,7 @@ TEST(golden_digest_of_fifty_steps) {
     enum { N = 2000 };
     static int32_t docs[N];
     for (int i = 0; i < N; i++) docs[i] = 1 + (int32_t)(splitmix64((uint64_t)i) % 300);
-    const Lengths l = {docs, N};
+    const Lengths l = {docs, N, 0};
     const DocIndex index = index_of(&l);
     PlanSettings s = small_settings();
     PlanState state = {0, 0, 0, 0};

@@ -10,14 +10,23 @@ cat > plans.c <<'C'
 #include <stdio.h>
 
 #include "data/base/error.h"
+#include "data/base/hash.h"
 #include "data/batches/plan.h"
 
 typedef struct {
     int64_t length[100];
+    uint64_t mask;
 } Lengths;
 
 static int64_t length_of(const void *context, int64_t doc) {
     return ((const Lengths *)context)->length[doc];
+}
+
+static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_t n) {
+    int64_t targets = 0;
+    for (int64_t i = from; i < from + n; i++)
+        targets += splitmix64((uint64_t)(doc << 20 | i / 8)) % ((const Lengths *)context)->mask == 0;
+    return targets;
 }
 
 static void print_step(const StepPlan *p, Layout layout) {
@@ -54,11 +63,11 @@ int main(void) {
     while (fgets(line, sizeof line, stdin)) {
         PlanSettings s = plan_settings();
         Lengths l;
-        DocIndex index = {0, length_of, &l};
-        long long f[9], length;
+        DocIndex index = {.length = length_of, .context = &l};
+        long long f[10], length;
         char *at = line;
         int n = 0;
-        for (int i = 0; i < 9; i++, at += n)
+        for (int i = 0; i < 10; i++, at += n)
             if (sscanf(at, "%lld%n", &f[i], &n) != 1) return 1;
         while (index.num_docs < 100 && sscanf(at, "%lld%n", &length, &n) == 1) {
             l.length[index.num_docs++] = length;
@@ -67,6 +76,8 @@ int main(void) {
         s.seed = (uint64_t)f[0], s.max_seqlen = (int32_t)f[1], s.micro_batch_tokens = (int32_t)f[2];
         s.num_micro = (int32_t)f[3], s.fill_ppm = (int32_t)f[4], s.long_docs = (LongDocs)f[5];
         s.work_token = (int32_t)f[6], s.work_tile = (int32_t)f[7], s.work_side = (int32_t)f[8];
+        l.mask = (uint64_t)f[9];
+        if (l.mask) index.targets = targets_of;
         print_plans(&s, &index);
     }
     return 0;

@@ -54,6 +54,16 @@ done
 for n in 1 4; do ranks $n "${exact[@]}" --train giant.bin --val text.bin --out g$n --steps 3; done
 same_state one_giant_document g1/step-00000003 g4/step-00000003
 
+# ---- under a loss mask: documents, segments and micro-batches without a target ----------------------
+cp -r text.bin masked.bin && mask_shards masked.bin 'd % 3 > 0 and i // 40 % 2'
+for n in 1 2 3; do
+    ranks $n "${exact[@]}" --train masked.bin --out md$n --steps 8
+    ranks $n "${run[@]}" --train masked.bin --out mw$n --steps 8
+done
+for n in 2 3; do same_state "masked_on_${n}_ranks" md1/step-00000008 md$n/step-00000008; done
+check masked_losses_agree_to_1e-5 python3 losses.py 1e-5 md1 mw1 mw2 mw3
+differ a_mask_changes_the_weights {md1,d1}/step-00000008/model.safetensors
+
 # ---- the same losses: distributed by work -------------------------------------------------------------
 for n in 1 2 4 8; do
     ranks $n "${run[@]}" --batch-tokens 2048 --out w$n --steps 100 --val-every 0

@@ -41,7 +41,7 @@ static void llama_make_batch(Batch *b, const LlamaConfig *c) {
     DocView docs[NUM_DOCS];
     for (int i = 0; i < CAPACITY; i++) tokens[i] = (int32_t)test_rng_below((uint32_t)c->vocab_size);
     for (int d = 0, used = 0; d < NUM_DOCS; used += lengths[d++]) {
-        const DocView doc = {tokens + used, lengths[d], d % 2 && lengths[d] ? d : -1};
+        const DocView doc = {tokens + used, lengths[d], d % 2 && lengths[d] ? d : -1, NULL};
         docs[d] = doc;
     }
     batch_init(b, CAPACITY, NUM_DOCS);
@@ -81,6 +81,7 @@ typedef real llama_real;
 #define embedding_forward simple_embedding_forward
 #define embedding_backward simple_embedding_backward
 #define matmul_forward simple_matmul_forward
+#define rmsnorm_forward simple_rmsnorm_forward
 #define rmsnorm_backward simple_rmsnorm_backward
 #define attention_forward simple_attention_forward
 #define attention_backward simple_attention_backward
@@ -242,7 +243,7 @@ TEST(pack_agrees_with_batch_pack) {
     DocView docs[NUM_TEXTS];
     LlamaBatch expected;
     for (int d = 0; d < NUM_TEXTS; d++) {
-        const DocView doc = {tokens[d], (int32_t)strlen(texts[d]), -1};
+        const DocView doc = {tokens[d], (int32_t)strlen(texts[d]), -1, NULL};
         for (int i = 0; i < doc.length; i++) tokens[d][i] = texts[d][i];
         docs[d] = doc;
     }

@@ -83,6 +83,7 @@ static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->total_tokens = b->num_docs = b->max_seqlen = b->num_targets = 0;
     b->real_tokens = b->num_real_docs = 0;
+    b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
     b->attention_pairs = 0;
     b->num_work = b->num_real_work = 0;
@@ -98,7 +99,9 @@ static void batch_append(Batch *b, const DocView *doc) {
     memcpy(b->tokens + at, doc->tokens, (size_t)n * sizeof(int32_t));
     memcpy(b->targets + at, doc->tokens + 1, (size_t)(n - 1) * sizeof(int32_t));
     b->targets[at + n - 1] = doc->next_token;
-    b->num_targets += n - 1 + (doc->next_token >= 0);
+    if (doc->targets) memcpy(b->targets + at, doc->targets, (size_t)n * sizeof(int32_t));
+    b->masked |= doc->targets != NULL;
+    for (int32_t i = at; i < at + n; i++) b->num_targets += b->targets[i] >= 0;
     b->total_tokens += n;
     b->real_tokens += n;
 }
@@ -245,7 +248,7 @@ static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
             targets += target >= 0;
         }
     }
-    const int32_t at_least = b->real_tokens - b->num_real_docs;
+    const int32_t at_least = b->masked ? 0 : b->real_tokens - b->num_real_docs;
     if (targets == b->num_targets && targets >= at_least && targets <= b->real_tokens) return true;
     return batch_bad(err, "%d targets, expected %d, of %d tokens in %d docs", targets,
                      b->num_targets, b->real_tokens, b->num_real_docs);
@@ -269,10 +272,11 @@ static bool batch_is_padding(const Batch *b, int32_t row) {
     return b->tokens[row] == 0 && b->targets[row] == -1;
 }
 
-// A row whose target is the next row's token is inside a document; any other ends one.
+// A row whose target is the next row's token is inside a document; any other ends one. With a mask,
+// one without a target may be either.
 static bool batch_is_inside(const Batch *b, int32_t row) {
-    return b->targets[row] >= 0 && row + 1 < b->total_tokens &&
-           b->targets[row] == b->tokens[row + 1];
+    if (row + 1 >= b->total_tokens) return false;
+    return b->targets[row] < 0 ? b->masked : b->targets[row] == b->tokens[row + 1];
 }
 
 // packed: only the last row of a segment may end a document; the segments after the documents are
@@ -305,7 +309,8 @@ static bool batch_check_padded(const Batch *b, Error *err) {
             if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is after its document", i);
         i = row_end - 1;
     }
-    if (not_padding <= b->real_tokens && b->real_tokens <= not_padding + b->num_real_docs)
+    if (not_padding <= b->real_tokens &&
+        (b->masked || b->real_tokens <= not_padding + b->num_real_docs))
         return true;
     return batch_bad(err, "%d real tokens, %d rows that are not padding", b->real_tokens,
                      not_padding);

@@ -8,8 +8,8 @@
 //
 // Targets are shifted inside the document in every layout, so the number of targets does not depend
 // on the layout: the last token of a document has none (-1), that of a segment which its document
-// continues has the true next token. Padding rows have token 0, target -1 and consecutive
-// positions. Filling allocates nothing and reads no file.
+// continues has the true next token; a loss mask takes some away. Padding rows have token 0, target
+// -1 and consecutive positions. Filling allocates nothing and reads no file.
 #ifndef UNPAD_BATCH_H
 #define UNPAD_BATCH_H
 
@@ -26,6 +26,9 @@ typedef struct {
     const int32_t *tokens;  // (length)
     int32_t length;
     int32_t next_token;  // the token after a segment which its document continues, or -1
+    // (length) the target after each token, or -1 where a loss mask excludes it; NULL: no mask, the
+    // targets are the next tokens
+    const int32_t *targets;
 } DocView;
 
 // T = total_tokens
@@ -35,6 +38,7 @@ typedef struct {
     int32_t num_docs;         // segments of cu_seqlens
     int32_t max_seqlen;       // length of the longest of them
     int32_t num_targets;      // rows with a target
+    bool masked;              // a document has a loss mask
     int32_t real_tokens;      // rows that are not padding
     int32_t num_real_docs;    // documents, or segments of them, that were placed
     int64_t attention_pairs;  // sum of len * (len + 1) / 2 over the segments attention computes

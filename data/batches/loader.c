@@ -23,8 +23,13 @@ static int64_t dataset_index_length(const void *dataset, int64_t doc) {
     return dataset_doc_length((const Dataset *)dataset, doc);
 }
 
+static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t from, int64_t n) {
+    return dataset_count_targets((const Dataset *)dataset, doc, from, n);
+}
+
 DocIndex dataset_doc_index(const Dataset *ds) {
-    return (DocIndex){ds->num_docs, dataset_index_length, ds};
+    return (DocIndex){ds->num_docs, dataset_index_length, ds,
+                      ds->masked ? dataset_index_targets : NULL};
 }
 
 int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds) {
@@ -107,6 +112,17 @@ static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int3
     return used;
 }
 
+// The targets of a segment (length): the tokens after its tokens (length + has_next), but for those
+// that the mask excludes. Returns how many there are.
+static int64_t step_data_mask(const Dataset *ds, const Segment *segment, const int32_t *tokens,
+                              int32_t *targets) {
+    const int32_t n = segment->length - 1 + segment->has_next;
+    targets[segment->length - 1] = -1;
+    memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
+    dataset_mask_tokens(ds, segment->doc, segment->tok_off + 1, n, targets);
+    return dataset_count_targets(ds, segment->doc, segment->tok_off + 1, n);
+}
+
 // Reads the segments of one micro-batch, each with its next token if it has one, and fills *b. This
 // is where a batch is checked; nothing that trains on it checks it again.
 static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
@@ -115,17 +131,25 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
     const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.micro_batch_tokens + n;
     d->views = host_grow(d->views, &d->view_capacity, n, sizeof(DocView), "documents");
-    d->tokens = host_grow(d->tokens, &d->token_capacity, tokens, sizeof(int32_t), "tokens");
-    int32_t *at = d->tokens;
+    d->tokens = host_grow(d->tokens, &d->token_capacity, (ds->masked ? 2 : 1) * tokens,
+                          sizeof(int32_t), "tokens");
+    int32_t *at = d->tokens, *targets = at + tokens;
+    int64_t num_targets = 0;
     for (int64_t i = from; i < to; i++) {
         const Segment *segment = &plan->segments[i];
         DocView *view = &d->views[i - from];
         const int32_t count = segment->length + segment->has_next;
         if (!dataset_read(ds, segment->doc, segment->tok_off, count, at, err)) return false;
-        *view = (DocView){at, segment->length, segment->has_next ? at[segment->length] : -1};
+        *view = (DocView){at, segment->length, segment->has_next ? at[segment->length] : -1, NULL};
+        if (ds->masked) {
+            num_targets += step_data_mask(ds, segment, at, targets);
+            view->targets = targets;
+            targets += segment->length;
+        }
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
+    assert(!ds->masked || b->num_targets == num_targets);  // as the plan counts them
     if (s->fixed_segments)
         batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments, s->plan.max_seqlen);
     d->local_tokens += b->total_tokens;
@@ -159,6 +183,7 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     step_data_count(out, &s->plan, &state);
     out->imbalance = step_imbalance(&out->plan, num_leaves, s->num_ranks);
     out->local_tokens = 0;
+    out->masked = ds->masked;
     for (int32_t i = 0; i < out->num_micro; i++)
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;
     return true;

@@ -41,6 +41,7 @@ typedef struct {
     // the rest is of the whole step, all ranks
     int64_t step;                      // 0-based
     int64_t num_targets, real_tokens;  // the same in every layout
+    bool masked;                       // a loss mask decides which tokens are targets
     int64_t num_segments;              // documents, or segments of long ones
     int64_t total_tokens;              // rows that the layers work on, padding included
     int64_t buffer_tokens;             // rows that its micro-batches have room for

@@ -110,7 +110,13 @@ static bool plan_state_check(const DocIndex *index, const PlanSettings *s, const
 // ------------------------------------------------------------------------------------------------
 // The stream
 
-static bool plan_nothing_left(const DocIndex *index, const PlanSettings *s, Error *err) {
+static bool plan_nothing_left(const DocIndex *index, const PlanSettings *s,
+                              const LongCounts *counts, Error *err) {
+    if (counts->docs_without_target > 0)
+        return error_set(err, EXIT_BAD_INPUT,
+                         "check what is trained with data/prepare.py --show, or raise --max-seqlen",
+                         "data: expected targets, found none in the masks of %lld documents",
+                         (long long)index->num_docs);
     return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
                      "data: all %lld documents are longer than max_seqlen %d, and all are dropped",
                      (long long)index->num_docs, s->max_seqlen);
@@ -123,39 +129,63 @@ static bool plan_too_long(const PlanSettings *s, int64_t doc, int64_t length, Er
                      (long long)length, s->max_seqlen);
 }
 
+static int64_t plan_targets(const DocIndex *index, const Segment *c) {
+    const int64_t n = c->length - 1 + c->has_next;
+    return index->targets ? index->targets(index->context, c->doc, c->tok_off + 1, n) : n;
+}
+
+static bool plan_forbids(const PlanSettings *s, int64_t length) {
+    return length > s->max_seqlen && s->long_docs == LONG_ERROR;
+}
+
+// Is a document left out as a whole? Counts that, or what else happens to it.
+static bool plan_leaves_out(const DocIndex *index, const PlanSettings *s, int64_t doc,
+                            int64_t length, LongCounts *counts) {
+    const bool is_long = length > s->max_seqlen;
+    const int64_t kept = is_long && s->long_docs == LONG_TRUNCATE ? s->max_seqlen : length;
+    const bool dropped = is_long && s->long_docs == LONG_DROP;
+    const bool without_target =
+        !dropped && index->targets && index->targets(index->context, doc, 1, kept - 1) == 0;
+    const bool left_out = dropped || without_target;
+    counts->docs_dropped += dropped;
+    counts->docs_without_target += without_target;
+    counts->docs_truncated += !left_out && kept < length;
+    counts->docs_split += !left_out && is_long && s->long_docs == LONG_SPLIT;
+    counts->tokens_left_out += left_out ? length : length - kept;
+    return left_out;
+}
+
+// The segment of a document at tok_off.
+static Segment plan_segment_at(const PlanSettings *s, int64_t doc, int64_t length,
+                               int64_t tok_off) {
+    const int64_t rest = length - tok_off;
+    const int32_t n = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
+    return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest};
+}
+
 bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *at,
                        Segment *segment, LongCounts *counts, Error *err) {
-    for (int64_t visited = 0; visited < 2 * index->num_docs; visited++) {
+    const int64_t last_epoch = at->epoch + 1;  // the rest of this one, and all of the next
+    while (true) {
         if (at->doc_pos >= index->num_docs) {
             at->epoch++;
             at->doc_pos = at->tok_off = 0;
         }
+        if (at->epoch > last_epoch) return plan_nothing_left(index, s, counts, err);
         const int64_t doc = plan_permute(s->seed, at->epoch, index->num_docs, at->doc_pos);
         const int64_t length = index->length(index->context, doc);
-        const int64_t rest = length - at->tok_off;
-        const bool is_long = length > s->max_seqlen;
-        assert(rest > 0);
-        if (is_long && s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
-        if (is_long && s->long_docs == LONG_DROP) {
-            counts->docs_dropped++;
-            counts->tokens_left_out += length;
+        assert(length > at->tok_off);
+        if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
+        if (at->tok_off == 0 && plan_leaves_out(index, s, doc, length, counts)) {
             at->doc_pos++;
             continue;
         }
-        segment->doc = doc;
-        segment->tok_off = at->tok_off;
-        segment->length = rest < s->max_seqlen ? (int32_t)rest : s->max_seqlen;
-        segment->has_next = s->long_docs == LONG_SPLIT && segment->length < rest;
-        if (is_long && s->long_docs == LONG_TRUNCATE) {
-            counts->docs_truncated++;
-            counts->tokens_left_out += length - s->max_seqlen;
-        }
-        if (segment->has_next && at->tok_off == 0) counts->docs_split++;
+        *segment = plan_segment_at(s, doc, length, at->tok_off);
         at->tok_off = segment->has_next ? at->tok_off + segment->length : 0;
         at->doc_pos += !segment->has_next;
-        return true;
+        if (!index->targets || plan_targets(index, segment) > 0) return true;
+        counts->tokens_left_out += segment->length;
     }
-    return plan_nothing_left(index, s, err);
 }
 
 bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
@@ -163,15 +193,16 @@ bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCount
     *out = (LongCounts){0};
     for (int64_t doc = 0; doc < index->num_docs; doc++) {
         const int64_t length = index->length(index->context, doc);
-        if (length <= s->max_seqlen) continue;
-        if (s->long_docs == LONG_ERROR) return plan_too_long(s, doc, length, err);
-        out->docs_split += s->long_docs == LONG_SPLIT;
-        out->docs_truncated += s->long_docs == LONG_TRUNCATE;
-        out->docs_dropped += s->long_docs == LONG_DROP;
-        if (s->long_docs == LONG_TRUNCATE) out->tokens_left_out += length - s->max_seqlen;
-        if (s->long_docs == LONG_DROP) out->tokens_left_out += length;
+        if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
+        if (plan_leaves_out(index, s, doc, length, out) || !index->targets) continue;
+        Segment c = {.has_next = true};
+        while (c.has_next) {
+            c = plan_segment_at(s, doc, length, c.tok_off + c.length);
+            if (plan_targets(index, &c) == 0) out->tokens_left_out += c.length;
+        }
     }
-    return out->docs_dropped < index->num_docs || plan_nothing_left(index, s, err);
+    return out->docs_dropped + out->docs_without_target < index->num_docs ||
+           plan_nothing_left(index, s, out, err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -192,7 +223,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         plan_reserve_stream(p, (size_t)p->num_stream + 1);
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
-        p->num_targets += segment.length - 1 + segment.has_next;
+        p->num_targets += plan_targets(index, &segment);
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
         p->long_docs = counts;
         p->cursor_after = at;
@@ -243,7 +274,7 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
 }
 
 // What every plan satisfies, in any layout.
-static void plan_assert(const StepPlan *p, const PlanSettings *s) {
+static void plan_assert(const StepPlan *p, const DocIndex *index, const PlanSettings *s) {
     int64_t tokens = 0, targets = 0;
     assert(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) {
@@ -253,7 +284,7 @@ static void plan_assert(const StepPlan *p, const PlanSettings *s) {
             const Segment *segment = &p->segments[i];
             assert(segment->length > 0 && segment->length <= s->max_seqlen);
             micro_tokens += segment->length;
-            targets += segment->length - 1 + segment->has_next;
+            targets += plan_targets(index, segment);
         }
         assert(micro_tokens <= s->micro_batch_tokens);
         tokens += micro_tokens;
@@ -278,7 +309,7 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
                          (long long)plan->num_stream);
     if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD) plan_layout_padded(plan, s);
     if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
-    plan_assert(plan, s);
+    plan_assert(plan, index, s);
     return true;
 }
 
@@ -312,14 +343,15 @@ static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, i
     PlanState at = {0};
     LongCounts counts = {0};
     Segment segment = {0};
-    bool first_document = true;
+    int64_t first = -1, doc = -1;  // the first document, and that of the last segment
     *tokens = 0;
     for (int64_t so_far = 0;;) {
         if (!plan_next_segment(index, s, &at, &segment, &counts, err)) return false;
+        if (at.epoch > 0 || segment.doc != doc || doc == first) *tokens = so_far;
         if (at.epoch > 0 || (so_far > 0 && so_far + segment.length > most_tokens)) return true;
         so_far += segment.length;
-        if (first_document || !segment.has_next) *tokens = so_far;
-        first_document = first_document && segment.has_next;
+        doc = segment.doc;
+        if (first < 0) first = doc;
     }
 }
 

@@ -1,7 +1,8 @@
-// Plans the contents of each step and micro-batch, from document lengths alone.
+// Plans the contents of each step and micro-batch, from document lengths and loss masks alone.
 //
 //   stream    documents in an order keyed by (seed, epoch); a document longer than max_seqlen
-//             becomes segments of at most max_seqlen tokens
+//             becomes segments of at most max_seqlen tokens; with a loss mask, documents and
+//             segments without a target are left out: nothing in them has a gradient
 //   step      the longest prefix of the stream with at most
 //             floor(fill * num_micro * micro_batch_tokens) tokens
 //   packing   LPT with a token limit: longest segment first, each into the micro-batch with the
@@ -24,6 +25,8 @@ typedef struct {
     int64_t num_docs;
     int64_t (*length)(const void *context, int64_t doc);  // tokens of a document, >= 1
     const void *context;
+    // Of tokens [from, from + n) of a document, from >= 1, how many are targets; NULL: all
+    int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
 } DocIndex;
 
 // Policy for documents longer than max_seqlen
@@ -57,9 +60,10 @@ typedef struct {
     bool has_next;  // the token after it is the target of its last token
 } Segment;
 
-// Documents longer than max_seqlen, by what happened to them, and the tokens that were left out
+// Documents longer than max_seqlen, by what happened to them; documents whose mask leaves them no
+// target; and the tokens that were left out
 typedef struct {
-    int64_t docs_split, docs_truncated, docs_dropped, tokens_left_out;
+    int64_t docs_split, docs_truncated, docs_dropped, docs_without_target, tokens_left_out;
 } LongCounts;
 
 typedef struct {
@@ -104,7 +108,7 @@ int64_t plan_goal(const PlanSettings *s);
 // The stream
 
 // The segment at *at; advances *at past it and adds to *counts. EXIT_BAD_INPUT when the policy
-// forbids a document or drops all of them.
+// forbids a document, or nothing is left of all of them.
 bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *at,
                        Segment *segment, LongCounts *counts, Error *err);
 

@@ -24,8 +24,8 @@ static int64_t num_long_docs(const DataSummary *d) {
     return d->counts.docs_split + d->counts.docs_truncated + d->counts.docs_dropped;
 }
 
-// "2 documents longer than 40 tokens are dropped: 154 of 166 tokens (92.8 %) never trained"; empty
-// when no document is longer. past: "were dropped"
+// "2 documents longer than 40 tokens are dropped, 1 without a target: 154 of 166 tokens (92.8 %)
+// never trained"; empty when there is no such document. past: "were dropped"
 static void summary_text(const DataSummary *d, bool past, char *out, size_t capacity) {
     const LongCounts *c = &d->counts;
     const int64_t docs = num_long_docs(d), tokens = d->dataset->num_tokens;
@@ -36,10 +36,15 @@ static void summary_text(const DataSummary *d, bool past, char *out, size_t capa
         snprintf(left_out, sizeof left_out, ": %lld of %lld tokens (%.1f %%) never trained",
                  (long long)c->tokens_left_out, (long long)tokens,
                  100.0 * (double)c->tokens_left_out / (double)tokens);
-    out[0] = 0;
+    char without[48] = "", longer[96] = "";
     if (docs > 0)
-        snprintf(out, capacity, "%lld document%s longer than %d tokens %s %s%s", (long long)docs,
-                 text_plural(docs), d->max_seqlen, verb, done, left_out);
+        snprintf(longer, sizeof longer, "%lld document%s longer than %d tokens %s %s",
+                 (long long)docs, text_plural(docs), d->max_seqlen, verb, done);
+    if (c->docs_without_target > 0)
+        snprintf(without, sizeof without, "%s%lld document%s without a target",
+                 docs > 0 ? ", " : "", (long long)c->docs_without_target,
+                 text_plural(c->docs_without_target));
+    snprintf(out, capacity, "%s%s%s", longer, without, left_out);
 }
 
 void data_summary_print(const DataSummary *d, const char *label) {
@@ -54,10 +59,10 @@ void data_summary_print(const DataSummary *d, const char *label) {
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
-bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, PlanState at,
+bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const PlanSettings usual = plan_settings();
-    const DocIndex index = dataset_doc_index(train);
+    const DocIndex index = dataset_doc_index(train->dataset);
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
     int steps = 0;
@@ -67,7 +72,8 @@ bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, Plan
         at = plan.cursor_after;
     }
     plan_free(&plan);
-    const double epoch = (double)train->num_tokens / tokens * steps;
+    const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
+    const double epoch = (double)trained / tokens * steps;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);
     printf(
         "plan    %s, %d micro-batch%s of %d tokens a step, filled up to %.1f %%, documents up to "
@@ -112,5 +118,9 @@ void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
     json_put_int(w, "empty_documents", d->dataset->num_empty);
     json_put_int(w, "long_documents", num_long_docs(d));
     json_put_int(w, "tokens_left_out", d->counts.tokens_left_out);
+    if (d->dataset->masked) {
+        json_put_int(w, "targets", d->dataset->num_targets);
+        json_put_int(w, "documents_without_target", d->counts.docs_without_target);
+    }
     json_end(w, '}');
 }

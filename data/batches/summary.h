@@ -25,7 +25,7 @@ bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Erro
 void data_summary_print(const DataSummary *d, const char *label);
 
 // The lines about the steps from `at` on: their size and cost, steps of an epoch, poor fill.
-bool plan_print(const PlanSettings *s, Layout layout, const Dataset *train, PlanState at,
+bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err);
 
 // At the end of a run: the documents and tokens that were left out, if any.

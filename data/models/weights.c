@@ -236,9 +236,10 @@ bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *e
     return save_arenas(&p, ARENA_M, ARENA_V, path, w, err);
 }
 
-void moments_visit(Parameters p) {
+void parameters_visit(Parameters p, bool moments) {
     float *values = alloc_block(&p);
-    for (ParameterArena arena = ARENA_M; arena <= ARENA_V; arena++)
+    const ParameterArena last = moments ? ARENA_V : ARENA_WEIGHTS;
+    for (ParameterArena arena = moments ? ARENA_M : ARENA_WEIGHTS; arena <= last; arena++)
         save_arena(&p, arena, "", false, NULL, values, NULL);
     free(values);
 }

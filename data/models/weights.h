@@ -53,7 +53,8 @@ bool weights_save(Parameters p, const char *path, SafetensorsWriter *w, Error *e
 // "m.<name>" and "v.<name>"
 bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err);
 
-// Calls `get` as moments_save does and drops the values: for the ranks that do not write.
-void moments_visit(Parameters p);
+// Calls `get` as weights_save or moments_save does and drops the values: for the ranks that do not
+// write.
+void parameters_visit(Parameters p, bool moments);
 
 #endif

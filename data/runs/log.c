@@ -154,12 +154,17 @@ static void write_balance(const StepBalance *b, JsonWriter *w) {
     json_put_int(w, "slowest_rank", b->slowest_rank);
 }
 
+static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
+
 static void print_step(const StepReport *r, const StepData *d) {
+    char trained[48] = "";
+    if (d->masked)
+        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(d->num_targets, r));
     printf(
-        "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s | fill %.1f %% | "
+        "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | "
         "%ld doc%s | pairs %.1f %%",
         r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
-        (double)d->real_tokens / r->ms * 1e3, 100 * fill_of(d), d->num_segments,
+        per_second(d->real_tokens, r), trained, 100 * fill_of(d), d->num_segments,
         text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
@@ -175,7 +180,8 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     json_put_float(&w, "grad_norm", (float)r->grad_norm);
     json_put_float(&w, "lr", (float)r->lr);
     json_put_float(&w, "ms", (float)r->ms);
-    json_put_float(&w, "tokens_per_s", (float)((double)d->real_tokens / r->ms * 1e3));
+    json_put_float(&w, "tokens_per_s", (float)per_second(d->real_tokens, r));
+    if (d->masked) json_put_float(&w, "trained_tokens_per_s", (float)per_second(d->num_targets, r));
     json_put_int(&w, "real_tokens", d->real_tokens);
     json_put_int(&w, "targets", d->num_targets);
     json_put_float(&w, "fill", (float)fill_of(d));

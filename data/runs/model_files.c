@@ -3,7 +3,6 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/path.h"
-#include "../models/safetensors.h"
 
 enum { GENERATION_CONFIG, FIRST_TOKENIZER_FILE };
 static const char *const names[NUM_MODEL_FILES] = {
@@ -62,15 +61,10 @@ static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error 
     return checkpoint_write_file(ck, names[GENERATION_CONFIG], text, w.n, err);
 }
 
-bool model_files_write(const ModelFiles *f, const LlamaConfig *config, Parameters weights,
-                       Checkpoint *ck, Error *err) {
-    char text[8192], path[IO_PATH_MAX];
-    SafetensorsWriter w;
+bool model_files_write(const ModelFiles *f, const LlamaConfig *config, Checkpoint *ck, Error *err) {
+    char text[8192];
     const size_t n = llama_config_text(config, "float32", text, sizeof text);
     return checkpoint_write_file(ck, "config.json", text, n, err) &&
            (f->text[GENERATION_CONFIG] || write_generation_config(config, ck, err)) &&
-           write_carried(f, ck, err) &&
-           checkpoint_path(ck, "model.safetensors", path, sizeof path, err) &&
-           weights_save(weights, path, &w, err) &&
-           checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc, err);
+           write_carried(f, ck, err);
 }

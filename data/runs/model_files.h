@@ -1,11 +1,10 @@
-// The Hugging Face model in a checkpoint: config.json, generation_config.json, the tokenizer's
-// files and model.safetensors, as from_pretrained loads them.
+// Beside model.safetensors, the Hugging Face model in a checkpoint: config.json,
+// generation_config.json and the tokenizer's files, as from_pretrained loads them.
 #ifndef UNPAD_MODEL_FILES_H
 #define UNPAD_MODEL_FILES_H
 
 #include "../base/error.h"
 #include "../models/config.h"
-#include "../models/weights.h"
 #include "checkpoint.h"
 
 // Small files that checkpoints carry unchanged. They are read once, at the start, so that later
@@ -20,9 +19,8 @@ typedef struct {
 bool model_files_read_generation(ModelFiles *f, const char **dirs, int num_dirs, Error *err);
 bool model_files_read_tokenizer(ModelFiles *f, const char **dirs, int num_dirs, Error *err);
 
-// Writes the model into the checkpoint. Where there is no generation_config.json, one is made from
-// the config's token ids.
-bool model_files_write(const ModelFiles *f, const LlamaConfig *config, Parameters weights,
-                       Checkpoint *ck, Error *err);
+// Writes config.json and the files above into the checkpoint. Where there is no
+// generation_config.json, one is made from the config's token ids.
+bool model_files_write(const ModelFiles *f, const LlamaConfig *config, Checkpoint *ck, Error *err);
 
 #endif

@@ -97,7 +97,7 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
         if (texts[i].ended || texts[i].length == texts[i].max_length) continue;
         end += texts[i].length;
         rows[n] = end - 1;
-        docs[n] = (DocView){texts[i].tokens, texts[i].length, -1};
+        docs[n] = (DocView){texts[i].tokens, texts[i].length, -1, NULL};
         growing[n++] = &texts[i];
     }
     if (n == 0) return false;

@@ -28,6 +28,7 @@ void dataset_close(Dataset *ds) {
         if (ds->shards[i].file.fd >= 0) file_close(&ds->shards[i].file);
         free(ds->shards[i].doc_ends);
         free(ds->shards[i].block_crcs);
+        free(ds->shards[i].mask);
         free(ds->shards[i].path);
     }
     free(ds->shards);
@@ -106,6 +107,8 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
+    ds->masked |= s->mask != NULL;
+    ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
     const char *name = path_basename(s->path);
     ds->fingerprint = fnv1a(fnv1a(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
@@ -147,7 +150,9 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
-    char empty[64] = "", scanned[96] = "", sums[96] = "";
+    char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
+    if (ds->masked)
+        snprintf(targets, sizeof targets, ", %lld of them targets", (long long)ds->num_targets);
     if (ds->num_empty > 0)
         snprintf(empty, sizeof empty, ", %lld empty one%s left out", (long long)ds->num_empty,
                  text_plural(ds->num_empty));
@@ -158,10 +163,10 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     if (ds->scanned_token >= 0)
         snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
                  ds->scanned_token);
-    snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s", ds->num_shards,
+    snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s%s", ds->num_shards,
              ds->shards[0].format, text_plural((int64_t)ds->num_shards), (long long)ds->num_docs,
              text_plural(ds->num_docs), (long long)ds->num_tokens, text_plural(ds->num_tokens),
-             empty, scanned, sums);
+             targets, empty, scanned, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -260,4 +265,23 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
         if ((uint32_t)out[i] >= vocab_size)
             return dataset_bad_token(ds, s, doc, offset + i, out[i], err);
     return true;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Masks
+
+int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n) {
+    int64_t start, end;
+    const Shard *s = dataset_find(ds, doc, &start, &end);
+    assert(offset >= 1 && n >= 0 && n <= end - start - offset);
+    return s->mask ? mask_count(s->mask, start + offset, start + offset + n) : n;
+}
+
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
+                         int32_t *tokens) {
+    int64_t start, end;
+    const Shard *s = dataset_find(ds, doc, &start, &end);
+    assert(offset >= 1 && n >= 0 && n <= end - start - offset);
+    for (int64_t i = 0; s->mask && i < n; i++)
+        if (!mask_bit(s->mask, start + offset + i)) tokens[i] = -1;
 }

@@ -1,6 +1,6 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
-// Formats: ours with its .idx, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
+// Formats: ours with .idx and .mask, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
 // .ds.index, Megatron .bin with .idx, llmq BIN.TOK. Byte layouts: data/README.md.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
@@ -32,12 +32,15 @@ typedef struct {
     int64_t num_docs;         // not empty
     int64_t num_tokens;       // of all documents
     int64_t num_empty;        // documents that were skipped
+    bool masked;              // a shard has a loss mask
+    int64_t num_targets;      // tokens in the masks; of shards without one, all that have a token
+                              // before them in their document
     int32_t vocab_size;       // every id is below it: the shards', else the model's, else INT32_MAX
     int32_t bos, eos;         // -1: unknown
     uint64_t tokenizer_hash;  // 0: unknown
     // What must be equal for two data sets to be the same; kept in checkpoints. `fingerprint`:
     // names, sizes, headers and indexes, in order. `token_fingerprint`: the tokens, in order: their
-    // checksums where the index has them, every byte of scanned files, else a sample.
+    // checksums where the index has them, every byte of scanned files, else a sample; and masks.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
     // file handles, least recently used closed first
@@ -72,5 +75,13 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc);
 // and every block with a checksum matches it, else EXIT_BAD_INPUT. Threads may call it
 // concurrently.
 bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *out, Error *err);
+
+// How many of the tokens [offset, offset + n) of a document are targets; offset >= 1. All, unless
+// its shard has a mask.
+int64_t dataset_count_targets(const Dataset *ds, int64_t doc, int64_t offset, int64_t n);
+
+// Replaces those of the tokens [offset, offset + n) of a document, (n), that are not targets by -1.
+void dataset_mask_tokens(const Dataset *ds, int64_t doc, int64_t offset, int64_t n,
+                         int32_t *tokens);
 
 #endif

@@ -16,9 +16,9 @@ typedef bool ShardOpen(Shard *s, const unsigned char *head, const DatasetOptions
                        bool *recognised, Error *err);
 
 ShardOpen shard_open_datatrove;  // NAME.ds with NAME.ds.index
-ShardOpen shard_open_unpad;      // llm.c's NAME.bin; ours with our header words and NAME.idx
-ShardOpen shard_open_llmq;       // BIN.TOK
-ShardOpen shard_open_megatron;   // NAME.bin with NAME.idx
+ShardOpen shard_open_unpad;     // llm.c's NAME.bin; ours with our header words, NAME.idx, NAME.mask
+ShardOpen shard_open_llmq;      // BIN.TOK
+ShardOpen shard_open_megatron;  // NAME.bin with NAME.idx
 
 // By the first format that recognises the file.
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err);

@@ -26,7 +26,10 @@ struct Shard {
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
     uint32_t *block_crcs;          // (shard_num_blocks) CRC32C of each block; NULL: none; owned
-    uint32_t token_sum;            // of those checksums, else of the tokens read when opening
+    uint32_t
+        token_sum;  // of those checksums, else of the tokens read when opening; and of the mask
+    unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
+    int64_t num_targets;  // ones in it
     // set by the data set
     int64_t first_doc;  // number of its first document
     int64_t last_use;
@@ -67,5 +70,14 @@ bool shard_scan(Shard *s, int32_t token, bool token_ends, Error *err);
 // token_sum of a few samples spread evenly over the tokens, the first and the last bytes included:
 // it detects another file of the same size, but not every changed byte.
 bool shard_sample_tokens(Shard *s, Error *err);
+
+// Reads NAME.mask into mask, num_targets and token_sum if the header (SHARD_HEADER_BYTES) has the
+// flag for it; a mask without the flag is an error. Needs num_tokens and doc_ends.
+bool shard_read_mask(Shard *s, const unsigned char *head, Error *err);
+
+bool mask_bit(const unsigned char *mask, int64_t i);
+
+// Ones among bits [from, to).
+int64_t mask_count(const unsigned char *mask, int64_t from, int64_t to);
 
 #endif

@@ -1,5 +1,5 @@
 // Our shards, and llm.c's, which they extend: NAME.bin with a header of 256 int32 and, if it is
-// ours, NAME.idx.
+// ours, NAME.idx and NAME.mask.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -123,7 +123,8 @@ static bool shard_open_own(Shard *s, const unsigned char *head, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE,
                          "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size, s->bos,
                          s->eos);
-    return shard_check_size(s, err) && shard_read_index(s, count, err);
+    return shard_check_size(s, err) && shard_read_index(s, count, err) &&
+           shard_read_mask(s, head, err);
 }
 
 bool shard_open_unpad(Shard *s, const unsigned char *head, const DatasetOptions *options,

@@ -18,7 +18,7 @@ SPLIT, TRUNCATE, DROP = range(3)
 
 class Settings:
     seed, longest, capacity, micros, fill_ppm, long_docs = 1, 64, 256, 4, 970000, SPLIT
-    token, tile, side = 100, 745, 128
+    token, tile, side, mask = 100, 745, 128, 0
 
     def __init__(self, **other):
         self.__dict__.update(other)
@@ -26,6 +26,11 @@ class Settings:
     def work(self, length):
         n = -(-length // self.side)
         return length * self.token + n * (n + 1) // 2 * self.tile
+
+    def targets(self, document, start, length, goes_on):
+        """Under a mask, tokens come in groups of 8, and 1 in `mask` groups is a target."""
+        return sum(self.mask == 0 or mix(document << 20 | i // 8) % self.mask == 0
+                   for i in range(start + 1, start + length + goes_on))
 
 
 def mix(x):
@@ -73,7 +78,8 @@ def stream(s, lengths, state):
             goes_on = s.long_docs == SPLIT and length < rest
             start = offset
             position, offset = (position, offset + length) if goes_on else (position + 1, 0)
-            yield document, start, length, goes_on, (epoch, position, offset)
+            if s.mask == 0 or s.targets(document, start, length, goes_on):
+                yield document, start, length, goes_on, (epoch, position, offset)
         epoch, position = epoch + 1, 0
 
 
@@ -233,19 +239,23 @@ def cases(count):
         token = r.choice((0, 1, 100, 100, 100))
         fields = (r.randrange(1 << 40), longest, longest + r.randrange(3 * longest + 200),
                   r.randrange(1, 7), r.choice((700000, 970000, 1000000)), r.randrange(3),
-                  token, r.randrange(2000) if token else 0, r.randrange(1, 130))
+                  token, r.randrange(2000) if token else 0, r.randrange(1, 130),
+                  r.choice((0, 0, 2, 4)))
         limit = r.choice((longest, 3 * longest + 2, 2 * longest // 3 + 2))
         lengths = [r.randrange(2, limit + 2) for _ in range(r.randrange(1, 60))] + [2]
         if longest == 1:
             fields = fields[:5] + (SPLIT,) + fields[6:]    # else no token has a successor
-        if fields[5] == DROP and not any(2 <= n <= longest for n in lengths):
+        s = Settings(longest=longest, mask=fields[9])
+        kept = [n if fields[5] == SPLIT else min(n, longest) * (fields[5] == TRUNCATE or n <= longest)
+                for n in lengths]
+        if not any(s.targets(document, 0, n, False) for document, n in enumerate(kept)):
             continue
         print(*fields, *lengths)
 
 
 def plans():
     names = ("seed", "longest", "capacity", "micros", "fill_ppm", "long_docs", "token", "tile",
-             "side")
+             "side", "mask")
     for line in sys.stdin:
         numbers = [int(word) for word in line.split()]
         s, lengths = Settings(**dict(zip(names, numbers))), numbers[len(names):]
@@ -253,7 +263,7 @@ def plans():
         for _ in range(4):
             chunks, micros = packed(s, lengths, state)
             state = chunks[-1][4]
-            targets = sum(c[2] - 1 + c[3] for c in chunks)
+            targets = sum(s.targets(*c[:4]) for c in chunks)
             print("targets", targets, "then", *state)
             if targets == 0:
                 break

@@ -56,8 +56,6 @@ void comm_wait(uint64_t handle);
 
 // every shard of x =  its owner's
 void comm_all_gather(real *x, const size_t *first);
-// The same for the low bits of the weights; nothing where the weight is the fp32 itself.
-void comm_all_gather_master(uint16_t *master_lo, const size_t *first);
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
 // at most `block` of them. Not reduced: the caller sums in the order it needs.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);

@@ -231,11 +231,6 @@ void comm_wait(uint64_t handle) {
     comm_progress();
 }
 
-// The weight is its own fp32 master here.
-void comm_all_gather_master(uint16_t *master_lo, const size_t *first) {
-    (void)master_lo, (void)first;
-}
-
 void comm_sum_in_order(double *sum, double *partial, size_t n) {
     sum_over_ranks(partial, n);
     double s = 0;

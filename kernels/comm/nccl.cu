@@ -49,7 +49,6 @@ uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
 void comm_wait(uint64_t) {}
 void comm_all_gather(real *, const size_t *) {}
-void comm_all_gather_master(uint16_t *, const size_t *) {}
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     device_copy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
 }
@@ -277,18 +276,12 @@ void comm_wait(uint64_t handle) {
     waited = handle;
 }
 
-static void all_gather(void *x, size_t element_bytes, const size_t *first) {
+void comm_all_gather(real *x, const size_t *first) {
     if (!nccl) return;
     comm_wait(begun);
     group_start(stream);
-    broadcast_shards(x, element_bytes, first, 0, first[num_ranks], stream);
+    broadcast_shards(x, sizeof *x, first, 0, first[num_ranks], stream);
     group_end(stream);
-}
-
-void comm_all_gather(real *x, const size_t *first) { all_gather(x, sizeof *x, first); }
-
-void comm_all_gather_master(uint16_t *master_lo, const size_t *first) {
-    all_gather(master_lo, sizeof *master_lo, first);
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {

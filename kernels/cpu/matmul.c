@@ -1,4 +1,4 @@
-// Matrix multiplication. The three products of a linear layer share one loop nest over
+// Matrix multiplication. The products of a linear layer share one loop nest over
 // C(i,j) += A(i,k) B(j,k), in which A and B have any two strides, so that a transpose needs no
 // special case. Blocks of A and B are copied ("packed") into the order in which the register tile
 // (matmul_tile.h) reads them; the tile keeps MR x NR sums of C in registers. This is Goto &
@@ -63,8 +63,8 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
 // -------------------------------------------------------------------------------------------------
 // Register tiles, one per instruction set
 
-typedef void Tile(real *RESTRICT c, int64_t c_stride, const real *RESTRICT a,
-                  const real *RESTRICT b, int64_t depth, int accumulate);
+typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
+                  const real *RESTRICT b, int64_t depth);
 
 typedef struct {
     const char *name;
@@ -214,34 +214,35 @@ static const InstructionSet *chosen;  // NULL until matmul_select
 // block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
 static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = or += A (m, span) B (n, span)^T, the part of the product that is packed at once. If m
-// and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
+// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. If
+// m and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
 typedef struct {
     real *c;
-    const real *a, *b;
+    const real *addend, *a, *b;
     int64_t c_stride, m, n, span, kc;
     int64_t a_block, b_block;
-    int accumulate;
 } Packed;
 
 // The tile of panel i of A and panel j of B over the whole span.
 static void compute_tile(const Packed *p, int64_t i, int64_t j) {
-    real *c = p->c + i * chosen->mr * p->c_stride + j * chosen->nr, spare[MAX_TILE];
+    const int64_t first = i * chosen->mr * p->c_stride + j * chosen->nr;
+    real *c = p->c + first, spare[MAX_TILE];
+    const real *addend = p->addend ? p->addend + first : NULL;
     int64_t rows = at_most(chosen->mr, p->m - i * chosen->mr),
             cols = at_most(chosen->nr, p->n - j * chosen->nr);
     bool whole = rows == chosen->mr && cols == chosen->nr;
-    for (int64_t k = 0; k < p->span; k += p->kc) {
+    for (int64_t k = 0; k < p->span; k += p->kc, addend = c) {
         const real *a = p->a + k / p->kc * p->a_block + i * chosen->mr * p->kc;
         const real *b = p->b + k / p->kc * p->b_block + j * chosen->nr * p->kc;
         int64_t depth = at_most(p->kc, p->span - k);
         if (chosen->round_pairs) depth = ceil_div(depth, 2);
-        int accumulate = p->accumulate || k > 0;
-        chosen->tile(whole ? c : spare, whole ? p->c_stride : chosen->nr, a, b, depth,
-                     whole && accumulate);
+        chosen->tile(whole ? c : spare, whole ? addend : NULL, whole ? p->c_stride : chosen->nr, a,
+                     b, depth);
         for (int64_t r = 0; r < rows && !whole; r++) {
-            real *to = c + r * p->c_stride;
+            const int64_t row = r * p->c_stride;
             const real *from = spare + r * chosen->nr;
-            for (int64_t s = 0; s < cols; s++) to[s] = accumulate ? to[s] + from[s] : from[s];
+            for (int64_t s = 0; s < cols; s++)
+                c[row + s] = addend ? addend[row + s] + from[s] : from[s];
         }
     }
 }
@@ -284,9 +285,9 @@ static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t s
     }
 }
 
-// C (m, n) = or += A (m, depth) B (n, depth)^T
-static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth,
-                     int accumulate) {
+// C (m, n) = addend + A (m, depth) B (n, depth)^T
+static void multiply(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
+                     int64_t depth) {
     int64_t mc = at_most(MC / chosen->mr * chosen->mr, round_up(m, chosen->mr));
     int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // depends only on the depth
@@ -301,10 +302,11 @@ static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
             for (int64_t k = 0; k < depth; k += span, turn_b ^= 1) {
                 p.n = at_most(nc, n - j), p.span = at_most(span, depth - k);
                 p.b = packed_b[turn_b], p.b_block = round_up(p.n, chosen->nr) * kc;
-                p.accumulate = accumulate || k > 0;
+                const real *sum = k > 0 ? c : addend;  // so far
                 pack_part(packed_b[turn_b], at(b, j, k), p.n, chosen->nr, p.span, kc);
                 for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
                     p.m = at_most(mc, m - i), p.c = c + i * n + j;
+                    p.addend = sum ? sum + i * n + j : NULL;
                     p.a = packed_a[turn_a], p.a_block = round_up(p.m, chosen->mr) * kc;
                     pack_part(packed_a[turn_a], at(a, i, k), p.m, chosen->mr, p.span, kc);
 #pragma omp barrier  // packing is done, and no thread still reads the buffers to be packed next
@@ -316,7 +318,7 @@ static void multiply(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t 
 }
 
 // -------------------------------------------------------------------------------------------------
-// Selection, and the three products
+// Selection, and the products
 
 // The best set of this CPU with that name (NULL: any), of the bf16 or the fp32 kind.
 static const InstructionSet *find_set(const char *name, bool bf16) {
@@ -352,27 +354,31 @@ const char *matmul_repeat_choices(const char *text_host) {
     return NULL;
 }
 
-static void gemm(real *c, Matrix a, Matrix b, int64_t m, int64_t n, int64_t depth, int accumulate) {
-    if (m == 0 || n == 0) return;
-    if (depth == 0) {
-        if (!accumulate) memset(c, 0, (size_t)m * (size_t)n * sizeof(real));
-        return;
-    }
+// addend NULL: zeros
+static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
+                 int64_t depth) {
+    for (int64_t i = 0; i < m * n && depth == 0; i++) c[i] = addend ? addend[i] : 0;
+    if (m == 0 || n == 0 || depth == 0) return;
     if (!chosen) matmul_select(NULL, false);
-    multiply(c, a, b, m, n, depth, accumulate);
+    multiply(c, addend, a, b, m, n, depth);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
-    gemm(out, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K, 0);
+    gemm(out, NULL, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
+}
+
+void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                        int64_t T, int64_t K, int64_t N) {
+    gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N) {
-    gemm(dinp, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N, 0);
+    gemm(dinp, NULL, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N) {
-    gemm(dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T, 1);
+    gemm(dweight, dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
 }

@@ -1,5 +1,5 @@
-// RMSNorm fused with the residual add. Forward and dresid run over rows, dweight over columns: one
-// thread owns each element, so sums do not depend on the number of threads.
+// RMSNorm. Forward and dresid run over rows, dweight over columns: one thread owns each element, so
+// sums do not depend on the number of threads.
 
 #include "common.h"
 
@@ -12,34 +12,20 @@ static CLONES real sum_of_squares(const floatX *x, int C) {
     return lanes_sum(lanes);
 }
 
-static CLONES void add_rows(floatX *out, const floatX *a, const floatX *b, int C) {
-    for (int c = 0; c < C; c++) out[c] = a[c] + b[c];
-}
-
 static CLONES void scale_row(floatX *RESTRICT out, const floatX *RESTRICT x,
                              const floatX *RESTRICT weight, real rstd, int C) {
     for (int c = 0; c < C; c++) out[c] = x[c] * rstd * weight[c];
 }
 
-void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
-                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C) {
+void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floatX *weight,
+                     float eps, int64_t T, int C) {
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
-        floatX *x = resid + t * C;  // (C)
-        if (delta)
-            add_rows(x, inp + t * C, delta + t * C, C);
-        else if (resid != inp)
-            memcpy(x, inp + t * C, (size_t)C * sizeof(floatX));
+        const floatX *x = resid + t * C;  // (C)
         real s = (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
         rstd[t] = s;
         scale_row(normed + t * C, x, weight, s, C);
     }
-}
-
-void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
-                   int64_t T, int C) {
-#pragma omp parallel for schedule(static)
-    for (int64_t t = 0; t < T; t++) scale_row(normed + t * C, resid + t * C, weight, rstd[t], C);
 }
 
 // y = x s w, s = (mean(x^2) + eps)^-1/2, so dx = s (w dy - x s^2 mean(x w dy))

@@ -2,6 +2,7 @@
 // leading dimension is cols, so that no product needs a transpose in memory:
 //
 //   forward          out^T (N,T)     =  weight (N,K) inp^T (K,T)     weight is found as (K,N)
+//   forward_add      out^T (N,T)     =  the same + resid^T (N,T)
 //   backward_input   dinp^T (K,T)    =  weight^T (K,N) dout^T (N,T)
 //   backward_weight  dweight^T (K,N) += inp^T (K,T) dout (T,N)       dout is found as (N,T)
 //
@@ -281,16 +282,18 @@ const char *matmul_repeat_choices(const char *text_host) {
 // ------------------------------------------------------------------------------------------------
 // The product
 
+// addend is laid out like d and may be d; NULL: zeros
 static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo, void *d,
-                               const void *a, const void *b, float beta) {
-    const float alpha = 1;
+                               const void *addend, const void *a, const void *b) {
+    const float alpha = 1, beta = addend ? 1 : 0;
     Layouts l = layouts_of(s);
-    return cublasLtMatmul(handle, descriptions[s.kind], &alpha, a, &l.a, b, &l.b, &beta, d, &l.d, d,
-                          &l.d, algo, workspace, workspace_bytes, cuda_stream());
+    return cublasLtMatmul(handle, descriptions[s.kind], &alpha, a, &l.a, b, &l.b, &beta,
+                          addend ? addend : d, &l.d, d, &l.d, algo, workspace, workspace_bytes,
+                          cuda_stream());
 }
 
-static void run(Kind kind, void *d, const void *a, const void *b, float beta, int64_t T, int64_t K,
-                int64_t N) {
+static void run(Kind kind, void *d, const void *addend, const void *a, const void *b, int64_t T,
+                int64_t K, int64_t N) {
     if (T == 0) return;
     assert(handle && T > 0);
     if (K <= 0 || N <= 0 || K % 8 != 0 || N % 8 != 0) {
@@ -300,25 +303,30 @@ static void run(Kind kind, void *d, const void *a, const void *b, float beta, in
     }
     const Shape s = {kind, T, K, N}, bucket = {kind, longest_of_bucket(T), K, N};
     const Choice *own = find(s);
-    cublasStatus_t status = multiply(s, &(own ? own : choose(bucket))->algo, d, a, b, beta);
+    cublasStatus_t status = multiply(s, &(own ? own : choose(bucket))->algo, d, addend, a, b);
     // An algorithm for the bucket's longest length may refuse this one: nothing was launched then,
     // and from then on this length has its own.
     if (!own && (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE))
-        status = multiply(s, &choose(s)->algo, d, a, b, beta);
+        status = multiply(s, &choose(s)->algo, d, addend, a, b);
     if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
-    run(FORWARD, out, weight, inp, 0, T, K, N);
+    run(FORWARD, out, NULL, weight, inp, T, K, N);
+}
+
+void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
+                        int64_t T, int64_t K, int64_t N) {
+    run(FORWARD, out, resid, weight, inp, T, K, N);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N) {
-    run(BACKWARD_INPUT, dinp, weight, dout, 0, T, K, N);
+    run(BACKWARD_INPUT, dinp, NULL, weight, dout, T, K, N);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N) {
-    run(BACKWARD_WEIGHT, dweight, inp, dout, 1, T, K, N);
+    run(BACKWARD_WEIGHT, dweight, dweight, inp, dout, T, K, N);
 }

@@ -1,4 +1,4 @@
-// RMSNorm fused with the residual add. A row lives in the registers of its warps (common.cuh): one
+// RMSNorm. A row lives in the registers of its warps (common.cuh): one
 // read, one sum over the row, one write. Gradients of the weights are sums over all rows: each
 // block sums its own rows in registers, and a second kernel adds the blocks' sums in their order.
 // No atomics; the number of blocks depends on T and C alone.
@@ -16,36 +16,24 @@ static RowGrid norm_grid(const char *op, int64_t T, int C) {
     return grid;
 }
 
-// resid and inp may be the same memory, and normed is never read: a thread loads all it needs
-// before it stores.
 __global__ void __launch_bounds__(ROW_MAX_THREADS)
-    add_rmsnorm_forward_kernel(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
-                               const floatX *delta, const floatX *__restrict__ weight, float eps,
-                               int64_t T, int C) {
+    rmsnorm_forward_kernel(floatX *__restrict__ normed, real *__restrict__ rstd,
+                           const floatX *__restrict__ resid, const floatX *__restrict__ weight,
+                           float eps, int64_t T, int C) {
     __shared__ float warp_sums[ROW_MAX_WARPS];
     const int64_t t = row_of_thread();
     const int columns = t < T ? C : 0;  // threads past the last row still meet the barrier
-    Bf16x8 x[ROW_VECTORS], d[ROW_VECTORS];
+    Bf16x8 x[ROW_VECTORS];
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
-        if (vector_column(i) >= columns) continue;
-        x[i] = load_vector(inp + t * C + vector_column(i));
-        if (delta) d[i] = load_vector(delta + t * C + vector_column(i));
-    }
+    for (int i = 0; i < ROW_VECTORS; i++)
+        if (vector_column(i) < columns) x[i] = load_vector(resid + t * C + vector_column(i));
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; i++) {
         if (vector_column(i) >= columns) continue;
-        float a[8], b[8];
+        float a[8];
         unpack8(a, x[i]);
-        if (delta) {
-            unpack8(b, d[i]);
-            for (int j = 0; j < 8; j++) a[j] += b[j];
-            x[i] = pack8(a);
-            unpack8(a, x[i]);  // the norm is of the residual as it is stored
-        }
         for (int j = 0; j < 8; j++) squares += a[j] * a[j];
-        if (delta || resid != inp) store_vector(resid + t * C + vector_column(i), x[i]);
     }
     const float scale = 1.0f / sqrtf(row_sum(squares, warp_sums) / (float)C + eps);
     if (threadIdx.x == 0 && columns) rstd[t] = scale;
@@ -60,41 +48,13 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     }
 }
 
-void add_rmsnorm_forward(floatX *resid, floatX *normed, real *rstd, const floatX *inp,
-                         const floatX *delta, const floatX *weight, float eps, int64_t T, int C) {
+void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floatX *weight,
+                     float eps, int64_t T, int C) {
     if (T == 0) return;
-    const RowGrid grid = norm_grid("add_rmsnorm_forward", T, C);
-    add_rmsnorm_forward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(
-        resid, normed, rstd, inp, delta, weight, eps, T, C);
-    LAUNCH_CHECK("add_rmsnorm_forward_kernel");
-}
-
-__global__ void __launch_bounds__(ROW_MAX_THREADS)
-    rmsnorm_apply_kernel(floatX *__restrict__ normed, const floatX *__restrict__ resid,
-                         const floatX *__restrict__ weight, const real *__restrict__ rstd,
-                         int64_t T, int C) {
-    const int64_t t = row_of_thread();
-    if (t >= T) return;
-    const float scale = rstd[t];
-#pragma unroll
-    for (int i = 0; i < ROW_VECTORS; i++) {
-        const int c = vector_column(i);
-        if (c >= C) continue;
-        float a[8], w[8];
-        load8(a, resid + t * C + c);
-        load8(w, weight + c);
-        for (int j = 0; j < 8; j++) a[j] *= scale * w[j];  // as in forward, bit for bit
-        store8(normed + t * C + c, a);
-    }
-}
-
-void rmsnorm_apply(floatX *normed, const floatX *resid, const floatX *weight, const real *rstd,
-                   int64_t T, int C) {
-    if (T == 0) return;
-    const RowGrid grid = norm_grid("rmsnorm_apply", T, C);
-    rmsnorm_apply_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(normed, resid, weight, rstd,
-                                                                        T, C);
-    LAUNCH_CHECK("rmsnorm_apply_kernel");
+    const RowGrid grid = norm_grid("rmsnorm_forward", T, C);
+    rmsnorm_forward_kernel<<<grid.blocks, grid.block, 0, cuda_stream()>>>(normed, rstd, resid,
+                                                                          weight, eps, T, C);
+    LAUNCH_CHECK("rmsnorm_forward_kernel");
 }
 
 // ------------------------------------------------------------------------------------------------
