@@ -67,6 +67,7 @@ typedef struct {
     floatX *norm_mlp;    // (T, C)
     floatX *gate_up;     // (T, 2F)
     floatX *swiglu;      // (T, F)
+    floatX *kv_cache;    // (cache_tokens, 2*Hkv*D)    for generation
 } LlamaActs;
 
 // Buffers that all layers share
@@ -89,6 +90,8 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens, *targets, *position_ids, *order;  // (T)
+    int32_t *cache_rows;                               // (T) generation only, else NULL
+    bool decode;                                       // attention over the cache
     VarlenInfo docs;
     int32_t num_targets;
     int32_t num_real_rows;  // repad layout only, else 0
@@ -155,6 +158,7 @@ typedef struct {
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
     int32_t head_chunk;     // tokens whose logits exist at one time
+    int32_t cache_tokens;   // rows of the key-value cache; 0: none
     Parameter *tensors;
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
@@ -324,14 +328,22 @@ static inline void llama_backward(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // Attention. This is the one place where a layout shows: `repad` gathers the real rows of a padded
 // buffer around attention in every layer and scatters them back, as a Hugging Face model given an
-// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0 and
-// takes the first line.
+// attention mask does. It exists to be compared with. Every other layout has num_real_rows = 0.
+// Generation keeps keys and values: a packed batch of whole prompts attends within itself, later
+// tokens attend to the cache.
 
 static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a) {
     const LlamaInputs *in = &m->in;
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
     const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
+    if (in->cache_rows)
+        kv_store(a->kv_cache, a->qkv, in->cache_rows, in->position_ids, T, m->heads);
+    if (in->decode) {
+        attention_decode(a->attn, a->qkv, a->kv_cache, in->cache_rows, in->position_ids, T,
+                         m->heads);
+        return;
+    }
     if (n == 0) {
         attention_forward(a->attn, a->lse, a->qkv, &in->docs, m->heads);
         return;
@@ -480,10 +492,13 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     assert(b->total_tokens <= m->sizes.micro_batch_tokens);
     assert(b->max_seqlen <= m->sizes.max_seqlen);  // positions of the rope table
     assert(b->num_real_rows == 0 || m->sizes.repad);
+    assert(!b->cache_rows || m->cache_tokens);
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
     in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
     in->order = llama_stage(m, &used, b->token_order, b->total_tokens);
+    in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
+    in->decode = b->decode;
     in->num_targets = b->num_targets;
     llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
                           b->num_work);
@@ -592,6 +607,24 @@ static inline StepScalars llama_read_step(LlamaModel *m) {
     StepScalars step;
     device_download(&step, m->step, sizeof step);
     return step;
+}
+
+// Before the first step: times the algorithms of every product of full micro-batches and head
+// chunks, in activations, scratch and gradients, which it overwrites.
+static inline void llama_choose_matmuls(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    const LlamaLayer *w = m->layers;
+    const LlamaLayerGrads *g = m->dlayers;
+    const LlamaScratch *s = &m->scratch;
+    LlamaActs *a = m->acts;
+    const int64_t T = m->sizes.micro_batch_tokens, C = c->hidden_size, F = c->intermediate_size;
+    const int64_t q_dim = llama_q_dim(c);
+    matmul_choose(a->qkv, g->qkv_proj, a->norm_attn, w->qkv_proj, T, C, llama_qkv_dim(c));
+    matmul_choose(s->dresid, g->o_proj, a->attn, w->o_proj, T, q_dim, C);
+    matmul_choose(a->gate_up, g->gate_up_proj, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);
+    matmul_choose(s->dresid, g->down_proj, a->swiglu, w->down_proj, T, F, C);
+    matmul_choose(s->logits, m->dlm_head, s->head_rows, m->lm_head, m->head_chunk, C,
+                  c->vocab_size);
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
@@ -780,6 +813,9 @@ static inline void llama_carve_workspace(LlamaModel *m) {
         s->real_dattn = arena_take(a, T * q_dim, sizeof(floatX));
         s->real_dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
     }
+    for (int l = 0; l < c->num_layers && m->cache_tokens; l++)
+        m->acts[l].kv_cache =
+            arena_take(a, (size_t)m->cache_tokens * (qkv_dim - q_dim), sizeof(floatX));
     if (!llama_has_partial_sums(m)) return;
     s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
     s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
@@ -866,6 +902,13 @@ static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
         m->held_first = m->shard[ranks.rank];
         m->held_count = m->shard[ranks.rank + 1] - m->held_first;
     }
+    llama_carve(m);
+}
+
+// After llama_plan, for generation: keys and values of `tokens` tokens are kept.
+static inline void llama_plan_cache(LlamaModel *m, int32_t tokens) {
+    m->cache_tokens = tokens;
+    if (tokens) m->staging_ints += (size_t)m->sizes.micro_batch_tokens;
     llama_carve(m);
 }
 

@@ -6,6 +6,8 @@
 //   ./train_llama --resume --out run             continues from the newest checkpoint, bit for bit
 //   ./train_llama --compare                      packed, padded, rows, repad on the same documents
 //   ./train_llama --check-packing                packed against each document alone
+//   ./train_llama --model DIR --generate --prompt TEXT      continues the text
+//   ./train_llama --model DIR --eval --val shards           loss and perplexity
 //   mpirun -n 4 ./train_llama ...                several ranks share each step
 //   ./train_llama --help                         every option with its default
 #include <assert.h>
@@ -30,6 +32,7 @@
 #include "data/base/memory.h"
 #include "data/base/options.h"
 #include "data/base/path.h"
+#include "data/base/seen.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/plan.h"
@@ -38,6 +41,8 @@
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/evaluate.h"
+#include "data/runs/generate.h"
 #include "data/runs/log.h"
 #include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
@@ -57,14 +62,14 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention, *work_cost;
+    const char *model, *train, *val, *out, *resume, *prompt, *prompt_file, *attention, *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        dry_run, version, boundary_ends, allow_other_tokenizer;
+        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero, recompute;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
-    int sample_tokens, num_samples, top_k, compare_steps;
+    int sample_tokens, num_samples, max_new_tokens, top_k, compare_steps;
     float fill, lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip,
         temperature, top_p, heartbeat_seconds;
 } Options;
@@ -166,10 +171,22 @@ static const Option option_table[] = {
            "several ranks: seconds without progress before a rank is reported and the run ends "
            "with exit code 8; 0: never"),
     OPTION_GROUP("instead of training"),
+    FLAG("generate", o.generate,
+         "continue --prompt, or prompts from standard input: a terminal is asked line by line"),
+    TEXT("prompt-file", o.prompt_file, NULL, "prompts of --generate, one a line, in one batch"),
+    FLAG("chat", o.chat,
+         "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
+    NUMBER("max-new-tokens", o.max_new_tokens, "256", 1, 1 << 24,
+           "of a text of --generate, which ends at --max-seqlen at the latest"),
+    FLAG("eval", o.eval,
+         "loss and perplexity on every document of --val, or of --train, by document length"),
     FLAG("compare", o.compare, "time all layouts on the same documents"),
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
     FLAG("dry-run", o.dry_run, "print the plan and the memory, and stop"),
+    FLAG("self-check", o.self_check,
+         "CUDA: check every kernel on this GPU against plain code; a shorter check is made at the "
+         "first start with this GPU, driver and program"),
     FLAG("version", o.version, "print the version"),
     // what other trainers have
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
@@ -181,8 +198,6 @@ static const Option option_table[] = {
     OPTION_ELSEWHERE("learning-rate", "it is --lr"),
     OPTION_ELSEWHERE("output-dir", "it is --out"),
     OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
-    OPTION_ELSEWHERE("generate", "--steps 0 --prompt TEXT --sample-tokens N prints text"),
-    OPTION_ELSEWHERE("eval", "--steps 0 validates and writes nothing"),
     OPTION_ELSEWHERE("wandb|tensorboard|report-to",
                      "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
     OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
@@ -196,7 +211,7 @@ static const Option option_table[] = {
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-packing|"
-    "dry-run|version";
+    "generate|prompt-file|chat|max-new-tokens|eval|dry-run|self-check|version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
@@ -435,6 +450,26 @@ static void repeat_matmul_choices(const char *dir) {
             why);
 }
 
+// Times matmul algorithms that the checkpoint does not name. Rank 0 does, for all ranks: a
+// checkpoint holds one selection, which all of them repeat. A rank whose GPU differs keeps the
+// library's first suggestions.
+static void choose_matmuls(LlamaModel *m) {
+    if (o.deterministic) return;  // the same bits in every run
+    const double start_ms = now_ms();
+    const size_t before = matmul_choices(NULL, 0);
+    if (is_rank_0()) llama_choose_matmuls(m);
+    size_t n = matmul_choices(NULL, 0);
+    comm_broadcast(&n, sizeof n);
+    if (n == 0) return;
+    char *text = host_calloc(n + 1, 1, "matmul choices");
+    if (is_rank_0()) matmul_choices(text, n + 1);
+    comm_broadcast(text, n);
+    if (!is_rank_0()) matmul_repeat_choices(text);
+    free(text);
+    if (n == before) return;
+    printf("matmul  algorithms selected by timing in %.1f s\n", (now_ms() - start_ms) * 1e-3);
+}
+
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
 // comes to rank 0, which writes the file.
 static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok, Error *err) {
@@ -576,13 +611,18 @@ static void validate(LlamaModel *m, int64_t step) {
     report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
 }
 
+static SampleModel sample_model(LlamaModel *m) {
+    return (SampleModel){.vocab_size = m->config.vocab_size,
+                         .end_of_text = m->config.eos_token_id,
+                         .end_of_turn = -1,
+                         .cache_tokens = m->cache_tokens,
+                         .max_rows = m->head_chunk,
+                         .context = m,
+                         .next_logits = llama_next_logits};
+}
+
 static void print_samples(LlamaModel *m) {
-    const SampleModel model = {.vocab_size = m->config.vocab_size,
-                               .end_of_text = m->config.eos_token_id,
-                               .micro_batch_tokens = m->sizes.micro_batch_tokens,
-                               .max_rows = m->head_chunk,
-                               .context = m,
-                               .next_logits = llama_next_logits};
+    const SampleModel model = sample_model(m);
     if (!is_rank_0()) return;
     comm_phase("sample", -1);
     samples_report(&run.samples, &model, run.cursor.step, &run.log);
@@ -662,7 +702,7 @@ static void train(LlamaModel *m) {
 }
 
 // --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
-static void evaluate(LlamaModel *m) {
+static void validate_and_sample(LlamaModel *m) {
     validate(m, run.cursor.step);
     print_samples(m);
     printf("done: nothing was trained or written\n");
@@ -1012,6 +1052,7 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
                               .num_leaves = leaves,
                               .num_losses = losses};
     if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
+    llama_plan_cache(m, samples_cache_tokens(&run.samples, sizes.micro_batch_tokens));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1026,12 +1067,44 @@ static void check_options(void) {
     if (o.cuda_graph && !device_has_graphs())
         exit_with(EXIT_USAGE, "--no-cuda-graph, or a trainer made by make BACKEND=cuda",
                   "--cuda-graph: this is the CPU backend");
+    if (o.self_check && !device_has_self_check())
+        exit_with(EXIT_USAGE, "a trainer made by make BACKEND=cuda has one",
+                  "--self-check: this is the CPU backend");
     if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
         exit_with(EXIT_USAGE, "leave it out", "--cuda-graph is for training with --layout packed");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
                   "--batch-tokens must be a multiple of --micro-batch-tokens");
+}
+
+// One line for each GPU, driver and program. device_describe has the version of CUDA that the
+// driver supports, the file the driver's own.
+static void describe_machine(char *text, size_t capacity) {
+    RankFields f = {0};
+    rank_field_program(&f);
+    rank_field_file(&f, "driver", "/proc/driver/nvidia/version");
+    snprintf(text, capacity, "kernels checked: %s, driver file %016lx, program %016lx\n",
+             device_describe(), f.field[1].hash, f.field[0].hash);
+}
+
+// Once for each GPU, driver and program, on all ranks where one of them has not made it
+static void check_kernels(void) {
+    char machine[512];
+    if (!device_has_self_check()) return;
+    describe_machine(machine, sizeof machine);
+    if (!comm_max(o.self_check || !seen_before(machine))) return;
+    const double start_ms = now_ms();
+    const char *wrong = device_self_check(o.self_check);
+    if (wrong)
+        exit_with(EXIT_DEVICE_ERROR,
+                  "kernels compute wrong numbers on this GPU: try another driver or CUDA Toolkit; "
+                  "--self-check repeats the check",
+                  "self-check: %s", wrong);
+    if (is_rank_0())
+        printf("self-check of all kernels passed in %.1f s\n", (now_ms() - start_ms) * 1e-3);
+    describe_machine(machine, sizeof machine);  // attention kernels may have been replaced
+    seen_add(machine);
 }
 
 // Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
@@ -1046,6 +1119,7 @@ static void open_device(void) {
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
+    check_kernels();
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
 }
@@ -1067,12 +1141,18 @@ static void load_config(void) {
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
 
-static void open_data(void) {
-    Error err = {0};
+static DatasetOptions data_options(const char *split) {
     DatasetOptions options = dataset_options();
+    options.split = split;
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
+    return options;
+}
+
+static void open_data(void) {
+    Error err = {0};
+    DatasetOptions options = data_options(NULL);
     if (strcmp(o.train, "data/demo") == 0 && !path_exists(o.train))
         exit_with(EXIT_BAD_INPUT, "scripts/quickstart.sh prepares it and trains; or give --train",
                   "%s: no training data yet", o.train);
@@ -1210,8 +1290,7 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-static void print_plan(const LlamaModel *m) {
-    Error err = {0};
+static void print_model(const LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
@@ -1223,6 +1302,19 @@ static void print_plan(const LlamaModel *m) {
     printf("start   %s\n", run.resume.dir[0] ? run.resume.dir
                            : weights_dir()   ? "weights of --model"
                                              : "random weights");
+}
+
+static void print_memory(const LlamaModel *m) {
+    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
+    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
+        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
+    if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
+    print_bytes("total", run.backend_bytes + llama_memory_total(m));
+}
+
+static void print_plan(const LlamaModel *m) {
+    Error err = {0};
+    print_model(m);
     data_summary_print(&run.train_summary, "train   ");
     data_summary_print(&run.val_summary, "val     ");
     if (run.has_val) print_validation_set(o.val_every == 0 ? NULL : &run.val_set, &run.val);
@@ -1238,11 +1330,7 @@ static void print_plan(const LlamaModel *m) {
                (double)(run.backend_bytes + run.recompute_bytes[i]) / 1048576.0,
                i == (int)m->recompute ? " (chosen)" : "");
     printf("\n");
-    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
-    for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
-        print_bytes(llama_arena_names[i], m->arenas[i].bytes);
-    if (run.backend_bytes) print_bytes("kernels", run.backend_bytes);
-    print_bytes("total", run.backend_bytes + llama_memory_total(m));
+    print_memory(m);
 }
 
 // --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
@@ -1294,6 +1382,106 @@ static void check_memory(const LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// --generate and --eval: the model alone; nothing is trained or written
+
+static const char options_of_generate[] =
+    "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
+static const char options_of_eval[] =
+    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
+    "dry-run";
+
+static void check_inference_options(int argc, char **argv) {
+    const char *mode = o.eval ? "eval" : "generate";
+    const char *other = options_given_besides(option_table, argc, argv,
+                                              o.eval ? options_of_eval : options_of_generate);
+    if (other || (o.prompt && o.prompt_file))
+        exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
+                  other ? mode : "prompt", other ? other : "prompt-file");
+    if (model_is_builtin() && !o.from_scratch)
+        exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
+                  "--%s: expected a model with weights, found the name %s", mode, o.model);
+    if (o.generate && comm_num_ranks() > 1)
+        exit_with(EXIT_USAGE, "start one process without mpirun",
+                  "--generate works with one rank only");
+}
+
+static void load_for_inference(LlamaModel *m, int32_t micro_batch_tokens, int32_t cache_tokens) {
+    Error err = {0};
+    const LlamaSizes sizes = {.micro_batch_tokens = micro_batch_tokens, .max_seqlen = o.max_seqlen};
+    llama_plan(m, &run.config, sizes);
+    llama_plan_cache(m, cache_tokens);
+    if (is_rank_0() && (o.eval || o.dry_run)) print_model(m);
+    if (is_rank_0() && o.dry_run) print_memory(m);
+    if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
+    check_memory(m);
+    if (o.dry_run) exit(EXIT_DONE);
+    must(llama_allocate(m, &err), &err);
+    init_weights(m);
+}
+
+static void generate(LlamaModel *m) {
+    static Generator g;
+    Error err = {0};
+    const Samples samples = {.sample_tokens = o.max_new_tokens,
+                             .how = {o.temperature, o.top_k, o.top_p},
+                             .seed = (uint64_t)o.seed,
+                             .max_seqlen = o.max_seqlen};
+    const Prompts prompts = {o.prompt, o.prompt_file, o.model, o.chat};
+    must(generator_open(&g, &samples, &prompts, &err), &err);
+    const int32_t tokens = generator_cache_tokens(&g, o.micro_batch_tokens);
+    load_for_inference(m, tokens, tokens);
+    SampleModel model = sample_model(m);
+    must(generator_run(&g, &model, &err), &err);
+}
+
+// Evaluation.losses
+static void batch_losses(void *model, const Batch *b, float *losses_host) {
+    LlamaModel *m = model;
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head(m, false);
+    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
+}
+
+static void evaluate_model(LlamaModel *m) {
+    Error err = {0};
+    const char *spec = o.val ? o.val : o.train;
+    DatasetOptions options = data_options("val");
+    if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
+        options.split = "train";
+        must(dataset_open(&run.val, spec, &options, &err), &err);
+    }
+    const NamedData data = {spec, &run.val}, none = {spec, NULL};
+    must(vocabulary_check(o.model, &data, &none, o.allow_other_tokenizer, &err), &err);
+    load_for_inference(m, o.micro_batch_tokens, 0);
+    const int32_t ranks = comm_num_ranks();
+    const Evaluation e = {
+        o.max_seqlen, o.micro_batch_tokens, (LongDocs)o.long_docs, comm_rank(), ranks, m,
+        batch_losses};
+    EvaluationRow own[EVALUATION_ROWS] = {0};
+    EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
+    comm_phase("validate", 0);
+    must(evaluate(own, &run.val, &e, &err), &err);
+    comm_all_gather_host(rows, own, sizeof own);
+    if (is_rank_0()) evaluation_print(rows, ranks);
+    free(rows);
+}
+
+static void infer(LlamaModel *m, int argc, char **argv) {
+    check_inference_options(argc, argv);
+    if (o.micro_batch_tokens < o.max_seqlen) o.micro_batch_tokens = o.max_seqlen;
+    open_device();
+    load_config();
+    if (o.eval)
+        evaluate_model(m);
+    else
+        generate(m);
+}
+
+// ------------------------------------------------------------------------------------------------
 // The program
 
 static void start_process(int argc, char **argv) {
@@ -1315,6 +1503,7 @@ static void train_and_save(LlamaModel *m, int64_t log_before) {
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
+    choose_matmuls(m);
     train(m);
     finish(m);
 }
@@ -1329,12 +1518,24 @@ int main(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
+    if (o.generate || o.eval) {
+        infer(&run.model, argc, argv);
+        comm_finalize();
+        return EXIT_DONE;
+    }
+    if (o.chat || o.prompt_file || options_given(argc, argv, "max-new-tokens"))
+        exit_with(EXIT_USAGE, "add --generate",
+                  "--chat, --prompt-file and --max-new-tokens belong to --generate");
     catch_signals();
     find_resume_point();
     take_options(argc, argv);
     check_options();
     check_ranks();
     open_device();
+    if (o.self_check) {
+        comm_finalize();
+        return EXIT_DONE;
+    }
 
     // inputs are proven good before anything is written
     load_config();
@@ -1372,7 +1573,7 @@ int main(int argc, char **argv) {
     if (o.steps > 0)
         train_and_save(m, log_before);
     else
-        evaluate(m);
+        validate_and_sample(m);
     comm_finalize();
     return EXIT_DONE;
 }

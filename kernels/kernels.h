@@ -77,6 +77,13 @@ const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
 // at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
 void device_on_error(void (*describe)(char *text, size_t capacity));
+// Checks every operation, and the collectives where there are ranks, on small batches against plain
+// code of one thread per result. Returns NULL, or one line (static) that names the operation, the
+// shape and a wrong result. Fast attention kernels that are wrong are replaced with a warning where
+// attention_select was given "auto". All ranks call it; clears device_on_error. thorough: more
+// shapes, larger ones.
+const char *device_self_check(int thorough);
+int device_has_self_check(void);  // 0: this backend has none, and device_self_check returns NULL
 // Prints one error line (with the callback's context) and one hint; exits with code 11.
 __attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
                                                                  const char *format, ...);
@@ -215,6 +222,20 @@ int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 
 // ------------------------------------------------------------------------------------------------
+// Key-value cache, for texts that grow token by token. A row of cache (rows,2*Hkv,D) has the keys
+// and values of one token. The rows of a text follow one another: token t of a micro-batch has row
+// first_rows[t] + position_ids[t], where first_rows (T) int32 is that of its text's first token.
+
+// cache[row of t] =  the key and value heads of token t   qkv (T,H+2*Hkv,D) after rope_forward
+void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
+              const int32_t *position_ids, int64_t T, HeadShape heads);
+// out (T,H,D) =  attention of token t over its text in the cache, up to its own row
+// Accumulates in fp32; softmax_scale as above. The bits of a token do not depend on the others.
+void attention_decode(floatX *out, const floatX *qkv, const floatX *cache,
+                      const int32_t *first_rows, const int32_t *position_ids, int64_t T,
+                      HeadShape heads);
+
+// ------------------------------------------------------------------------------------------------
 // Matmul, in the layout of nn.Linear: weight (N,K), y = x W^T. fp32 accumulation. On the CPU the
 // bits of an output row do not depend on T or on the row's position.
 
@@ -230,6 +251,14 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 // dweight (N,K) +=  dout (T,N)^T inp (T,K)
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N);
+// Selects the algorithms of the three products with weight (N,K) at T tokens, where none are
+// selected yet, by timing the library's suggestions: about 3 s at most for the shapes of a model.
+// Overwrites out (T,N), inp (T,K) and dweight with nothing of use, waits, and must not be called
+// while a graph is captured. Other products, and all without this call, take the library's first
+// suggestion, which every run does alike. Timings differ from run to run and from rank to rank, and
+// so may the selection and thereby bits: matmul_choices hands one selection on. CPU: does nothing.
+void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
+                   int64_t K, int64_t N);
 // The algorithms that matmul has selected so far, as NUL-terminated lines of text for a checkpoint.
 // Returns their length without the NUL; writes at most `capacity` bytes. 0: this backend has
 // nothing to select.

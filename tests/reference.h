@@ -25,6 +25,9 @@ struct CpuReference {
     void (*attention_backward)(float *, float *, const float *, const float *, const float *,
                                const float *, const int32_t *, const float *, const VarlenInfo *,
                                HeadShape);
+    void (*kv_store)(float *, const float *, const int32_t *, const int32_t *, int64_t, HeadShape);
+    void (*attention_decode)(float *, const float *, const float *, const int32_t *,
+                             const int32_t *, int64_t, HeadShape);
     void (*matmul_forward)(float *, const float *, const float *, int64_t, int64_t, int64_t);
     void (*matmul_forward_add)(float *, const float *, const float *, const float *, int64_t,
                                int64_t, int64_t);
@@ -64,6 +67,8 @@ static inline CpuReference reference_open() {
     OPERATION(rope_forward);
     OPERATION(attention_forward);
     OPERATION(attention_backward);
+    OPERATION(kv_store);
+    OPERATION(attention_decode);
     OPERATION(matmul_forward);
     OPERATION(matmul_forward_add);
     OPERATION(matmul_backward_input);

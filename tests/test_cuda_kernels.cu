@@ -538,6 +538,38 @@ TEST(rope) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Key-value cache: texts of 1, 2, ... tokens, T of them, each with one new token
+
+static void check_decode(int64_t T, HeadShape heads) {
+    next_shape();
+    const int D = heads.head_dim, row = 2 * heads.num_kv_heads * D;
+    int32_t *first = host_ints(T), *positions = host_ints(T), rows = 2;
+    for (int64_t t = 0; t < T; rows += positions[t++] + 1) {
+        first[t] = rows;
+        positions[t] = (int32_t)(3 * t);
+    }
+    const int32_t *d_first = ints(first, T), *d_positions = ints(positions, T);
+    Tensor qkv = tensor("qkv", true, T, heads.num_heads * D + row, 1);
+    Tensor cache = tensor("cache", true, rows, row, 1), *cached[] = {&cache};
+    run(cached, 1, [&] { kv_store(bf(cache), bf(qkv), d_first, d_positions, T, heads); });
+    reference.kv_store(cache.host, qkv.host, first, positions, T, heads);
+    check_exact(cache);
+    Tensor out = tensor("out", true, T, heads.num_heads * D, 0), *outs[] = {&out};
+    run(outs, 1, [&] {
+        attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads);
+    });
+    reference.attention_decode(out.host, qkv.host, cache.host, first, positions, T, heads);
+    check_close(out);
+}
+
+TEST(attention_decode) {
+    start();
+    const HeadShape shapes[] = {{9, 3, 64}, {1, 1, 64}, {32, 8, 128}, {6, 6, 128}};
+    FOR_EACH(const HeadShape, heads, shapes)
+    FOR_EACH(const int64_t, T, SOME_T) check_decode(T, heads);
+}
+
+// ------------------------------------------------------------------------------------------------
 // SwiGLU
 
 static void check_swiglu(int64_t T, int64_t F, double scale) {
@@ -810,6 +842,25 @@ TEST(matmul_repeats_earlier_choices) {
     choose_anew(NULL);
 }
 
+// Of matmul_choose on tensors of its own, for T tokens; returns the choices.
+static const char *choose_by_timing(int64_t T, int64_t K, int64_t N) {
+    Tensor inp = tensor("inp", true, T, K, 1), out = tensor("out", true, T, N, 1);
+    Tensor weight = tensor("weight", true, N, K, 1), dweight = tensor("dweight", false, N, K, 1);
+    fill(&inp), fill(&out), fill(&weight), fill(&dweight);
+    matmul_choose(bf(out), fp(dweight), bf(inp), bf(weight), T, K, N);
+    return choices_text();
+}
+
+TEST(matmul_choose_leaves_products_right) {
+    start();
+    CHECK(matmul_repeat_choices("") != NULL);
+    CHECK(lines_with(choose_by_timing(130, 64, 72), " T 144 K 64 N 72 ") == 3);
+    check_matmul(130, 64, 72);
+    check_matmul(131, 64, 72);
+    CHECK(lines_with(choices_text(), " K 64 N 72 ") == 3);
+    CHECK(matmul_repeat_choices("") != NULL);
+}
+
 TEST(matmul_refuses_choices_of_another_gpu) {
     start();
     check_matmul(40, 64, 64);
@@ -845,6 +896,61 @@ TEST(matmul_of_a_length_that_its_algorithm_refuses) {
 namespace emu {
 extern int lt_refusals;
 }
+// The emulator's algorithms in the order of its heuristic: 0, 1. The second is selected where it
+// claims to be faster than noise, and only where both are timed; a run that repeats the choice has
+// the same bits without timing.
+TEST(matmul_choose_takes_the_fastest) {
+    start();
+    const int64_t T = 130, K = 64, N = 72;
+    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
+    Tensor dweight = tensor("dweight", false, N, K, 3);
+    const size_t bytes = all_bytes(&dweight);
+    choose_anew(NULL);
+    const unsigned char *first = product(&dweight, dout, inp);
+    choose_anew("1");
+    const unsigned char *second = product(&dweight, dout, inp);
+    CHECK(memcmp(first, second, bytes) != 0);
+    const struct {
+        const char *ms;
+        bool takes_second;
+    } claims[] = {
+        {"1,1", false}, {"1,0.99", false}, {"1,0.9", true}, {"9,4", true}, {"200,1", false}};
+    for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
+        choose_anew(NULL);
+        setenv("EMU_LT_MS", claims[i].ms, 1);
+        const char *text = choose_by_timing(T, K, N);
+        const unsigned char *expected = claims[i].takes_second ? second : first;
+        CHECK_MSG(memcmp(expected, product(&dweight, dout, inp), bytes) == 0, "%s", claims[i].ms);
+        CHECK(strcmp(choices_text(), text) == 0);
+        choose_anew(NULL);
+        setenv("EMU_LT_MS", claims[i].takes_second ? "1,2" : "2,1", 1);
+        CHECK(matmul_repeat_choices(text) == NULL);
+        CHECK(strcmp(choose_by_timing(T, K, N), text) == 0);
+        CHECK(memcmp(expected, product(&dweight, dout, inp), bytes) == 0);
+        unsetenv("EMU_LT_MS");
+    }
+    choose_anew(NULL);
+}
+
+// A suggestion that refuses the length is not selected, however fast: of 35 tokens, and where it
+// does the longest of the bucket only.
+TEST(matmul_choose_passes_over_refusals) {
+    start();
+    setenv("EMU_LT_MS", "2,1", 1);
+    choose_anew(NULL);
+    CHECK(lines_with(choose_by_timing(35, 64, 64), " T 36 ") == 3);
+    int before = emu::lt_refusals;
+    check_matmul(35, 64, 64);
+    CHECK(emu::lt_refusals == before);
+    choose_anew("refuse");
+    CHECK(lines_with(choose_by_timing(65, 64, 64), " T 65 ") == 3);
+    before = emu::lt_refusals;
+    check_matmul(65, 64, 64);
+    CHECK(emu::lt_refusals == before);
+    unsetenv("EMU_LT_MS");
+    choose_anew(NULL);
+}
+
 // A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
 TEST(matmul_remembers_refusals) {
     start();

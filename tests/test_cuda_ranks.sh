@@ -114,6 +114,15 @@ differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
 ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
 same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
+# ---- matmul algorithms: all ranks use those that rank 0 has timed, whatever is fastest on the others
+if [ -n "$emulated" ]; then
+    ranks 2 env EMU_LT_MS=2,1 "${run[@]}" --out t2 --steps 3
+    ranks 2 bash -c '[ "$RANK" -gt 0 ] || export EMU_LT_MS=2,1; exec "$@"' _ \
+        "${run[@]}" --out t1 --steps 3
+    same_state algorithms_of_rank_0 t2/$end t1/$end
+    differ faster_algorithms_give_other_bits {w2,t2}/$end/model.safetensors
+fi
+
 # ---- CUDA graphs ------------------------------------------------------------------------------
 "${exact[@]}" --cuda-graph --out g1 --steps 3 > out.txt 2>&1 || bad one_rank_graph "exit code $?"
 export EMU_STREAMS=1 EMU_SLOW_STREAM=2

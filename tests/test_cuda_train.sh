@@ -96,6 +96,23 @@ if [[ $cuda = *emu* ]]; then
     has another_gpu_gives_a_warning 'warning: .*matmul.txt: .*may not be bit-identical' other.txt
     lacks the_same_gpu_gives_none 'warning: .*matmul' repeated.txt
 fi
+# Algorithms that the timing at the start selects, not the first suggestions, and those alone: a run
+# that resumes repeats them whatever it would measure itself. --deterministic times nothing.
+if [[ $cuda = *emu* ]]; then
+    check timed_10_steps env EMU_LT_MS=2,1 \
+        "$cuda" "${common[@]}" --out timed --steps 10 --save-every 5 --keep 0
+    has algorithms_are_timed 'matmul .*selected by timing' out.txt
+    differ faster_algorithms_give_other_bits {packed,timed}/step-00000010/model.safetensors
+    cp -r timed retimed
+    rm -r retimed/step-00000010 retimed/final
+    check resume_repeats_timed_algorithms "$cuda" "${common[@]}" --out retimed --steps 10 --resume
+    lacks a_resumed_run_times_nothing 'selected by timing' out.txt
+    check timed_algorithms_have_the_same_bits cmp {timed,retimed}/step-00000010/model.safetensors
+    check timed_deterministic_10_steps env EMU_LT_MS=2,1 \
+        "$cuda" "${common[@]}" --out exact --steps 10 --deterministic
+    lacks deterministic_runs_time_nothing 'selected by timing' out.txt
+    check deterministic_runs_have_the_same_bits cmp {deterministic,exact}/final/model.safetensors
+fi
 cp -r packed crossed
 rm -r crossed/step-00000010 crossed/final
 check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 10 --resume

@@ -204,6 +204,67 @@ TEST(gather_then_scatter) {
     device_free(x), device_free(g), device_free(s);
 }
 
+// Tokens at these positions of texts that lie one after another in the cache, in any order; stored,
+// then attended to.
+static void check_decode(HeadShape heads, const int32_t *lengths, int num_texts) {
+    enum { MAX_TEXTS = 8 };
+    const int D = heads.head_dim, H = heads.num_heads, Hkv = heads.num_kv_heads, G = H / Hkv;
+    const int width = (H + 2 * Hkv) * D, row = 2 * Hkv * D;
+    int32_t first[MAX_TEXTS], positions[MAX_TEXTS], rows = 3;
+    for (int t = 0; t < num_texts; rows += lengths[t++]) {
+        first[num_texts - 1 - t] = rows;
+        positions[num_texts - 1 - t] = lengths[t] - 1;
+    }
+    floatX *cache = random_floats((size_t)(rows + 2) * (size_t)row, 1, 0.2);
+    floatX *before = random_floats((size_t)(rows + 2) * (size_t)row, 1, 0);
+    floatX *qkv = random_floats((size_t)(num_texts * width), 1.5, 0.1);
+    floatX *out = random_floats((size_t)(num_texts * H * D), 1, 0);
+    for (int i = 0; i < (rows + 2) * row; i++) before[i] = cache[i];
+    kv_store(cache, qkv, first, positions, num_texts, heads);
+    for (int t = 0; t < num_texts; t++)
+        for (int i = 0; i < row; i++)
+            before[(first[t] + positions[t]) * row + i] = qkv[t * width + H * D + i];
+    CHECK(memcmp(cache, before, (size_t)((rows + 2) * row) * sizeof(floatX)) == 0);
+    attention_decode(out, qkv, cache, first, positions, num_texts, heads);
+    for (int item = 0; item < num_texts * H; item++) {
+        const int t = item / H, h = item % H, n = positions[t] + 1;
+        const floatX *q = qkv + t * width + h * D, *k = cache + first[t] * row + h / G * D;
+        double score[1000], top = -INFINITY, error = 0, sum = 0;
+        for (int j = 0; j < n; j++) {
+            double dot = 0, size = 0;
+            for (int d = 0; d < D; d++) {
+                dot += (double)q[d] * (double)k[j * row + d];
+                size += fabs((double)q[d] * (double)k[j * row + d]);
+            }
+            score[j] = dot / sqrt(D);
+            top = fmax(top, score[j]);
+            error = fmax(error, (D + 6) * UNIT * size / sqrt(D));  // of a score
+        }
+        for (int j = 0; j < n; j++) sum += score[j] = exp(score[j] - top);
+        // weights and their sum: exp of two scores and their difference, exp_fast, alphas, n sums
+        const double relative = 6 * error + (2 * n + 40) * UNIT;
+        for (int d = 0; d < D; d++) {
+            double expected = 0, size = 0;
+            for (int j = 0; j < n; j++) {
+                const double v = (double)k[j * row + Hkv * D + d];
+                expected += score[j] / sum * v;
+                size += score[j] / sum * fabs(v);
+            }
+            CHECK_MSG(near((double)out[item * D + d], expected, relative * size),
+                      "%d/%d x %d, token %d of %d keys, head %d: %g, not %g", H, Hkv, D, t, n, h,
+                      (double)out[item * D + d], expected);
+        }
+    }
+    device_free(cache), device_free(before), device_free(qkv), device_free(out);
+}
+
+TEST(attention_decode) {
+    const int32_t lengths[] = {1, 2, 63, 64, 65, 200, 333, 7};
+    const HeadShape shapes[] = {{9, 3, 64}, {2, 2, 6}, {5, 1, 34}, {4, 2, 128}};
+    for (int i = 0; i < 4; i++)
+        for (int n = 0; n <= 8; n += i == 0 ? 1 : 8) check_decode(shapes[i], lengths, n);
+}
+
 TEST(global_norm_and_clip_scale) {
     const size_t n = 100003;
     real *x = zeros(n);

@@ -23,6 +23,7 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
     LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
     llama_plan(m, &config, sizes);
+    llama_plan_cache(m, capacity);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
 }
 
@@ -36,7 +37,8 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
-                         m->sizes.micro_batch_tokens,
+                         -1,
+                         m->cache_tokens,
                          m->head_chunk,
                          m,
                          count_docs};
@@ -153,6 +155,35 @@ TEST(any_prompts_in_any_buffer) {
         batch_free(&s.batch);
         llama_free(&m);
     }
+}
+
+// A text that a second prompt continues, as a chat does, has the cache of its first half. The next
+// token is that of the whole beginning in one batch.
+TEST(a_continued_text_is_that_of_its_whole_beginning) {
+    const int32_t more[] = {5, 61, 17, 30, 8};
+    LlamaModel m;
+    Samples s = greedy_samples(96);
+    open_model(&m, "tests/golden/gqa3_tied", 96, 96);
+    SampleModel model = sample_model(&m);
+    model.end_of_text = -1;
+    Text text = text_of_prompt(&s, 0, 7), whole;
+    for (int32_t k = 0; k < 7; k++) text.tokens[k] = 3 * k + 1;
+    text.tokens = realloc(text.tokens, 96 * sizeof(int32_t));
+    texts_write(&text, 1, &s, &model, 1);
+    CHECK(text.length == 7 + NEW_TOKENS && text.num_cached == text.length - 1);
+    memcpy(text.tokens + text.length, more, sizeof more);
+    text.length += 5;
+    text.max_length = text.length + NEW_TOKENS;
+    whole = text_of_prompt(&s, 0, text.length);
+    memcpy(whole.tokens, text.tokens, (size_t)text.length * sizeof(int32_t));
+    texts_write(&text, 1, &s, &model, 1);
+    texts_write(&whole, 1, &s, &model, 1);
+    CHECK(text.length == whole.length);
+    CHECK(memcmp(text.tokens, whole.tokens, (size_t)text.length * sizeof(int32_t)) == 0);
+    free(text.tokens);
+    free(whole.tokens);
+    batch_free(&s.batch);
+    llama_free(&m);
 }
 
 TEST_MAIN()

@@ -237,6 +237,13 @@ bool options_given(int argc, char **argv, const char *name) {
     return false;
 }
 
+const char *options_given_besides(const Option *table, int argc, char **argv, const char *list) {
+    for (const Option *o = table; o->name; o++)
+        if (o->address && index_of_word(list, o->name) < 0 && options_given(argc, argv, o->name))
+            return o->name;
+    return NULL;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Help
 

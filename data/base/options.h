@@ -76,6 +76,9 @@ void options_parse_or_exit(const Option *table, int argc, char **argv, const cha
 // Was --name (or --no-name) on the command line?
 bool options_given(int argc, char **argv, const char *name);
 
+// The first option on the command line that is not in the list "a|b|c"; NULL: none.
+const char *options_given_besides(const Option *table, int argc, char **argv, const char *list);
+
 // Grouped, aligned, within 100 columns, with defaults and choices.
 void options_print_help(const Option *table, const char *usage, FILE *out);
 

@@ -39,6 +39,7 @@ void batch_free(Batch *b) {
     free(b->real_rows);
     free(b->cu_seqlens);
     free(b->real_cu_seqlens);
+    free(b->cache_rows);
     free(b->work);
     free(b->real_work);
     *b = (Batch){0};

@@ -57,6 +57,11 @@ typedef struct {
     // the loader, if at all, and freed by batch_free
     int32_t *work, *real_work;       // (num_work), (num_real_work)
     size_t num_work, num_real_work;  // 0: not made
+    // generation only, else NULL and false: the row of the key-value cache where the text of each
+    // token begins (T), freed by batch_free; whether attention is over the cache, for texts whose
+    // first tokens are not in this batch
+    int32_t *cache_rows;
+    bool decode;
     // what the arrays have room for
     int32_t micro_batch_tokens, max_docs;
     int32_t *sort_scratch;  // (micro_batch_tokens)

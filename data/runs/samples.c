@@ -7,10 +7,13 @@
 #include <string.h>
 
 #include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/memory.h"
 
 // ------------------------------------------------------------------------------------------------
 // The beginning of a text
+
+enum { MAX_BEGINNING = 16 };  // tokens of a document that begin a text
 
 bool samples_encode_prompt(Samples *s, Error *err) {
     if (!s->prompt || s->num_samples == 0) return true;
@@ -28,7 +31,10 @@ bool samples_encode_prompt(Samples *s, Error *err) {
 }
 
 Text text_of_prompt(const Samples *s, int number, int32_t prompt_length) {
-    Text text = {.number = number, .length = prompt_length, .max_length = s->max_seqlen};
+    Text text = {.prompt_length = prompt_length,
+                 .length = prompt_length,
+                 .max_length = s->max_seqlen,
+                 .number = number};
     assert(prompt_length <= s->max_seqlen);
     if (s->sample_tokens < text.max_length - prompt_length)
         text.max_length = prompt_length + s->sample_tokens;
@@ -36,9 +42,16 @@ Text text_of_prompt(const Samples *s, int number, int32_t prompt_length) {
     return text;
 }
 
-// The prompt, or the first tokens of a document: at most 16, and at most half of max_seqlen.
+int32_t samples_cache_tokens(const Samples *s, int32_t most) {
+    const int64_t prompt = s->prompt ? s->prompt_length : MAX_BEGINNING;
+    int64_t text = prompt + s->sample_tokens;
+    if (text > s->max_seqlen) text = s->max_seqlen;
+    return (int32_t)(text * s->num_samples < most ? text * s->num_samples : most);
+}
+
+// The prompt, or the first tokens of a document: at most half of max_seqlen.
 static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
-    int64_t most = 16;
+    int64_t most = MAX_BEGINNING;
     if (s->prompt) {
         *text = text_of_prompt(s, number, s->prompt_length);
         memcpy(text->tokens, s->prompt_ids, (size_t)s->prompt_length * sizeof(int32_t));
@@ -54,31 +67,63 @@ static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Generation
 
-// Likeliest first; equal ones by id, so that the order is the same on every machine.
-static int candidate_compare(const void *a, const void *b) {
-    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
-    return x->p != y->p ? (x->p < y->p ? 1 : -1) : (x->id > y->id) - (x->id < y->id);
+// Equal ones by id, so that the order is the same on every machine.
+static bool likelier(const Candidate *x, const Candidate *y) {
+    return x->p != y->p ? x->p > y->p : x->id < y->id;
+}
+
+// heap[0 .. n-1] is a heap, the likeliest first, but for heap[i], which may belong below.
+static void sift_down(Candidate *heap, int32_t n, int32_t i) {
+    for (int32_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && likelier(&heap[child + 1], &heap[child])) child++;
+        if (likelier(&heap[i], &heap[child])) return;
+        const Candidate above = heap[i];
+        heap[i] = heap[child];
+        heap[child] = above;
+    }
+}
+
+// The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
+// first few. *sorted candidates lie at the end, the likeliest last.
+static const Candidate *nth_likeliest(Candidate *heap, int32_t V, int32_t *sorted, int32_t i) {
+    for (; *sorted <= i; ++*sorted) {
+        const int32_t last = V - 1 - *sorted;
+        const Candidate top = heap[0];
+        heap[0] = heap[last];
+        heap[last] = top;
+        sift_down(heap, last, 0);
+    }
+    return &heap[V - 1 - i];
 }
 
 int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
                      Candidate *scratch) {
     const float inverse_temperature = s->temperature > 0 ? 1 / s->temperature : 1;
-    float max = -INFINITY, sum = 0, kept = 0;
-    for (int32_t v = 0; v < V; v++) max = fmaxf(max, logits[v]);
-    for (int32_t v = 0; v < V; v++) {
-        scratch[v].p = expf((logits[v] - max) * inverse_temperature);
-        scratch[v].id = v;
-    }
-    qsort(scratch, (size_t)V, sizeof *scratch, candidate_compare);
-    if (s->temperature == 0) return scratch[0].id;
     const int32_t k = s->top_k > 0 && s->top_k < V ? s->top_k : V;
-    int32_t n = 0;
-    for (int32_t v = 0; v < k; v++) sum += scratch[v].p;
-    while (n < k && (n == 0 || kept < s->top_p * sum)) kept += scratch[n++].p;
+    int32_t best = 0, sorted = 0, n = 0;
+    float sum = 0, kept = 0;
+    for (int32_t v = 1; v < V; v++)
+        if (logits[v] > logits[best]) best = v;
+    if (s->temperature == 0) return best;
+    for (int32_t v = 0; v < V; v++) {
+        scratch[v] = (Candidate){expf((logits[v] - logits[best]) * inverse_temperature), v};
+        sum += scratch[v].p;
+    }
+    for (int32_t i = V / 2; i-- > 0;) sift_down(scratch, V, i);
+    if (k < V) sum = 0;
+    for (int32_t i = 0; i < k && k < V; i++) sum += nth_likeliest(scratch, V, &sorted, i)->p;
+    if (s->top_p >= 1) {
+        kept = sum;
+        n = k;
+    }
+    while (n < k && (n == 0 || kept < s->top_p * sum))
+        kept += nth_likeliest(scratch, V, &sorted, n++)->p;
     float target = uniform * kept;
-    for (int32_t i = 0; i < n - 1; i++)
-        if ((target -= scratch[i].p) < 0) return scratch[i].id;
-    return scratch[n - 1].id;
+    for (int32_t i = 0; i < n - 1; i++) {
+        const Candidate *c = nth_likeliest(scratch, V, &sorted, i);
+        if ((target -= c->p) < 0) return c->id;
+    }
+    return nth_likeliest(scratch, V, &sorted, n - 1)->id;
 }
 
 static float sample_uniform(uint64_t seed, int64_t step, int text, int position) {
@@ -92,16 +137,28 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
                        int64_t step, float *logits, Candidate *scratch) {
     Text *growing[MAX_SAMPLES];
     DocView docs[MAX_SAMPLES];
-    int32_t rows[MAX_SAMPLES], end = 0, n = 0;
+    Batch *b = &s->batch;
+    int32_t rows[MAX_SAMPLES], n = 0;
+    b->decode = false;
     for (int i = 0; i < num_texts; i++) {
-        if (texts[i].ended || texts[i].length == texts[i].max_length) continue;
-        end += texts[i].length;
-        rows[n] = end - 1;
-        docs[n] = (DocView){texts[i].tokens, texts[i].length, -1, NULL};
-        growing[n++] = &texts[i];
+        Text *text = &texts[i];
+        if (text->ended || text->length == text->max_length) continue;
+        const int32_t done = text->num_cached;
+        docs[n] = (DocView){text->tokens + done, text->length - done, -1, NULL};
+        b->decode |= done > 0;
+        growing[n++] = text;
     }
     if (n == 0) return false;
-    batch_pack(&s->batch, docs, n);
+    batch_pack(b, docs, n);
+    for (int i = 0; i < n; i++) {
+        Text *text = growing[i];
+        rows[i] = b->cu_seqlens[i + 1] - 1;
+        for (int32_t t = b->cu_seqlens[i]; t <= rows[i]; t++) {
+            b->position_ids[t] += text->num_cached;
+            b->cache_rows[t] = text->first_row;
+        }
+        text->num_cached = text->length;
+    }
     model->next_logits(model->context, &s->batch, rows, n, logits);
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
@@ -109,18 +166,22 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
         const float *own = logits + (size_t)i * (size_t)model->vocab_size;
         const int32_t id = sample_token(own, model->vocab_size, &s->how, uniform, scratch);
         text->tokens[text->length++] = id;
-        text->ended = id == model->end_of_text;
+        text->ended = id == model->end_of_text || id == model->end_of_turn;
     }
+    if (s->grown) s->grown(s->grown_context);
     return true;
 }
 
-// How many of the texts, from the first on, fit into one batch at their full length.
-static int texts_that_fit(const Text *texts, int num_texts, const SampleModel *model) {
-    int64_t tokens = 0;
+// How many of the texts, from the first on, fit into the cache at their full length; gives each its
+// rows.
+static int texts_that_fit(Text *texts, int num_texts, const SampleModel *model) {
+    int32_t tokens = 0;
     int n = 0;
     while (n < num_texts && n < model->max_rows &&
-           tokens + texts[n].max_length <= model->micro_batch_tokens)
+           texts[n].max_length <= model->cache_tokens - tokens) {
+        texts[n].first_row = tokens;
         tokens += texts[n++].max_length;
+    }
     assert(n > 0);
     return n;
 }
@@ -130,8 +191,10 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
     assert(num_texts <= MAX_SAMPLES);
     float *logits = host_calloc((size_t)num_texts * V, sizeof(float), "samples");
     Candidate *scratch = host_calloc(V, sizeof(Candidate), "samples");
-    if (!s->batch.tokens)
-        batch_init(&s->batch, model->micro_batch_tokens, model->micro_batch_tokens);
+    if (!s->batch.tokens) {
+        batch_init(&s->batch, model->cache_tokens, model->cache_tokens);
+        s->batch.cache_rows = host_calloc((size_t)model->cache_tokens, sizeof(int32_t), "samples");
+    }
     for (int first = 0, n; first < num_texts; first += n) {
         n = texts_that_fit(texts + first, num_texts - first, model);
         while (texts_grow(texts + first, n, s, model, step, logits, scratch)) continue;
@@ -143,27 +206,47 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
 // ------------------------------------------------------------------------------------------------
 // Printing
 
-// Without special tokens and control characters; ids where there is no tokenizer.
-static void token_print(const Tokenizer *tokenizer, int32_t id, FILE *to) {
-    size_t n = 0;
-    bool known = tokenizer && id < tokenizer->vocab_size;
-    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
-    if (!bytes) {
-        fprintf(to, "<%d>", id);
-        return;
+// Prints what is complete of p->bytes; with `end` all of it.
+static void text_printer_flush(TextPrinter *p, bool end) {
+    while (p->n > 0) {
+        const unsigned char first = p->bytes[0];
+        const size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
+        size_t n = utf8_length(p->bytes, p->n), continued = 1;
+        while (continued < p->n && (p->bytes[continued] & 0xc0) == 0x80) continued++;
+        if (n == 0 && continued == p->n && p->n < whole && !end) return;
+        if (n == 0)
+            fputs("\xef\xbf\xbd", p->to);
+        else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
+            fwrite(p->bytes, 1, n, p->to);
+        if (n == 0) n = continued < whole ? continued : 1;
+        p->n -= n;
+        memmove(p->bytes, p->bytes + n, p->n);
     }
-    for (size_t k = 0; k < n && !tokenizer->special[id]; k++)
-        if (bytes[k] == '\n' || bytes[k] == '\t' || (bytes[k] >= 0x20 && bytes[k] != 0x7f))
-            fputc(bytes[k], to);
 }
+
+void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) {
+    size_t n = 0;
+    const bool known = tokenizer && id < tokenizer->vocab_size;
+    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
+    if (!bytes || tokenizer->special[id]) text_printer_flush(p, true);
+    if (!bytes) fprintf(p->to, "<%d>", id);
+    for (size_t k = 0; k < n && !tokenizer->special[id]; k++) {
+        p->bytes[p->n++] = bytes[k];
+        text_printer_flush(p, false);
+    }
+}
+
+void text_printer_end(TextPrinter *p) { text_printer_flush(p, true); }
 
 static void text_report(const Text *text, const Samples *s, int64_t step, RunLog *log) {
     char *chars = NULL;
     size_t n = 0;
-    FILE *to = open_memstream(&chars, &n);
-    if (!to) return;
-    for (int32_t i = 0; i < text->length; i++) token_print(s->tokenizer, text->tokens[i], to);
-    fclose(to);
+    TextPrinter printer = {.to = open_memstream(&chars, &n)};
+    if (!printer.to) return;
+    for (int32_t i = 0; i < text->length; i++)
+        text_printer_token(&printer, s->tokenizer, text->tokens[i]);
+    text_printer_end(&printer);
+    fclose(printer.to);
     if (chars) report_sample(log, step, text->number + 1, text->ended, chars);
     free(chars);
 }

@@ -1,7 +1,10 @@
-// Texts that show what the model has learned. The texts of one round grow together, one token per
-// forward pass, packed into one batch (several where one cannot hold them).
+// Texts that a model writes. Those of one round grow together: their prompts are one packed batch,
+// then each pass takes the last token of every text and finds the others' keys and values in the
+// cache. What does not fit at one time waits for the next round.
 #ifndef UNPAD_SAMPLES_H
 #define UNPAD_SAMPLES_H
+
+#include <stdio.h>
 
 #include "../base/error.h"
 #include "../batches/batch.h"
@@ -28,11 +31,12 @@ int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float un
 enum { MAX_SAMPLES = 64 };
 
 // The model that writes the texts. next_logits: logits (n, vocab_size) of rows (n, ascending) of a
-// packed batch.
+// packed batch; keeps the keys and values of its tokens.
 typedef struct {
-    int32_t vocab_size, end_of_text;  // -1: none
-    int32_t micro_batch_tokens;       // of the largest batch
-    int32_t max_rows;                 // of one call
+    int32_t vocab_size;
+    int32_t end_of_text, end_of_turn;  // either ends a text; -1: none
+    int32_t cache_tokens;              // of the texts of one round; a batch holds as many
+    int32_t max_rows;                  // of one call
     void *context;
     void (*next_logits)(void *context, const Batch *batch, const int32_t *rows, int32_t n,
                         float *logits);
@@ -45,7 +49,10 @@ typedef struct {
     const Tokenizer *tokenizer;  // NULL: ids are printed
     Sampling how;
     uint64_t seed;
-    int32_t max_seqlen;  // of a text, its prompt included; at most micro_batch_tokens
+    int32_t max_seqlen;  // of a text, its prompt included; at most cache_tokens
+    // called after each pass; NULL: not
+    void (*grown)(void *context);
+    void *grown_context;
     // made when they are first needed
     int32_t *prompt_ids, prompt_length;
     Batch batch;
@@ -53,10 +60,16 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens;  // (max_length), to be freed
-    int32_t length, max_length;
+    int32_t prompt_length, length, max_length;
     int number;  // in the round: its random numbers do not depend on the other texts
-    bool ended;  // its last token is the model's end of text
+    bool ended;  // its last token is the model's end of text or of a turn
+    // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
+    // another call: its first tokens are still there.
+    int32_t num_cached, first_row;
 } Text;
+
+// Tokens of the cache that a round of samples takes, at most `most`.
+int32_t samples_cache_tokens(const Samples *s, int32_t most);
 
 // Call it before training: a prompt that cannot be encoded is an error (exit 2).
 bool samples_encode_prompt(Samples *s, Error *err);
@@ -64,8 +77,21 @@ bool samples_encode_prompt(Samples *s, Error *err);
 // A text whose prompt, prompt_length <= max_seqlen tokens, the caller fills in.
 Text text_of_prompt(const Samples *s, int number, int32_t prompt_length);
 
-// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends.
+// Continues the texts (num_texts <= MAX_SAMPLES), which hold their prompts, to their ends. Each is
+// at most cache_tokens long.
 void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step);
+
+// Prints tokens as text: without special tokens and control characters, ids where there is no
+// tokenizer. A character that is spread over several tokens is printed when it is complete, bytes
+// that are none as U+FFFD.
+typedef struct {
+    FILE *to;
+    unsigned char bytes[4];  // (n) the beginning of a character
+    size_t n;
+} TextPrinter;
+
+void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id);
+void text_printer_end(TextPrinter *p);  // of a text: nothing completes what is left
 
 // Writes, prints and logs one round.
 void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log);

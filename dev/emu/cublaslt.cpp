@@ -1,9 +1,11 @@
 // cuBLASLt on the host: D = alpha op(A) op(B) + beta C, column-major, fp32 accumulation. Two
-// algorithms, so that choosing among several and handing over a workspace are exercised too:
-// 0 sums over k in one go, 1 in two halves that meet in the workspace and does not do an odd k.
-// The heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might;
-// none knows no algorithm; refuse gives one that does the very sizes it was asked about and no
-// others. During a capture it answers with an error, as cuBLASLt 13.3 and later do.
+// algorithms, so that choosing among several and handing over a workspace are exercised too: 0 sums
+// over k in one go, 1 in two halves that meet in the workspace and does not do an odd k. The
+// heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might; none
+// knows no algorithm; refuse gives one that does the very sizes it was asked about and no others.
+// EMU_LT_MS=A,B: milliseconds that a product of algorithm 0 and one of 1 claim to take (by default
+// 1e-6 each; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3
+// and later do.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -16,7 +18,9 @@ struct cublasLtContext {
 
 namespace emu {
 bool any_capture();
-int lt_refusals;  // products that their algorithm does not do: for tests
+int lt_refusals;       // products that their algorithm does not do: for tests
+uint64_t lt_products;  // put on streams, and the milliseconds that they claim to take
+double lt_product_ms;
 }  // namespace emu
 
 namespace {
@@ -116,6 +120,14 @@ cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmul
         (word[ALGO_M] == d->rows && word[ALGO_N] == d->cols && word[ALGO_K] == depth(op, a));
     return its_sizes && algo_does((int)word[ALGO_ID], op, a) ? CUBLAS_STATUS_SUCCESS
                                                              : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+double claimed_ms(int id) {
+    double ms[NUM_ALGOS] = {1e-6, 1e-6};
+    const char *text = getenv("EMU_LT_MS");
+    if (text && sscanf(text, "%lf,%lf", &ms[0], &ms[1]) != NUM_ALGOS)
+        emu::fail("EMU_LT_MS=%s: expected A,B", text);
+    return ms[id];
 }
 
 size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
@@ -536,6 +548,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     x.k = (int64_t)(op->trans_a == CUBLAS_OP_N ? a->cols : a->rows);
     memcpy(&x.alpha, alpha, sizeof x.alpha);
     memcpy(&x.beta, beta, sizeof x.beta);
+    emu::lt_products++;
+    emu::lt_product_ms += claimed_ms(id);
     emu::enqueue(stream, [=] {
         if (id == 1)
             multiply_in_two_halves(x, (float *)workspace);

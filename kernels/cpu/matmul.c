@@ -11,6 +11,10 @@
 // of a row do not depend on T, on the row's position or on the number of threads, but they do
 // depend on the instruction set.
 //
+// Few rows (up to FEW_MOST of A, forward only: decoding) would pay more for packing B than for the
+// product. B is then read once, where it lies, each output the same chain as above: on Zen 5 one
+// core streams weights at about 0.7 of its read bandwidth, against 0.25 through packed panels.
+//
 // bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
 // is the same code with a dot product of pairs as its multiply-add and half the depth.
 //
@@ -47,6 +51,9 @@ enum {
     MC = 1024,                // rows of A packed at a time
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile
+    FEW_ROWS = 8,             // of A that share a pass over a B that is not packed
+    FEW_MOST = 16,            // rows of A: for more, packing B pays
+    FEW_MAX_WIDTH = 16,       // rows of B that such a pass takes at a time
     WORTH_THREADS = 1 << 18,  // multiply-adds, about 5 us: below that, waking threads takes longer
 };
 
@@ -66,10 +73,17 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
 typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
                   const real *RESTRICT b, int64_t depth);
 
+typedef void Few(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b, int64_t depth,
+                 int64_t kc, int rows);
+#define FEW_OF(name) FEW_OF_(name)
+#define FEW_OF_(name) name##_of
+
 typedef struct {
     const char *name;
     Tile *tile;
     int mr, nr;
+    Few *few;  // for few rows of A; NULL: they take the tile
+    int few_width;
     // panel[k][i] = panel[2k][i] and panel[2k+1][i] as bf16 in one word; NULL: an fp32 set
     void (*round_pairs)(real *panel, int64_t pairs, int width);
 } InstructionSet;
@@ -80,9 +94,29 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#else
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (index4){a, b, c, d})
+#ifdef GRADCHECK
+typedef int64_t index4 __attribute__((vector_size(32)));
+#else
+typedef int32_t index4 __attribute__((vector_size(16)));
+#endif
+#endif
+
+typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
+
 // Plain C; NEON has twice the registers of SSE and gets a larger tile.
 #define TILE_NAME tile_portable
 #define TARGET
+#ifndef GRADCHECK
+#define FEW_NAME few_portable
+#define FOURS(p, step) (*(const vec4 *)(p))
+#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
+#define PAIRS(a, b, which) ((which) == 0x44 ? SHUFFLE(a, b, 0, 1, 4, 5) : SHUFFLE(a, b, 2, 3, 6, 7))
+#endif
 #if defined(NEON)
 #define VECTOR_LENGTH 4
 #define MR 6
@@ -98,7 +132,13 @@ enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 #ifdef X86
+#define QUAD(p) _mm_loadu_ps(p)
 #define TILE_NAME tile_avx2
+#define FEW_NAME few_avx2
+#define FOURS(p, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUAD(p)), QUAD((p) + (step)), 1)
+#define ZIP_LOW(a, b) _mm256_unpacklo_ps(a, b)
+#define ZIP_HIGH(a, b) _mm256_unpackhi_ps(a, b)
+#define PAIRS(a, b, which) _mm256_shuffle_ps(a, b, which)
 #define TARGET __attribute__((target("avx2,fma")))
 #define VECTOR_LENGTH 8
 #define MR 4
@@ -108,6 +148,15 @@ enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 #define TILE_NAME tile_avx512
+#define FEW_NAME few_avx512
+#define FOURS(p, step)                                                                        \
+    _mm512_insertf32x4(_mm512_insertf32x4(_mm512_insertf32x4(_mm512_castps128_ps512(QUAD(p)), \
+                                                             QUAD((p) + (step)), 1),          \
+                                          QUAD((p) + 2 * (step)), 2),                         \
+                       QUAD((p) + 3 * (step)), 3)
+#define ZIP_LOW(a, b) _mm512_unpacklo_ps(a, b)
+#define ZIP_HIGH(a, b) _mm512_unpackhi_ps(a, b)
+#define PAIRS(a, b, which) _mm512_shuffle_ps(a, b, which)
 #define TARGET __attribute__((target("avx512f")))
 #define VECTOR_LENGTH 16
 #define MR 8
@@ -145,29 +194,21 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
 static const InstructionSet instruction_sets[] = {
 // best first
 #ifdef X86
-    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, round_pairs_avx512_bf16},
-    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, NULL},
-    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, NULL},
+    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, NULL, 0,
+     round_pairs_avx512_bf16},
+    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, few_avx512, 16, NULL},
+    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, few_avx2, 8, NULL},
 #endif
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, NULL},
+#ifdef GRADCHECK
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, NULL, 0, NULL},
+#else
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, few_portable, 4, NULL},
+#endif
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
 
 // -------------------------------------------------------------------------------------------------
 // Packing
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
-#else
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (index4){a, b, c, d})
-#ifdef GRADCHECK
-typedef int64_t index4 __attribute__((vector_size(32)));
-#else
-typedef int32_t index4 __attribute__((vector_size(16)));
-#endif
-#endif
-
-typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 // to[k][i] = from[i][k] for i, k < 4
 static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t stride) {
@@ -285,12 +326,39 @@ static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t s
     }
 }
 
+// Of a block: depends only on the whole depth.
+static int64_t block_depth(int64_t depth) {
+    return round_up(ceil_div(depth, ceil_div(depth, KC)), 2);
+}
+
+// C (m, n) = addend + A (m, depth) B (n, depth)^T for few rows of A: takes about as long as reading
+// B once. The last panel of B overlaps the one before.
+static void multiply_few(real *c, const real *addend, const real *a, const real *b, int64_t m,
+                         int64_t n, int64_t depth) {
+    const int64_t width = chosen->few_width, kc = block_depth(depth);
+#pragma omp parallel for schedule(static) if (m * n * depth > WORTH_THREADS)
+    for (int64_t j = 0; j < n; j += width) {
+        const int64_t from = at_most(j, n - width), fresh = from + width - j;
+        for (int64_t i = 0, rows; i < m; i += rows) {
+            real out[FEW_ROWS * FEW_MAX_WIDTH] = {0};
+            for (rows = FEW_ROWS; rows > m - i; rows /= 2) continue;
+            for (int64_t r = 0; r < rows && addend; r++)
+                memcpy(out + (r + 1) * width - fresh, addend + (i + r) * n + j,
+                       (size_t)fresh * sizeof(real));
+            chosen->few(out, a + i * depth, b + from * depth, depth, kc, (int)rows);
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(c + (i + r) * n + j, out + (r + 1) * width - fresh,
+                       (size_t)fresh * sizeof(real));
+        }
+    }
+}
+
 // C (m, n) = addend + A (m, depth) B (n, depth)^T
 static void multiply(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
                      int64_t depth) {
     int64_t mc = at_most(MC / chosen->mr * chosen->mr, round_up(m, chosen->mr));
     int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
-    int64_t kc = round_up(ceil_div(depth, ceil_div(depth, KC)), 2);  // depends only on the depth
+    int64_t kc = block_depth(depth);
     int64_t span = kc * at_most(MC * KC / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
     assert(chosen->mr * chosen->nr <= MAX_TILE);
@@ -344,6 +412,11 @@ const char *matmul_describe(void) {
 }
 
 // Nothing to select at run time: the blocking depends only on the CPU.
+void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
+                   int64_t K, int64_t N) {
+    (void)out, (void)dweight, (void)inp, (void)weight, (void)T, (void)K, (void)N;
+}
+
 size_t matmul_choices(char *text_host, size_t capacity) {
     if (capacity) text_host[0] = 0;
     return 0;
@@ -365,12 +438,16 @@ static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
-    gemm(out, NULL, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
+    matmul_forward_add(out, NULL, inp, weight, T, K, N);
 }
 
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N) {
-    gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
+    if (!chosen) matmul_select(NULL, false);
+    if (chosen->few && T <= FEW_MOST && N >= chosen->few_width && K > 0)
+        multiply_few(out, resid, inp, weight, T, N, K);
+    else
+        gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,

@@ -12,7 +12,8 @@
 //                operands.
 // Both loops take 64 rows at a time, so that the block of the diagonal is square.
 // The tensor cores always have work while a consumer computes exponentials: dP, which
-// is issued with S, and in backward_q dQ of the block before; dV while it computes dS.
+// is issued with S, and in backward_q dQ of the block before; dV, and for hd64 S of the next block,
+// while it computes dS.
 //
 // Barrier pairs. backward_q: one a consumer for Q, dO and its Job; one a stage for K and V
 // together. backward_kv: one for K, V and the Job of both consumers; one a stage for Q, dO and
@@ -377,6 +378,57 @@ struct KeyConsumer {
             for (int n = 0; n < query_blocks; n++) block((unit - n) * ROWS);
     }
 
+    // The same for hd64, which has the registers to compute S of the NEXT block with this one's dV
+    // and dS. s: S of this block, then of the next.
+    template <bool NEXT>
+    __device__ __forceinline__ void block_ahead(float (&s)[ROWS / 2], int ahead) {
+        float dp[ROWS / 2], next[ROWS / 2];
+        uint32_t p[ROWS / 16][4], ds[ROWS / 16][4];
+        const uint32_t q = queries.tile(), dout = q + T::BYTES;
+        const float *statistics = reinterpret_cast<const float *>(
+            smem + Z::STATISTICS + queries.stage * Z::STATISTICS_BYTES);
+        wgmma_fence();
+        multiply_transposed<D, ROWS, ROWS>(dp, opaque(v), dout);
+        probabilities(s, statistics, ahead);
+        to_operand(p, s);
+        const uint32_t next_q = NEXT ? queries.following().wait() : 0;
+        wgmma_pin(dv);
+        wgmma_fence();
+        multiply_add<ROWS, ROWS>(dv, p, dout);
+        if (NEXT) multiply_transposed<D, ROWS, ROWS>(next, opaque(k), next_q);
+        wgmma_wait<NEXT ? 2 : 1>();
+        wgmma_pin(dp);
+        dscores(dp, s, statistics + ROWS);
+        to_operand(ds, dp);
+        wgmma_pin(dk);
+        wgmma_fence();
+        multiply_add<ROWS, ROWS>(dk, ds, q);
+        wgmma_wait<0>();
+        wgmma_pin(dv);
+        wgmma_pin(dk);
+        queries.done();
+        if (!NEXT) return;
+        wgmma_pin(next);
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; i++) s[i] = next[i];
+    }
+    __device__ __forceinline__ void walk_ahead(int unit, int query_blocks) {
+        float s[ROWS / 2];
+        clear(dk);
+        clear(dv);
+        const uint32_t q = queries.wait();
+        wgmma_fence();
+        multiply_transposed<D, ROWS, ROWS>(s, opaque(k), q);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        int n = 0;
+        for (int left = query_blocks * shape.group; left > 1; left--) {
+            block_ahead<true>(s, (unit - n) * ROWS);
+            if (++n == query_blocks) n = 0;
+        }
+        block_ahead<false>(s, (unit - n) * ROWS);
+    }
+
     __device__ __forceinline__ void store(const CUtensorMap *dqkv_map, const Rope &rope,
                                           const KeyJob &job, int key_block) {
         const int row = key_block * ROWS + warp_in_group() * STORE_ROWS;
@@ -403,6 +455,8 @@ __device__ __forceinline__ void consume_queries(const CUtensorMap *dqkv_map, con
         const bool idle = unit >= query_blocks;  // no keys
         if (idle)
             for (int n = query_blocks * s.group; n > 0; n--) me.queries.skip();
+        else if (D == 64)
+            me.walk_ahead(unit, query_blocks);
         else
             me.walk(unit, query_blocks);
         const KeyJob done = *job;  // read again: nothing of it in registers meanwhile

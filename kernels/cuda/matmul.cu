@@ -12,8 +12,9 @@
 //
 // Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T rarely needs
 // cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket, so
-// that the algorithm does not depend on which T came first. Choices can be saved and loaded: a
-// resumed run repeats them, even where this cuBLASLt would now choose others.
+// that the algorithm does not depend on which T came first. A bucket takes its first answer, or,
+// after matmul_choose, the fastest of its answers. Choices can be saved and loaded: a resumed run
+// repeats them, even where this cuBLASLt would now choose others.
 
 #include "common.cuh"
 
@@ -179,20 +180,28 @@ static const Choice *find(const Shape &s) {
     return c && c->made ? c : NULL;
 }
 
-static const Choice *choose(const Shape &s) {
-    if (find(s)) return find(s);
+// Up to `most` algorithms for this shape, at least one, by the speed that cuBLASLt expects.
+static int suggest(const Shape &s, cublasLtMatmulHeuristicResult_t *found, int most) {
     Layouts l = layouts_of(s);
-    cublasLtMatmulHeuristicResult_t best;
-    int found = 0;
+    int n = 0, usable = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        handle, descriptions[s.kind], &l.a, &l.b, &l.d, &l.d, preference, 1, &best, &found);
-    if (status != CUBLAS_STATUS_SUCCESS || found < 1 || best.state != CUBLAS_STATUS_SUCCESS) {
+        handle, descriptions[s.kind], &l.a, &l.b, &l.d, &l.d, preference, most, found, &n);
+    for (int i = 0; i < n; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) found[usable++] = found[i];
+    if (status != CUBLAS_STATUS_SUCCESS || usable < 1) {
         char what[160];
         snprintf(what, sizeof what, "%s: cuBLASLt has no algorithm for T %lld, K %lld, N %lld",
                  KIND_NAMES[s.kind], (long long)s.T, (long long)s.K, (long long)s.N);
         cuda_unsupported(what, (int64_t)status);
     }
-    keep({s, true, best.algo});
+    return usable;
+}
+
+static const Choice *choose(const Shape &s) {
+    if (find(s)) return find(s);
+    cublasLtMatmulHeuristicResult_t first;
+    suggest(s, &first, 1);
+    keep({s, true, first.algo});
     return find(s);
 }
 
@@ -283,50 +292,122 @@ const char *matmul_repeat_choices(const char *text_host) {
 // The product
 
 // addend is laid out like d and may be d; NULL: zeros
-static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo, void *d,
-                               const void *addend, const void *a, const void *b) {
-    const float alpha = 1, beta = addend ? 1 : 0;
+struct Operands {
+    void *d;
+    const void *addend, *a, *b;
+};
+
+static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo,
+                               const Operands &x) {
+    const float alpha = 1, beta = x.addend ? 1 : 0;
     Layouts l = layouts_of(s);
-    return cublasLtMatmul(handle, descriptions[s.kind], &alpha, a, &l.a, b, &l.b, &beta,
-                          addend ? addend : d, &l.d, d, &l.d, algo, workspace, workspace_bytes,
-                          cuda_stream());
+    return cublasLtMatmul(handle, descriptions[s.kind], &alpha, x.a, &l.a, x.b, &l.b, &beta,
+                          x.addend ? x.addend : x.d, &l.d, x.d, &l.d, algo, workspace,
+                          workspace_bytes, cuda_stream());
 }
 
-static void run(Kind kind, void *d, const void *addend, const void *a, const void *b, int64_t T,
-                int64_t K, int64_t N) {
-    if (T == 0) return;
+// An algorithm for the bucket's longest length may refuse this one: nothing was launched then.
+static bool refused(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+static Shape shape_of(Kind kind, int64_t T, int64_t K, int64_t N) {
     assert(handle && T > 0);
     if (K <= 0 || N <= 0 || K % 8 != 0 || N % 8 != 0) {
         char what[96];
         snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8", KIND_NAMES[kind]);
         cuda_unsupported(what, K <= 0 || K % 8 != 0 ? K : N);
     }
-    const Shape s = {kind, T, K, N}, bucket = {kind, longest_of_bucket(T), K, N};
+    return {kind, T, K, N};
+}
+
+static Shape bucket_of(const Shape &s) { return {s.kind, longest_of_bucket(s.T), s.K, s.N}; }
+
+static void run(Kind kind, const Operands &x, int64_t T, int64_t K, int64_t N) {
+    if (T == 0) return;
+    const Shape s = shape_of(kind, T, K, N);
     const Choice *own = find(s);
-    cublasStatus_t status = multiply(s, &(own ? own : choose(bucket))->algo, d, addend, a, b);
-    // An algorithm for the bucket's longest length may refuse this one: nothing was launched then,
-    // and from then on this length has its own.
-    if (!own && (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE))
-        status = multiply(s, &choose(s)->algo, d, addend, a, b);
+    cublasStatus_t status = multiply(s, &(own ? own : choose(bucket_of(s)))->algo, x);
+    if (!own && refused(status))  // from now on this length has its own
+        status = multiply(s, &choose(s)->algo, x);
     if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
 }
 
+// ------------------------------------------------------------------------------------------------
+// Choosing by timing
+
+// A product is timed until it has taken about BUDGET_MS. Later suggestions must be faster by more
+// than noise.
+enum { MOST_SUGGESTIONS = 8, BUDGET_MS = 150 };
+static const float NOISE = 0.02f;
+
+static float time_products(const Shape &s, const cublasLtMatmulAlgo_t *algo, const Operands &x,
+                           int n) {
+    device_timer_start();
+    for (int i = 0; i < n; i++) LT_CHECK(multiply(s, algo, x));
+    device_timer_stop();
+    device_synchronize();
+    return device_timer_ms();
+}
+
+// Milliseconds of a product, and in all; INFINITY: the algorithm refuses this length.
+static float time_one(const Shape &s, const cublasLtMatmulAlgo_t *algo, const Operands &x,
+                      float *spent_ms) {
+    enum { FEW = 2, MANY = 16 };
+    if (refused(multiply(s, algo, x))) return INFINITY;  // the first one may load code
+    float ms = time_products(s, algo, x, FEW);
+    *spent_ms += ms * (FEW + 1) / FEW;
+    if (ms >= 1) return ms / FEW;
+    ms = time_products(s, algo, x, MANY);  // the host's launches would be a large part of few
+    *spent_ms += ms;
+    return ms / MANY;
+}
+
+// The fastest for s of the algorithms suggested for `asked`; false: all refuse s.
+static bool choose_fastest(const Shape &asked, const Shape &s, const Operands &x) {
+    cublasLtMatmulHeuristicResult_t found[MOST_SUGGESTIONS];
+    const int n = suggest(asked, found, MOST_SUGGESTIONS);
+    float best_ms = INFINITY, spent_ms = 0;
+    Choice best = {asked, false, {}};
+    for (int i = 0; i < n && spent_ms < BUDGET_MS; i++) {
+        const float ms = time_one(s, &found[i].algo, x, &spent_ms);
+        if (ms < best_ms * (1 - NOISE)) best_ms = ms, best = {asked, true, found[i].algo};
+    }
+    if (best.made) keep(best);
+    return best.made;
+}
+
+static void choose_by_timing(Kind kind, const Operands &x, int64_t T, int64_t K, int64_t N) {
+    const Shape s = shape_of(kind, T, K, N), bucket = bucket_of(s);
+    if (!find(s) && !find(bucket) && !choose_fastest(bucket, s, x)) choose_fastest(s, s, x);
+}
+
+void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
+                   int64_t K, int64_t N) {
+    choose_by_timing(FORWARD, {out, NULL, weight, inp}, T, K, N);
+    choose_by_timing(BACKWARD_INPUT, {inp, NULL, weight, out}, T, K, N);
+    choose_by_timing(BACKWARD_WEIGHT, {dweight, dweight, inp, out}, T, K, N);
+}
+
+// ------------------------------------------------------------------------------------------------
+// The four products
+
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
-    run(FORWARD, out, NULL, weight, inp, T, K, N);
+    run(FORWARD, {out, NULL, weight, inp}, T, K, N);
 }
 
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N) {
-    run(FORWARD, out, resid, weight, inp, T, K, N);
+    run(FORWARD, {out, resid, weight, inp}, T, K, N);
 }
 
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N) {
-    run(BACKWARD_INPUT, dinp, NULL, weight, dout, T, K, N);
+    run(BACKWARD_INPUT, {dinp, NULL, weight, dout}, T, K, N);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
                             int64_t K, int64_t N) {
-    run(BACKWARD_WEIGHT, dweight, dweight, inp, dout, T, K, N);
+    run(BACKWARD_WEIGHT, {dweight, dweight, inp, dout}, T, K, N);
 }

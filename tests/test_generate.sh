@@ -1,0 +1,206 @@
+#!/usr/bin/env bash
+# --generate: prompts from an argument, a file, a pipe and a terminal; a chat; what contradicts it.
+# --eval: transformers' loss on the documents of a golden model. Runs the sanitizer build; set TRAIN to
+# test another one.
+. "$(dirname "$0")/lib.sh"
+scratch generate
+train=${TRAIN:-$root/build/asan/train_llama}
+export OMP_NUM_THREADS=2
+golden=$root/tests/golden/mha_untied
+
+# A tiny model with random weights, so large that its texts depend on every token before. Ids are
+# bytes, but for ChatML's tokens and one merge.
+tiny_model tiny 24 40 8
+sed -i 's/"initializer_range": 0.05/"initializer_range": 0.5/' tiny/config.json
+uneven_texts text 9
+prepare text --out corpus --val-frac 0.1
+python3 - << 'PY' || bad tokenizer ''
+import json
+t = json.load(open("corpus/tokenizer.json"))
+for i, name in enumerate(("<|im_start|>", "<|im_end|>")):
+    t["added_tokens"].append(dict(t["added_tokens"][0], id=258 + i, content=name))
+t["model"]["vocab"]["li"] = 260
+t["model"]["merges"] = ["l i"]
+json.dump(t, open("tiny/tokenizer.json", "w"))
+FOR, REST = "{% for message in messages %}", (
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+SYSTEM = ("{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe kind<|im_end|>\n'"
+          " }}{% endif %}")
+config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+json.dump(config, open("tiny/tokenizer_config.json", "w"))
+json.dump(dict(config, chat_template=FOR + SYSTEM + REST), open("chat.json", "w"))
+json.dump(dict(config, chat_template=FOR + REST + " "), open("other.json", "w"))
+open("chatml.jinja", "w").write(FOR + REST)
+PY
+cp -r tiny kind && cp chat.json kind/tokenizer_config.json
+cp -r kind plain && cp chatml.jinja plain/chat_template.jinja
+cp -r tiny other && cp other.json other/tokenizer_config.json
+run() { timeout -k 10 "$limit_s" "$@"; }
+of() { local model=$1; shift; run "$train" --model "$model" --from-scratch --generate --max-new-tokens 12 "$@"; }
+greedy() { of tiny --temperature 0 "$@"; }
+# text NAME COMMAND...: it succeeds; its standard output is NAME.txt
+text() {
+    local name=$1
+    shift
+    "$@" > "$name.txt" 2> err.txt < /dev/null || { cp err.txt out.txt; bad "$name" "exit code $?"; }
+}
+
+# ---- where prompts come from ---------------------------------------------------------------------------
+text line greedy --prompt 'line 7'
+has line_of_speed '^6 prompt tokens in .* then 1?[0-9] tokens in .*tokens/s$' err.txt
+greedy < <(echo 'line 7') > pipe.txt 2> err.txt
+same pipe_is_one_prompt line.txt pipe.txt
+greedy --prompt - < <(echo 'line 7') > dash.txt 2> err.txt
+same dash_is_standard_input line.txt dash.txt
+printf 'line 7\nä\n\nof the\n' > prompts.txt
+text two greedy --prompt 'ä'
+text three greedy --prompt 'of the'
+text together greedy --prompt-file prompts.txt
+{ for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
+same prompts_of_a_file_are_those_alone together.txt expected.txt
+text small greedy --prompt-file prompts.txt --max-seqlen 24 --micro-batch-tokens 24
+same one_after_another_when_memory_is_small together.txt small.txt
+seq 1 150 > many.txt
+text all greedy --prompt-file many.txt --max-new-tokens 2
+check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
+
+# ---- the text ------------------------------------------------------------------------------------------
+text half greedy --prompt 'line 7' --max-new-tokens 5
+has max_new_tokens 'then 4 tokens' err.txt
+text seqlen greedy --prompt 'line 7' --max-seqlen 9
+has ends_at_max_seqlen 'then 2 tokens' err.txt
+text hot1 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200
+text hot2 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200
+same a_seed_repeats_the_text hot1.txt hot2.txt
+text hot3 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200 --seed 2
+differ another_seed_is_another_text hot1.txt hot3.txt
+text top of tiny --prompt 'line 7' --temperature 3 --top-k 1
+same top_k_1_is_greedy top.txt line.txt
+check_python output_is_utf8_without_control_characters << 'PY'
+for name in "hot1.txt", "hot3.txt", "together.txt":
+    text = open(name, "rb").read().decode()
+    assert all(c in "\n\t" or (c >= " " and c != "\x7f") for c in text), text
+assert "\ufffd" in open("hot1.txt").read()     # random bytes are not all characters
+PY
+
+# ---- chat ----------------------------------------------------------------------------------------------
+turn='<|im_start|>user
+hi<|im_end|>
+<|im_start|>assistant'
+python3 - << 'PY'
+import json
+for name in "kind", "plain":        # without BOS, as the template is
+    path = name + "/tokenizer_config.json"
+    config = json.load(open(path))
+    json.dump(dict(config, bos_token="<|im_start|>"), open(path, "w"))
+PY
+text plain of plain --temperature 0 --chat --prompt hi
+text plain_written of plain --temperature 0 --prompt "$turn
+"
+same chat_is_the_template plain.txt plain_written.txt
+text kind of kind --temperature 0 --chat --prompt hi
+text kind_written of kind --temperature 0 --prompt "<|im_start|>system
+Be kind<|im_end|>
+$turn
+"
+same chat_begins_with_the_system_message kind.txt kind_written.txt
+differ chat_needs_its_system_message kind.txt plain.txt
+expect another_template 2 'error: other/tokenizer_config.json: --chat: expected the template' of other --chat --prompt a
+expect no_template 2 'error: tiny/tokenizer_config.json: --chat: .* found none' of tiny --chat --prompt a
+
+cat > terminal.py << 'PY'
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+seen = b""
+def until(mark):
+    global seen
+    while mark not in seen:
+        seen += os.read(fd, 4096)
+    before, seen = seen.split(mark, 1)
+    return before
+until(b"> ")
+for line in b"line 7", b"of the":
+    os.write(fd, line + b"\n")
+    until(line + b"\r\n")
+    sys.stdout.buffer.write(until(b"\r\n> ").replace(b"\r\n", b"\n") + b"\n")
+os.write(fd, b"\x04")
+while True:
+    try:
+        if not os.read(fd, 4096): break
+    except OSError: break
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+PY
+terminal() { run python3 terminal.py "$train" --from-scratch --generate --temperature 0 --max-new-tokens 12 "$@"; }
+text terminal terminal --model tiny
+cat line.txt three.txt > expected.txt
+same a_terminal_is_asked_line_by_line terminal.txt expected.txt
+text conversation terminal --model plain --chat
+text first of plain --temperature 0 --chat --prompt 'line 7'
+text second of plain --temperature 0 --chat --prompt 'of the'
+cat first.txt second.txt > expected.txt
+check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
+differ a_conversation_remembers conversation.txt expected.txt
+
+# ---- what is refused -----------------------------------------------------------------------------------
+expect chat_alone 2 'belong to --generate' "$train" --chat
+expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
+expect generate_and_eval 2 'expected at most one' of tiny --eval
+expect two_prompts 2 '--prompt and --prompt-file: expected at most one' of tiny --prompt a --prompt-file prompts.txt
+expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
+expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a
+expect no_prompt_file 3 'missing.txt' of tiny --prompt-file missing.txt
+: > empty
+expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt-file empty
+expect too_long 2 'raise --max-seqlen' of tiny --prompt 'a long prompt' --max-seqlen 8
+outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
+
+# ---- --eval --------------------------------------------------------------------------------------------
+check_python shards "$golden" << 'PY'
+import json, struct, sys
+data = open(sys.argv[1] + "/expected.safetensors", "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:8 + n])
+def values(name, kind):
+    a, b = header[name]["data_offsets"]
+    return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + n + a:8 + n + b])
+tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")[1:]
+open("golden.ds", "wb").write(struct.pack("<%dH" % len(tokens), *tokens))
+open("golden.ds.index", "wb").write(struct.pack("<%dQ" % len(ends), *ends))
+open("loss.txt", "w").write(repr(values("loss_fp64", "d")[0]))
+PY
+eval_golden() { run "$train" --model "$golden" --eval --val golden.ds --max-seqlen 96 "$@"; }
+cat > table.py << 'PY'
+import math, sys
+docs, targets = int(sys.argv[2]), int(sys.argv[3])
+rows = [l.split() for l in open(sys.argv[1]) if " to " in l]
+total = next(l.split() for l in open(sys.argv[1]) if l.startswith("all "))
+assert int(total[1]) == docs == sum(int(r[3]) for r in rows), (total, rows)
+assert int(total[2]) == targets == sum(int(r[4]) for r in rows), (total, rows)
+mean = sum(int(r[4]) * float(r[5]) for r in rows if len(r) > 5) / targets
+assert abs(mean - float(total[3])) < 2e-4 and abs(math.exp(mean) / float(total[4]) - 1) < 1e-3, (mean, total)
+if len(sys.argv) > 4:
+    assert abs(float(total[3]) - float(open(sys.argv[4]).read())) < 1e-4, total
+PY
+text eval eval_golden
+check eval_is_transformers_loss python3 table.py eval.txt 7 124 loss.txt
+text eval_small eval_golden --micro-batch-tokens 96
+same eval_in_any_micro_batches eval.txt eval_small.txt
+text eval_split eval_golden --max-seqlen 32
+check eval_splits_with_true_targets python3 table.py eval_split.txt 7 124
+text eval_drop eval_golden --max-seqlen 32 --long-docs drop
+check eval_drops python3 table.py eval_drop.txt 5 29
+text eval_cut eval_golden --max-seqlen 32 --long-docs truncate
+check eval_truncates python3 table.py eval_cut.txt 7 91
+expect eval_refuses_long_documents 3 'expected at most 32' eval_golden --max-seqlen 32 --long-docs error
+expect eval_and_steps 2 '--eval and --steps' eval_golden --steps 3
+check eval_writes_nothing test ! -e out
+ranks_can_run "$root/build/cpu/train_llama"
+if [ -z "$no_ranks" ]; then
+    text eval_ranks run mpirun --oversubscribe --allow-run-as-root -n 3 "$root/build/cpu/train_llama" \
+        --model "$golden" --eval --val golden.ds --max-seqlen 96 --micro-batch-tokens 96
+    check eval_of_three_ranks python3 table.py eval_ranks.txt 7 124 loss.txt
+else skip eval_of_three_ranks "$no_ranks"; fi
+finish
