@@ -198,9 +198,8 @@ static const Option option_table[] = {
     OPTION_ELSEWHERE("learning-rate", "it is --lr"),
     OPTION_ELSEWHERE("output-dir", "it is --out"),
     OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
-    OPTION_ELSEWHERE(
-        "wandb|tensorboard|report-to",
-        "log.jsonl in --out has a JSON object for every step; scripts/plot_run.py draws it"),
+    OPTION_ELSEWHERE("wandb|tensorboard|report-to",
+                     "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
     OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
                      "it is --recompute full; --dry-run prints what activations take"),
     OPTION_ELSEWHERE(
@@ -626,15 +625,15 @@ static void print_samples(LlamaModel *m) {
     const SampleModel model = sample_model(m);
     if (!is_rank_0()) return;
     comm_phase("sample", -1);
-    samples_print(&run.samples, &model, run.cursor.step);
+    samples_report(&run.samples, &model, run.cursor.step, &run.log);
 }
 
 // Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
 static bool pause_training(LlamaModel *m, int64_t step) {
     const bool last = step == o.steps;
     if (every(step, o.val_every) || last) validate(m, step);
+    if (every(step, o.sample_every) || last) print_samples(m);
     if (last) return false;
-    if (every(step, o.sample_every)) print_samples(m);
     // last, so that the log it refers to holds all of this step
     if (every(step, o.save_every)) save_or_warn(m, false);
     return every(step, o.save_every);
@@ -719,7 +718,6 @@ static void finish(LlamaModel *m) {
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
-    print_samples(m);
     if (o.cuda_graph)
         printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
                run.graph.graph != NULL, (long long)run.graph.num_launches,

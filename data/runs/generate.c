@@ -200,6 +200,7 @@ static void write_round(Generator *g, Text *texts, int n, const SampleModel *mod
     g->round_texts = n;
     g->current = 0;
     g->printed = -1;
+    g->printer.to = stdout;
     g->first_pass = true;
     g->started_ms = now_ms();
     g->samples.grown = print_growth;

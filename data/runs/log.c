@@ -225,3 +225,18 @@ void report_validation(RunLog *log, int64_t step, double loss, const ValidationS
     json_put_int(&w, "targets", set->targets);
     record_end(&w, log);
 }
+
+void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {
+    enum { MOST_BYTES_OF_A_CHAR = 6, REST = 256 };  // in JSON: \u001f
+    const size_t capacity = MOST_BYTES_OF_A_CHAR * strlen(text) + REST;
+    printf("--- sample %d after step %ld%s\n%s\n", number, step, ended ? " (ended)" : "", text);
+    char *record = host_calloc(capacity, 1, "the log");
+    JsonWriter w = record_begin(record, capacity);
+    json_put_string(&w, "event", "sample");
+    json_put_int(&w, "step", step);
+    json_put_int(&w, "number", number);
+    json_put_bool(&w, "ended", ended);
+    json_put_string(&w, "text", text);
+    record_end(&w, log);
+    free(record);
+}

@@ -60,6 +60,9 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds);
 void report_step(RunLog *log, const StepReport *r, const StepData *data);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
 
+// number: 1-based, of the samples after this step. ended: by the model's end of text.
+void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text);
+
 // Loss spikes: losses far above the running mean of the last ones. Not saved in checkpoints: a
 // resumed run learns the mean again in its first steps.
 typedef struct {

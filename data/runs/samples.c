@@ -215,9 +215,9 @@ static void text_printer_flush(TextPrinter *p, bool end) {
         while (continued < p->n && (p->bytes[continued] & 0xc0) == 0x80) continued++;
         if (n == 0 && continued == p->n && p->n < whole && !end) return;
         if (n == 0)
-            fputs("\xef\xbf\xbd", stdout);
+            fputs("\xef\xbf\xbd", p->to);
         else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
-            fwrite(p->bytes, 1, n, stdout);
+            fwrite(p->bytes, 1, n, p->to);
         if (n == 0) n = continued < whole ? continued : 1;
         p->n -= n;
         memmove(p->bytes, p->bytes + n, p->n);
@@ -229,7 +229,7 @@ void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) 
     const bool known = tokenizer && id < tokenizer->vocab_size;
     const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
     if (!bytes || tokenizer->special[id]) text_printer_flush(p, true);
-    if (!bytes) printf("<%d>", id);
+    if (!bytes) fprintf(p->to, "<%d>", id);
     for (size_t k = 0; k < n && !tokenizer->special[id]; k++) {
         p->bytes[p->n++] = bytes[k];
         text_printer_flush(p, false);
@@ -238,17 +238,20 @@ void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) 
 
 void text_printer_end(TextPrinter *p) { text_printer_flush(p, true); }
 
-static void text_print(const Text *text, const Samples *s, int64_t step) {
-    printf("--- sample %d after step %ld%s\n", text->number + 1, step,
-           text->ended ? " (ended)" : "");
-    TextPrinter printer = {0};
+static void text_report(const Text *text, const Samples *s, int64_t step, RunLog *log) {
+    char *chars = NULL;
+    size_t n = 0;
+    TextPrinter printer = {.to = open_memstream(&chars, &n)};
+    if (!printer.to) return;
     for (int32_t i = 0; i < text->length; i++)
         text_printer_token(&printer, s->tokenizer, text->tokens[i]);
     text_printer_end(&printer);
-    printf("\n");
+    fclose(printer.to);
+    if (chars) report_sample(log, step, text->number + 1, text->ended, chars);
+    free(chars);
 }
 
-void samples_print(Samples *s, const SampleModel *model, int64_t step) {
+void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log) {
     Error err = {0};
     Text texts[MAX_SAMPLES];
     int n = 0;
@@ -258,7 +261,7 @@ void samples_print(Samples *s, const SampleModel *model, int64_t step) {
         n++;
     }
     if (ok && n > 0) texts_write(texts, n, s, model, step);
-    for (int i = 0; ok && i < n; i++) text_print(&texts[i], s, step);
+    for (int i = 0; ok && i < n; i++) text_report(&texts[i], s, step, log);
     if (!ok) warning("no samples: %s", err.what);
     for (int i = 0; i < n; i++) free(texts[i].tokens);
 }

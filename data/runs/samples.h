@@ -4,10 +4,13 @@
 #ifndef UNPAD_SAMPLES_H
 #define UNPAD_SAMPLES_H
 
+#include <stdio.h>
+
 #include "../base/error.h"
 #include "../batches/batch.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
+#include "log.h"
 
 // The next token from its logits: temperature, then top-k, then top-p, then one draw.
 typedef struct {
@@ -82,6 +85,7 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
 // tokenizer. A character that is spread over several tokens is printed when it is complete, bytes
 // that are none as U+FFFD.
 typedef struct {
+    FILE *to;
     unsigned char bytes[4];  // (n) the beginning of a character
     size_t n;
 } TextPrinter;
@@ -89,7 +93,7 @@ typedef struct {
 void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id);
 void text_printer_end(TextPrinter *p);  // of a text: nothing completes what is left
 
-// Writes and prints one round.
-void samples_print(Samples *s, const SampleModel *model, int64_t step);
+// Writes, prints and logs one round.
+void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log);
 
 #endif
