@@ -26,7 +26,7 @@ SPLIT_K_FIXED = 3.0e-6
 TILES = {(256, 128): 1, (128, 256): 1, (128, 192): .98, (192, 128): .98, (128, 128): .93,
          (64, 256): .85, (256, 64): .85, (128, 64): .80, (64, 128): .80, (64, 64): .62}
 # What each kind of kernel reaches of HBM; guesses from their loads in flight and occupancy
-REACHES = dict(norm=.88, norm_backward=.80, rope=.72, swiglu=.90, cross_entropy=.80, embedding=.80,
+REACHES = dict(norm=.88, norm_backward=.80, rope=.72, swiglu=.90, embedding=.80,
                embedding_backward=.45, memset=.95, squares=.90, adamw=.88, inductor=.88)
 EXP_EXPOSED, EXP_CLOCK = .4, 1.755e9                # cross-entropy's exponentials; guess
 NVLINK, RANKS_EXPOSED = 200e9, .1                   # guess: a tenth of what is sent is not hidden
@@ -160,9 +160,8 @@ def attention_ops(step, model, lengths, kernels, path):
 
 
 # What the code does now of what follows, and what a step may do otherwise; see README.md
-NOW = dict(ce_fixed=True, tuned=True)
-SMALL = dict(tuned=True, keep=True, residual_beta=True, ce_fixed=True, head_chunk=11264,
-             no_memset=True, dweight_once=True)
+NOW = dict(tuned=True, keep=True)
+SMALL = dict(NOW, head_chunk=11264, no_memset=True, dweight_once=True)
 FUSED = dict(SMALL, rope_fused=True, swiglu_fused=True, norm_fused=True, norm_of_gradient=True)
 
 
@@ -173,16 +172,14 @@ def ours(model, lengths, kernels, path="_sm90", ranks=1, **o):
     has = lambda name: o.get(name, False)
     tuned = has("tuned")
     gradient = dict(out=4, read=0 if has("no_memset") else 4, tuned=tuned)
-    residual = dict(tuned=tuned, epilogue=rows if has("norm_fused") or has("residual_beta") else 0.)
+    residual = dict(tuned=tuned, epilogue=rows)
     if not has("no_memset"):
         s.memory("optimizer", "memset of gradients", 1, 4. * m.params, "memset")
     s.add("other", "upload, memsets of sums", 1, T * 20 / 25e9 + 4e-6, 20. * T, launches=4)
 
     s.memory("norms", "embedding_forward", 1, 2 * rows, "embedding")
     if not has("norm_fused"):
-        s.memory("norms", "add_rmsnorm_forward", 2 * L, (2 if has("residual_beta") else 4) * rows,
-                 "norm")
-        s.memory("norms", "add_rmsnorm_forward (final)", 1, 4 * rows, "norm")
+        s.memory("norms", "rmsnorm_forward", 2 * L + 1, 2 * rows, "norm")
     s.gemm("forward", "qkv", L, T, m.qkv, C, tuned=tuned)
     if not has("rope_fused"):
         s.memory("rope", "rope_forward", L, 4. * T * (m.H + m.Hkv) * m.D, "rope")
@@ -208,7 +205,7 @@ def ours(model, lengths, kernels, path="_sm90", ranks=1, **o):
         s.gemm("backward", "down", L, T, F, C, tuned=tuned)
         s.memory("swiglu", "swiglu_backward", L, 10. * T * F, "swiglu")
     if not has("norm_fused") and not has("keep"):
-        s.memory("norms", "rmsnorm_apply (again)", 2 * L, 2 * rows, "norm")
+        s.memory("norms", "rmsnorm_forward (again)", 2 * L, 2 * rows, "norm")
     for name, N, K in m.products():
         s.gemm("weight gradients", name, L, N, K, T, **gradient)
     for name, N, K in m.products()[1:]:
@@ -234,11 +231,9 @@ def head_ops(s, m, T, o):
     count = math.ceil(T / chunk)
     t = round(T / count)
     nbytes = 4. * t * m.V
-    merge = 2000 if o.get("ce_fixed") else 72 * 1024    # exponentials of a row beside 2 V
-    exponentials = t * (2. * m.V + merge) / (16 * SMS * EXP_CLOCK)
+    exponentials = t * (2. * m.V + 2000) / (16 * SMS * EXP_CLOCK)    # 2000: the merge of a row
     s.gemm("head", "logits", count, t, m.V, m.C, tuned=tuned)
-    s.memory("head", "cross_entropy", count, nbytes, "norm" if o.get("ce_fixed") else
-             "cross_entropy", extra=EXP_EXPOSED * exponentials)
+    s.memory("head", "cross_entropy", count, nbytes, "norm", extra=EXP_EXPOSED * exponentials)
     s.gemm("head", "weight gradient", count, m.V, m.C, t, out=4, read=4, tuned=tuned)
     s.gemm("head", "backward", count, t, m.C, m.V, tuned=tuned)
 
