@@ -247,10 +247,9 @@ void movers(const Sizes &z) {
     const double copy_s = measure(z.runs, [&] { device_copy(y, x, (size_t)(2 * wide)); });
     const double copy = 4 * wide / copy_s;
     printf("bytes      %-22s %8.1f GB/s   (HBM 4,200)\n", "copy", copy * 1e-9);
-    bytes_per_second(
-        "rmsnorm_forward", 2 * rows,
-        measure(z.runs, [&] { rmsnorm_forward(y, rstd, x, weight, 1e-5f, z.T, C); }), copy,
-        "REACHES[norm] .88");
+    bytes_per_second("rmsnorm_forward", 2 * rows,
+                     measure(z.runs, [&] { rmsnorm_forward(y, rstd, x, weight, 1e-5f, z.T, C); }),
+                     copy, "REACHES[norm] .88");
     bytes_per_second(
         "rmsnorm_backward", 4 * rows,
         measure(z.runs, [&] { rmsnorm_backward(x, dweight, y, w, weight, rstd, z.T, C); }), copy,
