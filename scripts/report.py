@@ -20,7 +20,7 @@ from report_charts import chart, finite, histogram, no_chart
 # against the background, in both schemes.
 STYLE = """
 :root { color-scheme: light dark; --back: #ffffff; --text: #1f2328; --muted: #57606a;
-        --grid: #d8dee4; --one: #0072b2; --two: #c24e00; --faint: #9aa4ae; }
+        --grid: #d8dee4; --one: #0072b2; --two: #c24e00; --faint: #87909a; }
 @media (prefers-color-scheme: dark) {
   :root { --back: #0d1117; --text: #e6edf3; --muted: #9ea7b1; --grid: #30363d; --one: #56b4e9;
           --two: #e69f00; --faint: #6a737d; } }

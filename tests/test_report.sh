@@ -87,7 +87,7 @@ def luminance(colour):
 schemes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root {[^}]*}", page)]
 assert len(schemes) == 2
 for scheme in schemes:
-    for name, least in dict(text=4.5, muted=4.5, one=3, two=3).items():
+    for name, least in dict(text=4.5, muted=4.5, one=3, two=3, faint=3).items():
         a, b = sorted((luminance(scheme[name]), luminance(scheme["back"])))
         assert (b + 0.05) / (a + 0.05) >= least, (name, scheme)
 PY
