@@ -273,8 +273,8 @@ void head_and_update(const Sizes &z) {
     const double s = measure(z.runs, [&] {
         cross_entropy_forward_backward(losses, logits, targets, scale, z.head_rows, z.V);
     });
-    printf("bytes      %-22s %8.1f GB/s   (REACHES[norm] .88, EXP_EXPOSED .4)\n",
-           "cross_entropy", 4e-9 * (double)logits_n / s);
+    printf("bytes      %-22s %8.1f GB/s   (REACHES[norm] .88, EXP_EXPOSED .4)\n", "cross_entropy",
+           4e-9 * (double)logits_n / s);
     uint16_t *lo = random_bits<uint16_t>(z.params);
     real *m = random_bits<real>(z.params), *v = random_bits<real>(z.params);
     real *grads = random_bits<real>(z.params);
