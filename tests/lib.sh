@@ -31,6 +31,8 @@ finish() {
     exit
 }
 skip_all() { skip "$@" && finish; }
+# A chroot may have no /dev/pts.
+has_terminals() { python3 -c 'import os; os.openpty()' 2> /dev/null; }
 
 # scratch NAME: enters $work, a new directory with a space in its path. Removed at exit, with the
 # shared memory files that killed MPI ranks leave behind.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the test programs given by `make test`, then all shell suites, one after another, and adds up
-# their last lines. Lists skips by reason; reports those that tests/expected_skips.txt does not
-# expect, and fails because of them if CI=true.
+# Runs the test programs given by `make test`, then all shell suites, two at a time, and adds up their
+# last lines. Lists skips by reason; reports those that tests/expected_skips.txt does not expect, and
+# fails because of them if CI=true.
 #
+#   JOBS=2               suites at a time
 #   SUITE_LIMIT_S=1800   time limit of a suite: 50 times its time on an idle machine
 #   SUITES='a b'         run only these instead of all tests/test_*.sh
 #
@@ -10,28 +11,26 @@
 # processes are killed and its files removed in any case.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-limit_s=${SUITE_LIMIT_S:-1800}
+limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-2}
 passed=0 failed=0 skipped=0 unexpected=0 suite_pid=
-run_dir=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
+top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1
 # in memory if possible: a busy disk takes seconds for an fsync. Often mounted noexec, so only for the
 # C suites.
-memory_dir=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) ||
-    { memory_dir=$run_dir/memory && mkdir "$memory_dir"; }
-log=$run_dir/log skips=$run_dir/skips
-: > "$skips"
+memory_top=$(mktemp -d /dev/shm/unpad-run-XXXXXX 2> /dev/null) || memory_top=$top/memory
+skips=$top/skips totals=$top/totals queue=$top/queue
+: > "$skips" > "$totals"
 
-# Processes started by this run: they inherit this variable.
-export UNPAD_TEST_RUN=$run_dir
+# Processes started by the job whose directory this is, or by all: they inherit UNPAD_TEST_RUN.
 processes_left() {
     local files
-    files=$(env -u UNPAD_TEST_RUN grep -slzFx "UNPAD_TEST_RUN=$run_dir" /proc/[0-9]*/environ)
+    files=$(env -u UNPAD_TEST_RUN grep -slzF "UNPAD_TEST_RUN=$1/" /proc/[0-9]*/environ)
     echo "${files//[^0-9$'\n']/}"
 }
 # Kills them, after a grace period for those that are about to end.
 end_processes_left() {
     local left i
     for i in 1 2 3 4 5 6 7 8 9 10; do
-        left=$(processes_left)
+        left=$(processes_left "$run_dir")
         [ -n "$left" ] || return 0
         [ "$i" -lt 10 ] && sleep 0.3
     done
@@ -41,12 +40,14 @@ end_processes_left() {
     kill -9 $left 2> /dev/null
 }
 clean_up() {
-    [ -z "$suite_pid" ] || kill -9 "$suite_pid" 2> /dev/null
     local left
-    left=$(processes_left)
+    # shellcheck disable=SC2046
+    kill $(jobs -p) 2> /dev/null
+    wait
+    left=$(processes_left "$top")
     # shellcheck disable=SC2086
     [ -z "$left" ] || kill -9 $left 2> /dev/null
-    rm -rf "$run_dir" "$memory_dir"
+    rm -rf "$top" "$memory_top"
 }
 trap clean_up EXIT
 trap 'exit 130' INT
@@ -56,8 +57,6 @@ trap 'exit 143' TERM HUP
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-# MPI's shared memory too (the name has changed with Open MPI 5)
-export OMPI_MCA_btl_vader_backing_directory=$memory_dir OMPI_MCA_btl_sm_backing_directory=$memory_dir
 
 # "SUITE CASE: REASON" for every skip of the log
 skips_of() {
@@ -69,7 +68,7 @@ run_suite() {
     local suite=$1 start=$SECONDS status last p=0 f=1 s=0
     case $suite in *.sh) export TMPDIR=$run_dir ;; *) export TMPDIR=$memory_dir ;; esac
     printf -- '== %s\n' "$suite"
-    timeout -k 10 "$limit_s" "$suite" > "$log" 2>&1 < /dev/null &    # and wait: signals get through
+    timeout -k 10 "$limit_s" "$suite" > "$log" 2>&1 < /dev/null 8>&- &  # and wait: for signals
     suite_pid=$!
     wait "$suite_pid"
     status=$?
@@ -89,9 +88,29 @@ run_suite() {
     fi
     printf '   %d passed, %d failed, %d skipped in %d s\n' "$p" "$f" "$s" $((SECONDS - start))
     skips_of "$(basename "$suite")" "$log" >> "$skips"
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "$p $f $s" >> "$totals"
     # files of killed cases
     rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
+}
+# Takes suites from the queue until it is empty. What a suite prints stays together.
+run_job() {
+    local suite
+    run_dir=$top/job$1 memory_dir=$memory_top/job$1 log=$top/job$1/log suite_pid=
+    mkdir -p "$run_dir" "$memory_dir"
+    export UNPAD_TEST_RUN=$run_dir/
+    # MPI's shared memory too (the name has changed with Open MPI 5)
+    export OMPI_MCA_btl_vader_backing_directory=$memory_dir
+    export OMPI_MCA_btl_sm_backing_directory=$memory_dir
+    trap - EXIT INT
+    trap '[ -z "$suite_pid" ] || kill -9 "$suite_pid"; exit 143' TERM
+    while flock 8 && read -r suite < "$queue"; do
+        sed -i 1d "$queue"
+        flock -u 8
+        run_suite "$suite" > "$run_dir/printed"
+        flock 8
+        cat "$run_dir/printed"
+        flock -u 8
+    done
 }
 # Every reason once, with the number of cases and the names of the first three
 list_skips() {
@@ -111,7 +130,12 @@ list_unexpected_skips() {
 }
 
 # shellcheck disable=SC2086
-for suite in "$@" ${SUITES-tests/test_*.sh}; do run_suite "$suite"; done
+printf '%s\n' "$@" ${SUITES-tests/test_*.sh} > "$queue"
+for ((job = 0; job < jobs; job++)); do run_job "$job" 8> "$top/lock" & done
+wait
+while read -r p f s; do
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+done < "$totals"
 list_skips
 list_unexpected_skips
 echo "$passed passed, $failed failed, $skipped skipped"

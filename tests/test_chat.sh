@@ -300,8 +300,13 @@ check jobs_do_not_change_a_byte jobs_agree
 check overwriting_leaves_no_old_mask old_masks_go
 check bad_lines_are_named_and_counted bad_lines
 check summary_is_printed summary_is_printed
-check colour_on_a_terminal coloured yes
-check no_color_is_respected coloured no NO_COLOR=1
+if has_terminals; then
+    check colour_on_a_terminal coloured yes
+    check no_color_is_respected coloured no NO_COLOR=1
+else
+    skip colour_on_a_terminal 'no pseudo-terminals here'
+    skip no_color_is_respected 'no pseudo-terminals here'
+fi
 check show_writes_nothing show_writes_nothing
 check a_tree_of_chats tree_of_chats
 check lone_surrogates surrogates

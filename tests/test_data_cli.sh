@@ -5,7 +5,8 @@
 . "$(dirname "$0")/lib.sh"
 scratch data
 command -v python3 > /dev/null || skip_all data 'python3 is not installed'
-train=${TRAIN:-$root/build/asan/train_llama}
+# by a path without spaces: functions below print command lines
+ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
 
 # flip FILE OFFSET: the lowest bit of that byte
 flip() { python3 - "$@" << 'PY'
