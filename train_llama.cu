@@ -87,7 +87,7 @@ static const Option option_table[] = {
     TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
     CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
     NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
-           "longest chunk; the row of other layouts"),
+           "longest segment; the row of other layouts"),
     NUMBER("micro-batch-tokens", o.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
     NUMBER(
@@ -324,7 +324,7 @@ static void init_weights(LlamaModel *m) {
 
 static void pass_without_graph(LlamaModel *m) {
     llama_forward(m);
-    llama_head(m, true);
+    llama_head_train(m);
     comm_phase("backward", -1);
     llama_backward(m);
 }
@@ -407,7 +407,7 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
         llama_select_loss_partial(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
-        llama_head(m, false);
+        llama_head_eval(m);
         llama_add_losses(m);
     }
     llama_sum_losses(m);
@@ -836,7 +836,7 @@ static void pass_to_host(LlamaModel *m, const Batch *b, float *losses, float *lo
         llama_logits(m, logits + (int64_t)t * V, rows + t,
                      T - t < m->head_chunk ? T - t : m->head_chunk);
     free(rows);
-    llama_head(m, true);
+    llama_head_train(m);
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
     llama_backward(m);
 }
@@ -1442,7 +1442,7 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
     comm_progress();
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head(m, false);
+    llama_head_eval(m);
     device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
 }
 
