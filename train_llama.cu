@@ -423,11 +423,8 @@ static const char MATMUL_CHOICES_FILE[] = "matmul.txt";
 
 // No file when the backend has nothing to choose.
 static bool save_matmul_choices(Checkpoint *ck, Error *err) {
-    const size_t n = matmul_choices(NULL, 0);
-    if (n == 0) return true;
-    char *text = host_calloc(n + 1, 1, "matmul choices");
-    matmul_choices(text, n + 1);
-    bool ok = checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, n, err);
+    char *text = matmul_choices();
+    bool ok = !text || checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, strlen(text), err);
     free(text);
     return ok;
 }
@@ -456,17 +453,16 @@ static void repeat_matmul_choices(const char *dir) {
 static void choose_matmuls(LlamaModel *m) {
     if (o.deterministic) return;  // the same bits in every run
     const double start_ms = now_ms();
-    const size_t before = matmul_choices(NULL, 0);
     if (is_rank_0()) llama_choose_matmuls(m);
-    size_t n = matmul_choices(NULL, 0);
+    char *text = is_rank_0() ? matmul_choices() : NULL;
+    size_t n = text ? strlen(text) + 1 : 0;
     comm_broadcast(&n, sizeof n);
     if (n == 0) return;
-    char *text = host_calloc(n + 1, 1, "matmul choices");
-    if (is_rank_0()) matmul_choices(text, n + 1);
+    if (!text) text = host_calloc(n, 1, "matmul choices");
     comm_broadcast(text, n);
     if (!is_rank_0()) matmul_repeat_choices(text);
     free(text);
-    if (n == before) return;
+    if (run.resume.dir[0]) return;  // repeated
     printf("matmul  algorithms selected by timing in %.1f s\n", (now_ms() - start_ms) * 1e-3);
 }
 

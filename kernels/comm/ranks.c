@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -100,12 +99,11 @@ int ranks_turn_seconds(void) { return ranks.rank < 10 ? ranks.rank : 10; }
 // first exits, and the launcher ends the others.
 void ranks_die(int code, const char *hint, const char *what, ...) {
     Error err = {0};
-    char text[sizeof err.what];
     va_list args;
     va_start(args, what);
-    vsnprintf(text, sizeof text, what, args);
+    error_fill(&err, code, hint, what, args);
     va_end(args);
-    error_set(&err, code, hint, "ranks: %s", text);
+    error_prefix(&err, "ranks");
     if (ranks.joined) error_exit(&err);
     sleep_ms(1000 * ranks_turn_seconds());
     error_print(&err);

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <assert.h>
-#include <stdarg.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
@@ -55,12 +54,10 @@ void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)desc
 
 void device_fail(const char *hint, const char *format, ...) {
     Error err = {0};
-    char what[sizeof err.what];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    error_fill(&err, EXIT_DEVICE_ERROR, hint, format, args);
     va_end(args);
-    error_set(&err, EXIT_DEVICE_ERROR, hint, "%s", what);
     error_exit(&err);
 }
 
