@@ -10,7 +10,7 @@
 //
 // A step:  llama_zero_grads
 //          for each micro-batch: llama_set_batch, llama_forward, llama_head_train,
-//          llama_backward, llama_add_losses (before the backward of the last: llama_last_micro_batch)
+//          llama_backward, llama_add_losses (before the last backward: llama_last_micro_batch)
 //          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
@@ -258,8 +258,8 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);
 }
 
-// Losses into scratch.losses, for llama_add_losses. Chunk by chunk: the (T, V) logits never exist at
-// one time.
+// Losses into scratch.losses, for llama_add_losses. Chunk by chunk: the (T, V) logits never exist
+// at one time.
 static inline void llama_head_eval(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;

@@ -43,7 +43,7 @@ __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const
 __attribute__((format(printf, 4, 0))) void error_fill(Error *err, int code, const char *hint,
                                                       const char *format, va_list args);
 
-// error_set for a file with other contents than its format demands, with the hint of EXIT_BAD_INPUT.
+// error_set for a file with other contents than its format demands; the hint is that of its code.
 #define bad_input(err, ...) error_set(err, EXIT_BAD_INPUT, "", __VA_ARGS__)
 
 // Puts "prefix: " in front of the message. Returns false.

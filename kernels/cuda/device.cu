@@ -1,6 +1,5 @@
 // The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
 
-
 #include "../comm/comm.h"
 #include "common.cuh"
 
