@@ -10,7 +10,8 @@ options=(
     --max-seqlen 2048 --micro-batch-tokens 32768    # the main memory knob
     --batch-tokens 1048576                          # 32 micro-batches: 4 per rank
     # Published: 2,000,000 steps, 2 trillion tokens. The schedule fits itself to the steps:
-    # 20,000 are 21 billion tokens. The stable part can be extended later: --resume --steps N
+    # 20,000 are 21 billion tokens. A checkpoint from before the decay, the last fifth, can train
+    # for longer: --resume=run/step-00016000 --steps 40000 --out longer
     --steps 20000
     --schedule wsd --lr 3e-3 --warmup-steps 2000 --decay-frac 0.2
     --weight-decay 0.01 --beta1 0.9 --beta2 0.95 --grad-clip 1
