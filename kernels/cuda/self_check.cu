@@ -684,8 +684,8 @@ static Attention attend(const Packed &p) {
     floatX *qkv = random_bf16(n_out + num_keys_and_values(p), 2), *dout = random_bf16(n_out, 1),
            *out = take_n<floatX>(n_out);
     Want *scores = take_n<Want>(n_lse * p.max_len), *dscores = take_n<Want>(n_lse * p.max_len);
-    const Attention a = {p.heads, p.T, p.max_len, p.first, p.end, p.position_ids, p.rope_table,
-                         lse, qkv, out, dout, scores, dscores};
+    const Attention a = {p.heads, p.T, p.max_len, p.first, p.end,  p.position_ids, p.rope_table,
+                         lse,     qkv, out,       dout,    scores, dscores};
     attention_forward(out, lse, qkv, &p.docs, p.heads);
     compute(scores, n_lse * p.max_len, with<Scores>(a));
     return a;
