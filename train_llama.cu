@@ -66,7 +66,7 @@ typedef struct {
         *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
-    int layout, schedule, long_docs, zero, recompute;
+    int layout, schedule, long_docs, zero, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -121,6 +121,8 @@ static const Option option_table[] = {
     NUMBER("save-every", o.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
     NUMBER("keep", o.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
+    CHOICE("final-dtype", o.final_dtype, "fp32", MODEL_DTYPES,
+           "of the weights in final/; checkpoints are fp32"),
     NUMBER("val-every", o.val_every, "50", 0, 1e12,
            "steps between validations, the first before training, the last after it; 0: never"),
     NUMBER("val-tokens", o.val_tokens, "65536", 1, 1e12,
@@ -482,17 +484,14 @@ static void choose_matmuls(LlamaModel *m) {
 }
 
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
-// comes to rank 0, which writes the file.
-static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok, Error *err) {
-    const char *name = moments ? "optimizer.safetensors" : "model.safetensors";
+// comes to rank 0, which writes the files.
+static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDtype dtype, bool ok,
+                            Error *err) {
     const Parameters p = llama_parameters(m);
-    char path[IO_PATH_MAX];
-    SafetensorsWriter w;
-    ok = ok && (!is_rank_0() || checkpoint_path(ck, name, path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (ok && is_rank_0())
-        return (moments ? moments_save : weights_save)(p, path, &w, err) &&
-               checkpoint_register(ck, name, w.file.size_bytes, w.file.crc, err);
+        return moments ? model_files_write_moments(p, ck, err)
+                       : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
     if (ok && m->ranks.shard_optimizer) parameters_visit(p, moments);
     return ok;
 }
@@ -510,13 +509,14 @@ static bool save_state(Checkpoint *ck, Error *err) {
 // counts on rank 0.
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
+    const ModelDtype dtype = name ? (ModelDtype)o.final_dtype : MODEL_FP32;
     comm_phase("save", run.cursor.step);
     bool ok =
         !is_rank_0() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
                          checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                         model_files_write(&run.files, &m->config, ck, err));
-    ok = save_parameters(ck, m, false, ok, err);
-    if (name == NULL) ok = save_parameters(ck, m, true, ok, err);
+                         model_files_write(&run.files, &m->config, dtype, ck, err));
+    ok = save_parameters(ck, m, false, dtype, ok, err);
+    if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
     if (!is_rank_0()) return true;
     ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
          checkpoint_publish(ck, err);
