@@ -677,6 +677,7 @@ static void train(LlamaModel *m) {
         comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
+        const double read_ms = now_ms() - start_ms;
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
         StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
@@ -691,6 +692,8 @@ static void train(LlamaModel *m) {
                                    .steps = o.steps,
                                    .ms = ms,
                                    .mean_ms = mean_ms + pause_ms,
+                                   .read_ms = read_ms,
+                                   .passes_ms = (double)device_timer_ms(),
                                    .loss = loss,
                                    .grad_norm = scalars.grad_norm,
                                    .lr = hyper.lr,
