@@ -196,6 +196,15 @@ def loss_sum(run):
 assert na > 100 and nb > 100 and na + nb == n, (na, nb, n)
 assert abs(a + b - all) < 1e-6 * all and abs(a / na - all / n) > 1e-4 * all / n, (a, b, all)
 PY
+# --eval reads masks without the loader that training and validation use
+expect eval_under_a_mask 0 '^all ' $train --model tiny --from-scratch --eval --val masked --max-seqlen 128 \
+    --micro-batch-tokens 512 --threads 1
+check_python eval_under_a_mask_is_validation << 'PY'
+import json
+val = next(l for l in map(json.loads, open("masked.run/log.jsonl")) if l.get("event") == "val")
+docs, targets, loss = next(l.split()[1:4] for l in open("out.txt") if l.startswith("all "))
+assert int(targets) == val["targets"] and abs(float(loss) - val["loss"]) < 1e-4, (targets, loss, val)
+PY
 check resume_a_masked_run $(masked --steps 4 --resume=masked.run/step-00000002 --out resumed.run)
 same_state resume_under_a_mask_bit_for_bit masked.run/step-00000004 resumed.run/step-00000004
 expect check_packing_under_a_mask 0 '^packing does not change the result' $(masked --check-packing)
