@@ -753,7 +753,7 @@ EACH_PATH(uniform_softmax) {
 // every tile would repeat the error. Scores, all equal, are scaled, exponentiated and scaled back:
 // one rounding each, and one for the sum.
 static void check_equal_scores(int D, float q_value) {
-    enum { T = 4096, USED = 7 };  // seven columns: the score is no power of two
+    enum { T = 2048, USED = 7 };  // seven columns: the score is no power of two
     const int len = T;
     const HeadShape h = {1, 1, D};
     Batch b = new_batch(h, &len, 1, 0);
@@ -781,7 +781,6 @@ EACH_PATH(equal_scores_of_a_long_document) {
 #if defined(CUDA_EMU) && !defined(__FMA__) && !defined(__FP_FAST_FMAF)
     SKIP("this CPU contracts nothing to FMA, as a GPU does");
 #endif
-    check_equal_scores(64, 22.875f);
     check_equal_scores(64, 70.5f);
     check_equal_scores(128, 99.5f);
 }
