@@ -53,7 +53,7 @@ static void make_docs(const int *lengths, int n, int vocab) {
 static void mask_docs(int n) {
     for (int i = 0, at = 0; i < n; at += docs[i++].length) {
         const DocView *d = &docs[i];
-        if (i % 4 == 1) continue;
+        if (i % 4 == 0) continue;
         for (int k = 0; k < d->length; k++) {
             const int32_t next = k + 1 < d->length ? d->tokens[k + 1] : d->next_token;
             pool_targets[at + k] = i % 4 == 2 || test_rng_below(3) > 0 ? -1 : next;
@@ -190,8 +190,8 @@ static void golden_mask(Golden *g, int num_docs) {
     mask_docs(num_docs);
     for (int d = 0, row = 0; d < num_docs; row += docs[d++].length) {
         const int has_next = docs[d].length - 1;
-        mean += d % 4 == 1 ? has_next : d % 4 == 2 ? 0 : has_next / 3.0;
-        variance += d % 4 == 1 || d % 4 == 2 ? 0 : has_next * 2 / 9.0;
+        mean += d % 4 == 0 ? has_next : d % 4 == 2 ? 0 : has_next / 3.0;
+        variance += d % 4 == 0 || d % 4 == 2 ? 0 : has_next * 2 / 9.0;
         for (int k = 0; k < docs[d].length; k++) {
             const int32_t next = k + 1 < docs[d].length ? docs[d].tokens[k + 1] : -1,
                           target = docs[d].targets ? docs[d].targets[k] : next;
