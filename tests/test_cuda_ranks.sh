@@ -62,6 +62,15 @@ if [ -x "$bin/test_cuda_nccl" ]; then
         else bad "$1" "exit code $status"; fi
     }
     for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
+    # NCCL's log, also of ranks without standard output; /dev/stderr would truncate a regular file
+    export NCCL_DEBUG=INFO
+    start 2 bash -c '"$@" 2>&1 | cat' _ "$bin/test_cuda_nccl" --filter all_gather
+    collect
+    has log_of_rank_1 'NCCL INFO .*rank 1 ' out1.txt
+    start 2 "$bin/test_cuda_nccl" --filter all_gather
+    collect
+    check no_log_into_a_file test -s out0.txt -a ! -s out1.txt
+    unset NCCL_DEBUG
     if [ -n "$emulated" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
