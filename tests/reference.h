@@ -1,6 +1,6 @@
-// The CPU backend beside a CUDA one in the same test: every operation of kernels.h again, on host
+// The CPU backend next to a CUDA one in the same test: every operation of kernels.h again, on host
 // memory and in fp32, from the library build/reference/cpu_kernels.so. reference.rope_forward(...)
-// computes what rope_forward(...) must.
+// computes what rope_forward(...) must return.
 #ifndef UNPAD_TESTS_REFERENCE_H
 #define UNPAD_TESTS_REFERENCE_H
 

@@ -810,7 +810,7 @@ static void choose_again(const char *algorithm) {
     CHECK(matmul_choices(NULL, 0) == 0);
 }
 
-// A weight gradient, the same in every call but for the algorithm that adds
+// A weight gradient whose bits depend only on the matmul algorithm
 struct Product {
     int64_t T = 130, K = 64, N = 72;
     Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
@@ -841,7 +841,7 @@ TEST(matmul_repeats_earlier_choices) {
     choose_again(NULL);
 }
 
-// Of matmul_choose on tensors of its own, for T tokens; returns the choices.
+// matmul_choose on its own tensors, for T tokens; returns the choices.
 static const char *choose_by_timing(int64_t T, int64_t K, int64_t N) {
     Tensor inp = tensor("inp", true, T, K, 1), out = tensor("out", true, T, N, 1);
     Tensor weight = tensor("weight", true, N, K, 1), dweight = tensor("dweight", false, N, K, 1);

@@ -204,7 +204,7 @@ static void golden_mask(Golden *g, int num_docs) {
     }
     batch_pack(&g->batch, docs, num_docs);
     CHECK(g->batch.num_targets == targets);
-    // mask_docs keeps one target of three: binomial, and 5 sigma are passed once in 2 million
+    // mask_docs keeps one target of three: binomial, and 5 sigma are exceeded once in 2 million
     CHECK_MSG(fabs(targets - mean) <= 5 * sqrt(variance), "%s: %d targets, expected %g +- %g",
               g->dir, targets, mean, sqrt(variance));
     const double loss = forward_backward(&g->model, &g->batch), expected = sum / targets;
@@ -489,7 +489,7 @@ static void check_packing_check(bool masked) {
     double expected;
     b.targets[row] = worst_target(&m, &b, row, &expected);
     d = packing_delta(&m, &b);
-    // two losses, each the difference of a log-sum-exp and a logit below 8: 4 roundings of 8 * 2^-24
+    // two losses, each a log-sum-exp minus a logit, all below 8: 4 roundings of 8 * 2^-24
     CHECK_MSG(expected > 0.1 && fabs(d.max_loss - expected) <= 32 * 0x1p-24,
               "max_loss %.9g, expected %.9g", d.max_loss, expected);
     CHECK(d.max_logit == 0 && !packing_is_rounding(&d));
@@ -761,7 +761,7 @@ TEST(a_batch_is_described_by_its_lengths) {
     llama_set_batch(&m, &b);
     llama_describe_batch(&m, text, sizeof text);
     CHECK_MSG(strstr(text, "30 documents") && strstr(text, " 3 ..."), "%s", text);
-    volatile size_t capacity = 30;  // not known to the compiler, which would warn of the cut
+    volatile size_t capacity = 30;  // hidden from the compiler, which would warn of the truncation
     llama_describe_batch(&m, text, capacity);
     CHECK(strlen(text) == capacity - 1);
     batch_free(&b);
