@@ -211,8 +211,7 @@ TEST(prune_keeps_the_newest) {
     CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
     CHECK(checkpoint_prune(out_dir(), 60, 2, &err) && newest() == 60 && damaged_seen == 0);
     CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
-    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) &&
-          newest() == 60);  // later ones are ignored
+    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) && newest() == 60);  // later ones are ignored
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
