@@ -129,6 +129,13 @@ if [ -n "$emulated" ]; then
     ranks 2 bash -c '[ "$RANK" -gt 0 ] || export EMU_LT_MS=2,1; exec "$@"' _ \
         "${run[@]}" --out t1 --steps 3
     same_state algorithms_of_rank_0 t2/$end t1/$end
+    # every product has the length that was timed: nothing is left for rank 1 to choose
+    one=("${run[@]}" --cuda-graph --val-every 0 --steps 2)
+    for own in EMU_LT_MS=2,1 EMU_LT_ALGO=1; do
+        ranks 2 bash -c 'if [ "$RANK" -gt 0 ]; then export "$0"; else export EMU_LT_MS=2,1; fi; exec "$@"' \
+            $own "${one[@]}" --out "t_$own"
+    done
+    same_state algorithms_are_sent t_EMU_LT_MS=2,1/step-00000002 t_EMU_LT_ALGO=1/step-00000002
     differ faster_algorithms_give_other_bits {w2,t2}/$end/model.safetensors
 fi
 
