@@ -38,6 +38,7 @@
 #include "common.h"
 
 #include <assert.h>
+#include <sys/mman.h>
 #if !defined(GRADCHECK) && defined(__x86_64__)
 #include <immintrin.h>
 #define X86 1
@@ -48,7 +49,8 @@
 
 enum {
     KC = 512,                 // depth of a block, even
-    MC = 1024,                // rows of A packed at a time
+    MC = 64,                  // rows of A packed at a time
+    A_SIZE = 96 * 1024,       // elements of A packed at a time
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile
     FEW_ROWS = 8,             // of A that share a pass over a B that is not packed
@@ -73,8 +75,14 @@ static Matrix at(Matrix x, int64_t i, int64_t k) {
 typedef void Tile(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
                   const real *RESTRICT b, int64_t depth);
 
+typedef void Pack(real *packed, Matrix x, int64_t rows, int width, int64_t depth, int64_t stride);
+
 typedef void Few(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b, int64_t depth,
                  int64_t kc, int rows);
+#define PACK_PART(name) PACK_PART_(name)
+#define PACK_PART_(name) name##_part
+#define PACK_TRANSPOSED(name) PACK_TRANSPOSED_(name)
+#define PACK_TRANSPOSED_(name) name##_transposed
 #define FEW_OF(name) FEW_OF_(name)
 #define FEW_OF_(name) name##_of
 
@@ -82,6 +90,7 @@ typedef struct {
     const char *name;
     Tile *tile;
     int mr, nr;
+    Pack *pack;
     Few *few;  // for few rows of A; NULL: they take the tile
     int few_width;
     // panel[k][i] = panel[2k][i] and panel[2k+1][i] as bf16 in one word; NULL: an fp32 set
@@ -94,28 +103,35 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
-#else
-#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (index4){a, b, c, d})
 #ifdef GRADCHECK
-typedef int64_t index4 __attribute__((vector_size(32)));
+typedef int64_t lane_index;
 #else
-typedef int32_t index4 __attribute__((vector_size(16)));
+typedef int32_t lane_index;
 #endif
+#ifdef __clang__
+#define SHUFFLE(indices, x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
 #endif
-
-typedef real vec4 __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 // Plain C; NEON has twice the registers of SSE and gets a larger tile.
 #define TILE_NAME tile_portable
+#define PACK_NAME pack_portable
 #define TARGET
 #ifndef GRADCHECK
 #define FEW_NAME few_portable
+typedef real vec4 __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
+typedef int32_t index4 __attribute__((vector_size(16)));
 #define FOURS(p, step) (*(const vec4 *)(p))
-#define ZIP_LOW(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
-#define ZIP_HIGH(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
-#define PAIRS(a, b, which) ((which) == 0x44 ? SHUFFLE(a, b, 0, 1, 4, 5) : SHUFFLE(a, b, 2, 3, 6, 7))
+#define ZIP_LOW(a, b) SHUFFLE(index4, a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) SHUFFLE(index4, a, b, 2, 6, 3, 7)
+#define PAIRS(a, b, which) \
+    ((which) == 0x44 ? SHUFFLE(index4, a, b, 0, 1, 4, 5) : SHUFFLE(index4, a, b, 2, 3, 6, 7))
+#define MERGE_LOW 0, 4, 1, 5
+#define MERGE_HIGH 2, 6, 3, 7
+#else
+#define MERGE_LOW 0, 2
+#define MERGE_HIGH 1, 3
 #endif
 #if defined(NEON)
 #define VECTOR_LENGTH 4
@@ -134,6 +150,9 @@ enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
 #ifdef X86
 #define QUAD(p) _mm_loadu_ps(p)
 #define TILE_NAME tile_avx2
+#define PACK_NAME pack_avx2
+#define MERGE_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define MERGE_HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #define FEW_NAME few_avx2
 #define FOURS(p, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUAD(p)), QUAD((p) + (step)), 1)
 #define ZIP_LOW(a, b) _mm256_unpacklo_ps(a, b)
@@ -148,6 +167,9 @@ enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
 #define TILE_NAME tile_avx512
+#define PACK_NAME pack_avx512
+#define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #define FEW_NAME few_avx512
 #define FOURS(p, step)                                                                        \
     _mm512_insertf32x4(_mm512_insertf32x4(_mm512_insertf32x4(_mm512_castps128_ps512(QUAD(p)), \
@@ -194,74 +216,34 @@ __attribute__((target("avx512f,avx512bf16"))) static void round_pairs_avx512_bf1
 static const InstructionSet instruction_sets[] = {
 // best first
 #ifdef X86
-    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, NULL, 0,
+    {"avx512_bf16", tile_avx512_bf16, AVX512_BF16_MR, AVX512_BF16_NR, pack_avx512, NULL, 0,
      round_pairs_avx512_bf16},
-    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, few_avx512, 16, NULL},
-    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, few_avx2, 8, NULL},
+    {"avx512", tile_avx512, AVX512_MR, AVX512_NR, pack_avx512, few_avx512, 16, NULL},
+    {"avx2", tile_avx2, AVX2_MR, AVX2_NR, pack_avx2, few_avx2, 8, NULL},
 #endif
 #ifdef GRADCHECK
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, NULL, 0, NULL},
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, NULL, 0, NULL},
 #else
-    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, few_portable, 4, NULL},
+    {"portable", tile_portable, PORTABLE_MR, PORTABLE_NR, pack_portable, few_portable, 4, NULL},
 #endif
 };
 enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets[0]) };
-
-// -------------------------------------------------------------------------------------------------
-// Packing
-
-// to[k][i] = from[i][k] for i, k < 4
-static inline void transpose_4x4(real *to, int64_t to_stride, const real *from, int64_t stride) {
-    vec4 r0 = *(const vec4 *)from, r1 = *(const vec4 *)(from + stride);
-    vec4 r2 = *(const vec4 *)(from + 2 * stride), r3 = *(const vec4 *)(from + 3 * stride);
-    vec4 low01 = SHUFFLE(r0, r1, 0, 4, 1, 5), high01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
-    vec4 low23 = SHUFFLE(r2, r3, 0, 4, 1, 5), high23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
-    *(vec4 *)to = SHUFFLE(low01, low23, 0, 1, 4, 5);
-    *(vec4 *)(to + to_stride) = SHUFFLE(low01, low23, 2, 3, 6, 7);
-    *(vec4 *)(to + 2 * to_stride) = SHUFFLE(high01, high23, 0, 1, 4, 5);
-    *(vec4 *)(to + 3 * to_stride) = SHUFFLE(high01, high23, 2, 3, 6, 7);
-}
-
-// panel[k][i] (depth, width) = x(i, k) for i < rows, 0 for rows <= i < width
-static void pack_panel(real *panel, Matrix x, int rows, int width, int64_t depth) {
-    int64_t whole_k = depth - depth % 4;
-    int whole_i = rows - rows % 4, i = 0;
-    if (x.col == 1) {  // x(i, .) is contiguous: transpose
-        for (; i < whole_i; i += 4) {
-            for (int64_t k = 0; k < whole_k; k += 4)
-                transpose_4x4(panel + k * width + i, width, x.p + i * x.row + k, x.row);
-            for (int64_t k = whole_k; k < depth; k++)
-                for (int r = i; r < i + 4; r++) panel[k * width + r] = x.p[r * x.row + k];
-        }
-    } else {  // x(., k) is contiguous: copy
-        for (int64_t k = 0; k < depth; k++) {
-            const real *from = x.p + k * x.col;
-            real *to = panel + k * width;
-            for (i = 0; i < whole_i; i += 4) *(vec4 *)(to + i) = *(const vec4 *)(from + i);
-        }
-    }
-    for (; i < rows; i++)
-        for (int64_t k = 0; k < depth; k++) panel[k * width + i] = x.p[i * x.row + k * x.col];
-    for (; i < width; i++)
-        for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;
-}
 
 // -------------------------------------------------------------------------------------------------
 // The loop nest
 
 static const InstructionSet *chosen;  // NULL until matmul_select
 
-// Packed blocks, two of each: while some threads read one, others pack the next, so one barrier per
-// block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
-static _Alignas(64) real packed_a[2][(size_t)MC * KC], packed_b[2][(size_t)NC * KC];
+// Packed panels of B, two buffers: while some threads read one, others pack the next, so one barrier
+// per block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
+static _Alignas(1 << 21) real packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. If
-// m and n are small, it holds several blocks of kc: block q of A starts at a + q * a_block.
+// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. A
+// panel is `stride` deep and may hold several blocks of kc.
 typedef struct {
     real *c;
     const real *addend, *a, *b;
-    int64_t c_stride, m, n, span, kc;
-    int64_t a_block, b_block;
+    int64_t c_stride, m, n, span, kc, stride;
 } Packed;
 
 // The tile of panel i of A and panel j of B over the whole span.
@@ -273,8 +255,8 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
             cols = at_most(chosen->nr, p->n - j * chosen->nr);
     bool whole = rows == chosen->mr && cols == chosen->nr;
     for (int64_t k = 0; k < p->span; k += p->kc, addend = c) {
-        const real *a = p->a + k / p->kc * p->a_block + i * chosen->mr * p->kc;
-        const real *b = p->b + k / p->kc * p->b_block + j * chosen->nr * p->kc;
+        const real *a = p->a + (i * p->stride + k) * chosen->mr;
+        const real *b = p->b + (j * p->stride + k) * chosen->nr;
         int64_t depth = at_most(p->kc, p->span - k);
         if (chosen->round_pairs) depth = ceil_div(depth, 2);
         chosen->tile(whole ? c : spare, whole ? addend : NULL, whole ? p->c_stride : chosen->nr, a,
@@ -288,41 +270,50 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
     }
 }
 
-// Tiles (rows x cols) per work item: enough that panels are reused from L2, few enough that every
-// thread gets several items.
-static void piece_size(int64_t tiles_m, int64_t tiles_n, int64_t *rows, int64_t *cols) {
-    int64_t enough = 4 * cpu_threads();
-    *rows = *cols = 8;
-    while (*rows * *cols > 1 && ceil_div(tiles_m, *rows) * ceil_div(tiles_n, *cols) < enough)
-        *(*rows > *cols ? rows : cols) /= 2;
-}
-
-// Called by all threads of a team: computes the tiles of a packed part, dynamically scheduled.
-static void compute_packed(const Packed *p) {
-    int64_t tiles_m = ceil_div(p->m, chosen->mr), tiles_n = ceil_div(p->n, chosen->nr);
-    int64_t rows, cols;
-    piece_size(tiles_m, tiles_n, &rows, &cols);
-    int64_t pieces_m = ceil_div(tiles_m, rows), pieces_n = ceil_div(tiles_n, cols);
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t piece = 0; piece < pieces_m * pieces_n; piece++) {
-        int64_t i0 = piece % pieces_m * rows, j0 = piece / pieces_m * cols;
-        for (int64_t j = j0; j < at_most(j0 + cols, tiles_n); j++)
-            for (int64_t i = i0; i < at_most(i0 + rows, tiles_m); i++) compute_tile(p, i, j);
+// Packs panels of `width` rows, one block of kc of each: x(i, k), i < rows, k < depth. Panels are
+// filled a few k at a time, because neighbours share cache lines of x.
+static void pack_panels(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
+                        int64_t stride) {
+    chosen->pack(packed, x, rows, width, depth, stride);
+    for (int64_t i = 0; i < rows && chosen->round_pairs; i += width) {
+        real *panel = packed + i * stride;
+        if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
+        chosen->round_pairs(panel, ceil_div(depth, 2), width);
     }
 }
 
-// Called by all threads of a team: packs x(i, k), i < rows, k < span, into blocks of kc and these
-// into panels of `width` rows.
-static void pack_part(real *packed, Matrix x, int64_t rows, int width, int64_t span, int64_t kc) {
-    int64_t panels = ceil_div(rows, width);
+// Called by all threads of a team: packs the panels of B.
+static void pack_b(real *packed, Matrix b, const Packed *p) {
+    const int64_t width = chosen->nr, panels = ceil_div(p->n, width);
 #pragma omp for schedule(dynamic) nowait
-    for (int64_t item = 0; item < panels * ceil_div(span, kc); item++) {
-        int64_t i = item % panels * width, k = item / panels * kc, depth = at_most(kc, span - k);
-        real *panel = packed + item * width * kc;
-        pack_panel(panel, at(x, i, k), (int)at_most(rows - i, width), width, depth);
-        if (!chosen->round_pairs) continue;
-        if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
-        chosen->round_pairs(panel, ceil_div(depth, 2), width);
+    for (int64_t item = 0; item < panels * ceil_div(p->span, p->kc); item++) {
+        int64_t j = item % panels * width, k = item / panels * p->kc;
+        pack_panels(packed + j * p->stride + k * width, at(b, j, k), at_most(width, p->n - j), (int)width,
+                    at_most(p->kc, p->span - k), p->stride);
+    }
+}
+
+// Called by all threads of a team. Each packs the rows of A of its item, which stay in its L2, and
+// multiplies them by all panels of B or some, if there are fewer blocks of rows than threads need.
+static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
+    _Alignas(64) real packed_a[A_SIZE];
+    real *c = p.c;
+    const real *addend = p.addend;
+    int64_t tiles_n = ceil_div(p.n, chosen->nr), cols = tiles_n, packed = -1;
+    while (ceil_div(m, mc) * ceil_div(tiles_n, cols) < 8 * cpu_threads() && cols > 1) cols = (cols + 1) / 2;
+    const int64_t pieces = ceil_div(tiles_n, cols);
+    p.a = packed_a;
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t item = 0; item < ceil_div(m, mc) * pieces; item++) {
+        const int64_t i = item / pieces * mc, j0 = item % pieces * cols;
+        p.m = at_most(mc, m - i);
+        p.c = c + i * p.c_stride, p.addend = addend ? addend + i * p.c_stride : NULL;
+        for (int64_t k = 0; k < p.span && packed != i; k += p.kc)
+            pack_panels(packed_a + k * chosen->mr, at(a, i, k), p.m, chosen->mr,
+                        at_most(p.kc, p.span - k), p.stride);
+        packed = i;
+        for (int64_t j = j0; j < at_most(j0 + cols, tiles_n); j++)
+            for (int64_t t = 0; t * chosen->mr < p.m; t++) compute_tile(&p, t, j);
     }
 }
 
@@ -356,30 +347,24 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
 // C (m, n) = addend + A (m, depth) B (n, depth)^T
 static void multiply(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
                      int64_t depth) {
-    int64_t mc = at_most(MC / chosen->mr * chosen->mr, round_up(m, chosen->mr));
-    int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
-    int64_t kc = block_depth(depth);
-    int64_t span = kc * at_most(MC * KC / (mc * kc), NC * KC / (nc * kc));
+    const int64_t mc = MC / chosen->mr * chosen->mr, kc = block_depth(depth);
+    const int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
+    const int64_t span = kc * at_most(A_SIZE / (mc * kc), NC * KC / (nc * kc));
     bool worth_threads = (double)m * (double)n * (double)depth > WORTH_THREADS;
     assert(chosen->mr * chosen->nr <= MAX_TILE);
 #pragma omp parallel if (worth_threads)
     {
         Packed p = {.c_stride = n, .kc = kc};
-        int turn_a = 0, turn_b = 0;
+        int turn = 0;
         for (int64_t j = 0; j < n; j += nc) {
-            for (int64_t k = 0; k < depth; k += span, turn_b ^= 1) {
+            for (int64_t k = 0; k < depth; k += span, turn ^= 1) {
                 p.n = at_most(nc, n - j), p.span = at_most(span, depth - k);
-                p.b = packed_b[turn_b], p.b_block = round_up(p.n, chosen->nr) * kc;
+                p.b = packed_b[turn], p.stride = round_up(p.span, 2);
                 const real *sum = k > 0 ? c : addend;  // so far
-                pack_part(packed_b[turn_b], at(b, j, k), p.n, chosen->nr, p.span, kc);
-                for (int64_t i = 0; i < m; i += mc, turn_a ^= 1) {
-                    p.m = at_most(mc, m - i), p.c = c + i * n + j;
-                    p.addend = sum ? sum + i * n + j : NULL;
-                    p.a = packed_a[turn_a], p.a_block = round_up(p.m, chosen->mr) * kc;
-                    pack_part(packed_a[turn_a], at(a, i, k), p.m, chosen->mr, p.span, kc);
-#pragma omp barrier  // packing is done, and no thread still reads the buffers to be packed next
-                    compute_packed(&p);
-                }
+                p.c = c + j, p.addend = sum ? sum + j : NULL;
+                pack_b(packed_b[turn], at(b, j, k), &p);
+#pragma omp barrier  // packing is done, and no thread still reads the buffer to be packed next
+                compute_packed(p, at(a, 0, k), mc, m);
             }
         }
     }
@@ -401,6 +386,7 @@ static const InstructionSet *find_set(const char *name, bool bf16) {
 bool matmul_select(const char *name, bool bf16) {
     const InstructionSet *set = find_set(name, bf16);
     if (set) chosen = set;
+    madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);
     return set != NULL;
 }
 

@@ -38,6 +38,80 @@ TARGET static void TILE_NAME(real *c, const real *addend, int64_t c_stride, cons
     }
 }
 
+#ifdef PACK_NAME
+// Transposes n (a power of 2) rows of VECTOR_LENGTH: lane k of row i, stored at to[k * width + i].
+// A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of them
+// move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
+TARGET static inline __attribute__((always_inline)) void PACK_PART(PACK_NAME)(
+    real *to, int width, const real *from, int64_t stride, int rows, const int n) {
+    typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
+    typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
+    typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
+    vec a[VECTOR_LENGTH], b[VECTOR_LENGTH];
+    UNROLL for (int i = 0; i < n; i++) a[i] =
+        i < rows ? *(const vec_anywhere *)(from + i * stride) : (vec){0};
+    UNROLL for (int stage = 1; stage < n; stage *= 2) {
+        UNROLL for (int i = 0; i < n; i++) b[i] = a[i];
+        UNROLL for (int i = 0; i < n / 2; i++) {
+            a[2 * i] = SHUFFLE(indices, b[i], b[i + n / 2], MERGE_LOW);
+            a[2 * i + 1] = SHUFFLE(indices, b[i], b[i + n / 2], MERGE_HIGH);
+        }
+    }
+    UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + 64);
+    if (n == width) width = VECTOR_LENGTH;  // several columns lie in a vector
+    UNROLL for (int i = 0; i < n; i++) *(vec_anywhere *)(to + i * width) = a[i];
+}
+
+// The panel of `rows` rows from x on, 0 for rows <= i < width. x(i, .) is contiguous.
+TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, int width,
+                                              int64_t depth) {
+    const int n = width % VECTOR_LENGTH && VECTOR_LENGTH % MR == 0 ? MR : VECTOR_LENGTH;
+    const int64_t whole_k = depth / VECTOR_LENGTH * VECTOR_LENGTH;
+    const int whole_i = width / n * n;
+    for (int i = 0; i < whole_i; i += n) {
+        const real *from = x.p + i * x.row;
+        for (int64_t k = 0; k < whole_k; k += VECTOR_LENGTH) {
+            real *to = panel + k * width + i;
+            if (width == MR && n == MR && rows == MR)
+                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, MR, MR);
+            else if (width == MR && n == MR)
+                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, rows, MR);
+            else if (rows - i >= n)
+                PACK_PART(PACK_NAME)(to, width, from + k, x.row, n, VECTOR_LENGTH);
+            else
+                PACK_PART(PACK_NAME)(to, width, from + k, x.row, rows - i, VECTOR_LENGTH);
+        }
+    }
+    for (int64_t k = whole_i == width ? whole_k : 0; k < depth; k++)
+        for (int i = k < whole_k ? whole_i : 0; i < width; i++)
+            panel[k * width + i] = i < rows ? x.p[i * x.row + k] : 0;
+}
+
+// panel[k][i] (depth, width) = x(i, k), panel after panel, `stride` deep each, of `rows` rows in all;
+// rows missing in the last panel are zeros. width: MR or that of NV vectors
+TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
+                             int64_t stride) {
+    enum { CHUNK = 64, AHEAD = 16, NR = NV * VECTOR_LENGTH };
+    for (int64_t k = 0; k < depth && x.col == 1; k += CHUNK)
+        for (int64_t i = 0; i < rows; i += width)
+            PACK_TRANSPOSED(PACK_NAME)(packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i),
+                                       width, at_most(CHUNK, depth - k));
+    for (int64_t k = 0; k < depth && x.col != 1; k++) {
+        const real *from = x.p + k * x.col;
+        real *to = packed + k * width;
+        for (int64_t i = 0; i < rows; i += 64 / sizeof(real))
+            __builtin_prefetch(from + AHEAD * x.col + i);
+        int64_t i = 0;
+        if (width == NR)
+            for (; i + NR <= rows; i += NR) memcpy(to + i * stride, from + i, NR * sizeof(real));
+        else
+            for (; i + MR <= rows; i += MR) memcpy(to + i * stride, from + i, MR * sizeof(real));
+        for (int r = 0; r < width && i < rows; r++)
+            to[i * stride + r] = i + r < rows ? from[i + r] : 0;
+    }
+}
+#endif
+
 #ifdef FEW_NAME
 // c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, b read where it lies and
 // transposed in registers, four of the depth at a time. Every sum is the chain of the tile: blocks
@@ -88,6 +162,9 @@ TARGET static void FEW_NAME(real *RESTRICT c, const real *RESTRICT a, const real
 }
 #endif
 #undef TILE_NAME
+#undef PACK_NAME
+#undef MERGE_LOW
+#undef MERGE_HIGH
 #undef FEW_NAME
 #undef FOURS
 #undef ZIP_LOW
