@@ -48,8 +48,8 @@
 #endif
 
 enum {
-    KC = 512,                 // depth of a block, even
-    MC = 64,                  // rows of A packed at a time
+    KC = 640,                 // depth of a block, even
+    MC = 96,                  // rows of A packed at a time
     A_SIZE = 96 * 1024,       // elements of A packed at a time
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile

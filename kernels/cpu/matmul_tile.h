@@ -91,7 +91,7 @@ TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, i
 // rows missing in the last panel are zeros. width: MR or that of NV vectors
 TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
                              int64_t stride) {
-    enum { CHUNK = 64, AHEAD = 16, NR = NV * VECTOR_LENGTH };
+    enum { CHUNK = 64, AHEAD = 32, NR = NV * VECTOR_LENGTH };
     for (int64_t k = 0; k < depth && x.col == 1; k += CHUNK)
         for (int64_t i = 0; i < rows; i += width)
             PACK_TRANSPOSED(PACK_NAME)(packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i),
