@@ -75,8 +75,8 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
               $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
 
-.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
-        simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
+.PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench bench-mpi \
+        bench-peers calibrate packsim simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -236,6 +236,19 @@ test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_l
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
+# The CPU kernels for arm64 (NEON), cross-compiled and run by qemu: results, not speed; minutes.
+# apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+ARM64_CC := aarch64-linux-gnu-gcc
+ARM64   := $(addprefix build/arm64/test_,matmul kernels attention)
+build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
+                    kernels/comm/mpi.c kernels/comm/ranks.c data/base/clock.c data/base/error.c \
+                    data/base/memory.c data/base/sum_tree.c
+	@mkdir -p $(@D)
+	$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static -ffunction-sections \
+	    -Wl,--gc-sections $(filter %.c,$^) -o $@ -lm -lpthread
+test-arm64: $(ARM64)
+	@for suite in $^; do echo "== $$suite" && OMP_WAIT_POLICY=passive qemu-aarch64 $$suite || exit 1; done
+
 # On a machine with a GPU: tests and measurements
 gpu-day:
 	@dev/gpu_day.sh $(PARTS)
@@ -280,6 +293,8 @@ packsim: build/cpu/packsim
 
 bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
 	@dev/bench.sh
+bench-peers: build/cpu/bench_step
+	@PYTHON=$(PYTHON) dev/peers/cpu_table.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh
 

@@ -11,6 +11,9 @@
 // Counted are the multiply-adds that the model needs, two FLOPs each: 2 T K N of a matmul; 4 D H
 // (forward) or 10 D H (backward) per pair of a query and a key that it sees; nothing else. A step is
 // what the trainer does: zero gradients, forward, backward, clip, AdamW.
+//
+// With --turns it measures no peak, does a step for each line on its standard input, and answers
+// with seconds and loss: dev/peers/pytorch_cpu.py takes turns with it.
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
@@ -30,6 +33,13 @@
 #include "../data/batches/batch.h"
 #include "../data/models/config.h"
 #include "../kernels/cpu/common.h"
+
+static struct {
+    const char *model, *lengths, *set;
+    const char *weights;
+    int steps, threads;
+    bool bf16_matmul, turns;
+} o;
 
 // -------------------------------------------------------------------------------------------------
 // Clocks and parts. llama.h's calls are counted by the macros below.
@@ -108,7 +118,7 @@ static int peak;
 static void measure_peak(void) {
     const int64_t n = 1 << 16;
     double cpu_s = 0, sum = 0;
-    if (clock_s(CLOCK_MONOTONIC) - last_peak_s < 0.02) return;
+    if (o.turns || clock_s(CLOCK_MONOTONIC) - last_peak_s < 0.02) return;
 #pragma omp parallel reduction(+ : cpu_s, sum)
     {
         sum += peaks[peak].burst(n / 8);
@@ -156,12 +166,6 @@ static void part_end(int part, double gflop) {
 // -------------------------------------------------------------------------------------------------
 // Steps
 
-static struct {
-    const char *model, *lengths, *set;
-    int steps, threads;
-    bool bf16_matmul;
-} o;
-
 static const Option table[] = {
     OPTION_GROUP("options"),
     TEXT("model", o.model, "smollm2-135m", "directory with config.json, or a name"),
@@ -169,6 +173,8 @@ static const Option table[] = {
     NUMBER("steps", o.steps, "3", 1, MAX_STEPS, "measured after one that warms up"),
     NUMBER("threads", o.threads, "0", 0, 4096, "0: all cores"),
     TEXT("set", o.set, NULL, "avx512, avx2 or portable (default: best)"),
+    TEXT("weights", o.weights, NULL, "directory with model.safetensors (default: random)"),
+    FLAG("turns", o.turns, "a step for each line on standard input"),
     FLAG("bf16-matmul", o.bf16_matmul, "inputs of matmul in bf16"),
     OPTION_END,
 };
@@ -212,6 +218,16 @@ static void one_step(LlamaModel *m, const Batch *batch, int64_t t) {
     llama_backward(m);
     llama_add_losses(m);
     llama_update(m, hyper, 1);
+}
+
+static void take_turns(LlamaModel *m, const Batch *batch) {
+    for (int64_t t = 1; getchar() == '\n'; t++) {
+        const double begin_s = clock_s(CLOCK_MONOTONIC);
+        one_step(m, batch, t);
+        const double loss = llama_read_step(m).loss_sum / batch->num_targets;
+        printf("%.6f %.7f\n", clock_s(CLOCK_MONOTONIC) - begin_s, loss);
+        fflush(stdout);
+    }
 }
 
 static void print_line(const char *name, Cost part, Cost all, double peak_gflops) {
@@ -260,9 +276,17 @@ int main(int argc, char **argv) {
     const LlamaSizes sizes = {batch.total_tokens, batch.max_seqlen, false, true, 0, 0};
     llama_plan(&m, &config, sizes);
     must(llama_allocate(&m, &err), &err);
-    llama_init(&m, 1);
-    printf("%s, %d documents of %s tokens, %d threads, matmul %s, attention %s\n", o.model, n,
-           o.lengths, cpu_threads(), matmul_describe(), attention_describe());
+    if (o.weights)
+        must(llama_load(&m, o.weights, &err), &err);
+    else
+        llama_init(&m, 1);
+    if (o.turns) {
+        take_turns(&m, &batch);
+        return EXIT_DONE;
+    }
+    if (!o.turns)
+        printf("%s, %d documents of %s tokens, %d threads, matmul %s, attention %s\n", o.model, n,
+               o.lengths, cpu_threads(), matmul_describe(), attention_describe());
     for (int step = 0; step <= o.steps; step++) {
         one_step(&m, &batch, step + 1);
         if (step > 0) print_step(batch.total_tokens);

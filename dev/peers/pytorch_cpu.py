@@ -7,6 +7,7 @@
     alone   every document in its own forward and backward, gradients added
     packed  one row of real tokens; linear layers on all of it, attention document by document
     hf      transformers' LlamaForCausalLM on the padded batch with an attention mask
+    ours    with --ours PROGRAM: build/cpu/bench_step on the same weights and tokens, packed
 
 One step is forward, backward, clipping and AdamW. Every mode's loss must agree before any time is
 shown. The modes take turns, step by step, so that all share a busy moment of the machine.
@@ -18,7 +19,10 @@ import os
 import pathlib
 import re
 import statistics
+import struct
+import subprocess
 import sys
+import tempfile
 import time
 
 MODES = ["padded", "alone", "packed", "hf"]
@@ -41,7 +45,9 @@ add("--row-len", type=int, nargs="+", default=[350, 512])
 add("--dtype", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="bf16: autocast")
 add("--steps", type=int, default=5, help="timed steps of each mode")
 add("--threads", type=int, default=2)
-add("--compile", action="store_true", help="torch.compile each layer")
+add("--compile", action="store_true",
+    help="each mode with torch.compile of each layer too (packed: of at most 16 documents)")
+add("--ours", type=pathlib.Path, metavar="PROGRAM", help="build/cpu/bench_step")
 add("--json", type=pathlib.Path, help="write the results here too")
 options = parser.parse_args()
 if {"padded", "hf"} & set(options.modes) and min(options.row_len) < max(options.lengths):
@@ -168,9 +174,12 @@ def make_models():
         hf.load_state_dict(model.state_dict())
         models["hf"] = with_adamw(hf)
     if options.compile:
+        compiled = Llama(d)
+        compiled.load_state_dict(model.state_dict())
         torch._dynamo.config.recompile_limit = 64       # a version for each list of lengths
-        for layer in model.model["layers"]:
+        for layer in compiled.model["layers"]:
             layer.compile()
+        models["compiled"] = with_adamw(compiled)
     return models, d
 
 
@@ -207,24 +216,80 @@ class Mode:
         return time.perf_counter() - start
 
 
+def splitmix64(x):
+    mask = (1 << 64) - 1
+    x = (x + 0x9e3779b97f4a7c15) & mask
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9 & mask
+    x = (x ^ x >> 27) * 0x94d049bb133111eb & mask
+    return x ^ x >> 31
+
+
+def write_model(model, d, folder):
+    """As a Hugging Face directory, for our program."""
+    head, at, state = {}, 0, model.state_dict()
+    if d["tie_word_embeddings"]:
+        del state["lm_head.weight"]
+    for name, w in state.items():
+        end = at + 4 * w.numel()
+        head[name], at = dict(dtype="F32", shape=list(w.shape), data_offsets=[at, end]), end
+    text = json.dumps(head).encode()
+    with open(folder / "model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for w in state.values():
+            f.write(w.contiguous().numpy().tobytes())
+    config = dict(d, model_type="llama", hidden_act="silu", max_position_embeddings=8192)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+class Ours:
+    """Our program on the same weights and tokens. It does a step for each line that it is sent."""
+    def __init__(self, dtype, folder):
+        self.name, self.dtype, self.speeds = "ours", dtype, []
+        command = [options.ours, "--turns", "--model", folder, "--weights", folder,
+                   "--threads", str(options.threads),
+                   "--lengths", ",".join(map(str, options.lengths))]
+        env = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+        self.process = subprocess.Popen(command + ["--bf16-matmul"] * (dtype == "bf16"), env=env,
+                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def step(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"FAILED: {options.ours} ended")
+        seconds, self.loss_of_step = map(float, line.split())
+        return seconds
+
+
 def main():
     models, d = make_models()
-    torch.manual_seed(1)
-    docs = [torch.randint(d["vocab_size"], (n,)) for n in options.lengths]
+    tokens = torch.tensor([splitmix64(i) % d["vocab_size"] for i in range(sum(options.lengths))])
+    docs = tokens.split(options.lengths)
     real = sum(options.lengths)
     modes = []
     for dtype, kind in itertools.product(options.dtype, options.modes):
         for row in options.row_len if kind in ("padded", "hf") else [None]:
             name = f"{kind} {len(docs)} x {row}" if row else kind
             modes.append(Mode(name, *models["hf" if kind == "hf" else "own"], docs, row, dtype))
+            if options.compile and (kind == "padded" or kind == "packed" and len(docs) <= 16):
+                modes.append(Mode(f"{name} compiled", *models["compiled"], docs, row, dtype))
     kernels = re.search(r"CPU capability usage: *(\S+)|$", torch.__config__.show())[1]
     count = sum(p.numel() for p in models["own"][0].parameters())
-    head = (f"torch {torch.__version__}{' compiled' * options.compile}, {kernels} kernels, "
+    head = (f"torch {torch.__version__}, {kernels} kernels, "
             f"{options.threads} threads, {count:,} parameters, documents {options.lengths}")
     print(head, flush=True)
 
+    with tempfile.TemporaryDirectory() as folder:
+        if options.ours:
+            write_model(models["own"][0], d, pathlib.Path(folder))
+        ours = [Ours(dtype, folder) for dtype in options.dtype if options.ours]
+        for m in ours:
+            m.step()
+            m.first_loss = m.loss_of_step
     for m in modes:
         m.first_loss = sum(m.loss(*p).item() for p in m.passes)
+    modes += ours
     for dtype, limit in ("fp32", 1e-5), ("bf16", 1e-2):
         losses = [m.first_loss for m in modes if m.dtype == dtype]
         if losses and not max(losses) - min(losses) <= limit * max(losses):
@@ -233,12 +298,18 @@ def main():
         for m in modes:
             m.speeds.append(real / m.step())
 
-    print("dtype mode             real tokens/s  [min-max]              step  loss")
+    print("dtype mode                      real tokens/s  [min-max]              step  loss")
     for m in modes:
         timed = m.speeds[1:]        # the first step allocates
         speed, spread = statistics.median(timed), f"[{min(timed):,.0f}-{max(timed):,.0f}]"
-        print(f"{m.dtype:5s} {m.name:16s} {speed:13,.0f}  {spread:18s} "
+        print(f"{m.dtype:5s} {m.name:25s} {speed:13,.0f}  {spread:18s} "
               f"{1e3 * real / speed:6.0f}ms  {m.first_loss:.6f}")
+    for m in ours:
+        others = [x for x in modes if x.dtype == m.dtype and x is not m]
+        best = max(others, key=lambda x: statistics.median(x.speeds[1:]))
+        ratios = [a / b for a, b in zip(m.speeds[1:], best.speeds[1:])]
+        print(f"{m.dtype}: ours {statistics.median(ratios):.2f} times the best, {best.name}; "
+              f"of single steps {min(ratios):.2f} to {max(ratios):.2f}")
     if options.json:
         rows = [dict(dtype=m.dtype, mode=m.name, loss=m.first_loss, tokens_per_s=m.speeds[1:])
                 for m in modes]

@@ -18,23 +18,11 @@
 // bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
 // is the same code with a dot product of pairs as its multiply-add and half the depth.
 //
-// Blocking. A panel of B (NR x KC) stays in L2 for all tiles below it while panels of A (MR x KC,
-// 16 kB) stream past; packed blocks (MC x KC, 2 MB, and NC x KC, 4 MB) stay in L3. KC is also the
-// number of terms summed between accesses to C: a larger KC saves memory traffic, a smaller one
-// reduces rounding error and the size of a panel.
-//
-// Rejected (Zen 4, one thread, CPU time, layers of SmolLM2-135M at T = 1395, fractions of the fp32
-// peak):
-// - tiles 14x32 (0.86) and 12x32 (0.87) against 8x48 (0.90), which has the fewest loads per
-//   multiply-add; 6x16 against 4x24 for AVX2 (3 % slower); 12x32 against 8x48 for bf16 (6 % slower)
-// - KC 256 and 384 (1 % slower than 512); 640 and 768 (equal, or up to 5 % slower on small layers)
-// - reading A in place, unpacked, where its rows are contiguous: dinp 2 % faster, forward the same,
-//   in eight alternating runs
-// - packing several panels at once, 16 or 32 of the depth at a time (2 to 8 % slower); prefetch or
-//   constant widths in the strided copy, MC and NC from 512 to 2048 (within 1 %)
-// - one buffer with barriers after packing B, after packing A and after the tiles, and a barrier
-//   per block of KC: the same on an idle machine, slower next to other programs, where a barrier
-//   may cost a time slice
+// Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC x
+// KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one panel
+// of B (NR x KC) after the other. KC is also the number of terms summed between accesses to C: a
+// larger KC saves memory traffic, a smaller one reduces rounding error and the size of a panel.
+// What was tried: dev/SPEED.md.
 #include "common.h"
 
 #include <assert.h>
@@ -48,9 +36,10 @@
 #endif
 
 enum {
-    KC = 640,                 // depth of a block, even
-    MC = 96,                  // rows of A packed at a time
-    A_SIZE = 96 * 1024,       // elements of A packed at a time
+    KC = 640,                 // depth of a block, even: 576 fits in one
+    MC = 96,                  // rows of A of an item: 12 tiles of 8
+    PACK_DEPTH = 64,          // columns of A or B packed at a time, panel by panel
+    A_SIZE = 96 * 1024,       // elements of A packed at a time, at least MC * KC
     NC = 2048,                // rows of B packed at a time
     MAX_TILE = 8 * 48,        // elements of the largest register tile
     FEW_ROWS = 8,             // of A that share a pass over a B that is not packed
@@ -109,7 +98,8 @@ typedef int64_t lane_index;
 typedef int32_t lane_index;
 #endif
 #ifdef __clang__
-#define SHUFFLE(indices, x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#define SHUFFLE(indices, x, y, ...) \
+    ((void)sizeof(indices), __builtin_shufflevector(x, y, __VA_ARGS__))
 #else
 #define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
 #endif
@@ -270,8 +260,7 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
     }
 }
 
-// Packs panels of `width` rows, one block of kc of each: x(i, k), i < rows, k < depth. Panels are
-// filled a few k at a time, because neighbours share cache lines of x.
+// Packs x(i, k), i < rows, k < depth, into panels of `width` rows that are `stride` deep.
 static void pack_panels(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
                         int64_t stride) {
     chosen->pack(packed, x, rows, width, depth, stride);
@@ -288,8 +277,8 @@ static void pack_b(real *packed, Matrix b, const Packed *p) {
 #pragma omp for schedule(dynamic) nowait
     for (int64_t item = 0; item < panels * ceil_div(p->span, p->kc); item++) {
         int64_t j = item % panels * width, k = item / panels * p->kc;
-        pack_panels(packed + j * p->stride + k * width, at(b, j, k), at_most(width, p->n - j), (int)width,
-                    at_most(p->kc, p->span - k), p->stride);
+        pack_panels(packed + j * p->stride + k * width, at(b, j, k), at_most(width, p->n - j),
+                    (int)width, at_most(p->kc, p->span - k), p->stride);
     }
 }
 
@@ -300,7 +289,8 @@ static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
     real *c = p.c;
     const real *addend = p.addend;
     int64_t tiles_n = ceil_div(p.n, chosen->nr), cols = tiles_n, packed = -1;
-    while (ceil_div(m, mc) * ceil_div(tiles_n, cols) < 8 * cpu_threads() && cols > 1) cols = (cols + 1) / 2;
+    while (ceil_div(m, mc) * ceil_div(tiles_n, cols) < 8 * cpu_threads() && cols > 1)
+        cols = (cols + 1) / 2;
     const int64_t pieces = ceil_div(tiles_n, cols);
     p.a = packed_a;
 #pragma omp for schedule(dynamic) nowait
@@ -386,7 +376,9 @@ static const InstructionSet *find_set(const char *name, bool bf16) {
 bool matmul_select(const char *name, bool bf16) {
     const InstructionSet *set = find_set(name, bf16);
     if (set) chosen = set;
-    madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);
+#ifdef MADV_HUGEPAGE
+    madvise(packed_b, sizeof packed_b, MADV_HUGEPAGE);  // fewer TLB misses: 1 % of a product
+#endif
     return set != NULL;
 }
 

@@ -1,11 +1,13 @@
 // The register tile of matmul.c for one instruction set, included once per set with these defined:
-//   TILE_NAME, FEW_NAME     names of the functions; FEW_NAME needs the last three, too
+//   TILE_NAME               names of the functions; sets may share PACK_NAME, which needs MERGE_*,
+//   PACK_NAME, FEW_NAME     and do without FEW_NAME, which needs FOURS, ZIP_* and PAIRS
 //   TARGET                  attribute that allows the instructions
 //   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
 //   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding if the CPU has FMA
 //   FOURS(p, step)          a vector of quadruples, the one at p, then p + step, p + 2 * step ...
 //   ZIP_LOW, ZIP_HIGH(a, b) in each quadruple: a0 b0 a1 b1, a2 b2 a3 b3
 //   PAIRS(a, b, which)      in each quadruple: a0 a1 b0 b1 (which 0x44), a2 a3 b2 b3 (0xee)
+//   MERGE_LOW, MERGE_HIGH   indices that interleave the lower, upper halves of two vectors
 //
 // c (MR, NV * VECTOR_LENGTH) = addend + the sum over k of a[k][i] * b[k][j]; a (depth, MR) and
 // b (depth, NV * VECTOR_LENGTH) are packed panels, b aligned to a vector. addend is laid out like c
@@ -57,29 +59,31 @@ TARGET static inline __attribute__((always_inline)) void PACK_PART(PACK_NAME)(
             a[2 * i + 1] = SHUFFLE(indices, b[i], b[i + n / 2], MERGE_HIGH);
         }
     }
-    UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + 64);
+    UNROLL for (int i = 0; i < n; i++) __builtin_prefetch(from + i * stride + PACK_DEPTH);
     if (n == width) width = VECTOR_LENGTH;  // several columns lie in a vector
-    UNROLL for (int i = 0; i < n; i++) *(vec_anywhere *)(to + i * width) = a[i];
+    UNROLL for (int i = 0; i < n; i++) * (vec_anywhere *)(to + i * width) = a[i];
 }
 
-// The panel of `rows` rows from x on, 0 for rows <= i < width. x(i, .) is contiguous.
+// One panel: panel[k][i] (depth, width) = x(i, k), 0 for rows <= i < width. x(i, .) is contiguous.
 TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, int width,
                                               int64_t depth) {
+    // rows transposed at a time; in the panels of A, fewer than a vector has lanes
     const int n = width % VECTOR_LENGTH && VECTOR_LENGTH % MR == 0 ? MR : VECTOR_LENGTH;
     const int64_t whole_k = depth / VECTOR_LENGTH * VECTOR_LENGTH;
     const int whole_i = width / n * n;
     for (int i = 0; i < whole_i; i += n) {
         const real *from = x.p + i * x.row;
+        const bool whole = rows - i >= n;
         for (int64_t k = 0; k < whole_k; k += VECTOR_LENGTH) {
             real *to = panel + k * width + i;
-            if (width == MR && n == MR && rows == MR)
-                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, MR, MR);
-            else if (width == MR && n == MR)
-                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, rows, MR);
-            else if (rows - i >= n)
-                PACK_PART(PACK_NAME)(to, width, from + k, x.row, n, VECTOR_LENGTH);
-            else
+            if (n == VECTOR_LENGTH && whole)  // constant arguments: unrolled
+                PACK_PART(PACK_NAME)(to, width, from + k, x.row, VECTOR_LENGTH, VECTOR_LENGTH);
+            else if (n == VECTOR_LENGTH)
                 PACK_PART(PACK_NAME)(to, width, from + k, x.row, rows - i, VECTOR_LENGTH);
+            else if (whole)
+                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, MR, MR);
+            else
+                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, rows, MR);
         }
     }
     for (int64_t k = whole_i == width ? whole_k : 0; k < depth; k++)
@@ -87,21 +91,23 @@ TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, i
             panel[k * width + i] = i < rows ? x.p[i * x.row + k] : 0;
 }
 
-// panel[k][i] (depth, width) = x(i, k), panel after panel, `stride` deep each, of `rows` rows in all;
-// rows missing in the last panel are zeros. width: MR or that of NV vectors
+// Panels of `width` rows (MR, or NV vectors), `stride` deep each: x(i, k), i < rows, k < depth;
+// rows missing in the last panel are zeros. Neighbours share cache lines of x, so all panels
+// advance together, and x is prefetched.
 TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
                              int64_t stride) {
-    enum { CHUNK = 64, AHEAD = 32, NR = NV * VECTOR_LENGTH };
-    for (int64_t k = 0; k < depth && x.col == 1; k += CHUNK)
+    enum { NR = NV * VECTOR_LENGTH, AHEAD = 32, LINE = 64 / sizeof(real) };
+    for (int64_t k = 0; k < depth && x.col == 1; k += PACK_DEPTH)
         for (int64_t i = 0; i < rows; i += width)
-            PACK_TRANSPOSED(PACK_NAME)(packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i),
-                                       width, at_most(CHUNK, depth - k));
+            PACK_TRANSPOSED(PACK_NAME)
+            (packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i), width,
+             at_most(PACK_DEPTH, depth - k));
     for (int64_t k = 0; k < depth && x.col != 1; k++) {
         const real *from = x.p + k * x.col;
         real *to = packed + k * width;
-        for (int64_t i = 0; i < rows; i += 64 / sizeof(real))
-            __builtin_prefetch(from + AHEAD * x.col + i);
         int64_t i = 0;
+        for (; i < rows; i += LINE) __builtin_prefetch(from + AHEAD * x.col + i);
+        i = 0;
         if (width == NR)
             for (; i + NR <= rows; i += NR) memcpy(to + i * stride, from + i, NR * sizeof(real));
         else
