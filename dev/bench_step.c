@@ -9,8 +9,8 @@
 // Two columns: of the peak per second of CPU time, which other programs hardly change, and of the
 // peak of all threads by the clock on the wall, in which waiting counts and which needs idle cores.
 // Counted are the multiply-adds that the model needs, two FLOPs each: 2 T K N of a matmul; 4 D H
-// (forward) or 10 D H (backward) per pair of a query and a key that it sees; nothing else. A step is
-// what the trainer does: zero gradients, forward, backward, clip, AdamW.
+// (forward) or 10 D H (backward) per pair of a query and a key that it sees; nothing else. A step
+// is what the trainer does: zero gradients, forward, backward, clip, AdamW.
 //
 // With --turns it measures no peak, does a step for each line on its standard input, and answers
 // with seconds and loss: dev/peers/pytorch_cpu.py takes turns with it.

@@ -18,9 +18,9 @@
 // bf16 rounds while packing: a word of a panel then holds two bf16, neighbours in k, and the tile
 // is the same code with a dot product of pairs as its multiply-add and half the depth.
 //
-// Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC x
-// KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one panel
-// of B (NR x KC) after the other. KC is also the number of terms summed between accesses to C: a
+// Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
+// x KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one
+// panel of B (NR x KC) after the other. KC is also the number of terms summed between accesses to C: a
 // larger KC saves memory traffic, a smaller one reduces rounding error and the size of a panel.
 // What was tried: dev/SPEED.md.
 #include "common.h"
@@ -224,8 +224,8 @@ enum { NUM_INSTRUCTION_SETS = sizeof(instruction_sets) / sizeof(instruction_sets
 
 static const InstructionSet *chosen;  // NULL until matmul_select
 
-// Packed panels of B, two buffers: while some threads read one, others pack the next, so one barrier
-// per block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
+// Packed panels of B, two buffers: while some threads read one, others pack the next, so one
+// barrier per block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
 static _Alignas(1 << 21) real packed_b[2][(size_t)NC * KC];
 
 // C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. A

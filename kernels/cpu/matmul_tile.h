@@ -42,8 +42,8 @@ TARGET static void TILE_NAME(real *c, const real *addend, int64_t c_stride, cons
 
 #ifdef PACK_NAME
 // Transposes n (a power of 2) rows of VECTOR_LENGTH: lane k of row i, stored at to[k * width + i].
-// A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of them
-// move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
+// A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of
+// them move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
 TARGET static inline __attribute__((always_inline)) void PACK_PART(PACK_NAME)(
     real *to, int width, const real *from, int64_t stride, int rows, const int n) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
@@ -98,10 +98,9 @@ TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, in
                              int64_t stride) {
     enum { NR = NV * VECTOR_LENGTH, AHEAD = 32, LINE = 64 / sizeof(real) };
     for (int64_t k = 0; k < depth && x.col == 1; k += PACK_DEPTH)
-        for (int64_t i = 0; i < rows; i += width)
-            PACK_TRANSPOSED(PACK_NAME)
-            (packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i), width,
-             at_most(PACK_DEPTH, depth - k));
+        for (int64_t i = 0; i < rows; i += width) PACK_TRANSPOSED(PACK_NAME)
+    (packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i), width,
+     at_most(PACK_DEPTH, depth - k));
     for (int64_t k = 0; k < depth && x.col != 1; k++) {
         const real *from = x.p + k * x.col;
         real *to = packed + k * width;
