@@ -833,12 +833,13 @@ static inline void llama_carve(LlamaModel *m) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores). A GPU, where floatX is bf16, needs 1,024 of a larger one too.
+// head's time on two CPU cores). A GPU, where floatX is bf16, has faster products: 1056 MiB, and 11
+// row tiles of 128 at a time, so that 12 tiles of columns, or 3 with 44 row tiles, fill 132 SMs.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
-    const int64_t least = sizeof(floatX) == 2 ? 1024 : 128;
-    const int64_t token_bytes = (int64_t)sizeof(floatX) * c->vocab_size;
-    int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
-    if (chunk < least) chunk = least;
+    const bool gpu = sizeof(floatX) == 2;
+    const int64_t tokens = gpu ? 11 * 128 : 128, bytes = (int64_t)(gpu ? 1056 : 192) << 20;
+    int64_t chunk = bytes / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
+    if (chunk < tokens) chunk = tokens;
     if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
     return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
 }

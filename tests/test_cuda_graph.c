@@ -237,13 +237,12 @@ TEST(padding_changes_nothing) {
     llama_free(&m);
 }
 
-// 192 MiB of bf16 logits are fewer than 1,024 tokens of a large vocabulary; but each chunk reads
-// and writes the head's gradient in fp32, too expensive for fewer tokens.
+// 1056 MiB of bf16 logits in multiples of 11 tiles of 128 tokens, at least one
 TEST(tokens_of_a_head_chunk) {
-    static const int32_t vocab[] = {49152, 128256, 32000};
-    static const int32_t expected[] = {2048, 1024, 3072};
+    static const int32_t vocab[] = {49152, 128256, 32000, 1 << 20};
+    static const int32_t expected[] = {11264, 4224, 16896, 1408};
     const LlamaSizes large = {.micro_batch_tokens = 1 << 20}, small = {.micro_batch_tokens = 100};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         const LlamaConfig c = {.vocab_size = vocab[i]};
         CHECK_MSG(llama_head_chunk(&c, &large) == expected[i], "%d tokens of vocabulary %d",
                   llama_head_chunk(&c, &large), vocab[i]);
