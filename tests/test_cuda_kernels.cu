@@ -555,9 +555,8 @@ static void check_decode(int64_t T, HeadShape heads) {
     reference.kv_store(cache.host, qkv.host, first, positions, T, heads);
     check_exact(cache);
     Tensor out = tensor("out", true, T, heads.num_heads * D, 0), *outs[] = {&out};
-    run(outs, 1, [&] {
-        attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads);
-    });
+    run(outs, 1,
+        [&] { attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads); });
     reference.attention_decode(out.host, qkv.host, cache.host, first, positions, T, heads);
     check_close(out);
 }
@@ -722,9 +721,13 @@ static void check_matmul(int64_t T, int64_t K, int64_t N) {
     run(dinps, 1, [&] { matmul_backward_input(bf(dinp), bf(dout), bf(weight), T, K, N); });
     reference.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
     check_within(dinp, BF16, 1e-6 * (double)N);
-    run(dweights, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
-    reference.matmul_backward_weight(dweight.host, dout.host, inp.host, T, K, N);
-    check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    for (bool accumulate : {true, false}) {
+        if (T == 0 && !accumulate) continue;
+        run(dweights, 1,
+            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), accumulate, T, K, N); });
+        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, accumulate, T, K, N);
+        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    }
 }
 
 TEST(matmul) {
@@ -815,7 +818,8 @@ static const unsigned char *product(Tensor *dweight, const Tensor &dout, const T
     Tensor *outs[] = {dweight};
     fill(dweight);
     run(outs, 1, [&] {
-        matmul_backward_weight(fp(*dweight), bf(dout), bf(inp), inp.rows, inp.cols, dout.cols);
+        matmul_backward_weight(fp(*dweight), bf(dout), bf(inp), true, inp.rows, inp.cols,
+                               dout.cols);
     });
     unsigned char *bytes = (unsigned char *)host_block(all_bytes(dweight));
     memcpy(bytes, dweight->result, all_bytes(dweight));
@@ -1209,7 +1213,7 @@ TEST(operations_allocate_nothing) {
     Tensor rstd = tensor("rstd", false, T, 1, 1);
     const uint64_t before = device_memory().count;
     matmul_forward(bf(a), bf(b), bf(w), T, C, C);
-    matmul_backward_weight(fp(dw), bf(a), bf(b), T, C, C);
+    matmul_backward_weight(fp(dw), bf(a), bf(b), true, T, C, C);
     rmsnorm_backward(bf(a), fp(dw), bf(b), bf(b), bf(w), fp(rstd), T, (int)C);
     device_synchronize();
     CHECK(device_memory().count == before);
