@@ -259,17 +259,23 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);
 }
 
-// Losses into scratch.losses, for llama_add_losses. Chunk by chunk: the (T, V) logits never exist
-// at one time.
+// scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
+static inline int64_t llama_chunk_logits(LlamaModel *m, int64_t t) {
+    const int64_t rest = m->in.docs.total_tokens - t,
+                  n = rest < m->head_chunk ? rest : m->head_chunk;
+    const int C = m->config.hidden_size;
+    const floatX *norm = m->acts[m->config.num_layers].norm_attn + t * C;
+    comm_progress();
+    matmul_forward(m->scratch.logits, norm, m->lm_head, n, C, m->config.vocab_size);
+    return n;
+}
+
+// Losses into scratch.losses, for llama_add_losses.
 static inline void llama_head_eval(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
-    const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
-        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, V);
+    for (int64_t t = 0, n; t < m->in.docs.total_tokens; t += n) {
+        n = llama_chunk_logits(m, t);
+        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, m->config.vocab_size);
     }
 }
 
@@ -278,12 +284,10 @@ static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+    for (int64_t t = 0, n; t < T; t += n) {
         const bool sum = m->has_grads || t > 0;
-        comm_progress();
         device_join();  // the gradient of the chunk before has read its logits
-        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
+        n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
         matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);  // +=
