@@ -15,7 +15,7 @@
 #include "../base/memory.h"
 #include "../base/path.h"
 
-static void path_list_add(PathList *list, const char *path) {
+void path_list_add(PathList *list, const char *path) {
     const size_t size = strlen(path) + 1;
     char *copy = host_calloc(size, 1, "a path");
     memcpy(copy, path, size);
@@ -33,8 +33,7 @@ static int path_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// By bytes, so that the order of documents does not depend on the locale.
-static void path_list_sort(PathList *list, size_t from) {
+void path_list_sort(PathList *list, size_t from) {
     if (list->n > from) qsort(list->items + from, list->n - from, sizeof(char *), path_compare);
 }
 
@@ -71,7 +70,7 @@ static bool path_list_expand_dir(PathList *list, const char *dir, const char *sp
     return true;
 }
 
-static void path_list_expand_glob(PathList *list, const char *pattern) {
+void path_list_expand_glob(PathList *list, const char *pattern) {
     const size_t before = list->n;
     glob_t found;
     if (glob(pattern, 0, NULL, &found) == 0) {
