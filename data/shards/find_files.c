@@ -57,7 +57,7 @@ static bool path_list_add_dir(PathList *list, const char *dir, const char *patte
     return ok;
 }
 
-// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove).
+// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove), else DIR/*.npy (OLMo).
 static bool path_list_expand_dir(PathList *list, const char *dir, const char *split, Error *err) {
     const size_t before = list->n;
     char pattern[64];
@@ -65,9 +65,9 @@ static bool path_list_expand_dir(PathList *list, const char *dir, const char *sp
     if (!path_list_add_dir(list, dir, pattern, err)) return false;
     snprintf(pattern, sizeof pattern, "*_%s_*.bin", split);
     if (list->n == before && !path_list_add_dir(list, dir, pattern, err)) return false;
-    if (list->n == before && strcmp(split, "train") == 0)
-        return path_list_add_dir(list, dir, "*.ds", err);
-    return true;
+    if (strcmp(split, "train") != 0) return true;
+    return (list->n > before || path_list_add_dir(list, dir, "*.ds", err)) &&
+           (list->n > before || path_list_add_dir(list, dir, "*.npy", err));
 }
 
 void path_list_expand_glob(PathList *list, const char *pattern) {
