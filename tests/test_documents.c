@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -740,6 +741,25 @@ TEST(cut_and_lengthened_samples_are_refused) {
     check_sizes("llmq_mask.bin", NULL, 50256);
     check_sizes("numpy.npy", NULL, 50256);
     check_sizes("olmo.npy", "olmo.csv.gz", -1);
+}
+
+TEST(directories_of_npy_files) {
+    Dataset ds;
+    Error err = {0};
+    uint64_t n = 0;
+    const DatasetOptions options = dataset_options();
+    const char *const names[][2] = {{"tests/golden/shards/olmo.npy", "npy/part-0.npy"},
+                                    {"tests/golden/shards/olmo.csv.gz", "npy/part-0.csv.gz"}};
+    CHECK(mkdir(scratch("npy"), 0777) == 0);
+    for (int i = 0; i < 2; i++) {
+        char *bytes = file_read_all(names[i][0], 4096, &n, "", &err);
+        CHECK_MSG(bytes != NULL, "%s", err.what);
+        write_bytes(scratch(names[i][1]), bytes, n);
+        free(bytes);
+    }
+    CHECK_MSG(dataset_open(&ds, scratch("npy"), &options, &err), "%s", err.what);
+    CHECK(ds.num_docs == NUM_SAMPLE_DOCS);
+    dataset_close(&ds);
 }
 
 TEST(samples_that_need_a_word_say_so) {

@@ -44,7 +44,8 @@ static bool shard_unknown(const Shard *s, const unsigned char *head, uint64_t n,
     else if (path_ends_with(s->path, ".idx") || path_ends_with(s->path, ".index"))
         looks = "an index", hint = "name the token file, not its index";
     else if (n > 0 && printable == n)
-        looks = "text", hint = "--train takes text by the name of a .txt or .jsonl file";
+        looks = "text",
+        hint = "data/prepare.py makes shards of it; --train takes a .txt or .jsonl as it is";
     else if (path_ends_with(s->path, ".bin"))
         hint =
             "Megatron's .bin needs its .idx beside it; raw ids, as nanoGPT writes them, become a "
