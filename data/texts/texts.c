@@ -71,7 +71,7 @@ static bool open_model_tokenizer(Job *j, Error *err) {
 
 static bool open_tokenizer(Job *j, Error *err) {
     Tokenizer *t = &j->tokenizer;
-    const bool bytes = strcmp(j->settings->model, "demo") == 0 && !path_exists("demo");
+    const bool bytes = strcmp(j->settings->model, "demo") == 0;
     if (!(bytes ? open_byte_tokenizer(j) : open_model_tokenizer(j, err))) return false;
     if (t->vocab_size > j->settings->vocab_size)
         return error_set(err, EXIT_BAD_INPUT, "use the tokenizer of the model",
