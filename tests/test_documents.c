@@ -606,8 +606,8 @@ TEST(llmq_files) {
           strstr(err.what, "a bit for each"));
 }
 
-// Samples of other trainers, each made by its own writer (dev/reference/make_shard_golden.py): token
-// j of document i is 100 i + j + 1, but for the first or the last one.
+// Samples of other trainers, each made by its own writer (dev/reference/make_shard_golden.py):
+// token j of document i is 100 i + j + 1, but for the first or the last one.
 static const struct {
     const char *file, *format;
     int32_t begin, end;  // what the first and the last token of a document are; -1: as the others

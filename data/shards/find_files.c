@@ -57,7 +57,8 @@ static bool path_list_add_dir(PathList *list, const char *dir, const char *patte
     return ok;
 }
 
-// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove), else DIR/*.npy (OLMo).
+// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove), else
+// DIR/*.npy (OLMo).
 static bool path_list_expand_dir(PathList *list, const char *dir, const char *split, Error *err) {
     const size_t before = list->n;
     char pattern[64];

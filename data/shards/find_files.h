@@ -22,8 +22,8 @@ void path_list_sort(PathList *list, size_t from);
 
 // Adds the files that `spec` names: the whole of it when that exists, else its parts between
 // commas. Each is a file, a glob pattern or a directory (its SPLIT_*.bin, else *_SPLIT_*.bin, else
-// for "train" *.ds, else *.npy); patterns and directories in byte order. A part that names no file is
-// EXIT_BAD_INPUT.
+// for "train" *.ds, else *.npy); patterns and directories in byte order. A part that names no file
+// is EXIT_BAD_INPUT.
 bool path_list_expand(PathList *list, const char *spec, const char *split, Error *err);
 
 #endif

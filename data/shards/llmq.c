@@ -1,6 +1,6 @@
-// llmq: BIN.TOK files, int32 tokens without document ends, and for fine-tuning a bit for each token:
-// is it of the answer? The writer means a token by its bit; llmq's own loader applies the bit to the
-// token after it.
+// llmq: BIN.TOK files, int32 tokens without document ends, and for fine-tuning a bit for each
+// token: is it of the answer? The writer means a token by its bit; llmq's own loader applies the
+// bit to the token after it.
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -43,11 +43,14 @@ static bool walk_entry(const Walk *w, const char *dir, const char *name, Error *
     struct stat st;
     if (name[0] == '.') return true;
     if (!path_join(path, sizeof path, dir, name, err)) return false;
-    if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+    if (lstat(path, &st) != 0) return bad_input(err, "%s: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) {
         const bool is_out = st.st_ino == w->out_dir.st_ino && st.st_dev == w->out_dir.st_dev;
         return is_out || strcmp(name, "__pycache__") == 0 || walk(w, path, err);
     }
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) path_list_add(w->list, path);
+    if (stat(path, &st) != 0)  // a link that leads nowhere is left out
+        return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
+    if (S_ISREG(st.st_mode)) path_list_add(w->list, path);
     return true;
 }
 

@@ -31,7 +31,7 @@ typedef struct {
     ShardVocabulary vocabulary;
     UnitOptions options;
     Bpe *bpe;
-    char dir[IO_PATH_MAX], temporary[IO_PATH_MAX];
+    char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
     char key[20];  // of the inputs and all that decides what is made of them
     ShardWriter train, val;
     LeftOut left_out;
@@ -281,12 +281,15 @@ static bool make_shards(Job *j, bool *again, Error *err) {
     return true;
 }
 
+// Shards that are there are renamed before they are removed: a removal that is cut short would
+// leave a part of them.
 static bool publish(const Job *j, Error *err) {
     char path[IO_PATH_MAX];
     return copy_tokenizer(j, err) && path_join(path, sizeof path, j->temporary, "texts.key", err) &&
            file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
-           dir_remove_tree(j->dir, err) && io_rename(j->temporary, j->dir, err) &&
-           dir_sync(j->settings->out->path, err);
+           dir_remove_tree(j->old, err) &&
+           (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
+           io_rename(j->temporary, j->dir, err) && dir_sync(j->settings->out->path, err);
 }
 
 static void add_count(char *list, size_t capacity, int64_t n, const char *what) {
@@ -342,11 +345,13 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     if (!inputs_are_texts(*spec)) return true;
     j = (Job){.settings = t, .spec = *spec, .options.val_frac = val_frac};
     bool ok = path_join(j.dir, sizeof j.dir, t->out->path, name, err) &&
-              path_printf(j.temporary, sizeof j.temporary, err, "%s.tmp", j.dir);
+              path_printf(j.temporary, sizeof j.temporary, err, "%s.tmp", j.dir) &&
+              path_printf(j.old, sizeof j.old, err, "%s.old", j.dir);
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, t->out->path, err) && open_tokenizer(&j, err);
         if (ok) make_key(&j);
         ok = ok && (is_up_to_date(&j) || write_all(&j, err));
+        if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);
         tokenizer_free(&j.tokenizer);
         inputs_free(&j.in);
