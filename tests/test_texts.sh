@@ -69,7 +69,7 @@ if python3 -c 'import tokenizers' 2> /dev/null; then
         prepare $c --tokenizer bpe --out "py-bpe-$c"
         same_shards "bpe_${c}_as_prepare.py" "bpe-$c/tokens" "py-bpe-$c"
     done
-else skip bpe_as_prepare.py 'the Python package tokenizers is not installed'; fi
+else skip bpe_shards 'the Python package tokenizers is not installed'; fi
 
 # ---- once, and again when something has changed ----------------------------------------------------------
 check trains "${run[@]}" --train notes.txt --out r --steps 2 --save-every 1
