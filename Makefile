@@ -75,7 +75,7 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
               $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
 
-.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi calibrate packsim \
+.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi bench-tokenizer calibrate packsim \
         simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
@@ -282,6 +282,9 @@ bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
 	@dev/bench.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh
+# The tokenizer beside Hugging Face's: the same ids, and the speed; MODEL=DIR with a tokenizer.json
+bench-tokenizer: build/cpu/bench_tokenizer
+	@$(or $(PYTHON),python3) dev/bench_tokenizer.py $(or $(MODEL),tests/golden/tokenizers/smollm2)
 
 clean:
 	rm -rf build train_llama

@@ -52,6 +52,7 @@
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"
+#include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
 #include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
@@ -66,7 +67,8 @@ typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
         *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
+        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer,
+        strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -85,7 +87,9 @@ static const Option option_table[] = {
          "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", o.from_scratch, "random weights (always so for a built-in name)"),
     OPTION_GROUP("data"),
-    TEXT("train", o.train, "data/demo", "training shards: a directory, file or glob"),
+    TEXT("train", o.train, "data/demo",
+         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
+         "them), which are tokenized once into --out"),
     TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
     CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
     NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
@@ -105,6 +109,7 @@ static const Option option_table[] = {
     FLAG("boundary-ends", o.boundary_ends, "that token ends documents instead"),
     FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
+    FLAG("strict", o.strict, "texts: stop at a line of a .jsonl that has none, not leave it out"),
     OPTION_GROUP("run"),
     TEXT("out", o.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
     {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
@@ -1008,13 +1013,14 @@ static int64_t read_state(void) {
     return run.resume.in_place ? state.log_bytes : -1;
 }
 
+static bool replaces_run(void) { return o.overwrite || (o.resume && !resumes()); }
+
 static void open_out_dir(const LlamaModel *m) {
     Error err = {0};
     const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&m->config);
-    const bool replaces = o.overwrite || (o.resume && !resumes());
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
-    must(out_dir_open(&run.out, run.resume.in_place, replaces, o.overwrite, &err), &err);
+    must(out_dir_open(&run.out, run.resume.in_place, replaces_run(), o.overwrite, &err), &err);
     out_dir_warn_if_small(o.out, model_bytes, o.steps - run.cursor.step, o.save_every, o.keep);
 }
 
@@ -1182,6 +1188,16 @@ static DatasetOptions data_options(const char *split) {
     options.boundary_token = o.boundary_token;
     options.boundary_ends = o.boundary_ends;
     return options;
+}
+
+static void tokenize_texts(void) {
+    Error err = {0};
+    const char *model = run.resume.dir[0] ? run.resume.dir : o.model;
+    const Texts t = {model,       run.config.vocab_size, o.threads, o.strict,
+                     is_rank_0(), replaces_run(),        &run.out,  &stop_signal};
+    must(texts_to_shards(&o.train, "tokens", 0.01, &t, &err), &err);
+    if (o.val) must(texts_to_shards(&o.val, "val_tokens", 1, &t, &err), &err);
+    comm_barrier();  // rank 0 writes them
 }
 
 static void open_data(void) {
@@ -1607,6 +1623,7 @@ int main(int argc, char **argv) {
 
     // inputs are proven good before anything is written
     load_config();
+    tokenize_texts();
     open_data();
     check_vocabulary();
     read_model_files();

@@ -401,7 +401,7 @@ class Chat:
         documents, left_out = [], []
         for where, found in self.documents(unit):
             if isinstance(found, LeftOut):
-                left_out.append((found.args[0], "%s: %s" % (where, found.args[1])))
+                left_out.append((found.args[0], "%s: %s" % (where, found.args[1]), ""))
                 continue
             is_val = prepare.is_validation(found.text.encode("utf-8"), self.options)
             tokens = prepare.pack_ids(found.ids, self.tokenizer)

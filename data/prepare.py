@@ -414,7 +414,7 @@ def units(files):
 # --------------------------------------------------------------------------------------------------
 # Workers
 
-# documents: [(is_val, tokens, mask or None)]; left_out: [(kind, why)] of chat.py
+# documents: [(is_val, tokens, mask or None)]; left_out: [(kind, why, hint)]
 Result = collections.namedtuple("Result", "documents empty binary left_out")
 worker_state = {}
 
@@ -487,17 +487,18 @@ def wrong_line(path, number, record, key):
 
 
 def text_of_line(path, number, line, key):
+    """The text, or a PrepareError that says why there is none."""
     line = line.strip()
     if not line:
         return b""
     if line[:1] == b"[":
-        raise wrong_line(path, number, [], key)
+        return wrong_line(path, number, [], key)
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e)) from None
+        return PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e))
     if not isinstance(record, dict) or not isinstance(record.get(key), str):
-        raise wrong_line(path, number, record, key)
+        return wrong_line(path, number, record, key)
     return record[key].encode("utf-8", "replace")
 
 
@@ -517,12 +518,14 @@ def worker_encode(unit):
         _, path, first, lines = unit
         texts = [text_of_line(path, first + i, line, options["text_key"])
                  for i, line in enumerate(lines)]
+    left_out = [("broken_lines", e.what, e.hint) for e in texts if isinstance(e, PrepareError)]
+    texts = [text for text in texts if not isinstance(text, PrepareError)]
     binary = sum(t is None for t in texts)
     if options["functions"] and unit[0] == "files":
         texts = [f for text in texts if text for f in python_functions(text)]
     documents = [(is_validation(text, options), tokenizer.encode(text), None)
                  for text in texts if text]
-    return Result(documents, sum(t == b"" for t in texts), binary, [])
+    return Result(documents, sum(t == b"" for t in texts), binary, left_out)
 
 
 def encode_all(files, options, jobs):
@@ -811,9 +814,11 @@ def install(temporary, out):
 
 
 def write_dataset(args, options, files, tokenizer, temporary):
-    left_out, named = collections.Counter(), []
+    left_out, named, hint = collections.Counter(), [], ""
+    kinds = ("broken_lines",)
     if args.chat:
         import chat
+        kinds = chat.KINDS
     writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens,
                                   chat.MaskWriter() if args.chat else None)
                for split in ("train", "val")}
@@ -823,8 +828,9 @@ def write_dataset(args, options, files, tokenizer, temporary):
     for done, result in encode_all(files, options, args.jobs):
         if result.left_out and args.strict:
             raise PrepareError(BAD_INPUT, result.left_out[0][1], "without --strict it is left out")
-        left_out.update(kind for kind, _ in result.left_out)
-        named += [why for _, why in result.left_out[:MAX_NAMED - len(named)]]
+        left_out.update(kind for kind, _, _ in result.left_out)
+        hint = hint or (result.left_out[0][2] if result.left_out else "")
+        named += [why for _, why, _ in result.left_out[:MAX_NAMED - len(named)]]
         for is_val, document, mask in result.documents:
             writers["val" if is_val else "train"].add(document, mask)
             tokens += len(document) // writers["train"].token_bytes
@@ -834,6 +840,8 @@ def write_dataset(args, options, files, tokenizer, temporary):
     progress.show(done, tokens, end=True)
     for writer in writers.values():
         writer.close()
+    if not writers["train"].names and not writers["val"].names and named and not args.chat:
+        raise PrepareError(BAD_INPUT, named[0], hint)
     if not writers["train"].names:
         raise PrepareError(BAD_INPUT, "%s: no document for training" % " ".join(args.input),
                            "lower --val-frac" if writers["val"].names else
@@ -849,13 +857,13 @@ def write_dataset(args, options, files, tokenizer, temporary):
                       "sha256": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()},
         "train": split_summary(writers["train"]), "val": split_summary(writers["val"]),
         "left_out": {"empty_documents": empty, "binary_files": binary, "csv_or_json_files": tables,
-                     **{kind: left_out[kind] for kind in (chat.KINDS if args.chat else ())}},
+                     **{kind: left_out[kind] for kind in kinds}},
         "val_frac": args.val_frac,
     }
     write_file(os.path.join(temporary, "dataset.json"),
                (json.dumps(summary, indent=2) + "\n").encode("utf-8"))
     if left_out.total() > len(named):
-        named.append("%d chats in all" % left_out.total())
+        named.append("%d %s in all" % (left_out.total(), "chats" if args.chat else "lines"))
     return summary, named
 
 
@@ -952,7 +960,8 @@ def parse_args(argv):
                    help="Jinja template (default: the tokenizer's, else ChatML)")
     p.add_argument("--show", type=number_between(int, 1, 1 << 30), metavar="N",
                    help="print N chats with what is trained, write nothing")
-    p.add_argument("--strict", action="store_true", help="stop at a chat that would be left out")
+    p.add_argument("--strict", action="store_true",
+                   help="stop at a chat, or a line without a text, that would be left out")
     p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
                    help="share of documents for validation, chosen by content (default 0.01)")
     p.add_argument("--shard-tokens", default=100000000, help="tokens of one shard (default 1e8)",
@@ -967,11 +976,11 @@ def parse_args(argv):
     args = p.parse_args(argv)
     if not args.out and not args.show:
         p.error("the following arguments are required: --out")
-    of_chats = args.show or args.strict or args.chat_template or args.train_on != "assistant"
+    of_chats = args.show or args.chat_template or args.train_on != "assistant"
     if args.chat and (args.as_text or args.python_functions):
         p.error("--chat takes no --as-text and no --python-functions")
     if of_chats and not args.chat:
-        p.error("--train-on, --chat-template, --show and --strict need --chat")
+        p.error("--train-on, --chat-template and --show need --chat")
     return args
 
 
