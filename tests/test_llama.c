@@ -1000,7 +1000,7 @@ TEST(model_gradient_mha_untied) {
 }
 TEST(model_gradient_of_biases_norms_of_heads_and_layers_without_rope) {
     LlamaConfig c = variant_config();
-    c.hidden_size = c.intermediate_size = 8, c.vocab_size = 11;
+    c.intermediate_size = 8, c.vocab_size = 11;
     check_model_gradient(&c, LAYOUT_REPAD, true);
 }
 TEST(model_gradient_of_padded_rows_and_repad) {
