@@ -9,8 +9,8 @@
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
 // A step:  llama_zero_grads
-//          for each micro-batch: llama_set_batch, llama_forward, llama_head, llama_backward,
-//          llama_add_losses (before the backward of the last: llama_last_micro_batch)
+//          for each micro-batch: llama_set_batch, llama_forward, llama_head_train,
+//          llama_backward, llama_add_losses (before the last backward: llama_last_micro_batch)
 //          llama_reduce_grads, llama_update
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
@@ -284,24 +284,32 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);
 }
 
-// Losses into scratch.losses, for llama_add_losses; with `train` the head's backward too. Chunk by
-// chunk: the (T, V) logits never exist at one time.
-static inline void llama_head(LlamaModel *m, bool train) {
+// Losses into scratch.losses, for llama_add_losses. Chunk by chunk: the (T, V) logits never exist
+// at one time.
+static inline void llama_head_eval(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        const floatX *inp = norm + t * C;
-        const int32_t *targets = m->in.targets + t;
         comm_progress();
-        matmul_forward(s->logits, inp, m->lm_head, n, C, V);  // (n, V)
-        if (!train) {
-            cross_entropy_forward(s->losses + t, s->logits, targets, n, V);
-            continue;
-        }
-        cross_entropy_forward_backward(s->losses + t, s->logits, targets, m->loss_scale, n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, inp, n, C, V);             // +=
+        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
+        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, V);
+    }
+}
+
+// The same losses, and the head's backward while a chunk's logits are there: scratch.dnorm.
+static inline void llama_head_train(LlamaModel *m) {
+    LlamaScratch *s = &m->scratch;
+    const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
+    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
+    for (int64_t t = 0; t < T; t += m->head_chunk) {
+        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        comm_progress();
+        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
+        cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
+                                       n, V);
+        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, n, C, V);    // +=
         matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);  // =
     }
 }
@@ -311,7 +319,7 @@ static inline void llama_add_losses(LlamaModel *m) {
     losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
-// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head left.
+// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;

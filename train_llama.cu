@@ -62,7 +62,8 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *prompt_file, *attention, *work_cost;
+    const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
+        *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
     int layout, schedule, long_docs, zero, recompute;
@@ -87,7 +88,7 @@ static const Option option_table[] = {
     TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
     CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
     NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
-           "longest chunk; the row of other layouts"),
+           "longest segment; the row of other layouts"),
     NUMBER("micro-batch-tokens", o.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
     NUMBER(
@@ -108,6 +109,10 @@ static const Option option_table[] = {
     {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
      "continue from a checkpoint, with the options of its run but for those given here; without "
      "DIR from the newest valid one in --out"},
+    TEXT(
+        "init-from", o.init_from, NULL,
+        "a checkpoint whose model, weights and AdamW moments start a new run, with data, sizes and "
+        "schedule of its own; --model takes the weights alone"),
     FLAG("overwrite", o.overwrite,
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", o.steps, "300", 0, 1e12,
@@ -210,7 +215,8 @@ static const Option option_table[] = {
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
-    "out|resume|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-packing|"
+    "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-"
+    "packing|"
     "generate|prompt-file|chat|max-new-tokens|eval|dry-run|self-check|version";
 
 // ------------------------------------------------------------------------------------------------
@@ -240,10 +246,12 @@ typedef struct {
     ValidationSet val_set;
     LossTrend trend;
     OutDir out;
-    ResumePoint resume;
+    ResumePoint resume;      // or what --init-from names
+    int64_t updates_before;  // of the moments, by the run that --init-from took them from
     bool model_given;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
+    size_t free_bytes;     // of the device, before any rank has allocated its model; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
     PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
@@ -289,13 +297,21 @@ static bool reduces_deterministically(void) {
 static AdamW adamw_of_step(int64_t step) {
     const Schedule schedule = {
         (ScheduleKind)o.schedule, o.steps, o.warmup_steps, o.lr, o.min_lr_frac, o.decay_frac};
-    return (AdamW){schedule_lr(&schedule, step), o.beta1, o.beta2, o.eps, o.weight_decay, step + 1};
+    return (AdamW){.lr = schedule_lr(&schedule, step),
+                   .beta1 = o.beta1,
+                   .beta2 = o.beta2,
+                   .eps = o.eps,
+                   .weight_decay = o.weight_decay,
+                   .t = run.updates_before + step + 1};
 }
 
 static bool model_is_builtin(void) {
     LlamaConfig c;
     return llama_config_builtin(&c, o.model);
 }
+
+// Continues a run, and does not merely start from its weights and moments.
+static bool resumes(void) { return run.resume.dir[0] && !o.init_from; }
 
 // Where the weights come from; NULL: random ones.
 static const char *weights_dir(void) {
@@ -324,7 +340,7 @@ static void init_weights(LlamaModel *m) {
 
 static void pass_without_graph(LlamaModel *m) {
     llama_forward(m);
-    llama_head(m, true);
+    llama_head_train(m);
     comm_phase("backward", -1);
     llama_backward(m);
 }
@@ -407,7 +423,7 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
         llama_select_loss_partial(m, data->own_micros[i]);
         llama_set_batch(m, &data->micro[i]);
         llama_forward(m);
-        llama_head(m, false);
+        llama_head_eval(m);
         llama_add_losses(m);
     }
     llama_sum_losses(m);
@@ -423,11 +439,8 @@ static const char MATMUL_CHOICES_FILE[] = "matmul.txt";
 
 // No file when the backend has nothing to choose.
 static bool save_matmul_choices(Checkpoint *ck, Error *err) {
-    const size_t n = matmul_choices(NULL, 0);
-    if (n == 0) return true;
-    char *text = host_calloc(n + 1, 1, "matmul choices");
-    matmul_choices(text, n + 1);
-    bool ok = checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, n, err);
+    char *text = matmul_choices();
+    bool ok = !text || checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, strlen(text), err);
     free(text);
     return ok;
 }
@@ -456,17 +469,16 @@ static void repeat_matmul_choices(const char *dir) {
 static void choose_matmuls(LlamaModel *m) {
     if (o.deterministic) return;  // the same bits in every run
     const double start_ms = now_ms();
-    const size_t before = matmul_choices(NULL, 0);
     if (is_rank_0()) llama_choose_matmuls(m);
-    size_t n = matmul_choices(NULL, 0);
+    char *text = is_rank_0() ? matmul_choices() : NULL;
+    size_t n = text ? strlen(text) + 1 : 0;
     comm_broadcast(&n, sizeof n);
     if (n == 0) return;
-    char *text = host_calloc(n + 1, 1, "matmul choices");
-    if (is_rank_0()) matmul_choices(text, n + 1);
+    if (!text) text = host_calloc(n, 1, "matmul choices");
     comm_broadcast(text, n);
     if (!is_rank_0()) matmul_repeat_choices(text);
     free(text);
-    if (n == before) return;
+    if (run.resume.dir[0]) return;  // from matmul.txt
     printf("matmul  algorithms selected by timing in %.1f s\n", (now_ms() - start_ms) * 1e-3);
 }
 
@@ -488,7 +500,8 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok
 
 // Everything beside parameters that --resume needs
 static bool save_state(Checkpoint *ck, Error *err) {
-    const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row};
+    const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row,
+                                 run.updates_before};
     return save_matmul_choices(ck, err) &&
            state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
                        option_table, err);
@@ -659,12 +672,13 @@ static void train(LlamaModel *m) {
     DeviceMemory before;
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
-    if (!run.resume.dir[0]) validate(m, 0);
+    if (!resumes()) validate(m, 0);
     for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
         double start_ms = now_ms();
         comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
+        const double read_ms = now_ms() - start_ms;
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
         StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
@@ -679,6 +693,8 @@ static void train(LlamaModel *m) {
                                    .steps = o.steps,
                                    .ms = ms,
                                    .mean_ms = mean_ms + pause_ms,
+                                   .read_ms = read_ms,
+                                   .passes_ms = (double)device_timer_ms(),
                                    .loss = loss,
                                    .grad_norm = scalars.grad_norm,
                                    .lr = hyper.lr,
@@ -836,7 +852,7 @@ static void pass_to_host(LlamaModel *m, const Batch *b, float *losses, float *lo
         llama_logits(m, logits + (int64_t)t * V, rows + t,
                      T - t < m->head_chunk ? T - t : m->head_chunk);
     free(rows);
-    llama_head(m, true);
+    llama_head_train(m);
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
     llama_backward(m);
 }
@@ -938,14 +954,22 @@ static bool trains(void) { return o.steps > 0 && !o.dry_run && !o.compare && !o.
 // Fills run.resume; its dir stays empty when a bare --resume finds no checkpoint: a fresh start.
 static void find_resume_point(void) {
     Error err = {0};
-    if (o.resume && o.overwrite)
-        exit_with(EXIT_USAGE,
-                  "--resume continues the run in --out, --overwrite replaces it: give one",
-                  "--resume and --overwrite: expected at most one of them");
+    if (o.resume && (o.overwrite || o.init_from))
+        exit_with(
+            EXIT_USAGE,
+            "--resume continues the run in --out, --overwrite replaces it, --init-from starts "
+            "another one: give one",
+            "--resume and --%s: expected at most one of them",
+            o.overwrite ? "overwrite" : "init-from");
     run.out.path = o.out;
     if (o.resume && trains() && is_rank_0() && path_is_dir(o.out))
         must(out_dir_lock(&run.out, &err), &err);
     comm_barrier();  // rank 0 has undone what a killed run left
+    if (o.init_from) {
+        must(out_dir_find_resume(o.out, o.init_from, false, &run.resume, &err), &err);
+        must(state_updates(&run.updates_before, o.init_from, &err), &err);
+        run.resume.in_place = false;
+    }
     if (!o.resume) return;
     must(out_dir_find_resume(o.out, o.resume, trains(), &run.resume, &err), &err);
     if (!run.resume.dir[0] && is_rank_0()) must(out_dir_start_from_scratch(o.out, &err), &err);
@@ -955,7 +979,7 @@ static void find_resume_point(void) {
 static void take_options(int argc, char **argv) {
     Error err = {0};
     run.model_given = options_given(argc, argv, "model");
-    if (!run.resume.dir[0]) return;
+    if (!resumes()) return;
     json_auto_t *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
     const json_t *stored = json_member(state, "options");
@@ -970,17 +994,18 @@ static void take_options(int argc, char **argv) {
 static int64_t read_state(void) {
     Error err = {0};
     TrainingState state = {0};
-    if (!run.resume.dir[0] || o.compare || o.check_packing) return -1;
+    if (!resumes() || o.compare || o.check_packing) return -1;
     must(state_read(&state, run.resume.dir, &run.loader_settings.plan, &run.train, &err), &err);
     run.cursor = state.cursor;
     run.skips_in_a_row = state.skips_in_a_row;
+    run.updates_before = state.updates_before;
     return run.resume.in_place ? state.log_bytes : -1;
 }
 
 static void open_out_dir(const LlamaModel *m) {
     Error err = {0};
     const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&m->config);
-    const bool replaces = o.overwrite || (o.resume && !run.resume.dir[0]);
+    const bool replaces = o.overwrite || (o.resume && !resumes());
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
     must(out_dir_open(&run.out, run.resume.in_place, replaces, o.overwrite, &err), &err);
@@ -1061,6 +1086,7 @@ static void plan_model(LlamaModel *m, LlamaSizes sizes) {
 static void check_options(void) {
     Error err = {0};
     if (o.overwrite && !model_is_builtin()) must(out_dir_keeps_model(o.out, o.model, &err), &err);
+    if (o.overwrite && o.init_from) must(out_dir_keeps_model(o.out, o.init_from, &err), &err);
     if (o.micro_batch_tokens < o.max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
@@ -1122,6 +1148,8 @@ static void open_device(void) {
     check_kernels();
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
+    run.free_bytes = device_memory_free();
+    comm_barrier();  // every rank has read it before one allocates its model
 }
 
 // Of the checkpoint, which --model must match where it is given
@@ -1336,7 +1364,7 @@ static void print_plan(const LlamaModel *m) {
 // --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
 // all ranks.
 static void choose_recompute(LlamaModel *m) {
-    const size_t free_bytes = device_memory_free(), room = free_bytes - free_bytes / 16;
+    const size_t free_bytes = run.free_bytes, room = free_bytes - free_bytes / 16;
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         llama_plan_recompute(m, (LlamaRecompute)i);
@@ -1347,29 +1375,55 @@ static void choose_recompute(LlamaModel *m) {
     llama_plan_recompute(m, (LlamaRecompute)comm_max(chosen));
 }
 
-// The largest capacity whose arenas fit into `free_bytes`, a multiple of 128; 0 when none does.
-static int32_t largest_capacity(size_t free_bytes, LlamaSizes sizes) {
+// The largest --micro-batch-tokens with which the run fits into `free_bytes`, a multiple of 128 and
+// best a fraction of --batch-tokens; 0 when none does.
+static int32_t largest_micro_batch(size_t free_bytes, LlamaSizes sizes, LlamaRecompute recompute) {
     int32_t low = 0, high = sizes.micro_batch_tokens / 128;
     while (low < high) {
         static LlamaModel trial;
         int32_t middle = low + (high - low + 1) / 2;
         sizes.micro_batch_tokens = middle * 128;
         plan_model(&trial, sizes);
-        llama_plan_recompute(&trial, run.model.recompute);
+        llama_plan_recompute(&trial, recompute);
         if (llama_memory_total(&trial) <= free_bytes)
             low = middle;
         else
             high = middle - 1;
         llama_free(&trial);
     }
+    for (int32_t n = low * 128; n >= o.max_seqlen && n > 0; n -= 128)
+        if (o.batch_tokens % n == 0) return n;
     return low * 128;
 }
 
+// Which flags fit the run into GPUs of other sizes: as little recomputation as will do, else fewer
+// tokens at a time in steps of the same size.
+static void print_other_memory(const LlamaModel *m) {
+    static const int gib[] = {8, 16, 24, 80};
+    printf("flags for a GPU of\n");
+    for (size_t i = 0; i < sizeof gib / sizeof *gib; i++) {
+        const size_t bytes = (size_t)gib[i] << 30, spare = bytes / 16 + run.backend_bytes;
+        int r = LLAMA_RECOMPUTE_OFF;
+        while (r < LLAMA_RECOMPUTE_FULL && run.recompute_bytes[r] + spare > bytes) r++;
+        printf("  %2d GiB  ", gib[i]);
+        if (run.recompute_bytes[r] + spare <= bytes) {
+            printf("--recompute %s\n", llama_recompute_names[r]);
+            continue;
+        }
+        const int32_t fits = largest_micro_batch(bytes - spare, m->sizes, LLAMA_RECOMPUTE_FULL);
+        if (fits >= o.max_seqlen)
+            printf("--recompute full --micro-batch-tokens %d --batch-tokens %lld\n", fits,
+                   (long long)o.batch_tokens);
+        else
+            printf("does not fit: take more ranks, a shorter --max-seqlen or a smaller model\n");
+    }
+}
+
 static void check_memory(const LlamaModel *m) {
-    const size_t free_bytes = device_memory_free(), total = llama_memory_total(m);
+    const size_t free_bytes = run.free_bytes, total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
-    int32_t fits = largest_capacity(free_bytes, m->sizes);
+    int32_t fits = largest_micro_batch(free_bytes, m->sizes, m->recompute);
     if (fits >= o.max_seqlen)
         snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
     else
@@ -1442,7 +1496,7 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
     comm_progress();
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head(m, false);
+    llama_head_eval(m);
     device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
 }
 
@@ -1501,7 +1555,7 @@ static void train_and_save(LlamaModel *m, int64_t log_before) {
     open_out_dir(m);
     load_optimizer(m);
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
-    log_start(&run.log, run.resume.dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
+    log_start(&run.log, resumes() ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
     choose_matmuls(m);
     train(m);
@@ -1555,6 +1609,7 @@ int main(int argc, char **argv) {
     choose_recompute(m);
     load_work_lists(m);
     print_plan(m);
+    if (o.dry_run) print_other_memory(m);
     if (weights_dir()) must(weights_check(llama_parameters(m), weights_dir(), &err), &err);
     check_memory(m);
     if (o.dry_run) return EXIT_DONE;

@@ -132,7 +132,7 @@ static void time_mix(LlamaModel *m, Mix *mix) {
     device_timer_start();
     llama_set_batch(m, &mix->batch);
     llama_forward(m);
-    llama_head(m, true);
+    llama_head_train(m);
     llama_backward(m);
     device_timer_stop();
     device_synchronize();

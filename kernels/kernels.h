@@ -115,7 +115,7 @@ typedef struct {
     uint64_t graphs;                 // graphs captured so far
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated; 0: unknown.
+// Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
 size_t device_memory_free(void);
 
 // Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are
@@ -276,10 +276,9 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
 // so may the selection and thereby bits: matmul_choices hands one selection on. CPU: does nothing.
 void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
                    int64_t K, int64_t N);
-// The algorithms that matmul has selected so far, as NUL-terminated lines of text for a checkpoint.
-// Returns their length without the NUL; writes at most `capacity` bytes. 0: this backend has
-// nothing to select.
-size_t matmul_choices(char *text_host, size_t capacity);
+// The algorithms that matmul has selected so far, as lines of text for a checkpoint, to be freed.
+// NULL: none, as on the CPU.
+char *matmul_choices(void);
 // Replaces the selection with that in the text. Returns NULL, or one line with the reason why the
 // text does not apply here (another GPU or library); matmul then selects again.
 const char *matmul_repeat_choices(const char *text_host);

@@ -103,6 +103,7 @@ lacks check_packing_on_nan_claims_no_equal_bits 'bit for bit' out.txt
 expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
 expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
     --recompute on --out nothing
+expect flags_for_other_gpus 0 '^ +8 GiB  --recompute off$' "${run[@]}" --dry-run --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9]' "$train" --version

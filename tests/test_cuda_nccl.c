@@ -233,7 +233,7 @@ static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
         llama_set_batch(m, &b[micro]);
         if (overlapped && micro == 1) llama_last_micro_batch(m);
         llama_forward(m);
-        llama_head(m, true);
+        llama_head_train(m);
         llama_backward(m);
         llama_add_losses(m);
     }

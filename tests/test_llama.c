@@ -87,7 +87,7 @@ static double forward_backward(LlamaModel *m, const Batch *b) {
     llama_zero_grads(m, b->num_targets);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head(m, true);
+    llama_head_train(m);
     llama_backward(m);
     llama_add_losses(m);
     return llama_read_step(m).loss_sum / b->num_targets;
@@ -367,7 +367,7 @@ TEST(packed_padded_and_repad_have_the_same_loss_and_gradients) {
 static void row_losses(LlamaModel *m, const Batch *b, float *losses) {
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head(m, false);
+    llama_head_eval(m);
     llama_add_losses(m);
     device_download(losses, m->scratch.losses, (size_t)b->total_tokens * sizeof *losses);
 }
@@ -555,7 +555,7 @@ static void check_micro_batches(bool masked) {
         batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
         llama_set_batch(&m, &b);
         llama_forward(&m);
-        llama_head(&m, true);
+        llama_head_train(&m);
         llama_backward(&m);
         llama_add_losses(&m);
     }
@@ -588,7 +588,7 @@ TEST(a_micro_batch_without_a_target_adds_nothing) {
     llama_zero_grads(&m, 100);
     llama_set_batch(&m, &b);
     llama_forward(&m);
-    llama_head(&m, true);
+    llama_head_train(&m);
     llama_backward(&m);
     llama_add_losses(&m);
     CHECK(llama_read_step(&m).loss_sum == 0);
@@ -956,7 +956,7 @@ TEST(planned_memory_is_what_is_allocated) {
 static double loss_of(LlamaModel *m, const Batch *b) {
     device_zero(m->step, sizeof(StepScalars));
     llama_forward(m);
-    llama_head(m, false);
+    llama_head_eval(m);
     llama_add_losses(m);
     return llama_read_step(m).loss_sum / b->num_targets;
 }

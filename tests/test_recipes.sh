@@ -7,7 +7,8 @@ scratch recipes
 train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
-recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml)
+recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
+    scripts/continue_pretraining.sh)
 for f in "${recipes[@]}"; do
     lines=$(wc -l < "$f") name=$(basename "$f")
     check "${name}_is_short" test "$lines" -le 40
@@ -76,9 +77,52 @@ launched slurm_requeues_after_a_lost_rank '^scontrol requeue 4711$'
 outcome slurm_after_too_many_restarts 8 "$plan" in_cluster PLAY_STATUS=8 SLURM_RESTART_COUNT=20 \
     scripts/slurm.sbatch
 lacks slurm_does_not_requeue requeue "$LAUNCHED"
-expect eight_gpus 0 'plan +packed, 16 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
+expect eight_gpus 0 'plan +packed, 32 micro-batches of 32768' in_cluster scripts/run_8gpu.sh
 launched eight_ranks '^mpirun -n 8 --bind-to none$'
 expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' in_cluster scripts/run_8gpu.sh --no-such-option
+
+# ---- one process ----------------------------------------------------------------------------------------
+mkdir -p "$work/tree/data"
+cp data/prepare.py data/chat.py "$work/tree/data"
+continued=(scripts/continue_pretraining.sh . tiny)
+outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
+outcome continued_pretraining_needs_shards 2 'a directory of shards' scripts/continue_pretraining.sh .
+outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
+if python3 -c 'import tokenizers' 2> /dev/null; then
+    cp -r tests/golden/chat "$work/tree/chat"
+    sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
+    for i in 1 2 3 4 5 6 7 8; do
+        echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
+    done > "$work/tree/chats.jsonl"
+    fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
+    outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
+    has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
+else skip fine_tuning 'the Python package tokenizers is not installed'; fi
+
+# ---- the demo's chats -------------------------------------------------------------------------------------
+mkdir "$work/wordnet"
+for part in noun verb adj adv; do : > "$work/wordnet/index.$part"; : > "$work/wordnet/data.$part"; done
+licence='  1 This is the licence'
+brook='00000029 17 n 02 brook 0 creek 0 000 | a small stream; "the brook froze"; "a creek"'
+bear='00000106 29 v 01 brook 0 000 | put up with'
+printf '%s  \n%s  \n' "$licence" "$brook" > "$work/wordnet/data.noun"
+printf '%s  \n%s  \n' "$licence" "$bear" > "$work/wordnet/data.verb"
+at=$((${#licence} + 3))
+printf '%s\nbrook n 1 1 @ 1 1 %08d  \ncreek n 1 1 @ 1 0 %08d  \n' "$licence" $at $at > "$work/wordnet/index.noun"
+printf '%s\nbrook v 1 0 1 1 %08d  \n' "$licence" $at > "$work/wordnet/index.verb"
+chats() { python3 scripts/wordnet_chats.py "$1" "$work/words.jsonl" "${@:2}"; }
+outcome words 0 '1 chats' chats "$work/wordnet"
+check_python words_become_chats "$work/words.jsonl" <<'PY'
+import json, sys
+(chat,) = map(json.loads, open(sys.argv[1]))  # nobody counted a creek
+assert [m["content"] for m in chat["messages"]] == [
+    "What does brook mean?", "Brook (noun): a small stream.",
+    "Use it in a sentence.", "The brook froze.",
+    "What else does it mean?", "Brook (verb): put up with."], chat
+PY
+outcome words_left_out 0 ' 0 chats' chats "$work/wordnet" --leave-out brook
+check no_words_are_left test ! -s "$work/words.jsonl"
+outcome no_wordnet 3 'index.noun: expected' chats "$work/tree"
 
 # ---- the manifest ---------------------------------------------------------------------------------------
 for python in python3 /usr/bin/python3; do "$python" -c 'import yaml' 2> /dev/null && break; done

@@ -52,7 +52,7 @@ static double llama_forward_backward(LlamaModel *m, const Batch *b) {
     llama_zero_grads(m, b->num_targets);
     llama_set_batch(m, b);
     llama_forward(m);
-    llama_head(m, true);
+    llama_head_train(m);
     llama_backward(m);
     llama_add_losses(m);
     return llama_read_step(m).loss_sum / b->num_targets;

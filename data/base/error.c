@@ -1,7 +1,6 @@
 #include "error.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +32,7 @@ void text_sanitize(char *text, size_t capacity) {
     text_copy(text, capacity, clean);
 }
 
-static void error_fill(Error *err, int code, const char *hint, const char *format, va_list args) {
+void error_fill(Error *err, int code, const char *hint, const char *format, va_list args) {
     vsnprintf(err->what, sizeof err->what, format, args);
     text_sanitize(err->what, sizeof err->what);
     text_copy(err->hint, sizeof err->hint, hint ? hint : "");

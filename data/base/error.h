@@ -6,6 +6,7 @@
 #ifndef UNPAD_ERROR_H
 #define UNPAD_ERROR_H
 
+#include <stdarg.h>
 #include <stdbool.h>  // these three for whoever includes this file
 #include <stddef.h>
 #include <stdint.h>
@@ -38,7 +39,11 @@ typedef struct {
 __attribute__((format(printf, 4, 5))) bool error_set(Error *err, int code, const char *hint,
                                                      const char *format, ...);
 
-// The same for a file with other contents than its format demands, with the hint of EXIT_BAD_INPUT.
+// The same from a va_list, whatever *err was.
+__attribute__((format(printf, 4, 0))) void error_fill(Error *err, int code, const char *hint,
+                                                      const char *format, va_list args);
+
+// error_set for a file with other contents than its format demands; the hint is that of its code.
 #define bad_input(err, ...) error_set(err, EXIT_BAD_INPUT, "", __VA_ARGS__)
 
 // Puts "prefix: " in front of the message. Returns false.

@@ -1,5 +1,5 @@
-// The shape of a model, Llama or one that differs from it by a bias, a norm or a key: built-in names,
-// and Hugging Face config.json in and out.
+// The shape of a model, of Llama or of a type that differs from it by a bias, a norm or a key:
+// built-in names, and Hugging Face config.json in and out.
 //
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
 // ...) and every value out of range, so that the sizes of a LlamaConfig can be multiplied without

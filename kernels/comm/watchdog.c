@@ -17,7 +17,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -169,13 +168,11 @@ __attribute__((noreturn)) static void end_all(const Error *err) {
 
 __attribute__((noreturn, format(printf, 3, 4))) static void end_job(int code, const char *hint,
                                                                     const char *format, ...) {
-    Error err = {.code = code};
+    Error err = {0};
     va_list args;
     va_start(args, format);
-    vsnprintf(err.what, sizeof err.what, format, args);
+    error_fill(&err, code, hint, format, args);
     va_end(args);
-    text_sanitize(err.what, sizeof err.what);
-    text_copy(err.hint, sizeof err.hint, hint);
     end_all(&err);
 }
 

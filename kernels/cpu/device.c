@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <assert.h>
-#include <stdarg.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
+#include "../comm/comm.h"
 #include "common.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
@@ -55,12 +55,10 @@ void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)desc
 
 void device_fail(const char *hint, const char *format, ...) {
     Error err = {0};
-    char what[sizeof err.what];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    error_fill(&err, EXIT_DEVICE_ERROR, hint, format, args);
     va_end(args);
-    error_set(&err, EXIT_DEVICE_ERROR, hint, "%s", what);
     error_exit(&err);
 }
 
@@ -142,7 +140,7 @@ size_t device_memory_free(void) {
     while (fgets(line, sizeof line, f))
         if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
     fclose(f);
-    return (size_t)kib * 1024;
+    return (size_t)kib * 1024 / (size_t)comm_local_ranks();
 }
 
 size_t master_lo_bytes(void) { return 0; }

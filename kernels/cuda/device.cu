@@ -1,7 +1,5 @@
 // The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
 
-#include <stdarg.h>
-
 #include "../comm/comm.h"
 #include "common.cuh"
 
@@ -62,13 +60,14 @@ void device_on_error(void (*describe)(char *text, size_t capacity)) { describe_w
 
 void device_fail(const char *hint, const char *format, ...) {
     Error err = {};
-    char what[512], work[480] = "";
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    error_fill(&err, EXIT_DEVICE_ERROR, hint, format, args);
     va_end(args);
+    const size_t used = strlen(err.what);
+    char work[480] = "";
     if (describe_work) describe_work(work, sizeof work);
-    error_set(&err, EXIT_DEVICE_ERROR, hint, "%s%s%s", what, work[0] ? "; " : "", work);
+    if (work[0]) snprintf(err.what + used, sizeof err.what - used, "; %s", work);
     error_exit(&err);
 }
 

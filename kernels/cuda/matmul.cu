@@ -19,7 +19,6 @@
 #include "common.cuh"
 
 #include <cublasLt.h>
-#include <stdarg.h>
 
 enum Kind { FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, NUM_KINDS };
 static const char *const KIND_NAMES[NUM_KINDS] = {"matmul_forward", "matmul_backward_input",
@@ -212,33 +211,31 @@ static void who_chooses(char *line, size_t size) {
     snprintf(line, size, "%s on %s", description, cuda_gpu());
 }
 
-__attribute__((format(printf, 4, 5))) static void append(char *text, size_t capacity, size_t *used,
-                                                         const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    const size_t room = *used < capacity ? capacity - *used : 0;
-    *used += (size_t)vsnprintf(room ? text + *used : NULL, room, format, args);
-    va_end(args);
+static void print_choice(FILE *out, const Choice *c) {
+    uint64_t words[ALGO_WORDS];
+    memcpy(words, &c->algo, sizeof words);
+    fprintf(out, "%s T %lld K %lld N %lld algorithm", KIND_NAMES[c->shape.kind],
+            (long long)c->shape.T, (long long)c->shape.K, (long long)c->shape.N);
+    for (int w = 0; w < ALGO_WORDS; w++) fprintf(out, " %llx", (unsigned long long)words[w]);
+    fprintf(out, "\n");
 }
 
-size_t matmul_choices(char *text_host, size_t capacity) {
-    char who[256];
-    size_t used = 0;
+char *matmul_choices(void) {
+    char who[256], *text = NULL;
+    size_t n = 0;
+    int made = 0;
+    FILE *out = open_memstream(&text, &n);
+    if (!out) device_fail("free some memory of the host", "matmul choices: out of memory");
     who_chooses(who, sizeof who);
     for (size_t i = 0; i < num_slots; i++) {
-        const Choice *c = &choices[i];
-        if (!c->made) continue;
-        if (used == 0) append(text_host, capacity, &used, "%s\n", who);
-        append(text_host, capacity, &used, "%s T %lld K %lld N %lld algorithm",
-               KIND_NAMES[c->shape.kind], (long long)c->shape.T, (long long)c->shape.K,
-               (long long)c->shape.N);
-        uint64_t words[ALGO_WORDS];
-        memcpy(words, &c->algo, sizeof words);
-        for (int w = 0; w < ALGO_WORDS; w++)
-            append(text_host, capacity, &used, " %llx", (unsigned long long)words[w]);
-        append(text_host, capacity, &used, "\n");
+        if (!choices[i].made) continue;
+        if (made++ == 0) fprintf(out, "%s\n", who);
+        print_choice(out, &choices[i]);
     }
-    return used;
+    fclose(out);
+    if (made) return text;
+    free(text);
+    return NULL;
 }
 
 // A line of matmul_choices; false: not one, or of an algorithm that this cuBLASLt refuses.
