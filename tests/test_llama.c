@@ -2,6 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
+#include "../data/runs/model_files.h"
 #include "trainer.h"
 
 #include <dirent.h>
@@ -716,7 +717,7 @@ static void check_saving(size_t io_chunk) {
         for (size_t k = 0; k < a.tensors[i].count; k++)
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(weights_save(llama_parameters(&a), path, &w, &err) &&
+    CHECK_MSG(weights_save(llama_parameters(&a), "F32", path, &w, &err) &&
                   moments_save(llama_parameters(&a), optimizer, &w, &err),
               "%s", err.what);
     CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
@@ -747,6 +748,103 @@ static void check_saving(size_t io_chunk) {
 
 TEST(saved_weights_and_moments_come_back_bit_for_bit) { check_saving(0); }
 TEST(weights_saved_in_chunks_come_back_bit_for_bit) { check_saving(64); }
+
+// The weights of a into final/ in files of at most max_file_bytes.
+static bool save_final(LlamaModel *a, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
+    static Checkpoint ck;
+    const bool ok =
+        checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
+        model_files_write_weights(llama_parameters(a), dtype, max_file_bytes, &ck, err) &&
+        checkpoint_publish(&ck, err);
+    checkpoint_abort(&ck);
+    return ok;
+}
+
+static size_t elements_read;
+static void (*get_weights)(void *model, ParameterArena arena, size_t offset, float *values,
+                           size_t n);
+static void count_elements(void *model, ParameterArena arena, size_t offset, float *values,
+                           size_t n) {
+    elements_read += n;
+    get_weights(model, arena, offset, values, n);
+}
+
+TEST(weights_in_several_files_come_back) {
+    static LlamaModel a, b;
+    Error err = {0};
+    int64_t step = 0;
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    const uint64_t full = 2 * 12 * 20;  // elements of up_proj and down_proj: a full file
+    const struct {
+        ModelDtype dtype;
+        uint64_t max_file_bytes;
+        const char *last_file;
+    } cases[] = {{MODEL_FP32, MODEL_FILE_BYTES, "model.safetensors"},
+                 {MODEL_BF16, MODEL_FILE_BYTES, "model.safetensors"},
+                 {MODEL_FP32, 4 * full, "model-00007-of-00007.safetensors"},
+                 {MODEL_BF16, 2 * full, "model-00007-of-00007.safetensors"},
+                 {MODEL_FP32, 1, "model-00021-of-00021.safetensors"}};
+    make_model(&a, &c, 16, 16, false);
+    make_model(&b, &c, 16, 16, false);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_MSG(save_final(&a, cases[i].dtype, cases[i].max_file_bytes, &err), "%s", err.what);
+        CHECK_MSG(manifest_verify(scratch("final"), &step, &err), "%s", err.what);
+        char last[300], index[300];
+        snprintf(last, sizeof last, "%s/%s", scratch("final"), cases[i].last_file);
+        snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));
+        CHECK_MSG(path_exists(last), "%zu", i);
+        CHECK(path_exists(index) == (strcmp(cases[i].last_file, "model.safetensors") != 0));
+        llama_init(&b, 99);
+        CHECK_MSG(llama_load(&b, scratch("final"), &err), "%s", err.what);
+        for (int t = 0; t < a.num_tensors; t++)
+            for (size_t k = 0; k < a.tensors[t].count; k++) {
+                const float saved = (float)a.weights[a.tensors[t].offset + k],
+                            found = (float)b.weights[a.tensors[t].offset + k];
+                const float tolerance = cases[i].dtype == MODEL_BF16 ? 0x1p-8f : 0;
+                CHECK_MSG(fabsf(found - saved) <= tolerance * fabsf(saved), "%zu", i);
+            }
+    }
+    llama_free(&a);
+    llama_free(&b);
+}
+
+TEST(every_weight_is_read_even_when_a_file_fails) {
+    static LlamaModel a;
+    static Checkpoint ck;
+    Error err = {0};
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    make_model(&a, &c, 16, 16, false);
+    a.weights[a.tensors[3].offset] = (real)NAN;
+    Parameters p = llama_parameters(&a);
+    get_weights = p.get;
+    p.get = count_elements;
+    elements_read = 0;
+    size_t elements = 0;
+    for (int i = 0; i < p.num; i++) elements += p.list[i].count;
+    CHECK(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
+    CHECK(!model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
+    CHECK(err.code == EXIT_DIVERGED);
+    CHECK_MSG(elements_read == elements, "%zu of %zu", elements_read, elements);
+    checkpoint_abort(&ck);
+    llama_free(&a);
+}
+
+TEST(bf16_rounds_to_the_nearest_even) {
+    const struct {
+        float value;
+        uint16_t bits;
+    } cases[] = {{1, 0x3f80},
+                 {-1, 0xbf80},
+                 {1 + 0x1p-8f, 0x3f80},
+                 {1 + 0x1.8p-8f, 0x3f81},
+                 {1 + 0x1.8p-7f, 0x3f82},
+                 {0x1p-133f, 0x0001},
+                 {-0.0f, 0x8000},
+                 {0x1.ffp127f, 0x7f80}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_MSG(bf16_bits(cases[i].value) == cases[i].bits, "%a: %x", (double)cases[i].value,
+                  bf16_bits(cases[i].value));
+}
 
 TEST(a_batch_is_described_by_its_lengths) {
     const LlamaConfig c = tiny_config(2, 1, 4, true);
