@@ -139,7 +139,7 @@ REFERENCE := build/reference/cpu_kernels.so
 $(REFERENCE): $(wildcard kernels/cpu/*.[ch] data/base/*.h) data/base/clock.c data/base/error.c \
               kernels/kernels.h Makefile
 	@mkdir -p $(@D)
-	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic,-z,lazy $(filter %.c,$^) -o $@ \
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic $(filter %.c,$^) -o $@ \
 	    -lm -ldl
 
 # ------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ TEST(write_then_read_is_the_same) {
         CHECK(n > 0 && file_write_all(scratch("config.json"), text, n, &err));
         CHECK_MSG(llama_config_read(&back, scratch("config.json"), &err), "%s", err.what);
         CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", names[i]);
-        CHECK(llama_config_read(&back, scratch(""), &err));  // the directory will do
+        CHECK(llama_config_read(&back, scratch(""), &err));  // the directory alone is enough
     }
     const RopeScaling scalings[] = {{ROPE_LINEAR, 2.5, 0, 0, 0, 0},
                                     {ROPE_YARN, 4, 1, 32, 32768, 1.1386294361119891}};
