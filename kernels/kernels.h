@@ -194,6 +194,23 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
 
+// The same norm of every query and key head (Qwen3)
+// out (T,H+2*Hkv,D) =  inp, its query heads normalised with weight[0], its key heads with weight[1]
+// inp (T,H+2*Hkv,D)    weight (2,D)
+void qk_norm_forward(floatX *out, const floatX *inp, const floatX *weight, float eps, int64_t T,
+                     HeadShape heads);
+// dqkv (T,H+2*Hkv,D), in place: gradient of out -> gradient of inp      dweight (2,D) +=
+void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floatX *weight,
+                      float eps, int64_t T, HeadShape heads);
+
+// ------------------------------------------------------------------------------------------------
+// Bias of a linear layer
+
+// out (T,N) +=  bias (N)
+void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N);
+// dbias (N) +=  sum of the rows of dout (T,N), in a fixed order
+void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N);
+
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
 

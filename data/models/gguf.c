@@ -13,6 +13,7 @@
 #include "../base/memory.h"
 #include "../base/path.h"
 #include "config.h"
+#include "rope.h"
 #include "safetensors.h"
 #include "tokenizer.h"
 #include "weights.h"
@@ -132,6 +133,15 @@ static void put_array(Header *h, const char *key, uint32_t type, uint64_t count)
     put_key(h, key, ARRAY);
     put_u32(h, type);
     put_u64(h, count);
+}
+
+// Mistral's tensors and maths are Llama's, for llama.cpp too.
+static bool check_model(const LlamaConfig *c, const char *dir, Error *err) {
+    const bool llama = c->model_type == MODEL_LLAMA || c->model_type == MODEL_MISTRAL;
+    if (llama && c->rope_scaling.type != ROPE_YARN) return true;
+    return error_set(err, EXIT_BAD_INPUT, "llama.cpp's convert_hf_to_gguf.py knows the others",
+                     "%s: expected a model_type of llama or mistral without yarn RoPE, found %s",
+                     dir, llama ? "yarn" : "another model_type");
 }
 
 static void put_model(Header *h, const LlamaConfig *c, GgufType type) {
@@ -442,9 +452,9 @@ static bool write_tensor(const Model *m, const Parameter *p, SafetensorsSet *s, 
 static bool write_rope_factors(const LlamaConfig *c, FileWriter *w, Error *err) {
     LlamaConfig plain = *c;
     bool ok = true;
-    plain.rope_scaling.llama3 = false;
+    plain.rope_scaling.type = ROPE_PLAIN;
     for (int i = 0; ok && i < c->head_dim / 2; i++) {
-        const float factor = llama_rope_frequency(&plain, i) / llama_rope_frequency(c, i);
+        const float factor = rope_frequency(&plain, i) / rope_frequency(c, i);
         ok = writer_write(w, &factor, sizeof factor, err);
     }
     return ok;
@@ -454,7 +464,7 @@ static bool write_rope_factors(const LlamaConfig *c, FileWriter *w, Error *err) 
 // The file
 
 static bool put_header(Header *h, const Model *m, const char *dir, Error *err) {
-    const bool scaled_rope = m->config.rope_scaling.llama3;
+    const bool scaled_rope = m->config.rope_scaling.type != ROPE_PLAIN;
     const Parameter factors = {.rows = m->config.head_dim / 2};
     put(h, "GGUF", 4);
     put_u32(h, 3);
@@ -478,7 +488,8 @@ static bool write_file(const Model *m, const Header *h, const char *dir, FileWri
     bool ok = writer_write(w, h->bytes, h->n, err) && write_padding(w, err);
     for (int i = 0; ok && i < m->num; i++) ok = write_tensor(m, &m->list[i], &s, w, err);
     safetensors_close(&s);
-    return ok && (!m->config.rope_scaling.llama3 || write_rope_factors(&m->config, w, err));
+    return ok &&
+           (m->config.rope_scaling.type == ROPE_PLAIN || write_rope_factors(&m->config, w, err));
 }
 
 static bool create_file(const Model *m, const Header *h, const char *dir, const char *path,
@@ -502,7 +513,7 @@ bool gguf_export(const char *dir, GgufType type, const char *path, Error *err) {
     if (path_exists(path))
         return error_set(err, EXIT_USAGE, "remove it, or choose another --out",
                          "%s: expected a new file, found one", path);
-    if (!llama_config_read(&m.config, dir, err)) return false;
+    if (!llama_config_read(&m.config, dir, err) || !check_model(&m.config, dir, err)) return false;
     list_tensors(&m);
     const Parameters p = {.list = m.list, .num = m.num, .tied_head = m.config.tie_word_embeddings};
     const bool ok = weights_check(p, dir, err) && put_header(&h, &m, dir, err) &&

@@ -31,6 +31,10 @@ cudaStream_t cuda_branch();
 const size_t CUDA_SCRATCH_BYTES = (size_t)32 << 20;
 void *cuda_scratch();
 
+// rmsnorm.cu: dweight (C) += the rows of partial (num_partial, C), in a fixed order
+void add_partial_rows(real *dweight, const float *partial, int num_partial, int C,
+                      cudaStream_t stream);
+
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
 

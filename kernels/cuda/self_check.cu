@@ -406,6 +406,118 @@ static void check_norms(const Packed &p) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The norm of query and key heads, bias
+
+// Element i of (T,H+2*Hkv,D): its head, the weights of that, and the head's 1/sqrt(mean + eps)
+struct HeadNorm {
+    HeadShape heads;
+    const floatX *inp, *weight;
+    double eps;
+    __device__ int part(int64_t i) const {  // 0: queries, 1: keys, 2: values
+        const int head = (int)(i / heads.head_dim % (heads.num_heads + 2 * heads.num_kv_heads));
+        return head < heads.num_heads ? 0 : head < heads.num_heads + heads.num_kv_heads ? 1 : 2;
+    }
+    __device__ double w(int64_t i) const {
+        return at(weight, part(i) * heads.head_dim + i % heads.head_dim);
+    }
+    __device__ double rstd(int64_t i) const {
+        return Rstd{inp, eps, heads.head_dim}(i / heads.head_dim).value;
+    }
+};
+
+struct HeadNormed : HeadNorm {
+    __device__ Want operator()(int64_t i) const {
+        const double x = at(inp, i);
+        return {part(i) == 2 ? x : x * rstd(i) * w(i), FP32 * fabs(x * rstd(i))};
+    }
+};
+
+// As NormGradient
+struct HeadGradient : HeadNorm {
+    const floatX *start;
+    __device__ Want operator()(int64_t i) const {
+        const int D = heads.head_dim;
+        const int64_t row = i / D * D;
+        if (part(i) == 2) return {at(start, i), 0};
+        const double r = rstd(i), g = at(start, i) * w(i), y = at(inp, i) * r;
+        double sum = 0, size = 0;
+        for (int64_t k = row; k < row + D; k++) {
+            const double term = at(start, k) * w(k) * at(inp, k) * r;
+            sum += term, size += fabs(term);
+        }
+        return {r * (g - y * sum / D), FP32 * r * (fabs(g) + fabs(y) * size / D)};
+    }
+};
+
+struct HeadWeightGradient : HeadNorm {
+    const floatX *start;
+    const real *dweight;
+    int64_t n;
+    __device__ Want operator()(int64_t c) const {
+        double sum = dweight[c], size = fabs(sum);
+        for (int64_t i = c % heads.head_dim; i < n; i += heads.head_dim) {
+            const double term = part(i) == c / heads.head_dim ? at(start, i) * at(inp, i) : 0;
+            sum += term ? term * rstd(i) : 0, size += term ? fabs(term) * rstd(i) : 0;
+        }
+        return {sum, FP32 * size};
+    }
+};
+
+static void check_qk_norm(const Packed &p) {
+    const HeadShape h = p.heads;
+    const int D = h.head_dim, T = p.rows;
+    const int64_t n = (int64_t)T * (h.num_heads + 2 * h.num_kv_heads) * D;
+    const float eps = 1e-5f;
+    floatX *inp = random_bf16(n, 1), *weight = random_bf16(2 * D, 1), *out = take_n<floatX>(n),
+           *dqkv = random_bf16(n, 1), *start = copy_of(dqkv, n);
+    real *dweight = random_real(2 * D, 1), *dweight_start = copy_of(dweight, 2 * D);
+    const HeadNorm norm = {h, inp, weight, eps};
+    checking("qk_norm_forward");
+    qk_norm_forward(out, inp, weight, eps, T, h);
+    expect("out", out, n, HeadNormed{norm});
+    checking("qk_norm_backward");
+    qk_norm_backward(dqkv, dweight, inp, weight, eps, T, h);
+    expect("dqkv", dqkv, n, HeadGradient{norm, start});
+    expect("dweight", dweight, 2 * D, HeadWeightGradient{norm, start, dweight_start, n});
+}
+
+struct Biased {
+    const floatX *start, *bias;
+    int N;
+    __device__ Want operator()(int64_t i) const {
+        const double x = at(start, i), b = at(bias, i % N);
+        return {x + b, FP32 * (fabs(x) + fabs(b))};
+    }
+};
+
+struct BiasGradient {
+    const real *start;
+    const floatX *dout;
+    int T, N;
+    __device__ Want operator()(int64_t c) const {
+        double sum = start[c], size = fabs(sum);
+        for (int t = 0; t < T; t++) {
+            const double x = at(dout, (int64_t)t * N + c);
+            sum += x, size += fabs(x);
+        }
+        return {sum, FP32 * size};
+    }
+};
+
+static void check_bias(const Packed &p) {
+    const int T = p.rows, N = p.C;
+    const int64_t n = (int64_t)T * N;
+    floatX *out = random_bf16(n, 1), *bias = random_bf16(N, 1), *start = copy_of(out, n);
+    real *dbias = random_real(N, 1), *dbias_start = copy_of(dbias, N);
+    checking("bias_forward");
+    bias_forward(out, bias, T, N);
+    expect("out", out, n, Biased{start, bias, N});
+    checking("bias_backward");
+    bias_backward(dbias, out, T, N);
+    expect("dbias", dbias, N, BiasGradient{dbias_start, out, T, N});
+}
+
+// ------------------------------------------------------------------------------------------------
 // Matmul, SwiGLU
 
 // start or resid (rows, cols) + the sum over k < depth of
@@ -1017,9 +1129,9 @@ static void check_attention_or_fall_back(int num_models) {
 int device_has_self_check(void) { return 1; }
 
 const char *device_self_check(int thorough) {
-    static const Check checks[] = {check_rows,          check_embedding, check_norms,
-                                   check_matmul,        check_swiglu,    check_rope,
-                                   check_cross_entropy, check_optimizer};
+    static const Check checks[] = {
+        check_rows,   check_embedding, check_norms, check_qk_norm,       check_bias,
+        check_matmul, check_swiglu,    check_rope,  check_cross_entropy, check_optimizer};
     const int num_models = thorough ? NUM_MODELS : QUICK_MODELS;
     wrong[0] = 0;
     random_state = 1;
