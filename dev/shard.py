@@ -7,6 +7,7 @@ r65    log-normal lengths, mean 700, sigma 1.04, cap 8192: web pages; 65,536 tok
        reference batch R65 of 95 documents, the same on every machine
 equal  documents of --length tokens
 seed   220, 217, 295, 183, 130, 350
+given  --lengths N...
 
 Token 0 begins a document and occurs nowhere else: train with --boundary-token 0.
 """
@@ -36,20 +37,25 @@ def r65(tokens, cap):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--dist", choices=["r65", "equal", "seed"], default="r65")
+parser.add_argument("--dist", choices=["r65", "equal", "seed", "given"], default="r65")
 parser.add_argument("--tokens", type=int, default=65536)
 parser.add_argument("--length", type=int, default=2048)
+parser.add_argument("--lengths", type=int, nargs="+")
 parser.add_argument("--cap", type=int, default=8192)
 parser.add_argument("--vocab", type=int, default=49152)
+parser.add_argument("--print-lengths", action="store_true", help="and write nothing")
 parser.add_argument("--out", type=pathlib.Path, required=True)
 options = parser.parse_args()
 
 lengths = {"r65": lambda: r65(options.tokens, options.cap),
            "equal": lambda: [options.length] * (options.tokens // options.length),
+           "given": lambda: list(options.lengths),
            "seed": lambda: [220, 217, 295, 183, 130, 350]}[options.dist]()
 assert all(0 < n <= options.cap for n in lengths), lengths
 rng = random.Random(1)
 rng.shuffle(lengths)
+if options.print_lengths:
+    raise SystemExit(print(*lengths))
 tokens = []
 for length in lengths:
     # a short cycle with noise, so that there is something to learn
