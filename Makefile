@@ -75,8 +75,9 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
               $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
 
-.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi reproduce-programs \
-        calibrate packsim simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
+.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi results \
+        reproduce-programs calibrate packsim simple gpu-day gpu-model gpu-model-check \
+        gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -282,6 +283,9 @@ bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
 	@dev/bench.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh
+# Every measurement of the README's results section, then that section
+results: reproduce-programs build/cpu/bench_matmul build/cpu/bench_attention
+	@FROM=$(FROM) dev/results.sh
 # What scripts/reproduce_*.sh run
 reproduce-programs: train_llama build/$(BACKEND)/bench_repad build/cpu/notebook
 

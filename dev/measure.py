@@ -112,10 +112,13 @@ def rows_of(layout, lengths, row_len):
 
 def capacity(layout, lengths, row_len, micro_batch_tokens):
     """Options for a step of exactly these documents, in micro-batches of about this size"""
-    needed = rows_of(layout, lengths, row_len) * row_len or sum(lengths)
-    whole = row_len if rows_of(layout, lengths, row_len) else max(lengths)
-    micro = min(needed, max(micro_batch_tokens // whole, 1) * whole)
-    batch = -(-needed // micro) * micro
+    rows = rows_of(layout, lengths, row_len)
+    needed, whole = rows * row_len or sum(lengths), row_len if rows else max(lengths)
+    count = -(-needed // max(micro_batch_tokens // whole * whole, whole))
+    micro = -(-rows // count) * row_len if rows else -(-needed // count // whole) * whole
+    if count == 1:
+        micro = needed
+    batch = count * micro
     return ["--max-seqlen", row_len, "--micro-batch-tokens", micro, "--batch-tokens", batch,
             "--fill", min(1, round((sum(lengths) + 0.01) / batch, 9))]
 
@@ -134,7 +137,8 @@ def train(model, layout, lengths, row_len, micro_batch_tokens, steps):
     assert all(r["docs"] == len(lengths) for r in records), records
     peak = re.search(r"peak memory: device ([\d.]+) MiB \(planned ([\d.]+) MiB\), process ([\d.]+)",
                      text)
-    return {"ms": [r["ms"] for r in records[1:]], "loss": first["loss"], "fill": first["fill"],
+    return {"ms": [r["ms"] for r in records[1:]], "loss": first["loss"],
+            "fill": sum(lengths) / (rows_of(layout, lengths, row_len) * row_len or sum(lengths)),
             "pairs": first["attention_pairs"], "peak_mib": float(peak[1]),
             "planned_mib": float(peak[2]), "rss_mib": float(peak[3]), "model": shape(text)}
 
