@@ -251,6 +251,7 @@ typedef struct {
     bool model_given;
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
+    size_t free_bytes;     // of the device, before any rank has allocated its model; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
     PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
@@ -677,6 +678,7 @@ static void train(LlamaModel *m) {
         comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
         must(data != NULL, &err);
+        const double read_ms = now_ms() - start_ms;
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
         StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
@@ -691,6 +693,8 @@ static void train(LlamaModel *m) {
                                    .steps = o.steps,
                                    .ms = ms,
                                    .mean_ms = mean_ms + pause_ms,
+                                   .read_ms = read_ms,
+                                   .passes_ms = (double)device_timer_ms(),
                                    .loss = loss,
                                    .grad_norm = scalars.grad_norm,
                                    .lr = hyper.lr,
@@ -1144,6 +1148,8 @@ static void open_device(void) {
     check_kernels();
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
+    run.free_bytes = device_memory_free();
+    comm_barrier();  // every rank has read it before one allocates its model
 }
 
 // Of the checkpoint, which --model must match where it is given
@@ -1358,7 +1364,7 @@ static void print_plan(const LlamaModel *m) {
 // --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
 // all ranks.
 static void choose_recompute(LlamaModel *m) {
-    const size_t free_bytes = device_memory_free(), room = free_bytes - free_bytes / 16;
+    const size_t free_bytes = run.free_bytes, room = free_bytes - free_bytes / 16;
     int chosen = LLAMA_RECOMPUTE_FULL;
     for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
         llama_plan_recompute(m, (LlamaRecompute)i);
@@ -1414,7 +1420,7 @@ static void print_other_memory(const LlamaModel *m) {
 }
 
 static void check_memory(const LlamaModel *m) {
-    const size_t free_bytes = device_memory_free(), total = llama_memory_total(m);
+    const size_t free_bytes = run.free_bytes, total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
     int32_t fits = largest_micro_batch(free_bytes, m->sizes, m->recompute);

@@ -115,7 +115,7 @@ typedef struct {
     uint64_t graphs;                 // graphs captured so far
 } DeviceMemory;
 DeviceMemory device_memory(void);
-// Bytes that can still be allocated; 0: unknown.
+// Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
 size_t device_memory_free(void);
 
 // Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are

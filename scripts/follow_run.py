@@ -12,7 +12,8 @@ from plot_run import fail, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "trained_tokens_per_s": "speed/trained_tokens_per_s",
-         "ms": "speed/ms", "useful_tflops": "speed/useful_tflops", "fill": "packing/fill",
+         "ms": "speed/ms", "read_ms": "speed/read_ms", "passes_ms": "speed/passes_ms",
+         "useful_tflops": "speed/useful_tflops", "fill": "packing/fill",
          "docs": "packing/docs", "longest_doc": "packing/longest_doc",
          "imbalance_measured": "ranks/imbalance"}
 

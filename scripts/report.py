@@ -195,6 +195,23 @@ def summary(run):
     return table(rows)
 
 
+def step_times(run):
+    def median(values):
+        return sorted(values)[len(values) // 2]
+
+    ms = [s["ms"] for s in run.steps]
+    rows = [("step", f"{median(ms):.1f} ms, longest {max(ms):.1f} ms")]
+    timed = [s for s in run.steps if "passes_ms" in s]
+    for name, part in (("waiting for data", lambda s: s["read_ms"]),
+                       ("forward and backward", lambda s: s["passes_ms"]),
+                       ("gradient exchange, update, the rest",
+                        lambda s: s["ms"] - s["read_ms"] - s["passes_ms"])):
+        if timed:
+            share = 100 * sum(map(part, timed)) / sum(s["ms"] for s in timed)
+            rows.append((name, f"{median([part(s) for s in timed]):.1f} ms, {share:.2f} % of all"))
+    return table(rows)
+
+
 def options_table(options):
     words = {True: "on", False: "off", None: "none"}
     return table((k, words[v] if v is None or isinstance(v, bool) else v)
@@ -224,8 +241,6 @@ def samples(run):
 
 def page(run):
     options = run.start.get("options", {})
-    ms = [s["ms"] for s in run.steps]
-    imbalance = ", and how even the ranks are" if "imbalance_measured" in run.steps[-1] else ""
     charts = "".join(loss_charts(run) + step_charts(run) + [length_chart(run)])
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -235,10 +250,9 @@ def page(run):
 {summary(run)}
 <h2>Training</h2><div class="grid">{charts}</div>
 <h2>Where a step's time goes</h2>
-<p>Median {sorted(ms)[len(ms) // 2]:.0f} ms, longest {max(ms):.0f} ms.</p>
-<p class="muted">The log has the time of whole steps (ms){imbalance}, not of their
-parts. A profiler shows these: perf record -g ./train_llama ... on a CPU, nsys profile ./train_llama
-... on a GPU.</p>
+{step_times(run)}
+<p class="muted">A profiler shows more: perf record -g ./train_llama ... on a CPU, nsys profile
+./train_llama ... on a GPU.</p>
 {unusual_steps(run)}
 <h2>Samples</h2>{samples(run)}
 <h2>Options</h2><div class="columns">{options_table(options)}</div>

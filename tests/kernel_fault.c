@@ -74,6 +74,16 @@ WRAP(attention_backward,
      (dqkv, delta, dout, qkv, out, lse, position_ids, rope_table, docs, heads), dqkv,
      (size_t)docs->total_tokens *(size_t)((heads.num_heads + heads.num_kv_heads * 2) *
                                           heads.head_dim))
+WRAP(kv_store,
+     (floatX * cache, const floatX *qkv, const int32_t *first_rows, const int32_t *position_ids,
+      int64_t T, HeadShape heads),
+     (cache, qkv, first_rows, position_ids, T, heads), cache,
+     (size_t)((T + 1) * 2 * heads.num_kv_heads * heads.head_dim))
+WRAP(attention_decode,
+     (floatX * out, const floatX *qkv, const floatX *cache, const int32_t *first_rows,
+      const int32_t *position_ids, int64_t T, HeadShape heads),
+     (out, qkv, cache, first_rows, position_ids, T, heads), out,
+     (size_t)(T *heads.num_heads *heads.head_dim))
 WRAP(matmul_forward,
      (floatX * out, const floatX *inp, const floatX *weight, int64_t T, int64_t K, int64_t N),
      (out, inp, weight, T, K, N), out, (size_t)(T *N))

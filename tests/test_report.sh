@@ -34,7 +34,7 @@ cat > log.py <<'PY'
 import json, sys
 def step(s, loss=None, **more):
     return dict({"step": s, "loss": 5.0 - s / 100 if loss is None else loss, "grad_norm": 1.5,
-                 "lr": 1e-3, "ms": 500.0, "tokens_per_s": 2000.0 + s, "real_tokens": 1000, "targets": 990,
+                 "lr": 1e-3, "ms": 500.0, "read_ms": 1.0, "passes_ms": 400.0, "tokens_per_s": 2000.0 + s, "real_tokens": 1000, "targets": 990,
                  "fill": 0.9, "docs": 7, "longest_doc": 64, "attention_pairs": 20, "padded_pairs": 100,
                  "skipped": False, "spike": False}, **more)
 def start(event, s):
@@ -76,7 +76,8 @@ assert parser.open_tags == [], parser.open_tags
 for fact in ("30 of 40 so far", "3.7000", "30,000", "0:15", "12,345", "<cpu>", "resumed after step|10",
              "4, 5, 6", "documents 77,777", "step 13", "SPIKE: loss 987.5000", "0.125",
              "SKIPPED: loss not finite", "<script>alert(1)</script> http://example.com &",
-             "Busiest rank", "No .idx file of --train gone", "Median 500 ms", "90.0 %"):
+             "Busiest rank", "No .idx file of --train gone", "500.0 ms, longest 500.0 ms", "waiting for data|1.0 ms, 0.20 % of all",
+             "forward and backward|400.0 ms, 80.00 % of all", "the rest|99.0 ms, 19.80 % of all", "90.0 %"):
     assert fact in parser.text, fact
 assert "url(" not in page and "@import" not in page and "nan" not in page
 # contrast by WCAG: text 4.5, lines and bars 3, in both schemes

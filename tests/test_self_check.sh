@@ -58,7 +58,7 @@ wrong() {       # wrong NAME NAMED OPERATION OPTION...: exit code 11, and NAMED 
 }
 for operation in $(grep -o '^WRAP.[a-z_]*' "$root/tests/kernel_fault.c" | cut -c6- | grep -v comm_); do
     case $operation in
-        attention*) for path in sm80 sm90; do
+        attention_*ward) for path in sm80 sm90; do
                 wrong "${operation}_$path" "$operation .$path." "$operation" --attention $path
             done
             wrong "$operation" "$operation .sm80." "$operation" ;;

@@ -180,6 +180,8 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
     json_put_float(&w, "grad_norm", (float)r->grad_norm);
     json_put_float(&w, "lr", (float)r->lr);
     json_put_float(&w, "ms", (float)r->ms);
+    json_put_float(&w, "read_ms", (float)r->read_ms);
+    json_put_float(&w, "passes_ms", (float)r->passes_ms);
     json_put_float(&w, "tokens_per_s", (float)per_second(d->real_tokens, r));
     if (d->masked) json_put_float(&w, "trained_tokens_per_s", (float)per_second(d->num_targets, r));
     json_put_int(&w, "real_tokens", d->real_tokens);

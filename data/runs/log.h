@@ -42,6 +42,9 @@ typedef struct {
 typedef struct {
     int64_t step, steps;  // of the run: this one, 1-based, and all
     double ms, mean_ms;   // of this step; expected of the next ones, pauses included
+    // Parts of ms: waiting for the loader; the device's time for the passes through the model. The
+    // rest is the exchange of gradients, as far as it is not overlapped, and the update.
+    double read_ms, passes_ms;
     double loss, grad_norm, lr;
     double useful_flops;  // 0: not known for this layout
     bool skipped;         // loss or gradient were not finite: no weight has changed

@@ -37,7 +37,8 @@ void comm_finalize(void);
 
 int comm_rank(void);
 int comm_num_ranks(void);
-int comm_local_rank(void);  // among the ranks of this machine; -1: the launcher does not say
+int comm_local_rank(void);   // among the ranks of this machine; -1: the launcher does not say
+int comm_local_ranks(void);  // ranks of this machine; 1: the launcher does not say
 
 // ------------------------------------------------------------------------------------------------
 // Collectives on device buffers

@@ -17,11 +17,12 @@
 
 enum { MAX_RANKS = 1 << 16 };
 
-Ranks ranks = {.num = 1};
+Ranks ranks = {.num = 1, .num_local = 1};
 
 int comm_rank(void) { return ranks.rank; }
 int comm_num_ranks(void) { return ranks.num; }
 int comm_local_rank(void) { return ranks.local_rank; }
+int comm_local_ranks(void) { return ranks.num_local; }
 
 // ------------------------------------------------------------------------------------------------
 // Who am I: the environment variables of launchers
@@ -67,13 +68,16 @@ static const Launcher *find_launcher(void) {
 
 int ranks_launched(void) {
     const Launcher *by = find_launcher();
-    ranks = (Ranks){.num = 1};
+    ranks = (Ranks){.num = 1, .num_local = 1};
     if (!by) return 1;
     ranks.num = ranks_env_number(by->size, 1, MAX_RANKS, 1);
     ranks.rank = ranks_env_number(by->rank, 0, ranks.num - 1, -1);
     ranks.local_rank = ranks_env_number(by->local_rank, 0, MAX_RANKS - 1, -1);
-    ranks.here = ranks_env_number(by->local_size, 1, MAX_RANKS, 0) == ranks.num ||
-                 ranks_env_number("SLURM_STEP_NUM_NODES", 1, MAX_RANKS, 0) == 1;
+    ranks.num_local = ranks_env_number(by->local_size, 1, MAX_RANKS, 0);
+    if (ranks.num_local == 0 && ranks_env_number("SLURM_STEP_NUM_NODES", 1, MAX_RANKS, 0) == 1)
+        ranks.num_local = ranks.num;
+    ranks.here = ranks.num_local == ranks.num;
+    if (ranks.num_local == 0) ranks.num_local = 1;
     // by the parent process where neither the launcher nor MASTER_ADDR tells jobs apart
     const char *job = getenv(by->job), *step = getenv("SLURM_STEP_ID");
     char text[256];
@@ -210,5 +214,5 @@ void ranks_leave(void) {
         for (int c = 0; c < RANKS_CHANNELS; c++)
             if (ranks.peers[r].sockets[c] >= 0) close(ranks.peers[r].sockets[c]);
     free(ranks.peers);
-    ranks = (Ranks){.num = 1};
+    ranks = (Ranks){.num = 1, .num_local = 1};
 }

@@ -31,6 +31,7 @@ typedef struct {
 // This rank's view of the job. A single process is rank 0 of 1, and not joined.
 typedef struct {
     int rank, num, local_rank;  // rank and local_rank -1: the launcher does not say
+    int num_local;              // 1: it does not
     bool here, joined;          // here: all ranks are on this machine
     uint64_t job;               // the same on all ranks of a job
     char host[64];

@@ -9,6 +9,7 @@
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
+#include "../comm/comm.h"
 #include "common.h"
 
 enum { HEADER_BYTES = 64 };  // stores the size; keeps the payload aligned for AVX-512
@@ -139,7 +140,7 @@ size_t device_memory_free(void) {
     while (fgets(line, sizeof line, f))
         if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
     fclose(f);
-    return (size_t)kib * 1024;
+    return (size_t)kib * 1024 / (size_t)comm_local_ranks();
 }
 
 size_t master_lo_bytes(void) { return 0; }

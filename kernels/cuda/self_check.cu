@@ -670,40 +670,72 @@ static void check_rope(const Packed &p) {
     expect("qkv", qkv, n, Roped{start, p.position_ids, p.rope_table, h});
 }
 
+static int64_t num_outputs(const Packed &p) {  // of attention
+    return (int64_t)p.T * p.heads.num_heads * p.heads.head_dim;
+}
+static int64_t num_keys_and_values(const Packed &p) {
+    return 2 * (int64_t)p.T * p.heads.num_kv_heads * p.heads.head_dim;
+}
+
+// Random operands, and the results of attention_forward with the scores they should be made of
+static Attention attend(const Packed &p) {
+    const int64_t n_out = num_outputs(p), n_lse = (int64_t)p.T * p.heads.num_heads;
+    real *lse = take_n<real>(n_lse);
+    floatX *qkv = random_bf16(n_out + num_keys_and_values(p), 2), *dout = random_bf16(n_out, 1),
+           *out = take_n<floatX>(n_out);
+    Want *scores = take_n<Want>(n_lse * p.max_len), *dscores = take_n<Want>(n_lse * p.max_len);
+    const Attention a = {p.heads, p.T, p.max_len, p.first, p.end,  p.position_ids, p.rope_table,
+                         lse,     qkv, out,       dout,    scores, dscores};
+    attention_forward(out, lse, qkv, &p.docs, p.heads);
+    compute(scores, n_lse * p.max_len, with<Scores>(a));
+    return a;
+}
+
 static void check_attention(const Packed &p) {
     static char name[48];
-    const HeadShape h = p.heads;
-    const int64_t n_out = (int64_t)p.T * h.num_heads * h.head_dim;
-    const int64_t n_qkv = n_out + 2 * (int64_t)p.T * h.num_kv_heads * h.head_dim;
-    const int64_t n_lse = (int64_t)p.T * h.num_heads;
-    floatX *qkv = random_bf16(n_qkv, 2), *dout = random_bf16(n_out, 1),
-           *out = take_n<floatX>(n_out);
-    floatX *dqkv = take_n<floatX>(n_qkv);
-    real *lse = take_n<real>(n_lse), *delta = take_n<real>(n_lse);
-    Attention a = {h,
-                   p.T,
-                   p.max_len,
-                   p.first,
-                   p.end,
-                   p.position_ids,
-                   p.rope_table,
-                   lse,
-                   qkv,
-                   out,
-                   dout,
-                   take_n<Want>(n_lse * p.max_len),
-                   take_n<Want>(n_lse * p.max_len)};
+    const int64_t n_out = num_outputs(p), n_qkv = n_out + num_keys_and_values(p);
+    const int64_t n_lse = (int64_t)p.T * p.heads.num_heads;
     snprintf(name, sizeof name, "attention_forward (%s)", attention_describe());
     checking(name);
-    attention_forward(out, lse, qkv, &p.docs, h);
-    compute(a.scores, n_lse * p.max_len, with<Scores>(a));
-    expect("lse", lse, n_lse, with<Lse>(a));
-    expect("out", out, n_out, with<AttentionOut>(a));
+    const Attention a = attend(p);
+    expect("lse", a.lse, n_lse, with<Lse>(a));
+    expect("out", a.out, n_out, with<AttentionOut>(a));
     if (wrong[0]) return;
+    floatX *dqkv = take_n<floatX>(n_qkv);
+    real *delta = take_n<real>(n_lse);
     snprintf(name, sizeof name, "attention_backward (%s)", attention_describe());
-    attention_backward(dqkv, delta, dout, qkv, out, lse, p.position_ids, p.rope_table, &p.docs, h);
+    attention_backward(dqkv, delta, a.dout, a.qkv, a.out, a.lse, p.position_ids, p.rope_table,
+                       &p.docs, p.heads);
     compute(a.dscores, n_lse * p.max_len, with<ScoreGradients>(a));
     expect("dqkv", dqkv, n_qkv, with<QkvGradient>(a));
+}
+
+// In the cache a document begins one row after its first token.
+struct CacheStart {
+    const int32_t *first;
+    __device__ int32_t operator()(int64_t t) const { return first[t] + 1; }
+};
+struct CachedRows : Attention {
+    __device__ Want operator()(int64_t i) const {
+        const int width = 2 * heads.num_kv_heads * heads.head_dim;
+        return {at(qkv, row(i / width, heads.num_heads) + i % width), 0};
+    }
+};
+
+// After check_attention: decoding finds all tokens of a document in the cache, and attends alike.
+static void check_cache(const Packed &p) {
+    const int64_t n = num_keys_and_values(p), width = n / p.T;
+    const Attention a = attend(p);
+    int32_t *first_rows = take_n<int32_t>(p.T);
+    floatX *cache = take_n<floatX>(width + n), *out = take_n<floatX>(num_outputs(p));
+    compute(first_rows, p.T, CacheStart{p.first});
+    checking("kv_store");
+    kv_store(cache, a.qkv, first_rows, p.position_ids, p.T, p.heads);
+    expect("cache", cache + width, n, with<CachedRows>(a), true);
+    if (wrong[0]) return;
+    checking("attention_decode");
+    attention_decode(out, a.qkv, cache, first_rows, p.position_ids, p.T, p.heads);
+    expect("out", out, num_outputs(p), with<AttentionOut>(a));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -961,28 +993,22 @@ static void check_collectives() {
 
 typedef void (*Check)(const Packed &p);
 
-static void check_models(const Check *checks, int num_checks, int num_models) {
-    for (int m = 0; m < num_models; m++) {
-        const Packed p = pack(&models[m]);
-        const int of_model = num_blocks;
-        for (int c = 0; c < num_checks && !wrong[0]; c++) {
-            checks[c](p);
-            free_blocks(of_model);
-        }
+static void check_models(Check check, int num_models) {
+    for (int m = 0; m < num_models && !wrong[0]; m++) {
+        check(pack(&models[m]));
         free_blocks(0);
     }
 }
 
 // On every rank the same kernels: if they are wrong on one, all take others.
 static void check_attention_or_fall_back(int num_models) {
-    const Check check = check_attention;
     const char *before = attention_describe();
-    check_models(&check, 1, num_models);
+    check_models(check_attention, num_models);
     if (!comm_max(wrong[0] != 0) || !attention_fall_back()) return;
     warning("the %s attention kernels are wrong on this GPU, %s ones take their place: %s", before,
             attention_describe(), wrong[0] ? wrong : "found by another rank");
     wrong[0] = 0;
-    check_models(&check, 1, num_models);
+    check_models(check_attention, num_models);
 }
 
 int device_has_self_check(void) { return 1; }
@@ -995,10 +1021,11 @@ const char *device_self_check(int thorough) {
     wrong[0] = 0;
     random_state = 1;
     device_on_error(describe_check);
-    check_models(checks, sizeof checks / sizeof *checks, num_models);
+    for (Check check : checks) check_models(check, num_models);
     // a rank that has found something wrong waits for no other: its error ends them
     if (!wrong[0]) check_collectives();
     if (!wrong[0]) check_attention_or_fall_back(num_models);
+    check_models(check_cache, num_models);
     matmul_repeat_choices("");  // checkpoints keep the algorithms of the run's own shapes
     device_on_error(NULL);
     return wrong[0] ? wrong : NULL;
