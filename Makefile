@@ -233,7 +233,7 @@ SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                build/cpu/packsim build/cpu/calibrate build/cpu/bench_repad build/cpu/notebook \
-               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
+               build/emu/bugs build/emu/bench_guesses build/emu/bench_repad build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 

@@ -57,7 +57,8 @@ def copies(say, lengths, shape, o):
     q = shape["heads"] * shape["head_dim"]
     qkv = q + 2 * shape["kv_heads"] * shape["head_dim"]
     layers = shape["layers"]
-    program = f"build/{o.backend}/bench_repad"
+    beside = pathlib.Path(TRAINER).with_name("bench_repad")     # a build's own directory
+    program = beside if beside.exists() else pathlib.Path(f"build/{o.backend}/bench_repad")
     text = run(program, o.row, qkv, q, layers, max(3, o.repeats), *lengths)
     total, parts = 0, []
     for name, median, low, high in re.findall(
@@ -65,7 +66,7 @@ def copies(say, lengths, shape, o):
         total += float(median)
         parts.append(f"{name} {float(median) / layers:.3f} ms a layer, {median} "
                      f"[{low}-{high}] ms in all {layers}")
-    say(f"gather and scatter alone ({program}):", *("  " + part for part in parts))
+    say(f"gather and scatter alone ({measure.shown([program])}):", *("  " + part for part in parts))
     return total
 
 
@@ -88,7 +89,7 @@ def repad(o):
         shape, len(lengths) * o.row, len(lengths) * o.row * (o.row + 1) // 2)
     say("", f"published  unpadding around attention in every layer makes a step 20 % slower than "
             f"padded ({FOUNDRY})",
-        f"ours       {o.model}, rows of {o.row}: repad {abs(slower):.1f} % "
+        f"ours       {o.name}, rows of {o.row}: repad {abs(slower):.1f} % "
         f"{'slower' if slower > 0 else 'faster'} than padded; packed "
         f"{ratio(ms['padded'], ms['packed']):.2f}x as fast as padded, "
         f"{ratio(ms['repad'], ms['packed']):.2f}x as fast as repad; gather and scatter are "
@@ -127,13 +128,12 @@ def independence(o):
     worst = re.search(r"\|ours - printed\| +([\d.]+); (.*)", "\n".join(say.lines))
     alone = re.search(r"\|packed - alone\| +(.*)", "\n".join(say.lines))
     check(say, "the notebook's lengths through a whole model, random weights", "demo", [5, 3])
-    name = pathlib.Path(o.model).name
-    delta = check(say, f"{name}, {'random weights' if o.model == 'demo' else 'real weights'}, six "
+    delta = check(say, f"{o.name}, {'random weights' if o.model == 'demo' else 'real weights'}, six "
                   "documents", o.model, SEED_BATCH)
     say("", f"published  the outputs of sequence 2 of two packed ones, 24 values of 4 decimals "
             f'(notebook "{NOTEBOOK}")',
         f"ours       {worst[2]}, the others differ by at most {worst[1]}: a bf16 rounding step; "
-        f"packed against alone {alone[1]}. {name}: logits differ by {delta[1]:.3g}, losses by "
+        f"packed against alone {alone[1]}. {o.name}: logits differ by {delta[1]:.3g}, losses by "
         f"{delta[0]:.3g}, gradients by {delta[2]:.3g}, packed against alone",
         "differs    theirs: FlashAttention-2 on a GPU in bf16, attention alone. ours: those "
         "figures on the CPU in fp32, rounded to bf16 (the CUDA kernels take head_dim 64 and 128), "
@@ -159,7 +159,7 @@ def squares(lengths, layout, row_len):
 def scores_table(say, lengths, o):
     """Step time and counts of every layout. The measurements by (layout, row length)"""
     runs = {}
-    say("", f"{len(lengths)} documents of {o.length} tokens, {o.model}, micro-batches of "
+    say("", f"{len(lengths)} documents of {o.length} tokens, {o.name}, micro-batches of "
             f"{o.micro_batch_tokens} tokens, {o.repeats} steps after one that is not timed",
         "layout      row   rows     scores (squares)      causal pairs        step ms: median "
         "[min-max]   time   FLOPs        loss")
@@ -230,7 +230,7 @@ def scores(o):
         f"a step takes {ratio(rows['ms'], packed['ms']):.2f}x in rows of {8 * o.length}, "
         f"{ratio(padded['ms'], packed['ms']):.2f}x padded to {4 * o.length}",
         f"differs    8x is the ratio to rows of 8 documents (4096 tokens); to rows of 2048 it is "
-        f"4x, to rows of 512 none. Here {o.docs} documents, {o.model}, "
+        f"4x, to rows of 512 none. Here {o.docs} documents, {o.name}, "
         f"{'fp32 on the CPU' if say.backend == 'cpu' else 'bf16'}")
     say(f"published  {SPEEDRUN}",
         f"ours       by the same count, attention inside documents saves {low:.1f} to {high:.1f} % "
@@ -260,6 +260,7 @@ def arguments():
                    help="write dev/results/NAME-BACKEND-DATE.txt; also RECORD=1")
     o = p.parse_args()
     on_cpu = measure.backend() == "cpu"
+    o.name = pathlib.Path(o.model).name
     o.full_rows = o.full_rows or (2 if on_cpu else 6)
     o.docs = o.docs or (8 if on_cpu and o.model != "demo" else 64)
     o.micro_batch_tokens = o.micro_batch_tokens or (4096 if on_cpu else 32768)

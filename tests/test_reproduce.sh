@@ -43,6 +43,14 @@ has scores_padded '^padded +64 +16 +65536 +16.0x +33280 ' "$(record scores-demo)
 has scores_exactly_8 ' 8.000x, counted in squares' "$(record scores-demo)"
 has scores_of_d24 'short windows of +512: attention +5.6 %, saved +1.8 %' "$(record scores-demo)"
 
+# The CUDA build takes the same commands
+if [ -x build/emu/bench_repad ]; then
+    outcome repad_on_cuda 0 '^  backward [0-9.]+ ms a layer, .* in all 6' env TRAIN=build/emu/train_llama \
+        RECORD=1 scripts/reproduce_repad.sh --row 8 --full-rows 1 --repeats 1
+    three_answers repad_on_cuda "$work/out.txt"
+    check emulated_times_are_marked test -e "$RESULTS/repad-emulated-$(date +%Y-%m-%d).txt"
+else skip repad_on_cuda 'build/emu/bench_repad is not built'; fi
+
 # A trainer whose repad layout has another loss, one that packs wrongly, and one that does not run
 fake() {        # fake NAME SED_SCRIPT
     printf '#!/usr/bin/env bash\n"%s" "$@" | sed -e "%s"\nexit ${PIPESTATUS[0]}\n' "$TRAIN" "$2" > "$work/$1"
