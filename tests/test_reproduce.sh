@@ -19,9 +19,9 @@ three_answers repad "$work/out.txt"
 for layout in padded repad packed; do
     has "repad_times_$layout" "^$layout +[0-9.]+ \[.*x +[0-9]+ +[0-9.]+$" "$work/out.txt"
 done
-has repad_counts_padding '^the published batch: 1395 real tokens in 2112 ' "$work/out.txt"
+has repad_counts_padding '^the published documents in rows of 352: 1395 real tokens in 2112 ' "$work/out.txt"
 has repad_counts_pairs '^packed .*x +178399 ' "$work/out.txt"
-has repad_fills_a_batch '^a filled batch: 352 real tokens in 352 \(100.0 % full\)' "$work/out.txt"
+has repad_fills_a_batch '^a filled batch of 1 rows of 352: 352 real tokens in 352 \(100.0 % full\)' "$work/out.txt"
 has repad_times_gather_and_scatter '^  backward [0-9.]+ ms a layer, .* in all 6' "$work/out.txt"
 check nothing_is_recorded_unasked test -z "$(ls "$RESULTS")"
 
