@@ -983,18 +983,6 @@ static inline double llama_useful_flops(const LlamaConfig *c, int64_t tokens, in
 // ------------------------------------------------------------------------------------------------
 // Rope table, as Hugging Face computes it: frequencies and angles in fp32
 
-static inline float llama_rope_frequency(const LlamaConfig *c, int i) {
-    double freq = (double)(float)(1.0 / pow(c->rope_theta, 2.0 * i / c->head_dim));
-    if (!c->rope_scaling.llama3) return (float)freq;
-    double old_context = c->rope_scaling.original_max_position_embeddings;
-    double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
-    double wavelength = 2 * 3.14159265358979323846 / freq, factor = c->rope_scaling.factor;
-    if (wavelength < old_context / high) return (float)freq;
-    if (wavelength > old_context / low) return (float)(freq / factor);
-    double smooth = (old_context / wavelength - low) / (high - low);
-    return (float)((1 - smooth) * freq / factor + smooth * freq);
-}
-
 static inline void llama_fill_rope_table(LlamaModel *m) {
     const int half = m->config.head_dim / 2;
     size_t count = (size_t)m->sizes.max_seqlen * (size_t)half * 2;

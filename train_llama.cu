@@ -38,6 +38,7 @@
 #include "data/batches/plan.h"
 #include "data/batches/summary.h"
 #include "data/models/config.h"
+#include "data/models/gguf.h"
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -66,7 +67,7 @@ typedef struct {
         *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
         generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
-    int layout, schedule, long_docs, zero, recompute;
+    int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -121,6 +122,8 @@ static const Option option_table[] = {
     NUMBER("save-every", o.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
     NUMBER("keep", o.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
+    CHOICE("final-dtype", o.final_dtype, "fp32", MODEL_DTYPES,
+           "of the weights in final/; checkpoints are fp32"),
     NUMBER("val-every", o.val_every, "50", 0, 1e12,
            "steps between validations, the first before training, the last after it; 0: never"),
     NUMBER("val-tokens", o.val_tokens, "65536", 1, 1e12,
@@ -185,6 +188,9 @@ static const Option option_table[] = {
            "of a text of --generate, which ends at --max-seqlen at the latest"),
     FLAG("eval", o.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
+    CHOICE("export", o.export, "none", "none|gguf",
+           "write --model to the new file --out, as llama.cpp reads it"),
+    CHOICE("export-type", o.export_type, "bf16", GGUF_TYPES, "of the matrices of --export"),
     FLAG("compare", o.compare, "time all layouts on the same documents"),
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
@@ -207,17 +213,15 @@ static const Option option_table[] = {
                      "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
     OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
                      "it is --recompute full; --dry-run prints what activations take"),
-    OPTION_ELSEWHERE(
-        "export-gguf",
-        "final/ in --out is a Hugging Face model, which llama.cpp's convert_hf_to_gguf.py reads"),
+    OPTION_ELSEWHERE("export-gguf", "it is --export gguf"),
     OPTION_END,
 };
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
-    "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|check-"
-    "packing|"
-    "generate|prompt-file|chat|max-new-tokens|eval|dry-run|self-check|version";
+    "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
+    "check-packing|generate|prompt-file|chat|max-new-tokens|eval|export|export-type|dry-run|"
+    "self-check|version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
@@ -483,17 +487,14 @@ static void choose_matmuls(LlamaModel *m) {
 }
 
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
-// comes to rank 0, which writes the file.
-static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, bool ok, Error *err) {
-    const char *name = moments ? "optimizer.safetensors" : "model.safetensors";
+// comes to rank 0, which writes the files.
+static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDtype dtype, bool ok,
+                            Error *err) {
     const Parameters p = llama_parameters(m);
-    char path[IO_PATH_MAX];
-    SafetensorsWriter w;
-    ok = ok && (!is_rank_0() || checkpoint_path(ck, name, path, sizeof path, err));
     comm_broadcast(&ok, sizeof ok);
     if (ok && is_rank_0())
-        return (moments ? moments_save : weights_save)(p, path, &w, err) &&
-               checkpoint_register(ck, name, w.file.size_bytes, w.file.crc, err);
+        return moments ? model_files_write_moments(p, ck, err)
+                       : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
     if (ok && m->ranks.shard_optimizer) parameters_visit(p, moments);
     return ok;
 }
@@ -511,13 +512,14 @@ static bool save_state(Checkpoint *ck, Error *err) {
 // counts on rank 0.
 static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
     Checkpoint *ck = &run.checkpoint;
+    const ModelDtype dtype = name ? (ModelDtype)o.final_dtype : MODEL_FP32;
     comm_phase("save", run.cursor.step);
     bool ok =
         !is_rank_0() || (dir_lock_check(&run.out.lock, o.out, err) && log_sync(&run.log, err) &&
                          checkpoint_begin(ck, o.out, run.cursor.step, name, err) &&
-                         model_files_write(&run.files, &m->config, ck, err));
-    ok = save_parameters(ck, m, false, ok, err);
-    if (name == NULL) ok = save_parameters(ck, m, true, ok, err);
+                         model_files_write(&run.files, &m->config, dtype, ck, err));
+    ok = save_parameters(ck, m, false, dtype, ok, err);
+    if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
     if (!is_rank_0()) return true;
     ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
          checkpoint_publish(ck, err);
@@ -1436,7 +1438,7 @@ static void check_memory(const LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// --generate and --eval: the model alone; nothing is trained or written
+// --generate, --eval and --export: the model alone; nothing is trained
 
 static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
@@ -1447,18 +1449,21 @@ static const char options_of_eval[] =
     "dry-run";
 
 static void check_inference_options(int argc, char **argv) {
-    const char *mode = o.eval ? "eval" : "generate";
-    const char *other = options_given_besides(option_table, argc, argv,
-                                              o.eval ? options_of_eval : options_of_generate);
+    const char *mode = "generate", *list = options_of_generate;
+    if (o.eval) mode = "eval", list = options_of_eval;
+    if (o.export) mode = "export", list = "export|export-type|model|out";
+    const char *other = options_given_besides(option_table, argc, argv, list);
     if (other || (o.prompt && o.prompt_file))
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
                   other ? mode : "prompt", other ? other : "prompt-file");
     if (model_is_builtin() && !o.from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o.model);
-    if (o.generate && comm_num_ranks() > 1)
-        exit_with(EXIT_USAGE, "start one process without mpirun",
-                  "--generate works with one rank only");
+    if (o.export && !options_given(argc, argv, "out"))
+        exit_with(EXIT_USAGE, "for example --out model.gguf", "--export: expected --out FILE");
+    if (!o.eval && comm_num_ranks() > 1)
+        exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
+                  mode);
 }
 
 static void load_for_inference(LlamaModel *m, int32_t micro_batch_tokens, int32_t cache_tokens) {
@@ -1525,7 +1530,12 @@ static void evaluate_model(LlamaModel *m) {
 }
 
 static void infer(LlamaModel *m, int argc, char **argv) {
+    Error err = {0};
     check_inference_options(argc, argv);
+    if (o.export) {
+        must(gguf_export(o.model, (GgufType)o.export_type, o.out, &err), &err);
+        return;
+    }
     if (o.micro_batch_tokens < o.max_seqlen) o.micro_batch_tokens = o.max_seqlen;
     open_device();
     load_config();
@@ -1572,7 +1582,7 @@ int main(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
-    if (o.generate || o.eval) {
+    if (o.generate || o.eval || o.export) {
         infer(&run.model, argc, argv);
         comm_finalize();
         return EXIT_DONE;

@@ -127,7 +127,7 @@ WRAP(comm_collect, (real * out, const real *x, const size_t *first, size_t at, s
      (out, x, first, at, block), out, block)
 WRAP(comm_sum_in_order, (double *sum, double *partial, size_t n), (sum, partial, n), sum, 1)
 
-// Asynchronous: what this rank gives is wrong.
+// Asynchronous: this rank's contribution is wrong.
 uint64_t __real_comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
 uint64_t __wrap_comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
 uint64_t __wrap_comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {

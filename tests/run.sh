@@ -7,8 +7,9 @@
 #   SUITE_LIMIT_S=1800   time limit of a suite: 50 times its time on an idle machine
 #   SUITES='a b'         run only these instead of all tests/test_*.sh
 #
-# A suite that crashes or times out before its last line counts as one failure. Its remaining
-# processes are killed and its files removed in any case.
+# A suite that ends without its totals as the last line counts as a failure, and so does one that ran
+# no case, printed a FAILED line that its totals do not count, or was lost with the job that ran it.
+# Its remaining processes are killed and its files removed in any case.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-2}
@@ -74,21 +75,26 @@ run_suite() {
     status=$?
     suite_pid=
     end_processes_left
-    last=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
-    [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]] &&
+    last=$(tail -n 1 "$log" | tr -d '\0')
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
         p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]} s=${BASH_REMATCH[3]}
-    # a leak report, or a crash after the last case
-    if [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then f=1; fi
+        # a crash after the last case; `bad` in a subshell
+        if [ $((p + f + s)) -eq 0 ] || [ "$status" -ne 0 ] || grep -aq '^FAILED ' "$log"; then
+            if [ "$f" -eq 0 ]; then f=1; fi
+        fi
+    else
+        last=
+    fi
     if [ "$f" -gt 0 ]; then cat "$log"; fi
     if [ $((SECONDS - start)) -ge "$limit_s" ] && [ "$status" -ne 0 ]; then
         printf '   TIMED OUT: %s, after %d s; it had last printed: %s\n' "$suite" "$limit_s" \
             "$(tail -n 1 "$log")"
     elif [ -z "$last" ]; then
-        printf '   NO LAST LINE: %s ended with status %d\n' "$suite" "$status"
+        printf '   NO TOTALS: %s ended with status %d\n' "$suite" "$status"
     fi
     printf '   %d passed, %d failed, %d skipped in %d s\n' "$p" "$f" "$s" $((SECONDS - start))
     skips_of "$(basename "$suite")" "$log" >> "$skips"
-    echo "$p $f $s" >> "$totals"
+    echo "$p $f $s $suite" >> "$totals"
     # files of killed cases
     rm -rf "${memory_dir:?}"/* "$run_dir"/unpad* "$run_dir"/tmp.* "$run_dir"/ompi.*
 }
@@ -122,20 +128,36 @@ list_skips() {
                   printf("   %3d  %s (%s%s)\n", n[why], why, names[why],
                          (n[why] > 3) ? ", ..." : "") }' | sort -k 2
 }
+lacks() { ! command -v "$1"; }
+lacks_python() { ! python3 -c "import $1"; }
+# The patterns of tests/expected_skips.txt whose condition holds on this machine
+expected_skips() {
+    local condition pattern
+    PATH=$PATH:/usr/local/cuda/bin
+    while IFS=$'\t' read -r condition pattern; do
+        [[ $condition == '#'* || -z $condition ]] && continue
+        if eval "$condition" > /dev/null 2>&1 < /dev/null; then echo "$pattern"; fi
+    done < tests/expected_skips.txt
+}
 list_unexpected_skips() {
-    local expected
-    expected=$(grep -vE '^(#|$)' tests/expected_skips.txt)
-    unexpected=$(grep -cvE -e "$expected" "$skips")
-    grep -vE -e "$expected" "$skips" | sed 's/^/unexpected skip: /'
+    [ -s "$skips" ] || return 0
+    expected_skips > "$top/expected"
+    unexpected=$(grep -cvE -f "$top/expected" "$skips")
+    grep -vE -f "$top/expected" "$skips" | sed 's/^/unexpected skip: /'
 }
 
 # shellcheck disable=SC2086
 printf '%s\n' "$@" ${SUITES-tests/test_*.sh} > "$queue"
+sort "$queue" > "$top/suites"
 for ((job = 0; job < jobs; job++)); do run_job "$job" 8> "$top/lock" & done
 wait
-while read -r p f s; do
+while read -r p f s suite; do
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done < "$totals"
+while read -r suite; do
+    printf '== %s\n   LOST: the job that ran it died\n' "$suite"
+    failed=$((failed + 1))
+done < <(cut -d ' ' -f 4- "$totals" | sort | comm -23 "$top/suites" -)
 list_skips
 list_unexpected_skips
 echo "$passed passed, $failed failed, $skipped skipped"

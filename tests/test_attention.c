@@ -71,7 +71,7 @@ static Batch new_batch(HeadShape heads, const int *lengths, int num_docs) {
     b.dqkv = new_values(b.T * qkv_row(heads), SLACK_ROWS * qkv_row(heads));
     b.dout = new_values(b.T * out_row(heads), SLACK_ROWS * out_row(heads));
     b.out = new_values(b.T * out_row(heads), SLACK_ROWS * out_row(heads));
-    // angles of 0 unless a test sets others: queries and keys as they are
+    // angles of 0 unless a test sets others: queries and keys are not rotated
     b.position_ids = calloc((size_t)b.T + 1, sizeof(int32_t));
     b.rope_table = calloc((size_t)heads.head_dim, sizeof(real));
     for (int i = 0; i < heads.head_dim; i += 2) b.rope_table[i] = 1;

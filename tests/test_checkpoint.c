@@ -211,8 +211,7 @@ TEST(prune_keeps_the_newest) {
     CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
     CHECK(checkpoint_prune(out_dir(), 60, 2, &err) && newest() == 60 && damaged_seen == 0);
     CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
-    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) &&
-          newest() == 60);  // later ones are not its business
+    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) && newest() == 60);  // later ones are ignored
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
@@ -625,7 +624,7 @@ static bool use_memory(int what, Error *err) {
     return true;
 }
 
-// Whether the process exits with code 5 when allocation nth is refused, as one for JSON makes it.
+// Does the process exit with code 5 when allocation nth is refused, as for an allocation of JSON?
 static bool refusal_exits_5(int what, long nth) {
     int status = 0;
     pid_t child = fork();
@@ -750,7 +749,7 @@ TEST(killed_at_every_io_call) {
             must_save(1, NULL);
             must_save(2, NULL);
             must_save(1, "final");
-            // the manifest must not come first by chance of the directory's order
+            // the directory's order must not happen to put the manifest first
             CHECK(rename(scratch("out/step-00000001/state.json"), scratch("x")) == 0);
             CHECK(rename(scratch("x"), scratch("out/step-00000001/state.json")) == 0);
             fflush(stdout);

@@ -110,7 +110,7 @@ TEST(write_then_read_is_the_same) {
         CHECK(n > 0 && file_write_all(scratch("config.json"), text, n, &err));
         CHECK_MSG(llama_config_read(&back, scratch("config.json"), &err), "%s", err.what);
         CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", names[i]);
-        CHECK(llama_config_read(&back, scratch(""), &err));  // the directory will do
+        CHECK(llama_config_read(&back, scratch(""), &err));  // the directory alone is enough
     }
     char small[100];
     LlamaConfig c;

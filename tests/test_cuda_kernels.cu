@@ -10,6 +10,7 @@
 // must not affect results and must not change. Every operation runs twice and must give equal bits.
 
 #include <math.h>
+#include <string>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -555,9 +556,8 @@ static void check_decode(int64_t T, HeadShape heads) {
     reference.kv_store(cache.host, qkv.host, first, positions, T, heads);
     check_exact(cache);
     Tensor out = tensor("out", true, T, heads.num_heads * D, 0), *outs[] = {&out};
-    run(outs, 1, [&] {
-        attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads);
-    });
+    run(outs, 1,
+        [&] { attention_decode(bf(out), bf(qkv), bf(cache), d_first, d_positions, T, heads); });
     reference.attention_decode(out.host, qkv.host, cache.host, first, positions, T, heads);
     check_close(out);
 }
@@ -803,7 +803,7 @@ TEST(matmul_of_many_shapes) {
 }
 
 // Like a new run with a cuBLASLt that prefers another algorithm
-static void choose_anew(const char *algorithm) {
+static void choose_again(const char *algorithm) {
     if (algorithm)
         setenv("EMU_LT_ALGO", algorithm, 1);
     else
@@ -812,39 +812,38 @@ static void choose_anew(const char *algorithm) {
     CHECK(matmul_choices() == NULL);
 }
 
-// dweight of the next product, as the device's bytes
-static const unsigned char *product(Tensor *dweight, const Tensor &dout, const Tensor &inp) {
-    Tensor *outs[] = {dweight};
-    fill(dweight);
-    run(outs, 1, [&] {
-        matmul_backward_weight(fp(*dweight), bf(dout), bf(inp), inp.rows, inp.cols, dout.cols);
-    });
-    unsigned char *bytes = (unsigned char *)host_block(all_bytes(dweight));
-    memcpy(bytes, dweight->result, all_bytes(dweight));
-    return bytes;
-}
+// A weight gradient whose bits depend only on the matmul algorithm
+struct Product {
+    int64_t T = 130, K = 64, N = 72;
+    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
+    Tensor dweight = tensor("dweight", false, N, K, 3);
+
+    std::string bytes() {
+        Tensor *outs[] = {&dweight};
+        fill(&dweight);
+        run(outs, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
+        return std::string((const char *)dweight.result, all_bytes(&dweight));
+    }
+};
 
 TEST(matmul_repeats_earlier_choices) {
     start();
-    const int64_t T = 130, K = 64, N = 72;
-    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
-    Tensor dweight = tensor("dweight", false, N, K, 3);
-    const size_t bytes = all_bytes(&dweight);
-    choose_anew("1");
-    const unsigned char *first = product(&dweight, dout, inp);
+    Product product;
+    choose_again("1");
+    const std::string first = product.bytes();
     const char *text = choices_text();
-    choose_anew(NULL);
-    const unsigned char *other = product(&dweight, dout, inp);
+    choose_again(NULL);
+    const std::string other = product.bytes();
     // the emulator has two algorithms, which add in different orders
-    if (strstr(device_describe(), "emulated")) CHECK(memcmp(first, other, bytes) != 0);
+    if (strstr(device_describe(), "emulated")) CHECK(first != other);
     CHECK(matmul_repeat_choices(text) == NULL);
     CHECK(strcmp(choices_text(), text) == 0);
-    CHECK(memcmp(first, product(&dweight, dout, inp), bytes) == 0);
+    CHECK(product.bytes() == first);
     CHECK(strcmp(choices_text(), text) == 0);
-    choose_anew(NULL);
+    choose_again(NULL);
 }
 
-// Of matmul_choose on tensors of its own, for T tokens; returns the choices.
+// matmul_choose on its own tensors, for T tokens; returns the choices.
 static const char *choose_by_timing(int64_t T, int64_t K, int64_t N) {
     Tensor inp = tensor("inp", true, T, K, 1), out = tensor("out", true, T, N, 1);
     Tensor weight = tensor("weight", true, N, K, 1), dweight = tensor("dweight", false, N, K, 1);
@@ -885,13 +884,13 @@ TEST(matmul_refuses_choices_of_another_gpu) {
 // emulator the one that splits in halves supports 36 rows but not 35.
 TEST(matmul_of_a_length_that_its_algorithm_refuses) {
     start();
-    choose_anew("1");
+    choose_again("1");
     check_matmul(36, 64, 64);
     check_matmul(35, 64, 64);
     CHECK(lines_with(choices_text(), "weight T 36 ") == 1);
     if (strstr(device_describe(), "emulated"))
         CHECK(lines_with(choices_text(), "weight T 35 ") == 1);
-    choose_anew(NULL);
+    choose_again(NULL);
 }
 
 #ifdef CUDA_EMU
@@ -903,35 +902,32 @@ extern int lt_refusals;
 // the same bits without timing.
 TEST(matmul_choose_takes_the_fastest) {
     start();
-    const int64_t T = 130, K = 64, N = 72;
-    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
-    Tensor dweight = tensor("dweight", false, N, K, 3);
-    const size_t bytes = all_bytes(&dweight);
-    choose_anew(NULL);
-    const unsigned char *first = product(&dweight, dout, inp);
-    choose_anew("1");
-    const unsigned char *second = product(&dweight, dout, inp);
-    CHECK(memcmp(first, second, bytes) != 0);
+    Product product;
+    choose_again(NULL);
+    const std::string first = product.bytes();
+    choose_again("1");
+    const std::string second = product.bytes();
+    CHECK(first != second);
     const struct {
         const char *ms;
         bool takes_second;
     } claims[] = {
         {"1,1", false}, {"1,0.99", false}, {"1,0.9", true}, {"9,4", true}, {"200,1", false}};
     for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
-        choose_anew(NULL);
+        choose_again(NULL);
         setenv("EMU_LT_MS", claims[i].ms, 1);
-        const char *text = choose_by_timing(T, K, N);
-        const unsigned char *expected = claims[i].takes_second ? second : first;
-        CHECK_MSG(memcmp(expected, product(&dweight, dout, inp), bytes) == 0, "%s", claims[i].ms);
+        const char *text = choose_by_timing(product.T, product.K, product.N);
+        const std::string &expected = claims[i].takes_second ? second : first;
+        CHECK_MSG(product.bytes() == expected, "%s", claims[i].ms);
         CHECK(strcmp(choices_text(), text) == 0);
-        choose_anew(NULL);
+        choose_again(NULL);
         setenv("EMU_LT_MS", claims[i].takes_second ? "1,2" : "2,1", 1);
         CHECK(matmul_repeat_choices(text) == NULL);
-        CHECK(strcmp(choose_by_timing(T, K, N), text) == 0);
-        CHECK(memcmp(expected, product(&dweight, dout, inp), bytes) == 0);
+        CHECK(strcmp(choose_by_timing(product.T, product.K, product.N), text) == 0);
+        CHECK(product.bytes() == expected);
         unsetenv("EMU_LT_MS");
     }
-    choose_anew(NULL);
+    choose_again(NULL);
 }
 
 // A suggestion that refuses the length is not selected, however fast: of 35 tokens, and where it
@@ -939,24 +935,24 @@ TEST(matmul_choose_takes_the_fastest) {
 TEST(matmul_choose_passes_over_refusals) {
     start();
     setenv("EMU_LT_MS", "2,1", 1);
-    choose_anew(NULL);
+    choose_again(NULL);
     CHECK(lines_with(choose_by_timing(35, 64, 64), " T 36 ") == 3);
     int before = emu::lt_refusals;
     check_matmul(35, 64, 64);
     CHECK(emu::lt_refusals == before);
-    choose_anew("refuse");
+    choose_again("refuse");
     CHECK(lines_with(choose_by_timing(65, 64, 64), " T 65 ") == 3);
     before = emu::lt_refusals;
     check_matmul(65, 64, 64);
     CHECK(emu::lt_refusals == before);
     unsetenv("EMU_LT_MS");
-    choose_anew(NULL);
+    choose_again(NULL);
 }
 
 // A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
 TEST(matmul_remembers_refusals) {
     start();
-    choose_anew("refuse");
+    choose_again("refuse");
     const int before = emu::lt_refusals;
     for (int64_t T = 65; T <= 72; T++) check_matmul(T, 64, 64);
     CHECK(emu::lt_refusals - before == 3 * 7);  // all but the longest
@@ -967,7 +963,7 @@ TEST(matmul_remembers_refusals) {
     CHECK(matmul_repeat_choices(text) == NULL);
     check_matmul(65, 64, 64);
     CHECK(emu::lt_refusals - before == 3 * 7);
-    choose_anew(NULL);
+    choose_again(NULL);
 }
 #endif
 

@@ -262,7 +262,7 @@ static void check_overlap(bool tied) {
     float *w = (float *)calloc(2 * n, sizeof *w);
     for (size_t k = 0; k < 2; k++) weights_to_host(w + k * n, models[k].weights, NULL, n);
     uint32_t own = crc32c(0, w, n * sizeof *w), all[64];
-    const size_t held = models[0].held_first;  // low bits are there of the rank's own shard
+    const size_t held = models[0].held_first;  // only the low bits of the rank's own shard exist
     for (size_t k = 0; k < 2; k++)
         weights_to_host(w + k * n + held, models[k].weights + held, models[k].master_lo,
                         models[k].held_count);

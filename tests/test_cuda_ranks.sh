@@ -62,6 +62,15 @@ if [ -x "$bin/test_cuda_nccl" ]; then
         else bad "$1" "exit code $status"; fi
     }
     for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
+    # NCCL's log, also of ranks without standard output; /dev/stderr would truncate a regular file
+    export NCCL_DEBUG=INFO
+    start 2 bash -c '"$@" 2>&1 | cat' _ "$bin/test_cuda_nccl" --filter all_gather
+    collect
+    has log_of_rank_1 'NCCL INFO .*rank 1 ' out1.txt
+    start 2 "$bin/test_cuda_nccl" --filter all_gather
+    collect
+    check no_log_into_a_file test -s out0.txt -a ! -s out1.txt
+    unset NCCL_DEBUG
     if [ -n "$emulated" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
@@ -120,6 +129,13 @@ if [ -n "$emulated" ]; then
     ranks 2 bash -c '[ "$RANK" -gt 0 ] || export EMU_LT_MS=2,1; exec "$@"' _ \
         "${run[@]}" --out t1 --steps 3
     same_state algorithms_of_rank_0 t2/$end t1/$end
+    # every product has the length that was timed: nothing is left for rank 1 to choose
+    one=("${run[@]}" --cuda-graph --val-every 0 --steps 2)
+    for own in EMU_LT_MS=2,1 EMU_LT_ALGO=1; do
+        ranks 2 bash -c 'if [ "$RANK" -gt 0 ]; then export "$0"; else export EMU_LT_MS=2,1; fi; exec "$@"' \
+            $own "${one[@]}" --out "t_$own"
+    done
+    same_state algorithms_are_sent t_EMU_LT_MS=2,1/step-00000002 t_EMU_LT_ALGO=1/step-00000002
     differ faster_algorithms_give_other_bits {w2,t2}/$end/model.safetensors
 fi
 

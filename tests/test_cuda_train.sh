@@ -63,12 +63,15 @@ check refused_runs_write_nothing test ! -e refused
 if [[ $cuda = *emu* ]]; then
     large=("${common[@]}" --micro-batch-tokens 65536 --batch-tokens 65536 --dry-run)
     check plan "$cuda" "${large[@]}"
-    totals=$(awk '/^recompute off/ { print "off", $3, "\non", $7, "\nfull", $10 }' out.txt)
+    totals=$(awk '/^recompute off/ { print "off on", $3, "\non full", $7, "\nfull -", $10 }' out.txt)
     kernels=$(awk '$1 == "kernels" { print $2 }' out.txt)
-    while read -r name total; do
+    while read -r name next total; do
         memory=$(awk "BEGIN { printf \"%d\", 2^20 * ($kernels + ($total - $kernels) * 16 / 15 + 1) }")
         outcome "recompute_auto_$name" 0 "$name [0-9.]+ MiB \(chosen\)" \
             env EMU_MEMORY="$memory" "$cuda" "${large[@]}"
+        # 1 MiB less than that leaves too little to spare
+        [ "$next" = - ] || outcome "recompute_auto_not_$name" 0 "$next [0-9.]+ MiB \(chosen\)" \
+            env EMU_MEMORY=$((memory - (2 << 20))) "$cuda" "${large[@]}"
     done <<< "$totals"
 fi
 

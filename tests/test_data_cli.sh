@@ -171,7 +171,13 @@ for s in steps:
 mask = open("masked/train_00000.mask", "rb").read()
 assert data["targets"] == struct.unpack_from("<Q", mask, 24)[0]
 assert data["documents_without_target"] == (data["documents"] + 3) // 4
-assert data["tokens_left_out"] > data["documents_without_target"]
+index, left_out, first = open("masked/train_00000.idx", "rb").read(), 0, 0
+for end in struct.unpack_from("<%dQ" % data["documents"], index, 40):
+    for at in range(first, end, 128):           # a segment's targets follow its tokens
+        after = range(at + 1, min(at + 129, end))
+        if not any(mask[32 + i // 8] >> i % 8 & 1 for i in after): left_out += min(128, end - at)
+    first = end
+assert data["tokens_left_out"] == left_out > 0, (data, left_out)
 val = open("masked/val_00000.mask", "rb").read()
 assert [l["targets"] for l in lines if l.get("event") == "val"] == [struct.unpack_from("<Q", val, 24)[0]] * 2
 PY
@@ -195,6 +201,30 @@ def loss_sum(run):
 (na, a), (nb, b), (n, all) = map(loss_sum, ("masked.run", "unmasked.val", "corpus.val"))
 assert na > 100 and nb > 100 and na + nb == n, (na, nb, n)
 assert abs(a + b - all) < 1e-6 * all and abs(a / na - all / n) > 1e-4 * all / n, (a, b, all)
+PY
+# Gradients add up too: that of all tokens is no longer than those of the parts together. Divided by
+# tokens, not by targets, those of the parts would be too short.
+part='i % 3 == 0'
+cp -r few part && cp -r few others && mask_shards part "$part" && mask_shards others "not ($part)"
+for name in few part others; do
+    expect "gradient_of_$name" 0 done $train "${options[@]}" --train $name --max-seqlen 102 --steps 1 --out $name.step
+done
+check_python masked_gradients_add_up << 'PY'
+import json
+def of(run):
+    step = next(l for l in map(json.loads, open(run + ".step/log.jsonl")) if "lr" in l)
+    return step["targets"], step["targets"] * step["grad_norm"]
+(na, a), (nb, b), (n, all) = map(of, ("part", "others", "few"))
+assert na + nb == n and abs(a - b) <= all <= a + b, (na, nb, n, a, b, all)
+PY
+# --eval reads masks without the loader that training and validation use
+expect eval_under_a_mask 0 '^all ' $train --model tiny --from-scratch --eval --val masked --max-seqlen 128 \
+    --micro-batch-tokens 512 --threads 1
+check_python eval_under_a_mask_is_validation << 'PY'
+import json
+val = next(l for l in map(json.loads, open("masked.run/log.jsonl")) if l.get("event") == "val")
+docs, targets, loss = next(l.split()[1:4] for l in open("out.txt") if l.startswith("all "))
+assert int(targets) == val["targets"] and abs(float(loss) - val["loss"]) < 1e-4, (targets, loss, val)
 PY
 check resume_a_masked_run $(masked --steps 4 --resume=masked.run/step-00000002 --out resumed.run)
 same_state resume_under_a_mask_bit_for_bit masked.run/step-00000004 resumed.run/step-00000004

@@ -173,21 +173,28 @@ static void check_documents(Dataset *ds, int64_t first_doc) {
     }
 }
 
+// Opens NAME.bin, whose documents are those of f, and describes it.
+static void open_documents(Dataset *ds, const Files *f, const char *name, char text[256]) {
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    char bin[64];
+    snprintf(bin, sizeof bin, "%s.bin", name);
+    save(f, name);
+    CHECK_MSG(dataset_open(ds, scratch(bin), &options, &err), "%s", err.what);
+    CHECK(ds->num_docs == NUM_DOCS && ds->num_empty == 2);
+    check_documents(ds, 0);
+    dataset_describe(ds, text, 256);
+}
+
 TEST(own_shards_of_both_widths) {
     for (int width = 2; width <= 4; width += 2) {
         Files f;
         Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
         char text[256];
         make_files(&f, width);
-        save(&f, "own");
-        CHECK_MSG(dataset_open(&ds, scratch("own.bin"), &options, &err), "%s", err.what);
-        CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2);
+        open_documents(&ds, &f, "own", text);
         CHECK(ds.num_tokens == NUM_TOKENS && ds.vocab_size == VOCAB);
         CHECK(ds.bos == 98 && ds.eos == 99);
-        check_documents(&ds, 0);
-        dataset_describe(&ds, text, sizeof text);
         CHECK_MSG(strstr(text, "5 documents, 45 tokens, 2 empty"), "%s", text);
         CHECK_MSG(!strstr(text, "unchecked"), "%s", text);
         dataset_close(&ds);
@@ -198,15 +205,9 @@ TEST(indexes_of_version_1_are_read_and_reported_as_unchecked) {
     for (int width = 2; width <= 4; width += 2) {
         Files f;
         Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
         char text[256];
         make_files_v1(&f, width);
-        save(&f, "old");
-        CHECK_MSG(dataset_open(&ds, scratch("old.bin"), &options, &err), "%s", err.what);
-        CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2);
-        check_documents(&ds, 0);
-        dataset_describe(&ds, text, sizeof text);
+        open_documents(&ds, &f, "old", text);
         CHECK_MSG(strstr(text, "tokens unchecked"), "%s", text);
         dataset_close(&ds);
         for (size_t n = f.idx_size; n-- > 0;) {

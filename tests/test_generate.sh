@@ -48,6 +48,7 @@ text() {
 
 # ---- where prompts come from ---------------------------------------------------------------------------
 text line greedy --prompt 'line 7'
+lacks the_prompt_is_not_repeated 'line 7' line.txt
 has line_of_speed '^6 prompt tokens in .* then 1?[0-9] tokens in .*tokens/s$' err.txt
 greedy < <(echo 'line 7') > pipe.txt 2> err.txt
 same pipe_is_one_prompt line.txt pipe.txt
@@ -64,6 +65,14 @@ same one_after_another_when_memory_is_small together.txt small.txt
 seq 1 150 > many.txt
 text all greedy --prompt-file many.txt --max-new-tokens 2
 check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
+# a text may end inside a character; the next text begins without its bytes
+text ends greedy --prompt-file many.txt --max-new-tokens 1
+check_python texts_end_with_whole_characters << 'PY'
+import re
+texts = re.split(r"^--- \d+\n", open("ends.txt", encoding="utf-8", newline="").read(), flags=re.M)[1:]
+assert all(len(t[:-1]) <= 1 or t == "li\n" for t in texts), texts
+assert "\ufffd\n" in texts and len(set(texts)) > 5, texts
+PY
 
 # ---- the text ------------------------------------------------------------------------------------------
 text half greedy --prompt 'line 7' --max-new-tokens 5
@@ -106,8 +115,28 @@ $turn
 "
 same chat_begins_with_the_system_message kind.txt kind_written.txt
 differ chat_needs_its_system_message kind.txt plain.txt
+# the template begins the text: a BOS token would be one too many
+cp -r plain begun
+sed -i 's/<|im_start|>/<|bos|>/' begun/tokenizer_config.json
+text begun of begun --temperature 0 --chat --prompt hi
+same chat_has_no_bos_token plain.txt begun.txt
+cp -r kind escaped
+sed -i 's/Be kind/Be\\\\nkind/' escaped/tokenizer_config.json
+expect a_system_message_with_escapes 2 'expected the template of .* found another one' of escaped --chat --prompt a
 expect another_template 2 'error: other/tokenizer_config.json: --chat: expected the template' of other --chat --prompt a
 expect no_template 2 'error: tiny/tokenizer_config.json: --chat: .* found none' of tiny --chat --prompt a
+
+# a model that has learned to answer "ok" and to end its turn
+python3 - << 'PY'
+import struct
+turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
+open("answers.ds", "wb").write(struct.pack("<%dH" % (50 * len(turns)), *turns * 50))
+open("answers.ds.index", "wb").write(struct.pack("<50Q", *(len(turns) * (i + 1) for i in range(50))))
+PY
+run "$train" --model plain --from-scratch --train answers.ds --max-seqlen 64 --micro-batch-tokens 128 --out learned \
+    --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
+text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
+same an_answer_ends_its_turn answer.txt <(echo ok)
 
 cat > terminal.py << 'PY'
 import os, pty, sys
@@ -128,12 +157,14 @@ for line in b"line 7", b"of the":
     sys.stdout.buffer.write(until(b"\r\n> ").replace(b"\r\n", b"\n") + b"\n")
 os.write(fd, b"\x04")
 while True:
-    try:
-        if not os.read(fd, 4096): break
+    try: seen = os.read(fd, 4096)
     except OSError: break
+    if not seen: break
+    sys.stderr.buffer.write(seen)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 PY
-terminal() { run python3 terminal.py "$train" --from-scratch --generate --temperature 0 --max-new-tokens 12 "$@"; }
+ask() { run python3 terminal.py "$train" --generate --temperature 0 --max-new-tokens 12 "$@"; }
+terminal() { ask --from-scratch "$@"; }
 if has_terminals; then
     text terminal terminal --model tiny
     cat line.txt three.txt > expected.txt
@@ -144,6 +175,12 @@ if has_terminals; then
     cat first.txt second.txt > expected.txt
     check a_conversation_begins_as_a_chat cmp -n "$(stat -c %s first.txt)" first.txt conversation.txt
     differ a_conversation_remembers conversation.txt expected.txt
+    # system message 17 tokens, turn 24, end of the answer and of its line 2, turn 25
+    text kind_conversation terminal --model kind --chat
+    has a_conversation_is_the_template '^68 prompt tokens' err.txt
+    # an answer that has ended its turn: the end of its line only
+    text learned_conversation ask --model learned/final --chat
+    has a_turn_ends_once '^50 prompt tokens' err.txt
 else
     skip terminals 'no pseudo-terminals here'
 fi
@@ -158,7 +195,9 @@ expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate 
 expect no_prompt_file 3 'missing.txt' of tiny --prompt-file missing.txt
 : > empty
 expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt-file empty
-expect too_long 2 'raise --max-seqlen' of tiny --prompt 'a long prompt' --max-seqlen 8
+text fits greedy --prompt 'line 7' --max-seqlen 7
+has the_longest_prompt '^6 prompt tokens .* then 0 tokens' err.txt
+expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 
 # ---- --eval --------------------------------------------------------------------------------------------
@@ -174,6 +213,7 @@ tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")[1:]
 open("golden.ds", "wb").write(struct.pack("<%dH" % len(tokens), *tokens))
 open("golden.ds.index", "wb").write(struct.pack("<%dQ" % len(ends), *ends))
 open("loss.txt", "w").write(repr(values("loss_fp64", "d")[0]))
+open("lengths.txt", "w").write(" ".join(str(b - a) for a, b in zip((0,) + ends, ends)))
 PY
 eval_golden() { run "$train" --model "$golden" --eval --val golden.ds --max-seqlen 96 "$@"; }
 cat > table.py << 'PY'
@@ -185,6 +225,11 @@ assert int(total[1]) == docs == sum(int(r[3]) for r in rows), (total, rows)
 assert int(total[2]) == targets == sum(int(r[4]) for r in rows), (total, rows)
 mean = sum(int(r[4]) * float(r[5]) for r in rows if len(r) > 5) / targets
 assert abs(mean - float(total[3])) < 2e-4 and abs(math.exp(mean) / float(total[4]) - 1) < 1e-3, (mean, total)
+lengths = [int(n) for n in open("lengths.txt").read().split()]
+for first, to, last, count, *_ in rows:     # a document's row is that of its whole length
+    first, last = int(first), int(last)
+    assert last == 2 * first - 1
+    if docs == len(lengths): assert int(count) == sum(first <= n <= last for n in lengths), rows
 if len(sys.argv) > 4:
     assert abs(float(total[3]) - float(open(sys.argv[4]).read())) < 1e-4, total
 PY

@@ -1,6 +1,6 @@
 // The maps of ldmatrix, mma.sync and wgmma: kernels/cuda/ptx.cuh, what attention_sm90.cuh builds on
 // it, and the emulator, against dev/witnesses/layout.txt, which NVIDIA's CuTe headers have printed.
-// On a GPU the same program holds the GPU against them.
+// On a GPU the same program checks the GPU against them.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <string>
@@ -192,7 +192,7 @@ __device__ __forceinline__ void finish(float *out, float (&d)[N]) {
 }
 #endif
 
-// With CuTe's own descriptors
+// With CuTe's descriptors
 template <int TA, int TB, int N, int DEPTH>
 __global__ void descriptor_kernel(float *out, const uint32_t *a, const uint32_t *b,
                                   const uint64_t *words) {

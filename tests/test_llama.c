@@ -2,6 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
+#include "../data/runs/model_files.h"
 #include "trainer.h"
 
 #include <dirent.h>
@@ -53,7 +54,7 @@ static void make_docs(const int *lengths, int n, int vocab) {
 static void mask_docs(int n) {
     for (int i = 0, at = 0; i < n; at += docs[i++].length) {
         const DocView *d = &docs[i];
-        if (i % 4 == 1) continue;
+        if (i % 4 == 0) continue;
         for (int k = 0; k < d->length; k++) {
             const int32_t next = k + 1 < d->length ? d->tokens[k + 1] : d->next_token;
             pool_targets[at + k] = i % 4 == 2 || test_rng_below(3) > 0 ? -1 : next;
@@ -184,11 +185,14 @@ static void golden_logits(Golden *g) {
 static void golden_mask(Golden *g, int num_docs) {
     size_t n = 0, V = (size_t)g->model.config.vocab_size;
     const float *logits = golden_floats(g, "logits", &n);
-    double sum = 0;
+    double sum = 0, mean = 0, variance = 0;
     int targets = 0;
     CHECK(g->batch.total_tokens <= MAX_TOKENS);
     mask_docs(num_docs);
-    for (int d = 0, row = 0; d < num_docs; row += docs[d++].length)
+    for (int d = 0, row = 0; d < num_docs; row += docs[d++].length) {
+        const int has_next = docs[d].length - 1;
+        mean += d % 4 == 0 ? has_next : d % 4 == 2 ? 0 : has_next / 3.0;
+        variance += d % 4 == 0 || d % 4 == 2 ? 0 : has_next * 2 / 9.0;
         for (int k = 0; k < docs[d].length; k++) {
             const int32_t next = k + 1 < docs[d].length ? docs[d].tokens[k + 1] : -1,
                           target = docs[d].targets ? docs[d].targets[k] : next;
@@ -198,11 +202,15 @@ static void golden_mask(Golden *g, int num_docs) {
             for (size_t v = 0; v < V; v++) total += exp((double)x[v] - (double)x[target]);
             sum += log(total), targets++;
         }
+    }
     batch_pack(&g->batch, docs, num_docs);
-    CHECK(targets > 0 && targets < g->batch.total_tokens * 3 / 4 &&
-          g->batch.num_targets == targets);
+    CHECK(g->batch.num_targets == targets);
+    // mask_docs keeps one target of three: binomial, and 5 sigma are exceeded once in 2 million
+    CHECK_MSG(fabs(targets - mean) <= 5 * sqrt(variance), "%s: %d targets, expected %g +- %g",
+              g->dir, targets, mean, sqrt(variance));
     const double loss = forward_backward(&g->model, &g->batch), expected = sum / targets;
-    CHECK_MSG(fabs(loss - expected) <= 2e-6 * expected, "%s: loss %.9g, expected %.9g", g->dir,
+    // as for the loss without a mask; rounding the golden's logits to 2^-24 adds 1e-7
+    CHECK_MSG(fabs(loss - expected) <= 1e-6 * expected, "%s: loss %.9g, expected %.9g", g->dir,
               loss, expected);
     for (int d = 0; d < num_docs; d++) docs[d].targets = NULL;
     batch_pack(&g->batch, docs, num_docs);
@@ -451,6 +459,20 @@ TEST(completed_batches_have_the_same_bits) {
     llama_free(&m);
 }
 
+// The token other than the target of row t whose loss there differs most from the target's.
+static int32_t worst_target(LlamaModel *m, const Batch *b, int32_t t, double *difference) {
+    float x[32];
+    const int32_t target = b->targets[t];
+    int32_t worst = target;
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_logits(m, x, &t, 1);
+    for (int32_t v = 0; v < m->config.vocab_size; v++)
+        if (fabsf(x[v] - x[target]) > fabsf(x[worst] - x[target])) worst = v;
+    *difference = fabs((double)x[worst] - (double)x[target]);
+    return worst;
+}
+
 // --check-packing accepts differences due to rounding and nothing else.
 static void check_packing_check(bool masked) {
     static LlamaModel m;
@@ -465,9 +487,13 @@ static void check_packing_check(bool masked) {
     CHECK(d.max_loss == 0 && d.max_logit == 0 && d.max_grad < 1e-4 && packing_is_rounding(&d));
     int32_t row = 3;
     while (b.targets[row] < 0) row++;
-    b.targets[row] = b.targets[row] == 5 ? 6 : 5;  // another loss and gradient
+    double expected;
+    b.targets[row] = worst_target(&m, &b, row, &expected);
     d = packing_delta(&m, &b);
-    CHECK(d.max_loss > 1e-3 && d.max_logit == 0 && !packing_is_rounding(&d));
+    // two losses, each a log-sum-exp minus a logit, all below 8: 4 roundings of 8 * 2^-24
+    CHECK_MSG(expected > 0.1 && fabs(d.max_loss - expected) <= 32 * 0x1p-24,
+              "max_loss %.9g, expected %.9g", d.max_loss, expected);
+    CHECK(d.max_logit == 0 && !packing_is_rounding(&d));
     batch_pack(&b, docs, NUM_DOCS);
     for (int i = 17; i < 24; i++) b.position_ids[i]++;  // and other logits
     d = packing_delta(&m, &b);
@@ -681,7 +707,7 @@ static void check_saving(size_t io_chunk) {
         for (size_t k = 0; k < a.tensors[i].count; k++)
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(weights_save(llama_parameters(&a), path, &w, &err) &&
+    CHECK_MSG(weights_save(llama_parameters(&a), "F32", path, &w, &err) &&
                   moments_save(llama_parameters(&a), optimizer, &w, &err),
               "%s", err.what);
     CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
@@ -713,6 +739,103 @@ static void check_saving(size_t io_chunk) {
 TEST(saved_weights_and_moments_come_back_bit_for_bit) { check_saving(0); }
 TEST(weights_saved_in_chunks_come_back_bit_for_bit) { check_saving(64); }
 
+// The weights of a into final/ in files of at most max_file_bytes.
+static bool save_final(LlamaModel *a, ModelDtype dtype, uint64_t max_file_bytes, Error *err) {
+    static Checkpoint ck;
+    const bool ok =
+        checkpoint_begin(&ck, scratch(""), 1, "final", err) &&
+        model_files_write_weights(llama_parameters(a), dtype, max_file_bytes, &ck, err) &&
+        checkpoint_publish(&ck, err);
+    checkpoint_abort(&ck);
+    return ok;
+}
+
+static size_t elements_read;
+static void (*get_weights)(void *model, ParameterArena arena, size_t offset, float *values,
+                           size_t n);
+static void count_elements(void *model, ParameterArena arena, size_t offset, float *values,
+                           size_t n) {
+    elements_read += n;
+    get_weights(model, arena, offset, values, n);
+}
+
+TEST(weights_in_several_files_come_back) {
+    static LlamaModel a, b;
+    Error err = {0};
+    int64_t step = 0;
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    const uint64_t full = 2 * 12 * 20;  // elements of up_proj and down_proj: a full file
+    const struct {
+        ModelDtype dtype;
+        uint64_t max_file_bytes;
+        const char *last_file;
+    } cases[] = {{MODEL_FP32, MODEL_FILE_BYTES, "model.safetensors"},
+                 {MODEL_BF16, MODEL_FILE_BYTES, "model.safetensors"},
+                 {MODEL_FP32, 4 * full, "model-00007-of-00007.safetensors"},
+                 {MODEL_BF16, 2 * full, "model-00007-of-00007.safetensors"},
+                 {MODEL_FP32, 1, "model-00021-of-00021.safetensors"}};
+    make_model(&a, &c, 16, 16, false);
+    make_model(&b, &c, 16, 16, false);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_MSG(save_final(&a, cases[i].dtype, cases[i].max_file_bytes, &err), "%s", err.what);
+        CHECK_MSG(manifest_verify(scratch("final"), &step, &err), "%s", err.what);
+        char last[300], index[300];
+        snprintf(last, sizeof last, "%s/%s", scratch("final"), cases[i].last_file);
+        snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));
+        CHECK_MSG(path_exists(last), "%zu", i);
+        CHECK(path_exists(index) == (strcmp(cases[i].last_file, "model.safetensors") != 0));
+        llama_init(&b, 99);
+        CHECK_MSG(llama_load(&b, scratch("final"), &err), "%s", err.what);
+        for (int t = 0; t < a.num_tensors; t++)
+            for (size_t k = 0; k < a.tensors[t].count; k++) {
+                const float saved = (float)a.weights[a.tensors[t].offset + k],
+                            found = (float)b.weights[a.tensors[t].offset + k];
+                const float tolerance = cases[i].dtype == MODEL_BF16 ? 0x1p-8f : 0;
+                CHECK_MSG(fabsf(found - saved) <= tolerance * fabsf(saved), "%zu", i);
+            }
+    }
+    llama_free(&a);
+    llama_free(&b);
+}
+
+TEST(every_weight_is_read_even_when_a_file_fails) {
+    static LlamaModel a;
+    static Checkpoint ck;
+    Error err = {0};
+    const LlamaConfig c = tiny_config(3, 1, 4, false);
+    make_model(&a, &c, 16, 16, false);
+    a.weights[a.tensors[3].offset] = (real)NAN;
+    Parameters p = llama_parameters(&a);
+    get_weights = p.get;
+    p.get = count_elements;
+    elements_read = 0;
+    size_t elements = 0;
+    for (int i = 0; i < p.num; i++) elements += p.list[i].count;
+    CHECK(checkpoint_begin(&ck, scratch(""), 2, "final", &err));
+    CHECK(!model_files_write_weights(p, MODEL_BF16, 1000, &ck, &err));
+    CHECK(err.code == EXIT_DIVERGED);
+    CHECK_MSG(elements_read == elements, "%zu of %zu", elements_read, elements);
+    checkpoint_abort(&ck);
+    llama_free(&a);
+}
+
+TEST(bf16_rounds_to_the_nearest_even) {
+    const struct {
+        float value;
+        uint16_t bits;
+    } cases[] = {{1, 0x3f80},
+                 {-1, 0xbf80},
+                 {1 + 0x1p-8f, 0x3f80},
+                 {1 + 0x1.8p-8f, 0x3f81},
+                 {1 + 0x1.8p-7f, 0x3f82},
+                 {0x1p-133f, 0x0001},
+                 {-0.0f, 0x8000},
+                 {0x1.ffp127f, 0x7f80}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_MSG(bf16_bits(cases[i].value) == cases[i].bits, "%a: %x", (double)cases[i].value,
+                  bf16_bits(cases[i].value));
+}
+
 TEST(a_batch_is_described_by_its_lengths) {
     const LlamaConfig c = tiny_config(2, 1, 4, true);
     LlamaModel m;
@@ -736,7 +859,7 @@ TEST(a_batch_is_described_by_its_lengths) {
     llama_set_batch(&m, &b);
     llama_describe_batch(&m, text, sizeof text);
     CHECK_MSG(strstr(text, "30 documents") && strstr(text, " 3 ..."), "%s", text);
-    volatile size_t capacity = 30;  // not known to the compiler, which would warn of the cut
+    volatile size_t capacity = 30;  // hidden from the compiler, which would warn of the truncation
     llama_describe_batch(&m, text, capacity);
     CHECK(strlen(text) == capacity - 1);
     batch_free(&b);

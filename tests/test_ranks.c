@@ -208,7 +208,7 @@ TEST(launchers_are_distinguished) {
     setenv("SLURM_STEP_NUM_NODES", "1", 1);
     CHECK(ranks_launched() == 4 && ranks.here);
     unsetenv("SLURM_STEP_NUM_NODES");
-    setenv("WORLD_SIZE", "8", 1);  // exported for all, without RANK: srun's word counts
+    setenv("WORLD_SIZE", "8", 1);  // exported for all, without RANK: srun's variables count
     CHECK(ranks_launched() == 4);
     setenv("RANK", "5", 1);  // torchrun inside srun
     CHECK(ranks_launched() == 8 && ranks.rank == 5);
@@ -397,7 +397,7 @@ TEST(exchanges_of_2_to_8_ranks) {
 }
 
 // Rank 0 takes the next port, and the others are not misled.
-TEST(ranks_of_one_machine_find_each_other_beside_another_program) {
+TEST(ranks_of_one_machine_find_each_other_next_to_another_program) {
     const int job = free_port(), errors = errors_file();
     pid_t pids[3];
     Outcome o = {0};
@@ -434,8 +434,8 @@ TEST(ranks_in_different_exchanges_end) {
 // ------------------------------------------------------------------------------------------------
 // Missing ranks and foreign connections
 
-// Absent ranks, a bit each, and what is said of them, how often: without rank 0 nobody speaks for
-// the others
+// Absent ranks, a bit each, the message about them, and how many ranks print it: without rank 0
+// each prints its own
 typedef struct {
     Way way;
     int n;
@@ -451,7 +451,7 @@ static const AbsentCase absent_cases[] = {
     {LAUNCHED_HERE, 3, 1u << 1, "none of rank 1\n", 1},
 };
 
-TEST(missing_ranks_and_unlike_numbers_of_them_are_named) {
+TEST(missing_ranks_and_different_world_sizes_are_named) {
     enum { CASES = sizeof absent_cases / sizeof *absent_cases };
     Running run[CASES], dies_early, unlike = {{0}, 2, errors_file(), now_ms()};
     const int port = free_port();
@@ -478,7 +478,7 @@ TEST(missing_ranks_and_unlike_numbers_of_them_are_named) {
     }
 }
 
-// A stranger connects again and again, and says nothing, nonsense, or the hello of another job.
+// A foreign process connects repeatedly and sends nothing, garbage, or the hello of another job.
 static void bother(int port, int tell) {
     const Hello other_job = {.kind = HELLO, .num = 3, .rank = 1};
     for (int i = 0;; i++) {
@@ -510,7 +510,7 @@ TEST(foreign_connections_are_dropped) {
     }
     memset(&o, 0, sizeof o);
     pids[0] = start_rank(exchange, MASTER, 0, 3, port, errors);
-    CHECK(read(bothered[0], text, 1) == 1);  // the foreign process is first
+    CHECK(read(bothered[0], text, 1) == 1);  // the foreign process connects first
     for (int r = 1; r < 3; r++) pids[r] = start_rank(exchange, MASTER, r, 3, port, errors);
     finish_ranks(&o, pids, 3, errors);
     kill(foreign, SIGKILL);
@@ -631,8 +631,8 @@ TEST(a_job_without_faults_prints_nothing) {
     CHECK_MSG(o.seconds < END_MS * 1e-3, "%g s", o.seconds);
 }
 
-// What the faulty rank and what the others end with, and what is said: NULL: nothing. A stopped
-// rank ends without a word when it is continued, a slow one is no hung one.
+// Exit codes of the faulty rank and of the others, and the message; NULL: none. A stopped rank ends
+// without a message when it is continued, and a slow one does not count as hung.
 typedef struct {
     void (*what)(void);
     int rank, own_code, code;

@@ -1,4 +1,4 @@
-// dev/simple/train_llama.c, a second implementation of the model that shards no code with the
+// dev/simple/train_llama.c, a second implementation of the model that shares no code with the
 // first: the same weights and documents give both the same loss, gradients and updates. With
 // -DGRADCHECK both compute in fp64, and the second's gradient is held to central differences.
 #include "../llama.h"

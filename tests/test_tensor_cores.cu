@@ -1,7 +1,7 @@
 // What tensor cores compute, bit for bit: a million tiles of bf16 inputs, random and adversarial,
-// against the hashes in dev/witnesses/arithmetic.txt, which are those of models by others. On a GPU
-// the same program holds the GPU against them. The emulator does a tenth of the tiles; UNPAD_FULL=1
-// all.
+// against the hashes in dev/witnesses/arithmetic.txt, which come from models by others. On a GPU
+// the same program checks the GPU against them. The emulator does a tenth of the tiles, all with
+// UNPAD_FULL=1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <string>
@@ -215,7 +215,7 @@ __global__ void wgmma_kernel(float *out, const uint16_t *a, const uint16_t *b, c
         float d[32];
         for (int i = 0; i < 32; i++)
             d[i] = c[chain * DEPTH * 4096 + (row + i / 2 % 2 * 8) * 64 + i / 4 * 8 + col + i % 2];
-        __syncthreads();  // the tiles before are read no more
+        __syncthreads();  // earlier tiles are no longer read
         for (int i = threadIdx.x; i < DEPTH * 64 * K; i += 128) {
             const int64_t from = chain * DEPTH * 64 * K + i;
             unsigned char *to = smem + i / (64 * K) * 2 * TILE_BYTES + swizzled(i / K % 64, i % K);
@@ -324,7 +324,7 @@ static int device_arch() {
 }
 #endif
 
-// Chunks to run; what they were computed for has to be the GPU, or the emulator turns into it.
+// How many chunks to run. The GPU must be one they were computed for; the emulator becomes one.
 static int chunks_on(int min_arch, int max_arch) {
 #if defined(__CUDACC__)
     const int arch = device_arch();

@@ -331,7 +331,7 @@ TEST(bpe_survives_random_damage) {
         encoded += n >= 0;
         tokenizer_free(&t);
     }
-    CHECK_MSG(encoded > 600, "%d", encoded);  // a third is not damaged at all
+    CHECK_MSG(encoded > 600, "%d", encoded);  // a third stays undamaged
 }
 
 TEST(wrong_files_are_refused) {

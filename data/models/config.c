@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,18 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     uint64_t embedding = (uint64_t)c->vocab_size * hidden;
     uint64_t layers = (uint64_t)c->num_layers * (attention + mlp + 2 * hidden);
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
+}
+
+float llama_rope_frequency(const LlamaConfig *c, int i) {
+    double freq = (double)(float)(1.0 / pow(c->rope_theta, 2.0 * i / c->head_dim));
+    if (!c->rope_scaling.llama3) return (float)freq;
+    double old_context = c->rope_scaling.original_max_position_embeddings;
+    double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
+    double wavelength = 2 * 3.14159265358979323846 / freq, factor = c->rope_scaling.factor;
+    if (wavelength < old_context / high) return (float)freq;
+    if (wavelength > old_context / low) return (float)(freq / factor);
+    double smooth = (old_context / wavelength - low) / (high - low);
+    return (float)((1 - smooth) * freq / factor + smooth * freq);
 }
 
 // The largest value of each field: their products fit in 64 bits with room to spare.

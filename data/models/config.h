@@ -45,6 +45,9 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
+// Radians per position by which RoPE rotates elements i and i + head_dim / 2 of a head.
+float llama_rope_frequency(const LlamaConfig *c, int i);
+
 // config.json as old versions of transformers' LlamaForCausalLM (rope_theta, rope_scaling) and new
 // ones load it. torch_dtype: "float32", "bfloat16". Returns its length; 0: it does not fit.
 size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,

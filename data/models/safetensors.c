@@ -30,6 +30,12 @@ static float from_bf16(const void *p) {  // the upper half of an F32
     return from_f32(bits);
 }
 
+uint16_t bf16_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 static float from_f16(const void *p) {
     uint16_t bits;
     memcpy(&bits, p, sizeof bits);

@@ -44,6 +44,9 @@ typedef struct {
 uint64_t tensor_dtype_size(const char *dtype);
 uint64_t tensor_num_elements(const TensorInfo *t);
 
+// The upper half of an fp32, rounded to nearest even; Inf where that is out of range.
+uint16_t bf16_bits(float value);
+
 // tensor_info("lm_head.weight", "BF16", 2, vocab_size, hidden_size)
 TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t shape0,
                        uint64_t shape1);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/file.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 
@@ -255,4 +256,21 @@ const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n) 
     const bool known = id >= 0 && id < t->vocab_size;
     *n = known ? t->offset[id + 1] - t->offset[id] : 0;
     return known ? t->bytes + t->offset[id] : t->bytes;
+}
+
+char *tokenizer_chat_template(const char *dir, char *path, Error *err) {
+    uint64_t n;
+    if (!path_join(path, IO_PATH_MAX, dir, "chat_template.jinja", err)) return NULL;
+    if (path_exists(path)) return file_read_all(path, JSON_MAX_CONFIG, &n, "", err);
+    if (!path_join(path, IO_PATH_MAX, dir, "tokenizer_config.json", err)) return NULL;
+    json_auto_t *root = path_exists(path) ? json_read(path, JSON_MAX_CONFIG, "", err) : NULL;
+    const json_t *text = json_member(root, "chat_template"), *item;
+    size_t i;
+    json_array_foreach(json_member(root, "chat_template"), i, item) {
+        if (json_string_is(json_member(item, "name"), "default"))
+            text = json_member(item, "template");
+    }
+    if (!json_is_string(text)) return NULL;
+    char *copy = host_calloc(json_string_length(text) + 1, 1, "chat template");
+    return memcpy(copy, json_string_value(text), json_string_length(text));
 }

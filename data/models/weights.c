@@ -51,10 +51,10 @@ void weights_init(Parameters p, uint64_t seed) {
 // ------------------------------------------------------------------------------------------------
 // Names and shapes of a file against the table
 
-static TensorInfo tensor_of(const Parameter *t, ParameterArena arena) {
+static TensorInfo tensor_of(const Parameter *t, ParameterArena arena, const char *dtype) {
     char name[128];
     snprintf(name, sizeof name, "%s%s", arenas[arena].prefix, t->name);
-    return tensor_info(name, "F32", t->cols ? 2 : 1, (uint64_t)t->rows, (uint64_t)t->cols);
+    return tensor_info(name, dtype, t->cols ? 2 : 1, (uint64_t)t->rows, (uint64_t)t->cols);
 }
 
 static bool same_shape(const Parameter *t, const TensorInfo *info) {
@@ -117,7 +117,7 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
 static bool check_moments(const Parameters *p, const SafetensorsSet *s, ParameterArena arena,
                           const char *path, Error *err) {
     for (int i = 0; i < p->num; i++) {
-        const TensorInfo expected = tensor_of(&p->list[i], arena),
+        const TensorInfo expected = tensor_of(&p->list[i], arena, "F32"),
                          *found = safetensors_find(s, expected.name);
         if (!found || !same_shape(&p->list[i], found))
             return error_set(err, EXIT_CHECKPOINT_MISFIT,
@@ -133,7 +133,8 @@ static bool check_moments(const Parameters *p, const SafetensorsSet *s, Paramete
 
 static bool load_parameter(const Parameters *p, ParameterArena arena, const Parameter *t,
                            SafetensorsSet *s, float *values, Error *err) {
-    const TensorInfo expected = tensor_of(t, arena), *info = safetensors_find(s, expected.name);
+    const TensorInfo expected = tensor_of(t, arena, "F32"),
+                     *info = safetensors_find(s, expected.name);
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         if (!safetensors_read_f32(s, info, values, first, n, err)) return false;
@@ -187,40 +188,46 @@ bool moments_load(Parameters p, const char *path, Error *err) {
 // Saving
 
 static bool save_block(const char *path, ParameterArena arena, const Parameter *t,
-                       const float *values, size_t n, SafetensorsWriter *w, Error *err) {
+                       const char *dtype, float *values, size_t n, SafetensorsWriter *w,
+                       Error *err) {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
             return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
                              "%s: not saved, training diverged: expected finite values, found NaN "
                              "or Inf in %s of %s",
                              path, arenas[arena].name, t->name);
-    return safetensors_write(w, values, n * sizeof(float), err);
+    const bool bf16 = strcmp(dtype, "BF16") == 0;
+    for (size_t i = 0; bf16 && i < n; i++) {  // in place
+        const uint16_t bits = bf16_bits(values[i]);
+        memcpy((char *)values + i * sizeof bits, &bits, sizeof bits);
+    }
+    return safetensors_write(w, values, n * tensor_dtype_size(dtype), err);
 }
 
 // Reads every block; with ok false, writes none.
-static bool save_arena(const Parameters *p, ParameterArena arena, const char *path, bool ok,
-                       SafetensorsWriter *w, float *values, Error *err) {
+static bool save_arena(const Parameters *p, ParameterArena arena, const char *dtype,
+                       const char *path, bool ok, SafetensorsWriter *w, float *values, Error *err) {
     for (int i = 0; i < p->num; i++) {
         const Parameter *t = &p->list[i];
         for (size_t first = 0, n; first < t->count; first += n) {
             n = block_size(p, t, first);
             p->get(p->context, arena, t->offset + first, values, n);
-            ok = ok && save_block(path, arena, t, values, n, w, err);
+            ok = ok && save_block(path, arena, t, dtype, values, n, w, err);
         }
     }
     return ok;
 }
 
 static bool save_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
-                        const char *path, SafetensorsWriter *w, Error *err) {
+                        const char *dtype, const char *path, SafetensorsWriter *w, Error *err) {
     const int num_tensors = (int)(last - first + 1) * p->num;
     TensorInfo *infos = host_calloc((size_t)num_tensors, sizeof *infos, "tensor list");
     float *values = alloc_block(p);
     for (int i = 0; i < num_tensors; i++)
-        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num));
+        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num), dtype);
     bool ok = safetensors_create(w, path, infos, num_tensors, err);
     for (ParameterArena arena = first; arena <= last; arena++)
-        ok = save_arena(p, arena, path, ok, w, values, err);
+        ok = save_arena(p, arena, dtype, path, ok, w, values, err);
     free(values);
     free(infos);
     if (ok) return safetensors_finish(w, err);
@@ -228,18 +235,19 @@ static bool save_arenas(const Parameters *p, ParameterArena first, ParameterAren
     return false;
 }
 
-bool weights_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err) {
-    return save_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, path, w, err);
+bool weights_save(Parameters p, const char *dtype, const char *path, SafetensorsWriter *w,
+                  Error *err) {
+    return save_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dtype, path, w, err);
 }
 
 bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err) {
-    return save_arenas(&p, ARENA_M, ARENA_V, path, w, err);
+    return save_arenas(&p, ARENA_M, ARENA_V, "F32", path, w, err);
 }
 
 void parameters_visit(Parameters p, bool moments) {
     float *values = alloc_block(&p);
     const ParameterArena last = moments ? ARENA_V : ARENA_WEIGHTS;
     for (ParameterArena arena = moments ? ARENA_M : ARENA_WEIGHTS; arena <= last; arena++)
-        save_arena(&p, arena, "", false, NULL, values, NULL);
+        save_arena(&p, arena, "F32", "", false, NULL, values, NULL);
     free(values);
 }

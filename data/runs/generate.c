@@ -7,7 +7,6 @@
 
 #include "../base/clock.h"
 #include "../base/file.h"
-#include "../base/json.h"
 #include "../base/memory.h"
 #include "../base/path.h"
 
@@ -48,26 +47,17 @@ static bool template_is_chatml(const char *p, char *system, size_t capacity) {
     return strcmp(p, REST) == 0;
 }
 
-// chat_template.jinja, or chat_template of tokenizer_config.json, as transformers chooses.
 static bool chat_open(Generator *g, const char *dir, Error *err) {
-    char jinja[IO_PATH_MAX], config[IO_PATH_MAX];
-    uint64_t n;
-    if (!path_join(jinja, sizeof jinja, dir, "chat_template.jinja", err) ||
-        !path_join(config, sizeof config, dir, "tokenizer_config.json", err))
-        return false;
-    const bool own_file = path_exists(jinja);
-    char *text = own_file ? file_read_all(jinja, JSON_MAX_CONFIG, &n, "", err) : NULL;
-    json_auto_t *root =
-        !own_file && path_exists(config) ? json_read(config, JSON_MAX_CONFIG, "", err) : NULL;
+    char path[IO_PATH_MAX];
+    char *text = tokenizer_chat_template(dir, path, err);
     if (err->code) return false;
-    const char *found = text ? text : json_string_value(json_member(root, "chat_template"));
-    const bool known = found && template_is_chatml(found, g->system, sizeof g->system);
+    const bool found = text, known = found && template_is_chatml(text, g->system, sizeof g->system);
     free(text);
     if (known && tokenizer_encode(&g->tokenizer, "<|im_end|>", 10, &g->end_of_turn, 1, err) == 1)
         return true;
     return error_set(err, EXIT_USAGE, "leave --chat out and write the whole text as --prompt",
-                     "%s: --chat: expected the template of SmolLM2 or ChatML, found %s",
-                     own_file ? jinja : config, found ? "another one" : "none");
+                     "%s: --chat: expected the template of SmolLM2 or ChatML, found %s", path,
+                     found ? "another one" : "none");
 }
 
 // The message as the template renders it after `text`, which may be empty, up to the answer.

@@ -1,7 +1,11 @@
 #include "model_files.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "../base/file.h"
 #include "../base/json.h"
+#include "../base/memory.h"
 #include "../base/path.h"
 
 enum { GENERATION_CONFIG, FIRST_TOKENIZER_FILE };
@@ -61,10 +65,89 @@ static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error 
     return checkpoint_write_file(ck, names[GENERATION_CONFIG], text, w.n, err);
 }
 
-bool model_files_write(const ModelFiles *f, const LlamaConfig *config, Checkpoint *ck, Error *err) {
+static const struct {
+    const char *safetensors, *torch;
+} dtypes[] = {[MODEL_FP32] = {"F32", "float32"}, [MODEL_BF16] = {"BF16", "bfloat16"}};
+
+bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
+                       Checkpoint *ck, Error *err) {
     char text[8192];
-    const size_t n = llama_config_text(config, "float32", text, sizeof text);
+    const size_t n = llama_config_text(config, dtypes[dtype].torch, text, sizeof text);
     return checkpoint_write_file(ck, "config.json", text, n, err) &&
            (f->text[GENERATION_CONFIG] || write_generation_config(config, ck, err)) &&
            write_carried(f, ck, err);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tensors
+
+static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
+                          Checkpoint *ck, Error *err) {
+    char path[IO_PATH_MAX];
+    SafetensorsWriter w;
+    if (!checkpoint_path(ck, name, path, sizeof path, err)) {
+        parameters_visit(p, moments);
+        return false;
+    }
+    return (moments ? moments_save(p, path, &w, err) : weights_save(p, dtype, path, &w, err)) &&
+           checkpoint_register(ck, name, w.file.size_bytes, w.file.crc, err);
+}
+
+bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err) {
+    return write_tensors(p, "F32", true, "optimizer.safetensors", ck, err);
+}
+
+// The parameters of a file: from the first of p on, as many as max_bytes hold, but at least one.
+static Parameters file_of(Parameters p, uint64_t element_bytes, uint64_t max_bytes) {
+    uint64_t bytes = p.list[0].count * element_bytes;
+    int num = 1;
+    while (num < p.num && (bytes += p.list[num].count * element_bytes) <= max_bytes) num++;
+    p.num = num;
+    return p;
+}
+
+static Parameters rest_after(Parameters p, int num) {
+    p.list += num;
+    p.num -= num;
+    return p;
+}
+
+static int num_files(Parameters p, uint64_t element_bytes, uint64_t max_bytes) {
+    int num = 0;
+    for (; p.num > 0; num++) p = rest_after(p, file_of(p, element_bytes, max_bytes).num);
+    return num;
+}
+
+bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
+                               Checkpoint *ck, Error *err) {
+    const char *index_name = "model.safetensors.index.json";
+    const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
+    const int files = num_files(p, element_bytes, max_file_bytes);
+    const size_t capacity = (size_t)p.num * 200 + 200;
+    char *index = host_calloc(capacity, 1, index_name), name[64] = "model.safetensors";
+    uint64_t elements = 0;
+    bool ok = true;
+    JsonWriter w;
+    json_writer_init(&w, index, capacity, 2);
+    json_begin(&w, NULL, '{');
+    json_begin(&w, "weight_map", '{');
+    for (int i = 1; i <= files; i++) {
+        const Parameters file = file_of(p, element_bytes, max_file_bytes);
+        if (files > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, files);
+        for (int k = 0; k < file.num; elements += file.list[k++].count)
+            json_put_string(&w, file.list[k].name, name);
+        if (ok)
+            ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
+        else
+            parameters_visit(file, false);
+        p = rest_after(p, file.num);
+    }
+    json_end(&w, '}');
+    json_begin(&w, "metadata", '{');
+    json_put_int(&w, "total_size", (int64_t)(elements * element_bytes));
+    json_end(&w, '}');
+    json_end(&w, '}');
+    if (ok && files > 1) ok = checkpoint_write_file(ck, index_name, index, w.n, err);
+    free(index);
+    return ok;
 }

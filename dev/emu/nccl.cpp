@@ -323,6 +323,17 @@ static void wait_for(std::atomic<int> &count, int all) {
 }
 
 // The file's name is only needed until all ranks have mapped it.
+// NCCL_DEBUG=INFO, to where NCCL writes its log: a file is truncated.
+static void log_rank(int rank, int num_ranks) {
+    const char *level = getenv("NCCL_DEBUG"), *path = getenv("NCCL_DEBUG_FILE");
+    if (!level || strcmp(level, "INFO") != 0) return;
+    FILE *to = path ? fopen(path, "w") : stdout;
+    if (!to) return;
+    fprintf(to, "NCCL INFO rank %d nranks %d\n", rank, num_ranks);
+    fflush(to);
+    if (path) fclose(to);
+}
+
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, int rank) {
     if (num_ranks < 1 || num_ranks > MAX_RANKS || rank < 0 || rank >= num_ranks)
         return ncclInvalidArgument;
@@ -336,6 +347,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int num_ranks, ncclUniqueId id, 
     (*comm)->shared->joined++;
     wait_for((*comm)->shared->joined, num_ranks);
     if (rank == 0) unlink(id.internal);
+    log_rank(rank, num_ranks);
     return ncclSuccess;
 }
 

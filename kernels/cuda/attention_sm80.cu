@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
+        __syncthreads();  // stage j has arrived; no thread reads stage j - 1 any more
         if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
         if (j == 0) queries.fetch();
         if (!tile.sees(j)) continue;
@@ -554,7 +554,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int num_stages = tile.num_stages();
     for (int j = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
+        __syncthreads();  // stage j has arrived; no thread reads stage j - 1 any more
         if (j + 1 < num_stages) tile.load_stage(stages, j + 1, qkv, s);
         if (j == 0) queries.fetch(), douts.fetch();
         if (!tile.sees(j)) continue;
@@ -699,7 +699,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     }
     for (int j = 0, tile = 0; j < num_stages; j++) {
         cp_async_wait<0>();
-        __syncthreads();  // stage j has arrived; nobody reads stage j - 1 any more
+        __syncthreads();  // stage j has arrived; no thread reads stage j - 1 any more
         float next = 0;
         if (j + 1 < num_stages) next = load_stage(j + 1);
         const int ahead = tile * QUERIES - own;
