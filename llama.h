@@ -167,6 +167,7 @@ typedef struct {
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
+    bool has_grads;  // else the next micro-batch overwrites them: see llama_clear_grads
     // views
     floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
     real *dembed_tokens, *dnorm, *dlm_head;
@@ -279,12 +280,14 @@ static inline void llama_head_train(LlamaModel *m) {
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     for (int64_t t = 0; t < T; t += m->head_chunk) {
         const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
+        const bool sum = m->has_grads || t > 0;
         comm_progress();
+        device_join();  // the gradient of the chunk before has read its logits
         matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, n, C, V);    // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);  // =
+        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);  // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);     // =
     }
 }
 
@@ -294,6 +297,8 @@ static inline void llama_add_losses(LlamaModel *m) {
 }
 
 // llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+// Gradients of matrices are on the branch until the next rmsnorm_backward, and what they read is
+// overwritten only there or later.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -302,7 +307,9 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
+    const bool sum = m->has_grads;  // of several micro-batches
 
+    device_join();
     llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
@@ -312,25 +319,27 @@ static inline void llama_backward(LlamaModel *m) {
         const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);             // =
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                      // =
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);      // =
+        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);                  // =
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
+        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);           // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);         // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);         // =
-        llama_attention_backward(m, a);                                             // = and rope's
-        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, T, C, qkv_dim);  // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);       // =
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);         // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);  // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);       // =
+        llama_attention_backward(m, a);                                           // = and rope's
+        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);            // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    device_join();
     llama_grads_done(m, LLAMA_EMBEDDING);
     llama_grads_done(m, LLAMA_NORMS);
+    m->has_grads = true;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -444,14 +453,32 @@ static inline void llama_await_grads(LlamaModel *m) {
     m->last_micro_batch = false;
 }
 
+// A sum over micro-batches begins. The first overwrites the gradients of matrices.
+static inline void llama_clear_grads(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    m->has_grads = false;
+    device_zero(m->grads + m->num_decayed, (m->num_elements - m->num_decayed) * sizeof(real));
+    if (!c->tie_word_embeddings)
+        device_zero(m->dembed_tokens, (size_t)c->vocab_size * c->hidden_size * sizeof(real));
+}
+
+// It ends: zeros if there was no micro-batch.
+static inline void llama_complete_grads(LlamaModel *m) {
+    if (!m->has_grads) device_zero(m->grads, m->num_elements * sizeof(real));
+    m->has_grads = true;
+}
+
 // Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
 static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
+    llama_complete_grads(m);
     ordered_sum_add(&m->sum, m->grads, leaf, last);
+    if (!last) llama_clear_grads(m);
 }
 
 // After the last micro-batch: this rank's shard of the gradients, or all of them when it updates
 // all, are the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
+    llama_complete_grads(m);
     if (m->ranks.deterministic_reduction)
         ordered_sum_finish(&m->sum, m->grads, m->shard);
     else if (m->ranks.num_ranks > 1)
@@ -552,7 +579,7 @@ static inline void llama_zero_sums(LlamaModel *m) {
 static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
     assert(num_targets > 0 && m->sizes.train);
-    device_zero(m->grads, m->num_elements * sizeof(real));
+    llama_clear_grads(m);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     llama_zero_sums(m);
 }
@@ -841,12 +868,13 @@ static inline void llama_carve(LlamaModel *m) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores). A GPU, where floatX is bf16, needs 1,024 of a larger one too.
+// head's time on two CPU cores). A GPU, where floatX is bf16, takes 1056 MiB, in multiples of 11
+// row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
-    const int64_t least = sizeof(floatX) == 2 ? 1024 : 128;
-    const int64_t token_bytes = (int64_t)sizeof(floatX) * c->vocab_size;
-    int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
-    if (chunk < least) chunk = least;
+    const bool gpu = sizeof(floatX) == 2;
+    const int64_t tokens = gpu ? 11 * 128 : 128, bytes = (int64_t)(gpu ? 1056 : 192) << 20;
+    int64_t chunk = bytes / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
+    if (chunk < tokens) chunk = tokens;
     if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
     return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
 }

@@ -229,9 +229,10 @@ static const char options_of_a_start[] =
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
     int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
-    bool passed;
-    DeviceGraph *graph;
+    // [0] of the first micro-batch of a step, [1] of the others, which add to its gradients.
+    // passed: warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
+    bool passed[2];
+    DeviceGraph *graph[2];
     int64_t num_passes, num_launches;
 } PassGraph;
 
@@ -354,25 +355,28 @@ static void pass_through(LlamaModel *m, PassGraph *g) {
     const VarlenInfo *docs = &m->in.docs;
     const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
                              docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
+    const bool which = m->has_grads;
     g->num_passes++;
-    if (!of_its_size || !g->passed) {
+    if (!of_its_size || !g->passed[which]) {
         pass_without_graph(m);
-        g->passed = g->passed || of_its_size;
+        g->passed[which] |= of_its_size;
         return;
     }
     llama_await_all_weights(m);  // not in a graph: other ranks send them once a step
-    if (!g->graph) {
+    if (!g->graph[which]) {
         device_graph_begin();
         pass_without_graph(m);
-        g->graph = device_graph_end();
+        g->graph[which] = device_graph_end();
     }
-    device_graph_launch(g->graph);
+    device_graph_launch(g->graph[which]);
+    m->has_grads = true;
     g->num_launches++;
 }
 
 static void pass_graph_free(PassGraph *g) {
-    if (g->graph) device_graph_free(g->graph);
-    g->graph = NULL;
+    for (int i = 0; i < 2; i++)
+        if (g->graph[i]) device_graph_free(g->graph[i]);
+    *g = (PassGraph){0};
 }
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
@@ -738,7 +742,7 @@ static void finish(LlamaModel *m) {
     must(save_checkpoint(m, "final", &err), &err);
     if (o.cuda_graph)
         printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
-               run.graph.graph != NULL, (long long)run.graph.num_launches,
+               !!run.graph.graph[0] + !!run.graph.graph[1], (long long)run.graph.num_launches,
                (long long)run.graph.num_passes);
     pass_graph_free(&run.graph);
     struct rusage usage;

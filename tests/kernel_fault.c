@@ -95,8 +95,9 @@ WRAP(matmul_backward_input,
      (floatX * dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N),
      (dinp, dout, weight, T, K, N), dinp, (size_t)(T *K))
 WRAP(matmul_backward_weight,
-     (real * dweight, const floatX *dout, const floatX *inp, int64_t T, int64_t K, int64_t N),
-     (dweight, dout, inp, T, K, N), dweight, (size_t)(K *N))
+     (real * dweight, const floatX *dout, const floatX *inp, bool accumulate, int64_t T, int64_t K,
+      int64_t N),
+     (dweight, dout, inp, accumulate, T, K, N), dweight, (size_t)(K *N))
 WRAP(swiglu_forward, (floatX * out, const floatX *gate_up, int64_t T, int64_t F),
      (out, gate_up, T, F), out, (size_t)(T *F))
 WRAP(swiglu_backward,

@@ -32,7 +32,7 @@ struct CpuReference {
     void (*matmul_forward_add)(float *, const float *, const float *, const float *, int64_t,
                                int64_t, int64_t);
     void (*matmul_backward_input)(float *, const float *, const float *, int64_t, int64_t, int64_t);
-    void (*matmul_backward_weight)(float *, const float *, const float *, int64_t, int64_t,
+    void (*matmul_backward_weight)(float *, const float *, const float *, bool, int64_t, int64_t,
                                    int64_t);
     void (*swiglu_forward)(float *, const float *, int64_t, int64_t);
     void (*swiglu_backward)(float *, const float *, const float *, int64_t, int64_t);

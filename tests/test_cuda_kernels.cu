@@ -722,9 +722,13 @@ static void check_matmul(int64_t T, int64_t K, int64_t N) {
     run(dinps, 1, [&] { matmul_backward_input(bf(dinp), bf(dout), bf(weight), T, K, N); });
     reference.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
     check_within(dinp, BF16, 1e-6 * (double)N);
-    run(dweights, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
-    reference.matmul_backward_weight(dweight.host, dout.host, inp.host, T, K, N);
-    check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    for (bool accumulate : {true, false}) {
+        if (T == 0 && !accumulate) continue;
+        run(dweights, 1,
+            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), accumulate, T, K, N); });
+        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, accumulate, T, K, N);
+        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    }
 }
 
 TEST(matmul) {
@@ -821,7 +825,8 @@ struct Product {
     std::string bytes() {
         Tensor *outs[] = {&dweight};
         fill(&dweight);
-        run(outs, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
+        run(outs, 1,
+            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), true, T, K, N); });
         return std::string((const char *)dweight.result, all_bytes(&dweight));
     }
 };
@@ -1207,7 +1212,7 @@ TEST(operations_allocate_nothing) {
     Tensor rstd = tensor("rstd", false, T, 1, 1);
     const uint64_t before = device_memory().count;
     matmul_forward(bf(a), bf(b), bf(w), T, C, C);
-    matmul_backward_weight(fp(dw), bf(a), bf(b), T, C, C);
+    matmul_backward_weight(fp(dw), bf(a), bf(b), true, T, C, C);
     rmsnorm_backward(bf(a), fp(dw), bf(b), bf(b), bf(w), fp(rstd), T, (int)C);
     device_synchronize();
     CHECK(device_memory().count == before);

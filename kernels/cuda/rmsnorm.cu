@@ -173,7 +173,7 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
         dresid, partial, dnormed, resid, weight, rstd, T, C);
     LAUNCH_CHECK("rmsnorm_backward_kernel");
     const dim3 sum_block(WARP, SUM_LANES);
-    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), sum_block, 0, cuda_stream()>>>(
+    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), sum_block, 0, cuda_branch()>>>(
         dweight, partial, (int)blocks, C);
     LAUNCH_CHECK("add_partial_rows_kernel");
 }

@@ -166,6 +166,7 @@ static void compare(const char *name, const void *got, int64_t n, size_t element
 template <class T, class F>
 static void expect(const char *name, const T *got, int64_t n, const F &f, bool exact = false) {
     Want *want = take_n<Want>(n);
+    device_join();
     compute(want, n, f);
     bool behind = false;
     for (int b = 0; b < num_blocks; b++)
@@ -441,8 +442,10 @@ static void check_matmul(const Packed &p) {
     matmul_backward_input(dinp, dout, weight, T, K, N);
     expect("dinp", dinp, T * K, Product{NULL, NULL, dout, weight, K, N, N, 1, 1, K});
     checking("matmul_backward_weight");
-    matmul_backward_weight(dweight, dout, inp, T, K, N);
-    expect("dweight", dweight, N * K, Product{start, NULL, dout, inp, K, T, 1, N, 1, K});
+    for (const real *before : {(const real *)start, (const real *)NULL}) {
+        matmul_backward_weight(dweight, dout, inp, before != NULL, T, K, N);
+        expect("dweight", dweight, N * K, Product{before, NULL, dout, inp, K, T, 1, N, 1, K});
+    }
 }
 
 struct Swiglu {
