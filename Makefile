@@ -75,8 +75,9 @@ GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/t
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
               $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
 
-.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi bench-tokenizer calibrate packsim \
-        simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
+.PHONY: all test test-programs test-sanitizers test-schedules bench bench-mpi bench-tokenizer results \
+        reproduce-programs calibrate packsim simple gpu-day gpu-model gpu-model-check \
+        gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -231,8 +232,8 @@ PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
 SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               build/cpu/packsim build/cpu/calibrate \
-               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
+               build/cpu/packsim build/cpu/calibrate build/cpu/bench_repad build/cpu/notebook \
+               build/emu/bugs build/emu/bench_guesses build/emu/bench_repad build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
@@ -285,6 +286,11 @@ bench-mpi: train_llama build/cpu/calibrate
 # The tokenizer beside Hugging Face's: the same ids, and the speed; MODEL=DIR with a tokenizer.json
 bench-tokenizer: build/cpu/bench_tokenizer
 	@$(or $(PYTHON),python3) dev/bench_tokenizer.py $(or $(MODEL),tests/golden/tokenizers/smollm2)
+# Every measurement of the README's results section, then that section
+results: reproduce-programs build/cpu/bench_matmul build/cpu/bench_attention
+	@FROM=$(FROM) dev/results.sh
+# What scripts/reproduce_*.sh run
+reproduce-programs: train_llama build/$(BACKEND)/bench_repad build/cpu/notebook
 
 clean:
 	rm -rf build train_llama
