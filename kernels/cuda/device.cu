@@ -363,6 +363,7 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
 
 // master_lo may be NULL: then the values are what the bf16 says.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
+    device_join();
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);
         PinnedBuffer *b = take_buffer();
