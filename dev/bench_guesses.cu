@@ -1,6 +1,6 @@
 // Measures what dev/gpu_model guesses: the rates of the tensor cores, cuBLASLt's first answer beside
-// the best of eight, what kernels that move bytes reach of the memory's speed, and the gaps between
-// launches. Times of attention, the fifth: bench_attention_cuda.
+// the best of eight, what gradients of weights on the branch save, what kernels that move bytes reach
+// of the memory's speed, and the gaps between launches. Times of attention: bench_attention_cuda.
 //   bench_guesses [small]      small: shapes that an emulated build can run; no figure means anything
 // Every line ends with the constant of dev/gpu_model/step.py or simulate.py that it replaces, and its
 // value there. Medians; inputs are random bits, because zeros cost a GPU less power.
@@ -231,6 +231,40 @@ void products(const Sizes &z) {
 }
 
 // -------------------------------------------------------------------------------------------------
+// The branch: backward of a layer's MLP, as in llama.h, with the gradients of weights overlapped, and
+// one after another
+
+void branch(const Sizes &z) {
+    floatX *dresid = random_bits<floatX>(z.T * z.C), *swiglu = random_bits<floatX>(z.T * z.F);
+    floatX *dswiglu = random_bits<floatX>(z.T * z.F), *norm = random_bits<floatX>(z.T * z.C);
+    floatX *gate_up = random_bits<floatX>(z.T * 2 * z.F);
+    floatX *dgate_up = random_bits<floatX>(z.T * 2 * z.F), *dnorm = random_bits<floatX>(z.T * z.C);
+    floatX *down = random_bits<floatX>(z.C * z.F), *up = random_bits<floatX>(2 * z.F * z.C);
+    real *ddown = random_bits<real>(z.C * z.F), *dup = random_bits<real>(2 * z.F * z.C);
+    double s[2];
+    matmul_choose(dresid, ddown, swiglu, down, z.T, z.F, z.C);
+    matmul_choose(dgate_up, dup, norm, up, z.T, z.C, 2 * z.F);
+    for (int overlapped = 0; overlapped < 2; overlapped++)
+        s[overlapped] = measure(z.runs, [&] {
+            matmul_backward_weight(ddown, dresid, swiglu, false, z.T, z.F, z.C);
+            if (!overlapped) device_join();
+            matmul_backward_input(dswiglu, dresid, down, z.T, z.F, z.C);
+            swiglu_backward(dgate_up, dswiglu, gate_up, z.T, z.F);
+            matmul_backward_weight(dup, dgate_up, norm, false, z.T, z.C, 2 * z.F);
+            if (!overlapped) device_join();
+            matmul_backward_input(dnorm, dgate_up, up, z.T, z.C, 2 * z.F);
+            device_join();
+        });
+    printf(
+        "branch     backward of an MLP %.1f us, overlapped %.1f us: saves %.1f us   (OVERLAP .8, "
+        "and `saved by the branch` of the report)\n",
+        s[0] * 1e6, s[1] * 1e6, (s[0] - s[1]) * 1e6);
+    for (floatX *p : {dresid, swiglu, dswiglu, norm, gate_up, dgate_up, dnorm, down, up})
+        device_free(p);
+    device_free(ddown), device_free(dup);
+}
+
+// -------------------------------------------------------------------------------------------------
 // Kernels that move bytes
 
 void bytes_per_second(const char *name, double bytes, double s, double copy, const char *constant) {
@@ -334,6 +368,7 @@ int main(int argc, char **argv) {
     printf("%s\n", device_describe());
     tensor_cores(z);
     products(z);
+    branch(z);
     movers(z);
     head_and_update(z);
     launches(z);

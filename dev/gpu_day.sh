@@ -5,7 +5,8 @@
 #     build      the build for this GPU; the wrappers of ptx.cuh: the same bits as the emulator's
 #     selfcheck  train_llama --self-check
 #     kernels    kernels against their CPU references, properties, 1000 repeats, large sizes
-#     runs       whole runs against the CPU backend; NCCL; SmolLM2-135M's dimensions, 200 steps
+#     runs       whole runs against the CPU backend, of other types of model too; NCCL;
+#                SmolLM2-135M's dimensions, 200 steps
 #     sanitizer  compute-sanitizer on small shapes
 #     guesses    measurements that replace the largest guesses of dev/gpu_model
 #     bench      attention, and steps of every layout, with the clock sampled
@@ -146,6 +147,7 @@ part_runs() {
     built $bin/train_llama build/cpu/train_llama || return
     [ -n "$dry" ] || {
         suite training 200 env TRAIN="$root/$bin/train_llama" tests/test_cuda_train.sh
+        suite other_models 100 env TRAIN="$root/$bin/train_llama" tests/test_family.sh
         nccl
     }
     export -f long_run

@@ -25,6 +25,7 @@ outcome dry_build 0 '^build: 5 passed, 0 failed' dry build
 outcome dry_kernels 0 '^kernels: 4 passed, 0 failed' dry kernels
 outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses
+check the_branch_is_among_the_guesses grep -q 'saves .* us   (OVERLAP' "$work/dry/dry-guesses.txt"
 outcome what_is_left_out_is_no_pass 1 '^bench: 0 passed, 0 failed, .* 1 not run' dry bench
 files=$(cd "$work/dry" && echo *)
 check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,runs}.txt)"
