@@ -273,7 +273,7 @@ TEST(code_for_other_gpus_hints_how_to_build_for_this_one) {
     for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
-            fprintf(stderr, "CUDA_ARCHS=%d\n", cuda_arch());
+            fprintf(stderr, "CUDA_ARCHS=%d%s\n", cuda_arch(), cuda_arch() == 90 ? "a" : "");
             cuda_fail("file", 7, "a_kernel", status);
         });
         if (code == 77) SKIP("no GPU");

@@ -74,7 +74,8 @@ static const char *hint_for(cudaError_t status) {
     static char build_again[80];
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
         snprintf(build_again, sizeof build_again,
-                 "built for other GPUs; build again with make CUDA_ARCHS=%d", cuda_arch());
+                 "built for other GPUs; build again with make CUDA_ARCHS=%d%s", cuda_arch(),
+                 cuda_arch() == 90 ? "a" : "");  // without it, not Hopper's attention
         return build_again;
     }
     if (status == cudaErrorMemoryAllocation)
