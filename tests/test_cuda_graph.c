@@ -188,8 +188,8 @@ TEST(a_graph_reads_nothing_that_it_has_not_written) {
 }
 
 TEST(steps_of_other_types_of_model_as_well) {
-    train_both(variant_config(), 4, 0, true, LLAMA_RECOMPUTE_ON);
-    train_both(variant_config(), 4, 2, true, LLAMA_RECOMPUTE_FULL);
+    train_both(variant_config(), 3, 0, true, LLAMA_RECOMPUTE_ON);
+    train_both(variant_config(), 2, 2, true, LLAMA_RECOMPUTE_FULL);
 }
 
 // A micro-batch with more documents than the graph has room for runs as separate launches.
