@@ -23,6 +23,9 @@ arithmetic() {
     need mmasim "$pip_hint" has_module mmasim
     "$python" dev/witnesses/arithmetic.py ${GPU_SAMPLES:+--gpu-samples "$GPU_SAMPLES"} \
         > "$work/arithmetic.txt" || exit 1
+    # without the samples, what they said last time
+    [ -n "${GPU_SAMPLES:-}" ] || grep -E '^# Outputs of real|^#   .* sums: ' \
+        dev/witnesses/arithmetic.txt | sed -i '2r /dev/stdin' "$work/arithmetic.txt"
     mv "$work/arithmetic.txt" dev/witnesses/
     UNPAD_FULL=1 build/emu/test_tensor_cores || exit 1
 }
