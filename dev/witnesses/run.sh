@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make witnesses`: asks the models of others again and writes arithmetic.txt, layout.txt and
-# order.txt again, which git then compares; the tests hold the emulator to them. README.md says what
+# `make witnesses`: asks the models of others again and rewrites arithmetic.txt, layout.txt and
+# order.txt, which git then compares; the tests hold the emulator to them. README.md says what
 # each shows. An hour on two cores; `make witnesses WITNESSES="layout order"` leaves some out.
 #   PYTHON=python3       one that has mmasim and nvidia-cutlass
 #   GPU_SAMPLES=DIR      model_validation of a clone of MATLAB-tensor-core: see arithmetic.py
