@@ -20,8 +20,8 @@ static LlamaConfig tiny_config(void) {
     return c;
 }
 
-// With all that other types of model have: biases and norms of heads, layers without RoPE, a head of
-// its own
+// With all that other types of model have: biases and norms of heads, layers without RoPE, a head
+// that is not the embedding
 static LlamaConfig variant_config(void) {
     LlamaConfig c = tiny_config();
     c.qkv_bias = c.qk_norm = true, c.no_rope_interval = 2, c.tie_word_embeddings = false;

@@ -1261,8 +1261,8 @@ TEST(timer_is_within_the_clock) {
     CHECK(device_memory().waits == waits + 1);
 }
 
-// What the branch reads may be overwritten after device_join, and after every wait of the host. Wrong
-// calls show where the branch lags: tests/test_cuda_modes.sh.
+// What the branch reads may be overwritten after device_join, and after every wait of the host. If
+// not, it shows where the branch lags: tests/test_cuda_modes.sh.
 TEST(branch_is_joined) {
     start();
     const int64_t T = 40, C = 64;
