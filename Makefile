@@ -173,7 +173,7 @@ build/cuda/%.o: %.cu Makefile
 	$(call NVCC_MAKES,-c)
 # The kernels for Hopper alone, which dev/gpu_model reads
 CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,\
-             $(filter-out %/self_check.cu,$(wildcard kernels/cuda/*.cu)))
+             $(filter-out kernels/cuda/self_check%,$(wildcard kernels/cuda/*.cu)))
 $(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
 $(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
 	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
