@@ -32,7 +32,6 @@
 #include "data/base/memory.h"
 #include "data/base/options.h"
 #include "data/base/path.h"
-#include "data/base/seen.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/plan.h"
@@ -46,6 +45,7 @@
 #include "data/runs/generate.h"
 #include "data/runs/log.h"
 #include "data/runs/model_files.h"
+#include "data/runs/other_trainers.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
 #include "data/runs/schedule.h"
@@ -54,6 +54,7 @@
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
+#include "kernels/comm/check_kernels.h"
 #include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
@@ -204,21 +205,7 @@ static const Option option_table[] = {
          "CUDA: check every kernel on this GPU against plain code; a shorter check is made at the "
          "first start with this GPU, driver and program"),
     FLAG("version", o.version, "print the version"),
-    // what other trainers have
-    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
-                     "--steps counts optimizer steps; --dry-run says how many an epoch has"),
-    OPTION_ELSEWHERE("max-steps", "it is --steps"),
-    OPTION_ELSEWHERE(
-        "batch-size|per-device-train-batch-size|gradient-accumulation-steps",
-        "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"),
-    OPTION_ELSEWHERE("learning-rate", "it is --lr"),
-    OPTION_ELSEWHERE("output-dir", "it is --out"),
-    OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
-    OPTION_ELSEWHERE("wandb|tensorboard|report-to",
-                     "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
-    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
-                     "it is --recompute full; --dry-run prints what activations take"),
-    OPTION_ELSEWHERE("export-gguf", "it is --export gguf"),
+    OPTIONS_OF_OTHER_TRAINERS,
     OPTION_END,
 };
 
@@ -1115,35 +1102,6 @@ static void check_options(void) {
                   "--batch-tokens must be a multiple of --micro-batch-tokens");
 }
 
-// One line for each GPU, driver and program. device_describe has the version of CUDA that the
-// driver supports, the file the driver's own.
-static void describe_machine(char *text, size_t capacity) {
-    RankFields f = {0};
-    rank_field_program(&f);
-    rank_field_file(&f, "driver", "/proc/driver/nvidia/version");
-    snprintf(text, capacity, "kernels checked: %s, driver file %016lx, program %016lx\n",
-             device_describe(), f.field[1].hash, f.field[0].hash);
-}
-
-// Once for each GPU, driver and program, on all ranks where one of them has not made it
-static void check_kernels(void) {
-    char machine[512];
-    if (!device_has_self_check()) return;
-    describe_machine(machine, sizeof machine);
-    if (!comm_max(o.self_check || !seen_before(machine))) return;
-    const double start_ms = now_ms();
-    const char *wrong = device_self_check(o.self_check);
-    if (wrong)
-        exit_with(EXIT_DEVICE_ERROR,
-                  "kernels compute wrong numbers on this GPU: try another driver or CUDA Toolkit; "
-                  "--self-check repeats the check",
-                  "self-check: %s", wrong);
-    if (is_rank_0())
-        printf("self-check of all kernels passed in %.1f s\n", (now_ms() - start_ms) * 1e-3);
-    describe_machine(machine, sizeof machine);  // attention kernels may have been replaced
-    seen_add(machine);
-}
-
 // Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
 static void open_device(void) {
     const DeviceOptions options = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
@@ -1156,7 +1114,7 @@ static void open_device(void) {
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
-    check_kernels();
+    check_kernels(o.self_check);
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     run.free_bytes = device_memory_free();
