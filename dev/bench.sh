@@ -33,7 +33,8 @@ loader_share() {
 import json
 steps = [s for s in map(json.loads, open("build/bench/run/log.jsonl")) if "read_ms" in s]
 share = sum(s["read_ms"] for s in steps) / sum(s["ms"] for s in steps)
-print("waiting for data: %.2f %% of the steps' time%s" % (100 * share, "" if share < 0.01 else ": TOO MUCH"))
+verdict = "" if share < 0.01 else ": TOO MUCH"
+print("waiting for data: %.2f %% of the steps' time%s" % (100 * share, verdict))
 PY
 }
 
