@@ -218,6 +218,7 @@ static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
 static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
 static inline void llama_await_weights(LlamaModel *m, int bucket);
 static inline void llama_grads_done(LlamaModel *m, int bucket);
+static inline void llama_complete_grads(LlamaModel *m);
 
 // Queries and keys of layer l as attention takes them, from their projections
 static inline void llama_rotate(LlamaModel *m, int l) {
@@ -337,9 +338,10 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    const bool sum = m->has_grads;  // of several micro-batches
-
     device_join();
+    if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
+    const bool sum = m->has_grads;        // of several micro-batches
+
     llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,

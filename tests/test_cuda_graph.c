@@ -20,10 +20,18 @@ static LlamaConfig tiny_config(void) {
     return c;
 }
 
-static void make_model(LlamaModel *m, int num_leaves, LlamaRecompute recompute) {
+// With all that other types of model have: biases and norms of heads, layers without RoPE, a head
+// that is not the embedding
+static LlamaConfig variant_config(void) {
+    LlamaConfig c = tiny_config();
+    c.qkv_bias = c.qk_norm = true, c.no_rope_interval = 2, c.tie_word_embeddings = false;
+    return c;
+}
+
+static void make_model(LlamaModel *m, LlamaConfig config, int num_leaves,
+                       LlamaRecompute recompute) {
     Error err = {0};
     const DeviceOptions options = {0, 0};
-    const LlamaConfig config = tiny_config();
     const char *missing = device_init(&options);
     if (missing) SKIP("%s", missing);
     LlamaSizes sizes = {CAPACITY, LONGEST, false, true, CAPACITY / 2, 0};
@@ -120,12 +128,13 @@ static void check_same_weights(const LlamaModel *a, const LlamaModel *b, int ste
 
 // Steps of two micro-batches with graphs, one for each that begins a sum and one for those that add
 // to it, and the same with separate launches
-static void train_both(int steps, int num_leaves, bool with_nan, LlamaRecompute recompute) {
+static void train_both(LlamaConfig config, int steps, int num_leaves, bool with_nan,
+                       LlamaRecompute recompute) {
     static LlamaModel recorded, launched;
     static Step step;
     PassGraph graph = graph_of(CAPACITY, SEGMENTS), none = graph_of(0, 0);
-    make_model(&recorded, num_leaves, recompute);
-    make_model(&launched, num_leaves, LLAMA_RECOMPUTE_OFF);
+    make_model(&recorded, config, num_leaves, recompute);
+    make_model(&launched, config, num_leaves, LLAMA_RECOMPUTE_OFF);
     make_step(&step);
     const uint64_t graphs = device_memory().graphs;
     for (int i = 0; i < steps; i++) {
@@ -160,7 +169,7 @@ TEST(a_copy_from_the_host_cannot_be_recorded) {
         static LlamaModel m;
         int32_t x = 1;
         if (!freopen("/dev/null", "w", stderr)) _exit(1);
-        make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
+        make_model(&m, tiny_config(), 0, LLAMA_RECOMPUTE_OFF);
         device_graph_begin();
         device_upload(m.staging, &x, sizeof x);
         _exit(0);
@@ -171,11 +180,16 @@ TEST(a_copy_from_the_host_cannot_be_recorded) {
 }
 
 TEST(steps_through_one_graph_have_the_bits_of_launches) {
-    train_both(10, 0, false, LLAMA_RECOMPUTE_OFF);
+    train_both(tiny_config(), 10, 0, false, LLAMA_RECOMPUTE_OFF);
 }
-TEST(deterministic_steps_as_well) { train_both(4, 2, false, LLAMA_RECOMPUTE_ON); }
+TEST(deterministic_steps_as_well) { train_both(tiny_config(), 4, 2, false, LLAMA_RECOMPUTE_ON); }
 TEST(a_graph_reads_nothing_that_it_has_not_written) {
-    train_both(4, 0, true, LLAMA_RECOMPUTE_FULL);
+    train_both(tiny_config(), 4, 0, true, LLAMA_RECOMPUTE_FULL);
+}
+
+TEST(steps_of_other_types_of_model_as_well) {
+    train_both(variant_config(), 3, 0, true, LLAMA_RECOMPUTE_ON);
+    train_both(variant_config(), 2, 2, true, LLAMA_RECOMPUTE_FULL);
 }
 
 // A micro-batch with more documents than the graph has room for runs as separate launches.
@@ -184,7 +198,7 @@ TEST(a_micro_batch_of_another_size_runs_without_the_graph) {
     static Step step;
     const int sizes[6] = {SEGMENTS, 0, SEGMENTS, SEGMENTS + 1, SEGMENTS, SEGMENTS - 1};
     PassGraph graph = graph_of(CAPACITY, SEGMENTS);
-    make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
+    make_model(&m, tiny_config(), 0, LLAMA_RECOMPUTE_OFF);
     make_step(&step);
     for (int i = 0; i < 6; i++) {
         const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, i + 1};
@@ -205,7 +219,7 @@ TEST(padding_changes_nothing) {
     static LlamaModel m;
     static Batch batches[2];
     static float losses[2][CAPACITY], grads[2][1 << 17];
-    make_model(&m, 0, LLAMA_RECOMPUTE_OFF);
+    make_model(&m, tiny_config(), 0, LLAMA_RECOMPUTE_OFF);
     CHECK(m.num_elements <= 1 << 17);
     const bool emulated = strstr(device_describe(), "emulated") != NULL;
     const double row_bound = emulated ? 0 : 0x1p-4, grad_bound = emulated ? 1e-5 : 0x1p-5;

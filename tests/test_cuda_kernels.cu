@@ -273,7 +273,7 @@ TEST(code_for_other_gpus_hints_how_to_build_for_this_one) {
     for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
-            fprintf(stderr, "CUDA_ARCHS=%d\n", cuda_arch());
+            fprintf(stderr, "CUDA_ARCHS=%d%s\n", cuda_arch(), cuda_arch() == 90 ? "a" : "");
             cuda_fail("file", 7, "a_kernel", status);
         });
         if (code == 77) SKIP("no GPU");
@@ -1223,6 +1223,8 @@ TEST(sanitizer_ops) {
     check_qk_norm(5, {3, 1, 64}, 2);
     check_bias(34, 192);
     check_rope(5, {3, 1, 64});
+    check_decode(3, {3, 1, 64});
+    check_decode(2, {2, 2, 128});
     check_swiglu(5, 512, 2);
     check_cross_entropy(6, 264, 3);
     check_cross_entropy(3, 4099, 3);
@@ -1257,6 +1259,29 @@ TEST(timer_is_within_the_clock) {
     const double ms = (double)device_timer_ms();
     CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
     CHECK(device_memory().waits == waits + 1);
+}
+
+// What the branch reads may be overwritten after device_join, and after every wait of the host. If
+// not, it shows where the branch lags: tests/test_cuda_modes.sh.
+TEST(branch_is_joined) {
+    start();
+    const int64_t T = 40, C = 64;
+    Tensor dout = tensor("dout", true, T, C, 1), inp = tensor("inp", true, T, C, 1);
+    Tensor dweight = tensor("dweight", false, C, C, 0);
+    float some[8];
+    for (int i = 0; i < 5; i++) {
+        fill(&dout), fill(&dweight);
+        matmul_backward_weight(fp(dweight), bf(dout), bf(inp), false, T, C, C);
+        if (i == 0) device_join();
+        if (i == 1) device_synchronize();
+        if (i == 2) device_download(some, inp.device, sizeof some);
+        if (i == 3) weights_to_host(some, bf(inp), NULL, 8);
+        if (i == 4) activations_to_host(some, bf(inp), 8);
+        device_zero(dout.device, all_bytes(&dout));
+        device_download(dweight.result, dweight.device, all_bytes(&dweight));
+        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, false, T, C, C);
+        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    }
 }
 
 // No operation allocates device memory.

@@ -124,6 +124,25 @@ differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
 ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
 same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
+# ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
+# micro-batches of 64 tokens, with one document of 63
+python3 "$root/dev/shard.py" --dist equal --length 63 --tokens 630 --vocab 264 --cap 63 --out whole \
+    > out.txt || bad shard "exit code $?"
+one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 4)
+"${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 > out.txt 2>&1 || bad one_document "exit code $?"
+one_doc+=(--micro-batch-tokens 64)
+ranks 2 "${one_doc[@]}" --out i2
+ranks 2 "${one_doc[@]}" --deterministic --out i3
+"${one_doc[@]}" --deterministic --out i4 > out.txt 2>&1 || bad one_document "exit code $?"
+cat > norms.py << 'PY'
+import json, sys
+runs = [[l["grad_norm"] for l in map(json.loads, open(p + "/log.jsonl")) if "grad_norm" in l]
+        for p in sys.argv[1:]]
+assert len(runs[0]) == 4, runs
+assert all(abs(a - b) <= 2**-8 * a for run in runs[1:] for a, b in zip(runs[0], run, strict=True)), runs
+PY
+check a_rank_without_a_document_adds_nothing python3 norms.py i1 i2 i3 i4
+
 # ---- matmul algorithms: all ranks use those that rank 0 has timed, whatever is fastest on the others
 if [ -n "$emulated" ]; then
     ranks 2 env EMU_LT_MS=2,1 "${run[@]}" --out t2 --steps 3

@@ -74,7 +74,8 @@ static const char *hint_for(cudaError_t status) {
     static char build_again[80];
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
         snprintf(build_again, sizeof build_again,
-                 "built for other GPUs; build again with make CUDA_ARCHS=%d", cuda_arch());
+                 "built for other GPUs; build again with make CUDA_ARCHS=%d%s", cuda_arch(),
+                 cuda_arch() == 90 ? "a" : "");  // without it, not Hopper's attention
         return build_again;
     }
     if (status == cudaErrorMemoryAllocation)
@@ -363,6 +364,7 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
 
 // master_lo may be NULL: then the values are what the bf16 says.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
+    device_join();
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);
         PinnedBuffer *b = take_buffer();
