@@ -91,7 +91,7 @@ static const Option option_table[] = {
     TEXT("train", o.train, "data/demo",
          "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
          "them), which are tokenized once into --out"),
-    TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
+    TEXT("val", o.val, NULL, "validation shards or texts; default: the val shards of --train"),
     CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
     NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
            "longest segment; the row of other layouts"),
@@ -246,6 +246,7 @@ typedef struct {
     ResumePoint resume;      // or what --init-from names
     int64_t updates_before;  // of the moments, by the run that --init-from took them from
     bool model_given;
+    json_t *stored;  // options of the run that --resume continues
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     size_t free_bytes;     // of the device, before any rank has allocated its model; 0: unknown
@@ -980,12 +981,10 @@ static void take_options(int argc, char **argv) {
     if (!resumes()) return;
     json_auto_t *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
-    const json_t *stored = json_member(state, "options");
-    must(options_take(option_table, argc, argv, stored, options_of_a_start, &err) ||
+    run.stored = json_incref(json_object_get(state, "options"));
+    must(options_take(option_table, argc, argv, run.stored, options_of_a_start, &err) ||
              error_prefix(&err, run.resume.dir),
          &err);
-    if (is_rank_0())
-        options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
 }
 
 // Sets the cursor; returns how long the log was, -1 where it is not continued.
@@ -1166,12 +1165,9 @@ static void open_data(void) {
                   "%s: no training data yet", o.train);
     must(dataset_open(&run.train, o.train, &options, &err), &err);
     options.split = "val";
-    run.has_val = o.val ? true : path_is_dir(o.train);
-    if (!run.has_val) return;
-    if (o.val)
-        must(dataset_open(&run.val, o.val, &options, &err), &err);
-    else
-        run.has_val = dataset_open(&run.val, o.train, &options, &err);
+    if (!o.val && !path_is_dir(o.train)) return;
+    run.has_val = dataset_open(&run.val, o.val ? o.val : o.train, &options, &err);
+    must(run.has_val || !o.val, &err);
 }
 
 // The tokenizer's files all from one directory: those of two would not fit each other.
@@ -1422,7 +1418,7 @@ static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|seed|model|"
+    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|strict|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -1486,6 +1482,8 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
 static void evaluate_model(LlamaModel *m) {
     Error err = {0};
     const char *spec = o.val ? o.val : o.train;
+    const Texts t = {o.model, run.config.vocab_size, o.threads, o.strict, .stop = &stop_signal};
+    must(texts_to_temporary_shards(&spec, &t, &err), &err);
     DatasetOptions options = data_options("val");
     if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
         options.split = "train";
@@ -1565,9 +1563,9 @@ int main(int argc, char **argv) {
         comm_finalize();
         return EXIT_DONE;
     }
-    if (o.chat || o.prompt_file || options_given(argc, argv, "max-new-tokens"))
-        exit_with(EXIT_USAGE, "add --generate",
-                  "--chat, --prompt-file and --max-new-tokens belong to --generate");
+    options_belong_or_exit(argc, argv, "generate", "chat|prompt-file|max-new-tokens");
+    options_belong_or_exit(argc, argv, "export", "export-type");
+    options_belong_or_exit(argc, argv, "compare", "compare-steps");
     catch_signals();
     find_resume_point();
     take_options(argc, argv);
@@ -1581,7 +1579,9 @@ int main(int argc, char **argv) {
 
     // inputs are proven good before anything is written
     load_config();
-    tokenize_texts();
+    tokenize_texts();  // --train is then the directory of tokens, as in the stored options
+    if (is_rank_0())
+        options_print_changes(option_table, argc, argv, run.stored, options_of_a_start, stdout);
     open_data();
     check_vocabulary();
     read_model_files();

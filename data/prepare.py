@@ -2,14 +2,16 @@
 """Text to token shards: prepare.py INPUT... --out DIR [--tokenizer byte|tokenizer.json]
 
 INPUT is a text file (one document), a JSON Lines file (.jsonl, .ndjson, or .json with an object a
-line: one document a line) or a directory (every such file in it, in order of path); each may be
-packed with gzip (.gz). CSV and other JSON is refused, or with --as-text taken as text. With --chat
-it is chats in JSON Lines or Parquet: chat.py.
+line: one document a line), a Parquet file (a document a row), a directory (every such file in it,
+in order of path), or hf:NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub; text and lines
+may be packed with gzip (.gz) or Zstandard (.zst). CSV and other JSON is refused, or with --as-text
+taken as text. With --chat it is chats: chat.py.
 
 DIR receives train_00000.bin and .idx, val_00000.bin and .idx, the tokenizer's files and
 dataset.json; formats: data/README.md.
 
-Standard library only; a tokenizer.json other than the built-in byte tokenizer needs `tokenizers`.
+Standard library only, but for sources.py and a tokenizer.json other than the built-in byte
+tokenizer, which needs `tokenizers`.
 The output depends on the input and the options only, never on --jobs or the time. Everything is
 written under temporary names and renamed at the end.
 
@@ -50,11 +52,8 @@ AS_LINES = ("write an object {\"text\": ...} a line into a .jsonl file; --as-tex
 # what is refused by its ending: format, hint, and whether a directory with it is refused too: a
 # data set of which only the README would be found
 REFUSED = {
-    ".parquet": ("Parquet", "pandas writes JSON Lines: pandas.read_parquet(\"FILE\")"
-                 ".to_json(\"FILE.jsonl\", orient=\"records\", lines=True)", True),
     ".arrow": ("Arrow", "datasets writes JSON Lines: datasets.Dataset.from_file(\"FILE\")"
                ".to_json(\"FILE.jsonl\")", True),
-    ".zst": ("Zstandard", UNPACK + "zstd -d FILE", True),
     ".xz": ("xz", UNPACK + "xz -dk FILE", False),
     ".bz2": ("bzip2", UNPACK + "bzip2 -dk FILE", False),
     ".zip": ("zip", UNPACK + "unzip FILE", False),
@@ -260,12 +259,15 @@ def read_json(path):
 # --------------------------------------------------------------------------------------------------
 # Which files, and what a worker gets at a time
 
-# kinds of files; a table is CSV or JSON, rows are Parquet, which only chat.py reads
+# kinds of files; a table is CSV or JSON, rows are Parquet or a data set of the hub (sources.py)
 TEXT, LINES, TABLE, ROWS = "text", "lines", "table", "rows"
 InputFile = collections.namedtuple("InputFile", "path size named kind")
 
 
 def open_input(path):
+    if path.endswith(".zst"):
+        import sources
+        return sources.open_zstd(path)
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
 
 
@@ -297,11 +299,15 @@ def kind_of_json(path, named, keys):
 
 def kind_of(path, named, options):
     """None: a file that --chat leaves out."""
-    ending = os.path.splitext(path[:-3] if path.endswith(".gz") else path)[1].lower()
-    if options["chat"] and ending == ".parquet":
-        import chat
-        chat.require_pyarrow(path)
-        return ROWS
+    plain, packing = os.path.splitext(path)
+    ending = os.path.splitext(plain if packing in (".gz", ".zst") else path)[1].lower()
+    if packing == ".zst" or ending == ".parquet":
+        import sources
+        if packing == ".zst":
+            sources.require_zstd(path)
+        else:
+            sources.require("pyarrow.parquet", path)
+            return ROWS
     name, hint, data_set = REFUSED.get(ending, ("", "", False))
     if name and (named or data_set):
         hint = hint.replace("FILE", path) + ("" if named else "; or choose files with --glob")
@@ -353,6 +359,11 @@ def collect(inputs, pattern, out_dir, options):
     """[InputFile] in a fixed order. named: by the user, not found in a directory."""
     files = []
     for given in inputs:
+        if given.startswith("hf:"):
+            import sources
+            sources.require("datasets", given)
+            files.append(InputFile(given, 0, True, ROWS))
+            continue
         if os.path.isdir(given):
             paths = [(path, False) for path in walk(given, pattern, out_dir)]
         elif os.path.isfile(given):
@@ -388,7 +399,7 @@ def line_units(path):
         yield ("lines", path, number, lines)
 
 
-def units(files):
+def units(files, options):
     """(bytes of input done after it, unit) for the workers, in order."""
     batch, batch_bytes, done = [], 0, 0
     for file in files:
@@ -400,8 +411,8 @@ def units(files):
             for unit in line_units(file.path):
                 yield done, unit
         elif file.kind == ROWS:
-            import chat
-            for unit in chat.parquet_units(file.path):
+            import sources
+            for unit in sources.units(file.path, options["keys"]):
                 yield done, unit
         elif file.kind == TEXT:
             batch.append(file)
@@ -450,7 +461,7 @@ def text_of_file(file):
                            "write it as .jsonl with one document a line")
     if binary and file.named:
         raise PrepareError(BAD_INPUT, "%s: expected text, found a binary file" % file.path,
-                           "give text or .jsonl, or either packed with gzip")
+                           "give text, .jsonl or .parquet")
     return None if binary else data
 
 
@@ -497,6 +508,10 @@ def text_of_line(path, number, line, key):
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as e:
         return PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e))
+    return text_of_record(path, number, record, key)
+
+
+def text_of_record(path, number, record, key):
     if not isinstance(record, dict) or not isinstance(record.get(key), str):
         return wrong_line(path, number, record, key)
     return record[key].encode("utf-8", "replace")
@@ -515,9 +530,10 @@ def worker_encode(unit):
     if unit[0] == "files":
         texts = [text_of_file(file) for file in unit[1]]
     else:
-        _, path, first, lines = unit
-        texts = [text_of_line(path, first + i, line, options["text_key"])
-                 for i, line in enumerate(lines)]
+        kind, path, first, values = unit
+        text_of = text_of_line if kind == "lines" else text_of_record
+        texts = [text_of(path, first + i, value, options["text_key"])
+                 for i, value in enumerate(values)]
     left_out = [("broken_lines", e.what, e.hint) for e in texts if isinstance(e, PrepareError)]
     texts = [text for text in texts if not isinstance(text, PrepareError)]
     binary = sum(t is None for t in texts)
@@ -532,14 +548,14 @@ def encode_all(files, options, jobs):
     """(bytes of input done, Result) in the order of the input, with few units in flight."""
     if jobs == 1:
         worker_start(options)
-        for done, unit in units(files):
+        for done, unit in units(files, options):
             yield done, worker_encode(unit)
         return
     waiting = collections.deque()
     with concurrent.futures.ProcessPoolExecutor(
             jobs, initializer=pool_worker_start, initargs=(options,)) as pool:
         try:
-            for done, unit in units(files):
+            for done, unit in units(files, options):
                 waiting.append((done, pool.submit(worker_encode, unit)))
                 if len(waiting) >= 3 * jobs:
                     at, future = waiting.popleft()
@@ -884,9 +900,10 @@ def prepare(args):
                "text_key": args.text_key, "val_frac": args.val_frac,
                "functions": args.python_functions, "as_text": args.as_text,
                "chat": args.chat, "chat_template": args.chat_template, "train_on": args.train_on,
-               "now": None}
+               "now": None, "keys": (args.text_key,)}
     if args.chat:
         import chat
+        options["keys"] = chat.KEYS
         options["now"] = chat.start_time()
     if args.show:
         return show(args, options)
@@ -942,7 +959,8 @@ def number_between(kind, low, high):
 def parse_args(argv):
     p = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     p.add_argument("input", nargs="+", metavar="INPUT",
-                   help="text file or .jsonl, with or without .gz, or directory")
+                   help="text file or .jsonl, also .gz or .zst, .parquet, a directory, or "
+                   "hf:NAME[:CONFIG[:SPLIT]]")
     p.add_argument("--out", metavar="DIR", help="directory for the shards")
     p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
                    "directory of a model")
@@ -951,9 +969,10 @@ def parse_args(argv):
                    help="every function and method of a Python file is a document")
     p.add_argument("--as-text", action="store_true",
                    help="CSV and JSON files are documents as they are")
-    p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
+    p.add_argument("--text-key", default="text",
+                   help="field of JSONL records, column of Parquet (default text)")
     p.add_argument("--chat", action="store_true", help="chats (messages, conversations, or prompt "
-                   "and completion) in JSONL or Parquet, with a loss mask")
+                   "and completion), with a loss mask")
     p.add_argument("--train-on", choices=("assistant", "all"), default="assistant",
                    help="what of a chat is trained (default assistant: its turns)")
     p.add_argument("--chat-template", metavar="FILE",

@@ -77,11 +77,14 @@ has tokenized '^texts   notes.txt -> r/tokens: 1 document, 0 for validation' out
 cp -r r/tokens before
 check again "${run[@]}" --train notes.txt --out r --overwrite --steps 2 --save-every 1
 check only_once eval '! grep -q ^texts out.txt'
+check resumes_with_the_same_texts "${run[@]}" --resume --train notes.txt --out r --steps 3
+no_change() { [ "$(grep ^resume: out.txt)" = "resume: --steps 2 -> 3" ]; }
+no_change && ok the_same_texts_are_no_change || bad the_same_texts_are_no_change "$(grep ^resume: out.txt)"
 seq 2 900 > notes.txt
 expect keeps_the_tokens_of_a_run 2 'trained on other texts than notes.txt has now' \
     "${run[@]}" --train notes.txt --out r --steps 2
 same_shards they_are_kept r/tokens before
-check resumes_without_the_texts "${run[@]}" --resume --out r --steps 3
+check resumes_without_the_texts "${run[@]}" --resume --out r --steps 4
 has resumed '^done: r/final' out.txt
 check changed "${run[@]}" --train notes.txt --out r --overwrite --steps 1
 has tokenized_again '^texts   notes.txt -> r/tokens' out.txt
@@ -91,6 +94,19 @@ same_shards as_the_new_text r/tokens py-changed
 check bpe_trains "${run_bpe[@]}" --train tree --out bpe-run --steps 1
 check init_from "${run[@]}" --init-from bpe-run/step-00000001 --train tree --out from --steps 1
 same_shards with_the_tokenizer_of_the_checkpoint from/tokens bpe-run/tokens
+
+# ---- --eval ------------------------------------------------------------------------------------------------
+mkdir tmp
+evaluate() { TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 "$@"; }
+prepare tree --out py-all --val-frac 0
+check eval_of_texts evaluate --val tree
+sed -n '/^document/,$p' out.txt > eval-texts.txt
+check eval_of_their_shards evaluate --val py-all
+sed -n '/^document/,$p' out.txt > eval-shards.txt
+has eval_has_all_documents '^all +6 ' eval-texts.txt
+same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
+expect eval_stops_at_a_broken_line 3 'broken.jsonl:2: expected JSON' evaluate --val broken.jsonl --strict
+check eval_leaves_nothing rmdir tmp
 
 # ---- bad input --------------------------------------------------------------------------------------------
 check broken_lines "${run[@]}" --train broken.jsonl --out broken --dry-run

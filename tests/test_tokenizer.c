@@ -180,6 +180,9 @@ TEST(bpe_cut_as_smollm2_encodes_as_hugging_face) {
     check_golden("tests/golden/tokenizers/smollm2");
 }
 TEST(bpe_cut_as_llama3_encodes_as_hugging_face) { check_golden("tests/golden/tokenizers/llama3"); }
+TEST(bpe_normalized_as_qwen_encodes_as_hugging_face) {
+    check_golden("tests/golden/tokenizers/qwen");
+}
 
 static void text_replace(char *text, size_t capacity, const char *from, const char *to) {
     char *at = strstr(text, from);
@@ -226,7 +229,8 @@ TEST(keys_without_effect_do_not_change_the_ids) {
 static void small_bpe(char *text, size_t capacity, const char *pre, const char *more) {
     snprintf(
         text, capacity,
-        "{\"added_tokens\": [{\"id\": 5, \"content\": \"<s>\", \"special\": true}],"
+        "{\"added_tokens\": [{\"id\": 5, \"content\": \"<s>\", \"special\": true,"
+        " \"normalized\": true}],"
         " \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"},"
         " \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3,"
         " \"\xc4\xa0\": 4}, \"merges\": [\"a b\", [\"ab\", \"a\"]]%s}}",
@@ -285,7 +289,11 @@ static void check_normalizer_refused(const char *normalizer, const char *why) {
 }
 
 TEST(keys_that_change_the_ids_are_named) {
-    check_normalizer_refused("{\"type\": \"NFC\"}", "a normalizer (NFC)");
+    check_normalizer_refused("{\"type\": \"NFKC\"}", "a normalizer (NFKC)");
+    check_normalizer_refused(
+        "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"NFC\"}, {\"type\": \"Strip\"}]}",
+        "a normalizer (Strip)");
+    check_normalizer_refused("{\"type\": \"NFC\"}", "NFC and normalized added tokens");
     check_normalizer_refused(
         "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
         " \"normalizers\": []}, {\"type\": \"Lowercase\"}]}",

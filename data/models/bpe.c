@@ -59,6 +59,35 @@ static bool pcre2_open(Pcre2 *p, Error *err) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// NFC, by libunistring
+
+typedef struct {
+    void *handle;
+    const void *form;  // uninorm_nfc
+    unsigned char *(*normalize)(const void *, const unsigned char *, size_t, unsigned char *,
+                                size_t *);
+} Nfc;
+
+static bool nfc_open(Nfc *u, Error *err) {
+    u->handle = dlopen("libunistring.so.5", RTLD_NOW | RTLD_LOCAL);
+    if (!u->handle) u->handle = dlopen("libunistring.so.2", RTLD_NOW | RTLD_LOCAL);
+    void *call = u->handle ? dlsym(u->handle, "u8_normalize") : NULL;
+    memcpy(&u->normalize, &call, sizeof call);
+    u->form = u->handle ? dlsym(u->handle, "uninorm_nfc") : NULL;
+    return (call && u->form) ||
+           error_set(err, EXIT_USAGE,
+                     "apt-get install libunistring5, before Debian 13 libunistring2",
+                     "this tokenizer's normalizer (NFC) needs the library libunistring");
+}
+
+// Nothing below U+0300, which UTF-8 begins with the byte 0xcc, changes.
+static bool nfc_keeps(const unsigned char *p, size_t n) {
+    size_t i = 0;
+    while (i < n && p[i] < 0xcc) i++;
+    return i == n;
+}
+
+// ------------------------------------------------------------------------------------------------
 // Vocabulary and merges
 
 enum { BPE_MAX_PATTERNS = 8 };
@@ -82,6 +111,7 @@ struct Bpe {
     bool added_begin[256];  // whether one of them begins with this byte
     bool ignore_merges;     // a word that is a token is not merged from bytes
     Pcre2 pcre;
+    Nfc nfc;  // without a handle: texts are not normalized
     void *patterns[BPE_MAX_PATTERNS];
     int num_patterns;
 };
@@ -141,25 +171,35 @@ static bool json_is_set(const json_t *item) {  // neither null, "" nor [] nor {}
     return !json_is_string(item) || json_string_length(item) > 0;
 }
 
-// The first normalizer that is neither null nor a sequence of nulls; NULL: there is none.
-static const json_t *bpe_normalizer(const json_t *item) {
-    const json_t *list = json_member(item, "normalizers");
+// The first normalizer that is neither null, NFC nor a sequence of these; NULL: there is none.
+static const json_t *bpe_normalizer(const json_t *item, bool *nfc) {
+    const json_t *list = json_member(item, "normalizers"), *type = json_member(item, "type");
     size_t i;
     if (!item || json_is_null(item)) return NULL;
-    if (!json_string_is(json_member(item, "type"), "Sequence") || !json_is_array(list)) return item;
+    if (json_string_is(type, "NFC")) *nfc = true;
+    if (json_string_is(type, "NFC")) return NULL;
+    if (!json_string_is(type, "Sequence") || !json_is_array(list)) return item;
     json_array_foreach(list, i, item) {
-        const json_t *found = bpe_normalizer(item);
+        const json_t *found = bpe_normalizer(item, nfc);
         if (found) return found;
     }
     return NULL;
 }
 
-static bool bpe_check_normalizer(const json_t *root, Error *err) {
+static bool bpe_read_normalizer(Bpe *b, Error *err) {
     char what[100] = "a normalizer";
-    const json_t *found = bpe_normalizer(json_member(root, "normalizer"));
+    bool nfc = false;
+    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &nfc), *item;
     const char *type = json_string_value(json_member(found, "type"));
+    size_t i;
     if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
-    return !found || bpe_unknown(what, err);
+    if (found) return bpe_unknown(what, err);
+    if (!nfc) return true;
+    json_array_foreach(json_member(b->root, "added_tokens"), i, item) {
+        if (json_is_set(json_member(item, "normalized")))
+            return bpe_unknown("NFC and normalized added tokens", err);
+    }
+    return nfc_open(&b->nfc, err);
 }
 
 // Neither has an effect when every byte has a token of its own.
@@ -295,7 +335,7 @@ static bool bpe_read(Bpe *b, Error *err) {
     b->vocab = json_member(model, "vocab");
     bpe_fill_bytes(b);
     bpe_fill_added(b);
-    if (!pcre2_open(&b->pcre, err) || !bpe_check_normalizer(b->root, err)) return false;
+    if (!pcre2_open(&b->pcre, err) || !bpe_read_normalizer(b, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
     json_array_foreach(json_member(b->root, "added_tokens"), part, item) {
@@ -328,6 +368,7 @@ void bpe_close(Bpe *b) {
     if (!b) return;
     for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
     if (b->pcre.handle) dlclose(b->pcre.handle);
+    if (b->nfc.handle) dlclose(b->nfc.handle);
     json_decref(b->root);
     free(b->merges);
     free(b->added);
@@ -541,6 +582,17 @@ static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n
     return true;
 }
 
+// What lies between added tokens.
+static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
+    const Nfc *nfc = &e->bpe->nfc;
+    if (!nfc->handle || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
+    unsigned char *text = nfc->normalize(nfc->form, p, n, NULL, &n);
+    const bool ok = text ? bpe_cut(e, 0, text, n, err)
+                         : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
+    free(text);
+    return ok;
+}
+
 // The longest added token that the text begins with; -1: none.
 static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size_t *length) {
     int32_t best = -1;
@@ -566,11 +618,11 @@ bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
             i++;
             continue;
         }
-        if (!bpe_cut(e, 0, p + done, i - done, err)) return false;
+        if (!bpe_part(e, p + done, i - done, err)) return false;
         bpe_add_id(e, id);
         done = i += length;
     }
-    return bpe_cut(e, 0, p + done, n - done, err);
+    return bpe_part(e, p + done, n - done, err);
 }
 
 // ------------------------------------------------------------------------------------------------

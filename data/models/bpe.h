@@ -1,8 +1,8 @@
 // Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
-// 3): added tokens are cut out first, then the patterns of pre_tokenizer cut the rest into words,
-// and in each word the pair with the lowest merge rank is merged until none is left. The patterns
-// need Unicode classes: PCRE2, loaded at run time, matches them. Tokenizers with other features are
-// refused.
+// 3, Qwen): added tokens are cut out first, then the rest is normalized (Qwen: NFC) and cut into
+// words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
+// merged until none is left. Two libraries, loaded at run time, know Unicode: PCRE2 matches the
+// patterns, libunistring normalizes. Tokenizers with other features are refused.
 #ifndef UNPAD_BPE_H
 #define UNPAD_BPE_H
 

@@ -201,17 +201,6 @@ static const char *pre_tokenizer_name(const json_t *root, const json_t *merges) 
     return name;
 }
 
-// Does a post-processor, which may be a sequence of several, begin every text with this token?
-static bool begins_texts(const json_t *processor, const char *token) {
-    const json_t *list = json_member(processor, "processors"), *item;
-    size_t i;
-    json_array_foreach(list, i, item) {
-        if (begins_texts(item, token)) return true;
-    }
-    item = json_member(json_array_get(json_member(processor, "single"), 0), "SpecialToken");
-    return token && json_string_is(json_member(item, "id"), token);
-}
-
 // The text of every id of the model, as in tokenizer.json; NULL: the tokenizer does not have it.
 static const char **token_texts(const json_t *root, int vocab_size) {
     const char **texts = host_calloc((size_t)vocab_size, sizeof *texts, "the vocabulary"), *text;
@@ -261,7 +250,7 @@ static bool put_merges(Header *h, const json_t *merges, Error *err) {
 }
 
 // The tokens with a role, as tokenizer_config.json names them, else config.json numbers them.
-static void put_roles(Header *h, const json_t *root, const json_t *config, const char **texts,
+static void put_roles(Header *h, const Tokenizer *t, const json_t *config, const char **texts,
                       const LlamaConfig *c) {
     const struct {
         const char *name, *key;
@@ -270,7 +259,6 @@ static void put_roles(Header *h, const json_t *root, const json_t *config, const
                  {"eos_token", "tokenizer.ggml.eos_token_id", c->eos_token_id},
                  {"unk_token", "tokenizer.ggml.unknown_token_id", -1},
                  {"pad_token", "tokenizer.ggml.padding_token_id", -1}};
-    const char *bos = NULL;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         const json_t *item = json_member(config, roles[i].name);
         if (json_is_object(item)) item = json_member(item, "content");
@@ -278,14 +266,9 @@ static void put_roles(Header *h, const json_t *root, const json_t *config, const
         for (int k = 0; json_is_string(item) && k < c->vocab_size; k++)
             if (texts[k] && json_string_is(item, texts[k])) id = k;
         if (id >= 0) put_number(h, roles[i].key, (uint32_t)id);
-        if (id >= 0 && i == 0) bos = texts[id];
     }
-    const json_t *add_bos = json_member(config, "add_bos_token");
-    const bool adds = json_is_boolean(add_bos)
-                          ? json_is_true(add_bos)
-                          : begins_texts(json_member(root, "post_processor"), bos);
     put_key(h, "tokenizer.ggml.add_bos_token", BOOL);
-    put(h, &adds, 1);
+    put(h, &t->adds_bos, 1);
 }
 
 static bool check_tokenizer(const Tokenizer *t, const json_t *root, const char *pre,
@@ -316,7 +299,7 @@ static bool put_tokenizer_of(Header *h, const char *dir, const Tokenizer *t, con
     put_string(h, "tokenizer.ggml.model", "gpt2");
     put_string(h, "tokenizer.ggml.pre", pre);
     put_tokens(h, t, texts, c->vocab_size);
-    put_roles(h, root, config, texts, c);
+    put_roles(h, t, config, texts, c);
     if (chat) put_string(h, "tokenizer.chat_template", chat);
     free(chat);
     free(texts);

@@ -1,5 +1,6 @@
 #include "texts.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -358,4 +359,24 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     }
     if (ok) *spec = strdup(j.dir);
     return ok;
+}
+
+static char temporary_dir[IO_PATH_MAX];  // of this process
+
+static void remove_temporary_dir(void) { dir_remove_tree(temporary_dir, &(Error){0}); }
+
+bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err) {
+    static OutDir out = {.path = temporary_dir};
+    const char *parent = getenv("TMPDIR");
+    Texts settings = *t;
+    settings.out = &out;
+    settings.writes = settings.replaces_run = true;
+    if (!inputs_are_texts(*spec)) return true;
+    if (!parent || !parent[0]) parent = "/tmp";
+    if (!path_join(temporary_dir, sizeof temporary_dir, parent, "unpad-XXXXXX", err)) return false;
+    if (!mkdtemp(temporary_dir))
+        return error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
+                         "%s: cannot create a directory: %s", parent, strerror(errno));
+    atexit(remove_temporary_dir);
+    return texts_to_shards(spec, "tokens", 1, &settings, err);
 }

@@ -27,4 +27,8 @@ typedef struct {
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
 
+// The same for a program without --out: all documents as validation data in a directory below
+// TMPDIR that is removed at exit. t: out, writes and replaces_run are not used.
+bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err);
+
 #endif
