@@ -1401,14 +1401,17 @@ static void check_memory(const LlamaModel *m) {
     char hint[160];
     int32_t fits = largest_micro_batch(free_bytes, m->sizes, m->recompute);
     if (fits >= o.max_seqlen)
-        snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
+        snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
         snprintf(
             hint, sizeof hint,
             "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
             o.max_seqlen);
-    exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
-              (double)total / 1048576.0, (double)free_bytes / 1048576.0);
+    const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
+    if (!o.dry_run)
+        exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
+                  total_mib, free_mib);
+    warning("this machine has %.1f MiB free of %.1f MiB: %s", free_mib, total_mib, hint);
 }
 
 // ------------------------------------------------------------------------------------------------

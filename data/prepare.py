@@ -182,6 +182,8 @@ class HuggingFaceTokenizer:
     def find(vocab, config, key, usual, path):
         token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
+        if key == "bos_token" and key in config and token is None:  # it has none
+            return -1
         for name in (token,) if isinstance(token, str) else usual:
             if name in vocab:
                 return vocab[name]

@@ -69,6 +69,12 @@ if python3 -c 'import tokenizers' 2> /dev/null; then
         prepare $c --tokenizer bpe --out "py-bpe-$c"
         same_shards "bpe_${c}_as_prepare.py" "bpe-$c/tokens" "py-bpe-$c"
     done
+    cp -r bpe none
+    cp "$root"/tests/golden/tokenizers/llama3/tokenizer.json none
+    echo '{"bos_token": null, "eos_token": "<|im_start|>"}' > none/tokenizer_config.json
+    check bpe_without_bos "${run_bpe[@]}" --model none --train lines.jsonl --out bpe-none --dry-run
+    prepare lines.jsonl --tokenizer none --out py-bpe-none
+    same_shards bpe_without_bos_as_prepare.py bpe-none/tokens py-bpe-none
 else skip bpe_shards 'the Python package tokenizers is not installed'; fi
 
 # ---- once, and again when something has changed ----------------------------------------------------------

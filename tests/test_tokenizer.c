@@ -67,7 +67,7 @@ TEST(bos_and_eos_come_from_the_config) {
     const char *config = "{\"bos_token\": null, \"eos_token\": {\"content\": \"hello\"}}";
     save("tokenizer_config.json", config, strlen(config));
     CHECK_MSG(open_text(&t, GPT2, &err), "%s", err.what);
-    CHECK(t.eos == 1);
+    CHECK(t.eos == 1 && t.bos == -1);
     tokenizer_free(&t);
     save("tokenizer_config.json", "{", 1);
     CHECK(!open_text(&t, GPT2, &err) && err.code == EXIT_BAD_INPUT);

@@ -196,7 +196,8 @@ static bool begins_texts(const json_t *processor, const char *token) {
     return json_string_is(json_member(item, "id"), token);
 }
 
-// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names.
+// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names. A
+// bos_token of null means that there is none.
 static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const json_t *tokenizer,
                                 const char *config_path, Error *err) {
     const struct {
@@ -212,7 +213,9 @@ static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const jso
         const json_t *item = json_member(root, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
         *ends[i].id = json_is_string(item) ? token_names_find(names, json_string_value(item)) : -1;
-        for (int k = 0; k < 4 && !json_is_string(item) && *ends[i].id < 0; k++)
+        const bool named =
+            json_is_string(item) || (i == 0 && json_is_null(json_object_get(root, ends[i].key)));
+        for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
             *ends[i].id = token_names_find(names, ends[i].usual[k]);
     }
     const json_t *add = json_member(root, "add_bos_token");
