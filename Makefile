@@ -76,7 +76,8 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_r
               $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
 
 .PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench bench-mpi \
-        bench-peers calibrate packsim simple gpu-day gpu-model gpu-model-check gpu-model-cubins witnesses clean
+        bench-peers bench-tokenizer results reproduce-programs calibrate packsim simple gpu-day \
+        gpu-model gpu-model-check gpu-model-cubins witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -172,7 +173,7 @@ build/cuda/%.o: %.cu Makefile
 	$(call NVCC_MAKES,-c)
 # The kernels for Hopper alone, which dev/gpu_model reads
 CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,\
-             $(filter-out %/self_check.cu,$(wildcard kernels/cuda/*.cu)))
+             $(filter-out kernels/cuda/self_check%,$(wildcard kernels/cuda/*.cu)))
 $(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
 $(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
 	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
@@ -231,8 +232,8 @@ PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
 SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               build/cpu/packsim build/cpu/calibrate \
-               build/emu/bugs build/emu/bench_guesses build/tsan/bugs train_llama
+               build/cpu/packsim build/cpu/calibrate build/cpu/bench_repad build/cpu/notebook \
+               build/emu/bugs build/emu/bench_guesses build/emu/bench_repad build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
@@ -297,6 +298,14 @@ bench-peers: build/cpu/bench_step
 	@PYTHON=$(PYTHON) dev/peers/cpu_table.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh
+# The tokenizer beside Hugging Face's: the same ids, and the speed; MODEL=DIR with a tokenizer.json
+bench-tokenizer: build/cpu/bench_tokenizer
+	@$(or $(PYTHON),python3) dev/bench_tokenizer.py $(or $(MODEL),tests/golden/tokenizers/smollm2)
+# Every measurement of the README's results section, then that section
+results: reproduce-programs build/cpu/bench_matmul build/cpu/bench_attention
+	@FROM=$(FROM) dev/results.sh
+# What scripts/reproduce_*.sh run
+reproduce-programs: train_llama build/$(BACKEND)/bench_repad build/cpu/notebook
 
 clean:
 	rm -rf build train_llama

@@ -30,6 +30,7 @@
 #include "data/base/memory.h"
 #include "data/batches/batch.h"
 #include "data/models/config.h"
+#include "data/models/rope.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
@@ -43,6 +44,8 @@
 typedef struct {
     floatX *input_layernorm;           // (C)
     floatX *qkv_proj;                  // (QKV, C)
+    floatX *qkv_bias;                  // (QKV)     where the config has it
+    floatX *qk_norm;                   // (2, D)    q_norm, then k_norm; where the config has them
     floatX *o_proj;                    // (C, H*D)
     floatX *post_attention_layernorm;  // (C)
     floatX *gate_up_proj;              // (2F, C)
@@ -50,7 +53,8 @@ typedef struct {
 } LlamaLayer;
 
 typedef struct {
-    real *input_layernorm, *qkv_proj, *o_proj, *post_attention_layernorm, *gate_up_proj, *down_proj;
+    real *input_layernorm, *qkv_proj, *qkv_bias, *qk_norm, *o_proj, *post_attention_layernorm,
+        *gate_up_proj, *down_proj;
 } LlamaLayerGrads;
 
 // Activations of one layer. All layers share the buffers that backward does not need, or computes
@@ -59,6 +63,7 @@ typedef struct {
     floatX *resid_attn;  // (T, C)    residual stream entering attention
     real *rstd_attn;     // (T)
     floatX *norm_attn;   // (T, C)
+    floatX *proj;        // (T, QKV)  before qk_norm; the same buffer as qkv where there is none
     floatX *qkv;         // (T, QKV)  rope applied
     floatX *attn;        // (T, H*D)
     real *lse;           // (H, T)
@@ -167,6 +172,7 @@ typedef struct {
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
+    bool has_grads;  // else the next micro-batch overwrites them: see llama_clear_grads
     // views
     floatX *embed_tokens, *norm, *lm_head;  // (V,C), (C), (V,C)
     real *dembed_tokens, *dnorm, *dlm_head;
@@ -175,10 +181,11 @@ typedef struct {
     // (num_layers + 1), the last of the final norm: resid_attn, rstd_attn, norm_attn only
     LlamaActs *acts;
     LlamaScratch scratch;
-    real *rope_table;   // (max_seqlen, D/2, 2)
-    StepScalars *step;  // device: loss sum, gradient norm, clip factor
-    double *loss_sum;   // device: where the losses of the micro-batch are added
-    real *loss_scale;   // device: 1 / targets of the step
+    real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
+    int32_t *unrotated;  // (T) position_ids of that row, for the backward of layers without RoPE
+    StepScalars *step;   // device: loss sum, gradient norm, clip factor
+    double *loss_sum;    // device: where the losses of the micro-batch are added
+    real *loss_scale;    // device: 1 / targets of the step
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
@@ -194,6 +201,15 @@ static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
     return (c->num_heads + 2 * (int64_t)c->num_kv_heads) * c->head_dim;
 }
 
+// Elements of the rope table up to its last row
+static inline size_t llama_rope_table_size(const LlamaModel *m) {
+    return (size_t)m->sizes.max_seqlen * (size_t)m->config.head_dim;
+}
+
+static inline bool llama_has_rope(const LlamaConfig *c, int l) {
+    return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Forward and backward
 
@@ -202,21 +218,32 @@ static inline void llama_attention_forward(LlamaModel *m, LlamaActs *a);
 static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a);
 static inline void llama_await_weights(LlamaModel *m, int bucket);
 static inline void llama_grads_done(LlamaModel *m, int bucket);
+static inline void llama_complete_grads(LlamaModel *m);
+
+// Queries and keys of layer l as attention takes them, from their projections
+static inline void llama_rotate(LlamaModel *m, int l) {
+    const LlamaConfig *c = &m->config;
+    LlamaActs *a = &m->acts[l];
+    const int64_t T = m->in.docs.total_tokens;
+    if (c->qk_norm)
+        qk_norm_forward(a->qkv, a->proj, m->layers[l].qk_norm, c->rms_norm_eps, T, m->heads);
+    if (llama_has_rope(c, l)) rope_forward(a->qkv, m->in.position_ids, m->rope_table, T, m->heads);
+}
 
 // Layer l from its resid_attn up to its last matmul, which llama_forward adds.
 static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
-    const LlamaInputs *in = &m->in;
     const LlamaLayer *w = &m->layers[l];
     LlamaActs *a = &m->acts[l];
-    const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
+    const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
     const float eps = c->rms_norm_eps;
 
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
-    matmul_forward(a->qkv, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
-    rope_forward(a->qkv, in->position_ids, m->rope_table, T, m->heads);
+    matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
+    if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
+    llama_rotate(m, l);
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
@@ -233,6 +260,7 @@ static inline void llama_restore_layer(LlamaModel *m, int l) {
     const float eps = m->config.rms_norm_eps;
     if (m->recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
     if (m->recompute != LLAMA_RECOMPUTE_ON) return;
+    if (m->config.qk_norm) llama_rotate(m, l);
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
     swiglu_forward(a->swiglu, a->gate_up, T, m->config.intermediate_size);
@@ -258,17 +286,23 @@ static inline void llama_forward(LlamaModel *m) {
     llama_await_weights(m, LLAMA_HEAD);
 }
 
-// Losses into scratch.losses, for llama_add_losses. Chunk by chunk: the (T, V) logits never exist
-// at one time.
+// scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
+static inline int64_t llama_chunk_logits(LlamaModel *m, int64_t t) {
+    const int64_t rest = m->in.docs.total_tokens - t,
+                  n = rest < m->head_chunk ? rest : m->head_chunk;
+    const int C = m->config.hidden_size;
+    const floatX *norm = m->acts[m->config.num_layers].norm_attn + t * C;
+    comm_progress();
+    matmul_forward(m->scratch.logits, norm, m->lm_head, n, C, m->config.vocab_size);
+    return n;
+}
+
+// Losses into scratch.losses, for llama_add_losses.
 static inline void llama_head_eval(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
-    const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
-    const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
-        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, V);
+    for (int64_t t = 0, n; t < m->in.docs.total_tokens; t += n) {
+        n = llama_chunk_logits(m, t);
+        cross_entropy_forward(s->losses + t, s->logits, m->in.targets + t, n, m->config.vocab_size);
     }
 }
 
@@ -277,14 +311,14 @@ static inline void llama_head_train(LlamaModel *m) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = m->in.docs.total_tokens, C = m->config.hidden_size, V = m->config.vocab_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
-    for (int64_t t = 0; t < T; t += m->head_chunk) {
-        const int64_t n = T - t < m->head_chunk ? T - t : m->head_chunk;
-        comm_progress();
-        matmul_forward(s->logits, norm + t * C, m->lm_head, n, C, V);  // (n, V)
+    for (int64_t t = 0, n; t < T; t += n) {
+        const bool sum = m->has_grads || t > 0;
+        device_join();  // the gradient of the chunk before has read its logits
+        n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, n, C, V);    // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);  // =
+        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);  // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);     // =
     }
 }
 
@@ -294,6 +328,8 @@ static inline void llama_add_losses(LlamaModel *m) {
 }
 
 // llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+// Gradients of matrices are on the branch until the next rmsnorm_backward, and what they read is
+// overwritten only there or later.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -302,6 +338,9 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
+    device_join();
+    if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
+    const bool sum = m->has_grads;        // of several micro-batches
 
     llama_grads_done(m, LLAMA_HEAD);
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
@@ -312,25 +351,31 @@ static inline void llama_backward(LlamaModel *m) {
         const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);             // =
-        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                      // =
-        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);      // =
+        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);                  // =
+        swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
+        matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);           // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, T, q_dim, C);         // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);         // =
-        llama_attention_backward(m, a);                                             // = and rope's
-        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, T, C, qkv_dim);  // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);       // =
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);         // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);  // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);       // =
+        llama_attention_backward(m, a);                                           // = and rope's
+        if (c->qk_norm)
+            qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
+                             m->heads);
+        if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
+        matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);            // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
+    device_join();
     llama_grads_done(m, LLAMA_EMBEDDING);
     llama_grads_done(m, LLAMA_NORMS);
+    m->has_grads = true;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -366,16 +411,19 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
     LlamaScratch *s = &m->scratch;
     const int64_t T = in->docs.total_tokens, n = in->num_real_rows;
     const int64_t q_dim = llama_q_dim(&m->config), qkv_dim = llama_qkv_dim(&m->config);
+    const bool rope = llama_has_rope(&m->config, (int)(a - m->acts));
+    const real *table = rope ? m->rope_table : m->rope_table + llama_rope_table_size(m);
     if (n == 0) {
         attention_backward(s->dqkv, s->attn_delta, s->dattn, a->qkv, a->attn, a->lse,
-                           in->position_ids, m->rope_table, &in->docs, m->heads);
+                           rope ? in->position_ids : m->unrotated, table, &in->docs, m->heads);
         return;
     }
     gather_rows(s->real_qkv, a->qkv, in->real_rows, n, qkv_dim);
     gather_rows(s->real_attn, a->attn, in->real_rows, n, q_dim);
     gather_rows(s->real_dattn, s->dattn, in->real_rows, n, q_dim);
     attention_backward(s->real_dqkv, s->attn_delta, s->real_dattn, s->real_qkv, s->real_attn,
-                       a->lse, in->real_position_ids, m->rope_table, &in->real_docs, m->heads);
+                       a->lse, rope ? in->real_position_ids : m->unrotated, table, &in->real_docs,
+                       m->heads);
     scatter_rows(s->dqkv, s->real_dqkv, in->real_rows, n, T, qkv_dim);
 }
 
@@ -444,14 +492,32 @@ static inline void llama_await_grads(LlamaModel *m) {
     m->last_micro_batch = false;
 }
 
+// A sum over micro-batches begins. The first overwrites the gradients of matrices.
+static inline void llama_clear_grads(LlamaModel *m) {
+    const LlamaConfig *c = &m->config;
+    m->has_grads = false;
+    device_zero(m->grads + m->num_decayed, (m->num_elements - m->num_decayed) * sizeof(real));
+    if (!c->tie_word_embeddings)
+        device_zero(m->dembed_tokens, (size_t)c->vocab_size * c->hidden_size * sizeof(real));
+}
+
+// It ends: zeros if there was no micro-batch.
+static inline void llama_complete_grads(LlamaModel *m) {
+    if (!m->has_grads) device_zero(m->grads, m->num_elements * sizeof(real));
+    m->has_grads = true;
+}
+
 // Where sums are in order: the gradients since the last leaf of the tree are leaf `leaf`.
 static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
+    llama_complete_grads(m);
     ordered_sum_add(&m->sum, m->grads, leaf, last);
+    if (!last) llama_clear_grads(m);
 }
 
 // After the last micro-batch: this rank's shard of the gradients, or all of them when it updates
 // all, are the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
+    llama_complete_grads(m);
     if (m->ranks.deterministic_reduction)
         ordered_sum_finish(&m->sum, m->grads, m->shard);
     else if (m->ranks.num_ranks > 1)
@@ -552,7 +618,7 @@ static inline void llama_zero_sums(LlamaModel *m) {
 static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
     assert(num_targets > 0 && m->sizes.train);
-    device_zero(m->grads, m->num_elements * sizeof(real));
+    llama_clear_grads(m);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     llama_zero_sums(m);
 }
@@ -668,17 +734,18 @@ static inline void llama_align(LlamaModel *m) {
     m->num_elements = (m->num_elements + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
-enum { NO_LAYER = -1 };
+enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
 // The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
 // NULL: it is part of the view of the one before, which it follows without a gap.
 static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
                                     const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors++];
+    const char *kind = init_std == INIT_ZEROS ? "bias" : "weight";
     if (layer == NO_LAYER)
-        snprintf(t->name, sizeof t->name, "%s.weight", name);
+        snprintf(t->name, sizeof t->name, "%s.%s", name, kind);
     else
-        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.weight", layer, name);
+        snprintf(t->name, sizeof t->name, "model.layers.%d.%s.%s", layer, name, kind);
     if (weight) llama_align(m);
     t->rows = rows;
     t->cols = cols;
@@ -691,7 +758,7 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
     if (weight && m->grads) *grad = m->grads + t->offset;
 }
 
-enum { LLAMA_LAYER_MATRICES = 7 };
+enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
 // The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one
 // range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
@@ -700,7 +767,7 @@ enum { LLAMA_LAYER_MATRICES = 7 };
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
-    const int64_t q_dim = llama_q_dim(c), kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
+    const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
     m->num_tensors = 0;
     m->num_elements = 0;
@@ -727,11 +794,20 @@ static inline void llama_build_tensors(LlamaModel *m) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
         llama_add_tensor(m, &w->input_layernorm, &g->input_layernorm, l, "input_layernorm", C, 0,
-                         0);
+                         INIT_ONES);
         llama_add_tensor(m, &w->post_attention_layernorm, &g->post_attention_layernorm, l,
-                         "post_attention_layernorm", C, 0, 0);
+                         "post_attention_layernorm", C, 0, INIT_ONES);
+        if (c->qk_norm) {
+            llama_add_tensor(m, &w->qk_norm, &g->qk_norm, l, "self_attn.q_norm", D, 0, INIT_ONES);
+            llama_add_tensor(m, NULL, NULL, l, "self_attn.k_norm", D, 0, INIT_ONES);
+        }
+        if (!c->qkv_bias) continue;
+        llama_add_tensor(m, &w->qkv_bias, &g->qkv_bias, l, "self_attn.q_proj", q_dim, 0,
+                         INIT_ZEROS);
+        llama_add_tensor(m, NULL, NULL, l, "self_attn.k_proj", kv_dim, 0, INIT_ZEROS);
+        llama_add_tensor(m, NULL, NULL, l, "self_attn.v_proj", kv_dim, 0, INIT_ZEROS);
     }
-    llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, 0);
+    llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
 }
 
@@ -776,7 +852,8 @@ static inline void llama_carve_activations(LlamaModel *m) {
         if (own_all) x->norm_attn = arena_take(a, T * C, sizeof(floatX));
         if (l == c->num_layers) break;
         if (own_most) {
-            x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
+            x->proj = arena_take(a, T * qkv_dim, sizeof(floatX));
+            if (!c->qk_norm) x->qkv = x->proj;
             x->attn = arena_take(a, T * q_dim, sizeof(floatX));
             x->lse = arena_take(a, H * T, sizeof(real));
             x->resid_mlp = arena_take(a, T * C, sizeof(floatX));
@@ -784,6 +861,7 @@ static inline void llama_carve_activations(LlamaModel *m) {
             x->gate_up = arena_take(a, T * 2 * F, sizeof(floatX));
         }
         if (!own_all) continue;
+        if (c->qk_norm) x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
         x->norm_mlp = arena_take(a, T * C, sizeof(floatX));
         x->swiglu = arena_take(a, T * F, sizeof(floatX));
     }
@@ -803,7 +881,8 @@ static inline void llama_carve_workspace(LlamaModel *m) {
     m->step = arena_take(a, 1, sizeof(StepScalars));
     m->loss_scale = arena_take(a, 1, sizeof(real));
     m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));
-    m->rope_table = arena_take(a, (size_t)m->sizes.max_seqlen * (size_t)c->head_dim, sizeof(real));
+    m->rope_table = arena_take(a, llama_rope_table_size(m) + (size_t)c->head_dim, sizeof(real));
+    if (c->no_rope_interval) m->unrotated = arena_take(a, T, sizeof(int32_t));
     s->logits = arena_take(a, chunk * V, sizeof(floatX));
     s->head_rows = arena_take(a, chunk * C, sizeof(floatX));
     if (m->sizes.train) {
@@ -841,12 +920,13 @@ static inline void llama_carve(LlamaModel *m) {
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
-// head's time on two CPU cores). A GPU, where floatX is bf16, needs 1,024 of a larger one too.
+// head's time on two CPU cores). A GPU, where floatX is bf16, takes 1056 MiB, in multiples of 11
+// row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
 static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
-    const int64_t least = sizeof(floatX) == 2 ? 1024 : 128;
-    const int64_t token_bytes = (int64_t)sizeof(floatX) * c->vocab_size;
-    int64_t chunk = (int64_t)(192 << 20) / token_bytes / 128 * 128;
-    if (chunk < least) chunk = least;
+    const bool gpu = sizeof(floatX) == 2;
+    const int64_t tokens = gpu ? 11 * 128 : 128, bytes = (int64_t)(gpu ? 1056 : 192) << 20;
+    int64_t chunk = bytes / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
+    if (chunk < tokens) chunk = tokens;
     if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
     return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
 }
@@ -865,7 +945,8 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSiz
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
-    m->tensors = host_calloc((LLAMA_LAYER_MATRICES + 2) * layers + 3, sizeof(Parameter), "tensors");
+    m->tensors = host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS) * layers + 3,
+                             sizeof(Parameter), "tensors");
     llama_build_tensors(m);
     m->held_count = m->num_elements;
     llama_carve(m);
@@ -966,6 +1047,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
+    if (m->unrotated)
+        device_zero(m->unrotated, (size_t)m->sizes.micro_batch_tokens * sizeof(int32_t));
     m->loss_sum = &m->step->loss_sum;
     return true;
 }
@@ -984,19 +1067,20 @@ static inline double llama_useful_flops(const LlamaConfig *c, int64_t tokens, in
 // Rope table, as Hugging Face computes it: frequencies and angles in fp32
 
 static inline void llama_fill_rope_table(LlamaModel *m) {
-    const int half = m->config.head_dim / 2;
-    size_t count = (size_t)m->sizes.max_seqlen * (size_t)half * 2;
-    real *table = host_calloc(count, sizeof(real), "rope table");
-    for (int i = 0; i < half; i++) {
-        float freq = llama_rope_frequency(&m->config, i);
+    const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
+    const double scale = rope_attention_factor(&m->config);
+    real *table = host_calloc(count + D, sizeof(real), "rope table");
+    for (size_t i = 0; i < D; i += 2) {
+        const float freq = rope_frequency(&m->config, (int)i / 2);
         for (int32_t pos = 0; pos < m->sizes.max_seqlen; pos++) {
-            float angle = (float)pos * freq;
-            real *pair = table + ((size_t)pos * (size_t)half + (size_t)i) * 2;
-            pair[0] = (real)cos((double)angle);
-            pair[1] = (real)sin((double)angle);
+            const float angle = (float)pos * freq;
+            real *pair = table + (size_t)pos * D + i;
+            pair[0] = (real)(scale * cos((double)angle));
+            pair[1] = (real)(scale * sin((double)angle));
         }
+        table[count + i] = 1;
     }
-    device_upload(m->rope_table, table, count * sizeof(real));
+    device_upload(m->rope_table, table, (count + D) * sizeof(real));
     free(table);
 }
 

@@ -32,7 +32,6 @@
 #include "data/base/memory.h"
 #include "data/base/options.h"
 #include "data/base/path.h"
-#include "data/base/seen.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/batches/plan.h"
@@ -46,13 +45,16 @@
 #include "data/runs/generate.h"
 #include "data/runs/log.h"
 #include "data/runs/model_files.h"
+#include "data/runs/other_trainers.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/samples.h"
 #include "data/runs/schedule.h"
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
 #include "data/shards/dataset.h"
+#include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
+#include "kernels/comm/check_kernels.h"
 #include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
@@ -66,7 +68,8 @@ typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
         *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer;
+        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer,
+        strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -85,8 +88,10 @@ static const Option option_table[] = {
          "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", o.from_scratch, "random weights (always so for a built-in name)"),
     OPTION_GROUP("data"),
-    TEXT("train", o.train, "data/demo", "training shards: a directory, file or glob"),
-    TEXT("val", o.val, NULL, "validation shards; default: the val shards of --train"),
+    TEXT("train", o.train, "data/demo",
+         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
+         "them), which are tokenized once into --out"),
+    TEXT("val", o.val, NULL, "validation shards or texts; default: the val shards of --train"),
     CHOICE("layout", o.layout, "packed", "packed|padded|rows|repad", "how documents fill a batch"),
     NUMBER("max-seqlen", o.max_seqlen, "1024", 1, 1 << 24,
            "longest segment; the row of other layouts"),
@@ -105,6 +110,7 @@ static const Option option_table[] = {
     FLAG("boundary-ends", o.boundary_ends, "that token ends documents instead"),
     FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
+    FLAG("strict", o.strict, "texts: stop at a line of a .jsonl that has none, not leave it out"),
     OPTION_GROUP("run"),
     TEXT("out", o.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
     {"resume", OPTION_STRING, &o.resume, NULL, "newest", 0, 0,
@@ -199,21 +205,7 @@ static const Option option_table[] = {
          "CUDA: check every kernel on this GPU against plain code; a shorter check is made at the "
          "first start with this GPU, driver and program"),
     FLAG("version", o.version, "print the version"),
-    // what other trainers have
-    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
-                     "--steps counts optimizer steps; --dry-run says how many an epoch has"),
-    OPTION_ELSEWHERE("max-steps", "it is --steps"),
-    OPTION_ELSEWHERE(
-        "batch-size|per-device-train-batch-size|gradient-accumulation-steps",
-        "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass through the model"),
-    OPTION_ELSEWHERE("learning-rate", "it is --lr"),
-    OPTION_ELSEWHERE("output-dir", "it is --out"),
-    OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
-    OPTION_ELSEWHERE("wandb|tensorboard|report-to",
-                     "scripts/follow_run.py copies log.jsonl in --out there, also during the run"),
-    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
-                     "it is --recompute full; --dry-run prints what activations take"),
-    OPTION_ELSEWHERE("export-gguf", "it is --export gguf"),
+    OPTIONS_OF_OTHER_TRAINERS,
     OPTION_END,
 };
 
@@ -229,9 +221,10 @@ static const char options_of_a_start[] =
 // What has been recorded, and how often it served. All 0: never a graph.
 typedef struct {
     int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
-    bool passed;
-    DeviceGraph *graph;
+    // [0] of the first micro-batch of a step, [1] of the others, which add to its gradients.
+    // passed: warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
+    bool passed[2];
+    DeviceGraph *graph[2];
     int64_t num_passes, num_launches;
 } PassGraph;
 
@@ -253,6 +246,7 @@ typedef struct {
     ResumePoint resume;      // or what --init-from names
     int64_t updates_before;  // of the moments, by the run that --init-from took them from
     bool model_given;
+    json_t *stored;  // options of the run that --resume continues
     RunLog log;
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     size_t free_bytes;     // of the device, before any rank has allocated its model; 0: unknown
@@ -354,25 +348,28 @@ static void pass_through(LlamaModel *m, PassGraph *g) {
     const VarlenInfo *docs = &m->in.docs;
     const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
                              docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
+    const bool which = m->has_grads;
     g->num_passes++;
-    if (!of_its_size || !g->passed) {
+    if (!of_its_size || !g->passed[which]) {
         pass_without_graph(m);
-        g->passed = g->passed || of_its_size;
+        g->passed[which] |= of_its_size;
         return;
     }
     llama_await_all_weights(m);  // not in a graph: other ranks send them once a step
-    if (!g->graph) {
+    if (!g->graph[which]) {
         device_graph_begin();
         pass_without_graph(m);
-        g->graph = device_graph_end();
+        g->graph[which] = device_graph_end();
     }
-    device_graph_launch(g->graph);
+    device_graph_launch(g->graph[which]);
+    m->has_grads = true;
     g->num_launches++;
 }
 
 static void pass_graph_free(PassGraph *g) {
-    if (g->graph) device_graph_free(g->graph);
-    g->graph = NULL;
+    for (int i = 0; i < 2; i++)
+        if (g->graph[i]) device_graph_free(g->graph[i]);
+    *g = (PassGraph){0};
 }
 
 static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
@@ -738,7 +735,7 @@ static void finish(LlamaModel *m) {
     must(save_checkpoint(m, "final", &err), &err);
     if (o.cuda_graph)
         printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
-               run.graph.graph != NULL, (long long)run.graph.num_launches,
+               !!run.graph.graph[0] + !!run.graph.graph[1], (long long)run.graph.num_launches,
                (long long)run.graph.num_passes);
     pass_graph_free(&run.graph);
     struct rusage usage;
@@ -984,12 +981,10 @@ static void take_options(int argc, char **argv) {
     if (!resumes()) return;
     json_auto_t *state = state_open(run.resume.dir, &err);
     must(state != NULL, &err);
-    const json_t *stored = json_member(state, "options");
-    must(options_take(option_table, argc, argv, stored, options_of_a_start, &err) ||
+    run.stored = json_incref(json_object_get(state, "options"));
+    must(options_take(option_table, argc, argv, run.stored, options_of_a_start, &err) ||
              error_prefix(&err, run.resume.dir),
          &err);
-    if (is_rank_0())
-        options_print_changes(option_table, argc, argv, stored, options_of_a_start, stdout);
 }
 
 // Sets the cursor; returns how long the log was, -1 where it is not continued.
@@ -1004,13 +999,14 @@ static int64_t read_state(void) {
     return run.resume.in_place ? state.log_bytes : -1;
 }
 
+static bool replaces_run(void) { return o.overwrite || (o.resume && !resumes()); }
+
 static void open_out_dir(const LlamaModel *m) {
     Error err = {0};
     const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&m->config);
-    const bool replaces = o.overwrite || (o.resume && !resumes());
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
-    must(out_dir_open(&run.out, run.resume.in_place, replaces, o.overwrite, &err), &err);
+    must(out_dir_open(&run.out, run.resume.in_place, replaces_run(), o.overwrite, &err), &err);
     out_dir_warn_if_small(o.out, model_bytes, o.steps - run.cursor.step, o.save_every, o.keep);
 }
 
@@ -1106,35 +1102,6 @@ static void check_options(void) {
                   "--batch-tokens must be a multiple of --micro-batch-tokens");
 }
 
-// One line for each GPU, driver and program. device_describe has the version of CUDA that the
-// driver supports, the file the driver's own.
-static void describe_machine(char *text, size_t capacity) {
-    RankFields f = {0};
-    rank_field_program(&f);
-    rank_field_file(&f, "driver", "/proc/driver/nvidia/version");
-    snprintf(text, capacity, "kernels checked: %s, driver file %016lx, program %016lx\n",
-             device_describe(), f.field[1].hash, f.field[0].hash);
-}
-
-// Once for each GPU, driver and program, on all ranks where one of them has not made it
-static void check_kernels(void) {
-    char machine[512];
-    if (!device_has_self_check()) return;
-    describe_machine(machine, sizeof machine);
-    if (!comm_max(o.self_check || !seen_before(machine))) return;
-    const double start_ms = now_ms();
-    const char *wrong = device_self_check(o.self_check);
-    if (wrong)
-        exit_with(EXIT_DEVICE_ERROR,
-                  "kernels compute wrong numbers on this GPU: try another driver or CUDA Toolkit; "
-                  "--self-check repeats the check",
-                  "self-check: %s", wrong);
-    if (is_rank_0())
-        printf("self-check of all kernels passed in %.1f s\n", (now_ms() - start_ms) * 1e-3);
-    describe_machine(machine, sizeof machine);  // attention kernels may have been replaced
-    seen_add(machine);
-}
-
 // Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.
 static void open_device(void) {
     const DeviceOptions options = {.threads = o.threads, .bf16_matmul = o.bf16_matmul};
@@ -1147,7 +1114,7 @@ static void open_device(void) {
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
-    check_kernels();
+    check_kernels(o.self_check);
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     run.free_bytes = device_memory_free();
@@ -1180,6 +1147,16 @@ static DatasetOptions data_options(const char *split) {
     return options;
 }
 
+static void tokenize_texts(void) {
+    Error err = {0};
+    const char *model = run.resume.dir[0] ? run.resume.dir : o.model;
+    const Texts t = {model,       run.config.vocab_size, o.threads, o.strict,
+                     is_rank_0(), replaces_run(),        &run.out,  &stop_signal};
+    must(texts_to_shards(&o.train, "tokens", 0.01, &t, &err), &err);
+    if (o.val) must(texts_to_shards(&o.val, "val_tokens", 1, &t, &err), &err);
+    comm_barrier();  // rank 0 writes them
+}
+
 static void open_data(void) {
     Error err = {0};
     DatasetOptions options = data_options(NULL);
@@ -1188,12 +1165,9 @@ static void open_data(void) {
                   "%s: no training data yet", o.train);
     must(dataset_open(&run.train, o.train, &options, &err), &err);
     options.split = "val";
-    run.has_val = o.val ? true : path_is_dir(o.train);
-    if (!run.has_val) return;
-    if (o.val)
-        must(dataset_open(&run.val, o.val, &options, &err), &err);
-    else
-        run.has_val = dataset_open(&run.val, o.train, &options, &err);
+    if (!o.val && !path_is_dir(o.train)) return;
+    run.has_val = dataset_open(&run.val, o.val ? o.val : o.train, &options, &err);
+    must(run.has_val || !o.val, &err);
 }
 
 // The tokenizer's files all from one directory: those of two would not fit each other.
@@ -1427,14 +1401,17 @@ static void check_memory(const LlamaModel *m) {
     char hint[160];
     int32_t fits = largest_micro_batch(free_bytes, m->sizes, m->recompute);
     if (fits >= o.max_seqlen)
-        snprintf(hint, sizeof hint, "the largest that fits is --micro-batch-tokens %d", fits);
+        snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
         snprintf(
             hint, sizeof hint,
             "even --micro-batch-tokens %d does not fit: choose a smaller model or --max-seqlen",
             o.max_seqlen);
-    exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
-              (double)total / 1048576.0, (double)free_bytes / 1048576.0);
+    const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
+    if (!o.dry_run)
+        exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
+                  total_mib, free_mib);
+    warning("this machine has %.1f MiB free of %.1f MiB: %s", free_mib, total_mib, hint);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1444,7 +1421,7 @@ static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|seed|model|"
+    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|strict|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -1508,6 +1485,8 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
 static void evaluate_model(LlamaModel *m) {
     Error err = {0};
     const char *spec = o.val ? o.val : o.train;
+    const Texts t = {o.model, run.config.vocab_size, o.threads, o.strict, .stop = &stop_signal};
+    must(texts_to_temporary_shards(&spec, &t, &err), &err);
     DatasetOptions options = data_options("val");
     if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
         options.split = "train";
@@ -1587,9 +1566,9 @@ int main(int argc, char **argv) {
         comm_finalize();
         return EXIT_DONE;
     }
-    if (o.chat || o.prompt_file || options_given(argc, argv, "max-new-tokens"))
-        exit_with(EXIT_USAGE, "add --generate",
-                  "--chat, --prompt-file and --max-new-tokens belong to --generate");
+    options_belong_or_exit(argc, argv, "generate", "chat|prompt-file|max-new-tokens");
+    options_belong_or_exit(argc, argv, "export", "export-type");
+    options_belong_or_exit(argc, argv, "compare", "compare-steps");
     catch_signals();
     find_resume_point();
     take_options(argc, argv);
@@ -1603,6 +1582,9 @@ int main(int argc, char **argv) {
 
     // inputs are proven good before anything is written
     load_config();
+    tokenize_texts();  // --train is then the directory of tokens, as in the stored options
+    if (is_rank_0())
+        options_print_changes(option_table, argc, argv, run.stored, options_of_a_start, stdout);
     open_data();
     check_vocabulary();
     read_model_files();

@@ -14,8 +14,7 @@ A token is trained if all of its text belongs to the assistant. transformers als
 that straddles the boundary (say "\\n\\n" where the answer begins with a newline), which a model
 that generates cannot write: its prompt already ends with the first "\\n".
 
-Jinja templates need the Python package jinja2; SmolLM2's and plain ChatML do not. Parquet needs
-pyarrow.
+Jinja templates need the Python package jinja2; SmolLM2's and plain ChatML do not.
 """
 import datetime
 import json
@@ -45,7 +44,6 @@ SMOLLM2 = CHATML.replace(
     + SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}{{", 1)
 BUILT_IN = {CHATML: "", SMOLLM2: SMOLLM2_SYSTEM}
 START, END = "\ufdd0", "\ufdd1"  # noncharacters around what {% generation %} marks
-PARQUET_ROWS = 1024              # what a worker gets at a time
 
 
 class LeftOut(Exception):
@@ -401,42 +399,12 @@ class Chat:
         documents, left_out = [], []
         for where, found in self.documents(unit):
             if isinstance(found, LeftOut):
-                left_out.append((found.args[0], "%s: %s" % (where, found.args[1])))
+                left_out.append((found.args[0], "%s: %s" % (where, found.args[1]), ""))
                 continue
             is_val = prepare.is_validation(found.text.encode("utf-8"), self.options)
             tokens = prepare.pack_ids(found.ids, self.tokenizer)
             documents.append((is_val, tokens, bytes(found.mask)))
         return prepare.Result(documents, 0, 0, left_out)
-
-
-def require_pyarrow(path):
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise PrepareError(USAGE, "%s: needs the Python package pyarrow" % path,
-                           "pip install pyarrow, or write JSON Lines with any tool") from None
-    return pyarrow.parquet
-
-
-def parquet_units(path):
-    """The rows of a Parquet file, as records."""
-    parquet = require_pyarrow(path)
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in KEYS]
-            if not set(columns) - {"tools"}:
-                raise PrepareError(BAD_INPUT, "%s: expected a column messages, conversations, or "
-                                   "prompt and completion, found %s" % (
-                                       path, ", ".join(file.schema_arrow.names[:8]) or "none"),
-                                   "rename the columns")
-            number = 1
-            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
-                yield "rows", path, number, batch.to_pylist()
-                number += batch.num_rows
-    except PrepareError:
-        raise
-    except Exception as e:  # pyarrow's own, OSError, and ValueError of a file that is none
-        raise prepare.cannot_read(path, str(e).split("\n")[0]) from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -501,7 +469,7 @@ def show(files, options, tokenizer, count, limit=sys.maxsize):
     chat, shown = Chat(options, tokenizer), 0
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     sys.stdout.reconfigure(errors="backslashreplace")
-    for _, unit in prepare.units(files):
+    for _, unit in prepare.units(files, options):
         for where, found in chat.documents(unit):
             if shown == count:
                 return shown

@@ -2,14 +2,16 @@
 """Text to token shards: prepare.py INPUT... --out DIR [--tokenizer byte|tokenizer.json]
 
 INPUT is a text file (one document), a JSON Lines file (.jsonl, .ndjson, or .json with an object a
-line: one document a line) or a directory (every such file in it, in order of path); each may be
-packed with gzip (.gz). CSV and other JSON is refused, or with --as-text taken as text. With --chat
-it is chats in JSON Lines or Parquet: chat.py.
+line: one document a line), a Parquet file (a document a row), a directory (every such file in it,
+in order of path), or hf:NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub; text and lines
+may be packed with gzip (.gz) or Zstandard (.zst). CSV and other JSON is refused, or with --as-text
+taken as text. With --chat it is chats: chat.py.
 
 DIR receives train_00000.bin and .idx, val_00000.bin and .idx, the tokenizer's files and
 dataset.json; formats: data/README.md.
 
-Standard library only; a tokenizer.json other than the built-in byte tokenizer needs `tokenizers`.
+Standard library only, but for sources.py and a tokenizer.json other than the built-in byte
+tokenizer, which needs `tokenizers`.
 The output depends on the input and the options only, never on --jobs or the time. Everything is
 written under temporary names and renamed at the end.
 
@@ -50,11 +52,8 @@ AS_LINES = ("write an object {\"text\": ...} a line into a .jsonl file; --as-tex
 # what is refused by its ending: format, hint, and whether a directory with it is refused too: a
 # data set of which only the README would be found
 REFUSED = {
-    ".parquet": ("Parquet", "pandas writes JSON Lines: pandas.read_parquet(\"FILE\")"
-                 ".to_json(\"FILE.jsonl\", orient=\"records\", lines=True)", True),
     ".arrow": ("Arrow", "datasets writes JSON Lines: datasets.Dataset.from_file(\"FILE\")"
                ".to_json(\"FILE.jsonl\")", True),
-    ".zst": ("Zstandard", UNPACK + "zstd -d FILE", True),
     ".xz": ("xz", UNPACK + "xz -dk FILE", False),
     ".bz2": ("bzip2", UNPACK + "bzip2 -dk FILE", False),
     ".zip": ("zip", UNPACK + "unzip FILE", False),
@@ -183,6 +182,8 @@ class HuggingFaceTokenizer:
     def find(vocab, config, key, usual, path):
         token = config.get(key)
         token = token.get("content") if isinstance(token, dict) else token
+        if key == "bos_token" and key in config and token is None:  # it has none
+            return -1
         for name in (token,) if isinstance(token, str) else usual:
             if name in vocab:
                 return vocab[name]
@@ -260,12 +261,15 @@ def read_json(path):
 # --------------------------------------------------------------------------------------------------
 # Which files, and what a worker gets at a time
 
-# kinds of files; a table is CSV or JSON, rows are Parquet, which only chat.py reads
+# kinds of files; a table is CSV or JSON, rows are Parquet or a data set of the hub (sources.py)
 TEXT, LINES, TABLE, ROWS = "text", "lines", "table", "rows"
 InputFile = collections.namedtuple("InputFile", "path size named kind")
 
 
 def open_input(path):
+    if path.endswith(".zst"):
+        import sources
+        return sources.open_zstd(path)
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")
 
 
@@ -297,11 +301,15 @@ def kind_of_json(path, named, keys):
 
 def kind_of(path, named, options):
     """None: a file that --chat leaves out."""
-    ending = os.path.splitext(path[:-3] if path.endswith(".gz") else path)[1].lower()
-    if options["chat"] and ending == ".parquet":
-        import chat
-        chat.require_pyarrow(path)
-        return ROWS
+    plain, packing = os.path.splitext(path)
+    ending = os.path.splitext(plain if packing in (".gz", ".zst") else path)[1].lower()
+    if packing == ".zst" or ending == ".parquet":
+        import sources
+        if packing == ".zst":
+            sources.require_zstd(path)
+        else:
+            sources.require("pyarrow.parquet", path)
+            return ROWS
     name, hint, data_set = REFUSED.get(ending, ("", "", False))
     if name and (named or data_set):
         hint = hint.replace("FILE", path) + ("" if named else "; or choose files with --glob")
@@ -353,6 +361,11 @@ def collect(inputs, pattern, out_dir, options):
     """[InputFile] in a fixed order. named: by the user, not found in a directory."""
     files = []
     for given in inputs:
+        if given.startswith("hf:"):
+            import sources
+            sources.require("datasets", given)
+            files.append(InputFile(given, 0, True, ROWS))
+            continue
         if os.path.isdir(given):
             paths = [(path, False) for path in walk(given, pattern, out_dir)]
         elif os.path.isfile(given):
@@ -388,7 +401,7 @@ def line_units(path):
         yield ("lines", path, number, lines)
 
 
-def units(files):
+def units(files, options):
     """(bytes of input done after it, unit) for the workers, in order."""
     batch, batch_bytes, done = [], 0, 0
     for file in files:
@@ -400,8 +413,8 @@ def units(files):
             for unit in line_units(file.path):
                 yield done, unit
         elif file.kind == ROWS:
-            import chat
-            for unit in chat.parquet_units(file.path):
+            import sources
+            for unit in sources.units(file.path, options["keys"]):
                 yield done, unit
         elif file.kind == TEXT:
             batch.append(file)
@@ -414,7 +427,7 @@ def units(files):
 # --------------------------------------------------------------------------------------------------
 # Workers
 
-# documents: [(is_val, tokens, mask or None)]; left_out: [(kind, why)] of chat.py
+# documents: [(is_val, tokens, mask or None)]; left_out: [(kind, why, hint)]
 Result = collections.namedtuple("Result", "documents empty binary left_out")
 worker_state = {}
 
@@ -450,7 +463,7 @@ def text_of_file(file):
                            "write it as .jsonl with one document a line")
     if binary and file.named:
         raise PrepareError(BAD_INPUT, "%s: expected text, found a binary file" % file.path,
-                           "give text or .jsonl, or either packed with gzip")
+                           "give text, .jsonl or .parquet")
     return None if binary else data
 
 
@@ -487,17 +500,22 @@ def wrong_line(path, number, record, key):
 
 
 def text_of_line(path, number, line, key):
+    """The text, or a PrepareError that says why there is none."""
     line = line.strip()
     if not line:
         return b""
     if line[:1] == b"[":
-        raise wrong_line(path, number, [], key)
+        return wrong_line(path, number, [], key)
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e)) from None
+        return PrepareError(BAD_INPUT, "%s:%d: expected JSON: %s" % (path, number, e))
+    return text_of_record(path, number, record, key)
+
+
+def text_of_record(path, number, record, key):
     if not isinstance(record, dict) or not isinstance(record.get(key), str):
-        raise wrong_line(path, number, record, key)
+        return wrong_line(path, number, record, key)
     return record[key].encode("utf-8", "replace")
 
 
@@ -514,29 +532,32 @@ def worker_encode(unit):
     if unit[0] == "files":
         texts = [text_of_file(file) for file in unit[1]]
     else:
-        _, path, first, lines = unit
-        texts = [text_of_line(path, first + i, line, options["text_key"])
-                 for i, line in enumerate(lines)]
+        kind, path, first, values = unit
+        text_of = text_of_line if kind == "lines" else text_of_record
+        texts = [text_of(path, first + i, value, options["text_key"])
+                 for i, value in enumerate(values)]
+    left_out = [("broken_lines", e.what, e.hint) for e in texts if isinstance(e, PrepareError)]
+    texts = [text for text in texts if not isinstance(text, PrepareError)]
     binary = sum(t is None for t in texts)
     if options["functions"] and unit[0] == "files":
         texts = [f for text in texts if text for f in python_functions(text)]
     documents = [(is_validation(text, options), tokenizer.encode(text), None)
                  for text in texts if text]
-    return Result(documents, sum(t == b"" for t in texts), binary, [])
+    return Result(documents, sum(t == b"" for t in texts), binary, left_out)
 
 
 def encode_all(files, options, jobs):
     """(bytes of input done, Result) in the order of the input, with few units in flight."""
     if jobs == 1:
         worker_start(options)
-        for done, unit in units(files):
+        for done, unit in units(files, options):
             yield done, worker_encode(unit)
         return
     waiting = collections.deque()
     with concurrent.futures.ProcessPoolExecutor(
             jobs, initializer=pool_worker_start, initargs=(options,)) as pool:
         try:
-            for done, unit in units(files):
+            for done, unit in units(files, options):
                 waiting.append((done, pool.submit(worker_encode, unit)))
                 if len(waiting) >= 3 * jobs:
                     at, future = waiting.popleft()
@@ -811,9 +832,11 @@ def install(temporary, out):
 
 
 def write_dataset(args, options, files, tokenizer, temporary):
-    left_out, named = collections.Counter(), []
+    left_out, named, hint = collections.Counter(), [], ""
+    kinds = ("broken_lines",)
     if args.chat:
         import chat
+        kinds = chat.KINDS
     writers = {split: ShardWriter(temporary, split, tokenizer, args.shard_tokens,
                                   chat.MaskWriter() if args.chat else None)
                for split in ("train", "val")}
@@ -823,8 +846,9 @@ def write_dataset(args, options, files, tokenizer, temporary):
     for done, result in encode_all(files, options, args.jobs):
         if result.left_out and args.strict:
             raise PrepareError(BAD_INPUT, result.left_out[0][1], "without --strict it is left out")
-        left_out.update(kind for kind, _ in result.left_out)
-        named += [why for _, why in result.left_out[:MAX_NAMED - len(named)]]
+        left_out.update(kind for kind, _, _ in result.left_out)
+        hint = hint or (result.left_out[0][2] if result.left_out else "")
+        named += [why for _, why, _ in result.left_out[:MAX_NAMED - len(named)]]
         for is_val, document, mask in result.documents:
             writers["val" if is_val else "train"].add(document, mask)
             tokens += len(document) // writers["train"].token_bytes
@@ -834,6 +858,8 @@ def write_dataset(args, options, files, tokenizer, temporary):
     progress.show(done, tokens, end=True)
     for writer in writers.values():
         writer.close()
+    if not writers["train"].names and not writers["val"].names and named and not args.chat:
+        raise PrepareError(BAD_INPUT, named[0], hint)
     if not writers["train"].names:
         raise PrepareError(BAD_INPUT, "%s: no document for training" % " ".join(args.input),
                            "lower --val-frac" if writers["val"].names else
@@ -849,13 +875,13 @@ def write_dataset(args, options, files, tokenizer, temporary):
                       "sha256": hashlib.sha256(tokenizer.files["tokenizer.json"]).hexdigest()},
         "train": split_summary(writers["train"]), "val": split_summary(writers["val"]),
         "left_out": {"empty_documents": empty, "binary_files": binary, "csv_or_json_files": tables,
-                     **{kind: left_out[kind] for kind in (chat.KINDS if args.chat else ())}},
+                     **{kind: left_out[kind] for kind in kinds}},
         "val_frac": args.val_frac,
     }
     write_file(os.path.join(temporary, "dataset.json"),
                (json.dumps(summary, indent=2) + "\n").encode("utf-8"))
     if left_out.total() > len(named):
-        named.append("%d chats in all" % left_out.total())
+        named.append("%d %s in all" % (left_out.total(), "chats" if args.chat else "lines"))
     return summary, named
 
 
@@ -876,9 +902,10 @@ def prepare(args):
                "text_key": args.text_key, "val_frac": args.val_frac,
                "functions": args.python_functions, "as_text": args.as_text,
                "chat": args.chat, "chat_template": args.chat_template, "train_on": args.train_on,
-               "now": None}
+               "now": None, "keys": (args.text_key,)}
     if args.chat:
         import chat
+        options["keys"] = chat.KEYS
         options["now"] = chat.start_time()
     if args.show:
         return show(args, options)
@@ -934,7 +961,8 @@ def number_between(kind, low, high):
 def parse_args(argv):
     p = Parser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     p.add_argument("input", nargs="+", metavar="INPUT",
-                   help="text file or .jsonl, with or without .gz, or directory")
+                   help="text file or .jsonl, also .gz or .zst, .parquet, a directory, or "
+                   "hf:NAME[:CONFIG[:SPLIT]]")
     p.add_argument("--out", metavar="DIR", help="directory for the shards")
     p.add_argument("--tokenizer", default="byte", help="byte (default), a tokenizer.json, or the "
                    "directory of a model")
@@ -943,16 +971,18 @@ def parse_args(argv):
                    help="every function and method of a Python file is a document")
     p.add_argument("--as-text", action="store_true",
                    help="CSV and JSON files are documents as they are")
-    p.add_argument("--text-key", default="text", help="field of JSONL records (default text)")
+    p.add_argument("--text-key", default="text",
+                   help="field of JSONL records, column of Parquet (default text)")
     p.add_argument("--chat", action="store_true", help="chats (messages, conversations, or prompt "
-                   "and completion) in JSONL or Parquet, with a loss mask")
+                   "and completion), with a loss mask")
     p.add_argument("--train-on", choices=("assistant", "all"), default="assistant",
                    help="what of a chat is trained (default assistant: its turns)")
     p.add_argument("--chat-template", metavar="FILE",
                    help="Jinja template (default: the tokenizer's, else ChatML)")
     p.add_argument("--show", type=number_between(int, 1, 1 << 30), metavar="N",
                    help="print N chats with what is trained, write nothing")
-    p.add_argument("--strict", action="store_true", help="stop at a chat that would be left out")
+    p.add_argument("--strict", action="store_true",
+                   help="stop at a chat, or a line without a text, that would be left out")
     p.add_argument("--val-frac", type=number_between(float, 0, 1), default=0.01,
                    help="share of documents for validation, chosen by content (default 0.01)")
     p.add_argument("--shard-tokens", default=100000000, help="tokens of one shard (default 1e8)",
@@ -967,11 +997,11 @@ def parse_args(argv):
     args = p.parse_args(argv)
     if not args.out and not args.show:
         p.error("the following arguments are required: --out")
-    of_chats = args.show or args.strict or args.chat_template or args.train_on != "assistant"
+    of_chats = args.show or args.chat_template or args.train_on != "assistant"
     if args.chat and (args.as_text or args.python_functions):
         p.error("--chat takes no --as-text and no --python-functions")
     if of_chats and not args.chat:
-        p.error("--train-on, --chat-template, --show and --strict need --chat")
+        p.error("--train-on, --chat-template and --show need --chat")
     return args
 
 

@@ -24,6 +24,20 @@ layouts() {         # layouts MODEL ROW_LEN OPTION...
         --compare --compare-steps 3 "$@" | grep -vE '^  |^(memory|start|train|val|plan)'
 }
 
+# Short documents, so many to plan and to read. Training must not wait for its data: under 1 %.
+loader_share() {
+    python3 dev/shard.py --dist chat --tokens 1000000 --vocab 258 --out build/bench/chat
+    run ./train_llama --model demo --train build/bench/chat --boundary-token 0 --out build/bench/run \
+        --overwrite --steps 60 --num-samples 0 --val-every 0 | grep -E '^(\$|plan|trained)'
+    "$python" - << 'PY'
+import json
+steps = [s for s in map(json.loads, open("build/bench/run/log.jsonl")) if "read_ms" in s]
+share = sum(s["read_ms"] for s in steps) / sum(s["ms"] for s in steps)
+verdict = "" if share < 0.01 else ": TOO MUCH"
+print("waiting for data: %.2f %% of the steps' time%s" % (100 * share, verdict))
+PY
+}
+
 pytorch() {         # pytorch OPTION...
     if "$python" -c 'import torch' 2> /dev/null; then
         run "$python" dev/peers/pytorch_cpu.py --modes padded alone packed "$@"
@@ -39,6 +53,7 @@ pytorch() {         # pytorch OPTION...
     echo "Shared machines are noisy: compare ratios within one run, not single times."
     layouts demo 350
     layouts demo 512
+    loader_share
     pytorch --model demo --row-len 350 512
     if [ "${QUICK:-0}" != 1 ]; then
         layouts smollm2-135m 350

@@ -162,7 +162,8 @@ static double time_once(const Candidate *c, int product, Matrices x, int64_t T, 
     }
     if (product == FORWARD) matmul_forward(x.out, x.inp, x.weight, T, s.K, s.N);
     if (product == BACKWARD_INPUT) matmul_backward_input(x.dinp, x.dout, x.weight, T, s.K, s.N);
-    if (product == BACKWARD_WEIGHT) matmul_backward_weight(x.dweight, x.dout, x.inp, T, s.K, s.N);
+    if (product == BACKWARD_WEIGHT)
+        matmul_backward_weight(x.dweight, x.dout, x.inp, true, T, s.K, s.N);
     return now_s() - start;
 }
 

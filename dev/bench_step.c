@@ -144,8 +144,8 @@ static void part_end(int part, double gflop) {
     TIMED(FORWARD, 2 * (T) * (K) * (N), matmul_forward_add(o, r, i, w, T, K, N))
 #define matmul_backward_input(di, d, w, T, K, N) \
     TIMED(DINP, 2 * (T) * (K) * (N), matmul_backward_input(di, d, w, T, K, N))
-#define matmul_backward_weight(dw, d, i, T, K, N) \
-    TIMED(DWEIGHT, 2 * (T) * (K) * (N), matmul_backward_weight(dw, d, i, T, K, N))
+#define matmul_backward_weight(dw, d, i, sum, T, K, N) \
+    TIMED(DWEIGHT, 2 * (T) * (K) * (N), matmul_backward_weight(dw, d, i, sum, T, K, N))
 #define HEADS_FLOP (pairs * m->heads.num_heads * m->heads.head_dim)
 #define attention_forward(...) TIMED(ATTENTION, 4 * HEADS_FLOP, attention_forward(__VA_ARGS__))
 #define attention_backward(...) TIMED(DATTENTION, 10 * HEADS_FLOP, attention_backward(__VA_ARGS__))

@@ -3,9 +3,10 @@
 #
 #   dev/gpu_day.sh [PART...]      make gpu-day PARTS="build kernels"; default: all, in this order
 #     build      the build for this GPU; the wrappers of ptx.cuh: the same bits as the emulator's
-#     selfcheck  train_llama --self-check
+#     selfcheck  the check of a first start, in under 2 s, and train_llama --self-check
 #     kernels    kernels against their CPU references, properties, 1000 repeats, large sizes
-#     runs       whole runs against the CPU backend; NCCL; SmolLM2-135M's dimensions, 200 steps
+#     runs       whole runs against the CPU backend, of other types of model too; NCCL;
+#                SmolLM2-135M's dimensions, 200 steps
 #     sanitizer  compute-sanitizer on small shapes
 #     guesses    measurements that replace the largest guesses of dev/gpu_model
 #     bench      attention, and steps of every layout, with the clock sampled
@@ -127,7 +128,21 @@ part_build() {
 }
 
 part_selfcheck() {
+    local limit_s=2 seconds
     built $bin/train_llama || return
+    # the check of a first start, which must not be felt; an emulated one says nothing about that
+    [ -z "$dry" ] || limit_s=600
+    python3 dev/shard.py --dist seed --out "$work/seed"
+    launch 100 env XDG_CACHE_HOME="$work/cache" $bin/train_llama --model smollm2-135m \
+        --from-scratch --train "$work/seed" --boundary-token 0 --max-seqlen 2048 \
+        --micro-batch-tokens 2048 --dry-run --out "$work/run"
+    seconds=$(sed -n 's/^self-check of all kernels passed in \([0-9.]*\) s$/\1/p' "$log")
+    if [ -z "$why" ]; then
+        awk "BEGIN { exit !(${seconds:-$limit_s} < $limit_s) }" ||
+            why="${seconds:-no} s of self-check, expected less than $limit_s"
+    fi
+    verdict first_start "${seconds:-} s of self-check"
+    [ -z "$dry" ] || return 0
     check self_check 400 $bin/train_llama --self-check
     [ -n "$why" ] || cat "$log"
 }
@@ -146,6 +161,7 @@ part_runs() {
     built $bin/train_llama build/cpu/train_llama || return
     [ -n "$dry" ] || {
         suite training 200 env TRAIN="$root/$bin/train_llama" tests/test_cuda_train.sh
+        suite other_models 100 env TRAIN="$root/$bin/train_llama" tests/test_family.sh
         nccl
     }
     export -f long_run

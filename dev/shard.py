@@ -5,8 +5,13 @@
 
 r65    log-normal lengths, mean 700, sigma 1.04, cap 8192: web pages; 65,536 tokens are the
        reference batch R65 of 95 documents, the same on every machine
+short  log-normal lengths, mean 60, sigma 0.6, cap 256: lines, titles, questions
+chat   mean 300, sigma 0.8, cap 2048: conversations
+long   mean 3000, sigma 0.5, cap 8192: papers, source files
+giant  one document of --tokens
 equal  documents of --length tokens
 seed   220, 217, 295, 183, 130, 350
+given  --lengths N...
 
 Token 0 begins a document and occurs nowhere else: train with --boundary-token 0.
 """
@@ -18,12 +23,19 @@ import statistics
 import struct
 
 
-def r65(tokens, cap):
+# mean and standard deviation of log-normal lengths, longest document
+LAWS = {"r65": (700, 1.04, 8192), "short": (60, 0.6, 256), "chat": (300, 0.8, 2048),
+        "long": (3000, 0.5, 8192)}
+
+
+def log_normal(law, tokens, cap):
     """Quantiles of the distribution, so that lengths are not random; the last makes up the sum."""
-    count = max(1, round(tokens * 95 / 65536))
-    mu = math.log(700) - 1.04 ** 2 / 2
+    mean, sigma, longest = LAWS[law]
+    cap = min(cap, longest)
+    count = max(1, round(tokens * 95 / 65536 if law == "r65" else tokens / mean))
+    mu = math.log(mean) - sigma ** 2 / 2
     normal = statistics.NormalDist()
-    lengths = [min(cap, round(math.exp(mu + 1.04 * normal.inv_cdf((i + 0.5) / count))))
+    lengths = [min(cap, round(math.exp(mu + sigma * normal.inv_cdf((i + 0.5) / count))))
                for i in range(count)]
     while sum(lengths) > tokens + cap - lengths[-1]:
         lengths.pop(0)
@@ -36,20 +48,26 @@ def r65(tokens, cap):
 
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--dist", choices=["r65", "equal", "seed"], default="r65")
+parser.add_argument("--dist", choices=[*LAWS, "giant", "equal", "seed", "given"], default="r65")
 parser.add_argument("--tokens", type=int, default=65536)
 parser.add_argument("--length", type=int, default=2048)
+parser.add_argument("--lengths", type=int, nargs="+")
 parser.add_argument("--cap", type=int, default=8192)
 parser.add_argument("--vocab", type=int, default=49152)
+parser.add_argument("--print-lengths", action="store_true", help="and write nothing")
 parser.add_argument("--out", type=pathlib.Path, required=True)
 options = parser.parse_args()
 
-lengths = {"r65": lambda: r65(options.tokens, options.cap),
+lengths = {**{law: lambda law=law: log_normal(law, options.tokens, options.cap) for law in LAWS},
+           "giant": lambda: [options.tokens],
            "equal": lambda: [options.length] * (options.tokens // options.length),
+           "given": lambda: list(options.lengths),
            "seed": lambda: [220, 217, 295, 183, 130, 350]}[options.dist]()
 assert all(0 < n <= options.cap for n in lengths), lengths
 rng = random.Random(1)
 rng.shuffle(lengths)
+if options.print_lengths:
+    raise SystemExit(print(*lengths))
 tokens = []
 for length in lengths:
     # a short cycle with noise, so that there is something to learn

@@ -12,8 +12,8 @@
 // All tensors are dense, row-major and aligned to 16 bytes. Argument order: outputs, inputs,
 // scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
 // its name ends in _host. "=" overwrites, "+=" accumulates. Outputs and inputs must not overlap
-// unless stated. Operations are asynchronous and run in order on the backend's one stream; T = 0 is
-// legal and does nothing.
+// unless stated. Operations are asynchronous and run in order on the backend's one stream, but for
+// what device_join says; T = 0 is legal and does nothing.
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
 // C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
@@ -22,6 +22,7 @@
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -100,6 +101,11 @@ void device_download(void *dst_host, const void *src, size_t bytes);
 void device_copy(void *dst, const void *src, size_t bytes);
 // Waits for all work enqueued so far. For measurements: a training step only downloads.
 void device_synchronize(void);
+// dweight of matmul_backward_weight and rmsnorm_backward may be computed on a branch, overlapped
+// with the operations that follow. Until they join, only these two may use dweight, and nothing may
+// overwrite what matmul_backward_weight reads. Operations join the branch after this call and from
+// the next rmsnorm_backward or embedding_backward on; every wait of the host joins it too.
+void device_join(void);
 // One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
 // milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
 void device_timer_start(void);
@@ -183,9 +189,27 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
 // resid (T,C)                                    weight (C)
 void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floatX *weight,
                      float eps, int64_t T, int C);
-// dresid (T,C) +=  gradient through the norm     dweight (C) +=     dnormed, resid (T,C)
+// dresid (T,C) +=  gradient through the norm     dnormed, resid (T,C)
+// dweight (C)  +=  on the branch, see device_join
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
+
+// The same norm of every query and key head (Qwen3)
+// out (T,H+2*Hkv,D) =  inp, its query heads normalised with weight[0], its key heads with weight[1]
+// inp (T,H+2*Hkv,D)    weight (2,D)
+void qk_norm_forward(floatX *out, const floatX *inp, const floatX *weight, float eps, int64_t T,
+                     HeadShape heads);
+// dqkv (T,H+2*Hkv,D), in place: gradient of out -> gradient of inp      dweight (2,D) +=
+void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floatX *weight,
+                      float eps, int64_t T, HeadShape heads);
+
+// ------------------------------------------------------------------------------------------------
+// Bias of a linear layer
+
+// out (T,N) +=  bias (N)
+void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N);
+// dbias (N) +=  sum of the rows of dout (T,N), in a fixed order
+void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N);
 
 // ------------------------------------------------------------------------------------------------
 // Rotary position embedding, half rotation as in Hugging Face Llama (pairs i, i + D/2)
@@ -248,9 +272,9 @@ void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, con
 // dinp (T,K) =  dout (T,N) weight (N,K)
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N);
-// dweight (N,K) +=  dout (T,N)^T inp (T,K)
-void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
-                            int64_t K, int64_t N);
+// dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=. On the branch, see device_join.
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
+                            int64_t T, int64_t K, int64_t N);
 // Selects the algorithms of the three products with weight (N,K) at T tokens, where none are
 // selected yet, by timing the library's suggestions: about 3 s at most for the shapes of a model.
 // Overwrites out (T,N), inp (T,K) and dweight with nothing of use, waits, and must not be called

@@ -2,7 +2,8 @@
 """Writes report.html of a run, running or done: one page that needs no other file and no network.
 
 usage: report.py RUN_DIR_OR_LOG [--out FILE.html]
-Needs Python only. Document lengths come from the .idx files of the run's --train, if they are here.
+Needs Python only. Document lengths come from the .idx files of the run's --train, if they are here,
+or of the tokens that it made of texts.
 """
 import argparse
 import array
@@ -136,8 +137,9 @@ def document_lengths(paths):
 
 def length_chart(run):
     train, longest = (run.start.get("options", {}).get(k) for k in ("train", "max-seqlen"))
+    own = os.path.join(os.path.dirname(run.path), os.path.basename(train or ""))  # tokens of texts
     try:
-        bins = document_lengths(index_files(train))
+        bins = document_lengths(index_files(train) or index_files(own))
     except (OSError, ValueError, EOFError, struct.error) as e:
         return no_chart("Document lengths", f"{e}.")
     bins.pop(0, None)           # empty ones are skipped in training too

@@ -58,6 +58,18 @@ WRAP(rmsnorm_backward,
      (floatX * dresid, real *dweight, const floatX *dnormed, const floatX *resid,
       const floatX *weight, const real *rstd, int64_t T, int C),
      (dresid, dweight, dnormed, resid, weight, rstd, T, C), dresid, (size_t)(T *C))
+WRAP(qk_norm_forward,
+     (floatX * out, const floatX *inp, const floatX *weight, float eps, int64_t T, HeadShape heads),
+     (out, inp, weight, eps, T, heads), out,
+     (size_t)(T *(heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim))
+WRAP(qk_norm_backward,
+     (floatX * dqkv, real *dweight, const floatX *inp, const floatX *weight, float eps, int64_t T,
+      HeadShape heads),
+     (dqkv, dweight, inp, weight, eps, T, heads), dweight, (size_t)(2 * heads.head_dim))
+WRAP(bias_forward, (floatX * out, const floatX *bias, int64_t T, int64_t N), (out, bias, T, N), out,
+     (size_t)(T *N))
+WRAP(bias_backward, (real * dbias, const floatX *dout, int64_t T, int64_t N), (dbias, dout, T, N),
+     dbias, (size_t)N)
 WRAP(rope_forward,
      (floatX * qkv, const int32_t *position_ids, const real *rope_table, int64_t T,
       HeadShape heads),
@@ -95,8 +107,9 @@ WRAP(matmul_backward_input,
      (floatX * dinp, const floatX *dout, const floatX *weight, int64_t T, int64_t K, int64_t N),
      (dinp, dout, weight, T, K, N), dinp, (size_t)(T *K))
 WRAP(matmul_backward_weight,
-     (real * dweight, const floatX *dout, const floatX *inp, int64_t T, int64_t K, int64_t N),
-     (dweight, dout, inp, T, K, N), dweight, (size_t)(K *N))
+     (real * dweight, const floatX *dout, const floatX *inp, bool accumulate, int64_t T, int64_t K,
+      int64_t N),
+     (dweight, dout, inp, accumulate, T, K, N), dweight, (size_t)(K *N))
 WRAP(swiglu_forward, (floatX * out, const floatX *gate_up, int64_t T, int64_t F),
      (out, gate_up, T, F), out, (size_t)(T *F))
 WRAP(swiglu_backward,

@@ -20,6 +20,11 @@ struct CpuReference {
     void (*rmsnorm_forward)(float *, float *, const float *, const float *, float, int64_t, int);
     void (*rmsnorm_backward)(float *, float *, const float *, const float *, const float *,
                              const float *, int64_t, int);
+    void (*qk_norm_forward)(float *, const float *, const float *, float, int64_t, HeadShape);
+    void (*qk_norm_backward)(float *, float *, const float *, const float *, float, int64_t,
+                             HeadShape);
+    void (*bias_forward)(float *, const float *, int64_t, int64_t);
+    void (*bias_backward)(float *, const float *, int64_t, int64_t);
     void (*rope_forward)(float *, const int32_t *, const float *, int64_t, HeadShape);
     void (*attention_forward)(float *, float *, const float *, const VarlenInfo *, HeadShape);
     void (*attention_backward)(float *, float *, const float *, const float *, const float *,
@@ -32,7 +37,7 @@ struct CpuReference {
     void (*matmul_forward_add)(float *, const float *, const float *, const float *, int64_t,
                                int64_t, int64_t);
     void (*matmul_backward_input)(float *, const float *, const float *, int64_t, int64_t, int64_t);
-    void (*matmul_backward_weight)(float *, const float *, const float *, int64_t, int64_t,
+    void (*matmul_backward_weight)(float *, const float *, const float *, bool, int64_t, int64_t,
                                    int64_t);
     void (*swiglu_forward)(float *, const float *, int64_t, int64_t);
     void (*swiglu_backward)(float *, const float *, const float *, int64_t, int64_t);
@@ -65,6 +70,10 @@ static inline CpuReference reference_open() {
     OPERATION(embedding_backward);
     OPERATION(rmsnorm_forward);
     OPERATION(rmsnorm_backward);
+    OPERATION(qk_norm_forward);
+    OPERATION(qk_norm_backward);
+    OPERATION(bias_forward);
+    OPERATION(bias_backward);
     OPERATION(rope_forward);
     OPERATION(attention_forward);
     OPERATION(attention_backward);

@@ -104,6 +104,8 @@ expect dry_run 0 'total' "${run[@]}" --dry-run --out nothing
 expect recompute_is_planned 0 '^recompute off .* MiB, on .* MiB \(chosen\), full ' "${run[@]}" --dry-run \
     --recompute on --out nothing
 expect flags_for_other_gpus 0 '^ +8 GiB  --recompute off$' "${run[@]}" --dry-run --out nothing
+expect plan_for_another_machine 0 '^warning: this machine has .* MiB free of ' "${run[@]}" --dry-run \
+    --micro-batch-tokens 500000000 --batch-tokens 0 --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
 expect version 0 '^unpad.c [0-9]' "$train" --version
@@ -129,7 +131,7 @@ expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-se
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
 expect unknown_attention 2 'attention' "${run[@]}" --attention fastest
-expect too_big_for_the_machine 6 'largest that fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
+expect too_big_for_the_machine 6 'tokens [0-9]+ fits|does not fit' "${run[@]}" --micro-batch-tokens 500000000 --batch-tokens 0 --out big
 check nothing_written_when_too_big test ! -e big
 
 # ---- bad input files --------------------------------------------------------------------------------------

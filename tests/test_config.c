@@ -69,6 +69,85 @@ static const char llama_32_1b_new[] =
     "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"},"
     "\"tie_word_embeddings\": true, \"vocab_size\": 128256}";
 
+// Other types: published files of Qwen2.5-0.5B, Qwen3-0.6B, Mistral-7B-v0.3 and SmolLM3-3B
+static const char qwen2[] =
+    "{\"architectures\": [\"Qwen2ForCausalLM\"], \"attention_dropout\": 0.0, \"bos_token_id\": "
+    "151643,"
+    "\"eos_token_id\": 151643, \"hidden_act\": \"silu\", \"hidden_size\": 896,"
+    "\"initializer_range\": 0.02, \"intermediate_size\": 4864, \"max_position_embeddings\": 32768,"
+    "\"max_window_layers\": 24, \"model_type\": \"qwen2\", \"num_attention_heads\": 14,"
+    "\"num_hidden_layers\": 24, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-06,"
+    "\"rope_theta\": 1000000.0, \"sliding_window\": 32768, \"tie_word_embeddings\": true,"
+    "\"torch_dtype\": \"bfloat16\", \"use_cache\": true, \"use_mrope\": false,"
+    "\"use_sliding_window\": false, \"vocab_size\": 151936}";
+static const char qwen3[] =
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
+    "0.0,"
+    "\"bos_token_id\": 151643, \"eos_token_id\": 151645, \"head_dim\": 128, \"hidden_act\": "
+    "\"silu\","
+    "\"hidden_size\": 1024, \"initializer_range\": 0.02, \"intermediate_size\": 3072,"
+    "\"max_position_embeddings\": 40960, \"max_window_layers\": 28, \"model_type\": \"qwen3\","
+    "\"num_attention_heads\": 16, \"num_hidden_layers\": 28, \"num_key_value_heads\": 8,"
+    "\"rms_norm_eps\": 1e-06, \"rope_scaling\": null, \"rope_theta\": 1000000,"
+    "\"sliding_window\": null, \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\","
+    "\"use_cache\": true, \"use_sliding_window\": false, \"vocab_size\": 151936}";
+static const char mistral[] =
+    "{\"architectures\": [\"MistralForCausalLM\"], \"attention_dropout\": 0.0, \"bos_token_id\": 1,"
+    "\"eos_token_id\": 2, \"hidden_act\": \"silu\", \"hidden_size\": 4096,"
+    "\"initializer_range\": 0.02, \"intermediate_size\": 14336, \"max_position_embeddings\": 32768,"
+    "\"model_type\": \"mistral\", \"num_attention_heads\": 32, \"num_hidden_layers\": 32,"
+    "\"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-05, \"rope_theta\": 1000000.0,"
+    "\"sliding_window\": null, \"tie_word_embeddings\": false, \"torch_dtype\": \"bfloat16\","
+    "\"use_cache\": true, \"vocab_size\": 32768}";
+static const char smollm3[] =
+    "{\"architectures\": [\"SmolLM3ForCausalLM\"], \"attention_bias\": false, "
+    "\"attention_dropout\": 0.0,"
+    "\"bos_token_id\": null, \"eos_token_id\": 128001, \"hidden_act\": \"silu\", \"hidden_size\": "
+    "2048,"
+    "\"initializer_range\": 0.02, \"intermediate_size\": 11008, \"layer_types\": "
+    "[\"full_attention\"],"
+    "\"max_position_embeddings\": 65536, \"max_window_layers\": 28, \"mlp_bias\": false,"
+    "\"model_type\": \"smollm3\", \"no_rope_layer_interval\": 4, \"no_rope_layers\": [1, 1, 1, 0, "
+    "1,"
+    "1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0],"
+    "\"num_attention_heads\": 16, \"num_hidden_layers\": 36, \"num_key_value_heads\": 4,"
+    "\"pad_token_id\": 128004, \"pretraining_tp\": 2, \"rms_norm_eps\": 1e-06, \"rope_scaling\": "
+    "null,"
+    "\"rope_theta\": 5000000.0, \"sliding_window\": null, \"torch_dtype\": \"bfloat16\","
+    "\"use_cache\": false, \"use_sliding_window\": false, \"vocab_size\": 128256}";
+
+static const struct {
+    const char *text;
+    ModelType type;
+    bool qkv_bias, qk_norm, tied;
+    int no_rope_interval, head_dim;
+    uint64_t num_params;  // as published
+} published[] = {
+    {qwen2, MODEL_QWEN2, true, false, true, 0, 64, 494032768},
+    {qwen3, MODEL_QWEN3, false, true, true, 0, 128, 596049920},
+    {mistral, MODEL_MISTRAL, false, false, false, 0, 128, 7248023552},
+    {smollm3, MODEL_SMOLLM3, false, false, true, 4, 128, 3075098624},
+};
+enum { NUM_PUBLISHED = sizeof published / sizeof *published };
+
+TEST(published_configs_of_other_types) {
+    for (int i = 0; i < NUM_PUBLISHED; i++) {
+        LlamaConfig c, back;
+        Error err = {0};
+        char text[4096];
+        CHECK_MSG(parse(&c, published[i].text, strlen(published[i].text), &err), "%s", err.what);
+        CHECK(c.model_type == published[i].type && c.qkv_bias == published[i].qkv_bias);
+        CHECK(c.qk_norm == published[i].qk_norm && c.tie_word_embeddings == published[i].tied);
+        CHECK(c.no_rope_interval == published[i].no_rope_interval);
+        CHECK(c.head_dim == published[i].head_dim);
+        CHECK_MSG(llama_config_num_params(&c) == published[i].num_params, "%lu parameters",
+                  llama_config_num_params(&c));
+        const size_t n = llama_config_text(&c, "float32", text, sizeof text);
+        CHECK_MSG(n > 0 && parse(&back, text, n, &err), "%s", err.what);
+        CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", text);
+    }
+}
+
 static void check_same_as(const char *text, const char *name) {
     LlamaConfig c, expected;
     Error err = {0};
@@ -112,6 +191,18 @@ TEST(write_then_read_is_the_same) {
         CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", names[i]);
         CHECK(llama_config_read(&back, scratch(""), &err));  // the directory alone is enough
     }
+    const RopeScaling scalings[] = {{ROPE_LINEAR, 2.5, 0, 0, 0, 0},
+                                    {ROPE_YARN, 4, 1, 32, 32768, 1.1386294361119891}};
+    for (int i = 0; i < 2; i++) {
+        LlamaConfig c, back;
+        Error err = {0};
+        char text[4096];
+        llama_config_builtin(&c, "demo");
+        c.rope_scaling = scalings[i];
+        const size_t n = llama_config_text(&c, "float32", text, sizeof text);
+        CHECK_MSG(parse(&back, text, n, &err), "%s", err.what);
+        CHECK_MSG(memcmp(&c, &back, sizeof c) == 0, "%s", text);
+    }
     char small[100];
     LlamaConfig c;
     llama_config_builtin(&c, "demo");
@@ -126,9 +217,36 @@ TEST(missing_keys_have_hugging_face_defaults) {
         "\"intermediate_size\":7,\"num_hidden_layers\":2,\"num_attention_heads\":3}";
     CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
     CHECK(c.num_kv_heads == 3 && c.head_dim == 16 && c.max_position_embeddings == 2048);
-    CHECK(c.rms_norm_eps == 1e-6f && c.rope_theta == 10000 && !c.rope_scaling.llama3);
+    CHECK(c.rms_norm_eps == 1e-6f && c.rope_theta == 10000 && c.rope_scaling.type == ROPE_PLAIN);
     CHECK(!c.tie_word_embeddings && c.initializer_range == 0.02f);
     CHECK(c.bos_token_id == 1 && c.eos_token_id == 2);
+}
+
+TEST(missing_keys_have_the_defaults_of_their_type) {
+    static const struct {
+        const char *type, *more;
+        int kv_heads, head_dim, positions, eos;
+        double theta;
+        bool tied;
+    } cases[] = {{"mistral", "\"sliding_window\":null,", 8, 16, 131072, 2, 1e4, false},
+                 {"qwen2", "", 32, 16, 32768, -1, 1e4, false},
+                 {"qwen3", "", 32, 128, 32768, -1, 1e4, false},
+                 {"smollm3", "", 4, 16, 32768, -1, 2e6, true}};  // 128001 is not in the vocabulary
+    for (int i = 0; i < 4; i++) {
+        LlamaConfig c;
+        Error err = {0};
+        char text[400];
+        const int n = snprintf(text, sizeof text,
+                               "{\"model_type\":\"%s\",%s\"vocab_size\":100,\"hidden_size\":512,"
+                               "\"intermediate_size\":7,\"num_hidden_layers\":8,"
+                               "\"num_attention_heads\":32}",
+                               cases[i].type, cases[i].more);
+        CHECK_MSG(parse(&c, text, (size_t)n, &err), "%s", err.what);
+        CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
+        CHECK(c.max_position_embeddings == cases[i].positions && c.eos_token_id == cases[i].eos);
+        CHECK(c.rope_theta == cases[i].theta && c.tie_word_embeddings == cases[i].tied);
+        CHECK(c.no_rope_interval == (i == 3 ? 4 : 0));
+    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -139,7 +257,10 @@ typedef struct {
 } BadConfig;
 
 static const BadConfig bad_configs[] = {
-    {"model_type", "\"mistral\"", "model_type"},
+    {"model_type", "\"gemma\"", "model_type: expected llama, mistral, qwen2, qwen3 or smollm3"},
+    {"model_type", "\"qwen3_moe\"", "found \"qwen3_moe\""},
+    {"model_type", "\"mistral\"", "sliding_window: expected null, not found"},
+    {"model_type", "\"qwen2\"", "architectures: expected Qwen2ForCausalLM"},
     {"model_type", "null", "model_type"},
     {"model_type", "7", "model_type"},
     {"model_type", NULL, "model_type: required"},
@@ -223,8 +344,20 @@ static const BadConfig bad_configs[] = {
     {"qk_norm", "true", "qk_norm"},
     {"num_local_experts", "8", "num_local_experts"},
     {"is_encoder_decoder", "true", "is_encoder_decoder"},
-    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}", "found \"linear\""},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0}", "found \"yarn\""},
+    {"no_rope_layers", "[1, 0]", "no_rope_layers"},
+    {"use_mrope", "true", "use_mrope"},
+    {"rope_scaling", "{\"type\": \"linear\"}", "factor: required"},
+    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 0.5}", "factor"},
+    {"rope_scaling", "{\"rope_type\": \"longrope\", \"factor\": 2.0}", "found \"longrope\""},
+    {"rope_scaling", "{\"rope_type\": \"yarn\"}", "factor: required"},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale\": 0.7}", "mscale"},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale_all_dim\": 1.0}",
+     "mscale_all_dim"},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"truncate\": false}",
+     "truncate: expected true, found false"},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 1}", "beta_fast 1"},
+    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"attention_factor\": 0}",
+     "attention_factor"},
     {"rope_scaling", "{\"rope_type\": \"dynamic\"}", "found \"dynamic\""},
     {"rope_scaling", "{\"rope_type\": 3}", "rope_scaling: rope_type"},
     {"rope_scaling", "{\"factor\": 2.0}", "rope_type: required"},
@@ -251,14 +384,15 @@ static const BadConfig bad_configs[] = {
     {"rope_parameters", "7", "rope_parameters: expected an object"},
 };
 
-// The demo config with one member replaced.
-static char *config_with(const char *key, const char *value) {
+// Another type's config, or (NULL) the demo's, with one member replaced
+static char *config_with(const char *base, const char *key, const char *value) {
     char text[4096];
     LlamaConfig c;
     Error err = {0};
     llama_config_builtin(&c, "demo");
-    size_t n = llama_config_text(&c, "float32", text, sizeof text);
-    json_t *root = json_parse(text, n, "demo", &err);
+    llama_config_text(&c, "float32", text, sizeof text);
+    if (!base) base = text;
+    json_t *root = json_parse(base, strlen(base), "demo", &err);
     json_object_del(root, key);
     if (value) json_object_set_new(root, key, json_parse(value, strlen(value), key, &err));
     char *out = json_dumps(root, JSON_COMPACT);
@@ -266,20 +400,92 @@ static char *config_with(const char *key, const char *value) {
     return out;
 }
 
-TEST(bad_configs_are_refused_by_name) {
-    size_t count = sizeof bad_configs / sizeof *bad_configs;
-    CHECK(count >= 60);
+static const BadConfig bad_mistral[] = {
+    {"sliding_window", "4096", "sliding_window: expected null, found 4096"},
+    {"sliding_window", NULL, "sliding_window"},
+    {"architectures", "[\"LlamaForCausalLM\"]", "architectures: expected MistralForCausalLM"},
+    {"no_rope_layers", "[1, 0]", "no_rope_layers"},
+};
+static const BadConfig bad_qwen3[] = {
+    {"use_sliding_window", "true", "use_sliding_window: expected false, found true"},
+    {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types"},
+    {"attention_bias", "true", "attention_bias"},
+    {"num_experts", "128", "num_experts"},
+    {"use_mrope", "true", "use_mrope"},
+};
+static const BadConfig bad_smollm3[] = {
+    {"no_rope_layers", "[1, 1]", "no_rope_layers: expected an array with a number for each layer"},
+    {"no_rope_layers", "7", "no_rope_layers"},
+    {"no_rope_layers",
+     "[1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1,"
+     "0, 1, 1, 1, 1]",
+     "no_rope_layers: expected 1, and 0 at equal intervals, found 1"},
+    {"no_rope_layers",
+     "[1, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1,"
+     "0, 1, 1, 1, 0]",
+     "no_rope_layers: expected 1, and 0 at equal intervals, found 0"},
+    {"attention_bias", "true", "attention_bias"},
+    {"mlp_bias", "true", "mlp_bias"},
+};
+
+static void check_bad(const char *base, const BadConfig *list, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        const BadConfig *bad = &bad_configs[i];
+        const BadConfig *bad = &list[i];
         LlamaConfig c;
         Error err = {0};
-        char *text = config_with(bad->key, bad->value);
+        char *text = config_with(base, bad->key, bad->value);
         bool ok = parse(&c, text, strlen(text), &err);
         free(text);
         CHECK_MSG(!ok, "%s = %s was accepted", bad->key, bad->value ? bad->value : "(none)");
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, bad->expected) &&
                       strncmp(err.what, "config.json: ", 13) == 0,
                   "%s = %s: %s", bad->key, bad->value ? bad->value : "(none)", err.what);
+    }
+}
+
+TEST(bad_configs_are_refused_by_name) {
+    CHECK(sizeof bad_configs / sizeof *bad_configs >= 60);
+    check_bad(NULL, bad_configs, sizeof bad_configs / sizeof *bad_configs);
+    check_bad(mistral, bad_mistral, sizeof bad_mistral / sizeof *bad_mistral);
+    check_bad(qwen3, bad_qwen3, sizeof bad_qwen3 / sizeof *bad_qwen3);
+    check_bad(smollm3, bad_smollm3, sizeof bad_smollm3 / sizeof *bad_smollm3);
+}
+
+TEST(yarn_has_the_defaults_of_its_paper) {
+    LlamaConfig c;
+    Error err = {0};
+    char *text = config_with(NULL, "rope_scaling", "{\"type\": \"yarn\", \"factor\": 4}");
+    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+    free(text);
+    const RopeScaling *r = &c.rope_scaling;
+    CHECK(r->type == ROPE_YARN && r->factor == 4 && r->low_freq_factor == 1);
+    CHECK(r->high_freq_factor == 32 && r->original_max_position_embeddings == 8192);
+    CHECK(fabs(r->attention_factor - 1.1386294361119891) < 1e-15);
+}
+
+// The list of layers says more than the interval; an interval beyond the layers is none.
+TEST(layers_without_rope) {
+    static const struct {
+        const char *key, *value;
+        int interval;
+    } cases[] = {{"no_rope_layers", NULL, 4},
+                 {"no_rope_layers",
+                  "[1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,"
+                  "1,0,1,0]",
+                  2},
+                 {"no_rope_layers",
+                  "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+                  "1,1,1,1]",
+                  0}};
+    for (int i = 0; i < 3; i++) {
+        LlamaConfig c, back;
+        Error err = {0};
+        char written[4096], *text = config_with(smollm3, cases[i].key, cases[i].value);
+        CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+        free(text);
+        CHECK_MSG(c.no_rope_interval == cases[i].interval, "%d", c.no_rope_interval);
+        const size_t n = llama_config_text(&c, "float32", written, sizeof written);
+        CHECK(parse(&back, written, n, &err) && memcmp(&c, &back, sizeof c) == 0);
     }
 }
 
@@ -314,6 +520,13 @@ TEST(harmless_values_are_accepted) {
         {"rope_scaling", "null"},
         {"rope_scaling", "{\"type\": \"default\"}"},
         {"rope_scaling", "{}"},
+        {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}"},
+        {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale\": null}"},
+        {"rope_parameters",
+         "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": null,"
+         "\"truncate\": true, \"rope_theta\": 10000}"},
+        {"use_mrope", "false"},
+        {"no_rope_layers", "null"},
         {"layer_types", "null"},
         {"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 10000}"},
         {"layer_types", "[\"full_attention\"]"},
@@ -331,7 +544,7 @@ TEST(harmless_values_are_accepted) {
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         LlamaConfig c;
         Error err = {0};
-        char *text = config_with(good[i][0], good[i][1]);
+        char *text = config_with(NULL, good[i][0], good[i][1]);
         bool ok = parse(&c, text, strlen(text), &err);
         free(text);
         CHECK_MSG(ok, "%s = %s: %s", good[i][0], good[i][1], err.what);
@@ -445,11 +658,12 @@ static size_t mutate(char *text, size_t n, size_t capacity) {
 }
 
 TEST(fuzz) {
-    static const char *const seeds[] = {smollm2_135m, llama_32_1b, llama_32_1b_new};
+    static const char *const seeds[] = {smollm2_135m, llama_32_1b, llama_32_1b_new,
+                                        qwen2,        qwen3,       smollm3};
     char text[4096];
     int accepted = 0;
     for (int i = 0; i < 20000; i++) {
-        const char *seed = seeds[i % 3];
+        const char *seed = seeds[i % 6];
         size_t n = strlen(seed);
         memcpy(text, seed, n);
         for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = mutate(text, n, sizeof text);

@@ -215,7 +215,7 @@ static int exit_code_of(char *text, size_t size, Op op) {
 
 TEST(unsupported_shapes_end_with_exit_code_11) {
     char text[1000];
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
             void *p = cuda_scratch();
@@ -229,12 +229,15 @@ TEST(unsupported_shapes_end_with_exit_code_11) {
             if (i == 5) cuda_fail("file", 7, "what", cudaErrorInvalidValue);
             if (i == 6) matmul_forward(x, x, x, 1, 64, 0);
             if (i == 7) matmul_forward(x, x, x, 1, 0, 64);
+            if (i == 8) qk_norm_forward(x, x, x, 1e-5f, 1, {2, 1, 20});
+            if (i == 9) bias_backward((real *)p, x, 1, 16392);
         });
         if (code == 77) SKIP("no GPU");
         CHECK_MSG(code == 11, "case %d: exit code %d: %s", i, code, text);
         CHECK_MSG(strncmp(text, "error: cuda: ", 13) == 0 && strstr(text, "\nhint: "),
                   "case %d: %s", i, text);
-        if (i == 1 || i >= 6) CHECK_MSG(strstr(text, "multiples of 8"), "case %d: %s", i, text);
+        if (i == 1 || i == 6 || i == 7)
+            CHECK_MSG(strstr(text, "multiples of 8"), "case %d: %s", i, text);
     }
 }
 
@@ -270,7 +273,7 @@ TEST(code_for_other_gpus_hints_how_to_build_for_this_one) {
     for (cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorUnsupportedPtxVersion}) {
         const int code = exit_code_of(text, sizeof text, [&] {
             if (init()) exit(77);
-            fprintf(stderr, "CUDA_ARCHS=%d\n", cuda_arch());
+            fprintf(stderr, "CUDA_ARCHS=%d%s\n", cuda_arch(), cuda_arch() == 90 ? "a" : "");
             cuda_fail("file", 7, "a_kernel", status);
         });
         if (code == 77) SKIP("no GPU");
@@ -503,6 +506,57 @@ TEST(rmsnorm_backward) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The norm of query and key heads, bias
+
+static void check_qk_norm(int64_t T, HeadShape heads, double scale) {
+    next_shape();
+    const int D = heads.head_dim, width = (heads.num_heads + 2 * heads.num_kv_heads) * D;
+    Tensor inp = tensor("inp", true, T, width, scale), weight = tensor("weight", true, 2, D, 1);
+    Tensor out = tensor("out", true, T, width, 0), *outs[] = {&out};
+    run(outs, 1, [&] { qk_norm_forward(bf(out), bf(inp), bf(weight), EPS, T, heads); });
+    reference.qk_norm_forward(out.host, inp.host, weight.host, EPS, T, heads);
+    check_close(out);
+    Tensor dqkv = tensor("dqkv", true, T, width, 1), dweight = tensor("dweight", false, 2, D, 3);
+    Tensor *grads[] = {&dqkv, &dweight};
+    run(grads, 2,
+        [&] { qk_norm_backward(bf(dqkv), fp(dweight), bf(inp), bf(weight), EPS, T, heads); });
+    reference.qk_norm_backward(dqkv.host, dweight.host, inp.host, weight.host, EPS, T, heads);
+    check_close(dqkv);
+    check_close(dweight);
+}
+
+TEST(qk_norm) {
+    start();
+    const HeadShape shapes[] = {{16, 8, 128}, {3, 1, 64}, {2, 2, 256}, {1, 1, 8}, {5, 1, 80}};
+    FOR_EACH(const HeadShape, heads, shapes)
+    FOR_EACH(const int64_t, T, SOME_T) check_qk_norm(T, heads, 2);
+    check_qk_norm(2100, {1, 1, 64}, 2);   // more heads than the blocks take in one turn
+    check_qk_norm(9, {2, 1, 128}, 1e-3);  // eps counts
+}
+
+static void check_bias(int64_t T, int64_t N) {
+    next_shape();
+    Tensor bias = tensor("bias", true, 1, N, 1), out = tensor("out", true, T, N, 2);
+    Tensor dout = tensor("dout", true, T, N, 1), dbias = tensor("dbias", false, 1, N, 3);
+    Tensor *outs[] = {&out}, *grads[] = {&dbias};
+    run(outs, 1, [&] { bias_forward(bf(out), bf(bias), T, N); });
+    reference.bias_forward(out.host, bias.host, T, N);
+    check_close(out);
+    run(grads, 1, [&] { bias_backward(fp(dbias), bf(dout), T, N); });
+    reference.bias_backward(dbias.host, dout.host, T, N);
+    check_close(dbias);
+}
+
+TEST(bias) {
+    start();
+    FOR_EACH(const int64_t, T, SOME_T) FOR_EACH(const int, N, SOME_C) check_bias(T, N);
+    check_bias(2100, 64);   // more rows than the blocks take in one turn
+    check_bias(520, 4104);  // three turns
+    check_bias(3, 8);
+    check_bias(3, 16384);
+}
+
+// ------------------------------------------------------------------------------------------------
 // Rope
 
 static void check_rope(int64_t T, HeadShape heads) {
@@ -722,9 +776,13 @@ static void check_matmul(int64_t T, int64_t K, int64_t N) {
     run(dinps, 1, [&] { matmul_backward_input(bf(dinp), bf(dout), bf(weight), T, K, N); });
     reference.matmul_backward_input(dinp.host, dout.host, weight.host, T, K, N);
     check_within(dinp, BF16, 1e-6 * (double)N);
-    run(dweights, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
-    reference.matmul_backward_weight(dweight.host, dout.host, inp.host, T, K, N);
-    check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    for (bool accumulate : {true, false}) {
+        if (T == 0 && !accumulate) continue;
+        run(dweights, 1,
+            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), accumulate, T, K, N); });
+        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, accumulate, T, K, N);
+        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    }
 }
 
 TEST(matmul) {
@@ -821,7 +879,8 @@ struct Product {
     std::string bytes() {
         Tensor *outs[] = {&dweight};
         fill(&dweight);
-        run(outs, 1, [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), T, K, N); });
+        run(outs, 1,
+            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), true, T, K, N); });
         return std::string((const char *)dweight.result, all_bytes(&dweight));
     }
 };
@@ -1161,7 +1220,11 @@ TEST(sanitizer_ops) {
     check_norm_forward(2, 4104, 2);
     check_norm_backward(34, 192);
     check_norm_backward(3, 4104);
+    check_qk_norm(5, {3, 1, 64}, 2);
+    check_bias(34, 192);
     check_rope(5, {3, 1, 64});
+    check_decode(3, {3, 1, 64});
+    check_decode(2, {2, 2, 128});
     check_swiglu(5, 512, 2);
     check_cross_entropy(6, 264, 3);
     check_cross_entropy(3, 4099, 3);
@@ -1198,6 +1261,29 @@ TEST(timer_is_within_the_clock) {
     CHECK(device_memory().waits == waits + 1);
 }
 
+// What the branch reads may be overwritten after device_join, and after every wait of the host. If
+// not, it shows where the branch lags: tests/test_cuda_modes.sh.
+TEST(branch_is_joined) {
+    start();
+    const int64_t T = 40, C = 64;
+    Tensor dout = tensor("dout", true, T, C, 1), inp = tensor("inp", true, T, C, 1);
+    Tensor dweight = tensor("dweight", false, C, C, 0);
+    float some[8];
+    for (int i = 0; i < 5; i++) {
+        fill(&dout), fill(&dweight);
+        matmul_backward_weight(fp(dweight), bf(dout), bf(inp), false, T, C, C);
+        if (i == 0) device_join();
+        if (i == 1) device_synchronize();
+        if (i == 2) device_download(some, inp.device, sizeof some);
+        if (i == 3) weights_to_host(some, bf(inp), NULL, 8);
+        if (i == 4) activations_to_host(some, bf(inp), 8);
+        device_zero(dout.device, all_bytes(&dout));
+        device_download(dweight.result, dweight.device, all_bytes(&dweight));
+        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, false, T, C, C);
+        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
+    }
+}
+
 // No operation allocates device memory.
 TEST(operations_allocate_nothing) {
     start();
@@ -1207,7 +1293,7 @@ TEST(operations_allocate_nothing) {
     Tensor rstd = tensor("rstd", false, T, 1, 1);
     const uint64_t before = device_memory().count;
     matmul_forward(bf(a), bf(b), bf(w), T, C, C);
-    matmul_backward_weight(fp(dw), bf(a), bf(b), T, C, C);
+    matmul_backward_weight(fp(dw), bf(a), bf(b), true, T, C, C);
     rmsnorm_backward(bf(a), fp(dw), bf(b), bf(b), bf(w), fp(rstd), T, (int)C);
     device_synchronize();
     CHECK(device_memory().count == before);

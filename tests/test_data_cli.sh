@@ -371,9 +371,8 @@ put("table.csv.gz", gzip.compress(b"id,text\n1,one\n"))
 put("text.txt.gz", gzip.compress(b"some text\n" * 10))
 put("cut.txt.gz", gzip.compress(bytes(range(32, 127)) * 100)[:40])
 put("binary.gz", gzip.compress(b"\0\1\2"))
-put("lines.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\x00")
 put("text.xz", lzma.compress(b"text"))
-put("part.parquet", b"PAR1\x15\x04\x15\x00PAR1")
+put("part.arrow", b"ARROW1")
 put("chat.jsonl", "".join(json.dumps(c) + "\n" for c in chat).encode())
 put("sharegpt.jsonl", b'{"conversations": [{"from": "human", "value": "hi"}]}\n')
 put("array.jsonl", json.dumps(rows, indent=1).encode())
@@ -388,9 +387,7 @@ refused json_object 'inputs/object.json: expected JSON Lines, found a JSON objec
     inputs/object.json
 refused json_array_as_jsonl 'inputs/array.jsonl:1: expected one JSON object a line, found an array' \
     "jq -c '\.\[\]'" inputs/array.jsonl
-refused parquet 'inputs/part.parquet: expected text or JSONL, found Parquet' "read_parquet.*to_json" \
-    inputs/part.parquet
-refused zstandard 'inputs/lines.jsonl.zst: expected text or JSONL, found Zstandard' 'zstd -d' inputs/lines.jsonl.zst
+refused arrow 'inputs/part.arrow: expected text or JSONL, found Arrow' 'from_file.*to_json' inputs/part.arrow
 refused xz 'inputs/text.xz: expected text or JSONL, found xz' 'xz -d' inputs/text.xz
 refused binary_in_gzip 'inputs/binary.gz: expected text, found a binary file' '\.jsonl' inputs/binary.gz
 refused cut_gzip 'inputs/cut.txt.gz: cannot read' 'copy' inputs/cut.txt.gz
@@ -415,9 +412,9 @@ documents tables_in_a_tree 2 tree
 check tables_in_a_tree_are_counted \
     sh -c 'python3 "$1/data/prepare.py" tree --out some --overwrite | grep "^left out: 3 CSV or JSON files (--as-text takes them)$"' sh "$root"
 documents tables_in_a_tree_as_text 5 tree --as-text
-cp inputs/part.parquet tree
-refused parquet_in_a_tree 'tree/part.parquet: expected text or JSONL, found Parquet' 'read_parquet.*--glob' tree
-documents parquet_excluded_by_glob 1 tree --glob '*.txt'
+cp inputs/part.arrow tree
+refused arrow_in_a_tree 'tree/part.arrow: expected text or JSONL, found Arrow' 'from_file.*--glob' tree
+documents arrow_excluded_by_glob 1 tree --glob '*.txt'
 mkdir tables && cp inputs/table.csv tables
 refused a_tree_of_tables 'tables: no document for training' 'CSV or JSON' tables
 

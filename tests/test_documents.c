@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -602,7 +603,177 @@ TEST(llmq_files) {
     dataset_close(&ds);
     put_word(&f, 6, 1);
     write_bytes(scratch("q.bin"), f.bin, f.bin_size);
-    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) && strstr(err.what, "mask"));
+    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) &&
+          strstr(err.what, "a bit for each"));
+}
+
+// Samples of other trainers, each made by its own writer (dev/reference/make_shard_golden.py):
+// token j of document i is 100 i + j + 1, but for the first or the last one.
+static const struct {
+    const char *file, *format;
+    int32_t begin, end;  // what the first and the last token of a document are; -1: as the others
+    int boundary;        // --boundary-token, which ends documents; -1: not needed
+} samples[] = {
+    {"llmc_v1.bin", "llm.c", 50256, -1, -1},
+    {"llmc_v7.bin", "llm.c", 128000, -1, -1},
+    {"fineweb_train_000001.bin", "llm.c", 50256, -1, -1},
+    {"datatrove.ds", "datatrove", -1, 50256, -1},
+    {"datatrove_wide.ds", "datatrove", -1, 70000, -1},
+    {"megatron.bin", "Megatron", -1, 50256, -1},
+    {"megatron_wide.bin", "Megatron", -1, 128255, -1},
+    {"llmq.bin", "llmq", -1, 50256, 50256},
+    {"olmo.npy", "OLMo", -1, 50279, -1},
+    {"olmo.npy", "OLMo", -1, 50279, 50279},
+    {"olmo_wide.npy", "OLMo", -1, 100257, -1},
+    {"olmo_wide.npy", "OLMo", -1, 100257, 100257},
+    {"numpy.npy", "numpy", -1, 50256, 50256},
+};
+enum { NUM_SAMPLE_DOCS = 5, SAMPLE_TOKENS = 22 };
+static const int SAMPLE_LENGTHS[NUM_SAMPLE_DOCS] = {4, 1, 9, 2, 6};
+
+static bool open_sample(Dataset *ds, const char *file, int boundary, Error *err) {
+    char path[128];
+    DatasetOptions options = dataset_options();
+    options.boundary_token = boundary;
+    options.boundary_ends = boundary >= 0;
+    *err = (Error){0};
+    snprintf(path, sizeof path, "tests/golden/shards/%s", file);
+    return dataset_open(ds, path, &options, err);
+}
+
+TEST(samples_of_other_trainers_are_read) {
+    for (size_t s = 0; s < sizeof samples / sizeof *samples; s++) {
+        Dataset ds;
+        Error err;
+        int32_t tokens[16];
+        char text[256];
+        CHECK_MSG(open_sample(&ds, samples[s].file, samples[s].boundary, &err), "%s", err.what);
+        dataset_describe(&ds, text, sizeof text);
+        CHECK_MSG(strstr(text, samples[s].format), "%s: %s", samples[s].file, text);
+        CHECK(ds.num_docs == NUM_SAMPLE_DOCS && ds.num_tokens == SAMPLE_TOKENS);
+        for (int i = 0; i < NUM_SAMPLE_DOCS; i++) {
+            const int n = SAMPLE_LENGTHS[i];
+            CHECK(dataset_doc_length(&ds, i) == n);
+            CHECK_MSG(dataset_read(&ds, i, 0, n, tokens, &err), "%s", err.what);
+            for (int j = 0; j < n; j++) {
+                const int32_t begin = j == 0 ? samples[s].begin : -1,
+                              end = j + 1 == n ? samples[s].end : -1,
+                              expected = begin >= 0 ? begin
+                                         : end >= 0 ? end
+                                                    : 100 * i + j + 1;
+                CHECK_MSG(tokens[j] == expected, "%s: document %d, token %d: %d", samples[s].file,
+                          i, j, tokens[j]);
+            }
+        }
+        dataset_close(&ds);
+    }
+}
+
+// The second half of a document is trained, never its first token.
+static void check_sample_mask(const Dataset *ds, int64_t doc, int sample_doc) {
+    const int n = SAMPLE_LENGTHS[sample_doc];
+    for (int j = 1; j < n; j++) CHECK(dataset_count_targets(ds, doc, j, 1) == (j >= n / 2));
+}
+
+TEST(masks_of_datatrove_are_read) {
+    Dataset ds;
+    Error err;
+    CHECK_MSG(open_sample(&ds, "datatrove_wide.ds", -1, &err), "%s", err.what);
+    CHECK(ds.masked && ds.num_targets == 2 + 0 + 5 + 1 + 3);
+    for (int i = 0; i < NUM_SAMPLE_DOCS; i++) check_sample_mask(&ds, i, i);
+    dataset_close(&ds);
+}
+
+// Samples shorter than 7 tokens are padded with zeros, which are documents without a target.
+TEST(masks_of_llmq_are_read) {
+    Dataset ds;
+    Error err;
+    const int documents[] = {0, -1, 1, -1, 2, 3, -1, 4, -1};  // -1: padding
+    CHECK_MSG(open_sample(&ds, "llmq_mask.bin", 50256, &err), "%s", err.what);
+    CHECK(ds.masked && ds.num_targets == 2 + 0 + 5 + 1 + 3 && ds.num_docs == 9);
+    for (int i = 0; i < 9; i++) {
+        const int64_t n = dataset_doc_length(&ds, i);
+        if (documents[i] >= 0) {
+            CHECK(n == SAMPLE_LENGTHS[documents[i]]);
+            check_sample_mask(&ds, i, documents[i]);
+        } else {
+            CHECK(n + SAMPLE_LENGTHS[documents[i - 1]] == 7);
+            CHECK(n == 1 || dataset_count_targets(&ds, i, 1, n - 1) == 0);
+        }
+    }
+    dataset_close(&ds);
+}
+
+// Every shorter and every longer copy of a sample's file is refused; `boundary` as above.
+static void check_sizes(const char *file, const char *sidecar, int boundary) {
+    char path[128], copy[64];
+    const char *const names[] = {file, sidecar};
+    DatasetOptions options = dataset_options();
+    options.boundary_token = boundary;
+    options.boundary_ends = boundary >= 0;
+    unsigned char bytes[2048];
+    size_t sizes[2] = {0};
+    for (int i = 0; i < 2 && names[i]; i++) {
+        snprintf(path, sizeof path, "tests/golden/shards/%s", names[i]);
+        FILE *f = fopen(path, "rb");
+        CHECK(f && (sizes[i] = fread(bytes, 1, sizeof bytes - 64, f)) > 0 && fclose(f) == 0);
+        write_bytes(scratch(names[i]), bytes, sizes[i]);
+    }
+    memset(bytes, 1, sizeof bytes);
+    for (int i = 0; i < 2 && names[i]; i++) {
+        snprintf(copy, sizeof copy, "%s", names[i]);
+        FILE *f = fopen(scratch(copy), "rb");
+        CHECK(f && fread(bytes, 1, sizes[i], f) == sizes[i] && fclose(f) == 0);
+        const bool packed = strstr(copy, ".gz") != NULL;  // zlib ignores what follows
+        for (size_t n = 0; n < sizes[i] + (packed ? 0 : 16); n++) {
+            Dataset ds;
+            Error err = {0};
+            if (n == sizes[i]) continue;
+            write_bytes(scratch(copy), bytes, n);
+            CHECK_MSG(!dataset_open(&ds, scratch(file), &options, &err), "%s: %zu bytes", copy, n);
+            CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
+        }
+        write_bytes(scratch(copy), bytes, sizes[i]);
+    }
+}
+
+TEST(cut_and_lengthened_samples_are_refused) {
+    check_sizes("datatrove_wide.ds", "datatrove_wide.ds.loss", -1);
+    check_sizes("llmq_mask.bin", NULL, 50256);
+    check_sizes("numpy.npy", NULL, 50256);
+    check_sizes("olmo.npy", "olmo.csv.gz", -1);
+}
+
+TEST(directories_of_npy_files) {
+    Dataset ds;
+    Error err = {0};
+    uint64_t n = 0;
+    const DatasetOptions options = dataset_options();
+    const char *const names[][2] = {{"tests/golden/shards/olmo.npy", "npy/part-0.npy"},
+                                    {"tests/golden/shards/olmo.csv.gz", "npy/part-0.csv.gz"}};
+    CHECK(mkdir(scratch("npy"), 0777) == 0);
+    for (int i = 0; i < 2; i++) {
+        char *bytes = file_read_all(names[i][0], 4096, &n, "", &err);
+        CHECK_MSG(bytes != NULL, "%s", err.what);
+        write_bytes(scratch(names[i][1]), bytes, n);
+        free(bytes);
+    }
+    CHECK_MSG(dataset_open(&ds, scratch("npy"), &options, &err), "%s", err.what);
+    CHECK(ds.num_docs == NUM_SAMPLE_DOCS);
+    dataset_close(&ds);
+}
+
+TEST(samples_that_need_a_word_say_so) {
+    Dataset ds;
+    Error err;
+    CHECK(!open_sample(&ds, "numpy.npy", -1, &err) && err.code == EXIT_USAGE);
+    CHECK_MSG(
+        strstr(err.what, "do not say where documents end") && strstr(err.hint, "--boundary-token"),
+        "%s; %s", err.what, err.hint);
+    CHECK(!open_sample(&ds, "numpy_2d.npy", 50256, &err) && err.code == EXIT_BAD_INPUT);
+    CHECK_MSG(strstr(err.what, "one dimension") && strstr(err.what, "(2, 3)"), "%s", err.what);
+    CHECK(!open_sample(&ds, "llmc_eval.bin", -1, &err) && strstr(err.what, "evaluation"));
+    CHECK(!open_sample(&ds, "numpy.npy", 7, &err) && strstr(err.what, "token 7 is nowhere"));
 }
 
 TEST(other_files_are_recognized) {
@@ -612,8 +783,14 @@ TEST(other_files_are_recognized) {
     memset(text, 'x', sizeof text);
     write_bytes(scratch("text.bin"), text, sizeof text);
     check_refused(scratch("text.bin"), "found text");
-    write_bytes(scratch("npy.bin"), "\x93NUMPY\1\0rest", 12);
-    check_refused(scratch("npy.bin"), "numpy");
+    write_bytes(scratch("parquet.bin"), "PAR1rest", 8);
+    check_refused(scratch("parquet.bin"), "Parquet");
+    write_bytes(scratch("zip.bin"), "PK\3\4rest", 8);
+    check_refused(scratch("zip.bin"), "zip");
+    write_bytes(scratch("gguf.bin"), "GGUF\3\0\0\0", 8);
+    check_refused(scratch("gguf.bin"), "GGUF");
+    write_bytes(scratch("safetensors.bin"), "\x40\0\0\0\0\0\0\0{\"a\": 1}", 16);
+    check_refused(scratch("safetensors.bin"), "safetensors");
     write_bytes(scratch("gz.bin"), "\x1f\x8b\x08\0rest", 8);
     check_refused(scratch("gz.bin"), "gzip");
     put_word(&f, 0, 20240522);

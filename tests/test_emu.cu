@@ -394,6 +394,46 @@ TEST(captures_run_when_launched) {
     CUDA_OK(cudaFree(p));
 }
 
+// A stream that waits for an event of a capture is captured too, until the capture ends, and must
+// be waited for.
+TEST(a_second_stream_joins_a_capture) {
+    cudaStream_t stream, fork;
+    cudaEvent_t forked, joined;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float *p = floats(32), host[32];
+    CUDA_OK(cudaStreamCreate(&stream));
+    CUDA_OK(cudaStreamCreate(&fork));
+    CUDA_OK(cudaEventCreate(&forked));
+    CUDA_OK(cudaEventCreate(&joined));
+    for (bool waited_for : {false, true}) {
+        CUDA_OK(cudaMemset(p, 0, 128));
+        CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        CUDA_OK(cudaEventRecord(forked, stream));
+        CUDA_OK(cudaStreamWaitEvent(fork, forked, 0));
+        add_one<<<1, 32, 0, fork>>>(p);
+        CUDA_OK(cudaEventRecord(joined, fork));
+        if (waited_for) CUDA_OK(cudaStreamWaitEvent(stream, joined, 0));
+        const cudaError_t status = cudaStreamEndCapture(stream, &graph);
+        CHECK(status == (waited_for ? cudaSuccess : cudaErrorStreamCaptureUnjoined));
+        cudaGetLastError();
+        CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+        CHECK(host[31] == 0);
+        add_one<<<1, 32, 0, fork>>>(p);  // no capture any more
+        CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+        CHECK(host[31] == 1);
+    }
+    CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_OK(cudaGraphDestroy(graph));
+    CUDA_OK(cudaGraphLaunch(exec, stream));
+    CUDA_OK(cudaMemcpy(host, p, sizeof host, cudaMemcpyDeviceToHost));
+    CHECK(host[31] == 2);
+    CUDA_OK(cudaGraphExecDestroy(exec));
+    CUDA_OK(cudaStreamDestroy(stream));
+    CUDA_OK(cudaStreamDestroy(fork));
+    CUDA_OK(cudaFree(p));
+}
+
 // As in CUDA: calls that wait, allocate or use the default stream are refused and invalidate the
 // capture.
 TEST(unsupported_calls_invalidate_a_capture) {

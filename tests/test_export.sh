@@ -250,6 +250,11 @@ refused() { expect "refuses_$1" "$2" "$3" "${@:4}"; }
 refused a_file_that_is_there 2 'error: default.gguf: expected a new file' export_as smollm2 f16 default.gguf
 refused an_unknown_format 2 'error: --export: expected .*gguf' "$train" --model smollm2 --export onnx --out x.gguf
 refused an_unknown_type 2 'error: --export-type: expected .*q8_0' export_as smollm2 q4_0 x.gguf
+refused another_type_of_model 3 'error: .*/qwen3: expected a model_type of llama' \
+    export_as "$root/tests/golden/qwen3" f16 x.gguf
+cp -r "$root/tests/golden/mistral_linear_rope" yarn
+sed -i 's/"type": "linear"/"type": "yarn"/' yarn/config.json
+refused yarn_rope 3 'error: yarn: .* without yarn RoPE, found yarn' export_as yarn f16 x.gguf
 refused no_out 2 'error: --export: expected --out FILE' "$train" --model smollm2 --export gguf
 refused training_options 2 'error: --export and --steps: expected at most one' "$train" --model smollm2 --export gguf --out x --steps 3
 refused eval_too 2 'error: --export and --eval: ' "$train" --model smollm2 --export gguf --out x --eval

@@ -54,6 +54,19 @@ greedy < <(echo 'line 7') > pipe.txt 2> err.txt
 same pipe_is_one_prompt line.txt pipe.txt
 greedy --prompt - < <(echo 'line 7') > dash.txt 2> err.txt
 same dash_is_standard_input line.txt dash.txt
+# BOS before a prompt as the tokenizer itself puts it there: by its post_processor, or as its config says
+cp -r tiny unprocessed
+sed -i 's/"post_processor": {/"unused": {/' unprocessed/tokenizer.json
+text no_bos of unprocessed --temperature 0 --prompt 'line 7'
+has no_bos_without_a_post_processor '^5 prompt tokens' err.txt
+differ bos_matters no_bos.txt line.txt
+sed -i 's/}$/, "add_bos_token": true}/' unprocessed/tokenizer_config.json
+text adds_bos of unprocessed --temperature 0 --prompt 'line 7'
+same add_bos_token_adds_it adds_bos.txt line.txt
+cp -r tiny never
+sed -i 's/}$/, "add_bos_token": false}/' never/tokenizer_config.json
+text never of never --temperature 0 --prompt 'line 7'
+same add_bos_token_leaves_it_out never.txt no_bos.txt
 printf 'line 7\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
@@ -186,7 +199,10 @@ else
 fi
 
 # ---- what is refused -----------------------------------------------------------------------------------
-expect chat_alone 2 'belong to --generate' "$train" --chat
+expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
+expect max_new_tokens_alone 2 '--max-new-tokens belongs to --generate' "$train" --max-new-tokens 3
+expect export_type_alone 2 '--export-type belongs to --export' "$train" --export-type f16 --dry-run
+expect compare_steps_alone 2 '--compare-steps belongs to --compare' "$train" --compare-steps 3 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
 expect generate_and_eval 2 'expected at most one' of tiny --eval
 expect two_prompts 2 '--prompt and --prompt-file: expected at most one' of tiny --prompt a --prompt-file prompts.txt

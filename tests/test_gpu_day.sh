@@ -22,13 +22,15 @@ check nothing_was_written nothing_in "$work/day"
 expect an_unknown_part 2 'no such part' no_gpu build peer
 
 outcome dry_build 0 '^build: 5 passed, 0 failed' dry build
+outcome dry_selfcheck 0 '^ok +first_start: [0-9.]+ s of self-check' dry selfcheck
 outcome dry_kernels 0 '^kernels: 4 passed, 0 failed' dry kernels
 outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses
+check the_branch_is_among_the_guesses grep -q 'saves .* us   (OVERLAP' "$work/dry/dry-guesses.txt"
 outcome what_is_left_out_is_no_pass 1 '^bench: 0 passed, 0 failed, .* 1 not run' dry bench
 files=$(cd "$work/dry" && echo *)
-check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,runs}.txt)"
-says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 5 ]; }
+check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,runs,selfcheck}.txt)"
+says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 6 ]; }
 check each_says_that_nothing_is_measured says_dry
 
 # What fails must show: a device that is not there, and a part that has no time left

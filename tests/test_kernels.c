@@ -366,6 +366,8 @@ TEST(results_do_not_depend_on_the_number_of_threads) {
     for (int k = 0; k < 2; k++) {
         omp_set_num_threads(k == 0 ? 1 : 3);
         rmsnorm_backward(dx[k], dw[k], dy, x, w, rstd, T, C);
+        qk_norm_backward(dx[k], dw[k], x, w, 1e-5f, T, (HeadShape){6, 2, 20});
+        bias_backward(dw[k], dy, T, C);
         global_norm_squared(&norm[k], g, N);
     }
     CHECK(memcmp(dx[0], dx[1], T * C * sizeof(floatX)) == 0);
@@ -434,6 +436,35 @@ TEST(rmsnorm_gradient) {
 static double swiglu_loss(void) {
     swiglu_forward(gy, gx, gT, gC);
     return dot(gy, gdy, (size_t)gT * (size_t)gC);
+}
+
+static HeadShape gheads;
+static size_t gn;
+static double qk_norm_loss(void) {
+    qk_norm_forward(gy, gx, gw, 1e-5f, gT, gheads);
+    return dot(gy, gdy, gn);
+}
+
+TEST(qk_norm_gradient) {
+    for (int round = 0; round < 20; round++) {
+        gT = 1 + (int)test_rng_below(5);
+        gheads = (HeadShape){4, 1 + (int)test_rng_below(2), 2 + 2 * (int)test_rng_below(20)};
+        const size_t D = (size_t)gheads.head_dim;
+        gn = (size_t)gT * (size_t)(4 + 2 * gheads.num_kv_heads) * D;
+        gx = random_floats(gn, 1, 0.3), gw = random_floats(2 * D, 0.5, 1),
+        gdy = random_floats(gn, 1, 0);
+        gy = random_floats(gn, 1, 0);
+        real *dw = zeros(2 * D);
+        const double loss = qk_norm_loss();
+        floatX *dx = random_floats(gn, 1, 0);
+        memcpy(dx, gdy, gn * sizeof *dx);
+        qk_norm_backward(dx, dw, gx, gw, 1e-5f, gT, gheads);
+        const double ew = difference_error(qk_norm_loss, gw, 2 * D, dw),
+                     ex = difference_error(qk_norm_loss, gx, gn, dx);
+        CHECK_MSG(isfinite(loss) && ew <= 1e-8 && ex <= 1e-8, "dweight %g, dx %g", ew, ex);
+        void *all[] = {gx, gw, gdy, gy, dx, dw};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_free(all[i]);
+    }
 }
 
 TEST(swiglu_gradient) {

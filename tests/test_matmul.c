@@ -106,13 +106,15 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16) {
     Guarded inp = guarded_uniform(T * K), weight = guarded_uniform(N * K);
     Guarded dout = guarded_uniform(T * N), dweight = guarded_uniform(N * K);
     Guarded out = guarded_new(T * N), dinp = guarded_new(T * K);
-    Guarded before = guarded_new(N * K), resid = guarded_uniform(T * N), sum = guarded_new(T * N);
+    Guarded before = guarded_new(N * K), fresh = guarded_new(N * K), resid = guarded_uniform(T * N),
+            sum = guarded_new(T * N);
     memcpy(before.p, dweight.p, (size_t)(N * K) * sizeof(real));
 
     matmul_forward(out.p, inp.p, weight.p, T, K, N);
     matmul_forward_add(sum.p, resid.p, inp.p, weight.p, T, K, N);
     matmul_backward_input(dinp.p, dout.p, weight.p, T, K, N);
-    matmul_backward_weight(dweight.p, dout.p, inp.p, T, K, N);
+    matmul_backward_weight(dweight.p, dout.p, inp.p, true, T, K, N);
+    matmul_backward_weight(fresh.p, dout.p, inp.p, false, T, K, N);
 
     double forward =
         worst_error(out.p, NULL, (Strided){inp.p, K, 1}, (Strided){weight.p, K, 1}, T, N, K, bf16);
@@ -124,16 +126,20 @@ static void check_products(int64_t T, int64_t K, int64_t N, int bf16) {
                                         (Strided){weight.p, 1, K}, T, K, N, bf16);
     double backward_weight = worst_error(dweight.p, before.p, (Strided){dout.p, 1, N},
                                          (Strided){inp.p, 1, K}, N, K, T, bf16);
+    double overwritten =
+        worst_error(fresh.p, NULL, (Strided){dout.p, 1, N}, (Strided){inp.p, 1, K}, N, K, T, bf16);
     int intact = guarded_free(inp) + guarded_free(weight) + guarded_free(dout) + guarded_free(out) +
-                 guarded_free(dinp) + guarded_free(dweight) + guarded_free(sum);
+                 guarded_free(dinp) + guarded_free(dweight) + guarded_free(sum) +
+                 guarded_free(fresh);
     guarded_free(before), guarded_free(resid);
-    CHECK_MSG(forward == 0 && forward_add == 0 && backward_input == 0 && backward_weight == 0,
-              "%s, T %d K %d N %d: forward %.3g, forward_add %.3g, dinp %.3g, dweight %.3g times "
-              "the bound",
+    CHECK_MSG(forward == 0 && forward_add == 0 && backward_input == 0 && backward_weight == 0 &&
+                  overwritten == 0,
+              "%s, T %d K %d N %d: forward %.3g, forward_add %.3g, dinp %.3g, dweight %.3g, "
+              "overwritten %.3g times the bound",
               matmul_describe(), (int)T, (int)K, (int)N, forward, forward_add, backward_input,
-              backward_weight);
+              backward_weight, overwritten);
     CHECK(same_in_place);
-    CHECK_MSG(intact == 7, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
+    CHECK_MSG(intact == 8, "%s, T %d K %d N %d: words before a matrix changed", matmul_describe(),
               (int)T, (int)K, (int)N);
 }
 
@@ -250,7 +256,7 @@ static Products products_with(int threads, Guarded inp, Guarded weight, Guarded 
     omp_set_num_threads(threads);
     matmul_forward(p.out.p, inp.p, weight.p, T, K, N);
     matmul_backward_input(p.dinp.p, dout.p, weight.p, T, K, N);
-    matmul_backward_weight(p.dweight.p, dout.p, inp.p, T, K, N);
+    matmul_backward_weight(p.dweight.p, dout.p, inp.p, true, T, K, N);
     omp_set_num_threads(usual);
     return p;
 }

@@ -136,8 +136,16 @@ for path in sorted(glob.glob(sys.argv[1] + "/train_*.bin")):
 assert (tokens, documents) == (summary["train"]["tokens"], summary["train"]["documents"])
 assert sum(summary["train"]["documents_up_to"].values()) == documents == 501
 assert summary["left_out"] == {"empty_documents": 1, "binary_files": 0,
-                               "csv_or_json_files": 0}
+                               "csv_or_json_files": 0, "broken_lines": 0}
 PY
+}
+broken_lines_left_out() {
+    run "$work/broken.jsonl" "$work/bad.jsonl" --val-frac 0 --out "$work/broken" \
+        2> "$work/stderr" &&
+        [ "$("$work/read_back" "$work/broken" | tr '\0' ' ')" = 'good good ' ] &&
+        grep -q 'broken.jsonl:2: expected JSON' "$work/stderr" &&
+        grep -q 'bad.jsonl:3: expected a string' "$work/stderr" &&
+        grep -q '"broken_lines": 2' "$work/broken/dataset.json"
 }
 jobs_agree() {
     run "$work/tree" "$work/lines.jsonl" --val-frac 0.2 --jobs 1 --out "$work/jobs1" &&
@@ -209,8 +217,10 @@ check refuses_unknown_option refused 2 'unrecognized' "$work/tree" --frobnicate
 check refuses_bad_number refused 2 'val-frac' "$work/tree" --val-frac 2
 check refuses_missing_input refused 3 'absent.*found none' "$work/absent"
 check refuses_binary_file refused 3 'binary' "$work/tree/binary.txt"
-check refuses_wrong_field refused 3 'bad.jsonl:3: expected a string' "$work/bad.jsonl"
-check refuses_broken_json refused 3 'broken.jsonl:2: expected JSON' "$work/broken.jsonl" --jobs 2
+check broken_lines_are_left_out broken_lines_left_out
+check refuses_wrong_field refused 3 'bad.jsonl:3: expected a string' "$work/bad.jsonl" --strict
+check refuses_broken_json refused 3 'broken.jsonl:2: expected JSON' "$work/broken.jsonl" --strict \
+    --jobs 2
 check refuses_other_key refused 3 'expected a string "body"' "$work/lines.jsonl" --text-key body
 check refuses_empty_glob refused 3 'found none' "$work/tree" --glob '*.rs'
 check refuses_only_validation refused 3 'no document for training' "$work/tree" --val-frac 1

@@ -29,6 +29,12 @@ has document_lengths ">Document lengths<.*<rect .*>$docs documents, mean $mean t
 has page_has_samples '<pre>line ' real/report.html
 lacks nothing_is_left_out 'None in the log|no records' real/report.html
 
+# tokens that a run has made of texts are found beside its log, from anywhere
+check a_run_on_texts "$train" --model demo --train texts --out words --max-seqlen 64 --micro-batch-tokens 128 \
+    --steps 1 --num-samples 0 --val-every 0
+check report_of_a_run_on_texts sh -c 'cd / && python3 "$1" "$2"' sh "$scripts/report.py" "$work/words"
+has document_lengths_of_texts '>Document lengths<.*<rect ' words/report.html
+
 # ---- a log with everything: ranks, a resume, spikes, bad lines, hostile text ------------------------------
 cat > log.py <<'PY'
 import json, sys

@@ -99,6 +99,10 @@ TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
     check_greedy("mha_untied");
     check_greedy("llama3_rope");
     check_greedy("odd_sizes");
+    check_greedy("qwen2");
+    check_greedy("qwen3");
+    check_greedy("mistral_linear_rope");
+    check_greedy("smollm3_yarn_rope");
 }
 
 // ------------------------------------------------------------------------------------------------

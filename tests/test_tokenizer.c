@@ -67,7 +67,7 @@ TEST(bos_and_eos_come_from_the_config) {
     const char *config = "{\"bos_token\": null, \"eos_token\": {\"content\": \"hello\"}}";
     save("tokenizer_config.json", config, strlen(config));
     CHECK_MSG(open_text(&t, GPT2, &err), "%s", err.what);
-    CHECK(t.eos == 1);
+    CHECK(t.eos == 1 && t.bos == -1);
     tokenizer_free(&t);
     save("tokenizer_config.json", "{", 1);
     CHECK(!open_text(&t, GPT2, &err) && err.code == EXIT_BAD_INPUT);
@@ -180,6 +180,9 @@ TEST(bpe_cut_as_smollm2_encodes_as_hugging_face) {
     check_golden("tests/golden/tokenizers/smollm2");
 }
 TEST(bpe_cut_as_llama3_encodes_as_hugging_face) { check_golden("tests/golden/tokenizers/llama3"); }
+TEST(bpe_normalized_as_qwen_encodes_as_hugging_face) {
+    check_golden("tests/golden/tokenizers/qwen");
+}
 
 static void text_replace(char *text, size_t capacity, const char *from, const char *to) {
     char *at = strstr(text, from);
@@ -226,7 +229,8 @@ TEST(keys_without_effect_do_not_change_the_ids) {
 static void small_bpe(char *text, size_t capacity, const char *pre, const char *more) {
     snprintf(
         text, capacity,
-        "{\"added_tokens\": [{\"id\": 5, \"content\": \"<s>\", \"special\": true}],"
+        "{\"added_tokens\": [{\"id\": 5, \"content\": \"<s>\", \"special\": true,"
+        " \"normalized\": true}],"
         " \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"ByteLevel\"},"
         " \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3,"
         " \"\xc4\xa0\": 4}, \"merges\": [\"a b\", [\"ab\", \"a\"]]%s}}",
@@ -250,6 +254,8 @@ TEST(bpe_merges_by_rank_and_starts_with_bos) {
     t.bos = -1;
     CHECK(tokenizer_encode(&t, "abaab b<s>a", 11, ids, 8, &err) == 6);
     CHECK(memcmp(ids, expected, sizeof expected) == 0);
+    // a byte without a token leaves nothing, and its neighbours merge: SmolLM2 has none for 4
+    CHECK(tokenizer_encode(&t, "acb cc", 6, ids, 8, &err) == 2 && ids[0] == 2 && ids[1] == 4);
     t.bos = 5;
     CHECK(tokenizer_encode(&t, "ab", 2, ids, 8, &err) == 2 && ids[0] == 5 && ids[1] == 2);
     t.eos = 5;  // it ends documents, and they do not begin with it
@@ -283,7 +289,11 @@ static void check_normalizer_refused(const char *normalizer, const char *why) {
 }
 
 TEST(keys_that_change_the_ids_are_named) {
-    check_normalizer_refused("{\"type\": \"NFC\"}", "a normalizer (NFC)");
+    check_normalizer_refused("{\"type\": \"NFKC\"}", "a normalizer (NFKC)");
+    check_normalizer_refused(
+        "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"NFC\"}, {\"type\": \"Strip\"}]}",
+        "a normalizer (Strip)");
+    check_normalizer_refused("{\"type\": \"NFC\"}", "NFC and normalized added tokens");
     check_normalizer_refused(
         "{\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"Sequence\","
         " \"normalizers\": []}, {\"type\": \"Lowercase\"}]}",
@@ -292,10 +302,10 @@ TEST(keys_that_change_the_ids_are_named) {
     check_normalizer_refused("[1]", "a normalizer");
     check_refused(BYTE_LEVEL, ", \"byte_fallback\": true", "a",
                   "byte_fallback and no token for byte 0");
+    check_refused(BYTE_LEVEL, ", \"unk_token\": \"a\"", "a", "unk_token and no token for byte 0");
 }
 
 TEST(bpe_refuses_unknown_features) {
-    check_refused(BYTE_LEVEL, "", "c", "no token for byte 99");
     check_refused(BYTE_LEVEL, "", "a\xff", "expected UTF-8, found byte 0xff at 1");
     check_refused(BYTE_LEVEL, ", \"dropout\": 0.1", "a", "dropout");
     check_refused(BYTE_LEVEL, ", \"end_of_word_suffix\": \"</w>\"", "a", "end_of_word_suffix");
@@ -311,6 +321,54 @@ TEST(bpe_refuses_unknown_features) {
     check_refused(SPLIT("{\"String\": \"a\"}", "Isolated"), "", "a", "without a Regex");
     check_refused(SPLIT("{\"Regex\": \"(\"}", "Isolated"), "", "a", "is wrong at 1");
     check_refused(SPLIT("{\"Regex\": \"x*\"}", "Isolated"), "", "a", "matches nothing");
+}
+
+// As Python decodes with errors="replace"
+TEST(bad_utf8_is_replaced_as_python_does) {
+#define R "\xef\xbf\xbd"
+    static const char *const cases[][2] = {
+        {"plain", "plain"},
+        {"\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82"},
+        {"a\xff z\x80", "a" R " z" R},
+        {"\xc3", R},
+        {"\xc3(", R "("},
+        {"\xe2\x82", R},
+        {"\xe2\x82\xe2\x82\xac", R "\xe2\x82\xac"},
+        {"\xf0\x9f\x99x", R "x"},
+        {"\xf0\x9f\xff", R R},
+        {"\xed\xa0\x80", R R R},  // half a surrogate pair
+        {"\xe0\x80\x80", R R R},  // overlong
+        {"\xf4\x90\x80\x80", R R R R},
+        {"\xc0\xaf", R R},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned char out[64];
+        const unsigned char *in = (const unsigned char *)cases[i][0];
+        const size_t n = strlen(cases[i][0]), size = utf8_replace(in, n, out);
+        CHECK_MSG(size == strlen(cases[i][1]) && memcmp(out, cases[i][1], size) == 0, "case %zu",
+                  i);
+        CHECK(utf8_is_valid(in, n) == (strcmp(cases[i][0], cases[i][1]) == 0));
+        CHECK(utf8_is_valid(out, size));
+    }
+}
+
+// The Mongolian vowel separator, U+180E, is no white space, as in tokenizers and unlike in PCRE2.
+TEST(white_space_is_unicodes) {
+    Tokenizer t;
+    Error err = {0};
+    int32_t ids[8];
+    const int32_t expected[] = {0, 1, 4};  // one word, e1 a0 8e 21, of which the last two merge
+    CHECK_MSG(
+        open_text(&t,
+                  "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},"
+                  " \"model\": {\"type\": \"BPE\", \"vocab\": {\"\xc3\xa1\": 0,"
+                  " \"\xc5\x82\": 1, \"\xc4\xb0\": 2, \"!\": 3, \"\xc4\xb0!\": 4},"
+                  " \"merges\": [\"\xc4\xb0 !\"]}}",
+                  &err),
+        "%s", err.what);
+    CHECK(tokenizer_encode(&t, "\xe1\xa0\x8e!", 4, ids, 8, &err) == 3);
+    CHECK(memcmp(ids, expected, sizeof expected) == 0);
+    tokenizer_free(&t);
 }
 
 // For any file, encoding terminates with ids of the vocabulary or an error.

@@ -188,6 +188,14 @@ bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err) {
     return writer_flush(w, err) && writer_raw(w, data, n, err);
 }
 
+bool writer_replace_start(FileWriter *w, const void *data, uint64_t n, Error *err) {
+    assert(n <= w->size_bytes || w->fd < 0);
+    return w->fd >= 0 && writer_flush(w, err) &&
+           ((lseek(w->fd, 0, SEEK_SET) == 0 && io_write_all(w->fd, data, n) &&
+             lseek(w->fd, 0, SEEK_END) >= 0) ||
+            writer_failed(w, "write failed", err));
+}
+
 bool writer_close(FileWriter *w, Error *err) {
     if (w->fd < 0)
         return error_set(err, EXIT_DISK, "", "%s: closed after it failed or was closed", w->path);

@@ -66,6 +66,10 @@ void writer_abort(FileWriter *w);
 // Any failure closes and removes the file; later calls fail too.
 bool writer_write(FileWriter *w, const void *data, uint64_t n, Error *err);
 
+// Replaces n bytes at the start of the file, all of them written before; w->crc keeps to those
+// written first.
+bool writer_replace_start(FileWriter *w, const void *data, uint64_t n, Error *err);
+
 // The file is on disk when this returns true, and removed when it returns false.
 bool writer_close(FileWriter *w, Error *err);
 

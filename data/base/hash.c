@@ -115,30 +115,49 @@ static void sha256_block(uint32_t state[8], const unsigned char *p) {
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
 
-bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
-    uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    unsigned char bytes[1 << 14];
-    enum { PADDING = 128, PART = sizeof bytes - PADDING };  // whole blocks
-    File f;
-    bool ok = file_open(&f, path, "", err), last = false;
-    if (!ok) return false;
-    for (uint64_t at = 0, n; ok && !last; at += n) {
-        n = f.size_bytes - at < PART ? f.size_bytes - at : PART;
-        ok = file_read_at(&f, bytes, n, at, err);
-        last = n < PART;
-        size_t end = n;
-        if (last) {  // a one bit, zeros to the end of a block, and in its last bytes the bits read
-            const uint64_t bits = __builtin_bswap64(f.size_bytes * 8);
-            end = (n + 9 + 63) / 64 * 64;
-            memset(bytes + n, 0, end - n);
-            bytes[n] = 0x80;
-            memcpy(bytes + end - 8, &bits, 8);
-        }
-        for (size_t i = 0; i < end; i += 64) sha256_block(state, bytes + i);
-    }
-    file_close(&f);
+static const uint32_t sha256_start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+
+static void sha256_blocks(uint32_t state[8], const unsigned char *p, uint64_t n) {
+    for (uint64_t i = 0; i + 64 <= n; i += 64) sha256_block(state, p + i);
+}
+
+// The last n < 64 of `total` bytes, a one bit, zeros to the end of a block, and in its last bytes
+// the number of bits.
+static void sha256_end(uint32_t state[8], const unsigned char *rest, uint64_t n, uint64_t total,
+                       unsigned char digest[32]) {
+    unsigned char end[128] = {0};
+    const uint64_t size = n < 56 ? 64 : 128, bits = __builtin_bswap64(total * 8);
+    memcpy(end, rest, n);
+    end[n] = 0x80;
+    memcpy(end + size - 8, &bits, 8);
+    sha256_blocks(state, end, size);
     for (int i = 0; i < 8; i++) state[i] = __builtin_bswap32(state[i]);
-    memcpy(digest, state, sizeof state);
+    memcpy(digest, state, 32);
+}
+
+void sha256(const void *data, uint64_t n, unsigned char digest[32]) {
+    const unsigned char *p = data;
+    uint32_t state[8];
+    memcpy(state, sha256_start, sizeof state);
+    sha256_blocks(state, p, n);
+    sha256_end(state, p + n / 64 * 64, n % 64, n, digest);
+}
+
+bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
+    unsigned char bytes[1 << 14];  // whole blocks
+    uint32_t state[8];
+    File f;
+    if (!file_open(&f, path, "", err)) return false;
+    memcpy(state, sha256_start, sizeof state);
+    bool ok = true;
+    for (uint64_t at = 0, n; ok && at < f.size_bytes; at += n) {
+        n = f.size_bytes - at < sizeof bytes ? f.size_bytes - at : sizeof bytes;
+        ok = file_read_at(&f, bytes, n, at, err);
+        sha256_blocks(state, bytes, n);
+    }
+    const uint64_t last = f.size_bytes % sizeof bytes;
+    sha256_end(state, bytes + last / 64 * 64, last % 64, f.size_bytes, digest);
+    file_close(&f);
     return ok;
 }

@@ -22,7 +22,10 @@ uint64_t splitmix64(uint64_t x);
 #define FNV1A_START 14695981039346656037ull
 uint64_t fnv1a(uint64_t h, const void *data, size_t n);
 
-// SHA-256 (FIPS 180-4) of a file. Fails as file_open and file_read_at do.
+// SHA-256 (FIPS 180-4) of n bytes.
+void sha256(const void *data, uint64_t n, unsigned char digest[32]);
+
+// The same of a file. Fails as file_open and file_read_at do.
 bool sha256_file(const char *path, unsigned char digest[32], Error *err);
 
 #endif

@@ -29,6 +29,45 @@ size_t utf8_length(const unsigned char *p, size_t n) {
     return len;
 }
 
+bool utf8_is_valid(const unsigned char *p, size_t n) {
+    for (size_t i = 0, length; i < n; i += length) {
+        uint64_t eight;
+        if (i + 8 <= n && (memcpy(&eight, p + i, 8), (eight & 0x8080808080808080) == 0))
+            length = 8;  // ASCII
+        else if ((length = utf8_length(p + i, n - i)) == 0)
+            return false;
+    }
+    return true;
+}
+
+// How many of the bytes at p, which begin no whole character, begin one that is cut off; 1 or more.
+static size_t utf8_beginning(const unsigned char *p, size_t n) {
+    const unsigned char lead = p[0],
+                        low = lead == 0xe0   ? 0xa0
+                              : lead == 0xf0 ? 0x90
+                                             : 0x80,
+                        high = lead == 0xed   ? 0x9f
+                               : lead == 0xf4 ? 0x8f
+                                              : 0xbf;
+    const size_t whole = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    size_t length = 1;
+    if (lead < 0xc2 || lead > 0xf4 || n < 2 || p[1] < low || p[1] > high) return 1;
+    while (length < whole && length < n && (p[length] & 0xc0) == 0x80) length++;
+    return length;
+}
+
+size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out) {
+    size_t size = 0;
+    for (size_t i = 0, length; i < n; i += length) {
+        length = utf8_length(p + i, n - i);
+        memcpy(out + size, length ? p + i : (const unsigned char *)"\xef\xbf\xbd",
+               length ? length : 3);
+        size += length ? length : 3;
+        if (length == 0) length = utf8_beginning(p + i, n - i);
+    }
+    return size;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Parsing
 

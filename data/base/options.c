@@ -244,6 +244,18 @@ const char *options_given_besides(const Option *table, int argc, char **argv, co
     return NULL;
 }
 
+void options_belong_or_exit(int argc, char **argv, const char *owner, const char *list) {
+    char name[64], hint[80];
+    for (const char *p = list; *p && !options_given(argc, argv, owner); p += *p == '|') {
+        const int n = (int)strcspn(p, "|");
+        snprintf(name, sizeof name, "%.*s", n, p);
+        snprintf(hint, sizeof hint, "add --%s, or leave it out", owner);
+        if (options_given(argc, argv, name))
+            exit_with(EXIT_USAGE, hint, "--%s belongs to --%s", name, owner);
+        p += n;
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // Help
 

@@ -79,6 +79,9 @@ bool options_given(int argc, char **argv, const char *name);
 // The first option on the command line that is not in the list "a|b|c"; NULL: none.
 const char *options_given_besides(const Option *table, int argc, char **argv, const char *list);
 
+// Exits 2 when an option of the list "a|b|c" is on the command line and --owner is not.
+void options_belong_or_exit(int argc, char **argv, const char *owner, const char *list);
+
 // Grouped, aligned, within 100 columns, with defaults and choices.
 void options_print_help(const Option *table, const char *usage, FILE *out);
 

@@ -1,9 +1,4 @@
-// Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
-// 3): added tokens are cut out first, then the patterns of pre_tokenizer cut the rest into words,
-// and in each word the pair with the lowest merge rank is merged until none is left. The patterns
-// need Unicode classes: PCRE2, loaded at run time, matches them. Tokenizers with other features are
-// refused.
-#include "tokenizer.h"
+#include "bpe.h"
 
 #include <assert.h>
 #include <dlfcn.h>
@@ -11,15 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/memory.h"
 
 // ------------------------------------------------------------------------------------------------
 // PCRE2, 8-bit: the calls of its stable interface that we need
 
+enum {                                        // pcre2.h
+    PCRE2_UCP_UTF = 0x00020000 | 0x00080000,  // Unicode in classes, UTF-8
+    PCRE2_NO_UTF_CHECK = 0x40000000,          // else each call checks the whole text again
+    PCRE2_NO_JIT = 0x00002000,
+    PCRE2_JIT_COMPLETE = 1,
+    PCRE2_ERROR_NOMATCH = -1,
+    PCRE2_ERROR_JIT_STACKLIMIT = -46,
+};
+
 typedef struct {
     void *handle;
     void *(*compile)(const unsigned char *, size_t, uint32_t, int *, size_t *, void *);
+    int (*jit_compile)(void *, uint32_t);
     void *(*match_data)(uint32_t, void *);
     int (*match)(const void *, const unsigned char *, size_t, size_t, uint32_t, void *, void *);
     size_t *(*ovector)(void *);
@@ -32,11 +38,14 @@ static bool pcre2_open(Pcre2 *p, Error *err) {
         const char *name;
         void *at;
     } calls[] = {
-        {"pcre2_compile_8", &p->compile},     {"pcre2_match_data_create_8", &p->match_data},
-        {"pcre2_match_8", &p->match},         {"pcre2_get_ovector_pointer_8", &p->ovector},
-        {"pcre2_code_free_8", &p->code_free}, {"pcre2_match_data_free_8", &p->match_data_free},
+        {"pcre2_compile_8", &p->compile},
+        {"pcre2_match_data_create_8", &p->match_data},
+        {"pcre2_match_8", &p->match},
+        {"pcre2_get_ovector_pointer_8", &p->ovector},
+        {"pcre2_code_free_8", &p->code_free},
+        {"pcre2_match_data_free_8", &p->match_data_free},
+        {"pcre2_jit_compile_8", &p->jit_compile},
     };
-    memset(p, 0, sizeof *p);
     p->handle = dlopen("libpcre2-8.so.0", RTLD_NOW | RTLD_LOCAL);
     bool found = p->handle != NULL;
     for (size_t i = 0; found && i < sizeof calls / sizeof *calls; i++) {
@@ -46,27 +55,66 @@ static bool pcre2_open(Pcre2 *p, Error *err) {
     }
     return found ||
            error_set(err, EXIT_USAGE, "apt-get install libpcre2-8-0, or leave --prompt out",
-                     "prompt: this tokenizer's patterns need the library libpcre2-8");
+                     "this tokenizer's patterns need the library libpcre2-8");
 }
 
 // ------------------------------------------------------------------------------------------------
-// Vocabulary and merges, in GPT-2's alphabet
+// NFC, by libunistring
+
+typedef struct {
+    void *handle;
+    const void *form;  // uninorm_nfc
+    unsigned char *(*normalize)(const void *, const unsigned char *, size_t, unsigned char *,
+                                size_t *);
+} Nfc;
+
+static bool nfc_open(Nfc *u, Error *err) {
+    u->handle = dlopen("libunistring.so.5", RTLD_NOW | RTLD_LOCAL);
+    if (!u->handle) u->handle = dlopen("libunistring.so.2", RTLD_NOW | RTLD_LOCAL);
+    void *call = u->handle ? dlsym(u->handle, "u8_normalize") : NULL;
+    memcpy(&u->normalize, &call, sizeof call);
+    u->form = u->handle ? dlsym(u->handle, "uninorm_nfc") : NULL;
+    return (call && u->form) ||
+           error_set(err, EXIT_USAGE,
+                     "apt-get install libunistring5, before Debian 13 libunistring2",
+                     "this tokenizer's normalizer (NFC) needs the library libunistring");
+}
+
+// Nothing below U+0300, which UTF-8 begins with the byte 0xcc, changes.
+static bool nfc_keeps(const unsigned char *p, size_t n) {
+    size_t i = 0;
+    while (i < n && p[i] < 0xcc) i++;
+    return i == n;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Vocabulary and merges
 
 enum { BPE_MAX_PATTERNS = 8 };
 
 typedef struct {
+    uint64_t pair;  // left id << 32 | right id; NO_PAIR: the entry is free
+    int32_t rank, id;
+} Merge;
+
+#define NO_PAIR UINT64_MAX
+
+struct Bpe {
     const Tokenizer *tokenizer;
-    json_t *root;         // tokenizer.json
-    const json_t *vocab;  // token -> id, in the root
-    json_t *ranks;        // "left right" -> rank of the merge
-    bool ignore_merges;   // a word that is a token is not merged from bytes
+    json_t *root;           // tokenizer.json
+    const json_t *vocab;    // token in GPT-2's alphabet -> id, in the root
+    int32_t byte_ids[256];  // -1: no token for this byte, which is left out
+    Merge *merges;          // (merges_mask + 1) a hash table, open addressing
+    uint64_t merges_mask;
+    int32_t *added;  // (num_added) ids of the tokens that are cut out first
+    int32_t num_added;
+    bool added_begin[256];  // whether one of them begins with this byte
+    bool ignore_merges;     // a word that is a token is not merged from bytes
     Pcre2 pcre;
-    void *patterns[BPE_MAX_PATTERNS], *match_data;
+    Nfc nfc;  // without a handle: texts are not normalized
+    void *patterns[BPE_MAX_PATTERNS];
     int num_patterns;
-    // the ids of the current text
-    int32_t *ids;
-    size_t num_ids, ids_capacity;
-} Bpe;
+};
 
 // The id of a token that is not an added one; -1: there is none.
 static int32_t bpe_id(const Bpe *b, const char *token) {
@@ -76,10 +124,34 @@ static int32_t bpe_id(const Bpe *b, const char *token) {
     return known && !b->tokenizer->added[(int32_t)id] ? (int32_t)id : -1;
 }
 
-static int32_t bpe_byte_id(const Bpe *b, unsigned char byte) {
-    char token[4];
-    gpt2_encode(&byte, 1, "", token);
-    return bpe_id(b, token);
+static void bpe_fill_bytes(Bpe *b) {
+    for (int i = 0; i < 256; i++) {
+        const unsigned char byte = (unsigned char)i;
+        char token[4];
+        gpt2_encode(&byte, 1, "", token);
+        b->byte_ids[i] = bpe_id(b, token);
+    }
+}
+
+static void bpe_fill_added(Bpe *b) {
+    const Tokenizer *t = b->tokenizer;
+    size_t n;
+    b->added = host_calloc((size_t)t->vocab_size, sizeof(int32_t), "added tokens");
+    for (int32_t id = 0; id < t->vocab_size; id++) {
+        if (!t->added[id]) continue;
+        const unsigned char *bytes = tokenizer_bytes(t, id, &n);
+        b->added[b->num_added++] = id;
+        if (n > 0) b->added_begin[bytes[0]] = true;
+    }
+}
+
+// The entry of a pair, or the free one where it belongs
+static Merge *bpe_merge(const Bpe *b, int32_t left, int32_t right) {
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t at = mix64(pair) & b->merges_mask;
+    while (b->merges[at].pair != pair && b->merges[at].pair != NO_PAIR)
+        at = (at + 1) & b->merges_mask;
+    return &b->merges[at];
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -87,8 +159,9 @@ static int32_t bpe_byte_id(const Bpe *b, unsigned char byte) {
 
 static bool bpe_unknown(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "leave --prompt out: texts then begin as documents of the validation set do",
-                     "prompt: cannot be encoded with a tokenizer that has %s", what);
+                     "leave --prompt out: texts then begin as documents of the validation set do; "
+                     "data/prepare.py makes shards with any tokenizer",
+                     "cannot encode with a tokenizer that has %s", what);
 }
 
 static bool json_is_set(const json_t *item) {  // neither null, "" nor [] nor {}
@@ -98,84 +171,125 @@ static bool json_is_set(const json_t *item) {  // neither null, "" nor [] nor {}
     return !json_is_string(item) || json_string_length(item) > 0;
 }
 
-// The first normalizer that is neither null nor a sequence of nulls; NULL: there is none.
-static const json_t *bpe_normalizer(const json_t *item) {
-    const json_t *list = json_member(item, "normalizers");
+// The first normalizer that is neither null, NFC nor a sequence of these; NULL: there is none.
+static const json_t *bpe_normalizer(const json_t *item, bool *nfc) {
+    const json_t *list = json_member(item, "normalizers"), *type = json_member(item, "type");
     size_t i;
     if (!item || json_is_null(item)) return NULL;
-    if (!json_string_is(json_member(item, "type"), "Sequence") || !json_is_array(list)) return item;
+    if (json_string_is(type, "NFC")) *nfc = true;
+    if (json_string_is(type, "NFC")) return NULL;
+    if (!json_string_is(type, "Sequence") || !json_is_array(list)) return item;
     json_array_foreach(list, i, item) {
-        const json_t *found = bpe_normalizer(item);
+        const json_t *found = bpe_normalizer(item, nfc);
         if (found) return found;
     }
     return NULL;
 }
 
-static bool bpe_check_normalizer(const json_t *root, Error *err) {
+static bool bpe_read_normalizer(Bpe *b, Error *err) {
     char what[100] = "a normalizer";
-    const json_t *found = bpe_normalizer(json_member(root, "normalizer"));
+    bool nfc = false;
+    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &nfc), *item;
     const char *type = json_string_value(json_member(found, "type"));
+    size_t i;
     if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
-    return !found || bpe_unknown(what, err);
+    if (found) return bpe_unknown(what, err);
+    if (!nfc) return true;
+    json_array_foreach(json_member(b->root, "added_tokens"), i, item) {
+        if (json_is_set(json_member(item, "normalized")))
+            return bpe_unknown("NFC and normalized added tokens", err);
+    }
+    return nfc_open(&b->nfc, err);
 }
 
-// byte_fallback has no effect when every byte has a token of its own.
-static bool bpe_check_byte_fallback(const Bpe *b, const json_t *model, Error *err) {
+// Neither has an effect when every byte has a token of its own.
+static bool bpe_check_missing_bytes(const Bpe *b, const json_t *model, Error *err) {
+    static const char *const keys[] = {"byte_fallback", "unk_token"};
     char what[100];
-    bool fallback = false;
-    if (!json_get_bool(model, "byte_fallback", &fallback, false, err)) return false;
-    for (int byte = 0; fallback && byte < 256; byte++) {
-        if (bpe_byte_id(b, (unsigned char)byte) >= 0) continue;
-        snprintf(what, sizeof what, "byte_fallback and no token for byte %d", byte);
-        return bpe_unknown(what, err);
+    for (int i = 0; i < 2; i++) {
+        for (int byte = 0; json_is_set(json_member(model, keys[i])) && byte < 256; byte++) {
+            if (b->byte_ids[byte] >= 0) continue;
+            snprintf(what, sizeof what, "%s and no token for byte %d", keys[i], byte);
+            return bpe_unknown(what, err);
+        }
     }
     return true;
 }
 
 // "left right" or ["left", "right"]
 static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) {
-    char pair[2048], third[2048];
+    char pair[2048], whole[2048];
     const char *left = json_string_value(json_array_get(merge, 0)),
                *right = json_string_value(json_array_get(merge, 1)),
-               *whole = json_string_value(merge);
+               *text = json_string_value(merge);
     const bool halves = json_array_size(merge) == 2 && left && right;
     const int n = halves ? snprintf(pair, sizeof pair, "%s %s", left, right)
-                         : snprintf(pair, sizeof pair, "%s", whole ? whole : "");
+                         : snprintf(pair, sizeof pair, "%s", text ? text : "");
     char *space = strchr(pair, ' ');
-    bool ok = n < (int)sizeof pair && space;
-    if (ok) {
+    int32_t ids[3] = {-1, -1, -1};
+    if (n < (int)sizeof pair && space) {
         *space = 0;
-        snprintf(third, sizeof third, "%s%s", pair, space + 1);
-        ok = bpe_id(b, pair) >= 0 && bpe_id(b, space + 1) >= 0 && bpe_id(b, third) >= 0;
-        *space = ' ';
+        snprintf(whole, sizeof whole, "%s%s", pair, space + 1);
+        ids[0] = bpe_id(b, pair);
+        ids[1] = bpe_id(b, space + 1);
+        ids[2] = bpe_id(b, whole);
     }
-    return (ok && json_object_set_new(b->ranks, pair, json_integer((json_int_t)rank)) == 0) ||
-           bad_input(err,
-                     "model.merges: expected two tokens that make a third, found another thing "
-                     "at %zu",
-                     rank);
+    if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
+        return bad_input(err,
+                         "model.merges: expected two tokens that make a third, found another thing "
+                         "at %zu",
+                         rank);
+    Merge *m = bpe_merge(b, ids[0], ids[1]);
+    *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank, ids[2]};
+    return true;
 }
 
 static bool bpe_fill_merges(Bpe *b, const json_t *model, Error *err) {
     const json_t *merges = json_member(model, "merges"), *item;
     size_t rank;
     if (!json_is_array(merges)) return bad_input(err, "model.merges: required, not found");
-    b->ranks = json_object();
+    while (b->merges_mask < 2 * json_array_size(merges)) b->merges_mask = 2 * b->merges_mask + 1;
+    b->merges = host_calloc(b->merges_mask + 1, sizeof(Merge), "the merges of a tokenizer");
+    for (uint64_t i = 0; i <= b->merges_mask; i++) b->merges[i].pair = NO_PAIR;
     json_array_foreach(merges, rank, item) {
         if (!bpe_add_merge(b, item, rank, err)) return false;
     }
     return true;
 }
 
+// Writes \s and \S as White_Space of Unicode, which tokenizers understand by them; PCRE2's has the
+// Mongolian vowel separator too. The caller frees the result.
+static char *bpe_white_space(const char *pattern) {
+    static const char spaces[] =
+        "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"
+        "\\x{3000}";
+    char *text = host_calloc(strlen(pattern) + 1, sizeof spaces + 3, "a pattern"), *out = text;
+    bool in_class = false;
+    for (const char *p = pattern; *p; p++) {
+        const bool negated = p[0] == '\\' && p[1] == 'S' && !in_class;
+        if (negated || (p[0] == '\\' && p[1] == 's')) {
+            out += sprintf(out, in_class ? "%s%s" : "[%s%s]", negated ? "^" : "", spaces);
+            p++;
+            continue;
+        }
+        in_class = *p == '[' || (in_class && *p != ']');
+        *out++ = *p;
+        if (p[0] == '\\' && p[1]) *out++ = *++p;
+    }
+    return text;
+}
+
 static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
-    enum { UCP = 0x00020000, UTF = 0x00080000 };  // classes and characters of Unicode
     int code = 0;
     size_t at = 0;
     if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("so many pre_tokenizers", err);
-    void *compiled = b->pcre.compile((const unsigned char *)pattern, strlen(pattern), UCP | UTF,
-                                     &code, &at, NULL);
+    char *text = bpe_white_space(pattern);
+    void *compiled =
+        b->pcre.compile((const unsigned char *)text, strlen(text), PCRE2_UCP_UTF, &code, &at, NULL);
+    free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
+    b->pcre.jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it cannot, PCRE2 interprets
     b->patterns[b->num_patterns++] = compiled;
     return true;
 }
@@ -214,13 +328,20 @@ static bool bpe_add_pre_tokenizer(Bpe *b, const json_t *item, Error *err) {
 static bool bpe_read(Bpe *b, Error *err) {
     static const char *const unknown[] = {"dropout", "continuing_subword_prefix",
                                           "end_of_word_suffix"};
+    static const char *const strips[] = {"lstrip", "rstrip", "single_word"};
     const json_t *model = json_member(b->root, "model"), *item;
     json_t *pre = json_member(b->root, "pre_tokenizer");
     size_t part;
     b->vocab = json_member(model, "vocab");
-    if (!pcre2_open(&b->pcre, err) || !bpe_check_normalizer(b->root, err)) return false;
+    bpe_fill_bytes(b);
+    bpe_fill_added(b);
+    if (!pcre2_open(&b->pcre, err) || !bpe_read_normalizer(b, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
+    json_array_foreach(json_member(b->root, "added_tokens"), part, item) {
+        for (size_t i = 0; i < sizeof strips / sizeof *strips; i++)
+            if (json_is_set(json_member(item, strips[i]))) return bpe_unknown(strips[i], err);
+    }
     if (!json_mentions_type(pre, "ByteLevel"))
         return bpe_unknown("no ByteLevel pre_tokenizer", err);
     if (!json_get_bool(model, "ignore_merges", &b->ignore_merges, false, err)) return false;
@@ -229,151 +350,317 @@ static bool bpe_read(Bpe *b, Error *err) {
     json_array_foreach(list, part, item) {
         if (!bpe_add_pre_tokenizer(b, item, err)) return false;
     }
-    return bpe_check_byte_fallback(b, model, err) && bpe_fill_merges(b, model, err);
+    return bpe_check_missing_bytes(b, model, err) && bpe_fill_merges(b, model, err);
 }
 
-static void bpe_close(Bpe *b) {
+Bpe *bpe_open(const Tokenizer *t, Error *err) {
+    Bpe *b = host_calloc(1, sizeof *b, "a tokenizer");
+    b->tokenizer = t;
+    if (t->byte_ids) return b;
+    b->root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
+    if (b->root && bpe_read(b, err)) return b;
+    if (b->root && err->code != EXIT_USAGE) error_prefix(err, t->file);
+    bpe_close(b);
+    return NULL;
+}
+
+void bpe_close(Bpe *b) {
+    if (!b) return;
     for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
-    if (b->match_data) b->pcre.match_data_free(b->match_data);
     if (b->pcre.handle) dlclose(b->pcre.handle);
+    if (b->nfc.handle) dlclose(b->nfc.handle);
     json_decref(b->root);
-    json_decref(b->ranks);
-    free(b->ids);
+    free(b->merges);
+    free(b->added);
+    free(b);
+}
+
+// ------------------------------------------------------------------------------------------------
+// An encoder: one thread's memory
+
+enum { WORD_KEYS = 3, WORD_MAX_BYTES = 8 * WORD_KEYS - 1, WORD_MAX_IDS = 9, NUM_WORDS = 1 << 15 };
+
+// A word met before: its bytes, zeros and, in the last byte, its length; one cache line.
+typedef struct {
+    uint64_t key[WORD_KEYS];
+    int32_t num_ids;  // 0: no word
+    int32_t ids[WORD_MAX_IDS];
+} Word;
+
+// A token of the word that is merged: a doubly linked list by position; -1: none.
+typedef struct {
+    int32_t id, before, after;
+} Piece;
+
+// The merge of a piece with the one after it, if it still has this rank.
+typedef struct {
+    int32_t rank, at;
+} Candidate;
+
+struct BpeEncoder {
+    const Bpe *bpe;
+    void *match_data;
+    Word *words;  // (NUM_WORDS) a hash table that forgets
+    Piece *pieces;
+    Candidate *heap;  // the lowest rank first, the leftmost of equals
+    size_t piece_capacity, heap_capacity, heap_size;
+    int32_t *ids;
+    size_t num_ids, id_capacity;
+};
+
+BpeEncoder *bpe_encoder_open(const Bpe *b) {
+    BpeEncoder *e = host_calloc(1, sizeof *e, "an encoder");
+    e->bpe = b;
+    if (b->tokenizer->byte_ids) return e;
+    e->match_data = b->pcre.match_data(1, NULL);
+    e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
+    return e;
+}
+
+void bpe_encoder_close(BpeEncoder *e) {
+    if (!e) return;
+    if (e->match_data) e->bpe->pcre.match_data_free(e->match_data);
+    free(e->words);
+    free(e->pieces);
+    free(e->heap);
+    free(e->ids);
+    free(e);
+}
+
+const int32_t *bpe_ids(const BpeEncoder *e, size_t *n) {
+    *n = e->num_ids;
+    return e->ids;
+}
+
+void bpe_clear(BpeEncoder *e) { e->num_ids = 0; }
+
+void bpe_add_id(BpeEncoder *e, int32_t id) {
+    assert(id >= 0 && id < e->bpe->tokenizer->vocab_size);
+    e->ids = host_grow(e->ids, &e->id_capacity, e->num_ids + 1, sizeof(int32_t), "tokens");
+    e->ids[e->num_ids++] = id;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Words
+
+static bool comes_first(Candidate a, Candidate b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
+}
+
+// Adds the merge of the piece at `at` with the one after it, if there is one.
+static void heap_push(BpeEncoder *e, int32_t at) {
+    const int32_t after = at < 0 ? -1 : e->pieces[at].after;
+    if (after < 0) return;
+    const Merge *m = bpe_merge(e->bpe, e->pieces[at].id, e->pieces[after].id);
+    if (m->pair == NO_PAIR) return;
+    const Candidate added = {m->rank, at};
+    e->heap = host_grow(e->heap, &e->heap_capacity, e->heap_size + 1, sizeof added, "merges");
+    size_t i = e->heap_size++;
+    for (; i > 0 && comes_first(added, e->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        e->heap[i] = e->heap[(i - 1) / 2];
+    e->heap[i] = added;
+}
+
+static Candidate heap_pop(BpeEncoder *e) {
+    const Candidate first = e->heap[0], last = e->heap[--e->heap_size];
+    size_t i = 0, child;
+    for (; (child = 2 * i + 1) < e->heap_size; i = child) {
+        if (child + 1 < e->heap_size && comes_first(e->heap[child + 1], e->heap[child])) child++;
+        if (!comes_first(e->heap[child], last)) break;
+        e->heap[i] = e->heap[child];
+    }
+    e->heap[i] = last;
+    return first;
+}
+
+static void bpe_merge_pieces(BpeEncoder *e) {
+    while (e->heap_size > 0) {
+        const Candidate c = heap_pop(e);
+        Piece *left = &e->pieces[c.at];
+        if (left->id < 0 || left->after < 0) continue;  // merged since then
+        Piece *right = &e->pieces[left->after];
+        const Merge *m = bpe_merge(e->bpe, left->id, right->id);
+        if (m->pair == NO_PAIR || m->rank != c.rank) continue;
+        left->id = m->id;
+        right->id = -1;
+        left->after = right->after;
+        if (right->after >= 0) e->pieces[right->after].before = c.at;
+        heap_push(e, left->before);
+        heap_push(e, c.at);
+    }
+}
+
+static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
+    int32_t count = 0;
+    e->pieces = host_grow(e->pieces, &e->piece_capacity, n, sizeof(Piece), "a word");
+    for (size_t i = 0; i < n; i++) {
+        const int32_t id = e->bpe->byte_ids[p[i]];
+        if (id < 0) continue;
+        e->pieces[count] = (Piece){id, count - 1, count + 1};
+        count++;
+    }
+    if (count == 0) return;
+    e->pieces[count - 1].after = -1;
+    for (int32_t i = 0; i < count; i++) heap_push(e, i);
+    bpe_merge_pieces(e);
+    for (int32_t at = 0; at >= 0; at = e->pieces[at].after) bpe_add_id(e, e->pieces[at].id);
+}
+
+// With ignore_merges: the id of a word that is a token; -1: it is none.
+static int32_t bpe_whole_word(const Bpe *b, const unsigned char *p, size_t n) {
+    char *token = host_calloc(2 * n + 1, 1, "a word");
+    gpt2_encode(p, n, "", token);
+    const int32_t id = bpe_id(b, token);
+    free(token);
+    return id;
+}
+
+static void bpe_new_word(BpeEncoder *e, const unsigned char *p, size_t n) {
+    const int32_t whole = e->bpe->ignore_merges ? bpe_whole_word(e->bpe, p, n) : -1;
+    if (whole < 0)
+        bpe_merge_word(e, p, n);
+    else
+        bpe_add_id(e, whole);
+}
+
+static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
+    Word key = {0};
+    if (n > WORD_MAX_BYTES) {
+        bpe_new_word(e, p, n);
+        return;
+    }
+    memcpy(key.key, p, n);
+    key.key[WORD_KEYS - 1] |= (uint64_t)n << 56;
+    const uint64_t hash = mix64(key.key[0] + 3 * key.key[1] + 0x9e3779b97f4a7c15ull * key.key[2]);
+    Word *word = &e->words[hash % NUM_WORDS];
+    const size_t before = e->num_ids;
+    if (word->num_ids > 0 && memcmp(word->key, key.key, sizeof key.key) == 0) {
+        for (int32_t i = 0; i < word->num_ids; i++) bpe_add_id(e, word->ids[i]);
+        return;
+    }
+    bpe_new_word(e, p, n);
+    const size_t count = e->num_ids - before;
+    if (count > WORD_MAX_IDS) return;
+    key.num_ids = (int32_t)count;
+    memcpy(key.ids, e->ids + before, count * sizeof(int32_t));
+    *word = key;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Text
 
-static void bpe_emit(Bpe *b, int32_t id) {
-    assert(id >= 0 && id < b->tokenizer->vocab_size);
-    b->ids = host_grow(b->ids, &b->ids_capacity, b->num_ids + 1, sizeof(int32_t), "prompt");
-    b->ids[b->num_ids++] = id;
-}
-
-// The space between the two tokens of the word "a b c" that are merged next: those of the lowest
-// rank, the leftmost of equals; NULL: none.
-static char *bpe_best_merge(const Bpe *b, char *word) {
-    char *best = NULL;
-    json_int_t lowest = 0;
-    for (char *left = word, *space; (space = strchr(left, ' ')); left = space + 1) {
-        char *end = space + 1 + strcspn(space + 1, " "), after = *end;
-        *end = 0;
-        const json_t *rank = json_object_get(b->ranks, left);
-        *end = after;
-        if (!rank || (best && json_integer_value(rank) >= lowest)) continue;
-        best = space;
-        lowest = json_integer_value(rank);
-    }
-    return best;
-}
-
-static bool bpe_word(Bpe *b, const unsigned char *p, size_t n, Error *err) {
-    for (size_t i = 0; i < n; i++)
-        if (bpe_byte_id(b, p[i]) < 0)
-            return error_set(err, EXIT_USAGE, "", "prompt: the tokenizer has no token for byte %d",
-                             p[i]);
-    char *word = host_calloc(n + 1, 3, "prompt");
-    gpt2_encode(p, n, "", word);
-    if (!b->ignore_merges || bpe_id(b, word) < 0) {
-        gpt2_encode(p, n, " ", word);
-        for (char *space; (space = bpe_best_merge(b, word));)
-            memmove(space, space + 1, strlen(space));
-    }
-    for (char *rest = word, *token; (token = strsep(&rest, " "));) bpe_emit(b, bpe_id(b, token));
-    free(word);
-    return true;
+// The next match of a pattern in p (n) from `done` on: *from == n when there is none.
+static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, size_t done,
+                     size_t *from, size_t *to, Error *err) {
+    const Pcre2 *pcre = &e->bpe->pcre;
+    const void *code = e->bpe->patterns[pattern];
+    int found = pcre->match(code, p, n, done, PCRE2_NO_UTF_CHECK, e->match_data, NULL);
+    if (found == PCRE2_ERROR_JIT_STACKLIMIT)
+        found =
+            pcre->match(code, p, n, done, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, e->match_data, NULL);
+    *from = *to = n;
+    if (found == PCRE2_ERROR_NOMATCH) return true;
+    if (found < 0) return error_set(err, EXIT_USAGE, "", "PCRE2 failed with error %d", found);
+    *from = pcre->ovector(e->match_data)[0];
+    *to = pcre->ovector(e->match_data)[1];
+    return *to > *from || bpe_unknown("a pattern that matches nothing", err);
 }
 
 // Cuts at matches of the pattern: they, and the text between them, go to the next pattern.
-static bool bpe_cut(Bpe *b, int pattern, const unsigned char *p, size_t n, Error *err) {
+static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, Error *err) {
     if (n == 0) return true;
-    if (pattern == b->num_patterns) return bpe_word(b, p, n, err);
-    size_t done = 0;
-    while (done < n) {
-        size_t from = n, to = n;
-        const int found = b->pcre.match(b->patterns[pattern], p, n, done, 0, b->match_data, NULL);
-        if (found >= 0) {
-            from = b->pcre.ovector(b->match_data)[0];
-            to = b->pcre.ovector(b->match_data)[1];
-        } else if (found != -1) {  // anything but "no match"
-            return error_set(err, EXIT_USAGE, "", "prompt: PCRE2 failed with error %d", found);
-        }
-        if (found >= 0 && to == from) return bpe_unknown("a pattern that matches nothing", err);
-        if (!bpe_cut(b, pattern + 1, p + done, from - done, err) ||
-            !bpe_cut(b, pattern + 1, p + from, to - from, err))
+    if (pattern == e->bpe->num_patterns) {
+        bpe_word(e, p, n);
+        return true;
+    }
+    for (size_t done = 0, from, to; done < n; done = to) {
+        if (!bpe_find(e, pattern, p, n, done, &from, &to, err) ||
+            !bpe_cut(e, pattern + 1, p + done, from - done, err) ||
+            !bpe_cut(e, pattern + 1, p + from, to - from, err))
             return false;
-        done = to;
     }
     return true;
+}
+
+// What lies between added tokens.
+static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
+    const Nfc *nfc = &e->bpe->nfc;
+    if (!nfc->handle || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
+    unsigned char *text = nfc->normalize(nfc->form, p, n, NULL, &n);
+    const bool ok = text ? bpe_cut(e, 0, text, n, err)
+                         : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
+    free(text);
+    return ok;
 }
 
 // The longest added token that the text begins with; -1: none.
 static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size_t *length) {
     int32_t best = -1;
     *length = 0;
-    for (int32_t id = 0; id < b->tokenizer->vocab_size; id++) {
+    for (int32_t i = 0; i < b->num_added; i++) {
         size_t m;
-        if (!b->tokenizer->added[id]) continue;
-        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &m);
+        const unsigned char *bytes = tokenizer_bytes(b->tokenizer, b->added[i], &m);
         if (m <= *length || m > n || memcmp(bytes, p, m) != 0) continue;
-        best = id;
+        best = b->added[i];
         *length = m;
     }
     return best;
 }
 
-static bool bpe_text(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
+    const Bpe *b = e->bpe;
     size_t done = 0, length;
+    for (size_t i = 0; b->tokenizer->byte_ids && i < n; i++) bpe_add_id(e, p[i]);
+    if (b->tokenizer->byte_ids) return true;
     for (size_t i = 0; i < n;) {
-        const int32_t id = bpe_added_at(b, p + i, n - i, &length);
+        const int32_t id = b->added_begin[p[i]] ? bpe_added_at(b, p + i, n - i, &length) : -1;
         if (id < 0) {
             i++;
             continue;
         }
-        if (!bpe_cut(b, 0, p + done, i - done, err)) return false;
-        bpe_emit(b, id);
+        if (!bpe_part(e, p + done, i - done, err)) return false;
+        bpe_add_id(e, id);
         done = i += length;
     }
-    return bpe_cut(b, 0, p + done, n - done, err);
+    return bpe_part(e, p + done, n - done, err);
 }
+
+// ------------------------------------------------------------------------------------------------
+// Prompts
 
 static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
     for (size_t i = 0, length; i < n; i += length) {
         length = utf8_length(p + i, n - i);
         if (length == 0)
-            return error_set(err, EXIT_USAGE, "",
-                             "prompt: expected UTF-8, found byte 0x%02x at %zu", p[i], i);
+            return error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", p[i],
+                             i);
     }
     return true;
 }
 
-static bool encode_text(Bpe *b, const unsigned char *p, size_t n, Error *err) {
+// All ids of a text; NULL with *err.
+static BpeEncoder *encode_prompt(const Bpe *b, const unsigned char *p, size_t n, Error *err) {
     const Tokenizer *t = b->tokenizer;
-    if (!bpe_check_utf8(p, n, err)) return false;
-    b->root = json_read(t->file, TOKENIZER_MAX_BYTES, "", err);
-    if (!b->root) return false;
-    if (!bpe_read(b, err)) return err->code == EXIT_USAGE ? false : error_prefix(err, t->file);
-    b->match_data = b->pcre.match_data(1, NULL);
-    if (t->bos >= 0 && t->bos != t->eos) bpe_emit(b, t->bos);
-    return bpe_text(b, p, n, err);
-}
-
-static bool encode_bytes(Bpe *b, const unsigned char *p, size_t n) {
-    if (b->tokenizer->bos >= 0) bpe_emit(b, b->tokenizer->bos);
-    for (size_t i = 0; i < n; i++) bpe_emit(b, p[i]);
-    return true;
+    if (!t->byte_ids && !bpe_check_utf8(p, n, err)) return NULL;
+    BpeEncoder *e = bpe_encoder_open(b);
+    if (t->bos >= 0 && t->bos != t->eos) bpe_add_id(e, t->bos);
+    if (bpe_encode(e, p, n, err)) return e;
+    bpe_encoder_close(e);
+    return NULL;
 }
 
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {
-    Bpe b = {.tokenizer = t};
-    const unsigned char *p = (const unsigned char *)text;
-    bool ok = t->byte_ids ? encode_bytes(&b, p, n) : encode_text(&b, p, n, err);
-    const int64_t count = (int64_t)b.num_ids;
+    Bpe *b = bpe_open(t, err);
+    BpeEncoder *e = b ? encode_prompt(b, (const unsigned char *)text, n, err) : NULL;
+    const int64_t count = e ? (int64_t)e->num_ids : -1;
+    bool ok = e != NULL;
     if (ok && count > capacity)
         ok = error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
-                       "prompt: %ld tokens, expected at most %ld", count, capacity);
-    if (ok && count > 0) memcpy(out, b.ids, (size_t)count * sizeof(int32_t));
-    bpe_close(&b);
+                       "%ld tokens, expected at most %ld", count, capacity);
+    if (ok && count > 0) memcpy(out, e->ids, (size_t)count * sizeof(int32_t));
+    bpe_encoder_close(e);
+    bpe_close(b);
+    if (!ok && err->code == EXIT_USAGE) error_prefix(err, "prompt");
     return ok ? count : -1;
 }

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,28 +14,31 @@
 // Built-in models: published values of each model's config.json (base models' bos and eos)
 
 #define LLAMA3_ROPE(factor_) \
-    { true, factor_, 1, 4, 8192 }
+    { ROPE_LLAMA3, factor_, 1, 4, 8192, 0 }
+#define LLAMA \
+    { MODEL_LLAMA, false, false, 0 }
 static const struct {
     const char *name;
     LlamaConfig config;
 } builtins[] = {
     // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim, positions, eps, theta, rope
-    // scaling, tied, init, bos, eos
-    {"demo", {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, 256, 257}},
+    // scaling, tied, init, bos, eos, type
+    {"demo", {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, 256, 257, LLAMA}},
     {"smollm2-135m",
-     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, 0, 0}},
-    {"smollm2-360m", {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, 0, 0}},
+     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, 0, 0, LLAMA}},
+    {"smollm2-360m",
+     {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, 0, 0, LLAMA}},
     {"smollm2-1.7b",
-     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, 0, 0}},
+     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, 0, 0, LLAMA}},
     {"llama-3.2-1b",
      {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
-      128001}},
+      128001, LLAMA}},
     {"llama-3.2-3b",
      {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
-      128001}},
+      128001, LLAMA}},
     {"llama-3.1-8b",
      {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f, 128000,
-      128001}},
+      128001, LLAMA}},
 };
 enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
 
@@ -48,6 +52,46 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Types of models, and of RoPE
+
+// What makes each of them, and its defaults for missing keys, those of transformers' class
+static const struct {
+    const char *name, *architecture;
+    bool qkv_bias, qk_norm;
+    int no_rope_interval;
+    int num_kv_heads;  // 0: num_heads
+    int head_dim;      // 0: hidden_size / num_heads
+    int max_position_embeddings;
+    double rope_theta;
+    bool tie_word_embeddings;
+    int bos_token_id, eos_token_id;
+    const char *own_keys;  // of `neutral` below: read elsewhere, or without a meaning here
+} types[] = {
+    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", false, false, 0, 0, 0, 2048, 1e4, false, 1, 2,
+                     ""},
+    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", false, false, 0, 8, 0, 131072, 1e4, false,
+                       1, 2, "pretraining_tp"},
+    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", true, false, 0, 32, 0, 32768, 1e4, false, -1, -1,
+                     "pretraining_tp sliding_window"},
+    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", false, true, 0, 32, 128, 32768, 1e4, false, -1,
+                     -1, "pretraining_tp sliding_window"},
+    [MODEL_SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", false, false, 4, 4, 0, 32768, 2e6, true,
+                       128000, 128001, "pretraining_tp sliding_window no_rope_layers"},
+};
+enum { NUM_TYPES = sizeof types / sizeof *types };
+
+typedef struct {
+    const char *type, *low, *high;  // the keys of low_freq_factor and high_freq_factor
+} RopeKeys;
+static const RopeKeys rope_keys[] = {
+    [ROPE_PLAIN] = {"default", NULL, NULL},
+    [ROPE_LINEAR] = {"linear", NULL, NULL},
+    [ROPE_LLAMA3] = {"llama3", "low_freq_factor", "high_freq_factor"},
+    [ROPE_YARN] = {"yarn", "beta_slow", "beta_fast"},
+};
+enum { NUM_ROPE_TYPES = sizeof rope_keys / sizeof *rope_keys };
+
+// ------------------------------------------------------------------------------------------------
 // Sizes
 
 uint64_t llama_config_num_params(const LlamaConfig *c) {
@@ -56,20 +100,10 @@ uint64_t llama_config_num_params(const LlamaConfig *c) {
     uint64_t attention = hidden * (q + 2 * kv) + q * hidden;
     uint64_t mlp = 3 * hidden * (uint64_t)c->intermediate_size;
     uint64_t embedding = (uint64_t)c->vocab_size * hidden;
-    uint64_t layers = (uint64_t)c->num_layers * (attention + mlp + 2 * hidden);
+    uint64_t vectors =
+        2 * hidden + (c->qkv_bias ? q + 2 * kv : 0) + (c->qk_norm ? 2 * (uint64_t)c->head_dim : 0);
+    uint64_t layers = (uint64_t)c->num_layers * (attention + mlp + vectors);
     return embedding * (c->tie_word_embeddings ? 1 : 2) + layers + hidden;
-}
-
-float llama_rope_frequency(const LlamaConfig *c, int i) {
-    double freq = (double)(float)(1.0 / pow(c->rope_theta, 2.0 * i / c->head_dim));
-    if (!c->rope_scaling.llama3) return (float)freq;
-    double old_context = c->rope_scaling.original_max_position_embeddings;
-    double low = c->rope_scaling.low_freq_factor, high = c->rope_scaling.high_freq_factor;
-    double wavelength = 2 * 3.14159265358979323846 / freq, factor = c->rope_scaling.factor;
-    if (wavelength < old_context / high) return (float)freq;
-    if (wavelength > old_context / low) return (float)(freq / factor);
-    double smooth = (old_context / wavelength - low) / (high - low);
-    return (float)((1 - smooth) * freq / factor + smooth * freq);
 }
 
 // The largest value of each field: their products fit in 64 bits with room to spare.
@@ -104,9 +138,10 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err) {
                          "%s: bos_token_id %d, eos_token_id %d: expected less than vocab_size %d",
                          where, c->bos_token_id, c->eos_token_id, c->vocab_size);
     const RopeScaling *r = &c->rope_scaling;
-    if (r->llama3 && !(r->high_freq_factor > r->low_freq_factor))
-        return bad_input(err, "%s: high_freq_factor %g: expected more than low_freq_factor %g",
-                         where, r->high_freq_factor, r->low_freq_factor);
+    const RopeKeys *keys = &rope_keys[r->type];
+    if (keys->low && !(r->high_freq_factor > r->low_freq_factor))
+        return bad_input(err, "%s: %s %g: expected more than %s %g", where, keys->high,
+                         r->high_freq_factor, keys->low, r->low_freq_factor);
     uint64_t params = llama_config_num_params(c);
     if (params > (uint64_t)1 << 40)
         return bad_input(err, "%s: expected at most 2^40 parameters, found %lu", where, params);
@@ -123,7 +158,7 @@ static const struct {
 } neutral[] = {
     {"false",
      {"alibi", "attention_bias", "attention_out_bias", "bias", "is_encoder_decoder", "mlp_bias",
-      "parallel_residual", "qk_layernorm", "qk_norm", "qkv_bias", "use_bias",
+      "parallel_residual", "qk_layernorm", "qk_norm", "qkv_bias", "use_bias", "use_mrope",
       "use_parallel_residual", "use_qk_norm", "use_sliding_window",
       "rope_interleaved"}},  // Hugging Face weights are half-rotated, whatever they were
     {"null",
@@ -136,7 +171,6 @@ static const struct {
       "residual_multiplier", "rotary_pct", "scale_depth", "scale_emb",
       "pretraining_tp"}},  // another order of summation, and a layout of its own
     {"silu", {"hidden_act"}},
-    {"llama", {"model_type"}},
 };
 
 static bool value_is(const json_t *item, const char *text) {
@@ -154,23 +188,40 @@ static bool refuse(const char *key, const char *expected, const json_t *item, Er
         snprintf(found, sizeof found, "%g", json_number_value(item));
     else if (json_is_boolean(item))
         text_copy(found, sizeof found, json_is_true(item) ? "true" : "false");
-    return error_set(err, EXIT_BAD_INPUT, "this trainer computes plain Llama; the model needs more",
+    return error_set(err, EXIT_BAD_INPUT, "the model needs more than this trainer computes",
                      "%s: expected %s, found %s", key, expected, found);
 }
 
-static bool read_neutral(const json_t *root, Error *err) {
+static bool read_type(LlamaConfig *c, const json_t *root, Error *err) {
+    const char *name = NULL, *expected = "llama, mistral, qwen2, qwen3 or smollm3";
+    if (!json_get_string(root, "model_type", &name, true, err)) return false;
+    for (int i = 0; i < NUM_TYPES; i++) {
+        if (strcmp(name, types[i].name) != 0) continue;
+        c->model_type = (ModelType)i;
+        c->qkv_bias = types[i].qkv_bias;
+        c->qk_norm = types[i].qk_norm;
+        return true;
+    }
+    return refuse("model_type", expected, json_object_get(root, "model_type"), err);
+}
+
+static bool read_neutral(const LlamaConfig *c, const json_t *root, Error *err) {
     for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
         for (const char *const *key = neutral[i].keys; *key; key++) {
             const json_t *item = json_object_get(root, *key);
-            if (item && !value_is(item, neutral[i].value))
+            if (item && !value_is(item, neutral[i].value) &&
+                !strstr(types[c->model_type].own_keys, *key))
                 return refuse(*key, neutral[i].value, item, err);
         }
-    const char *type = NULL;
-    return json_get_string(root, "model_type", &type, true, err);
+    if (c->model_type == MODEL_MISTRAL && !json_object_get(root, "sliding_window"))
+        return error_set(err, EXIT_BAD_INPUT, "without this key transformers has a window of 4096",
+                         "sliding_window: expected null, not found");
+    return true;
 }
 
-// architectures: a list with LlamaForCausalLM. layer_types: every one full_attention.
-static bool read_lists(const json_t *root, Error *err) {
+// architectures: a list with the model's. layer_types: every one full_attention.
+static bool read_lists(const LlamaConfig *c, const json_t *root, Error *err) {
+    const char *architecture = types[c->model_type].architecture;
     const json_t *names = json_member(root, "architectures"),
                  *layers = json_member(root, "layer_types"), *item;
     size_t i;
@@ -179,12 +230,35 @@ static bool read_lists(const json_t *root, Error *err) {
         return json_type_error(names, "architectures", "an array", err);
     if (layers && !json_is_array(layers))
         return json_type_error(layers, "layer_types", "an array", err);
-    json_array_foreach(names, i, item) found |= json_string_is(item, "LlamaForCausalLM");
-    if (!found) return refuse("architectures", "LlamaForCausalLM", json_array_get(names, 0), err);
+    json_array_foreach(names, i, item) found |= json_string_is(item, architecture);
+    if (!found) return refuse("architectures", architecture, json_array_get(names, 0), err);
     json_array_foreach(layers, i, item) {
         if (!json_string_is(item, "full_attention"))
             return refuse("layer_types", "full_attention", item, err);
     }
+    return true;
+}
+
+// no_rope_layers: for each layer 1, or 0 where it has no RoPE: every interval-th. It says more than
+// no_rope_layer_interval.
+static bool read_no_rope(LlamaConfig *c, const json_t *root, Error *err) {
+    const json_t *layers = json_member(root, "no_rope_layers"), *item;
+    const int L = c->num_layers;
+    int interval = types[c->model_type].no_rope_interval;
+    size_t l;
+    if (interval == 0) return true;
+    if (!json_get_int(root, "no_rope_layer_interval", 1, INT_MAX, &interval, false, err))
+        return false;
+    if (layers && json_array_size(layers) != (size_t)L)
+        return refuse("no_rope_layers", "an array with a number for each layer", layers, err);
+    if (layers) interval = L + 1;
+    json_array_foreach(layers, l, item) {
+        const bool rope = json_number_value(item) != 0;
+        if (!rope && interval > L) interval = (int)l + 1;
+        if (!json_is_number(item) || rope != ((l + 1) % (size_t)interval != 0))
+            return refuse("no_rope_layers", "1, and 0 at equal intervals", item, err);
+    }
+    c->no_rope_interval = interval > L ? 0 : interval;
     return true;
 }
 
@@ -196,7 +270,10 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
         !json_get_int(root, "num_hidden_layers", 1, LLAMA_MAX_LAYERS, &c->num_layers, true, err) ||
         !json_get_int(root, "num_attention_heads", 1, heads, &c->num_heads, true, err))
         return false;
-    c->num_kv_heads = c->num_heads;
+    const bool given = json_object_get(root, "num_key_value_heads") != NULL;
+    c->num_kv_heads = types[c->model_type].num_kv_heads;
+    if (given || !c->num_kv_heads) c->num_kv_heads = c->num_heads;
+    c->head_dim = types[c->model_type].head_dim;
     if (!json_get_int(root, "num_key_value_heads", 1, heads, &c->num_kv_heads, false, err) ||
         !json_get_int(root, "head_dim", 2, dim, &c->head_dim, false, err))
         return false;
@@ -207,7 +284,7 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
                              c->hidden_size, c->num_heads);
         c->head_dim = c->hidden_size / c->num_heads;
     }
-    c->max_position_embeddings = 2048;
+    c->max_position_embeddings = types[c->model_type].max_position_embeddings;
     return json_get_int(root, "max_position_embeddings", 1, LLAMA_MAX_POSITIONS,
                         &c->max_position_embeddings, false, err);
 }
@@ -225,27 +302,49 @@ static bool read_token(const json_t *root, const char *key, int fallback, int vo
     return true;
 }
 
-// Missing keys have the defaults of transformers' LlamaConfig.
 static bool read_scalars(LlamaConfig *c, const json_t *root, Error *err) {
+    const int bos = types[c->model_type].bos_token_id, eos = types[c->model_type].eos_token_id;
     double eps = 1e-6, range = 0.02;
+    c->tie_word_embeddings = types[c->model_type].tie_word_embeddings;
     if (!json_get_double(root, "rms_norm_eps", 1e-20, 0.1, &eps, false, err) ||
         !json_get_double(root, "initializer_range", 0, 10, &range, false, err) ||
         !json_get_bool(root, "tie_word_embeddings", &c->tie_word_embeddings, false, err) ||
-        !read_token(root, "bos_token_id", 1, c->vocab_size, &c->bos_token_id, err) ||
-        !read_token(root, "eos_token_id", 2, c->vocab_size, &c->eos_token_id, err))
+        !read_token(root, "bos_token_id", bos, c->vocab_size, &c->bos_token_id, err) ||
+        !read_token(root, "eos_token_id", eos, c->vocab_size, &c->eos_token_id, err))
         return false;
     c->rms_norm_eps = (float)eps;
     c->initializer_range = (float)range;
     return true;
 }
 
-static bool read_llama3(RopeScaling *r, const json_t *rope, Error *err) {
-    r->llama3 = true;
-    return json_get_double(rope, "factor", 1, 1e6, &r->factor, true, err) &&
-           json_get_double(rope, "low_freq_factor", 1e-6, 1e6, &r->low_freq_factor, true, err) &&
-           json_get_double(rope, "high_freq_factor", 1e-6, 1e6, &r->high_freq_factor, true, err) &&
+// Of YaRN's keys: how cosines and sines are scaled
+static bool read_attention_factor(RopeScaling *r, const json_t *rope, Error *err) {
+    static const char *const only[][2] = {
+        {"mscale", "null"}, {"mscale_all_dim", "null"}, {"truncate", "true"}};
+    for (int i = 0; i < 3; i++) {
+        const json_t *item = json_object_get(rope, only[i][0]);
+        if (item && !value_is(item, only[i][1])) return refuse(only[i][0], only[i][1], item, err);
+    }
+    r->attention_factor = 0.1 * log(r->factor) + 1;
+    return json_get_double(rope, "attention_factor", 1e-6, 1e6, &r->attention_factor, false, err);
+}
+
+static bool read_scaling(LlamaConfig *c, RopeType type, const json_t *rope, Error *err) {
+    RopeScaling *r = &c->rope_scaling;
+    const RopeKeys *keys = &rope_keys[type];
+    const bool yarn = type == ROPE_YARN;
+    r->type = type;
+    if (!json_get_double(rope, "factor", 1, 1e6, &r->factor, true, err)) return false;
+    if (!keys->low) return true;
+    if (yarn) {
+        r->low_freq_factor = 1, r->high_freq_factor = 32;
+        r->original_max_position_embeddings = c->max_position_embeddings;
+    }
+    return json_get_double(rope, keys->low, 1e-6, 1e6, &r->low_freq_factor, !yarn, err) &&
+           json_get_double(rope, keys->high, 1e-6, 1e6, &r->high_freq_factor, !yarn, err) &&
            json_get_int(rope, "original_max_position_embeddings", 1, LLAMA_MAX_POSITIONS,
-                        &r->original_max_position_embeddings, true, err);
+                        &r->original_max_position_embeddings, !yarn, err) &&
+           (!yarn || read_attention_factor(r, rope, err));
 }
 
 static bool read_rope_type(const json_t *rope, const char **type, Error *err) {
@@ -276,9 +375,10 @@ static bool read_rope_object(LlamaConfig *c, json_t *rope, Error *err) {
     if (item && !value_is(item, "1")) return refuse("partial_rotary_factor", "1", item, err);
     if (!read_rope_type(rope, &type, err)) return false;
     if (!type || strcmp(type, "default") == 0) return true;
-    if (strcmp(type, "llama3") == 0) return read_llama3(&c->rope_scaling, rope, err);
-    return error_set(err, EXIT_BAD_INPUT, "this trainer knows plain and llama3 RoPE only",
-                     "rope_type: expected llama3 or default, found \"%.60s\"", type);
+    for (int i = ROPE_LINEAR; i < NUM_ROPE_TYPES; i++)
+        if (strcmp(type, rope_keys[i].type) == 0) return read_scaling(c, (RopeType)i, rope, err);
+    return error_set(err, EXIT_BAD_INPUT, "the model needs more than this trainer computes",
+                     "rope_type: expected default, linear, llama3 or yarn, found \"%.60s\"", type);
 }
 
 static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
@@ -299,16 +399,17 @@ static bool read_rope(LlamaConfig *c, const json_t *root, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "delete one of them",
                          "rope_theta: expected one value, found %g and, in %s, %g", outer, name,
                          inner);
-    c->rope_theta = inner > 0 ? inner : outer > 0 ? outer : 10000;
+    c->rope_theta = inner > 0 ? inner : outer > 0 ? outer : types[c->model_type].rope_theta;
     return true;
 }
 
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err) {
     memset(c, 0, sizeof *c);
-    bool ok = json_is_object(root)
-                  ? read_neutral(root, err) && read_lists(root, err) && read_sizes(c, root, err) &&
-                        read_scalars(c, root, err) && read_rope(c, root, err)
-                  : bad_input(err, "expected an object, found another value");
+    bool ok = json_is_object(root) ? read_type(c, root, err) && read_neutral(c, root, err) &&
+                                         read_lists(c, root, err) && read_sizes(c, root, err) &&
+                                         read_no_rope(c, root, err) && read_scalars(c, root, err) &&
+                                         read_rope(c, root, err)
+                                   : bad_input(err, "expected an object, found another value");
     return ok ? llama_config_check(c, path, err) : error_prefix(err, path);
 }
 
@@ -337,16 +438,20 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
 // Writing
 
 static void write_rope(JsonWriter *w, const RopeScaling *r) {
-    if (!r->llama3) {
+    const RopeKeys *keys = &rope_keys[r->type];
+    if (r->type == ROPE_PLAIN) {
         json_put_null(w, "rope_scaling");
         return;
     }
     json_begin(w, "rope_scaling", '{');
+    if (r->type == ROPE_YARN) json_put_double(w, "attention_factor", r->attention_factor);
     json_put_double(w, "factor", r->factor);
-    json_put_double(w, "high_freq_factor", r->high_freq_factor);
-    json_put_double(w, "low_freq_factor", r->low_freq_factor);
-    json_put_int(w, "original_max_position_embeddings", r->original_max_position_embeddings);
-    json_put_string(w, "rope_type", "llama3");
+    if (keys->low) {
+        json_put_double(w, keys->high, r->high_freq_factor);
+        json_put_double(w, keys->low, r->low_freq_factor);
+        json_put_int(w, "original_max_position_embeddings", r->original_max_position_embeddings);
+    }
+    json_put_string(w, "rope_type", keys->type);
     json_end(w, '}');
 }
 
@@ -363,7 +468,7 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_writer_init(&w, text, capacity, 2);
     json_begin(&w, NULL, '{');
     json_begin(&w, "architectures", '[');
-    json_put_string(&w, NULL, "LlamaForCausalLM");
+    json_put_string(&w, NULL, types[c->model_type].architecture);
     json_end(&w, ']');
     json_put_bool(&w, "attention_bias", false);
     json_put_double(&w, "attention_dropout", 0);
@@ -376,17 +481,23 @@ size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *te
     json_put_int(&w, "intermediate_size", c->intermediate_size);
     json_put_int(&w, "max_position_embeddings", c->max_position_embeddings);
     json_put_bool(&w, "mlp_bias", false);
-    json_put_string(&w, "model_type", "llama");
+    json_put_string(&w, "model_type", types[c->model_type].name);
+    if (types[c->model_type].no_rope_interval)
+        json_put_int(&w, "no_rope_layer_interval",
+                     c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1);
     json_put_int(&w, "num_attention_heads", c->num_heads);
     json_put_int(&w, "num_hidden_layers", c->num_layers);
     json_put_int(&w, "num_key_value_heads", c->num_kv_heads);
+    if (c->model_type == MODEL_SMOLLM3) json_put_null(&w, "pad_token_id");  // 128004 by default
     json_put_int(&w, "pretraining_tp", 1);
     json_put_float(&w, "rms_norm_eps", c->rms_norm_eps);
     write_rope(&w, &c->rope_scaling);
     json_put_double(&w, "rope_theta", c->rope_theta);
+    if (c->model_type != MODEL_LLAMA) json_put_null(&w, "sliding_window");
     json_put_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
     json_put_string(&w, "torch_dtype", torch_dtype);
     json_put_bool(&w, "use_cache", true);
+    if (c->model_type != MODEL_LLAMA) json_put_bool(&w, "use_sliding_window", false);
     json_put_int(&w, "vocab_size", c->vocab_size);
     json_end(&w, '}');
     json_put_text(&w, "\n");

@@ -1,4 +1,5 @@
-// The shape of a Llama model: built-in names, and Hugging Face config.json in and out.
+// The shape of a model, of Llama or of a type that differs from it by a bias, a norm or a key:
+// built-in names, and Hugging Face config.json in and out.
 //
 // Reading refuses every key that would change the maths (attention_bias true, another rope type,
 // ...) and every value out of range, so that the sizes of a LlamaConfig can be multiplied without
@@ -10,11 +11,16 @@
 
 #include "../base/error.h"
 
+typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeType;
 typedef struct {
-    bool llama3;  // false: plain RoPE, the rest is 0
-    double factor, low_freq_factor, high_freq_factor;
+    RopeType type;  // ROPE_PLAIN: the rest is 0
+    double factor;
+    double low_freq_factor, high_freq_factor;  // YaRN: beta_slow and beta_fast
     int original_max_position_embeddings;
+    double attention_factor;  // YaRN only
 } RopeScaling;
+
+typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
 
 typedef struct {
     int vocab_size, hidden_size, intermediate_size, num_layers;
@@ -25,6 +31,12 @@ typedef struct {
     bool tie_word_embeddings;
     float initializer_range;
     int bos_token_id, eos_token_id;  // -1: none
+    struct {                         // all 0: Llama
+        ModelType model_type;
+        bool qkv_bias;         // of q_proj, k_proj and v_proj
+        bool qk_norm;          // RMSNorm of each query and key head, before RoPE
+        int no_rope_interval;  // layers that are a multiple of it, from 1, have no RoPE; 0: none
+    };
 } LlamaConfig;
 
 // False when the name is none of "demo", "smollm2-135m" ...
@@ -34,7 +46,7 @@ bool llama_config_builtin(LlamaConfig *c, const char *name);
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 
 // A Hugging Face config.json; path may also be the directory that holds it. Exit 3 when the model
-// is not a plain Llama.
+// is none of ModelType or needs more than is computed here.
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 
 // The same from parsed JSON; path is for messages.
@@ -45,11 +57,8 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
-// Radians per position by which RoPE rotates elements i and i + head_dim / 2 of a head.
-float llama_rope_frequency(const LlamaConfig *c, int i);
-
-// config.json as old versions of transformers' LlamaForCausalLM (rope_theta, rope_scaling) and new
-// ones load it. torch_dtype: "float32", "bfloat16". Returns its length; 0: it does not fit.
+// config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it.
+// torch_dtype: "float32", "bfloat16". Returns its length; 0: it does not fit.
 size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,
                          size_t capacity);
 

@@ -13,6 +13,7 @@
 #include "../base/memory.h"
 #include "../base/path.h"
 #include "config.h"
+#include "rope.h"
 #include "safetensors.h"
 #include "tokenizer.h"
 #include "weights.h"
@@ -134,6 +135,15 @@ static void put_array(Header *h, const char *key, uint32_t type, uint64_t count)
     put_u64(h, count);
 }
 
+// Mistral's tensors and maths are Llama's, for llama.cpp too.
+static bool check_model(const LlamaConfig *c, const char *dir, Error *err) {
+    const bool llama = c->model_type == MODEL_LLAMA || c->model_type == MODEL_MISTRAL;
+    if (llama && c->rope_scaling.type != ROPE_YARN) return true;
+    return error_set(err, EXIT_BAD_INPUT, "llama.cpp's convert_hf_to_gguf.py knows the others",
+                     "%s: expected a model_type of llama or mistral without yarn RoPE, found %s",
+                     dir, llama ? "yarn" : "another model_type");
+}
+
 static void put_model(Header *h, const LlamaConfig *c, GgufType type) {
     const struct {
         const char *key;
@@ -191,17 +201,6 @@ static const char *pre_tokenizer_name(const json_t *root, const json_t *merges) 
     return name;
 }
 
-// Does a post-processor, which may be a sequence of several, begin every text with this token?
-static bool begins_texts(const json_t *processor, const char *token) {
-    const json_t *list = json_member(processor, "processors"), *item;
-    size_t i;
-    json_array_foreach(list, i, item) {
-        if (begins_texts(item, token)) return true;
-    }
-    item = json_member(json_array_get(json_member(processor, "single"), 0), "SpecialToken");
-    return token && json_string_is(json_member(item, "id"), token);
-}
-
 // The text of every id of the model, as in tokenizer.json; NULL: the tokenizer does not have it.
 static const char **token_texts(const json_t *root, int vocab_size) {
     const char **texts = host_calloc((size_t)vocab_size, sizeof *texts, "the vocabulary"), *text;
@@ -251,7 +250,7 @@ static bool put_merges(Header *h, const json_t *merges, Error *err) {
 }
 
 // The tokens with a role, as tokenizer_config.json names them, else config.json numbers them.
-static void put_roles(Header *h, const json_t *root, const json_t *config, const char **texts,
+static void put_roles(Header *h, const Tokenizer *t, const json_t *config, const char **texts,
                       const LlamaConfig *c) {
     const struct {
         const char *name, *key;
@@ -260,7 +259,6 @@ static void put_roles(Header *h, const json_t *root, const json_t *config, const
                  {"eos_token", "tokenizer.ggml.eos_token_id", c->eos_token_id},
                  {"unk_token", "tokenizer.ggml.unknown_token_id", -1},
                  {"pad_token", "tokenizer.ggml.padding_token_id", -1}};
-    const char *bos = NULL;
     for (size_t i = 0; i < sizeof roles / sizeof *roles; i++) {
         const json_t *item = json_member(config, roles[i].name);
         if (json_is_object(item)) item = json_member(item, "content");
@@ -268,14 +266,9 @@ static void put_roles(Header *h, const json_t *root, const json_t *config, const
         for (int k = 0; json_is_string(item) && k < c->vocab_size; k++)
             if (texts[k] && json_string_is(item, texts[k])) id = k;
         if (id >= 0) put_number(h, roles[i].key, (uint32_t)id);
-        if (id >= 0 && i == 0) bos = texts[id];
     }
-    const json_t *add_bos = json_member(config, "add_bos_token");
-    const bool adds = json_is_boolean(add_bos)
-                          ? json_is_true(add_bos)
-                          : begins_texts(json_member(root, "post_processor"), bos);
     put_key(h, "tokenizer.ggml.add_bos_token", BOOL);
-    put(h, &adds, 1);
+    put(h, &t->adds_bos, 1);
 }
 
 static bool check_tokenizer(const Tokenizer *t, const json_t *root, const char *pre,
@@ -306,7 +299,7 @@ static bool put_tokenizer_of(Header *h, const char *dir, const Tokenizer *t, con
     put_string(h, "tokenizer.ggml.model", "gpt2");
     put_string(h, "tokenizer.ggml.pre", pre);
     put_tokens(h, t, texts, c->vocab_size);
-    put_roles(h, root, config, texts, c);
+    put_roles(h, t, config, texts, c);
     if (chat) put_string(h, "tokenizer.chat_template", chat);
     free(chat);
     free(texts);
@@ -442,9 +435,9 @@ static bool write_tensor(const Model *m, const Parameter *p, SafetensorsSet *s, 
 static bool write_rope_factors(const LlamaConfig *c, FileWriter *w, Error *err) {
     LlamaConfig plain = *c;
     bool ok = true;
-    plain.rope_scaling.llama3 = false;
+    plain.rope_scaling.type = ROPE_PLAIN;
     for (int i = 0; ok && i < c->head_dim / 2; i++) {
-        const float factor = llama_rope_frequency(&plain, i) / llama_rope_frequency(c, i);
+        const float factor = rope_frequency(&plain, i) / rope_frequency(c, i);
         ok = writer_write(w, &factor, sizeof factor, err);
     }
     return ok;
@@ -454,7 +447,7 @@ static bool write_rope_factors(const LlamaConfig *c, FileWriter *w, Error *err) 
 // The file
 
 static bool put_header(Header *h, const Model *m, const char *dir, Error *err) {
-    const bool scaled_rope = m->config.rope_scaling.llama3;
+    const bool scaled_rope = m->config.rope_scaling.type != ROPE_PLAIN;
     const Parameter factors = {.rows = m->config.head_dim / 2};
     put(h, "GGUF", 4);
     put_u32(h, 3);
@@ -478,7 +471,8 @@ static bool write_file(const Model *m, const Header *h, const char *dir, FileWri
     bool ok = writer_write(w, h->bytes, h->n, err) && write_padding(w, err);
     for (int i = 0; ok && i < m->num; i++) ok = write_tensor(m, &m->list[i], &s, w, err);
     safetensors_close(&s);
-    return ok && (!m->config.rope_scaling.llama3 || write_rope_factors(&m->config, w, err));
+    return ok &&
+           (m->config.rope_scaling.type == ROPE_PLAIN || write_rope_factors(&m->config, w, err));
 }
 
 static bool create_file(const Model *m, const Header *h, const char *dir, const char *path,
@@ -502,7 +496,7 @@ bool gguf_export(const char *dir, GgufType type, const char *path, Error *err) {
     if (path_exists(path))
         return error_set(err, EXIT_USAGE, "remove it, or choose another --out",
                          "%s: expected a new file, found one", path);
-    if (!llama_config_read(&m.config, dir, err)) return false;
+    if (!llama_config_read(&m.config, dir, err) || !check_model(&m.config, dir, err)) return false;
     list_tensors(&m);
     const Parameters p = {.list = m.list, .num = m.num, .tied_head = m.config.tie_word_embeddings};
     const bool ok = weights_check(p, dir, err) && put_header(&h, &m, dir, err) &&

@@ -185,9 +185,21 @@ static int32_t token_names_find(const TokenNames *names, const char *text) {
     return -1;
 }
 
-// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names.
-static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const char *config_path,
-                                Error *err) {
+// Does a post-processor, which may be a sequence of several, begin every text with this token?
+static bool begins_texts(const json_t *processor, const char *token) {
+    const json_t *list = json_member(processor, "processors"), *item;
+    size_t i;
+    json_array_foreach(list, i, item) {
+        if (begins_texts(item, token)) return true;
+    }
+    item = json_member(json_array_get(json_member(processor, "single"), 0), "SpecialToken");
+    return json_string_is(json_member(item, "id"), token);
+}
+
+// bos_token and eos_token of tokenizer_config.json when it is there, else the usual names. A
+// bos_token of null means that there is none.
+static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const json_t *tokenizer,
+                                const char *config_path, Error *err) {
     const struct {
         const char *key;
         int32_t *id;
@@ -201,9 +213,16 @@ static bool tokenizer_find_ends(Tokenizer *t, const TokenNames *names, const cha
         const json_t *item = json_member(root, ends[i].key);
         if (json_is_object(item)) item = json_member(item, "content");
         *ends[i].id = json_is_string(item) ? token_names_find(names, json_string_value(item)) : -1;
-        for (int k = 0; k < 4 && !json_is_string(item) && *ends[i].id < 0; k++)
+        const bool named =
+            json_is_string(item) || (i == 0 && json_is_null(json_object_get(root, ends[i].key)));
+        for (int k = 0; k < 4 && !named && *ends[i].id < 0; k++)
             *ends[i].id = token_names_find(names, ends[i].usual[k]);
     }
+    const json_t *add = json_member(root, "add_bos_token");
+    t->adds_bos = t->bos >= 0 &&
+                  (json_is_boolean(add) ? json_is_true(add)
+                                        : begins_texts(json_member(tokenizer, "post_processor"),
+                                                       names->items[t->bos].text));
     return true;
 }
 
@@ -230,7 +249,7 @@ static bool tokenizer_read(Tokenizer *t, const json_t *root, const char *config_
         return bad_input(err, "expected BPE, byte-level or with byte fallback");
     const bool ok = token_names_read(&names, root, model, err);
     if (ok) tokenizer_fill(t, &names, byte_level);
-    const bool done = ok && tokenizer_find_ends(t, &names, config_path, err);
+    const bool done = ok && tokenizer_find_ends(t, &names, root, config_path, err);
     free(names.items);
     t->byte_ids = done && tokenizer_has_byte_ids(t, model);
     return done;

@@ -14,6 +14,7 @@
 typedef struct {
     int32_t vocab_size;    // largest id + 1
     int32_t bos, eos;      // -1: not known
+    bool adds_bos;         // what the tokenizer itself encodes begins with BOS
     bool byte_ids;         // id = byte below 256, and no merges
     uint32_t *offset;      // (vocab_size + 1) into bytes
     unsigned char *bytes;  // of all tokens, one after another; of special tokens: their names

@@ -37,7 +37,8 @@ static void init_parameter(const Parameters *p, const Parameter *t, uint64_t see
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         for (size_t i = 0; i < n; i++)
-            values[i] = t->init_std > 0 ? t->init_std * normal_number(key, first + i) : 1;
+            values[i] =
+                t->init_std > 0 ? t->init_std * normal_number(key, first + i) : t->init_std == 0;
         p->put(p->context, ARENA_WEIGHTS, t->offset + first, values, n);
     }
 }

@@ -14,8 +14,8 @@ typedef struct {
     int64_t rows, cols;  // cols = 0: a vector of `rows`
     size_t offset;       // elements from the start of every parameter arena
     size_t count;        // elements
-    bool decay;          // matrices decay, norm weights do not
-    float init_std;      // 0: filled with ones
+    bool decay;          // matrices decay, norm weights and biases do not
+    float init_std;      // 0: filled with ones; negative: with zeros
 } Parameter;
 
 typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;

@@ -136,16 +136,14 @@ bool generator_open(Generator *g, const Samples *samples, const Prompts *prompts
     *g = (Generator){.samples = *samples, .chat = prompts->chat, .end_of_turn = -1};
     const char *prompt = prompts->prompt;
     char path[IO_PATH_MAX];
-    size_t n;
     if (!path_join(path, sizeof path, prompts->model_dir, "tokenizer.json", err)) return false;
     if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
                          "%s: --generate needs a tokenizer, and there is none", path);
     if (!tokenizer_open(&g->tokenizer, path, err)) return false;
     g->samples.tokenizer = &g->tokenizer;
-    // where a turn begins is no beginning of a document, and a template writes its own
-    const unsigned char *bos = tokenizer_bytes(&g->tokenizer, g->tokenizer.bos, &n);
-    if (g->chat || (n == 12 && memcmp(bos, "<|im_start|>", n) == 0)) g->tokenizer.bos = -1;
+    // a template writes its own
+    if (g->chat || !g->tokenizer.adds_bos) g->tokenizer.bos = -1;
     if (g->chat && !chat_open(g, prompts->model_dir, err)) return false;
     if (prompts->prompt_file) return add_lines(g, prompts->prompt_file, err);
     if (prompt && strcmp(prompt, "-") != 0) return add_prompt(g, prompt, err);

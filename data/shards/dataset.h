@@ -1,7 +1,8 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
-// .ds.index, Megatron .bin with .idx, llmq BIN.TOK. Byte layouts: data/README.md.
+// .ds.index, Megatron .bin with .idx, llmq BIN.TOK, OLMo's and numpy's .npy. Byte layouts:
+// data/README.md.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file

@@ -33,6 +33,30 @@ static uint64_t *datatrove_read_ends(const char *path, uint64_t *count, Error *e
     return ends;
 }
 
+// NAME.ds.loss, where there is one: a byte for each token, 0: it is not trained.
+static bool datatrove_read_loss(Shard *s, Error *err) {
+    char path[IO_PATH_MAX];
+    File f;
+    if (!shard_sidecar(path, s->path, 0, ".loss", err)) return false;
+    if (!path_exists(path)) return true;
+    if (!file_open(&f, path, "", err)) return false;
+    const uint64_t n = (uint64_t)s->num_tokens;
+    unsigned char *bytes = f.size_bytes == n ? host_calloc(n + 8, 1, "a loss mask") : NULL;
+    const bool ok = bytes ? file_read_at(&f, bytes, n, 0, err)
+                          : shard_size_error(&f, n, "one for each token", err);
+    file_close(&f);
+    for (uint64_t i = 0; ok && i < n; i++) {  // bits overwrite only bytes already read
+        const bool target = bytes[i] != 0;
+        if (i % 8 == 0) bytes[i / 8] = 0;
+        bytes[i / 8] |= (unsigned char)(target << i % 8);
+    }
+    if (ok)
+        shard_set_mask(s, bytes);
+    else
+        free(bytes);
+    return ok;
+}
+
 bool shard_open_datatrove(Shard *s, const unsigned char *head, const DatasetOptions *options,
                           bool *recognised, Error *err) {
     (void)head, (void)options;
@@ -55,5 +79,5 @@ bool shard_open_datatrove(Shard *s, const unsigned char *head, const DatasetOpti
     s->num_tokens = (int64_t)tokens;
     s->token_bytes = narrow ? 2 : 4;
     s->checksum = crc32c(0, ends, (size_t)count * 8);
-    return shard_set_ends(s, ends, count, path, err);
+    return shard_set_ends(s, ends, count, path, err) && datatrove_read_loss(s, err);
 }

@@ -15,7 +15,7 @@
 #include "../base/memory.h"
 #include "../base/path.h"
 
-static void path_list_add(PathList *list, const char *path) {
+void path_list_add(PathList *list, const char *path) {
     const size_t size = strlen(path) + 1;
     char *copy = host_calloc(size, 1, "a path");
     memcpy(copy, path, size);
@@ -33,8 +33,7 @@ static int path_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// By bytes, so that the order of documents does not depend on the locale.
-static void path_list_sort(PathList *list, size_t from) {
+void path_list_sort(PathList *list, size_t from) {
     if (list->n > from) qsort(list->items + from, list->n - from, sizeof(char *), path_compare);
 }
 
@@ -58,7 +57,8 @@ static bool path_list_add_dir(PathList *list, const char *dir, const char *patte
     return ok;
 }
 
-// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove).
+// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove), else
+// DIR/*.npy (OLMo).
 static bool path_list_expand_dir(PathList *list, const char *dir, const char *split, Error *err) {
     const size_t before = list->n;
     char pattern[64];
@@ -66,12 +66,12 @@ static bool path_list_expand_dir(PathList *list, const char *dir, const char *sp
     if (!path_list_add_dir(list, dir, pattern, err)) return false;
     snprintf(pattern, sizeof pattern, "*_%s_*.bin", split);
     if (list->n == before && !path_list_add_dir(list, dir, pattern, err)) return false;
-    if (list->n == before && strcmp(split, "train") == 0)
-        return path_list_add_dir(list, dir, "*.ds", err);
-    return true;
+    if (strcmp(split, "train") != 0) return true;
+    return (list->n > before || path_list_add_dir(list, dir, "*.ds", err)) &&
+           (list->n > before || path_list_add_dir(list, dir, "*.npy", err));
 }
 
-static void path_list_expand_glob(PathList *list, const char *pattern) {
+void path_list_expand_glob(PathList *list, const char *pattern) {
     const size_t before = list->n;
     glob_t found;
     if (glob(pattern, 0, NULL, &found) == 0) {

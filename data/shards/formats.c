@@ -13,10 +13,7 @@
 
 // In this order: a file may look like several of them
 static ShardOpen *const formats[] = {
-    shard_open_datatrove,
-    shard_open_unpad,
-    shard_open_llmq,
-    shard_open_megatron,
+    shard_open_datatrove, shard_open_olmo, shard_open_unpad, shard_open_llmq, shard_open_megatron,
 };
 
 static bool shard_unknown(const Shard *s, const unsigned char *head, uint64_t n, Error *err) {
@@ -34,14 +31,25 @@ static bool shard_unknown(const Shard *s, const unsigned char *head, uint64_t n,
         looks = "a big-endian shard";
     else if (magic == EVAL_MAGIC)
         looks = "llm.c's multiple-choice evaluation file";
-    else if (n >= 6 && memcmp(head, "\x93NUMPY", 6) == 0)
-        looks = "a numpy array";
     else if (n >= 2 && head[0] == 0x1f && head[1] == 0x8b)
-        looks = "a gzip file";
+        looks = "a gzip file", hint = "unpack it: gzip -dk FILE";
+    else if (n >= 4 && memcmp(head, "PAR1", 4) == 0)
+        looks = "a Parquet file";
+    else if (n >= 4 && memcmp(head, "PK\3\4", 4) == 0)
+        looks = "a zip file (.npz, .zip, PyTorch's .pt)", hint = "unpack it first";
+    else if (n >= 4 && memcmp(head, "GGUF", 4) == 0)
+        looks = "a GGUF model", hint = "it is --model that takes a model, after gguf_to_hf.py";
+    else if (n >= 10 && head[8] == '{' && head[9] == '"')
+        looks = "a safetensors model", hint = "it is --model that takes its directory";
     else if (path_ends_with(s->path, ".idx") || path_ends_with(s->path, ".index"))
         looks = "an index", hint = "name the token file, not its index";
     else if (n > 0 && printable == n)
-        looks = "text";
+        looks = "text",
+        hint = "data/prepare.py makes shards of it; --train takes a .txt or .jsonl as it is";
+    else if (path_ends_with(s->path, ".bin"))
+        hint =
+            "Megatron's .bin needs its .idx beside it; raw ids, as nanoGPT writes them, become a "
+            "data set named .npy with --boundary-token";
     return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a token shard, found %s", s->path,
                      looks);
 }

@@ -15,9 +15,10 @@
 typedef bool ShardOpen(Shard *s, const unsigned char *head, const DatasetOptions *options,
                        bool *recognised, Error *err);
 
-ShardOpen shard_open_datatrove;  // NAME.ds with NAME.ds.index
+ShardOpen shard_open_datatrove;  // NAME.ds with NAME.ds.index, NAME.ds.loss
 ShardOpen shard_open_unpad;     // llm.c's NAME.bin; ours with our header words, NAME.idx, NAME.mask
 ShardOpen shard_open_llmq;      // BIN.TOK
+ShardOpen shard_open_olmo;      // NAME.npy: numpy's, or OLMo's without a header, with NAME.csv.gz
 ShardOpen shard_open_megatron;  // NAME.bin with NAME.idx
 
 // By the first format that recognises the file.

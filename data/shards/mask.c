@@ -26,6 +26,20 @@ int64_t mask_count(const unsigned char *mask, int64_t from, int64_t to) {
     return ones;
 }
 
+static void mask_clear(unsigned char *mask, int64_t i) {
+    mask[i / 8] &= (unsigned char)~(1u << i % 8);
+}
+
+void shard_set_mask(Shard *s, unsigned char *mask) {
+    const int64_t n = s->num_tokens, bits = (n + 7) / 8 * 8;
+    for (int64_t doc = 0, first = 0; doc < s->num_docs; first = (int64_t)s->doc_ends[doc++])
+        mask_clear(mask, first);
+    for (int64_t i = n; i < bits; i++) mask_clear(mask, i);
+    s->mask = mask;
+    s->num_targets = mask_count(mask, 0, n);
+    s->token_sum = crc32c(s->token_sum, mask, (size_t)bits / 8);
+}
+
 // What the header says about the bits, and the bits about the documents.
 static bool mask_check(const Shard *s, const File *f, const unsigned char *text,
                        const unsigned char *bin_head, uint64_t size, Error *err) {

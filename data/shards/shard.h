@@ -75,6 +75,11 @@ bool shard_sample_tokens(Shard *s, Error *err);
 // flag for it; a mask without the flag is an error. Needs num_tokens and doc_ends.
 bool shard_read_mask(Shard *s, const unsigned char *head, Error *err);
 
+// Takes ownership of mask ((num_tokens + 7) / 8 bytes) from another trainer's file, in which a bit
+// says whether its token is a target: sets mask, num_targets and token_sum. Bits of the first
+// tokens of documents and after the last token become 0.
+void shard_set_mask(Shard *s, unsigned char *mask);
+
 bool mask_bit(const unsigned char *mask, int64_t i);
 
 // Ones among bits [from, to).

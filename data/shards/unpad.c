@@ -14,15 +14,10 @@
 #include "dataset.h"
 #include "formats.h"
 #include "shard.h"
+#include "shard_writer.h"
 
 enum {
     HEADER_WORDS = SHARD_HEADER_BYTES / 4,
-    OWN_MAGIC = 0x44415055,  // "UPAD"
-    OWN_VERSION = 1,
-    FLAG_BOS_FIRST = 1,
-    FLAG_EOS_LAST = 2,
-    INDEX_VERSION = 2,
-    INDEX_HEADER_BYTES = 40,
     INDEX_V1_HEADER_BYTES = 32,  // version 1 has no checksums of tokens
     INDEX_MAX_BLOCK = 1 << 20,   // tokens
 };

@@ -13,7 +13,8 @@ struct CUstream_st {
 };
 struct CUgraph_st {
     std::vector<std::function<void()>> work;
-    bool spoilt = false;  // by a call that must not be made during a capture
+    std::map<cudaStream_t, bool> forked;  // streams that joined the capture; true: not waited for
+    bool spoilt = false;                  // by a call that must not be made during a capture
 };
 struct CUgraphExec_st {
     std::vector<std::function<void()>> work;
@@ -21,6 +22,7 @@ struct CUgraphExec_st {
 struct CUevent_st {
     Mark mark;
     CUgraph_st *capture = nullptr;  // in which it was recorded last
+    cudaStream_t stream = nullptr;
     std::chrono::steady_clock::time_point when;
     bool recorded = false, timing = true;
     uint64_t work = 0, products = 0;  // put on streams before it; by cuBLASLt
@@ -62,9 +64,10 @@ void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) 
     if (opt.trace) fprintf(stderr, "EMU TRACE stream %d %s\n", stream ? stream->number : 0, name);
     if (capturing(stream) && stream->capture->spoilt)
         answer(cudaErrorStreamCaptureInvalidated);
-    else if (capturing(stream))
+    else if (capturing(stream)) {
         stream->capture->work.push_back(std::move(work));
-    else if (!stream && !captures.empty())
+        if (stream->capture->forked.count(stream)) stream->capture->forked[stream] = true;
+    } else if (!stream && !captures.empty())
         spoil_captures();  // the default stream would join the capture
     else if (stream && stream->worker)
         put_work(stream->worker, std::move(work));
@@ -387,8 +390,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     API_CALL;
     const uint64_t count = mark_now(&event->mark);
     if (capturing(stream) && event->capture != stream->capture) return spoil_captures();
-    if (!capturing(stream) && event->capture && captures.count(event->capture))
-        fail("cudaStreamWaitEvent: a second stream in a capture is not emulated");
+    if (!capturing(stream) && event->capture && captures.count(event->capture)) {
+        stream->capture = event->capture;  // until the capture ends
+        stream->capture->forked[stream] = true;
+    } else if (capturing(stream) && stream->capture->forked.count(event->stream)) {
+        stream->capture->forked[event->stream] = false;
+    }
     enqueue(
         stream, [=] { mark_wait(&event->mark, count); }, "wait");
     return cudaSuccess;
@@ -423,6 +430,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     API_CALL;
     event->capture = capturing(stream) ? stream->capture : nullptr;
+    event->stream = stream;
     event->work = work_enqueued, event->products = lt_products, event->product_ms = lt_product_ms;
     const uint64_t count = mark_set(&event->mark);
     auto record = [=] {
@@ -472,10 +480,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     *graph = stream->capture;
     stream->capture = nullptr;
     captures.erase(*graph);
-    if (!(*graph)->spoilt) return cudaSuccess;
+    bool unjoined = false;
+    for (auto &[fork, open] : (*graph)->forked) fork->capture = nullptr, unjoined |= open;
+    if (!(*graph)->spoilt && !unjoined) return cudaSuccess;
+    const cudaError_t why =
+        unjoined ? cudaErrorStreamCaptureUnjoined : cudaErrorStreamCaptureInvalidated;
     delete *graph;
     *graph = nullptr;
-    return answer(cudaErrorStreamCaptureInvalidated);
+    return answer(why);
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
     API_CALL;

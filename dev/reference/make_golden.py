@@ -1,13 +1,14 @@
-"""Makes tests/golden/: tiny Llama models and what PyTorch + transformers say about them.
+"""Makes tests/golden/: tiny models and what PyTorch + transformers say about them.
 
     python dev/reference/make_golden.py            writes tests/golden/*
     python dev/reference/make_golden.py --check    computes again, compares, writes nothing
 
-Each document of the packed batch runs ALONE through transformers.LlamaForCausalLM, so the expected
-values know nothing of packing, masks or padding. They are computed in fp64 and rounded once.
+Each document of the packed batch runs ALONE through transformers' AutoModelForCausalLM, so the
+expected values know nothing of packing, masks or padding. They are computed in fp64 and rounded
+once.
 
-A `.double()` Llama of transformers is not fp64 inside: RMSNorm, RoPE and softmax go through fp32.
-fp64_llama() below lifts those three. Unmodified transformers in fp32 is run beside it, each
+A `.double()` model of transformers is not fp64 inside: RMSNorm, RoPE and softmax go through fp32.
+fp64_inside() below lifts those three. Unmodified transformers in fp32 is run beside it, each
 document alone and as a padded batch with an attention mask; all three must agree, and the
 differences are printed: they say what a tolerance can mean. So is unmodified transformers in bf16.
 """
@@ -24,8 +25,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
-from transformers.models.llama import modeling_llama
+from transformers import AutoConfig, AutoModelForCausalLM
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 LENGTHS = [1, 2, 17, 5, 33, 64, 9]
@@ -65,54 +65,105 @@ CONFIGS = {
         "num_key_value_heads": 1, "vocab_size": 97, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
         "tie_word_embeddings": True, "is_llama_config": True, "rope_interleaved": False},
 }
+
+def variant(model_type, architecture, **keys):
+    """Of another type of model, without the keys that such a file does not have."""
+    common = {k: v for k, v in COMMON.items() if k not in ("attention_bias", "mlp_bias")}
+    return {**common, "model_type": model_type, "architectures": [architecture],
+            "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 48, "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0, **keys}
+
+
+CONFIGS.update({
+    # no head_dim key, as in the published files; their window is not in use
+    "qwen2": variant("qwen2", "Qwen2ForCausalLM", hidden_size=64, num_attention_heads=1,
+                     head_dim=None, tie_word_embeddings=True, use_sliding_window=False,
+                     sliding_window=64, max_window_layers=1, use_mrope=False),
+    "qwen3": variant("qwen3", "Qwen3ForCausalLM", tie_word_embeddings=False, attention_bias=False,
+                     use_sliding_window=False, sliding_window=None, max_window_layers=2),
+    "mistral_linear_rope": variant(
+        "mistral", "MistralForCausalLM", tie_word_embeddings=False, sliding_window=None,
+        rope_scaling={"type": "linear", "factor": 3.0}),
+    # RoPE in layers 0 and 2; tied, as no key says otherwise. Of 32 frequencies YaRN keeps 6,
+    # interpolates 7 and divides 19.
+    "smollm3_yarn_rope": variant(
+        "smollm3", "SmolLM3ForCausalLM", num_hidden_layers=3, no_rope_layers=[1, 0, 1],
+        no_rope_layer_interval=2, attention_bias=False, mlp_bias=False, pretraining_tp=2,
+        pad_token_id=None,      # by default above this vocabulary
+        use_sliding_window=False, sliding_window=None, max_window_layers=28,
+        layer_types=["full_attention"] * 3,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
+                      "original_max_position_embeddings": 256}),
+})
+del CONFIGS["qwen2"]["head_dim"]
 FINAL_FOR = ["gqa3_tied"]     # final.* of one model is enough, and keeps the files small
 
 
 def exact_inv_freq(config):
-    """The rotation frequencies in fp64, from the definition."""
+    """The rotation frequencies in fp64, from the definition, and the factor of cos and sin."""
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    freq = config.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    scaling = config.rope_scaling
-    if scaling and scaling["rope_type"] == "llama3":
+    base, pair = config.rope_theta, torch.arange(0, dim // 2, dtype=torch.float64)
+    freq, scaling = base ** (-2 * pair / dim), config.rope_scaling or {"rope_type": "default"}
+    kind, factor = scaling.get("rope_type") or scaling["type"], scaling.get("factor")
+    if kind == "linear":
+        return freq / factor, 1.0
+    if kind == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         turns = scaling["original_max_position_embeddings"] * freq / (2 * math.pi)
         smooth = ((turns - low) / (high - low)).clamp(0, 1)    # 0: divide, 1: keep
-        freq = freq * ((1 - smooth) / scaling["factor"] + smooth)
-    return freq
+        return freq * ((1 - smooth) / factor + smooth), 1.0
+    if kind == "yarn":
+        context = scaling["original_max_position_embeddings"]
+
+        def pair_of(turns):
+            return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(base))
+        first = max(0, math.floor(pair_of(scaling.get("beta_fast", 32))))
+        last = min(dim - 1, math.ceil(pair_of(scaling.get("beta_slow", 1))))
+        ramp = ((pair - first) / (last - first)).clamp(0, 1)   # 0: keep, 1: divide
+        return freq * ((1 - ramp) + ramp / factor), 0.1 * math.log(factor) + 1
+    assert kind == "default"
+    return freq, 1.0
 
 
 @contextlib.contextmanager
-def fp64_llama():
-    """transformers' Llama with RMSNorm, RoPE and softmax in the dtype of their input."""
+def fp64_inside(model):
+    """Its RMSNorm, RoPE and softmax in the dtype of their input."""
     def norm(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)
                                               + self.variance_epsilon))
 
     def rope(self, x, position_ids):
-        angle = position_ids[..., None].to(x.dtype) * exact_inv_freq(self.config).to(x.dtype)
+        freq, factor = exact_inv_freq(self.config)
+        angle = position_ids[..., None].to(x.dtype) * freq.to(x.dtype)
         angle = torch.cat((angle, angle), dim=-1)
-        return angle.cos(), angle.sin()
+        return angle.cos() * factor, angle.sin() * factor
 
-    softmax = F.softmax
-    saved = modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward
-    modeling_llama.LlamaRMSNorm.forward = norm
-    modeling_llama.LlamaRotaryEmbedding.forward = rope
+    saved, softmax = {}, F.softmax
+    for kind in {type(part) for part in model.modules()}:
+        for ending, forward in ("RMSNorm", norm), ("RotaryEmbedding", rope):
+            if kind.__name__.endswith(ending):
+                saved[kind], kind.forward = kind.forward, forward
+    assert len(saved) == 2
     F.softmax = lambda x, dim=None, dtype=None, **_: softmax(x, dim=dim)
     try:
         yield
     finally:
-        modeling_llama.LlamaRMSNorm.forward, modeling_llama.LlamaRotaryEmbedding.forward = saved
+        for kind, forward in saved.items():
+            kind.forward = forward
         F.softmax = softmax
 
 
 def random_weights(config, rng):
     """Weights large enough that every gradient matters; each is exact in bf16 as well as fp32."""
     state = {}
-    for name, shape in LlamaForCausalLM(config).state_dict().items():
+    for name, shape in AutoModelForCausalLM.from_config(config).state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         w = rng.standard_normal(tuple(shape.shape))
-        if len(shape.shape) == 1:
+        if name.endswith(".bias"):
+            w = 0.5 * w
+        elif len(shape.shape) == 1:
             w = 1 + 0.3 * w
         elif "embed" in name or "lm_head" in name:
             w = 2.4 * w / math.sqrt(shape.shape[1])
@@ -188,10 +239,10 @@ def train(model, docs):
 def expected(path, batch, keep_final):
     """Everything of expected.safetensors, and the differences between the witnesses."""
     docs = documents(batch)
-    single = LlamaForCausalLM.from_pretrained(path, attn_implementation="eager")
+    single = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     assert next(single.parameters()).dtype == torch.float32
     double = copy.deepcopy(single).double()
-    with fp64_llama():
+    with fp64_inside(double):
         loss, logits = each_alone(double, docs)
         grads = backward(double, loss)
         losses, norms, final = train(copy.deepcopy(double), docs)
@@ -221,7 +272,7 @@ def expected(path, batch, keep_final):
         "fp32 - fp64: logits": (hf_logits - logits).abs().max().item(),
         "fp32 - fp64: grads, relative": far(hf_grads, grads),
         "fp32 - fp64: inv_freq, relative":
-            (inv_freq / exact_inv_freq(single.config) - 1).abs().max().item(),
+            (inv_freq / exact_inv_freq(single.config)[0] - 1).abs().max().item(),
         "fp32 - fp64: train_losses": apart(hf_losses, losses),
         "fp32 - fp64: grad_norms": apart(hf_norms, norms),
         "fp32 - fp64: final, relative": far(hf_final, final),
@@ -241,7 +292,7 @@ def expected(path, batch, keep_final):
     out["loss_hf_fp32"] = hf_loss.detach().reshape(1)
     out["logits"] = logits.detach().float()
     out["greedy"] = continued
-    out["inv_freq"] = exact_inv_freq(single.config).float()
+    out["inv_freq"] = exact_inv_freq(single.config)[0].float()
     for name, values in ("train_losses", losses), ("grad_norms", norms):
         out[name] = torch.tensor(values, dtype=torch.float64).float()
         out[name + "_fp64"] = torch.tensor(values, dtype=torch.float64)
@@ -258,7 +309,7 @@ def make_inputs(name, seed):
     path.mkdir(parents=True, exist_ok=True)
     config = {**COMMON, **CONFIGS[name]}
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    state = random_weights(transformers.LlamaConfig(**config), rng)
+    state = random_weights(AutoConfig.from_pretrained(path), rng)
     save_file(state, path / "model.safetensors", metadata={"format": "pt"})
     tokens = rng.integers(0, config["vocab_size"], sum(LENGTHS))
     lengths = list(LENGTHS)
@@ -287,7 +338,7 @@ def make_sharded(name, source):
     size = sum(w.numel() * w.element_size() for w in state.values())
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    LlamaForCausalLM.from_pretrained(path)
+    AutoModelForCausalLM.from_pretrained(path)
 
 
 def compare(name, new):

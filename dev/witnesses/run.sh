@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make witnesses`: asks the models of others again and writes arithmetic.txt, layout.txt and
-# order.txt again, which git then compares; the tests hold the emulator to them. README.md says what
+# `make witnesses`: asks the models of others again and rewrites arithmetic.txt, layout.txt and
+# order.txt, which git then compares; the tests hold the emulator to them. README.md says what
 # each shows. An hour on two cores; `make witnesses WITNESSES="layout order"` leaves some out.
 #   PYTHON=python3       one that has mmasim and nvidia-cutlass
 #   GPU_SAMPLES=DIR      model_validation of a clone of MATLAB-tensor-core: see arithmetic.py
@@ -23,6 +23,9 @@ arithmetic() {
     need mmasim "$pip_hint" has_module mmasim
     "$python" dev/witnesses/arithmetic.py ${GPU_SAMPLES:+--gpu-samples "$GPU_SAMPLES"} \
         > "$work/arithmetic.txt" || exit 1
+    # without the samples, what they said last time
+    [ -n "${GPU_SAMPLES:-}" ] || grep -E '^# Outputs of real|^#   .* sums: ' \
+        dev/witnesses/arithmetic.txt | sed -i '2r /dev/stdin' "$work/arithmetic.txt"
     mv "$work/arithmetic.txt" dev/witnesses/
     UNPAD_FULL=1 build/emu/test_tensor_cores || exit 1
 }

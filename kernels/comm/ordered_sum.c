@@ -49,7 +49,6 @@ void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last) {
         grads_add(x, partial_sum(s, i), s->num_elements);
     if (last) return;
     device_copy(partial_sum(s, s->num_nodes - 1), x, s->num_elements * sizeof(real));
-    device_zero(x, s->num_elements * sizeof(real));
 }
 
 // Partial sum i of `rank`, as collected

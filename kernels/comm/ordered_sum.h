@@ -32,8 +32,8 @@ typedef struct {
 void ordered_sum_plan(OrderedSum *s, size_t num_elements, int32_t rank, int32_t num_ranks,
                       int32_t num_leaves);
 
-// x (num_elements) holds leaf `leaf`; this rank's leaves come in order. x is zeroed for the next
-// one; after the last it holds the last partial sum.
+// x (num_elements) holds leaf `leaf`; this rank's leaves come in order. Then x may be used for the
+// next one; after the last it holds the last partial sum.
 void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last);
 
 // After the last leaf, on all ranks: this rank's shard of x (elements first[rank] to

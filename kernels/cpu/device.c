@@ -106,6 +106,7 @@ void device_copy(void *dst, const void *src, size_t bytes) {
     if (bytes) memcpy(dst, src, bytes);
 }
 void device_synchronize(void) { memory.waits++; }
+void device_join(void) {}
 
 static double timer_start_ms, timer_ms;
 static int timer_runs;

@@ -430,7 +430,7 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
     gemm(dinp, NULL, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N);
 }
 
-void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
-                            int64_t K, int64_t N) {
-    gemm(dweight, dweight, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
+                            int64_t T, int64_t K, int64_t N) {
+    gemm(dweight, accumulate ? dweight : NULL, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
 }

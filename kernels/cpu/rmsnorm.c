@@ -12,6 +12,10 @@ static CLONES real sum_of_squares(const floatX *x, int C) {
     return lanes_sum(lanes);
 }
 
+static real row_rstd(const floatX *x, float eps, int C) {
+    return (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
+}
+
 static CLONES void scale_row(floatX *RESTRICT out, const floatX *RESTRICT x,
                              const floatX *RESTRICT weight, real rstd, int C) {
     for (int c = 0; c < C; c++) out[c] = x[c] * rstd * weight[c];
@@ -22,7 +26,7 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
 #pragma omp parallel for schedule(static)
     for (int64_t t = 0; t < T; t++) {
         const floatX *x = resid + t * C;  // (C)
-        real s = (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));
+        const real s = row_rstd(x, eps, C);
         rstd[t] = s;
         scale_row(normed + t * C, x, weight, s, C);
     }
@@ -60,5 +64,54 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++)
             backward_row(dresid + t * C, dnormed + t * C, resid + t * C, weight, rstd[t], C);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Query and key heads. The norm is not kept: backward computes it again.
+
+enum { MAX_HEAD_DIM = 1024 };
+
+void qk_norm_forward(floatX *out, const floatX *inp, const floatX *weight, float eps, int64_t T,
+                     HeadShape heads) {
+    const int D = heads.head_dim, H = heads.num_heads, Hkv = heads.num_kv_heads;
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < T; t++) {
+        const int64_t token = t * (H + 2 * Hkv) * D;
+        for (int h = 0; h < H + Hkv; h++) {
+            const floatX *x = inp + token + h * D;
+            scale_row(out + token + h * D, x, weight + (h < H ? 0 : D), row_rstd(x, eps, D), D);
+        }
+        const int64_t values = token + (H + Hkv) * D;
+        memcpy(out + values, inp + values, (size_t)(Hkv * D) * sizeof(floatX));
+    }
+}
+
+// One head of all tokens: dx (T,D), rows `stride` apart, in place; dw (D) +=
+static void backward_head(floatX *dx, real *dw, const floatX *x, const floatX *weight, float eps,
+                          int64_t T, int64_t stride, int D) {
+    floatX dy[MAX_HEAD_DIM];
+    for (int64_t t = 0; t < T; t++, dx += stride, x += stride) {
+        const real rstd = row_rstd(x, eps, D);
+        memcpy(dy, dx, (size_t)D * sizeof *dy);
+        memset(dx, 0, (size_t)D * sizeof *dx);
+        weight_columns(dw, dy, x, &rstd, 1, D, D);
+        backward_row(dx, dy, x, weight, rstd, D);
+    }
+}
+
+void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floatX *weight,
+                      float eps, int64_t T, HeadShape heads) {
+    const int D = heads.head_dim, H = heads.num_heads, Hkv = heads.num_kv_heads;
+    if (D > MAX_HEAD_DIM)
+        kernel_fatal("qk_norm: head_dim %d; expected at most %d", D, MAX_HEAD_DIM);
+#pragma omp parallel for ordered schedule(static, 1)
+    for (int h = 0; h < H + Hkv; h++) {
+        const int part = h < H ? 0 : D;
+        real dw[MAX_HEAD_DIM] = {0};
+        backward_head(dqkv + h * D, dw, inp + h * D, weight + part, eps, T,
+                      (int64_t)(H + 2 * Hkv) * D, D);
+#pragma omp ordered
+        for (int c = 0; c < D; c++) dweight[part + c] += dw[c];
     }
 }

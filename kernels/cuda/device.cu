@@ -1,4 +1,5 @@
-// The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
+// The GPU as a device: one stream and its branch, counted memory, copies through a ring of pinned
+// buffers.
 
 #include "../comm/comm.h"
 #include "common.cuh"
@@ -22,7 +23,9 @@ struct Allocation {
 };
 enum { MAX_ALLOCATIONS = 4096 };
 
-static cudaStream_t stream;
+static cudaStream_t stream, branch;
+static cudaEvent_t branched, joined;
+static bool on_branch;  // work that stream does not wait for yet
 static PinnedBuffer buffers[NUM_BUFFERS];
 static int next_buffer;
 static Allocation allocations[MAX_ALLOCATIONS];
@@ -39,7 +42,30 @@ const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
-void *cuda_scratch() { return scratch; }
+
+cudaStream_t cuda_branch() {
+    CUDA_CHECK(cudaEventRecord(branched, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(branch, branched, 0));
+    on_branch = true;
+    return branch;
+}
+
+void device_join(void) {
+    if (!on_branch) return;
+    CUDA_CHECK(cudaEventRecord(joined, branch));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, joined, 0));
+    on_branch = false;
+}
+
+static void synchronize() {
+    device_join();
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+void *cuda_scratch() {
+    device_join();
+    return scratch;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Errors
@@ -48,7 +74,8 @@ static const char *hint_for(cudaError_t status) {
     static char build_again[80];
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
         snprintf(build_again, sizeof build_again,
-                 "built for other GPUs; build again with make CUDA_ARCHS=%d", cuda_arch());
+                 "built for other GPUs; build again with make CUDA_ARCHS=%d%s", cuda_arch(),
+                 cuda_arch() == 90 ? "a" : "");  // without it, not Hopper's attention
         return build_again;
     }
     if (status == cudaErrorMemoryAllocation)
@@ -143,14 +170,18 @@ const char *device_init(const DeviceOptions *) {
                  properties.name, cuda_arch());
         return failure;
     }
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -1));
     create_buffers();
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
     if (!scratch)
         return "not enough free GPU memory for scratch; is another process using the GPU?";
     missing = matmul_init();
-    return missing ? missing : comm_connect(stream);
+    if (!missing) missing = comm_connect(stream);
+    CUDA_CHECK(cudaStreamCreateWithPriority(&branch, cudaStreamNonBlocking, 0));
+    CUDA_CHECK(cudaEventCreateWithFlags(&branched, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
+    return missing;
 }
 
 const char *device_describe(void) {
@@ -191,7 +222,7 @@ void device_free(void *p) {
     assert(memory.bytes_now >= allocations[i].bytes);
     memory.bytes_now -= allocations[i].bytes;
     allocations[i] = allocations[--num_allocations];
-    CUDA_CHECK(cudaStreamSynchronize(stream));  // work on the stream may still use it
+    synchronize();  // work under way may still use it
     CUDA_CHECK(cudaFree(p));
 }
 
@@ -235,6 +266,7 @@ void device_upload(void *dst, const void *src_host, size_t bytes) {
 }
 
 void device_download(void *dst_host, const void *src, size_t bytes) {
+    device_join();
     for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
         const size_t n = min_size(bytes - done, BUFFER_BYTES);
         PinnedBuffer *b = take_buffer();
@@ -250,12 +282,13 @@ void device_copy(void *dst, const void *src, size_t bytes) {
 }
 
 void device_synchronize(void) {
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+    synchronize();
     memory.waits++;
 }
 
 static cudaEvent_t timer[2];
 static void timer_mark(int which) {
+    device_join();
     if (!timer[which]) CUDA_CHECK(cudaEventCreate(&timer[which]));
     CUDA_CHECK(cudaEventRecord(timer[which], stream));
 }
@@ -281,6 +314,7 @@ int device_has_graphs(void) { return 1; }
 
 void device_graph_begin(void) {
     assert(!recording);
+    device_join();
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     recording = true;
 }
@@ -291,6 +325,7 @@ DeviceGraph *device_graph_end(void) {
     DeviceGraph *recorded = (DeviceGraph *)malloc(sizeof *recorded);
     if (!recorded) cuda_unsupported("graphs: expected a few bytes of host memory", 0);
     recording = false;
+    device_join();
     CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
     CUDA_CHECK(cudaGraphInstantiate(&recorded->exec, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
@@ -329,6 +364,7 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
 
 // master_lo may be NULL: then the values are what the bf16 says.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
+    device_join();
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);
         PinnedBuffer *b = take_buffer();

@@ -4,7 +4,7 @@
 //   forward          out^T (N,T)     =  weight (N,K) inp^T (K,T)     weight is found as (K,N)
 //   forward_add      out^T (N,T)     =  the same + resid^T (N,T)
 //   backward_input   dinp^T (K,T)    =  weight^T (K,N) dout^T (N,T)
-//   backward_weight  dweight^T (K,N) += inp^T (K,T) dout (T,N)       dout is found as (N,T)
+//   backward_weight  dweight^T (K,N) =  inp^T (K,T) dout (T,N)       dout is found as (N,T); or +=
 //
 // Leading dimensions are K and N, multiples of 8: every row starts on a 16-byte border whatever T
 // is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
@@ -48,7 +48,7 @@ static size_t num_slots, num_choices;
 static cublasLtHandle_t handle;
 static cublasLtMatmulDesc_t descriptions[NUM_KINDS];
 static cublasLtMatmulPreference_t preference;
-static void *workspace;
+static void *workspace, *branch_workspace;
 static size_t workspace_bytes;
 static char description[96] = "none";
 
@@ -97,7 +97,8 @@ const char *matmul_init() {
         return "cuBLASLt does not start; is it of another version than the driver supports?";
     workspace_bytes = (size_t)(cuda_arch() >= 90 ? 32 : 4) << 20;  // what NVIDIA recommends
     workspace = device_malloc(workspace_bytes);
-    if (!workspace)
+    branch_workspace = device_malloc(workspace_bytes);
+    if (!workspace || !branch_workspace)
         return "not enough free GPU memory for the matmul workspace; is another process using the "
                "GPU?";
     create_description(FORWARD, CUBLAS_OP_T, CUBLAS_OP_N);
@@ -292,6 +293,7 @@ const char *matmul_repeat_choices(const char *text_host) {
 struct Operands {
     void *d;
     const void *addend, *a, *b;
+    bool on_branch = false;
 };
 
 static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo,
@@ -299,8 +301,9 @@ static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo,
     const float alpha = 1, beta = x.addend ? 1 : 0;
     Layouts l = layouts_of(s);
     return cublasLtMatmul(handle, descriptions[s.kind], &alpha, x.a, &l.a, x.b, &l.b, &beta,
-                          x.addend ? x.addend : x.d, &l.d, x.d, &l.d, algo, workspace,
-                          workspace_bytes, cuda_stream());
+                          x.addend ? x.addend : x.d, &l.d, x.d, &l.d, algo,
+                          x.on_branch ? branch_workspace : workspace, workspace_bytes,
+                          x.on_branch ? cuda_branch() : cuda_stream());
 }
 
 // An algorithm for the bucket's longest length may refuse this one: nothing was launched then.
@@ -404,7 +407,7 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
     run(BACKWARD_INPUT, {dinp, NULL, weight, dout}, T, K, N);
 }
 
-void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, int64_t T,
-                            int64_t K, int64_t N) {
-    run(BACKWARD_WEIGHT, {dweight, dweight, inp, dout}, T, K, N);
+void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
+                            int64_t T, int64_t K, int64_t N) {
+    run(BACKWARD_WEIGHT, {dweight, accumulate ? dweight : NULL, inp, dout, true}, T, K, N);
 }

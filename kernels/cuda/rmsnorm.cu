@@ -161,6 +161,14 @@ __global__ void add_partial_rows_kernel(real *dweight, const float *__restrict__
     dweight[c] += s;
 }
 
+void add_partial_rows(real *dweight, const float *partial, int num_partial, int C,
+                      cudaStream_t stream) {
+    const dim3 block(WARP, SUM_LANES);
+    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), block, 0, stream>>>(dweight, partial,
+                                                                          num_partial, C);
+    LAUNCH_CHECK("add_partial_rows_kernel");
+}
+
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C) {
     if (T == 0) return;
@@ -172,8 +180,111 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
     rmsnorm_backward_kernel<<<blocks, grid.block, sums_bytes, cuda_stream()>>>(
         dresid, partial, dnormed, resid, weight, rstd, T, C);
     LAUNCH_CHECK("rmsnorm_backward_kernel");
-    const dim3 sum_block(WARP, SUM_LANES);
-    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), sum_block, 0, cuda_stream()>>>(
-        dweight, partial, (int)blocks, C);
-    LAUNCH_CHECK("add_partial_rows_kernel");
+    add_partial_rows(dweight, partial, (int)blocks, C, cuda_branch());
+}
+
+// ------------------------------------------------------------------------------------------------
+// Query and key heads. A warp takes a head of a token, a lane a vector of it, so that D <= 256; the
+// second index of the grid says which heads. The norm is not kept: backward computes it again.
+
+enum { QUERIES, KEYS, VALUES, HEAD_WARPS = 8, HEAD_THREADS = HEAD_WARPS * WARP };
+
+// The heads of one part: `count` of them from `first` on, of `all` a token
+struct HeadPart {
+    int first, count, all;
+    __device__ HeadPart(HeadShape heads, int part)
+        : first(part == QUERIES ? 0 : heads.num_heads + (part - KEYS) * heads.num_kv_heads),
+          count(part == QUERIES ? heads.num_heads : heads.num_kv_heads),
+          all(heads.num_heads + 2 * heads.num_kv_heads) {}
+    // Head `row` of those of all tokens, counted over the tokens' heads
+    __device__ int64_t head(int64_t row) const { return row / count * all + first + row % count; }
+};
+
+__device__ __forceinline__ float head_rstd(const float (&x)[8], float eps, int D) {
+    float squares = 0;
+    for (int j = 0; j < 8; j++) squares += x[j] * x[j];
+    return 1.0f / sqrtf(warp_sum(squares) / (float)D + eps);
+}
+
+__global__ void __launch_bounds__(HEAD_THREADS)
+    qk_norm_forward_kernel(floatX *__restrict__ out, const floatX *__restrict__ inp,
+                           const floatX *__restrict__ weight, float eps, int64_t T,
+                           HeadShape heads) {
+    const HeadPart part(heads, (int)blockIdx.y);
+    const int D = heads.head_dim, c = 8 * (int)threadIdx.x;
+    const int64_t row = row_of_thread();
+    if (row >= T * part.count) return;  // whole warps
+    const int64_t at = part.head(row) * D + c;
+    float x[8] = {}, w[8];
+    if (c < D) load8(x, inp + at);
+    const float rstd = blockIdx.y == VALUES ? 1 : head_rstd(x, eps, D);
+    if (c >= D) return;
+    if (blockIdx.y != VALUES) {
+        load8(w, weight + (int)blockIdx.y * D + c);
+        for (int j = 0; j < 8; j++) x[j] *= rstd * w[j];
+    }
+    store8(out + at, x);
+}
+
+// partial (2, gridDim.x * HEAD_WARPS, D): each warp's share of dweight
+__global__ void __launch_bounds__(HEAD_THREADS)
+    qk_norm_backward_kernel(floatX *__restrict__ dqkv, float *__restrict__ partial,
+                            const floatX *__restrict__ inp, const floatX *__restrict__ weight,
+                            float eps, int64_t T, HeadShape heads) {
+    const HeadPart part(heads, (int)blockIdx.y);
+    const int D = heads.head_dim, c = 8 * (int)threadIdx.x;
+    const int64_t warps = (int64_t)gridDim.x * HEAD_WARPS;
+    float dw[8] = {}, w[8] = {};
+    if (c < D) load8(w, weight + (int)blockIdx.y * D + c);
+    for (int64_t row = row_of_thread(); row < T * part.count; row += warps) {
+        const int64_t at = part.head(row) * D + c;
+        float x[8] = {}, dy[8] = {}, dot = 0;
+        if (c < D) load8(x, inp + at), load8(dy, dqkv + at);
+        const float s = head_rstd(x, eps, D);
+        for (int j = 0; j < 8; j++) {
+            dw[j] += dy[j] * x[j] * s;
+            dy[j] *= w[j];
+            dot += x[j] * dy[j];
+        }
+        const float mean = warp_sum(dot) / (float)D * s * s;
+        for (int j = 0; j < 8; j++) dy[j] = s * (dy[j] - x[j] * mean);
+        if (c < D) store8(dqkv + at, dy);
+    }
+    float *to = partial + (blockIdx.y * warps + row_of_thread()) * D + c;
+    if (c >= D) return;
+    for (int j = 0; j < 8; j++) to[j] = dw[j];
+}
+
+static unsigned qk_norm_blocks(const char *op, int64_t T, HeadShape heads) {
+    const int D = heads.head_dim;
+    if (D % 8 != 0 || D > 8 * WARP) {
+        char what[96];
+        snprintf(what, sizeof what, "%s: expected a head_dim that is a multiple of 8, up to 256",
+                 op);
+        cuda_unsupported(what, D);
+    }
+    return (unsigned)ceil_div<int64_t>(T * heads.num_heads, HEAD_WARPS);
+}
+
+void qk_norm_forward(floatX *out, const floatX *inp, const floatX *weight, float eps, int64_t T,
+                     HeadShape heads) {
+    if (T == 0) return;
+    const dim3 grid(qk_norm_blocks("qk_norm_forward", T, heads), 3), block(WARP, HEAD_WARPS);
+    qk_norm_forward_kernel<<<grid, block, 0, cuda_stream()>>>(out, inp, weight, eps, T, heads);
+    LAUNCH_CHECK("qk_norm_forward_kernel");
+}
+
+void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floatX *weight,
+                      float eps, int64_t T, HeadShape heads) {
+    if (T == 0) return;
+    const unsigned all = qk_norm_blocks("qk_norm_backward", T, heads);
+    const dim3 grid(all < BACKWARD_BLOCKS ? all : (unsigned)BACKWARD_BLOCKS, 2);
+    const int D = heads.head_dim, rows = (int)grid.x * HEAD_WARPS;
+    float *partial = (float *)cuda_scratch();
+    qk_norm_backward_kernel<<<grid, dim3(WARP, HEAD_WARPS), 0, cuda_stream()>>>(
+        dqkv, partial, inp, weight, eps, T, heads);
+    LAUNCH_CHECK("qk_norm_backward_kernel");
+    for (int part = QUERIES; part <= KEYS; part++)
+        add_partial_rows(dweight + part * D, partial + (int64_t)part * rows * D, rows, D,
+                         cuda_stream());
 }

@@ -26,6 +26,7 @@ extern "C++" {
     X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \
     X(cudaErrorStreamCaptureInvalidated, 901,                                                     \
       "operation failed due to a previous error during capture")                                  \
+    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                  \
     X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")       \
     X(cudaErrorUnknown, 999, "unknown error")
 enum cudaError {

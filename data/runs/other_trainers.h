@@ -1,0 +1,25 @@
+// Options of other trainers, and what this one has instead: rows of the table of options.
+#ifndef UNPAD_OTHER_TRAINERS_H
+#define UNPAD_OTHER_TRAINERS_H
+
+#include "../base/options.h"
+
+// clang-format off
+#define OPTIONS_OF_OTHER_TRAINERS \
+    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs", \
+                     "--steps counts optimizer steps; --dry-run says how many an epoch has"), \
+    OPTION_ELSEWHERE("max-steps", "it is --steps"), \
+    OPTION_ELSEWHERE("batch-size|per-device-train-batch-size|gradient-accumulation-steps", \
+                     "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass " \
+                     "through the model"), \
+    OPTION_ELSEWHERE("learning-rate", "it is --lr"), \
+    OPTION_ELSEWHERE("output-dir", "it is --out"), \
+    OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"), \
+    OPTION_ELSEWHERE("wandb|tensorboard|report-to", \
+                     "scripts/follow_run.py copies the log of a run there, also while it grows"), \
+    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing", \
+                     "it is --recompute full; --dry-run prints what activations take"), \
+    OPTION_ELSEWHERE("export-gguf", "it is --export gguf")
+// clang-format on
+
+#endif

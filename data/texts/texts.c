@@ -1,0 +1,382 @@
+#include "texts.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../base/clock.h"
+#include "../base/file.h"
+#include "../base/hash.h"
+#include "../base/memory.h"
+#include "../shards/shard_writer.h"
+#include "byte_tokenizer.h"
+#include "documents.h"
+#include "inputs.h"
+
+enum { UNITS_PER_THREAD = 16, MAX_NAMED = 10, FORMAT = 1 };
+
+typedef struct {
+    int64_t empty, binary, bad, named;
+    Error first;  // the first line that was left out
+} LeftOut;
+
+typedef struct {
+    const Texts *settings;
+    const char *spec;
+    Inputs in;
+    Tokenizer tokenizer;
+    ShardVocabulary vocabulary;
+    UnitOptions options;
+    Bpe *bpe;
+    char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
+    char key[20];  // of the inputs and all that decides what is made of them
+    ShardWriter train, val;
+    LeftOut left_out;
+    double start_ms, shown_ms;
+} Job;
+
+// ------------------------------------------------------------------------------------------------
+// Set-up: before anything is written
+
+static bool open_byte_tokenizer(Job *j) {
+    char json[BYTE_TOKENIZER_ROOM];
+    unsigned char digest[32];
+    sha256(json, byte_tokenizer_json(json), digest);
+    j->tokenizer = (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true};
+    memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
+    return true;
+}
+
+static bool open_model_tokenizer(Job *j, Error *err) {
+    const char *model = j->settings->model;
+    char path[IO_PATH_MAX];
+    unsigned char digest[32];
+    if (path_is_dir(model) && !path_join(path, sizeof path, model, "tokenizer.json", err))
+        return false;
+    if (!path_is_dir(model) || !path_exists(path))
+        return error_set(err, EXIT_BAD_INPUT,
+                         "give --model DIR with a tokenizer.json, or make shards with "
+                         "data/prepare.py --tokenizer",
+                         "%s: is text, expected a tokenizer for it in --model, found none in %s",
+                         j->spec, model);
+    if (!tokenizer_open(&j->tokenizer, model, err) || !sha256_file(path, digest, err)) return false;
+    memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
+    return j->tokenizer.eos >= 0 ||
+           error_set(err, EXIT_BAD_INPUT, "name it in tokenizer_config.json",
+                     "%s: no eos_token found", path);
+}
+
+static bool open_tokenizer(Job *j, Error *err) {
+    Tokenizer *t = &j->tokenizer;
+    const bool bytes = strcmp(j->settings->model, "demo") == 0;
+    if (!(bytes ? open_byte_tokenizer(j) : open_model_tokenizer(j, err))) return false;
+    if (t->vocab_size > j->settings->vocab_size)
+        return error_set(err, EXIT_BAD_INPUT, "use the tokenizer of the model",
+                         "%s: made for a vocabulary of %d, the model has %d", t->file,
+                         t->vocab_size, j->settings->vocab_size);
+    j->vocabulary.vocab_size = t->vocab_size;
+    j->vocabulary.eos = t->eos;
+    j->vocabulary.bos = t->bos == t->eos ? -1 : t->bos;  // one token between documents is enough
+    j->options.bos = j->vocabulary.bos;
+    j->options.eos = j->vocabulary.eos;
+    j->options.token_bytes = shard_token_bytes(&j->vocabulary);
+    j->options.any_bytes = t->byte_ids;
+    j->bpe = bpe_open(t, err);
+    return j->bpe != NULL;
+}
+
+static void make_key(Job *j) {
+    const struct {
+        ShardVocabulary vocabulary;
+        double val_frac;
+        int format, strict;
+    } facts = {j->vocabulary, j->options.val_frac, FORMAT, j->settings->strict};
+    uint64_t h = fnv1a(FNV1A_START, &facts, sizeof facts);
+    for (size_t i = 0; i < j->in.n; i++) {
+        const InputFile *f = &j->in.items[i];
+        h = fnv1a(h, f->path, strlen(f->path) + 1);
+        h = fnv1a(h, &f->size_bytes, sizeof f->size_bytes);
+        h = fnv1a(h, &f->mtime_ns, sizeof f->mtime_ns);
+    }
+    snprintf(j->key, sizeof j->key, "%016lx\n", h);
+}
+
+// The directory was made from the same texts with the same tokenizer.
+static bool is_up_to_date(const Job *j) {
+    char path[IO_PATH_MAX];
+    Error ignored = {0};
+    uint64_t n = 0;
+    char *found = path_join(path, sizeof path, j->dir, "texts.key", &ignored) && path_exists(path)
+                      ? file_read_all(path, sizeof j->key, &n, "", &ignored)
+                      : NULL;
+    const bool same = found && strcmp(found, j->key) == 0;
+    free(found);
+    return same;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Rounds: units are read in order, encoded by all threads, and written in order
+
+typedef struct {
+    const Job *job;
+    Unit *units;
+    int num_units;
+    atomic_int next;
+} Round;
+
+typedef struct {
+    pthread_t id;
+    BpeEncoder *encoder;
+    Round *round;
+} Thread;
+
+static void *thread_run(void *context) {
+    const Thread *t = context;
+    for (int i; (i = atomic_fetch_add(&t->round->next, 1)) < t->round->num_units;)
+        unit_encode(&t->round->units[i], t->encoder, &t->round->job->options);
+    return NULL;
+}
+
+// The calling thread works too: a thread that cannot be started only makes it slower.
+static void round_run(Round *r, Thread *threads, int num_threads) {
+    int started = 1;
+    for (int i = 0; i < num_threads; i++) threads[i].round = r;
+    atomic_store(&r->next, 0);
+    while (started < num_threads &&
+           pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
+        started++;
+    thread_run(&threads[0]);
+    while (--started > 0) pthread_join(threads[started].id, NULL);
+}
+
+static bool leave_out(Job *j, const Unit *u, Error *err) {
+    LeftOut *left = &j->left_out;
+    left->empty += u->num_empty;
+    left->binary += u->num_binary;
+    left->bad += u->num_bad;
+    if (u->num_bad == 0) return true;
+    if (j->settings->strict)
+        return error_set(err, EXIT_BAD_INPUT, "without --strict it is left out", "%s", u->bad.what);
+    if (left->first.code == 0) left->first = u->bad;
+    if (left->named++ < MAX_NAMED) warning("left out: %s", u->bad.what);
+    return true;
+}
+
+static bool write_unit(Job *j, const Unit *u, Error *err) {
+    uint64_t start = 0;
+    if (u->err.code) {
+        *err = u->err;
+        return false;
+    }
+    for (size_t i = 0; i < u->num_documents; start = u->documents[i++].end) {
+        const UnitDocument *d = &u->documents[i];
+        if (!shard_writer_add(d->is_val ? &j->val : &j->train,
+                              u->tokens + start * (uint64_t)j->options.token_bytes, d->end - start,
+                              err))
+            return false;
+    }
+    return leave_out(j, u, err);
+}
+
+static void show_progress(Job *j, uint64_t bytes, bool end) {
+    const bool tty = isatty(STDERR_FILENO);
+    const double now = now_ms(), every_ms = tty ? 200 : 15000;
+    if (io_progress) io_progress();
+    if (!(end && tty && j->shown_ms > j->start_ms) && now - j->shown_ms < every_ms) return;
+    j->shown_ms = now;
+    fprintf(stderr, "%stokenizing %s: %.1f %%, %.1f MB/s%s", tty ? "\r" : "", j->spec,
+            100 * (double)bytes / (double)j->in.size_bytes,
+            (double)bytes * 1e-3 / (now - j->start_ms), tty && !end ? "" : "\n");
+}
+
+static bool was_stopped(const Job *j, Error *err) {
+    return *j->settings->stop &&
+           !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
+                      "%s: stopped by signal %d while tokenizing", j->spec,
+                      (int)*j->settings->stop);
+}
+
+static bool encode_all(Job *j, Round *r, Thread *threads, int num_threads, Error *err) {
+    UnitReader reader = {.in = &j->in, .file.fd = -1};
+    bool ok = true;
+    do {
+        r->num_units = 0;
+        while (r->num_units < num_threads * UNITS_PER_THREAD &&
+               unit_read(&reader, &r->units[r->num_units], err))
+            r->num_units++;
+        ok = err->code == 0;
+        if (ok) round_run(r, threads, num_threads);
+        for (int i = 0; ok && i < r->num_units; i++) ok = write_unit(j, &r->units[i], err);
+        show_progress(j, reader.bytes_done, r->num_units == 0);
+    } while (ok && r->num_units > 0 && !was_stopped(j, err));
+    file_close(&reader.file);
+    return ok && err->code == 0;
+}
+
+static bool encode_with_threads(Job *j, Error *err) {
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
+              num_threads = j->settings->threads > 0 ? j->settings->threads : cores;
+    const int max_units = num_threads * UNITS_PER_THREAD;
+    Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
+    Round r = {.job = j, .units = host_calloc((size_t)max_units, sizeof(Unit), "texts")};
+    for (int i = 0; i < num_threads; i++) threads[i].encoder = bpe_encoder_open(j->bpe);
+    const bool ok = encode_all(j, &r, threads, num_threads, err);
+    for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
+    for (int i = 0; i < max_units; i++) unit_free(&r.units[i]);
+    free(threads);
+    free(r.units);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The directory: everything under a temporary name, then renamed
+
+static bool copy_tokenizer(const Job *j, Error *err) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
+                                        "special_tokens_map.json", "chat_template.jinja"};
+    char from[IO_PATH_MAX], to[IO_PATH_MAX];
+    if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->temporary, err);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        uint64_t n = 0;
+        if (!path_join(from, sizeof from, j->settings->model, names[i], err) ||
+            !path_join(to, sizeof to, j->temporary, names[i], err))
+            return false;
+        if (!path_exists(from)) continue;
+        char *text = file_read_all(from, TOKENIZER_MAX_BYTES, &n, "", err);
+        const bool ok = text && file_create(to, text, n, err);
+        free(text);
+        if (!ok) return false;
+    }
+    return true;
+}
+
+static bool nothing_to_train(const Job *j, Error *err) {
+    const char *better = j->in.num_tables > 0 ? "CSV and JSON files are left out: write an object "
+                                                "{\"text\": ...} a line into a .jsonl file"
+                                              : "give text files or JSON Lines";
+    if (j->left_out.first.code)
+        return error_set(err, EXIT_BAD_INPUT, j->left_out.first.hint, "%s", j->left_out.first.what);
+    return error_set(err, EXIT_BAD_INPUT, better, "%s: expected documents, found none", j->spec);
+}
+
+// A split of the documents; again without validation when it leaves none for training.
+static bool make_shards(Job *j, bool *again, Error *err) {
+    *again = false;
+    j->left_out = (LeftOut){0};
+    shard_writer_init(&j->train, j->temporary, "train", &j->vocabulary);
+    shard_writer_init(&j->val, j->temporary, "val", &j->vocabulary);
+    bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
+              encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
+              shard_writer_close(&j->val, err);
+    shard_writer_free(&j->train);
+    shard_writer_free(&j->val);
+    const bool trains = j->options.val_frac < 1;
+    if (ok && j->train.num_docs + j->val.num_docs == 0) return nothing_to_train(j, err);
+    if (!ok || !trains || j->train.num_docs > 0) return ok;
+    *again = true;
+    j->options.val_frac = 0;
+    return true;
+}
+
+// Shards that are there are renamed before they are removed: a removal that is cut short would
+// leave a part of them.
+static bool publish(const Job *j, Error *err) {
+    char path[IO_PATH_MAX];
+    return copy_tokenizer(j, err) && path_join(path, sizeof path, j->temporary, "texts.key", err) &&
+           file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
+           dir_remove_tree(j->old, err) &&
+           (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
+           io_rename(j->temporary, j->dir, err) && dir_sync(j->settings->out->path, err);
+}
+
+static void add_count(char *list, size_t capacity, int64_t n, const char *what) {
+    char item[80];
+    snprintf(item, sizeof item, "%ld %s%s", n, what, text_plural(n));
+    if (n > 0) text_list(list, capacity, item);
+}
+
+static void print_summary(const Job *j) {
+    const int64_t docs = j->train.num_docs + j->val.num_docs;
+    const double ms = now_ms() - j->start_ms;
+    char left[300] = "";
+    add_count(left, sizeof left, j->left_out.bad, "line");
+    add_count(left, sizeof left, j->left_out.empty, "empty document");
+    add_count(left, sizeof left, j->left_out.binary, "binary file");
+    add_count(left, sizeof left, j->in.num_tables, "CSV or JSON file");
+    printf("texts   %s -> %s: %ld document%s, %ld for validation, %.1f MB in %.1f s%s%s\n", j->spec,
+           j->dir, docs, text_plural(docs), j->val.num_docs, (double)j->in.size_bytes * 1e-6,
+           ms * 1e-3, left[0] ? "; left out: " : "", left);
+}
+
+// The tokens of a run that is there are needed to resume it.
+static bool may_replace(const Job *j, Error *err) {
+    char log[IO_PATH_MAX];
+    if (!path_join(log, sizeof log, j->settings->out->path, "log.jsonl", err)) return false;
+    return j->settings->replaces_run || !path_exists(log) || !path_exists(j->dir) ||
+           error_set(err, EXIT_USAGE,
+                     "--out DIR starts elsewhere, --overwrite replaces the run; --resume without "
+                     "--train continues it on the same texts as before",
+                     "%s: the run was trained on other texts than %s has now",
+                     j->settings->out->path, j->spec);
+}
+
+static bool write_all(Job *j, Error *err) {
+    OutDir *out = j->settings->out;
+    bool again = true,
+         ok = may_replace(j, err) && dir_create_all(out->path, err) && out_dir_lock(out, err);
+    if (!ok) return false;
+    j->start_ms = j->shown_ms = now_ms();
+    while (ok && again) ok = make_shards(j, &again, err);
+    if (ok && publish(j, err)) {
+        print_summary(j);
+        return true;
+    }
+    Error ignored = {0};
+    dir_remove_tree(j->temporary, &ignored);
+    return false;
+}
+
+bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
+                     Error *err) {
+    static Job j;
+    if (!inputs_are_texts(*spec)) return true;
+    j = (Job){.settings = t, .spec = *spec, .options.val_frac = val_frac};
+    bool ok = path_join(j.dir, sizeof j.dir, t->out->path, name, err) &&
+              path_printf(j.temporary, sizeof j.temporary, err, "%s.tmp", j.dir) &&
+              path_printf(j.old, sizeof j.old, err, "%s.old", j.dir);
+    if (ok && t->writes) {
+        ok = inputs_collect(&j.in, *spec, t->out->path, err) && open_tokenizer(&j, err);
+        if (ok) make_key(&j);
+        ok = ok && (is_up_to_date(&j) || write_all(&j, err));
+        if (ok) dir_remove_tree(j.old, &(Error){0});
+        bpe_close(j.bpe);
+        tokenizer_free(&j.tokenizer);
+        inputs_free(&j.in);
+    }
+    if (ok) *spec = strdup(j.dir);
+    return ok;
+}
+
+static char temporary_dir[IO_PATH_MAX];  // of this process
+
+static void remove_temporary_dir(void) { dir_remove_tree(temporary_dir, &(Error){0}); }
+
+bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err) {
+    static OutDir out = {.path = temporary_dir};
+    const char *parent = getenv("TMPDIR");
+    Texts settings = *t;
+    settings.out = &out;
+    settings.writes = settings.replaces_run = true;
+    if (!inputs_are_texts(*spec)) return true;
+    if (!parent || !parent[0]) parent = "/tmp";
+    if (!path_join(temporary_dir, sizeof temporary_dir, parent, "unpad-XXXXXX", err)) return false;
+    if (!mkdtemp(temporary_dir))
+        return error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
+                         "%s: cannot create a directory: %s", parent, strerror(errno));
+    atexit(remove_temporary_dir);
+    return texts_to_shards(spec, "tokens", 1, &settings, err);
+}

@@ -1,0 +1,34 @@
+// Text in, no Python: what --train and --val name may be text files, directories of them and JSON
+// Lines. They become shards in a directory of --out, the same bytes that data/prepare.py writes,
+// and again only when the texts or the tokenizer have changed.
+#ifndef UNPAD_TEXTS_H
+#define UNPAD_TEXTS_H
+
+#include <signal.h>
+
+#include "../base/error.h"
+#include "../runs/out_dir.h"
+
+typedef struct {
+    const char *model;   // the directory whose tokenizer.json is used, or "demo": bytes
+    int32_t vocab_size;  // of the model
+    int threads;         // 0: all cores
+    bool strict;         // a JSON line without a text is an error; else it is left out and counted
+    bool writes;         // rank 0; others only learn the name of the directory
+    bool replaces_run;   // what a run in *out was trained on may be replaced
+    OutDir *out;         // locked before anything is written
+    const volatile sig_atomic_t *stop;  // set by a signal
+} Texts;
+
+// Where *spec names texts it becomes OUT/name, an allocated path, after the shards are there; one
+// of shards does not change. val_frac: the share of documents that become validation documents
+// there, chosen by their content; none when no other would be left. Prints a line about the texts,
+// and progress on stderr. Either all files are there, or none.
+bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
+                     Error *err);
+
+// The same for a program without --out: all documents as validation data in a directory below
+// TMPDIR that is removed at exit. t: out, writes and replaces_run are not used.
+bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err);
+
+#endif

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Writes the results section of README.md, and its two charts, from the files in dev/results alone.
+
+usage: results_page.py [--check]        --check: write nothing, fail if README.md would change
+
+The newest file of a kind counts:
+  cpu-DATE.txt                          make bench: layouts and PyTorch on the seed batch
+  {repad,independence,scores,scores-demo}-BACKEND-DATE.txt      scripts/reproduce_*.sh --record
+  scaling-BACKEND-DATE.csv              dev/scaling.py --record
+  peers.md                              what others cannot do, written by hand
+What has no file is listed as not measured.
+"""
+import argparse
+import csv
+import os
+import pathlib
+import re
+import statistics
+import sys
+
+from report_charts import short, text, ticks
+
+ROOT = pathlib.Path(os.environ.get("PAGE_ROOT", pathlib.Path(__file__).resolve().parent.parent))
+RESULTS = ROOT / "dev/results"
+BEGIN = "<!-- scripts/results_page.py writes from here, out of dev/results -->\n"
+END = "<!-- to here -->\n"
+BACKENDS = ("cpu", "cuda")
+
+
+def newest(pattern):
+    """The newest of dev/results/pattern, which contains a date, or None"""
+    found = sorted(RESULTS.glob(pattern), key=lambda p: p.name[-14:])
+    return found[-1] if found else None
+
+
+def link(path):
+    return f"[{path.name}](dev/results/{path.name})"
+
+
+# -------------------------------------------------------------------------------------------------
+# What the files say
+
+def layouts_and_pytorch(path, model="smollm2-135m", row_len=350):
+    """{(dtype, label): real tokens/s} of a file of `make bench`; of repeated runs the median"""
+    rates = {}
+    for block in path.read_text().split("\n$ "):
+        command = block.splitlines()[0]
+        if f"--model {model}" not in command:
+            continue
+        if "train_llama" in command and f"--max-seqlen {row_len} " in command:
+            dtype = "bf16" if "--bf16-matmul" in command else "fp32"
+            for layout, rate in re.findall(r"^(packed|padded|repad) +[\d.]+ +(\d+)", block, re.M):
+                rates.setdefault((dtype, f"unpad.c {layout}"), []).append(float(rate))
+        if "pytorch_cpu" in command:
+            for dtype, mode, row, rate in re.findall(
+                    r"^(fp32|bf16) +(padded|alone|packed)(?: \d+ x (\d+))? +([\d,]+) ", block, re.M):
+                if not row or int(row) == row_len:
+                    rates.setdefault((dtype, f"PyTorch {mode}"), []).append(
+                        float(rate.replace(",", "")))
+    return {key: statistics.median(values) for key, values in rates.items()}
+
+
+def scaling(path):
+    """The runs of a file of dev/scaling.py: numbers where a field is one"""
+    def number(x):
+        return float(x) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", x) else x
+    with open(path, newline="") as f:
+        return [{key: number(x) for key, x in row.items()} for row in csv.DictReader(f)]
+
+
+def speed_ups(runs):
+    """[(distribution, fill of padded rows, padded / packed, rows / packed)] in step time"""
+    times = {(r["lengths"], r["layout"]): r for r in runs if r["sweep"] == "lengths"}
+    out = []
+    for law in dict.fromkeys(law for law, _ in times):
+        packed, rows, padded = (times[law, layout] for layout in ("packed", "rows", "padded"))
+        out.append((law, padded["fill"], padded["step_ms"] / packed["step_ms"],
+                    rows["step_ms"] / packed["step_ms"]))
+    return sorted(out, key=lambda x: x[1])
+
+
+# -------------------------------------------------------------------------------------------------
+# Charts: SVG on white, as GitHub shows images on any background
+
+def svg(width, height, title, parts):
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+            f'font-family="sans-serif" font-size="12"><title>{title}</title>'
+            f'<rect width="{width}" height="{height}" fill="#fff"/>\n' + "\n".join(parts) + "\n</svg>\n")
+
+
+def bars(rates):
+    """real tokens/s by mode, one panel a precision, one scale"""
+    parts, most, bottom = [], max(rates.values()), 0
+    for panel, dtype in enumerate(d for d in ("fp32", "bf16") if any(k[0] == d for k in rates)):
+        x = 130 + 400 * panel
+        rows = sorted(((v, k[1]) for k, v in rates.items() if k[0] == dtype), reverse=True)
+        parts.append(text(x, 20, f"{dtype}, real tokens/s", "start"))
+        for i, (rate, label) in enumerate(rows):
+            y, colour = 32 + 24 * i, "#1f6feb" if label == "unpad.c packed" else \
+                "#8db9f5" if label.startswith("unpad.c") else "#b8b8b8"
+            parts += [text(x - 6, y + 13, label, "end"), text(
+                x + 220 * rate / most + 5, y + 13, f"{rate:.0f}", "start"),
+                f'<rect x="{x}" y="{y}" width="{220 * rate / most:.1f}" height="18" '
+                f'fill="{colour}"/>']
+            bottom = max(bottom, y + 26)
+    return svg(800, bottom, "Training speed in real tokens per second", parts)
+
+
+def panel(x, title, x_label, points, low_x, high_x, high_y, curve=()):
+    """Axes 300 x 190 at x with points (px, py, label) and a curve of (px, py)"""
+    def px(v):
+        return x + 300 * (v - low_x) / (high_x - low_x)
+
+    def py(v):
+        return 230 - 190 * min(v, high_y) / high_y
+    parts = [text(x, 20, title, "start"), text(x + 300, 264, x_label, "end")]
+    for v in ticks(0, high_y):
+        parts += [f'<path stroke="#ddd" d="M{x} {py(v):.1f}h300"/>',
+                  text(x - 6, py(v) + 4, short(v), "end")]
+    parts += [text(px(v), 247, short(v)) for v in ticks(low_x, high_x)]
+    if curve:
+        path = "L".join(f"{px(a):.1f} {py(b):.1f}" for a, b in curve)
+        parts.append(f'<path fill="none" stroke="#999" stroke-dasharray="4 3" d="M{path}"/>')
+    for a, b, label in points:
+        parts += [f'<circle cx="{px(a):.1f}" cy="{py(b):.1f}" r="4" fill="#1f6feb"/>',
+                  text(px(a) + 6, py(b) - 6, label, "start" if a < high_x * 0.9 else "end")]
+    return parts
+
+
+def scaling_chart(runs):
+    """How much faster packed is than padded, by fill; tokens/s by tokens of a micro-batch"""
+    ups = speed_ups(runs)
+    top = 1.15 * max(up for _, _, up, _ in ups)
+    full = ", ".join(law for law, fill, _, _ in ups if fill > 0.999)
+    points = [(fill, up, law) for law, fill, up, _ in ups if fill <= 0.999]
+    points += [(1, up, full if i == 0 else "") for i, up in enumerate(
+        sorted((up for _, fill, up, _ in ups if fill > 0.999), reverse=True))]
+    parts = panel(50, "packed against padded, times as fast (dashed: 1 / fill)",
+                  "fill of the padded batch", points, 0, 1, top,
+                  [(f / 100, 100 / f) for f in range(max(4, int(100 / top)), 101)])
+    tokens = [(r["tokens"], r["tokens_per_s"]) for r in runs if r["sweep"] == "tokens"]
+    parts += panel(450, "tokens/s, packed", "tokens of a micro-batch",
+                   [(a, b, "") for a, b in tokens], 0, max(a for a, _ in tokens),
+                   1.1 * max(b for _, b in tokens), tokens)
+    return svg(800, 275, "Scaling of a packed training step", parts)
+
+
+# -------------------------------------------------------------------------------------------------
+# The section
+
+def speed_section(page, charts, missing):
+    path = newest("cpu-????-??-??.txt")
+    rates = layouts_and_pytorch(path) if path else {}
+    if not rates:
+        return missing["cpu"].append("whole steps against PyTorch (`make bench`)")
+    head = dict(re.findall(r"^(date|cpu) +(.*)", path.read_text(), re.M))
+    charts["speed.svg"] = bars(rates)
+    names = list(dict.fromkeys(label for _, label in rates))
+    dtypes = [d for d in ("fp32", "bf16") if any(k[0] == d for k in rates)]
+    said = "; ".join(f"{dtype}: " + ", ".join(
+        f"{name} {rates[dtype, name]:.0f}" for name in names if (dtype, name) in rates)
+        for dtype in dtypes)
+    page += ["SmolLM2-135M, six documents of 220, 217, 295, 183, 130 and 350 tokens: a whole training "
+             f"step in real tokens/s, on {head['cpu']}, {head['date']} ({link(path)}; padded rows have "
+             "350 tokens). Compare ratios: a shared machine varies by a few per cent.", "",
+             f"![Real tokens per second. {said}](dev/results/speed.svg)", "",
+             "| | " + " | ".join(dtypes) + " |", "|---" * (1 + len(dtypes)) + "|"]
+    for name in names:
+        cells = [f"{rates[d, name]:.0f}" if (d, name) in rates else "" for d in dtypes]
+        page.append("| " + " | ".join([name, *cells]) + " |")
+    page.append("")
+
+
+def published_section(page, missing):
+    rows = []
+    for kind, command in (("repad", "scripts/reproduce_repad.sh --record"),
+                          ("independence", "scripts/reproduce_independence.sh --record"),
+                          ("scores", "scripts/reproduce_scores.sh --record"),
+                          ("scores-demo", "MODEL=demo scripts/reproduce_scores.sh --record")):
+        for backend in BACKENDS:
+            path = newest(f"{kind}-{backend}-????-??-??.txt")
+            if not path:
+                if kind != "scores-demo" or backend == "cpu":
+                    missing[backend].append(f"{kind} (`{command}`)")
+                continue
+            content = path.read_text()
+            said = [re.findall(rf"^{word} +(.*)", content, re.M)
+                    for word in ("published", "ours", "differs")]
+            rows += [f"| {' | '.join(cells)} | {link(path)} |" for cells in zip(*said)]
+    if rows:
+        page += ["Published figures, and the same measured here:", "",
+                 "| published | ours | what differs | file |", "|---|---|---|---|", *rows, ""]
+
+
+def scaling_section(page, charts, missing):
+    paths = [newest(f"scaling-{backend}-????-??-??.csv") for backend in BACKENDS]
+    for backend, path in zip(BACKENDS, paths):
+        if not path:
+            missing[backend].append("scaling (`dev/scaling.py --record`)")
+    path = paths[1] or paths[0]
+    if not path:
+        return
+    runs = scaling(path)
+    charts["scaling.svg"] = scaling_chart(runs)
+    ups = speed_ups(runs)
+    said = ", ".join(f"{law} documents fill {100 * fill:.0f} %: {up:.2f}x" for law, fill, up, _ in ups)
+    full = [(law, up) for law, fill, up, _ in ups if fill > 0.999]
+    over = max(abs(r["peak_mib"] / r["planned_mib"] - 1) for r in runs)
+    page += [f"Packed against padded by document lengths, and speed by micro-batch ({link(path)}):", "",
+             f"![Packed against padded. {said}](dev/results/scaling.svg)", "",
+             "**Where packing stops paying**: it removes padding, so it gains about 1 / fill, and more "
+             "where attention over padding is a large part. Where every row is full there is nothing "
+             "to gain: "
+             + ", ".join(f"{law} documents {up:.2f}x" for law, up in full)
+             + ". Against rows of concatenated documents it saves the attention across documents: "
+             + ", ".join(f"{law} {rows:.2f}x" for law, _, _, rows in ups)
+             + f". Peak device memory was within {100 * over:.1f} % of the plan in every run.", ""]
+
+
+def section():
+    """The text between the marks, and {name: SVG}"""
+    page, charts, missing = [], {}, {backend: [] for backend in BACKENDS}
+    if not newest("gpu-????-??-??*"):
+        missing["cuda"].append("tests, kernels and peers (`make gpu-day`)")
+    speed_section(page, charts, missing)
+    published_section(page, missing)
+    scaling_section(page, charts, missing)
+    peers = RESULTS / "peers.md"
+    if peers.exists():
+        page += [f"What others cannot do, as read in their sources in 2026 ({link(peers)}):", "",
+                 *peers.read_text().splitlines(), ""]
+    page += [f"- Not measured yet on {where}: {', '.join(missing[backend])}."
+             for backend, where in (("cpu", "the CPU"), ("cuda", "a GPU")) if missing[backend]]
+    page += ["- Not measured on any machine: what metadata waits in every layer cost others; quality "
+             "after long training in each layout.", "",
+             "`make results` measures all of it again and rewrites this section; "
+             "[dev/SPEED.md](dev/SPEED.md) lists what was tried.", ""]
+    return "\n".join(page), charts
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    readme = ROOT / "README.md"
+    before, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"error: {readme.name}: expected the lines {BEGIN.strip()} and {END.strip()}")
+    content, charts = section()
+    files = {readme: before + BEGIN + content + END + after,
+             **{RESULTS / name: chart for name, chart in charts.items()}}
+    changed = [path for path, new in files.items() if not path.exists() or path.read_text() != new]
+    for path in changed:
+        if not check:
+            path.write_text(files[path])
+            print(f"wrote {path.name}")
+    if check and changed:
+        sys.exit("error: not what dev/results says: " + ", ".join(p.name for p in changed)
+                 + "\nhint: scripts/results_page.py")
+
+
+main()

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Whole runs of tiny models of the other types (Qwen2, Qwen3, Mistral, SmolLM3): checkpoints that
+# resume, also with --recompute and on two ranks, files that are again of their type, and the CUDA
+# backend, emulated. That they compute what transformers does is shown by the goldens.
+. "$(dirname "$0")/lib.sh"
+scratch family
+cpu=$root/build/cpu/train_llama cuda=${TRAIN:-$root/build/emu/train_llama}
+[ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
+tiny_model llama 64 96 64
+uneven_texts text 5
+prepare text --out corpus --val-frac 0.1
+python3 - << 'PY'
+import json, os
+types = {
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], sliding_window=64, use_sliding_window=False),
+    "qwen3": dict(architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
+    "mistral": dict(architectures=["MistralForCausalLM"], sliding_window=None,
+                    rope_scaling=dict(rope_type="linear", factor=2.0)),
+    "smollm3": dict(architectures=["SmolLM3ForCausalLM"], no_rope_layers=[1, 0],
+                    rope_scaling=dict(rope_type="yarn", factor=4.0)),
+}
+llama = json.load(open("llama/config.json"))
+for name, keys in types.items():
+    os.mkdir(name)
+    json.dump({**llama, "model_type": name, **keys}, open(name + "/config.json", "w"))
+PY
+
+# written.py TYPE DIR: is it of this type, with the tensors that make it one?
+cat > written.py <<'PY'
+import json, struct, sys
+name, path = sys.argv[1:]
+given, config = (json.load(open(d + "/config.json")) for d in (name, path))
+for key in "model_type", "architectures", "head_dim", "tie_word_embeddings", "hidden_size":
+    assert config[key] == given[key], (key, config[key])
+for key, value in (given.get("rope_scaling") or {}).items():
+    assert config["rope_scaling"][key] == value, key
+assert config["sliding_window"] is None
+assert config.get("no_rope_layer_interval") == (2 if name == "smollm3" else None)
+with open(path + "/model.safetensors", "rb") as f:
+    header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+shapes = {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+for layer in "01":
+    at = "model.layers." + layer + ".self_attn."
+    assert shapes[at + "q_proj.weight"] == [192, 64]
+    for n, rows in ("q_proj.bias", 192), ("k_proj.bias", 64), ("v_proj.bias", 64):
+        assert shapes.get(at + n) == ([rows] if name == "qwen2" else None), n
+    for n in "q_norm.weight", "k_norm.weight":
+        assert shapes.get(at + n) == ([64] if name == "qwen3" else None), n
+assert ("lm_head.weight" in shapes) == (name == "qwen3")
+PY
+# near.py A B: losses and gradient norms within bf16 rounding
+cat > near.py <<'PY'
+import json, sys
+a, b = ([l for l in map(json.loads, open(p + "/log.jsonl")) if "grad_norm" in l]
+        for p in sys.argv[1:])
+assert len(a) == len(b) == 4
+for x, y in zip(a, b):
+    assert abs(x["loss"] - y["loss"]) <= 2**-8 * x["loss"], (x, y)
+    assert abs(x["grad_norm"] - y["grad_norm"]) <= 2**-5 * x["grad_norm"], (x, y)
+PY
+
+common=(--from-scratch --train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512
+        --val-every 0 --num-samples 0 --lr 1e-2 --warmup-steps 1 --steps 4 --keep 0 --threads 1)
+for type in qwen2 qwen3 mistral smollm3; do
+    run=("$cpu" --model $type "${common[@]}")
+    check ${type}_trains "${run[@]}" --out $type-off --recompute off --save-every 2
+    check ${type}_is_written_as_it_is python3 written.py $type $type-off/final
+    check ${type}_recomputes "${run[@]}" --out $type-full --recompute full
+    same_state ${type}_recomputed_has_the_same_bits $type-{off,full}/step-00000004
+    rm -r $type-full/step-* && cp -r $type-off/step-00000002 $type-full/
+    check ${type}_resumes "${run[@]}" --out $type-full --resume
+    same_state ${type}_resumed_has_the_same_bits $type-{off,full}/step-00000004
+    check ${type}_packed_is_alone "$cpu" --model $type-off/final --train corpus --check-packing \
+        --max-seqlen 96
+    outcome ${type}_plan 0 'parameters' "${run[@]}" --dry-run
+    check ${type}_on_a_gpu "$cuda" --model $type "${common[@]}" --out $type-cuda --recompute on
+    check ${type}_on_a_gpu_has_the_losses python3 near.py $type-{off,cuda}
+done
+check smollm3_on_an_older_gpu "$cuda" --model smollm3 "${common[@]}" --attention sm80 --out older
+check smollm3_on_an_older_gpu_has_the_losses python3 near.py smollm3-off older
+
+if ranks_can_run "$cpu"; then
+    for type in qwen2 qwen3; do
+        for n in 1 2; do
+            check "${type}_on_$n" "${mpi[@]}" -n $n "$cpu" --model $type "${common[@]}" \
+                --deterministic --out $type-ranks$n
+        done
+        same_state ${type}_shards_have_the_same_bits $type-ranks{1,2}/step-00000004
+    done
+else
+    skip ranks "$no_ranks"
+fi
+finish

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# The README's results section: it is what scripts/results_page.py makes of dev/results; figures, charts
+# and links come from the files there; what has no file is listed as not measured. dev/scaling.py on
+# tiny batches, and the steps of `make results`.
+. "$(dirname "$0")/lib.sh"
+scratch results
+page() { PAGE_ROOT=$work/page python3 "$root/scripts/results_page.py" "$@"; }
+readme=$work/page/README.md
+
+check the_page_is_what_the_files_say python3 "$root/scripts/results_page.py" --check
+mkdir -p page/dev/results
+printf 'before\n<!-- scripts/results_page.py writes from here, out of dev/results -->\nold\n<!-- to here -->\nafter\n' \
+    > "$readme"
+outcome a_page_without_files 0 'wrote README.md' page
+has nothing_is_measured 'Not measured yet on the CPU: .*bench.*, repad .*, independence .*, scaling ' "$readme"
+has nothing_on_a_gpu 'Not measured yet on a GPU: .*gpu-day.*, repad ' "$readme"
+lacks the_old_text_is_gone '^old$' "$readme"
+check the_rest_stays test "$(sed -n '1p;$p' "$readme" | tr '\n' ' ')" = 'before after '
+
+# Scaling, recorded into the page's directory
+scaling() { TRAIN=$root/build/cpu/train_llama RESULTS=$work/page/dev/results python3 "$root/dev/scaling.py" "$@"; }
+expect scaling 0 '^giant +100.0 % ' scaling --record --models demo --least-tokens 64 --tokens 64 \
+    --model-tokens 64 --repeats 1
+today=$(date +%Y-%m-%d)
+check_python scaling_runs "page/dev/results/scaling-cpu-$today.csv" <<'PY'
+import csv, sys
+runs = list(csv.DictReader(open(sys.argv[1])))
+lengths = [r for r in runs if r["sweep"] == "lengths"]
+assert len(lengths) == 3 * 7 and [r["sweep"] for r in runs].count("tokens") == 2, runs
+assert sum(r["sweep"] == "model" for r in runs) == 2
+for r in runs:
+    assert float(r["step_ms_min"]) <= float(r["step_ms"]) <= float(r["step_ms_max"]), r
+    assert float(r["peak_mib"]) <= 1.01 * float(r["planned_mib"]), r
+    rows = int(r["documents"]) * int(r["row_len"]) if r["layout"] == "padded" else 0
+    if rows:
+        assert abs(float(r["fill"]) - int(r["tokens"]) / rows) < 1e-4, r
+        assert int(r["pairs"]) == int(r["documents"]) * int(r["row_len"]) * (int(r["row_len"]) + 1) // 2
+by = {(r["lengths"], r["layout"]): r for r in lengths}
+seed = by["seed", "packed"]
+assert (seed["documents"], seed["tokens"], seed["pairs"]) == ("6", "1395", "178399"), seed
+assert all(by[law, "padded"]["loss"][:5] == by[law, "packed"]["loss"][:5] for law, _ in by), by
+PY
+
+# A file of each kind, of two dates: the newer counts
+table() {       # table DATE PACKED
+    printf 'date     %s\ncpu      A processor, 4 cores\n\n$ ./train_llama --model smollm2-135m --max-seqlen 350 --compare\npacked 6154.2 %s 0.1\npadded 9379.7 149 0.1\n' \
+        "$1" "$2" > "page/dev/results/cpu-$1.txt"
+}
+table 2030-01-01 111
+table 2030-01-02 222
+printf 'date 2030-01-01\npublished  20 %% slower\nours       5 %% faster\ndiffers    a GPU\n' \
+    > page/dev/results/repad-cpu-2030-01-01.txt
+outcome a_page 0 'wrote speed.svg' page
+has the_newest_file_counts '^. unpad.c packed . 222 .$' "$readme"
+lacks the_older_does_not '111' "$readme"
+has alt_text '!\[Real tokens per second. fp32: unpad.c packed 222, unpad.c padded 149\]' "$readme"
+has published '^. 20 % slower . 5 % faster . a GPU . \[repad-cpu-2030-01-01.txt\]' "$readme"
+has where_packing_stops 'there is nothing to gain: .*giant documents [0-9.]+x' "$readme"
+lacks what_has_a_file_is_measured 'yet on the CPU: .*repad' "$readme"
+check a_page_that_is_up_to_date page --check
+check_python charts_are_svg page/dev/results/{speed,scaling}.svg <<'PY'
+import sys, xml.dom.minidom
+for path in sys.argv[1:]:
+    assert xml.dom.minidom.parse(path).documentElement.tagName == "svg", path
+PY
+links_exist() {
+    local f
+    grep -oE '\]\(dev/[^)]*\)' "$1" | tr -d '])(' | while read -r f; do
+        [ -e "$2/$f" ] || { echo "$f" && return 1; }
+    done
+}
+touch page/dev/SPEED.md
+check links_of_a_page links_exist "$readme" "$work/page"
+check links_of_the_readme links_exist "$root/README.md" "$root"
+table 2030-01-03 333
+outcome a_new_file_changes_the_page 1 'error: not what dev/results says: README.md, speed.svg' page --check
+sed -i '/to here/d' "$readme"
+outcome a_page_without_marks 1 'error: README.md: expected the lines' page
+
+steps() { LIST=1 TRAIN=$root/build/cpu/train_llama "$root/dev/results.sh"; }
+expect steps 0 '^about [0-9]+ minutes on two idle CPU cores, .*load now' steps
+for name in bench.sh reproduce_repad.sh reproduce_independence.sh reproduce_scores.sh scaling.py results_page.py; do
+    has "step_$name" "^== step .* minutes: .*$name" "$work/out.txt"
+done
+finish
