@@ -21,7 +21,7 @@
 // Blocking. All threads pack a part of B (NC x KC, 5 MB, in L3). Then each packs the rows of A (MC
 // x KC, 240 kB) of its item for itself, so that they stay in its L2, and multiplies them by one
 // panel of B (NR x KC) after the other. KC is also the number of terms summed between accesses to
-// C: a larger KC saves memory traffic, a smaller one reduces rounding error and the size of a panel.
+// C: a larger KC saves memory traffic, a smaller one reduces rounding error and a panel's size.
 // What was tried: dev/SPEED.md.
 #include "common.h"
 
