@@ -432,5 +432,6 @@ void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weigh
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N) {
+    if (T == 0) return;
     gemm(dweight, accumulate ? dweight : NULL, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
 }
