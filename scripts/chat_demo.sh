@@ -2,7 +2,7 @@
 # Fine-tunes a real chat model on two CPU cores in a few minutes: fetches SmolLM2-135M-Instruct, makes
 # chats about the meanings of words from WordNet, shows what is trained of one, times packed against
 # padded batches, trains on the answers, and asks for words that were left out, before and after.
-#   scripts/chat_demo.sh [train_llama options]      e.g. --steps 200 for a better dictionary
+#   scripts/chat_demo.sh [train_llama options]      e.g. --steps 400 for a better dictionary
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
@@ -48,7 +48,7 @@ say 'packed against padded: the same chats, the same losses'
 ./train_llama --model $model --train $data --compare --compare-steps 1 "${common[@]}" | tail -n 8
 
 say 'train'
-./train_llama --model $model --train $data --out $out --overwrite "${common[@]}" --steps 60 \
+./train_llama --model $model --train $data --out $out --overwrite "${common[@]}" --steps 120 \
     --lr 5e-5 --warmup-steps 5 --weight-decay 0 --val-every 0 --num-samples 0 "$@"
 
 say 'after'

@@ -54,7 +54,7 @@ def chat(word, places, files):
     for i, (part, offset) in enumerate(places[:MAX_MEANINGS]):
         definition, examples = read_gloss(files[part], offset, word)
         turn("What does %s mean?" % word if i == 0 else "What else does it mean?",
-             "%s (%s): %s." % (word.capitalize(), PARTS[part], definition))
+             "%s (%s): %s." % (word, PARTS[part], definition))
         if examples:
             text = examples[0]
             turn("Use it in a sentence.", text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else "."))

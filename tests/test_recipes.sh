@@ -116,9 +116,9 @@ check_python words_become_chats "$work/words.jsonl" <<'PY'
 import json, sys
 (chat,) = map(json.loads, open(sys.argv[1]))  # nobody counted a creek
 assert [m["content"] for m in chat["messages"]] == [
-    "What does brook mean?", "Brook (noun): a small stream.",
+    "What does brook mean?", "brook (noun): a small stream.",
     "Use it in a sentence.", "The brook froze.",
-    "What else does it mean?", "Brook (verb): put up with."], chat
+    "What else does it mean?", "brook (verb): put up with."], chat
 PY
 outcome words_left_out 0 ' 0 chats' chats "$work/wordnet" --leave-out brook
 check no_words_are_left test ! -s "$work/words.jsonl"
