@@ -1484,15 +1484,15 @@ static void batch_losses(void *model, const Batch *b, float *losses_host) {
 
 static void evaluate_model(LlamaModel *m) {
     Error err = {0};
-    const char *spec = o.val ? o.val : o.train;
+    if (!o.val) o.val = o.train;
     const Texts t = {o.model, run.config.vocab_size, o.threads, o.strict, .stop = &stop_signal};
-    must(texts_to_temporary_shards(&spec, &t, &err), &err);
+    must(texts_to_temporary_shards(&o.val, &t, &err), &err);
     DatasetOptions options = data_options("val");
-    if (!path_is_dir(spec) || !dataset_open(&run.val, spec, &options, &(Error){0})) {
+    if (!path_is_dir(o.val) || !dataset_open(&run.val, o.val, &options, &(Error){0})) {
         options.split = "train";
-        must(dataset_open(&run.val, spec, &options, &err), &err);
+        must(dataset_open(&run.val, o.val, &options, &err), &err);
     }
-    const NamedData data = {spec, &run.val}, none = {spec, NULL};
+    const NamedData data = {o.val, &run.val}, none = {o.val, NULL};
     must(vocabulary_check(o.model, &data, &none, o.allow_other_tokenizer, &err), &err);
     load_for_inference(m, o.micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
