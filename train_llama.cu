@@ -123,7 +123,7 @@ static const Option option_table[] = {
     FLAG("overwrite", o.overwrite,
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", o.steps, "300", 0, 1e12,
-           "optimizer steps; 0: validate, print samples and write nothing"),
+           "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("seed", o.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
     NUMBER("save-every", o.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
@@ -581,8 +581,9 @@ static StepBalance step_balance(const StepData *data) {
     StepBalance b = {0};
     const int32_t ranks = comm_num_ranks();
     if (ranks == 1) return b;
+    static float *ms;  // (ranks) allocated by the first step
     const float own_ms = device_timer_ms();
-    float *ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+    if (!ms) ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
     double sum = 0;
     comm_all_gather_host(ms, &own_ms, sizeof own_ms);
     for (int32_t r = 0; r < ranks; r++) {
@@ -591,7 +592,6 @@ static StepBalance step_balance(const StepData *data) {
     }
     b.planned = data->imbalance;
     b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
-    free(ms);
     return b;
 }
 
@@ -716,11 +716,11 @@ static void train(LlamaModel *m) {
     if (last_saved != run.cursor.step) save_or_warn(m, true);
 }
 
-// --steps 0: what the weights are good for. Nothing is written, so --out may hold another run.
+// --steps 0: what the weights are good for. No checkpoint and no log: --out may hold another run.
 static void validate_and_sample(LlamaModel *m) {
     validate(m, run.cursor.step);
     print_samples(m);
-    printf("done: nothing was trained or written\n");
+    printf("done: nothing was trained, no checkpoint and no log written\n");
 }
 
 static void finish(LlamaModel *m) {

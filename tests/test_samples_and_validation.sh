@@ -143,7 +143,7 @@ outcome steps_0_validates 0 'val after step 0 . loss 6\.9080 . 7 docs . 124 targ
 has steps_0_prints_samples '^--- sample 1' out.txt
 check steps_0_writes_nothing test ! -e evaluated
 cp -r v64 aside
-outcome steps_0_in_the_directory_of_a_run 0 'nothing was trained or written' \
+outcome steps_0_in_the_directory_of_a_run 0 'nothing was trained, no checkpoint' \
     "${quiet[@]}" --val golden.ds --out v64 --steps 0
 check steps_0_does_not_change_the_run diff -r v64 aside
 

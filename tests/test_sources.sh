@@ -53,8 +53,8 @@ expect without_zstd 2 'any.jsonl.zst: needs the program zstd' env PATH=/nowhere 
     "$python" "$root/data/prepare.py" any.jsonl.zst --out none
 
 # ---- data sets of a hub: a stand-in for the package -------------------------------------------------------
-mkdir stub missing
-cat > stub/datasets.py << 'PY'
+mkdir hub missing
+cat > hub/datasets.py << 'PY'
 import json
 def load_dataset(name, config, split, streaming):
     if name == "no/such":
@@ -63,7 +63,7 @@ def load_dataset(name, config, split, streaming):
     return (json.loads(line) for line in open(name))
 PY
 for package in datasets pyarrow; do echo 'raise ImportError' > missing/$package.py; done
-export PYTHONPATH=$work/stub${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$work/hub${PYTHONPATH:+:$PYTHONPATH}
 like hub expected hf:lines.jsonl
 like hub_config_and_split expected hf:lines.jsonl:part:test --jobs 2
 like hub_chats expected-chats hf:chats.jsonl --chat

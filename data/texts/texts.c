@@ -90,12 +90,11 @@ static bool open_tokenizer(Job *j, Error *err) {
 }
 
 static void make_key(Job *j) {
-    const struct {
-        ShardVocabulary vocabulary;
-        double val_frac;
-        int format, strict;
-    } facts = {j->vocabulary, j->options.val_frac, FORMAT, j->settings->strict};
-    uint64_t h = fnv1a(FNV1A_START, &facts, sizeof facts);
+    const ShardVocabulary *v = &j->vocabulary;
+    const int64_t facts[] = {FORMAT, j->settings->strict,       v->vocab_size, v->bos,
+                             v->eos, (int64_t)v->tokenizer_hash};
+    uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
+    h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
     for (size_t i = 0; i < j->in.n; i++) {
         const InputFile *f = &j->in.items[i];
         h = fnv1a(h, f->path, strlen(f->path) + 1);
