@@ -35,7 +35,7 @@ STDLIB = """import sysconfig; print(sysconfig.get_paths()["stdlib"])"""
 def prepare(o):
     """The functions of Python's standard library as --data, as scripts/quickstart.sh makes them"""
     if not (o.data / "dataset.json").exists():
-        stdlib = measure.run("python3", "-c", STDLIB).strip()
+        stdlib = measure.run("/usr/bin/python3", "-c", STDLIB).strip()      # without site-packages
         measure.run("python3", "data/prepare.py", stdlib, "--python-functions", "--out", o.data,
                     "--val-frac", 0.03)
     return json.loads((o.data / "dataset.json").read_text())
