@@ -39,6 +39,7 @@ compare() {             # compare TITLE THREADS STEPS LENGTHS OPTION...
         compare "demo, 256 short documents" "$threads" 5 "$short" --modes packed padded \
             --row-len 38 --compile
     done
+    for peer in llmc llama_cpp; do echo; "$python" dev/peers/${peer}_cpu.py || echo "(failed)"; done
     printf '\nParts of a step, as fractions of the FMA peak measured in between\n'
     for threads in "$all" 1; do build/cpu/bench_step --threads "$threads" --steps 2; done
     build/cpu/bench_step --threads 1 --steps 1 --set avx2 || true
