@@ -21,7 +21,7 @@ from turns import BUILD, Program, ours, ratio, take_turns, times
 FLAGS = ["-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w"]
 DRIVER = r"""
 #include <stdio.h>
-#define printf(...) fprintf(stderr, __VA_ARGS__)
+#define printf(...) ((void)0)
 #define TESTING  // without its main()
 #include "train_gpt2.c"
 #undef printf
@@ -73,7 +73,7 @@ def build(source, compiler):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--tokens", type=int, default=1024, help="of the row; a multiple of 8, at most 1024")
+    add("--tokens", type=int, default=256, help="of the row; a multiple of 8, at most 1024")
     add("--steps", type=int, default=3, help="timed steps of each")
     add("--threads", type=int, default=os.cpu_count())
     add("--cc", nargs="+", default=["gcc", "clang"], help="compilers of llm.c")
