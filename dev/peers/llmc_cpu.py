@@ -89,8 +89,8 @@ def main():
     for compiler in o.cc:
         try:
             program = build(source, compiler)
-        except (OSError, subprocess.CalledProcessError) as why:
-            print(f"llm.c {compiler}: not built: {why}")
+        except (OSError, subprocess.CalledProcessError):
+            print(f"llm.c {compiler}: not there or does not build it")
             continue
         peers.append(Program(f"llm.c {compiler}", o.threads, program, o.tokens))
         peers[-1].gflop = gflop(12, 768, 12 * 768 * 768, 50257, o.tokens)
