@@ -7,17 +7,23 @@
     alone   every document in its own forward and backward, gradients added
     packed  one row of real tokens; linear layers on all of it, attention document by document
     hf      transformers' LlamaForCausalLM on the padded batch with an attention mask
+    hf-flat the same on what DataCollatorWithFlattening makes: one row, position_ids that restart
     ours    with --ours PROGRAM: build/cpu/bench_step on the same weights and tokens, packed
 
 One step is forward, backward, clipping and AdamW. Every mode's loss must agree before any time is
-shown. The modes take turns, step by step, so that all share a busy moment of the machine.
+shown. The modes take turns, step by step, so that all share a busy moment of the machine. What
+cannot run here says why: PyTorch's varlen_attn, and transformers if it is not installed. PyTorch
+gets its fastest kernels: MKL is told to use AVX-512 on processors of other makers than Intel, which
+it does not do by itself and which doubles its speed.
 """
 import argparse
+import importlib.util
 import itertools
 import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import struct
 import subprocess
@@ -25,7 +31,7 @@ import sys
 import tempfile
 import time
 
-MODES = ["padded", "alone", "packed", "hf"]
+MODES = ["padded", "alone", "packed", "hf", "hf-flat"]
 COMMON = dict(head_dim=64, rms_norm_eps=1e-5, rope_theta=100000.0, tie_word_embeddings=True)
 MODELS = {
     "demo": dict(num_hidden_layers=6, hidden_size=192, intermediate_size=512, vocab_size=264,
@@ -50,13 +56,27 @@ add("--compile", action="store_true",
 add("--ours", type=pathlib.Path, metavar="PROGRAM", help="build/cpu/bench_step")
 add("--json", type=pathlib.Path, help="write the results here too")
 options = parser.parse_args()
-if {"padded", "hf"} & set(options.modes) and min(options.row_len) < max(options.lengths):
+if {"padded", "hf"}.intersection(options.modes) and min(options.row_len) < max(options.lengths):
     parser.error("--row-len is less than the longest document")
 
+
+def with_avx512():
+    """Gives the peer its best kernels: left alone, OpenBLAS <= 0.3.21 and ATen take AVX2 on cores
+    that they do not know, and MKL on all but Intel's, unless this function of its own is replaced.
+    The loader does that, hence the new start."""
+    os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")
+    os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx512")
+    if "LD_PRELOAD" in os.environ or not shutil.which("cc"):
+        return
+    library = os.path.join(tempfile.mkdtemp(), "mkl_avx512.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True, text=True,
+                   input="int mkl_serv_intel_cpu_true(void) { return 1; }")
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": library})
+
+
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():     # give the peer its best kernels:
-    os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")     # OpenBLAS <= 0.3.21 takes AVX2 for
-    os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx512")     # cores it does not know, ATen too
+if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
+    with_avx512()
 import torch  # noqa: E402  (reads the lines above)
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -168,7 +188,7 @@ def make_models():
     model = Llama(d)
     model.load_state_dict(state or model.state_dict())
     models = {"own": with_adamw(model)}
-    if "hf" in options.modes:
+    if {"hf", "hf-flat"}.intersection(options.modes):
         from transformers import LlamaConfig, LlamaForCausalLM
         hf = LlamaForCausalLM(LlamaConfig(**{"max_position_embeddings": 8192, **d}))
         hf.load_state_dict(model.state_dict())
@@ -193,6 +213,10 @@ class Mode:
                 return torch.stack([F.pad(d, (0, row_len - len(d)), value=value) for d in docs])
             self.mask = fill([torch.ones_like(d) for d in docs], 0)
             self.passes = [(fill(docs, 0), [row_len], fill(nexts, -100))]
+        elif name == "hf-flat":
+            from transformers import DataCollatorWithFlattening
+            flat = DataCollatorWithFlattening()([{"input_ids": d.tolist()} for d in docs])
+            self.passes = [(flat["input_ids"], flat["position_ids"], torch.cat(nexts)[None])]
         elif name == "alone":
             self.passes = [(d[None], [len(d)], t[None]) for d, t in zip(docs, nexts)]
         else:
@@ -201,8 +225,12 @@ class Mode:
 
     def loss(self, tokens, lengths, targets):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bf16"):
-            hf = self.name[:2] == "hf"
-            out = self.model(tokens, self.mask).logits if hf else self.model(tokens, lengths)
+            if self.name == "hf-flat":      # lengths: its position_ids
+                out = self.model(tokens, position_ids=lengths, use_cache=False).logits
+            elif self.name.startswith("hf"):
+                out = self.model(tokens, self.mask, use_cache=False).logits
+            else:
+                out = self.model(tokens, lengths)
         total = F.cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         return total / self.num_targets
 
@@ -248,7 +276,8 @@ class Ours:
         command = [options.ours, "--turns", "--model", folder, "--weights", folder,
                    "--threads", str(options.threads),
                    "--lengths", ",".join(map(str, options.lengths))]
-        env = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+        env = {k: v for k, v in os.environ.items()
+               if "NUM_THREADS" not in k and k != "LD_PRELOAD"}
         self.process = subprocess.Popen(command + ["--bf16-matmul"] * (dtype == "bf16"), env=env,
                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -262,7 +291,23 @@ class Ours:
         return seconds
 
 
+def say_what_cannot_run():
+    """Takes such modes out, and says why they and PyTorch's varlen_attn are not here"""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+        q, cu = torch.zeros(4, 1, 64), torch.tensor([0, 4], dtype=torch.int32)
+        varlen_attn(q, q, q, cu, cu, 4, 4)
+    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        print(f"varlen_attn cannot run here: {reason[:100]}")
+    if not importlib.util.find_spec("transformers"):
+        if {"hf", "hf-flat"}.intersection(options.modes):
+            print("hf, hf-flat cannot run here: transformers is not installed")
+        options.modes = [m for m in options.modes if not m.startswith("hf")]
+
+
 def main():
+    say_what_cannot_run()
     models, d = make_models()
     tokens = torch.tensor([splitmix64(i) % d["vocab_size"] for i in range(sum(options.lengths))])
     docs = tokens.split(options.lengths)
@@ -271,12 +316,14 @@ def main():
     for dtype, kind in itertools.product(options.dtype, options.modes):
         for row in options.row_len if kind in ("padded", "hf") else [None]:
             name = f"{kind} {len(docs)} x {row}" if row else kind
-            modes.append(Mode(name, *models["hf" if kind == "hf" else "own"], docs, row, dtype))
+            owner = "hf" if kind.startswith("hf") else "own"
+            modes.append(Mode(name, *models[owner], docs, row, dtype))
             if options.compile and (kind == "padded" or kind == "packed" and len(docs) <= 16):
                 modes.append(Mode(f"{name} compiled", *models["compiled"], docs, row, dtype))
     kernels = re.search(r"CPU capability usage: *(\S+)|$", torch.__config__.show())[1]
     count = sum(p.numel() for p in models["own"][0].parameters())
-    head = (f"torch {torch.__version__}, {kernels} kernels, "
+    mkl = ", MKL told to use them" if "mkl_avx512" in os.environ.get("LD_PRELOAD", "") else ""
+    head = (f"torch {torch.__version__}, {kernels} kernels{mkl}, "
             f"{options.threads} threads, {count:,} parameters, documents {options.lengths}")
     print(head, flush=True)
 
