@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `make results`: every measurement that the README shows, in order, each into its file in
-# dev/results, then the README's results section and its charts. About 75 minutes on two idle CPU
+# dev/results, then the README's results section and its charts. About two and a half hours on two idle CPU
 # cores, with 16 GB of memory. Nothing else may run: the load is shown first.
-#   PYTHON=...     an interpreter with PyTorch, for the peers
+#   PYTHON=...     an interpreter with PyTorch and transformers, for the peers
 #   MODEL_DIR=...  SmolLM2-135M-Instruct; default: models/, fetched there once
 #   FROM=N         starts at step N         LIST=1  shows the steps and runs none
 set -euo pipefail
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 export RECORD=1
 unset MODEL
 backend=$(PYTHONPATH=dev python3 -c 'import measure; print(measure.backend())')
-if [ "$backend" = cpu ]; then bench='20 dev/bench.sh'; else bench='18 dev/gpu_day.sh bench peers'; fi
+if [ "$backend" = cpu ]; then bench='25 dev/peers/cpu_table.sh'; else bench='18 dev/gpu_day.sh bench peers'; fi
 steps=(     # minutes on two idle cores, command
     "$bench"
     '27 scripts/reproduce_repad.sh'
@@ -18,6 +18,7 @@ steps=(     # minutes on two idle cores, command
     '13 scripts/reproduce_scores.sh'
     '4  env MODEL=demo scripts/reproduce_scores.sh'
     '10 dev/scaling.py'
+    '66 dev/training.py'
     '0  scripts/results_page.py'
 )
 from=${FROM:-1} minutes=0

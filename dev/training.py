@@ -22,6 +22,7 @@ import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import time
 
 import measure
@@ -35,7 +36,7 @@ STDLIB = """import sysconfig; print(sysconfig.get_paths()["stdlib"])"""
 def prepare(o):
     """The functions of Python's standard library as --data, as scripts/quickstart.sh makes them"""
     if not (o.data / "dataset.json").exists():
-        stdlib = measure.run("/usr/bin/python3", "-c", STDLIB).strip()      # without site-packages
+        stdlib = measure.run("/usr/bin/python3", "-c", STDLIB).strip()   # no site-packages in it
         measure.run("python3", "data/prepare.py", stdlib, "--python-functions", "--out", o.data,
                     "--val-frac", 0.03)
     return json.loads((o.data / "dataset.json").read_text())
@@ -86,15 +87,18 @@ def train(o, layout, seed, cores):
     pathlib.Path(o.out).mkdir(parents=True, exist_ok=True)
     core = cores.get()
     pin = [] if core is None else ["taskset", "-c", core]       # the trainer takes one thread a core
-    with open(out + ".log", "w") as output:
-        run = subprocess.Popen([*pin, *map(str, command_of(o, layout, seed, out))],
-                               stdout=output, stderr=subprocess.STDOUT)
-        wait_minutes(run, out, o.minutes)
-    if run.returncode not in (0, STOPPED):
-        raise RuntimeError(f"{layout}, seed {seed}: exit code {run.returncode}, see {out}.log")
-    table = measure.run(*pin, measure.TRAINER, "--eval", "--model", max(pathlib.Path(out).glob("step-*")),
-                        "--val", o.data, "--max-seqlen", o.max_seqlen)
-    cores.put(core)
+    try:
+        with open(out + ".log", "w") as output:
+            run = subprocess.Popen([*pin, *map(str, command_of(o, layout, seed, out))],
+                                   stdout=output, stderr=subprocess.STDOUT)
+            wait_minutes(run, out, o.minutes)
+        if run.returncode not in (0, STOPPED):
+            raise RuntimeError(f"{layout}, seed {seed}: exit code {run.returncode}, see {out}.log")
+        newest = max(pathlib.Path(out).glob("step-*"))
+        table = measure.run(*pin, measure.TRAINER, "--eval", "--model", newest, "--val", o.data,
+                            "--max-seqlen", o.max_seqlen)
+    finally:
+        cores.put(core)
     return points_of(layout, seed, log_of(out), o.minutes), by_length(table)
 
 
@@ -185,7 +189,11 @@ def main():
         cores.put(core if core is None else str(core))
     jobs = [(layout, seed) for seed in o.seeds for layout in LAYOUTS]
     with concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool:
-        done = dict(zip(jobs, pool.map(lambda job: train(o, *job, cores), jobs)))
+        try:
+            done = dict(zip(jobs, pool.map(lambda job: train(o, *job, cores), jobs)))
+        except RuntimeError as failed:
+            pool.shutdown(wait=False, cancel_futures=True)      # what runs already ends by itself
+            sys.exit(f"error: {failed}")
     runs, tables = ({job: result[i] for job, result in done.items()} for i in (0, 1))
     print_results(say, runs, tables)
     print_verdict(say, runs)
