@@ -12,7 +12,7 @@
 #     bench      attention, and steps of every layout, with the clock sampled
 #     peers      PyTorch (if installed) on the same documents
 #     training   real text packed, in rows and padded, at equal time and tokens (dev/training.py)
-#     pretrain   SmolLM2-135M from scratch on 100 million tokens of real text
+#     pretrain   SmolLM2-135M from scratch on 100 million tokens of real text: bytes
 #   OUT=DIR      where each part writes PART.txt; default dev/results/gpu-DATE
 #   DRY=1        without a GPU: what the emulated build can run, in dry-PART.txt; measures nothing
 #
@@ -307,8 +307,8 @@ part_peers() {
     figures seed 100 "$python" dev/peers/pytorch_gpu.py --dist seed --row-len 2048
 }
 
-# Bytes of the Python functions of $python's library and packages, a document each: millions of
-# tokens wherever PyTorch is installed, which need no network
+# Python functions from $python's library and packages, one document each, as bytes: 100 million
+# where PyTorch is installed, without a network
 real_text() {
     [ -z "$dry" ] || { left_out "$1" 'an emulated GPU trains for days' && return 1; }
     built $bin/train_llama || return

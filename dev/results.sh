@@ -10,15 +10,16 @@ cd "$(dirname "$0")/.."
 export RECORD=1
 unset MODEL
 backend=$(PYTHONPATH=dev python3 -c 'import measure; print(measure.backend())')
-if [ "$backend" = cpu ]; then bench='25 dev/peers/cpu_table.sh'; else bench='18 dev/gpu_day.sh bench peers'; fi
+bench='25 dev/peers/cpu_table.sh' training='70 dev/training.py'
+[ "$backend" = cpu ] || bench='18 dev/gpu_day.sh bench peers' training='16 dev/gpu_day.sh training pretrain'
 steps=(     # minutes on two idle cores, command
     "$bench"
     '27 scripts/reproduce_repad.sh'
-    "1  scripts/reproduce_independence.sh ${MODEL_DIR:-}"
+    '1  scripts/reproduce_independence.sh'
     '13 scripts/reproduce_scores.sh'
     '4  env MODEL=demo scripts/reproduce_scores.sh'
     '10 dev/scaling.py'
-    '66 dev/training.py'
+    "$training"
     '0  scripts/results_page.py'
 )
 from=${FROM:-1} minutes=0

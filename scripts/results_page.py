@@ -28,13 +28,13 @@ BACKENDS = ("cpu", "cuda")
 
 
 def newest(pattern):
-    """The newest of dev/results/pattern, which contains a date, or None"""
-    found = sorted(RESULTS.glob(pattern), key=lambda p: p.name[-14:])
+    """The newest of dev/results/pattern, or in a folder there, whose name ends with a date, or None"""
+    found = sorted(RESULTS.rglob(pattern), key=lambda p: p.stem[-10:])
     return found[-1] if found else None
 
 
 def link(path):
-    return f"[{path.name}](dev/results/{path.name})"
+    return f"[{path.name}]({path.relative_to(ROOT)})"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -44,25 +44,48 @@ MODES = {"ours": "unpad.c packed", "padded": "PyTorch padded", "alone": "PyTorch
          "packed": "PyTorch packed", "hf": "transformers padded", "hf-flat": "transformers flattened"}
 
 
-def peers(path):
-    """{(shape, threads): {(dtype, label): real tokens/s}} of a file of dev/peers/cpu_table.sh, and
-    {(shape, threads): (best peer, ours / its speed)} in fp32; the layouts of ours have no shape"""
-    rates, best = {}, {}
-    for block in path.read_text().split("\n== ")[1:]:
-        title = re.match(r"(.*), (\d+) thread|unpad.c, (.*)", block)
-        key = (title[1], int(title[2])) if title[1] else None
-        of = rates.setdefault(key, {})
+class Peers:
+    """A file of dev/peers/cpu_table.sh. rates: {(shape, threads): {(dtype, label): tokens/s}};
+    best: {(shape, threads): (label of the best peer, ours / its speed)}, fp32; documents of the first
+    shape; what cannot run; peaks: {(threads, set): fraction of the peak that a step reaches}"""
+
+    def __init__(self, path):
+        content = path.read_text()
+        self.rates, self.best, self.peaks = {}, {}, {}
+        self.cannot = list(dict.fromkeys(re.findall(r"^(.*) cannot .* here: ", content, re.M)))
+        self.head = dict(re.findall(r"^(date|cpu) +(.*)", content, re.M))
+        layouts = {}
+        for block in content.split("\n== ")[1:]:
+            of_ours = re.match(r"layouts of unpad.c, (\w+)", block)
+            if of_ours:
+                layouts[of_ours[1]] = dict(re.findall(
+                    r"^(packed|padded|repad) +[\d.]+ +(\d+)", block, re.M))
+            else:
+                self.read_shape(block)
+        self.first = next(iter(self.rates))
+        self.documents = re.search(r", documents \[(.*)\]", content)[1]
+        of = self.rates[self.first]
+        for dtype, rates in layouts.items():      # measured apart: their ratio to packed counts
+            for layout in rates.keys() - {"packed"}:
+                of[dtype, f"unpad.c {layout}"] = of[dtype, MODES["ours"]] * \
+                    float(rates[layout]) / float(rates["packed"])
+        for model, threads, kind, share in re.findall(
+                r"^(\S+), .* (\d+) threads, matmul (\S+) .*\n(?:.*\n)*?step(?: +\S+){4} +(\S+)",
+                content, re.M):
+            self.peaks[int(threads), kind] = float(share)
+
+    def read_shape(self, block):
+        title = re.match(r"(.*), (\d+) thread", block)
+        key = title[1], int(title[2])
+        if key in self.rates:
+            sys.exit(f"error: {key} is measured twice in one file")
+        of = self.rates[key] = {}
         for dtype, mode, compiled, rate in re.findall(
                 r"^(fp32|bf16) +([\w-]+)(?: \d+ x \d+)?( compiled)? +([\d,]+) +\[", block, re.M):
             of[dtype, MODES[mode] + compiled] = float(rate.replace(",", ""))
-        dtype = "bf16" if title[3] and "--bf16-matmul" in title[3] else "fp32"
-        for layout, rate in re.findall(r"^(padded|repad) +[\d.]+ +(\d+)", block, re.M):
-            of[dtype, f"unpad.c {layout}"] = float(rate)
         said = re.search(r"^fp32: ours ([\d.]+) times the best, (.*?);", block, re.M)
-        if said:
-            name = MODES[said[2].split()[0]] + " compiled" * said[2].endswith("compiled")
-            best[key] = (name, float(said[1]))
-    return rates, best
+        name = MODES[said[2].split()[0]] + " compiled" * said[2].endswith("compiled")
+        self.best[key] = name, float(said[1])
 
 
 def scaling(path):
@@ -74,14 +97,23 @@ def scaling(path):
 
 
 def speed_ups(runs):
-    """[(distribution, fill of padded rows, padded / packed, rows / packed)] in step time"""
+    """[(distribution, fill of padded rows, padded / packed, full rows / packed)] in step time"""
     times = {(r["lengths"], r["layout"]): r for r in runs if r["sweep"] == "lengths"}
     out = []
     for law in dict.fromkeys(law for law, _ in times):
         packed, rows, padded = (times[law, layout] for layout in ("packed", "rows", "padded"))
         out.append((law, padded["fill"], padded["step_ms"] / packed["step_ms"],
-                    rows["step_ms"] / packed["step_ms"]))
+                    rows["step_ms"] * rows["fill"] / packed["step_ms"]))
     return sorted(out, key=lambda x: x[1])
+
+
+def model_sizes(runs):
+    """The sweep over models in words"""
+    of = {(r["model"], r["layout"]): r for r in runs if r["sweep"] == "model"}
+    return "; ".join(
+        f"{model}: packed {of[model, 'packed']['tokens_per_s']:,.0f} tokens/s, "
+        f"{of[model, 'padded']['step_ms'] / of[model, 'packed']['step_ms']:.2f}x padded"
+        for model in dict.fromkeys(model for model, _ in of))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -184,35 +216,40 @@ def training_chart(runs):
 
 def speed_section(page, charts, missing):
     path = newest("cpu-peers-????-??-??.txt")
-    rates, best = peers(path) if path else ({}, {})
-    if not rates:
+    if not path:
         return missing["cpu"].append("whole steps against PyTorch (`make bench-peers`)")
-    head = dict(re.findall(r"^(date|cpu) +(.*)", path.read_text(), re.M))
-    (shape, threads), first = next(iter(rates.items()))
-    first = {**first, **rates.get(None, {})}
+    file = Peers(path)
+    (shape, threads), first = file.first, file.rates[file.first]
     charts["speed.svg"] = bars(first)
     dtypes = [d for d in ("fp32", "bf16") if any(k[0] == d for k in first)]
     names = sorted({label for _, label in first}, key=lambda n: -first.get((dtypes[0], n), 0))
     said = "; ".join(f"{dtype}: " + ", ".join(
         f"{name} {first[dtype, name]:.0f}" for name in names if (dtype, name) in first)
         for dtype in dtypes)
-    page += [f"{shape} of 220, 217, 295, 183, 130 and 350 tokens (padded: rows of 350): a whole "
-             f"training step in real tokens/s, on {head['cpu']}, {threads} threads, {head['date']} "
+    page += [f"{shape} of {file.documents} tokens, padded to the longest: a whole training step in "
+             f"real tokens/s, on {file.head['cpu']}, {threads} threads, {file.head['date']} "
              f"({link(path)}). PyTorch alone runs document by document; compiled means torch.compile "
-             "of each layer.", "",
-             f"![Real tokens per second. {said}](dev/results/speed.svg)", "",
+             "of each layer; unpad.c padded and repad follow from their ratio to packed in `--compare`.",
+             "", f"![Real tokens per second. {said}](dev/results/speed.svg)", "",
              "| | " + " | ".join(dtypes) + " |", "|---" * (1 + len(dtypes)) + "|"]
     for name in names:
         cells = [f"{first[d, name]:.0f}" if (d, name) in first else "" for d in dtypes]
         page.append("| " + " | ".join([name, *cells]) + " |")
-    page += ["", "Every shape of that file, fp32, against the fastest of its peers, step by step in "
-             "turns:", "", "| model, documents | threads | unpad.c, tokens/s | best peer, tokens/s | "
-             "ours / best |", "|---|---|---|---|---|"]
-    for (shape, threads), (name, ratio) in best.items():
-        of = rates[shape, threads]
-        page.append(f"| {shape} | {threads} | {of['fp32', 'unpad.c packed']:,.0f} | {name} "
+    page += ["", "fp32, every shape of that file: unpad.c and the fastest peer, alternating step by "
+             "step; the last column is the median of the ratios of single steps:", "",
+             "| model, documents | threads | unpad.c, tokens/s | best peer, tokens/s | ours / best |",
+             "|---|---|---|---|---|"]
+    for (shape, threads), (name, ratio) in file.best.items():
+        of = file.rates[shape, threads]
+        page.append(f"| {shape} | {threads} | {of['fp32', MODES['ours']]:,.0f} | {name} "
                     f"{of['fp32', name]:,.0f} | {ratio:.2f} |")
-    page.append("")
+    said = ", ".join(f"{share:.2f} ({kind}, {threads} thread{'s' * (threads > 1)})"
+                     for (threads, kind), share in file.peaks.items())
+    page += ["", f"Of the multiply-add peak that this machine reaches, a whole step takes {said}; the "
+             "aim is 0.90.", ""]
+    missing["cpu"] += ["speed on arm64, whose kernels are tested under qemu (`make test-arm64`)",
+                       "AMX, for which there is no kernel",
+                       *(f"{name}, which cannot run there" for name in file.cannot)]
 
 
 def published_section(page, missing):
@@ -256,9 +293,11 @@ def scaling_section(page, charts, missing):
              "where attention over padding is a large part. Where every row is full there is nothing "
              "to gain: "
              + ", ".join(f"{law} documents {up:.2f}x" for law, up in full)
-             + ". Against rows of concatenated documents it saves the attention across documents: "
+             + ". Against full rows of concatenated documents, of 2048 tokens or more, it saves the "
+             "attention across documents: "
              + ", ".join(f"{law} {rows:.2f}x" for law, _, _, rows in ups)
-             + f". Peak device memory was within {100 * over:.1f} % of the plan in every run.", ""]
+             + f". By model, chats: {model_sizes(runs)}. Peak memory was within {100 * over:.1f} % of "
+             "the plan in every run.", ""]
 
 
 def training_section(page, charts, missing):
@@ -289,8 +328,10 @@ def training_section(page, charts, missing):
 def section():
     """The text between the marks, and {name: SVG}"""
     page, charts, missing = [], {}, {backend: [] for backend in BACKENDS}
-    if not newest("gpu-????-??-??*"):
-        missing["cuda"].append("tests, kernels and peers (`make gpu-day`)")
+    parts = [part for part in ("build", "selfcheck", "kernels", "runs", "sanitizer", "bench", "peers",
+                               "pretrain") if not list(RESULTS.glob(f"gpu-????-??-??/{part}.txt"))]
+    if parts:
+        missing["cuda"].append(f"{', '.join(parts)} (`make gpu-day`)")
     speed_section(page, charts, missing)
     published_section(page, missing)
     scaling_section(page, charts, missing)

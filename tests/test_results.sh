@@ -49,8 +49,8 @@ training() {
         --data "$work/data" --out "$work/training" --max-seqlen 128 --micro-batch-tokens 512 \
         --batch-tokens 512 --val-every 1 --seeds 1 "$@"
 }
-expect training 0 '^ours +at equal time packed reaches .* by at most 0[.]0000 ' training --minutes 0.02 --record
-has training_by_length '^all [(][0-9]+[)] +[0-9.]+ +[0-9.]+ +[0-9.]+$' "page/dev/results/training-cpu-$today.txt"
+expect training 0 '^ours +at equal time packed reaches .* by at most 0[.]0000$' training --minutes 0.02 --record
+has training_by_length '^  [0-9]+ to [0-9]+ tokens [(][0-9]+[)] +[0-9.]+ +[0-9.]+ +[0-9.]+$' "page/dev/results/training-cpu-$today.txt"
 check_python training_points "page/dev/results/training-cpu-$today.csv" <<'PY'
 import csv, sys
 points = list(csv.DictReader(open(sys.argv[1])))
@@ -58,7 +58,7 @@ by = {layout: {p["step"]: p for p in points if p["layout"] == layout}
       for layout in ("packed", "rows", "padded")}
 for of in by.values():
     assert len(of) > 2 and float(of["0"]["train_s"]) == 0, of
-    assert max(float(p["train_s"]) for p in of.values()) < 7, of
+    assert max(float(p["train_s"]) for p in of.values()) < 60, of
 same = set(by["packed"]) & set(by["padded"])
 assert len(same) > 2, by
 for step in same:
@@ -66,7 +66,11 @@ for step in same:
     assert packed["tokens"] == padded["tokens"] == by["rows"].get(step, packed)["tokens"], step
     assert abs(float(packed["val_loss"]) - float(padded["val_loss"])) < 1e-4, (packed, padded)
 PY
-outcome training_that_fails 1 'packed, seed 1: exit code 2' training --minutes 0.02 --model /nowhere
+cp training/packed-1/log.jsonl log.jsonl
+outcome training_continued 0 '^ours ' training --minutes 0.02 --continue
+same complete_runs_are_kept log.jsonl training/packed-1/log.jsonl
+outcome training_that_fails 1 '^error: .*, seed 1: ended too early with exit code [23]' training \
+    --minutes 0.02 --model /nowhere
 
 # A file of each kind, of two dates: the newer counts
 table() {       # table DATE PACKED
@@ -75,12 +79,22 @@ date     $1
 cpu      A processor, 4 cores
 
 == SmolLM2-135M, six documents, 2 thread(s), load 0.1
+varlen_attn cannot run here: no CPU
+torch 2.15, 2 threads, 134 parameters, documents [220, 217]
 fp32  packed compiled                     100  [99-101]            5784ms  10.921228
 fp32  ours                                $2  [99-400]            3364ms  10.921228
 fp32: ours 1.30 times the best, packed compiled; of single steps 1.21 to 1.35
 
-== unpad.c,
-padded 9379.7 149 0.1
+== layouts of unpad.c, fp32
+packed 9379.7 200 0.1
+padded 9379.7 100 0.1
+
+Parts of a step, as fractions of the FMA peak measured in between
+smollm2-135m, 6 documents of 220,217 tokens, 2 threads, matmul avx512 8x48, attention avx512
+
+part                      GFLOP   CPU s   of CPU   of peak   by wall
+matmul forward            375.2   1.806    30.0%     0.877     0.853
+step                     1168.8   6.028   100.0%     0.818     0.783
 TABLE
 }
 table 2030-01-01 111
@@ -89,9 +103,11 @@ printf 'date 2030-01-01\npublished  20 %% slower\nours       5 %% faster\ndiffer
     > page/dev/results/repad-cpu-2030-01-01.txt
 outcome a_page 0 'wrote speed.svg' page
 has the_newest_file_counts '^. unpad.c packed . 222 .$' "$readme"
-lacks the_older_does_not '\b111\b' "$readme"
-has alt_text '!\[Real tokens per second. fp32: unpad.c packed 222, unpad.c padded 149, PyTorch packed compiled 100\]' "$readme"
+lacks the_older_does_not 'unpad.c packed 111' "$readme"
+has alt_text '!\[Real tokens per second. fp32: unpad.c packed 222, unpad.c padded 111, PyTorch packed compiled 100\]' "$readme"
 has every_shape '^. SmolLM2-135M, six documents . 2 . 222 . PyTorch packed compiled 100 . 1.30 .$' "$readme"
+has share_of_the_peak ' takes 0.783 .avx512, 2 threads.; the' "$readme"
+has what_cannot_run_is_listed 'yet on the CPU: .*AMX.*varlen_attn, which cannot run there' "$readme"
 has published '^. 20 % slower . 5 % faster . a GPU . \[repad-cpu-2030-01-01.txt\]' "$readme"
 has where_packing_stops 'there is nothing to gain: .*giant documents [0-9.]+x' "$readme"
 lacks what_has_a_file_is_measured 'yet on the CPU: .*repad' "$readme"

@@ -25,12 +25,12 @@ compare() {             # compare TITLE THREADS STEPS LENGTHS OPTION...
     printf '\n== %s, %s thread(s), load %s\n' "$title" "$threads" "$(cut -d' ' -f1 /proc/loadavg)"
     # shellcheck disable=SC2086  # a list
     "$python" dev/peers/pytorch_cpu.py --ours build/cpu/bench_step --threads "$threads" \
-        --steps "$steps" --lengths $lengths "$@" 2>&1 | sed 's/, documents \[.*//; / No CUDA runtime /d' ||
-        echo "(failed)"
+        --steps "$steps" --lengths $lengths "$@" 2>&1 | sed '/ No CUDA runtime /d'
 }
 
-layouts() {             # layouts OPTION...: of ours, on the seed batch
-    printf '\n== unpad.c, %s\n' "$*"
+layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
+    printf '\n== layouts of unpad.c, %s\n' "$1"
+    shift
     ./train_llama --model smollm2-135m --train build/bench --boundary-token 0 --max-seqlen 350 \
         --micro-batch-tokens 2100 --fill 0.6643 --compare --compare-steps 3 "$@" |
         grep -E '^(layout|packed|padded|rows|repad)'
@@ -39,18 +39,18 @@ layouts() {             # layouts OPTION...: of ours, on the seed batch
 {
     echo "date     $(date +%Y-%m-%d)"
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $all cores"
-    echo "commit   $(git rev-parse --short HEAD 2> /dev/null || echo unknown)"
-    echo "command  make bench-peers"
+    echo "commit   $(git describe --always --dirty 2> /dev/null || echo unknown)"
+    echo "command  make bench-peers, $("${CXX:-g++}" --version | head -1) for torch.compile"
     compare "SmolLM2-135M, six documents" "$all" 3 "$seed" --model smollm2-135m --dtype fp32 bf16 \
         --modes padded alone packed hf hf-flat --row-len 350 --compile
     python3 dev/shard.py --dist seed --vocab 258 --out build/bench > /dev/null
-    layouts
+    layouts fp32
     if build/cpu/bench_step --bf16-matmul --model demo --steps 1 > /dev/null 2>&1; then
-        layouts --bf16-matmul
+        layouts bf16 --bf16-matmul
     fi
-    compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m --modes packed --compile
+    [ "$all" = 1 ] || compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m --modes packed --compile
     compare "SmolLM2-135M, R65-like" "$all" 3 "$r65" --model smollm2-135m --modes packed --compile
-    for threads in "$all" 1; do
+    for threads in $(printf '%s\n' "$all" 1 | uniq); do
         compare "demo, six documents" "$threads" 9 "$seed" --modes packed padded --row-len 350 --compile
         compare "demo, R65-like" "$threads" 5 "$r65" --modes packed --compile
         compare "demo, one of 4096 tokens" "$threads" 5 "4096" --modes packed --compile
@@ -58,9 +58,11 @@ layouts() {             # layouts OPTION...: of ours, on the seed batch
             --compile
     done
     printf '\nParts of a step, as fractions of the FMA peak measured in between\n'
-    for threads in "$all" 1; do build/cpu/bench_step --threads "$threads" --steps 2; done
+    for threads in $(printf '%s\n' "$all" 1 | uniq); do
+        build/cpu/bench_step --threads "$threads" --steps 3
+    done
     build/cpu/bench_step --threads 1 --steps 1 --set avx2 || true
     build/cpu/bench_step --threads 1 --steps 1 --bf16-matmul || true
-} | tee "$out.tmp"
-mv "$out.tmp" "$out"
+} | tee "$out.partial"      # a failure ends it here
+mv "$out.partial" "$out"
 echo "wrote $out"

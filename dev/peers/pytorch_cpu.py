@@ -13,13 +13,16 @@
 One step is forward, backward, clipping and AdamW. Every mode's loss must agree before any time is
 shown. The modes take turns, step by step, so that all share a busy moment of the machine. What
 cannot run here says why: PyTorch's varlen_attn, and transformers if it is not installed. PyTorch
-gets its fastest kernels: MKL is told to use AVX-512 on processors of other makers than Intel, which
-it does not do by itself and which doubles its speed.
+gets its fastest kernels: on non-Intel processors MKL falls back to AVX2; the script forces AVX-512,
+which about doubles its speed, and huge pages. PyTorch 2.5 or later.
 """
 import argparse
+import atexit
+import importlib.metadata
 import importlib.util
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -52,7 +55,8 @@ add("--dtype", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="bf16
 add("--steps", type=int, default=5, help="timed steps of each mode")
 add("--threads", type=int, default=2)
 add("--compile", action="store_true",
-    help="each mode with torch.compile of each layer too (packed: of at most 16 documents)")
+    help="each mode with torch.compile of each layer too (packed: of at most 16 documents, as "
+         "compiling attention to each takes minutes)")
 add("--ours", type=pathlib.Path, metavar="PROGRAM", help="build/cpu/bench_step")
 add("--json", type=pathlib.Path, help="write the results here too")
 options = parser.parse_args()
@@ -60,23 +64,28 @@ if {"padded", "hf"}.intersection(options.modes) and min(options.row_len) < max(o
     parser.error("--row-len is less than the longest document")
 
 
-def with_avx512():
-    """Gives the peer its best kernels: left alone, OpenBLAS <= 0.3.21 and ATen take AVX2 on cores
-    that they do not know, and MKL on all but Intel's, unless this function of its own is replaced.
-    The loader does that, hence the new start."""
-    os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")
-    os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx512")
-    if "LD_PRELOAD" in os.environ or not shutil.which("cc"):
-        return
-    library = os.path.join(tempfile.mkdtemp(), "mkl_avx512.so")
-    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True, text=True,
-                   input="int mkl_serv_intel_cpu_true(void) { return 1; }")
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": library})
+def start_again():
+    """Gives the peer its best: left alone, OpenBLAS <= 0.3.21 and ATen take AVX2 on cores that they
+    do not know, MKL on all but Intel's, unless this function of its own is replaced, and tensors do
+    without huge pages. Libraries read these at their start, hence the new one."""
+    threads = {"OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads)}
+    env = {**os.environ, **threads, "THP_MEM_ALLOC_ENABLE": "1", STARTED: tempfile.mkdtemp()}
+    if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
+        env = {"OPENBLAS_CORETYPE": "SKYLAKEX", "ATEN_CPU_CAPABILITY": "avx512", **env}
+        library = env[STARTED] + "/mkl_avx512.so"
+        if shutil.which("cc"):
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True,
+                           text=True, input="int mkl_serv_intel_cpu_true(void) { return 1; }")
+            env["LD_PRELOAD"] = ":".join([library] + [x for x in [env.get("LD_PRELOAD")] if x])
+        else:
+            print("MKL cannot be made to take AVX-512 here: no C compiler")
+    os.execve(sys.executable, [sys.executable, *sys.argv], env)
 
 
-os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
-    with_avx512()
+STARTED = "UNPAD_PEERS"
+if STARTED not in os.environ:
+    start_again()
+atexit.register(shutil.rmtree, os.environ[STARTED], ignore_errors=True)
 import torch  # noqa: E402  (reads the lines above)
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -196,9 +205,11 @@ def make_models():
     if options.compile:
         compiled = Llama(d)
         compiled.load_state_dict(model.state_dict())
-        torch._dynamo.config.recompile_limit = 64       # a version for each list of lengths
+        config = torch._dynamo.config       # a version for each list of lengths
+        setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else
+                "cache_size_limit", 64)
         for layer in compiled.model["layers"]:
-            layer.compile()
+            layer.compile(dynamic=False)
         models["compiled"] = with_adamw(compiled)
     return models, d
 
@@ -239,7 +250,7 @@ class Mode:
         self.optimizer.zero_grad(set_to_none=True)
         for p in self.passes:
             self.loss(*p).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
         self.optimizer.step()
         return time.perf_counter() - start
 
@@ -291,18 +302,44 @@ class Ours:
         return seconds
 
 
+def version(package):
+    found = importlib.util.find_spec(package)
+    return f"{package} {importlib.metadata.version(package)}" if found else f"no {package}"
+
+
+def gflops():
+    """Of one product, to see whether the peer has its best kernels"""
+    a = torch.randn(1024, 1024)
+    seconds = []
+    for _ in range(9):
+        start = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - start)
+    return 2e-9 * 1024 ** 3 / statistics.median(seconds)
+
+
+def must_agree(what, values, limit):
+    """{mode: value}: finite, and within `limit` of their size"""
+    if not values:
+        return
+    most = max(map(abs, values.values()))
+    if not all(map(math.isfinite, values.values())) or \
+            max(values.values()) - min(values.values()) > limit * most:
+        sys.exit(f"FAILED: the {what} differs by more than {limit:.0e} of its size: {values}")
+
+
 def say_what_cannot_run():
-    """Takes such modes out, and says why they and PyTorch's varlen_attn are not here"""
+    """Removes modes that cannot run here and prints why; also for PyTorch's varlen_attn"""
     try:
         from torch.nn.attention.varlen import varlen_attn
         q, cu = torch.zeros(4, 1, 64), torch.tensor([0, 4], dtype=torch.int32)
         varlen_attn(q, q, q, cu, cu, 4, 4)
-    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:      # whichever it has for this
+        reason = str(error).strip().split(". ")[0]
         print(f"varlen_attn cannot run here: {reason[:100]}")
     if not importlib.util.find_spec("transformers"):
         if {"hf", "hf-flat"}.intersection(options.modes):
-            print("hf, hf-flat cannot run here: transformers is not installed")
+            print("hf and hf-flat cannot run here: transformers is not installed")
         options.modes = [m for m in options.modes if not m.startswith("hf")]
 
 
@@ -322,9 +359,11 @@ def main():
                 modes.append(Mode(f"{name} compiled", *models["compiled"], docs, row, dtype))
     kernels = re.search(r"CPU capability usage: *(\S+)|$", torch.__config__.show())[1]
     count = sum(p.numel() for p in models["own"][0].parameters())
-    mkl = ", MKL told to use them" if "mkl_avx512" in os.environ.get("LD_PRELOAD", "") else ""
-    head = (f"torch {torch.__version__}, {kernels} kernels{mkl}, "
-            f"{options.threads} threads, {count:,} parameters, documents {options.lengths}")
+    said = str(options.lengths) if len(docs) <= 16 else \
+        f"{len(docs)} of {min(options.lengths)} to {max(options.lengths)} tokens"
+    head = (f"torch {torch.__version__}, {version('transformers')}, {kernels} kernels, "
+            f"{options.threads} threads, product of 1024 x 1024 at {gflops():.0f} GFLOP/s, "
+            f"{count:,} parameters, documents {said}")
     print(head, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -338,12 +377,13 @@ def main():
         m.first_loss = sum(m.loss(*p).item() for p in m.passes)
     modes += ours
     for dtype, limit in ("fp32", 1e-5), ("bf16", 1e-2):
-        losses = [m.first_loss for m in modes if m.dtype == dtype]
-        if losses and not max(losses) - min(losses) <= limit * max(losses):
-            sys.exit(f"FAILED: the {dtype} losses differ by more than {limit:.0e} of their size")
-    for _ in range(1 + options.steps):
+        must_agree("loss", {m.name: m.first_loss for m in modes if m.dtype == dtype}, limit)
+    for turn in range(1 + options.steps):
         for m in modes:
             m.speeds.append(real / m.step())
+        if turn == 0:       # every mode has taken one small step since the losses were compared
+            must_agree("gradient norm", {m.name: m.norm for m in modes
+                                         if m.dtype == "fp32" and m not in ours}, 1e-3)
 
     print("dtype mode                      real tokens/s  [min-max]              step  loss")
     for m in modes:
@@ -353,6 +393,8 @@ def main():
               f"{1e3 * real / speed:6.0f}ms  {m.first_loss:.6f}")
     for m in ours:
         others = [x for x in modes if x.dtype == m.dtype and x is not m]
+        if not others:
+            continue
         best = max(others, key=lambda x: statistics.median(x.speeds[1:]))
         ratios = [a / b for a, b in zip(m.speeds[1:], best.speeds[1:])]
         print(f"{m.dtype}: ours {statistics.median(ratios):.2f} times the best, {best.name}; "
