@@ -53,6 +53,7 @@ class Peers:
         content = path.read_text()
         self.rates, self.best, self.peaks = {}, {}, {}
         self.cannot = list(dict.fromkeys(re.findall(r"^(.*) cannot .* here: ", content, re.M)))
+        self.in_c = re.findall(r"^ours ([\d.]+ times the .*)$", content, re.M)
         self.head = dict(re.findall(r"^(date|cpu) +(.*)", content, re.M))
         layouts = {}
         for block in content.split("\n== ")[1:]:
@@ -245,6 +246,9 @@ def speed_section(page, charts, missing):
                     f"{of['fp32', name]:,.0f} | {ratio:.2f} |")
     said = ", ".join(f"{share:.2f} ({kind}, {threads} thread{'s' * (threads > 1)})"
                      for (threads, kind), share in file.peaks.items())
+    if file.in_c:
+        page += ["", f"Trainers in C, fp32, in turns too: ours {', '.join(file.in_c)}. llm.c trains its "
+                 "own GPT-2 124M: a scale, not a race."]
     page += ["", f"Of the multiply-add peak that this machine reaches, a whole step takes {said}; the "
              "aim is 0.90.", ""]
     missing["cpu"] += ["speed on arm64, whose kernels are tested under qemu (`make test-arm64`)",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The README's results section: it is what scripts/results_page.py makes of dev/results; figures, charts
 # and links come from the files there; what has no file is listed as not measured. dev/scaling.py and
-# dev/training.py on tiny ones, and the steps of `make results`.
+# dev/training.py on tiny ones, the steps of `make results`, and peers that are not installed.
 . "$(dirname "$0")/lib.sh"
 scratch results
 page() { PAGE_ROOT=$work/page python3 "$root/scripts/results_page.py" "$@"; }
@@ -137,4 +137,10 @@ for name in cpu_table.sh training.py reproduce_repad.sh reproduce_independence.s
     scaling.py results_page.py; do
     has "step_$name" "^== step .* minutes: .*$name" "$work/out.txt"
 done
+
+# Peers that are not installed say so, and are no failure
+cd "$root" || exit 1
+outcome llmc_is_not_there 0 '^llm.c: not there: git clone ' env -u LLMC python3 dev/peers/llmc_cpu.py
+outcome llmc_is_elsewhere 1 "^FAILED: $work: expected a clone" env LLMC="$work" python3 dev/peers/llmc_cpu.py
+outcome llama_cpp_is_not_there 0 '^llama.cpp: not installed: pip install ' python3 -S dev/peers/llama_cpp_cpu.py
 finish

@@ -48,15 +48,19 @@ layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
     if build/cpu/bench_step --bf16-matmul --model demo --steps 1 > /dev/null 2>&1; then
         layouts bf16 --bf16-matmul
     fi
-    [ "$all" = 1 ] || compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m --modes packed --compile
+    [ "$all" = 1 ] || compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m \
+        --modes packed --compile
     compare "SmolLM2-135M, R65-like" "$all" 3 "$r65" --model smollm2-135m --modes packed --compile
     for threads in $(printf '%s\n' "$all" 1 | uniq); do
-        compare "demo, six documents" "$threads" 9 "$seed" --modes packed padded --row-len 350 --compile
+        compare "demo, six documents" "$threads" 9 "$seed" --modes packed padded --row-len 350 \
+            --compile
         compare "demo, R65-like" "$threads" 5 "$r65" --modes packed --compile
         compare "demo, one of 4096 tokens" "$threads" 5 "4096" --modes packed --compile
         compare "demo, 256 short ones" "$threads" 5 "$short" --modes packed padded --row-len 38 \
             --compile
     done
+    printf '\nTrainers in C, in turns with ours\n'
+    for peer in llmc llama_cpp; do "$python" dev/peers/${peer}_cpu.py || echo "(failed)"; done
     printf '\nParts of a step, as fractions of the FMA peak measured in between\n'
     for threads in $(printf '%s\n' "$all" 1 | uniq); do
         build/cpu/bench_step --threads "$threads" --steps 3
