@@ -294,7 +294,7 @@ packsim: build/cpu/packsim
 
 bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
 	@dev/bench.sh
-bench-peers: build/cpu/bench_step
+bench-peers: train_llama build/cpu/bench_step
 	@PYTHON=$(PYTHON) dev/peers/cpu_table.sh
 bench-mpi: train_llama build/cpu/calibrate
 	@dev/bench_mpi.sh
@@ -302,7 +302,7 @@ bench-mpi: train_llama build/cpu/calibrate
 bench-tokenizer: build/cpu/bench_tokenizer
 	@$(or $(PYTHON),python3) dev/bench_tokenizer.py $(or $(MODEL),tests/golden/tokenizers/smollm2)
 # Every measurement of the README's results section, then that section
-results: reproduce-programs build/cpu/bench_matmul build/cpu/bench_attention
+results: reproduce-programs build/cpu/bench_step
 	@FROM=$(FROM) dev/results.sh
 # What scripts/reproduce_*.sh run
 reproduce-programs: train_llama build/$(BACKEND)/bench_repad build/cpu/notebook

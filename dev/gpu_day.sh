@@ -11,6 +11,8 @@
 #     guesses    measurements that replace the largest guesses of dev/gpu_model
 #     bench      attention, and steps of every layout, with the clock sampled
 #     peers      PyTorch (if installed) on the same documents
+#     training   real text packed, in rows and padded, at equal time and tokens (dev/training.py)
+#     pretrain   SmolLM2-135M from scratch on 100 million tokens of real text: bytes
 #   OUT=DIR      where each part writes PART.txt; default dev/results/gpu-DATE
 #   DRY=1        without a GPU: what the emulated build can run, in dry-PART.txt; measures nothing
 #
@@ -20,7 +22,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export root=$PWD OMP_WAIT_POLICY=passive    # waiting threads sleep: others need the cores
-PARTS=(build selfcheck kernels runs sanitizer guesses bench peers)
+PARTS=(build selfcheck kernels runs sanitizer guesses bench peers training pretrain)
 part_limit_s=${PART_LIMIT_S:-520}
 dry=${DRY:-} python=${PYTHON:-python3}
 out=${OUT:-dev/results/gpu-$(date +%Y-%m-%d)}
@@ -303,6 +305,36 @@ part_peers() {
     figures attention 250 "$python" dev/peers/attention_gpu.py
     figures r65 200 "$python" dev/peers/pytorch_gpu.py --dist r65
     figures seed 100 "$python" dev/peers/pytorch_gpu.py --dist seed --row-len 2048
+}
+
+# Python functions from $python's library and packages, one document each, as bytes: 100 million
+# where PyTorch is installed, without a network
+real_text() {
+    [ -z "$dry" ] || { left_out "$1" 'an emulated GPU trains for days' && return 1; }
+    built $bin/train_llama || return
+    local folders
+    mapfile -t folders < <("$python" -c '
+import os, sys
+folders = {os.path.realpath(p) for p in sys.path if os.path.isdir(p)}
+print(*(f for f in folders if not any(f.startswith(g + os.sep) for g in folders)), sep="\n")')
+    check text 200 python3 data/prepare.py --python-functions --val-frac 0.01 \
+        --out "$work/text" "${folders[@]}"
+    [ -z "$why" ]
+}
+readonly pretraining=(--model smollm2-135m --max-seqlen 2048 --micro-batch-tokens 32768
+    --batch-tokens 65536 --lr 2e-3)
+
+part_training() {
+    real_text training || return
+    figures training 500 env TRAIN=$bin/train_llama RESULTS="$out" dev/training.py --record \
+        --data "$work/text" --out "$work/training" --minutes 2 --seeds 1 "${pretraining[@]}"
+}
+
+part_pretrain() {
+    local shown='^(model|val|step +[0-9]+00/|trained|peak|done|clock)'
+    real_text pretrain || return
+    figures pretrain 450 $bin/train_llama --from-scratch --train "$work/text" --steps 1700 \
+        --val-every 100 --out "$work/pretrain" "${pretraining[@]}"
 }
 
 # ------------------------------------------------------------------------------------------------

@@ -90,12 +90,17 @@ def repad_answers(say, o, lengths, shape, ms, shares):
         f"attention over padding, {attention:.0f} % of padded's FLOPs")
     say(f"published  {SYNCS}",
         "ours       none: nothing is read back inside a step, and cu_seqlens come with the batch",
-        "differs    waits in every layer exist on a GPU only, and unpad.c has none to remove: not "
-        "measured here")
+        "differs    waits in every layer exist on a GPU only, and unpad.c has no such waits: there is "
+        "nothing to measure here")
+
+
+def named(kind, o):
+    """The demo model's record is not that of a real one"""
+    return kind + "-demo" * (o.model == "demo")
 
 
 def repad(o):
-    say = Record("repad")
+    say = Record(named("repad", o))
     o.backend = say.backend
     lengths, full = [min(n, o.row) for n in SEED_BATCH], [o.row] * o.full_rows
     ms, shape = layouts_table(say, f"the published documents in rows of {o.row}", lengths, o)
@@ -128,7 +133,7 @@ def check(say, title, model, lengths):
 
 
 def independence(o):
-    say = Record("independence")
+    say = Record(named("independence", o))
     say("", "the notebook's figures: causal attention of sequences of 5 and 3 tokens, head_dim 8",
         "$ build/cpu/notebook", *run("build/cpu/notebook").splitlines())
     worst = re.search(r"\|ours - printed\| +([\d.]+); (.*)", "\n".join(say.lines))
@@ -223,7 +228,7 @@ def web_pages():
 
 
 def scores(o):
-    say = Record("scores" if o.model != "demo" else "scores-demo")
+    say = Record(named("scores", o))
     lengths = [o.length] * o.docs
     runs = scores_table(say, lengths, o)
     low, high = d24_table(say)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # `make results`: every measurement that the README shows, in order, each into its file in
-# dev/results, then the README's results section and its charts. About 75 minutes on two idle CPU
+# dev/results, then the README's results section and its charts. About two and a half hours on two idle CPU
 # cores, with 16 GB of memory. Nothing else may run: the load is shown first.
-#   PYTHON=...     an interpreter with PyTorch, for the peers
+#   PYTHON=...     an interpreter with PyTorch and transformers, for the peers
 #   MODEL_DIR=...  SmolLM2-135M-Instruct; default: models/, fetched there once
 #   FROM=N         starts at step N         LIST=1  shows the steps and runs none
 set -euo pipefail
@@ -10,14 +10,16 @@ cd "$(dirname "$0")/.."
 export RECORD=1
 unset MODEL
 backend=$(PYTHONPATH=dev python3 -c 'import measure; print(measure.backend())')
-if [ "$backend" = cpu ]; then bench='20 dev/bench.sh'; else bench='18 dev/gpu_day.sh bench peers'; fi
+bench='25 dev/peers/cpu_table.sh' training='70 dev/training.py'
+[ "$backend" = cpu ] || bench='18 dev/gpu_day.sh bench peers' training='16 dev/gpu_day.sh training pretrain'
 steps=(     # minutes on two idle cores, command
     "$bench"
     '27 scripts/reproduce_repad.sh'
-    "1  scripts/reproduce_independence.sh ${MODEL_DIR:-}"
+    '1  scripts/reproduce_independence.sh'
     '13 scripts/reproduce_scores.sh'
     '4  env MODEL=demo scripts/reproduce_scores.sh'
     '10 dev/scaling.py'
+    "$training"
     '0  scripts/results_page.py'
 )
 from=${FROM:-1} minutes=0

@@ -6,7 +6,7 @@
 Sweeps
   tokens   packed micro-batches of web pages (R65, cut at 1024), 512 tokens and more
   lengths  the same number of tokens in short, chat, web, long, equal and giant documents: packed,
-           in rows, and padded, each row as long as the longest document
+           padded to the longest document, and in rows of 2048 tokens or of the longest document
   model    chats, packed and padded, for each of --models
 Every run takes one step that is not timed and --repeats that are. planned_mib and peak_mib are the
 device's memory, process_mib is that of the process.
@@ -19,6 +19,7 @@ import statistics
 
 import measure
 
+ROW_LEN = 2048      # of rows of concatenated documents, unless a document is longer
 FIELDS = ("sweep model lengths layout documents tokens row_len fill pairs step_ms step_ms_min "
           "step_ms_max tokens_per_s planned_mib peak_mib process_mib loss").split()
 
@@ -49,6 +50,8 @@ def sweeps(o):
 
 def measured(o, sweep, model, law, layout, lengths):
     row_len, tokens = max(lengths), sum(lengths)
+    if layout == "rows":
+        row_len = max(row_len, ROW_LEN)
     r = measure.train(model, layout, lengths, row_len, max(tokens, o.tokens), o.repeats)
     ms = statistics.median(r["ms"])
     values = (sweep, os.path.basename(model), law, layout, len(lengths), tokens, row_len,
@@ -61,14 +64,15 @@ def measured(o, sweep, model, law, layout, lengths):
 def where_it_pays(say, runs):
     """packed against padded and rows for each distribution, in plain words"""
     times = {(r["lengths"], r["layout"]): r for r in runs if r["sweep"] == "lengths"}
-    say("", "lengths   padded's fill   padded / packed time   rows / packed time")
+    say("", "lengths   padded's fill   padded / packed time   rows' fill   rows, if full / packed time")
     for law in dict.fromkeys(law for law, _ in times):
         packed, rows, padded = (times[law, layout] for layout in ("packed", "rows", "padded"))
         say(f"{law:9} {100 * padded['fill']:11.1f} %   {padded['step_ms'] / packed['step_ms']:19.2f}x"
-            f"   {rows['step_ms'] / packed['step_ms']:17.2f}x")
+            f"   {100 * rows['fill']:9.1f} %   "
+            f"{rows['step_ms'] * rows['fill'] / packed['step_ms']:26.2f}x")
     say("Packing removes padding: about 1 / fill against padded rows, more where attention over "
         "padding is a large part, and nothing where rows are full (equal and giant documents). "
-        "Against rows of concatenated documents it saves the attention across documents alone.")
+        "Against full rows of concatenated documents it saves the attention across documents.")
 
 
 def arguments():

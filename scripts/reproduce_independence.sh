@@ -6,7 +6,7 @@
 #   --record (or RECORD=1)   writes dev/results/independence-BACKEND-DATE.txt
 set -euo pipefail
 cd "$(dirname "$0")/.."
-model=${MODEL:-models/smollm2-135m-instruct}
+model=${MODEL:-${MODEL_DIR:-models/smollm2-135m-instruct}}
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then model=$1 && shift; fi
 [ -n "${TRAIN:-}" ] || make -s reproduce-programs
 [ "$model" != models/smollm2-135m-instruct ] || [ -e "$model" ] ||

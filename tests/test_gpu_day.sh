@@ -15,7 +15,7 @@ no_gpu() { PATH=$work/none:$PATH OUT=$work/day dev/gpu_day.sh "$@"; }
 dry() { DRY=1 OUT=$work/dry dev/gpu_day.sh "$@"; }
 nothing_in() { [ ! -e "$1" ] || [ -z "$(ls -A "$1")" ]; }
 
-for part in build selfcheck kernels runs sanitizer guesses bench peers; do
+for part in build selfcheck kernels runs sanitizer guesses bench peers training pretrain; do
     outcome "${part}_without_a_gpu" 11 "^$part: no GPU" no_gpu $part
 done
 check nothing_was_written nothing_in "$work/day"
@@ -28,9 +28,12 @@ outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses
 check the_branch_is_among_the_guesses grep -q 'saves .* us   (OVERLAP' "$work/dry/dry-guesses.txt"
 outcome what_is_left_out_is_no_pass 1 '^bench: 0 passed, 0 failed, .* 1 not run' dry bench
+for part in training pretrain; do
+    outcome "$part"_needs_a_gpu 1 "^NOT RUN $part: an emulated GPU" dry $part
+done
 files=$(cd "$work/dry" && echo *)
-check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,runs,selfcheck}.txt)"
-says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 6 ]; }
+check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,pretrain,runs,selfcheck,training}.txt)"
+says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 8 ]; }
 check each_says_that_nothing_is_measured says_dry
 
 # What fails must show: a device that is not there, and a part that has no time left

@@ -30,10 +30,10 @@ three_answers independence "$work/out.txt"
 has independence_on_the_figures '^max .ours - printed. +0.0078; 21 of 24 equal' "$work/out.txt"
 has independence_of_a_model 'six documents' "$work/out.txt"
 for word in date machine unpad.c command; do
-    has "a_record_has_its_$word" "^$word +[^ ]" "$(record independence)"
+    has "a_record_has_its_$word" "^$word +[^ ]" "$(record independence-demo)"
 done
 grep -v '^wrote ' "$work/out.txt" > "$work/printed.txt"
-same a_record_is_what_was_printed "$work/printed.txt" "$(record independence)"
+same a_record_is_what_was_printed "$work/printed.txt" "$(record independence-demo)"
 
 # rows of 8 documents: exactly 8 times the squares; 2 * (128 * 129 / 2) causal pairs
 expect scores 0 '^rows +128 +2 +32768 +8.0x +16512 +7.588x ' env RECORD=1 "${scores[@]}"
@@ -48,7 +48,7 @@ if [ -x build/emu/bench_repad ]; then
     outcome repad_on_cuda 0 '^  backward [0-9.]+ ms a layer, .* in all 6' env TRAIN=build/emu/train_llama \
         RECORD=1 scripts/reproduce_repad.sh --row 8 --full-rows 1 --repeats 1
     three_answers repad_on_cuda "$work/out.txt"
-    check emulated_times_are_marked test -e "$RESULTS/repad-emulated-$(date +%Y-%m-%d).txt"
+    check emulated_times_are_marked test -e "$RESULTS/repad-demo-emulated-$(date +%Y-%m-%d).txt"
 else skip repad_on_cuda 'build/emu/bench_repad is not built'; fi
 
 # A trainer whose repad layout has another loss, one that packs wrongly, and one that does not run

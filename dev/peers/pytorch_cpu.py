@@ -7,17 +7,26 @@
     alone   every document in its own forward and backward, gradients added
     packed  one row of real tokens; linear layers on all of it, attention document by document
     hf      transformers' LlamaForCausalLM on the padded batch with an attention mask
+    hf-flat the same on what DataCollatorWithFlattening makes: one row, position_ids that restart
     ours    with --ours PROGRAM: build/cpu/bench_step on the same weights and tokens, packed
 
 One step is forward, backward, clipping and AdamW. Every mode's loss must agree before any time is
-shown. The modes take turns, step by step, so that all share a busy moment of the machine.
+shown. The modes take turns, step by step, so that all share a busy moment of the machine. What
+cannot run here says why: PyTorch's varlen_attn, and transformers if it is not installed. PyTorch
+gets its fastest kernels: on non-Intel processors MKL falls back to AVX2; the script forces AVX-512,
+which about doubles its speed, and huge pages. PyTorch 2.5 or later.
 """
 import argparse
+import atexit
+import importlib.metadata
+import importlib.util
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import struct
 import subprocess
@@ -25,7 +34,7 @@ import sys
 import tempfile
 import time
 
-MODES = ["padded", "alone", "packed", "hf"]
+MODES = ["padded", "alone", "packed", "hf", "hf-flat"]
 COMMON = dict(head_dim=64, rms_norm_eps=1e-5, rope_theta=100000.0, tie_word_embeddings=True)
 MODELS = {
     "demo": dict(num_hidden_layers=6, hidden_size=192, intermediate_size=512, vocab_size=264,
@@ -46,17 +55,37 @@ add("--dtype", nargs="+", choices=["fp32", "bf16"], default=["fp32"], help="bf16
 add("--steps", type=int, default=5, help="timed steps of each mode")
 add("--threads", type=int, default=2)
 add("--compile", action="store_true",
-    help="each mode with torch.compile of each layer too (packed: of at most 16 documents)")
+    help="each mode with torch.compile of each layer too (packed: of at most 16 documents, as "
+         "compiling attention to each takes minutes)")
 add("--ours", type=pathlib.Path, metavar="PROGRAM", help="build/cpu/bench_step")
 add("--json", type=pathlib.Path, help="write the results here too")
 options = parser.parse_args()
-if {"padded", "hf"} & set(options.modes) and min(options.row_len) < max(options.lengths):
+if {"padded", "hf"}.intersection(options.modes) and min(options.row_len) < max(options.lengths):
     parser.error("--row-len is less than the longest document")
 
-os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():     # give the peer its best kernels:
-    os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")     # OpenBLAS <= 0.3.21 takes AVX2 for
-    os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx512")     # cores it does not know, ATen too
+
+def start_again():
+    """Gives the peer its best: left alone, OpenBLAS <= 0.3.21 and ATen take AVX2 on cores that they
+    do not know, MKL on all but Intel's, unless this function of its own is replaced, and tensors do
+    without huge pages. Libraries read these at their start, hence the new one."""
+    threads = {"OMP_NUM_THREADS": str(options.threads), "MKL_NUM_THREADS": str(options.threads)}
+    env = {**os.environ, **threads, "THP_MEM_ALLOC_ENABLE": "1", STARTED: tempfile.mkdtemp()}
+    if "avx512f" in pathlib.Path("/proc/cpuinfo").read_text():
+        env = {"OPENBLAS_CORETYPE": "SKYLAKEX", "ATEN_CPU_CAPABILITY": "avx512", **env}
+        library = env[STARTED] + "/mkl_avx512.so"
+        if shutil.which("cc"):
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True,
+                           text=True, input="int mkl_serv_intel_cpu_true(void) { return 1; }")
+            env["LD_PRELOAD"] = ":".join([library] + [x for x in [env.get("LD_PRELOAD")] if x])
+        else:
+            print("MKL cannot be made to take AVX-512 here: no C compiler")
+    os.execve(sys.executable, [sys.executable, *sys.argv], env)
+
+
+STARTED = "UNPAD_PEERS"
+if STARTED not in os.environ:
+    start_again()
+atexit.register(shutil.rmtree, os.environ[STARTED], ignore_errors=True)
 import torch  # noqa: E402  (reads the lines above)
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -168,7 +197,7 @@ def make_models():
     model = Llama(d)
     model.load_state_dict(state or model.state_dict())
     models = {"own": with_adamw(model)}
-    if "hf" in options.modes:
+    if {"hf", "hf-flat"}.intersection(options.modes):
         from transformers import LlamaConfig, LlamaForCausalLM
         hf = LlamaForCausalLM(LlamaConfig(**{"max_position_embeddings": 8192, **d}))
         hf.load_state_dict(model.state_dict())
@@ -176,9 +205,11 @@ def make_models():
     if options.compile:
         compiled = Llama(d)
         compiled.load_state_dict(model.state_dict())
-        torch._dynamo.config.recompile_limit = 64       # a version for each list of lengths
+        config = torch._dynamo.config       # a version for each list of lengths
+        setattr(config, "recompile_limit" if hasattr(config, "recompile_limit") else
+                "cache_size_limit", 64)
         for layer in compiled.model["layers"]:
-            layer.compile()
+            layer.compile(dynamic=False)
         models["compiled"] = with_adamw(compiled)
     return models, d
 
@@ -193,6 +224,10 @@ class Mode:
                 return torch.stack([F.pad(d, (0, row_len - len(d)), value=value) for d in docs])
             self.mask = fill([torch.ones_like(d) for d in docs], 0)
             self.passes = [(fill(docs, 0), [row_len], fill(nexts, -100))]
+        elif name == "hf-flat":
+            from transformers import DataCollatorWithFlattening
+            flat = DataCollatorWithFlattening()([{"input_ids": d.tolist()} for d in docs])
+            self.passes = [(flat["input_ids"], flat["position_ids"], torch.cat(nexts)[None])]
         elif name == "alone":
             self.passes = [(d[None], [len(d)], t[None]) for d, t in zip(docs, nexts)]
         else:
@@ -201,8 +236,12 @@ class Mode:
 
     def loss(self, tokens, lengths, targets):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bf16"):
-            hf = self.name[:2] == "hf"
-            out = self.model(tokens, self.mask).logits if hf else self.model(tokens, lengths)
+            if self.name == "hf-flat":      # lengths: its position_ids
+                out = self.model(tokens, position_ids=lengths, use_cache=False).logits
+            elif self.name.startswith("hf"):
+                out = self.model(tokens, self.mask, use_cache=False).logits
+            else:
+                out = self.model(tokens, lengths)
         total = F.cross_entropy(out.flatten(0, 1).float(), targets.flatten(), reduction="sum")
         return total / self.num_targets
 
@@ -211,7 +250,7 @@ class Mode:
         self.optimizer.zero_grad(set_to_none=True)
         for p in self.passes:
             self.loss(*p).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
         self.optimizer.step()
         return time.perf_counter() - start
 
@@ -248,7 +287,8 @@ class Ours:
         command = [options.ours, "--turns", "--model", folder, "--weights", folder,
                    "--threads", str(options.threads),
                    "--lengths", ",".join(map(str, options.lengths))]
-        env = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+        env = {k: v for k, v in os.environ.items()
+               if "NUM_THREADS" not in k and k != "LD_PRELOAD"}
         self.process = subprocess.Popen(command + ["--bf16-matmul"] * (dtype == "bf16"), env=env,
                                         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -262,7 +302,49 @@ class Ours:
         return seconds
 
 
+def version(package):
+    found = importlib.util.find_spec(package)
+    return f"{package} {importlib.metadata.version(package)}" if found else f"no {package}"
+
+
+def gflops():
+    """Of one product, to see whether the peer has its best kernels"""
+    a = torch.randn(1024, 1024)
+    seconds = []
+    for _ in range(9):
+        start = time.perf_counter()
+        a @ a
+        seconds.append(time.perf_counter() - start)
+    return 2e-9 * 1024 ** 3 / statistics.median(seconds)
+
+
+def must_agree(what, values, limit):
+    """{mode: value}: finite, and within `limit` of their size"""
+    if not values:
+        return
+    most = max(map(abs, values.values()))
+    if not all(map(math.isfinite, values.values())) or \
+            max(values.values()) - min(values.values()) > limit * most:
+        sys.exit(f"FAILED: the {what} differs by more than {limit:.0e} of its size: {values}")
+
+
+def say_what_cannot_run():
+    """Removes modes that cannot run here and prints why; also for PyTorch's varlen_attn"""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+        q, cu = torch.zeros(4, 1, 64), torch.tensor([0, 4], dtype=torch.int32)
+        varlen_attn(q, q, q, cu, cu, 4, 4)
+    except Exception as error:      # whichever it has for this
+        reason = str(error).strip().split(". ")[0]
+        print(f"varlen_attn cannot run here: {reason[:100]}")
+    if not importlib.util.find_spec("transformers"):
+        if {"hf", "hf-flat"}.intersection(options.modes):
+            print("hf and hf-flat cannot run here: transformers is not installed")
+        options.modes = [m for m in options.modes if not m.startswith("hf")]
+
+
 def main():
+    say_what_cannot_run()
     models, d = make_models()
     tokens = torch.tensor([splitmix64(i) % d["vocab_size"] for i in range(sum(options.lengths))])
     docs = tokens.split(options.lengths)
@@ -271,13 +353,17 @@ def main():
     for dtype, kind in itertools.product(options.dtype, options.modes):
         for row in options.row_len if kind in ("padded", "hf") else [None]:
             name = f"{kind} {len(docs)} x {row}" if row else kind
-            modes.append(Mode(name, *models["hf" if kind == "hf" else "own"], docs, row, dtype))
+            owner = "hf" if kind.startswith("hf") else "own"
+            modes.append(Mode(name, *models[owner], docs, row, dtype))
             if options.compile and (kind == "padded" or kind == "packed" and len(docs) <= 16):
                 modes.append(Mode(f"{name} compiled", *models["compiled"], docs, row, dtype))
     kernels = re.search(r"CPU capability usage: *(\S+)|$", torch.__config__.show())[1]
     count = sum(p.numel() for p in models["own"][0].parameters())
-    head = (f"torch {torch.__version__}, {kernels} kernels, "
-            f"{options.threads} threads, {count:,} parameters, documents {options.lengths}")
+    said = str(options.lengths) if len(docs) <= 16 else \
+        f"{len(docs)} of {min(options.lengths)} to {max(options.lengths)} tokens"
+    head = (f"torch {torch.__version__}, {version('transformers')}, {kernels} kernels, "
+            f"{options.threads} threads, product of 1024 x 1024 at {gflops():.0f} GFLOP/s, "
+            f"{count:,} parameters, documents {said}")
     print(head, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -291,12 +377,13 @@ def main():
         m.first_loss = sum(m.loss(*p).item() for p in m.passes)
     modes += ours
     for dtype, limit in ("fp32", 1e-5), ("bf16", 1e-2):
-        losses = [m.first_loss for m in modes if m.dtype == dtype]
-        if losses and not max(losses) - min(losses) <= limit * max(losses):
-            sys.exit(f"FAILED: the {dtype} losses differ by more than {limit:.0e} of their size")
-    for _ in range(1 + options.steps):
+        must_agree("loss", {m.name: m.first_loss for m in modes if m.dtype == dtype}, limit)
+    for turn in range(1 + options.steps):
         for m in modes:
             m.speeds.append(real / m.step())
+        if turn == 0:       # every mode has taken one small step since the losses were compared
+            must_agree("gradient norm", {m.name: m.norm for m in modes
+                                         if m.dtype == "fp32" and m not in ours}, 1e-3)
 
     print("dtype mode                      real tokens/s  [min-max]              step  loss")
     for m in modes:
@@ -306,6 +393,8 @@ def main():
               f"{1e3 * real / speed:6.0f}ms  {m.first_loss:.6f}")
     for m in ours:
         others = [x for x in modes if x.dtype == m.dtype and x is not m]
+        if not others:
+            continue
         best = max(others, key=lambda x: statistics.median(x.speeds[1:]))
         ratios = [a / b for a, b in zip(m.speeds[1:], best.speeds[1:])]
         print(f"{m.dtype}: ours {statistics.median(ratios):.2f} times the best, {best.name}; "
