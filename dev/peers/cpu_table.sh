@@ -41,7 +41,7 @@ layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $all cores"
     echo "commit   $(git describe --always --dirty 2> /dev/null || echo unknown)"
     echo "command  make bench-peers, $("${CXX:-g++}" --version | head -1) for torch.compile"
-    compare "SmolLM2-135M, six documents" "$all" 3 "$seed" --model smollm2-135m --dtype fp32 bf16 \
+    compare "SmolLM2-135M, six documents" "$all" 2 "$seed" --model smollm2-135m --dtype fp32 bf16 \
         --modes padded alone packed hf hf-flat --row-len 350 --compile
     python3 dev/shard.py --dist seed --vocab 258 --out build/bench > /dev/null
     layouts fp32
@@ -50,7 +50,7 @@ layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
     fi
     [ "$all" = 1 ] || compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m \
         --modes packed --compile
-    compare "SmolLM2-135M, R65-like" "$all" 3 "$r65" --model smollm2-135m --modes packed --compile
+    compare "SmolLM2-135M, R65-like" "$all" 2 "$r65" --model smollm2-135m --modes packed --compile
     for threads in $(printf '%s\n' "$all" 1 | uniq); do
         compare "demo, six documents" "$threads" 9 "$seed" --modes packed padded --row-len 350 \
             --compile
