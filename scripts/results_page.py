@@ -67,7 +67,7 @@ class Peers:
         self.documents = re.search(r", documents \[(.*)\]", content)[1]
         of = self.rates[self.first]
         for dtype, rates in layouts.items():      # measured apart: their ratio to packed counts
-            for layout in rates.keys() - {"packed"}:
+            for layout in sorted(rates.keys() - {"packed"}):
                 of[dtype, f"unpad.c {layout}"] = of[dtype, MODES["ours"]] * \
                     float(rates[layout]) / float(rates["packed"])
         for model, threads, kind, share in re.findall(
@@ -223,7 +223,7 @@ def speed_section(page, charts, missing):
     (shape, threads), first = file.first, file.rates[file.first]
     charts["speed.svg"] = bars(first)
     dtypes = [d for d in ("fp32", "bf16") if any(k[0] == d for k in first)]
-    names = sorted({label for _, label in first}, key=lambda n: -first.get((dtypes[0], n), 0))
+    names = sorted({label for _, label in first}, key=lambda n: (-first.get((dtypes[0], n), 0), n))
     said = "; ".join(f"{dtype}: " + ", ".join(
         f"{name} {first[dtype, name]:.0f}" for name in names if (dtype, name) in first)
         for dtype in dtypes)
