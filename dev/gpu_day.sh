@@ -317,8 +317,8 @@ real_text() {
 import os, sys
 folders = {os.path.realpath(p) for p in sys.path if os.path.isdir(p)}
 print(*(f for f in folders if not any(f.startswith(g + os.sep) for g in folders)), sep="\n")')
-    check text 200 python3 data/prepare.py --python-functions --val-frac 0.01 \
-        --out "$work/text" "${folders[@]}"
+    [ -e "$work/text/dataset.json" ] || check text 200 python3 data/prepare.py \
+        --python-functions --val-frac 0.01 --out "$work/text" "${folders[@]}"
     [ -z "$why" ]
 }
 readonly pretraining=(--model smollm2-135m --max-seqlen 2048 --micro-batch-tokens 32768
@@ -327,7 +327,7 @@ readonly pretraining=(--model smollm2-135m --max-seqlen 2048 --micro-batch-token
 part_training() {
     real_text training || return
     figures training 500 env TRAIN=$bin/train_llama RESULTS="$out" dev/training.py --record \
-        --data "$work/text" --out "$work/training" --minutes 2 --seeds 1 "${pretraining[@]}"
+        --data "$work/text" --out "$work/training" --minutes 1.5 --seeds 1 "${pretraining[@]}"
 }
 
 part_pretrain() {

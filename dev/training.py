@@ -2,7 +2,7 @@
 """Real training: the same text packed, in rows and padded, at equal time and at equal tokens.
 
     dev/training.py [--record]      records dev/results/training-BACKEND-DATE.csv, and .txt
-    dev/training.py --continue      keeps the runs in --out that are complete
+    dev/training.py --continue      keeps the runs in --out that are complete, of the same options
 
 Every step holds the same documents in every layout, so the layouts differ in time and, in rows, in
 what attention sees. Rows are then not quite full, which the figures say; padded rows have
@@ -65,6 +65,14 @@ def log_of(out):
     return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]
 
 
+def complete(o, command, out):
+    """Has a run of exactly these options taken its time?"""
+    log = log_of(out)
+    options = log[0]["options"] if log else {}
+    return minutes_of(log) >= o.minutes and all(
+        str(options[name[2:]]) == str(value) for name, value in zip(command[1::2], command[2::2]))
+
+
 def minutes_of(log):
     return sum(r.get("ms", 0) for r in log) / 6e4
 
@@ -105,9 +113,10 @@ def train(o, layout, seed, cores, runs):
     if core is not None:
         os.sched_setaffinity(0, {core})     # of this thread and what it starts: one thread each
     try:
-        if not (o.keep and minutes_of(log_of(out)) >= o.minutes):
+        command = command_of(o, layout, seed, out)
+        if not (o.keep and complete(o, command, out)):
             shutil.rmtree(out, ignore_errors=True)
-            code, share = runs.for_minutes(command_of(o, layout, seed, out), out, o.minutes)
+            code, share = runs.for_minutes(command, out, o.minutes)
             if code not in (0, STOPPED) or minutes_of(log_of(out)) < o.minutes:
                 raise RuntimeError(f"{layout}, seed {seed}: ended too early with exit code {code}, "
                                    f"see {out.with_suffix('.log')}")

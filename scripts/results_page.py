@@ -252,7 +252,7 @@ def speed_section(page, charts, missing):
                      for (threads, kind), share in file.peaks.items())
     if file.in_c:
         page += ["", f"Trainers in C, fp32, in turns too: ours {', '.join(file.in_c)}. llm.c trains its "
-                 "own GPT-2 124M: a scale, not a race."]
+                 "own GPT-2 124M, a scale and not a race; llama.cpp trains the demo model."]
     page += ["", f"Of the multiply-add peak that this machine reaches, a whole step takes {said}; the "
              "aim is 0.90.", ""]
     missing["cpu"] += ["speed on arm64, whose kernels are tested under qemu (`make test-arm64`)",

@@ -19,6 +19,8 @@ seed="220 217 295 183 130 350"
 r65="1398 311 94 641 223 517 1127 152 388 806 64 275"
 r65_half="1398 311 94 223 152 388 64"       # all of them take PyTorch more than 24 GB
 short=$(awk 'BEGIN { for (i = 0; i < 256; i++) printf "%d ", 8 + i * 7 % 31 }')
+dtypes=(fp32)
+if build/cpu/bench_step --bf16-matmul --model demo --steps 1 > /dev/null 2>&1; then dtypes+=(bf16); fi
 
 compare() {             # compare TITLE THREADS STEPS LENGTHS OPTION...
     local title=$1 threads=$2 steps=$3 lengths=$4
@@ -42,13 +44,11 @@ layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
     echo "cpu      $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $all cores"
     echo "commit   $(git describe --always --dirty 2> /dev/null || echo unknown)"
     echo "command  make bench-peers, $("${CXX:-g++}" --version | head -1) for torch.compile"
-    compare "SmolLM2-135M, six documents" "$all" 2 "$seed" --model smollm2-135m --dtype fp32 bf16 \
-        --modes padded alone packed hf hf-flat --row-len 350 --compile
+    compare "SmolLM2-135M, six documents" "$all" 2 "$seed" --model smollm2-135m --compile \
+        --modes padded alone packed hf hf-flat --row-len 350 --dtype "${dtypes[@]}"
     python3 dev/shard.py --dist seed --vocab 258 --out build/bench > /dev/null
     layouts fp32
-    if build/cpu/bench_step --bf16-matmul --model demo --steps 1 > /dev/null 2>&1; then
-        layouts bf16 --bf16-matmul
-    fi
+    [ ${#dtypes[@]} = 1 ] || layouts bf16 --bf16-matmul
     [ "$all" = 1 ] || compare "SmolLM2-135M, six documents" 1 3 "$seed" --model smollm2-135m \
         --modes packed --compile
     for threads in $(printf '%s\n' "$all" 1 | uniq); do
@@ -61,7 +61,7 @@ layouts() {             # layouts DTYPE OPTION...: of ours, on the six documents
     done
     compare "SmolLM2-135M, R65-like" "$all" 2 "$r65_half" --model smollm2-135m --modes packed --compile
     printf '\nTrainers in C, in turns with ours\n'
-    for peer in llmc llama_cpp; do "$python" dev/peers/${peer}_cpu.py || echo "(failed)"; done
+    for peer in llmc llama_cpp; do "$python" dev/peers/${peer}_cpu.py; done
     printf '\nParts of a step, as fractions of the FMA peak measured in between\n'
     for threads in $(printf '%s\n' "$all" 1 | uniq); do
         build/cpu/bench_step --threads "$threads" --steps 3

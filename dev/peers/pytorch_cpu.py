@@ -90,6 +90,8 @@ import torch  # noqa: E402  (reads the lines above)
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from turns import Program  # noqa: E402
+
 
 def attention(q, k, v):
     """Causal; (rows, heads, tokens, head_dim). In bf16 the products below were the faster way."""
@@ -289,24 +291,16 @@ def write_model(model, d, folder):
 
 
 class Ours:
-    """Our program on the same weights and tokens. It does a step for each line that it is sent."""
+    """Our program on the same weights and tokens"""
     def __init__(self, dtype, folder):
         self.name, self.dtype, self.speeds = "ours", dtype, []
-        command = [options.ours, "--turns", "--model", folder, "--weights", folder,
-                   "--threads", str(options.threads),
-                   "--lengths", ",".join(map(str, options.lengths))]
-        env = {k: v for k, v in os.environ.items()
-               if "NUM_THREADS" not in k and k != "LD_PRELOAD"}
-        self.process = subprocess.Popen(command + ["--bf16-matmul"] * (dtype == "bf16"), env=env,
-                                        text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.program = Program("ours", options.threads, options.ours, "--turns", "--model", folder,
+                               "--weights", folder, "--threads", options.threads, "--lengths",
+                               ",".join(map(str, options.lengths)),
+                               *["--bf16-matmul"] * (dtype == "bf16"))
 
     def step(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"FAILED: {options.ours} ended")
-        seconds, self.loss_of_step = map(float, line.split())
+        seconds, self.loss_of_step = self.program.step()
         return seconds
 
 

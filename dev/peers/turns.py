@@ -1,4 +1,4 @@
-"""For llmc_cpu.py and llama_cpp_cpu.py: programs that do training steps in turns."""
+"""For the scripts of the CPU: programs that do training steps in turns."""
 import os
 import pathlib
 import statistics
@@ -12,7 +12,8 @@ class Program:
     """Does a step for each line on its standard input, and answers with seconds and loss."""
     def __init__(self, name, threads, *command):
         self.name = name
-        env = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+        env = {k: v for k, v in os.environ.items()
+               if "NUM_THREADS" not in k and k != "LD_PRELOAD"}
         self.process = subprocess.Popen([str(x) for x in command], text=True,
                                         env=dict(env, OMP_NUM_THREADS=str(threads)),
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
