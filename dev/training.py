@@ -14,6 +14,7 @@ one core to itself, as many at a time as there are cores: six runs of 20 minutes
 """
 import argparse
 import concurrent.futures
+import contextlib
 import csv
 import hashlib
 import io
@@ -102,8 +103,9 @@ class Runs:
         return process.returncode, (used.ru_utime + used.ru_stime) / (time.monotonic() - began)
 
     def end(self):
-        for process in self.processes:
-            os.kill(process.pid, signal.SIGKILL)
+        for process in list(self.processes):
+            with contextlib.suppress(ProcessLookupError):       # ended, and its thread is about to say so
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def train(o, layout, seed, cores, runs):

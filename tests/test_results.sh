@@ -70,7 +70,7 @@ cp training/packed-1/log.jsonl log.jsonl
 outcome training_continued 0 '^ours ' training --minutes 0.02 --continue
 same complete_runs_are_kept log.jsonl training/packed-1/log.jsonl
 outcome training_with_other_options 0 '^ours ' training --minutes 0.02 --continue --lr 1e-3
-has runs_of_other_options_are_not '"lr": 0.001,' training/packed-1/log.jsonl
+has runs_of_other_options_are_not '"lr": 0.001, "schedule"' training/packed-1/log.jsonl
 outcome training_that_fails 1 '^error: .*, seed 1: ended too early with exit code [23]' training \
     --minutes 0.02 --model /nowhere
 
