@@ -401,7 +401,6 @@ const char *device_self_check(int thorough) {
     if (!wrong[0]) check_collectives();
     if (!wrong[0]) check_attention_or_fall_back(num_models);
     check_models(check_cache, num_models);
-    matmul_repeat_choices("");  // checkpoints keep the algorithms of the run's own shapes
     device_on_error(NULL);
     return wrong[0] ? wrong : NULL;
 }

@@ -89,7 +89,6 @@ void compare(const char *name, const void *got, int64_t n, size_t element_bytes,
 template <class T, class F>
 static void expect(const char *name, const T *got, int64_t n, const F &f, bool exact = false) {
     Want *want = take_n<Want>(n);
-    device_join();
     compute(want, n, f);
     compare(name, got, n, sizeof(T), sizeof(T) == 2 && !exact ? BF16 : 0, want);
 }
