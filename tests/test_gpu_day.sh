@@ -15,14 +15,13 @@ no_gpu() { PATH=$work/none:$PATH OUT=$work/day dev/gpu_day.sh "$@"; }
 dry() { DRY=1 OUT=$work/dry dev/gpu_day.sh "$@"; }
 nothing_in() { [ ! -e "$1" ] || [ -z "$(ls -A "$1")" ]; }
 
-for part in build selfcheck kernels runs sanitizer guesses bench peers training pretrain; do
+for part in build kernels runs sanitizer guesses bench peers training pretrain; do
     outcome "${part}_without_a_gpu" 11 "^$part: no GPU" no_gpu $part
 done
 check nothing_was_written nothing_in "$work/day"
 expect an_unknown_part 2 'no such part' no_gpu build peer
 
 outcome dry_build 0 '^build: 5 passed, 0 failed' dry build
-outcome dry_selfcheck 0 '^ok +first_start: [0-9.]+ s of self-check' dry selfcheck
 outcome dry_kernels 0 '^kernels: 4 passed, 0 failed' dry kernels
 outcome dry_runs 0 '^runs: 2 passed, 0 failed' dry runs
 outcome dry_guesses 0 '^guesses: 2 passed, 0 failed' dry guesses
@@ -32,7 +31,7 @@ for part in training pretrain; do
     outcome "$part"_needs_a_gpu 1 "^NOT RUN $part: an emulated GPU" dry $part
 done
 files=$(cd "$work/dry" && echo *)
-check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,pretrain,runs,selfcheck,training}.txt)"
+check a_file_for_each test "$files" = "$(echo dry-{bench,build,guesses,kernels,pretrain,runs,training}.txt)"
 says_dry() { [ "$(cat "$work"/dry/* | grep -cx 'DRY RUN .*no figure below is a measurement')" -eq 8 ]; }
 check each_says_that_nothing_is_measured says_dry
 
