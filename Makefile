@@ -70,10 +70,8 @@ FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, and by tests/kernel_fault.c for
-# tests/test_self_check.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
-              $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
+# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync)
 
 .PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench simple gpu-day \
         witnesses clean
@@ -106,7 +104,7 @@ define PROGRAM_RULES
 build/$(1)/train_llama: build/$(1)/train_llama.o build/$(1)/libhost.a $(3)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
 build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
-                               build/$(1)/tests/kernel_fault.o build/$(1)/libhost.a $(3)
+                               build/$(1)/libhost.a $(3)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3) $(4)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \

@@ -128,8 +128,6 @@ float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }
 
-int device_has_self_check(void) { return 0; }
-const char *device_self_check(int thorough) { return (void)thorough, NULL; }
 int device_has_graphs(void) { return 0; }
 void device_graph_begin(void) { kernel_fatal("there are no graphs"); }
 DeviceGraph *device_graph_end(void) { kernel_fatal("there are no graphs"); }
