@@ -54,7 +54,6 @@
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
-#include "kernels/comm/check_kernels.h"
 #include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
@@ -67,9 +66,8 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
         *work_cost;
-    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing,
-        generate, chat, eval, dry_run, self_check, version, boundary_ends, allow_other_tokenizer,
-        strict;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
+        chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -197,9 +195,6 @@ static const Option option_table[] = {
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
     FLAG("dry-run", o.dry_run, "print the plan and the memory, and stop"),
-    FLAG("self-check", o.self_check,
-         "CUDA: check every kernel on this GPU against plain code; a shorter check is made at the "
-         "first start with this GPU, driver and program"),
     FLAG("version", o.version, "print the version"),
     OPTIONS_OF_OTHER_TRAINERS,
     OPTION_END,
@@ -209,7 +204,7 @@ static const Option option_table[] = {
 static const char options_of_a_start[] =
     "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
     "check-packing|generate|prompt-file|chat|max-new-tokens|eval|export|export-type|dry-run|"
-    "self-check|version";
+    "version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
@@ -982,9 +977,6 @@ static void check_options(void) {
     if (o.micro_batch_tokens < o.max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
-    if (o.self_check && !device_has_self_check())
-        exit_with(EXIT_USAGE, "a trainer made by make BACKEND=cuda has one",
-                  "--self-check: this is the CPU backend");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
@@ -1003,7 +995,6 @@ static void open_device(void) {
         exit_with(EXIT_USAGE,
                   "auto runs everywhere; sm90 needs a Hopper GPU and a build for sm_90a",
                   "--attention: expected kernels that this device can run");
-    check_kernels(o.self_check);
     device_on_error(describe_work);
     run.backend_bytes = device_memory().bytes_now;
     run.free_bytes = device_memory_free();
@@ -1455,10 +1446,6 @@ int main(int argc, char **argv) {
     check_options();
     check_ranks();
     open_device();
-    if (o.self_check) {
-        comm_finalize();
-        return EXIT_DONE;
-    }
 
     // inputs are proven good before anything is written
     load_config();

@@ -47,7 +47,7 @@ def layouts_table(say, title, lengths, o):
     losses = [table[layout]["loss"] for layout in ("padded", "repad", "packed")]
     if max(losses) - min(losses) > 1e-3 * abs(losses[0]):
         print(f"error: losses of padded, repad and packed: expected the same, found {losses}\n"
-              "hint: a kernel is wrong: --check-packing, --self-check", file=sys.stderr)
+              "hint: a kernel is wrong: --check-packing, make check", file=sys.stderr)
         sys.exit(11)
     return ms, shape
 

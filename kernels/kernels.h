@@ -78,13 +78,6 @@ const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
 // at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
 void device_on_error(void (*describe)(char *text, size_t capacity));
-// Checks every operation, and the collectives where there are ranks, on small batches against plain
-// code of one thread per result. Returns NULL, or one line (static) that names the operation, the
-// shape and a wrong result. Fast attention kernels that are wrong are replaced with a warning where
-// attention_select was given "auto". All ranks call it; clears device_on_error. thorough: more
-// shapes, larger ones.
-const char *device_self_check(int thorough);
-int device_has_self_check(void);  // 0: this backend has none, and device_self_check returns NULL
 // Prints one error line (with the callback's context) and one hint; exits with code 11.
 __attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
                                                                  const char *format, ...);

@@ -127,8 +127,6 @@ float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }
 
-int device_has_self_check(void) { return 0; }
-const char *device_self_check(int thorough) { return (void)thorough, NULL; }
 
 size_t device_memory_free(void) {
     FILE *f = fopen("/proc/meminfo", "r");

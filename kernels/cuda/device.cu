@@ -39,9 +39,7 @@ int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
 
-static void synchronize() {
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-}
+static void synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream)); }
 
 void *cuda_scratch() { return scratch; }
 
