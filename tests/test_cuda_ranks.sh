@@ -126,8 +126,7 @@ same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
 # ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
 # micro-batches of 64 tokens, with one document of 63
-python3 "$root/dev/shard.py" --dist equal --length 63 --tokens 630 --vocab 264 --cap 63 --out whole \
-    > out.txt || bad shard "exit code $?"
+"$root/dev/bench.py" --write whole --lengths 10x63 > out.txt || bad shard "exit code $?"
 one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 4)
 "${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 > out.txt 2>&1 || bad one_document "exit code $?"
 one_doc+=(--micro-batch-tokens 64)
