@@ -237,11 +237,10 @@ static volatile sig_atomic_t stop_signal;
 
 // A device error is found after the call that made it: at the latest at the end of the step.
 static void describe_work(char *text, size_t capacity) {
-    char batch[400] = "";
-    llama_describe_batch(&run.model, batch, sizeof batch);
-    if (batch[0])
-        snprintf(text, capacity, "step %lld, last batch: %s", (long long)run.cursor.step + 1,
-                 batch);
+    const VarlenInfo *docs = &run.model.in.docs;
+    if (docs->num_docs > 0)
+        snprintf(text, capacity, "step %ld, last batch: %d documents of up to %d tokens, %d in all",
+                 run.cursor.step + 1, docs->num_docs, docs->max_seqlen, docs->total_tokens);
 }
 
 // The first signal ends the run after the current step, with a checkpoint; the second ends it at
@@ -306,69 +305,6 @@ static void init_weights(LlamaModel *m) {
         must(llama_load(m, weights_dir(), &err), &err);
     else
         llama_init(m, (uint64_t)o.seed);
-}
-
-// ------------------------------------------------------------------------------------------------
-// The step: micro-batches through the model, and the update
-
-static void train_micro_batch(LlamaModel *m, const Batch *b) {
-    comm_phase("forward", -1);
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m);
-    comm_phase("backward", -1);
-    llama_backward(m);
-    llama_add_losses(m);
-}
-
-// Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
-static void train_leaves(LlamaModel *m, const StepData *data) {
-    const LlamaRanks *ranks = &m->ranks;
-    int32_t first, last, i = 0;
-    rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
-    for (int32_t leaf = first; leaf < last; leaf++) {
-        llama_select_loss_partial(m, leaf);
-        while (i < data->num_micro &&
-               sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
-            train_micro_batch(m, &data->micro[i++]);
-        llama_end_leaf(m, leaf, leaf + 1 == last);
-    }
-    assert(i == data->num_micro);
-}
-
-// The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
-static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, float grad_clip) {
-    comm_phase("forward", hyper.t);
-    llama_zero_grads(m, data->num_targets);
-    device_timer_start();
-    if (m->ranks.deterministic_reduction)
-        train_leaves(m, data);
-    else
-        for (int i = 0; i < data->num_micro; i++) {
-            if (i + 1 == data->num_micro) llama_last_micro_batch(m);
-            train_micro_batch(m, &data->micro[i]);
-        }
-    device_timer_stop();
-    comm_phase("reduce", -1);
-    llama_reduce_grads(m);
-    comm_phase("update", -1);
-    llama_update(m, hyper, grad_clip);
-    return llama_read_step(m);
-}
-
-// Validation micro-batches are distributed across ranks too: each is one part of the sum.
-static double validation_loss(LlamaModel *m, const StepData *data) {
-    llama_zero_sums(m);
-    for (int i = 0; i < data->num_micro; i++) {
-        comm_phase("validate", -1);
-        llama_select_loss_partial(m, data->own_micros[i]);
-        llama_set_batch(m, &data->micro[i]);
-        llama_forward(m);
-        llama_head_eval(m);
-        llama_add_losses(m);
-    }
-    llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->num_targets;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -510,7 +446,7 @@ static double useful_flops(const StepData *d) {
 
 static void validate(LlamaModel *m, int64_t step) {
     if (!run.has_val || o.val_every == 0) return;
-    report_validation(&run.log, step, validation_loss(m, &run.val_step), &run.val_set);
+    report_validation(&run.log, step, llama_validation_loss(m, &run.val_step), &run.val_set);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -570,7 +506,7 @@ static void train(LlamaModel *m) {
         const double read_ms = now_ms() - start_ms;
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
-        StepScalars scalars = train_step(m, data, hyper, o.grad_clip);
+        StepScalars scalars = llama_train_step(m, data, hyper, o.grad_clip);
         // nothing is allocated inside a step, and the host waits for the device once: for the loss
         assert(device_memory().count == before.count);
         assert(device_memory().waits == before.waits + 1);
@@ -652,10 +588,10 @@ static TimedSteps time_steps(LlamaModel *m, const StepData *data) {
     const int n = o.compare_steps;
     TimedSteps t;
     double *ms = host_calloc((size_t)n, sizeof(double), "timings");
-    t.scalars = train_step(m, data, frozen, o.grad_clip);  // warm-up
+    t.scalars = llama_train_step(m, data, frozen, o.grad_clip);  // warm-up
     for (int i = 0; i < n; i++) {
         const double start_ms = now_ms();
-        t.scalars = train_step(m, data, frozen, o.grad_clip);
+        t.scalars = llama_train_step(m, data, frozen, o.grad_clip);
         ms[i] = now_ms() - start_ms;
     }
     qsort(ms, (size_t)n, sizeof(double), compare_doubles);
@@ -769,10 +705,10 @@ static PackingDelta packing_delta(LlamaModel *m, const Batch *packed) {
     Batch alone;
     PackingDelta delta = {0};
     batch_init(&alone, packed->total_tokens, 1);
-    llama_zero_grads(m, packed->num_targets);
+    llama_begin_step(m, packed->num_targets);
     pass_to_host(m, packed, losses, logits);
     device_download(grads, m->grads, n * sizeof(real));
-    llama_zero_grads(m, packed->num_targets);
+    llama_begin_step(m, packed->num_targets);
     for (int d = 0; d < packed->num_docs; d++) {
         const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;

@@ -85,7 +85,7 @@ static void mask_docs(int n) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     Error err = {0};
     CHECK_MSG(batch_check(b, m->config.vocab_size, &err), "%s", err.what);
-    llama_zero_grads(m, b->num_targets > 0 ? b->num_targets : 1);
+    llama_begin_step(m, b->num_targets > 0 ? b->num_targets : 1);
     llama_set_batch(m, b);
     llama_forward(m);
     llama_head_train(m);
@@ -576,7 +576,7 @@ static void check_micro_batches(bool masked) {
     double loss = forward_backward(&m, &b), sum = 0;
     float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
     memcpy(grads, m.grads, m.num_elements * sizeof *grads);
-    llama_zero_grads(&m, targets);
+    llama_begin_step(&m, targets);
     for (int first = 0; first < NUM_DOCS; first += 4) {
         batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
         llama_set_batch(&m, &b);
@@ -611,7 +611,7 @@ TEST(a_micro_batch_without_a_target_adds_nothing) {
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, &docs[6], 1);
     CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_check(&b, c.vocab_size, &err));
-    llama_zero_grads(&m, 100);
+    llama_begin_step(&m, 100);
     llama_set_batch(&m, &b);
     llama_forward(&m);
     llama_head_train(&m);
@@ -645,7 +645,7 @@ TEST(deterministic_sums_follow_the_tree) {
         CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
-        llama_zero_grads(&m, 1);
+        llama_begin_step(&m, 1);
         for (int leaf = 0; leaf < leaves; leaf++) {
             for (size_t i = 0; i < n; i++)
                 m.grads[i] = x[i * MOST + (size_t)leaf] = (float)test_rng_normal();
@@ -682,7 +682,7 @@ static void check_left_over_gradients(bool tied) {
             for (size_t k = 0; k < m.tensors[i].count; k++) m.grads[m.tensors[i].offset + k] = NAN;
         if (turn == 3) batch_pack(&b, docs, 0);
         if (turn == 2)
-            llama_zero_grads(&m, 1);
+            llama_begin_step(&m, 1);
         else
             forward_backward(&m, &b);
         llama_end_leaf(&m, 0, false);
