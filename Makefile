@@ -1,5 +1,5 @@
 # unpad.c: `make` builds ./train_llama, `make test` runs every test, `make bench` measures.
-# On a machine with a GPU: `make gpu-day` tests and measures. Without one: `make gpu-model`.
+# On a machine with a GPU: `make gpu-day` tests and measures.
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)
 #   MPI= NCCL=          empty: build for one rank only (default: used if installed)
@@ -70,14 +70,11 @@ FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, and by tests/kernel_fault.c for
-# tests/test_self_check.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync \
-              $(shell grep -o '^WRAP.[a-z_]*' tests/kernel_fault.c | cut -c6-))
+# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync)
 
-.PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench bench-mpi \
-        bench-peers bench-tokenizer results reproduce-programs calibrate packsim simple gpu-day \
-        gpu-model gpu-model-check gpu-model-cubins witnesses clean
+.PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench simple gpu-day \
+        witnesses clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 
@@ -107,7 +104,7 @@ define PROGRAM_RULES
 build/$(1)/train_llama: build/$(1)/train_llama.o build/$(1)/libhost.a $(3)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
 build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
-                               build/$(1)/tests/kernel_fault.o build/$(1)/libhost.a $(3)
+                               build/$(1)/libhost.a $(3)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3) $(4)
 	$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
@@ -171,13 +168,6 @@ define NVCC_MAKES
 endef
 build/cuda/%.o: %.cu Makefile
 	$(call NVCC_MAKES,-c)
-# The kernels for Hopper alone, which dev/gpu_model reads
-CUBINS  := $(patsubst kernels/cuda/%.cu,build/gpu_model/%.cubin,\
-             $(filter-out kernels/cuda/self_check%,$(wildcard kernels/cuda/*.cu)))
-$(CUBINS): GENCODE := -gencode arch=compute_90a$(comma)code=sm_90a
-$(CUBINS): build/gpu_model/%.cubin: kernels/cuda/%.cu Makefile
-	$(if $(NVCC),,$(error this needs nvcc. Install the CUDA Toolkit))
-	$(call NVCC_MAKES,-cubin)
 build/cuda/kernels/comm/nccl.o: NVFLAGS += $(NCCL_FLAGS)
 build/cuda/kernels/comm/nccl.o: build/cuda/nccl-$(or $(NCCL),none)
 build/cuda/nccl-%:
@@ -232,8 +222,7 @@ PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
 SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama build/emu/train_llama \
                build/cpu/train_llama_faulty build/emu/train_llama_faulty \
-               build/cpu/packsim build/cpu/calibrate build/cpu/bench_repad build/cpu/notebook \
-               build/emu/bugs build/emu/bench_guesses build/emu/bench_repad build/tsan/bugs train_llama
+               build/emu/bugs build/tsan/bugs train_llama
 test: test-programs
 	@tests/run.sh $(PROGRAMS)
 
@@ -253,18 +242,6 @@ test-arm64: $(ARM64)
 # On a machine with a GPU: tests and measurements
 gpu-day:
 	@dev/gpu_day.sh $(PARTS)
-# Without one: predictions from the machine code (dev/gpu_model/README.md), compared with those that
-# are committed
-GPU_MODEL = CUOBJDUMP=$(CUOBJDUMP) python3 dev/gpu_model/gpu_model.py
-CUOBJDUMP ?= $(firstword $(wildcard $(NVCC:nvcc=cuobjdump)))
-MODEL_REPORT := dev/results/gpu-model.txt
-gpu-model: $(CUBINS)
-	@$(GPU_MODEL) $^ > build/gpu_model/report.txt && mv build/gpu_model/report.txt $(MODEL_REPORT)
-	@echo "wrote $(MODEL_REPORT)"
-gpu-model-cubins: $(CUBINS)
-gpu-model-check: $(CUBINS)
-	@$(GPU_MODEL) --check $(MODEL_REPORT) $^
-
 # Tensor-core arithmetic, layouts and barriers by models that are not ours: dev/witnesses/README.md
 witnesses: build/emu/test_tensor_cores build/emu/test_layout
 	@dev/witnesses/run.sh
@@ -285,27 +262,9 @@ build/simple: dev/simple/train_llama.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(WARN) $< -o $@ -lm
 
-# calibrate: the cost of a token and of an attention tile here, for --work-cost. packsim: simulates
-# the plan for your shards.
-calibrate: build/$(BACKEND)/calibrate
-	@echo "built $<; see its --help"
-packsim: build/cpu/packsim
-	@echo "built $<; see its --help"
-
-bench: train_llama build/cpu/bench_matmul build/cpu/bench_attention
-	@dev/bench.sh
-bench-peers: train_llama build/cpu/bench_step
-	@PYTHON=$(PYTHON) dev/peers/cpu_table.sh
-bench-mpi: train_llama build/cpu/calibrate
-	@dev/bench_mpi.sh
-# The tokenizer beside Hugging Face's: the same ids, and the speed; MODEL=DIR with a tokenizer.json
-bench-tokenizer: build/cpu/bench_tokenizer
-	@$(or $(PYTHON),python3) dev/bench_tokenizer.py $(or $(MODEL),tests/golden/tokenizers/smollm2)
-# Every measurement of the README's results section, then that section
-results: reproduce-programs build/cpu/bench_step
-	@FROM=$(FROM) dev/results.sh
-# What scripts/reproduce_*.sh run
-reproduce-programs: train_llama build/$(BACKEND)/bench_repad build/cpu/notebook
+# A build against another, step by step in turns; with no other: every layout. dev/bench.py --help
+bench: train_llama
+	@dev/bench.py $(BENCH)
 
 clean:
 	rm -rf build train_llama

@@ -3,7 +3,6 @@
 #
 #   dev/gpu_day.sh [PART...]      make gpu-day PARTS="build kernels"; default: all, in this order
 #     build      the build for this GPU; the wrappers of ptx.cuh: the same bits as the emulator's
-#     selfcheck  the check of a first start, in under 2 s, and train_llama --self-check
 #     kernels    kernels against their CPU references, properties, 1000 repeats, large sizes
 #     runs       whole runs against the CPU backend, of other types of model too; NCCL;
 #                SmolLM2-135M's dimensions, 200 steps
@@ -22,7 +21,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export root=$PWD OMP_WAIT_POLICY=passive    # waiting threads sleep: others need the cores
-PARTS=(build selfcheck kernels runs sanitizer guesses bench peers training pretrain)
+PARTS=(build kernels runs sanitizer guesses bench peers training pretrain)
 part_limit_s=${PART_LIMIT_S:-520}
 dry=${DRY:-} python=${PYTHON:-python3}
 out=${OUT:-dev/results/gpu-$(date +%Y-%m-%d)}
@@ -127,26 +126,6 @@ part_build() {
     suite tensor_cores 240 $bin/test_tensor_cores
     check hashes 60 env CONFORM_HASHES=1 $bin/test_conform
     [ -n "$why" ] || grep -a '^conform ' "$log"
-}
-
-part_selfcheck() {
-    local limit_s=2 seconds
-    built $bin/train_llama || return
-    # the check of a first start, which must not be felt; an emulated one says nothing about that
-    [ -z "$dry" ] || limit_s=600
-    python3 dev/shard.py --dist seed --out "$work/seed"
-    launch 100 env XDG_CACHE_HOME="$work/cache" $bin/train_llama --model smollm2-135m \
-        --from-scratch --train "$work/seed" --boundary-token 0 --max-seqlen 2048 \
-        --micro-batch-tokens 2048 --dry-run --out "$work/run"
-    seconds=$(sed -n 's/^self-check of all kernels passed in \([0-9.]*\) s$/\1/p' "$log")
-    if [ -z "$why" ]; then
-        awk "BEGIN { exit !(${seconds:-$limit_s} < $limit_s) }" ||
-            why="${seconds:-no} s of self-check, expected less than $limit_s"
-    fi
-    verdict first_start "${seconds:-} s of self-check"
-    [ -z "$dry" ] || return 0
-    check self_check 400 $bin/train_llama --self-check
-    [ -n "$why" ] || cat "$log"
 }
 
 part_kernels() {

@@ -5,8 +5,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # several ranks on one machine, more than it has cores
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
-# the trainer remembers here which emulated GPU and build has had its self-check
-export XDG_CACHE_HOME=$root/build/cache
 mpi=(mpirun --allow-run-as-root --oversubscribe)
 passed=0 failed=0 skipped=0
 # A command that takes longer counts as hung. Generous, so that a busy machine does not fail.

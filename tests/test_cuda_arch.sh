@@ -52,11 +52,6 @@ for file in attention_sm80 rmsnorm; do
     check "${file}_for_${#archs[@]}_architectures_without_a_spill" compile "kernels/cuda/$file"
     holds "${file}_has_code_for_each_and_ptx" $file.o 'ptx 80' "${cubins[@]}"
 done
-# What neither this nor make gpu-model compiles otherwise
-for_sm_80() { local archs=(80) && compile "$1"; }
-for file in self_check self_check_layers self_check_attention; do
-    check "${file}_compiles" for_sm_80 "kernels/cuda/$file"
-done
 
 # PTX for sm_80 with any CUDA_ARCHS and any version of nvcc
 gencode() {

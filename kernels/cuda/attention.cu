@@ -90,11 +90,9 @@ static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
 
 // Which kernels run. NULL until the first use: then what fits the GPU best.
 static const char *path;
-static bool automatic;
 
 int attention_select(const char *name) {
-    automatic = strcmp(name, "auto") == 0;
-    if (automatic)
+    if (strcmp(name, "auto") == 0)
         path = attention_has_sm90() ? "sm90" : "sm80";
     else if (strcmp(name, "sm80") == 0)
         path = "sm80";
@@ -108,10 +106,6 @@ int attention_select(const char *name) {
 const char *attention_describe(void) {
     if (!path) attention_select("auto");
     return path;
-}
-bool attention_fall_back() {
-    if (!automatic || strcmp(path, "sm80") == 0) return false;
-    return attention_select("sm80") == 0;
 }
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
 

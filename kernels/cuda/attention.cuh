@@ -150,9 +150,6 @@ bool allow_shared_memory(Kernel kernel, int bytes) {
 // -------------------------------------------------------------------------------------------------
 // The two paths
 
-// attention.cu: replaces sm_90's kernels by sm_80's where "auto" has selected them; else false.
-bool attention_fall_back();
-
 // attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on.
 // query_items and key_items are max_work_items of the batch; head_dim is 64 or 128.
 void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
