@@ -25,6 +25,7 @@
 
 #include "data/base/error.h"
 #include "data/base/memory.h"
+#include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/models/config.h"
@@ -1143,6 +1144,13 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return weights_load(llama_parameters(m), dir, err);
+}
+
+// The optimizer's moments of a checkpoint
+static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
+           moments_load(llama_parameters(m), path, err);
 }
 
 #endif

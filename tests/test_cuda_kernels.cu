@@ -245,7 +245,8 @@ TEST(a_device_error_names_the_call_and_the_work) {
     char text[1000];
     const int code = exit_code_of(text, sizeof text, [] {
         if (init()) exit(77);
-        device_on_error([](char *work, size_t size) { snprintf(work, size, "lengths 5 7"); });
+        device_on_error(
+            [](void *, char *work, size_t size) { snprintf(work, size, "lengths 5 7"); }, NULL);
         cuda_fail("file", 7, "a_kernel", cudaErrorInvalidValue);
     });
     if (code == 77) SKIP("no GPU");

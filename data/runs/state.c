@@ -49,7 +49,6 @@ static size_t state_text(char *text, size_t capacity, const TrainingState *s, co
     json_put_int(&w, "tok_off", s->cursor.tok_off);
     json_put_int(&w, "log_bytes", s->log_bytes);
     json_put_int(&w, "skips_in_a_row", s->skips_in_a_row);
-    json_put_int(&w, "updates_before", s->updates_before);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++) json_put_int(&w, plan[i].name, plan[i].value);
     json_begin(&w, "options", '{');
     options_write_json(options, &w);
@@ -66,8 +65,7 @@ static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
            json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
            json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
-           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
-           json_get_int64(state, "updates_before", 0, max, &s->updates_before, false, err);
+           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
@@ -105,14 +103,6 @@ json_t *state_open(const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
     return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
-}
-
-bool state_updates(int64_t *updates, const char *dir, Error *err) {
-    TrainingState s = {0};
-    json_auto_t *state = state_open(dir, err);
-    if (!state || !read_cursor(state, &s, err)) return false;
-    *updates = s.updates_before + s.cursor.step;
-    return true;
 }
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
