@@ -19,10 +19,11 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(wildcard /usr/include/jansson.h /usr/local/include/jansson.h),)
-ifneq ($(filter-out clean simple,$(or $(MAKECMDGOALS),all)),)
-$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
-endif
+LACKING := $(foreach lib,jansson:jansson pcre2:pcre2 uninorm:unistring,$(if $(wildcard \
+             $(foreach d,/usr /usr/local,$(d)/include/$(firstword $(subst :, ,$(lib))).h)),,\
+             lib$(lastword $(subst :, ,$(lib)))-dev))
+ifneq ($(and $(strip $(LACKING)),$(filter-out clean simple,$(or $(MAKECMDGOALS),all))),)
+$(error Libraries are missing. Run: sudo apt-get install $(strip $(LACKING)))
 endif
 
 comma   := ,
@@ -51,7 +52,7 @@ ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
 # sums must not change.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -ljansson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lpcre2-8 -lunistring -lm -ldl -lpthread
 OPT     := -O3
 ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
