@@ -54,7 +54,8 @@
 
 #define UNPAD_VERSION "0.1.0"
 
-enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3, COMPARE_STEPS = 3 };
+enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
+static const float ADAMW_BETA1 = 0.9f, ADAMW_EPS = 1e-8f;
 
 // ------------------------------------------------------------------------------------------------
 // A run: what its parts below share
@@ -472,9 +473,9 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
     const Schedule schedule = {
         (ScheduleKind)o->schedule, o->steps, o->warmup_steps, o->lr, o->min_lr_frac, o->decay_frac};
     return (AdamW){.lr = schedule_lr(&schedule, step),
-                   .beta1 = o->beta1,
+                   .beta1 = ADAMW_BETA1,
                    .beta2 = o->beta2,
-                   .eps = 1e-8f,
+                   .eps = ADAMW_EPS,
                    .weight_decay = o->weight_decay,
                    .t = step + 1};
 }
@@ -695,20 +696,23 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The median of COMPARE_STEPS steps after one that is not timed; lr 0: full steps that leave the
+// The median of --compare's steps after one that is not timed; lr 0: full steps that leave the
 // weights unchanged
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
                          StepScalars *scalars) {
-    const AdamW frozen = {.beta1 = o->beta1, .beta2 = o->beta2, .eps = 1e-8f, .t = 1};
-    double ms[COMPARE_STEPS];
+    const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = o->beta2, .eps = ADAMW_EPS, .t = 1};
+    const int n = run_compare_steps(o);
+    double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
-    for (int i = 0; i < COMPARE_STEPS; i++) {
+    for (int i = 0; i < n; i++) {
         const double start_ms = now_ms();
         *scalars = llama_train_step(m, data, frozen, o->grad_clip);
         ms[i] = now_ms() - start_ms;
     }
-    qsort(ms, COMPARE_STEPS, sizeof *ms, compare_doubles);
-    return ms[COMPARE_STEPS / 2];
+    qsort(ms, (size_t)n, sizeof *ms, compare_doubles);
+    const double median_ms = ms[n / 2];
+    free(ms);
+    return median_ms;
 }
 
 // One row of the table: its own model, sized for this layout's largest micro-batch, so that the
@@ -757,7 +761,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
         "crosses documents.\n",
-        COMPARE_STEPS);
+        run_compare_steps(o));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -851,7 +855,9 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                              .how = {o->temperature, 0, o->top_p},
                              .seed = (uint64_t)o->seed,
                              .max_seqlen = o->max_seqlen};
-    const Prompts prompts = {o->prompt, NULL, o->model, o->chat};
+    const bool file = o->prompt && o->prompt[0] == '@';
+    const Prompts prompts = {file ? NULL : o->prompt, file ? o->prompt + 1 : NULL, o->model,
+                             o->chat};
     must(generator_open(&g, &samples, &prompts, &err), &err);
     const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
     load_for_inference(m, config, o, room, tokens, tokens);

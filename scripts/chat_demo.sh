@@ -10,7 +10,8 @@ model=models/smollm2-135m-instruct data=data/chat_demo out=out/chat_demo
 
 say 'packages'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/jansson.h=libjansson-dev /usr/share/wordnet/data.noun=wordnet-base \
+    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
+    /usr/include/uninorm.h=libunistring-dev /usr/share/wordnet/data.noun=wordnet-base \
     /usr/lib/python3/dist-packages/pip=python3-pip
 python=/usr/bin/python3
 export PYTHONPATH=$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}
@@ -36,8 +37,8 @@ common=(--max-seqlen 512 --micro-batch-tokens 1024)
 if grep -qw avx512_bf16 /proc/cpuinfo; then common+=(--bf16-matmul); fi
 ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
-    ./train_llama --model "$1" --generate --chat --prompt-file build/questions.txt \
-        --temperature 0 --max-new-tokens 60
+    ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \
+        --temperature 0 --sample-tokens 60
     ./train_llama --model "$1" --eval --val $data "${common[@]}" | tail -n 1
 }
 
@@ -45,7 +46,7 @@ say 'before'
 ask $model
 
 say 'packed against padded: the same chats, the same losses'
-./train_llama --model $model --train $data --compare --compare-steps 1 "${common[@]}" | tail -n 8
+./train_llama --model $model --train $data --compare 1 "${common[@]}" | tail -n 8
 
 say 'train'
 ./train_llama --model $model --train $data --out $out --overwrite "${common[@]}" --steps 120 \

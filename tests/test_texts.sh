@@ -98,8 +98,6 @@ prepare notes.txt --out py-changed
 same_shards as_the_new_text r/tokens py-changed
 
 check bpe_trains "${run_bpe[@]}" --train tree --out bpe-run --steps 1
-check init_from "${run[@]}" --init-from bpe-run/step-00000001 --train tree --out from --steps 1
-same_shards with_the_tokenizer_of_the_checkpoint from/tokens bpe-run/tokens
 
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp

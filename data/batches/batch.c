@@ -225,17 +225,21 @@ static bool order_is_valid(const Batch *b) {
     return true;
 }
 
-// repad: segment s of real_rows is the beginning of row s.
+// repad: segment s of real_rows is the beginning of segment s.
 static bool real_rows_are_valid(const Batch *b) {
     for (int32_t s = 0; s < b->num_real_segments; s++)
-        for (int32_t i = b->real_cu_seqlens[s]; i < b->real_cu_seqlens[s + 1]; i++)
-            if (b->real_rows[i] != b->cu_seqlens[s] + i - b->real_cu_seqlens[s]) return false;
+        for (int32_t i = b->real_cu_seqlens[s]; i < b->real_cu_seqlens[s + 1]; i++) {
+            const int32_t row = b->cu_seqlens[s] + i - b->real_cu_seqlens[s];
+            if (b->real_rows[i] != row || row >= b->cu_seqlens[s + 1]) return false;
+        }
     return true;
 }
 
 bool batch_is_valid(const Batch *b, int vocab_size) {
-    return b->total_tokens <= b->micro_batch_tokens && b->num_docs <= b->max_docs &&
-           b->num_real_rows == (b->layout == LAYOUT_REPAD ? b->real_tokens : 0) &&
+    const bool repad = b->layout == LAYOUT_REPAD;
+    return b->total_tokens <= b->micro_batch_tokens && b->num_docs >= 0 &&
+           b->num_docs <= b->max_docs && b->num_real_rows == (repad ? b->real_tokens : 0) &&
+           b->num_real_segments == (repad ? b->num_docs : 0) &&
            segments_are_valid(b->cu_seqlens, b->num_docs, b->total_tokens, b->max_seqlen) &&
            segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
                               b->real_max_seqlen) &&

@@ -1,6 +1,7 @@
 #include "run_data.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 #include "../base/error.h"
@@ -67,17 +68,18 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, b
 static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32_t num_ranks) {
     Error err = {0};
     const int32_t num_micro = (int32_t)(o->batch_tokens / o->micro_batch_tokens);
-    const LoaderSettings s = {
-        .plan = {.seed = (uint64_t)o->seed,
-                 .max_seqlen = o->max_seqlen,
-                 .micro_batch_tokens = o->micro_batch_tokens,
-                 .num_micro = num_micro,
-                 .fill_ppm = num_micro == 1 ? 1000000 : 970000,  // one micro-batch needs no slack
-                 .long_docs = (LongDocs)o->long_docs},
-        .layout = (Layout)o->layout,
-        .rank = rank,
-        .num_ranks = num_ranks,
-        .deterministic_reduction = reduces_deterministically(o)};
+    // one micro-batch needs no slack
+    const float fill = o->fill > 0 ? o->fill : num_micro == 1 ? 1 : 0.97f;
+    const LoaderSettings s = {.plan = {.seed = (uint64_t)o->seed,
+                                       .max_seqlen = o->max_seqlen,
+                                       .micro_batch_tokens = o->micro_batch_tokens,
+                                       .num_micro = num_micro,
+                                       .fill_ppm = (int32_t)lrintf(1e6f * fill),
+                                       .long_docs = (LongDocs)o->long_docs},
+                              .layout = (Layout)o->layout,
+                              .rank = rank,
+                              .num_ranks = num_ranks,
+                              .deterministic_reduction = reduces_deterministically(o)};
     must(plan_settings_check(&s.plan, &err), &err);
     return s;
 }

@@ -1,6 +1,7 @@
 #include "run_options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "../base/error.h"
 #include "../models/config.h"
@@ -32,6 +33,9 @@ const Option run_option_table[] = {
     NUMBER(
         "batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
         "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("fill", parsed.fill, "0", 0, 1,
+           "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
+           "0.97"),
     CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER("boundary-token", parsed.boundary_token, "-1", -1, 1 << 30,
@@ -66,7 +70,6 @@ const Option run_option_table[] = {
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
     NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "last learning rate / --lr"),
     NUMBER("weight-decay", parsed.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
-    NUMBER("beta1", parsed.beta1, "0.9", 0, 0.999999, "AdamW"),
     NUMBER("beta2", parsed.beta2, "0.95", 0, 0.999999, "AdamW"),
     NUMBER("grad-clip", parsed.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
     OPTION_GROUP("samples"),
@@ -77,7 +80,8 @@ const Option run_option_table[] = {
     NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
            "tokens written per text, also by --generate"),
     TEXT("prompt", parsed.prompt, NULL,
-         "how each text begins; default: as validation documents do"),
+         "how each text begins, or @FILE with one per line for --generate; default: as validation "
+         "documents do"),
     NUMBER("temperature", parsed.temperature, "0.8", 0, 100, "0: always the likeliest token"),
     NUMBER("top-p", parsed.top_p, "0.95", 0, 1, "sample from the likeliest that sum to p"),
     OPTION_GROUP("machine"),
@@ -101,7 +105,8 @@ const Option run_option_table[] = {
          "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
     FLAG("eval", parsed.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    FLAG("compare", parsed.compare, "time all layouts on the same documents"),
+    {"compare", OPTION_STRING, &parsed.compare, NULL, "3", 0, 0,
+     "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
     FLAG("version", parsed.version, "print the version"),
@@ -173,6 +178,8 @@ void run_options_check(const Options *o, int num_ranks) {
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+    if (o->compare && run_compare_steps(o) == 0)
+        exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
         exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
                   "--batch-tokens must be a multiple of --micro-batch-tokens");
@@ -196,6 +203,12 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
 
 // ------------------------------------------------------------------------------------------------
 // What they mean together
+
+int run_compare_steps(const Options *o) {
+    char *end;
+    const long steps = strtol(o->compare, &end, 10);
+    return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
 
 bool model_is_builtin(const Options *o) {
     LlamaConfig c;

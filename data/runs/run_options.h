@@ -12,14 +12,14 @@
 #include "out_dir.h"
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention;
-    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
-        chat, eval, dry_run, version, allow_other_tokenizer;
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
+        dry_run, version, allow_other_tokenizer;
     int layout, schedule, long_docs, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
-    float lr, decay_frac, min_lr_frac, weight_decay, beta1, beta2, grad_clip, temperature, top_p,
+    float lr, decay_frac, min_lr_frac, weight_decay, beta2, fill, grad_clip, temperature, top_p,
         heartbeat_seconds;
 } Options;
 
@@ -40,6 +40,9 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
 // --generate and --eval.
 void run_options_check(const Options *o, int num_ranks);
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
+
+// Timed steps of --compare; 0: its value is not 1 to 1000.
+int run_compare_steps(const Options *o);
 
 bool model_is_builtin(const Options *o);
 
