@@ -306,16 +306,18 @@ static void print_bytes(const char *name, size_t bytes) {
     printf("  %-14s %10.1f MiB\n", name, (double)bytes / 1048576.0);
 }
 
-static void print_model(const LlamaModel *m, const char *name, const char *weights) {
+static void print_model(const LlamaModel *m, const Options *o, const char *weights) {
     const LlamaConfig *c = &m->config;
     printf("unpad.c %s on %s\n", UNPAD_VERSION, device_describe());
     printf(
         "model   %s: %.2f M parameters, %d layers, hidden %d, ffn %d, heads %d/%d x %d, vocab "
         "%d%s\n",
-        name, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
+        o->model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
-    printf("start   %s\n", weights ? weights : "random weights");
+    printf("start   %s\n", !weights              ? "random weights"
+                           : weights == o->model ? "weights of --model"
+                                                 : weights);
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
@@ -344,7 +346,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     const Options *o = run->o;
     const Data *d = run->data;
     const LlamaModel *m = run->model;
-    print_model(m, o->model, weights);
+    print_model(m, o, weights);
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
@@ -838,7 +840,7 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     const char *weights = o->from_scratch ? NULL : o->model;
     llama_plan(m, config, sizes);
     llama_plan_cache(m, cache_tokens);
-    if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o->model, weights);
+    if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
     if (weights) must(weights_check(llama_parameters(m), weights, &err), &err);
     check_memory(m, room, o);

@@ -150,7 +150,7 @@ check steps_0_does_not_change_the_run diff -r v64 aside
 # ---- divergence and loss spikes ------------------------------------------------------------------------
 # beyond fp32 in one step
 wild=("${quiet[@]}" --from-scratch --lr 1e30 --grad-clip 0 --warmup-steps 0 --val golden.ds)
-expect five_skips_end_the_run 7 'diverged: 5 steps in a row' "${wild[@]}" --out skips --steps 30
+expect five_skips_end_the_run 7 'diverged: 5 steps in a row' "${wild[@]}" --out skips --steps 30 --val-every 4
 check_python five_skips_are_logged <<'PY'
 import json
 lines = [json.loads(l) for l in open("skips/log.jsonl")]
