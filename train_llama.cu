@@ -902,14 +902,16 @@ static void open_out_dir(const LlamaModel *m) {
 static void check_ranks_agree(void) {
     static RankFields own;
     Error err = {0};
-    char text[8192], manifest[IO_PATH_MAX];
+    char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {run.train.fingerprint, run.train.token_fingerprint},
                    val[2] = {run.val.fingerprint, run.val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
+    char *model = llama_config_text(&run.config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
-    rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
+    rank_field_text(&own, "model", model);
+    free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", run.resume.dir);
@@ -1001,15 +1003,16 @@ static void open_device(void) {
 static void load_config(void) {
     Error err = {0};
     LlamaConfig saved;
-    char a[8192], b[8192];
     if (!run.resume.dir[0] || run.model_given)
         must(llama_config_find(&run.config, o.model, &err), &err);
     if (!run.resume.dir[0]) return;
     must(llama_config_read(&saved, run.resume.dir, &err), &err);
     if (!run.model_given) run.config = saved;
-    llama_config_text(&saved, "float32", a, sizeof a);
-    llama_config_text(&run.config, "float32", b, sizeof b);
-    if (strcmp(a, b) != 0)
+    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&run.config, "float32");
+    const bool same = strcmp(a, b) == 0;
+    free(a);
+    free(b);
+    if (!same)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
