@@ -60,7 +60,6 @@ void data_summary_print(const DataSummary *d, const char *label) {
 
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
-    const PlanSettings usual = plan_settings();
     const DocIndex index = dataset_doc_index(train->dataset);
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
@@ -81,12 +80,6 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
         s->fill_ppm * 1e-4, s->max_seqlen,
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
         epoch);
-    if (s->work_token == 0 && s->work_tile == 0)
-        printf("cost    none: documents go to micro-batches in the order they come\n");
-    else if (s->work_token != usual.work_token || s->work_tile != usual.work_tile ||
-             s->work_side != usual.work_side)
-        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", s->work_token,
-               s->work_tile, s->work_side, s->work_side);
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
             "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "

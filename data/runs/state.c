@@ -15,10 +15,9 @@ typedef struct {
     int64_t value;
     int64_t before;  // the value of checkpoints that do not have it; -1: all have it
 } PlanField;
-enum { NUM_PLAN_FIELDS = 11 };
+enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };
 
 static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
-    const PlanSettings usual = plan_settings();
     const int64_t tokens = (int64_t)(train->token_fingerprint >> 12);  // 52 bits: exact in JSON
     PlanField fields[NUM_PLAN_FIELDS] = {
         {"data_fingerprint", (int64_t)(train->fingerprint >> 12), -1},
@@ -29,9 +28,8 @@ static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *
         {"num_micro_batches", p->num_micro, -1},
         {"fill_ppm", p->fill_ppm, -1},
         {"long_docs", (int64_t)p->long_docs, -1},
-        {"work_token", p->work_token, usual.work_token},
-        {"work_tile", p->work_tile, usual.work_tile},
-        {"work_side", p->work_side, usual.work_side},
+        // packer 1 moved segments between micro-batches; one micro-batch is the same in both
+        {"packer", PACKER, p->num_micro == 1 ? PACKER : 1},
     };
     memcpy(f, fields, sizeof fields);
 }
