@@ -191,6 +191,11 @@ static const Option option_table[] = {
     OPTION_END,
 };
 
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
+
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
@@ -1389,7 +1394,7 @@ static void start_process(int argc, char **argv) {
         exit_with(EXIT_USAGE,
                   "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
                   missing);
-    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]", options_of_help);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
