@@ -27,15 +27,18 @@ endif
 
 comma   := ,
 
-# Several ranks on the CPU need MPI (Open MPI); without it everything else works
+# Several ranks need MPI (Open MPI); without it everything else works
 MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
              echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
 MPI_CFLAGS := $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
+# As nvcc takes them
+MPI_NVLIBS := $(filter -l% -L%,$(MPI_LIBS)) $(addprefix -Xlinker ,$(subst $(comma), ,\
+             $(patsubst -Wl$(comma)%,%,$(filter -Wl$(comma)%,$(MPI_LIBS)))))
 ON_cpu  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
 
-# Several GPUs need NCCL; set NCCL_HOME=DIR if it is neither in nvcc's prefix nor in /usr or
+# Several GPUs need NCCL as well; set NCCL_HOME=DIR if it is neither in nvcc's prefix nor in /usr or
 # /usr/local
 NCCL_DIRS := $(NCCL_HOME) $(patsubst %/bin/nvcc,%,$(NVCC)) /usr /usr/local
 NCCL_H  := $(firstword $(wildcard $(NCCL_DIRS:=/include/nccl.h)))
@@ -44,8 +47,9 @@ NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so
 NCCL    := $(if $(and $(NCCL_H),$(NCCL_SO)),found)
 NCCL_FLAGS := $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
 NCCL_LIBS := $(if $(NCCL),-L$(patsubst %/,%,$(dir $(NCCL_SO))) -lnccl)
-ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
-             no NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev))
+ON_cuda := $(GPU), $(if $(and $(MPI),$(NCCL)),MPI and NCCL found,\
+             no $(if $(MPI),NCCL,MPI): one GPU only (for more: apt-get install openmpi-bin \
+             libopenmpi-dev libnccl2 libnccl-dev))
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
 # sums must not change.
@@ -57,9 +61,9 @@ ASAN    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
            -fno-omit-frame-pointer -DPOISON -DNO_CLONES -U_FORTIFY_SOURCE
 
 # Parts of a program: host code in C, the same in every build, and the kernels of one backend
-MPI_C   := kernels/comm/mpi.c
-HOST    := $(filter-out $(MPI_C),$(wildcard data/*/*.c kernels/comm/*.c))
-KERNELS := $(wildcard kernels/cpu/*.c) $(MPI_C)
+CPU_COMM := kernels/comm/cpu.c
+HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
+KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
 TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
@@ -71,7 +75,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
            opendir lstat fstat stat malloc calloc realloc)
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync)
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync)
 
 .PHONY: all test test-arm64 test-programs test-sanitizers test-schedules bench simple gpu-day \
         witnesses clean
@@ -126,10 +130,12 @@ $(eval $(call CPU_VARIANT,cpu,$(OPT)))
 $(eval $(call CPU_VARIANT,asan,$(ASAN)))
 $(eval $(call CPU_VARIANT,fp64,-O2 -DGRADCHECK))
 LIBS_cpu += $(MPI_LIBS)
-build/cpu/kernels/comm/mpi.o: CFLAGS += $(MPI_CFLAGS)
+# Several ranks: not in the other variants, where sanitizers would report MPI's own leaks
+WITH_MPI := build/cpu/$(CPU_COMM:.c=.o) $(foreach v,cpu cuda emu,build/$(v)/kernels/comm/mpi.o)
+$(WITH_MPI): CFLAGS += $(MPI_CFLAGS)
 # Rebuilt when MPI was installed or removed since the last build
-build/cpu/kernels/comm/mpi.o: build/cpu/mpi-$(or $(MPI),none)
-build/cpu/mpi-%:
+$(WITH_MPI): build/mpi-$(or $(MPI),none)
+build/mpi-%:
 	@mkdir -p $(@D) && rm -f $(@D)/mpi-* && touch $@
 
 # The CPU backend as a shared library: the reference that tests of CUDA kernels open
@@ -154,7 +160,7 @@ CUDA_LIB := $(firstword $(dir $(wildcard \
               $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
 NCCL_LIB := $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))
 RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) $(NCCL_LIB)))
-LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
+LIBS_cuda := $(LDLIBS) -lcublasLt $(NCCL_LIBS) $(MPI_NVLIBS) $(RPATHS:%=-Xlinker -rpath -Xlinker %)
 # A register spill is an error: it halves a kernel's speed and no test would notice
 NVFLAGS = -std=c++17 -O3 -lineinfo -DBACKEND_CUDA $(GENCODE) -MMD -MP \
            $(if $(WERROR),-Werror all-warnings -Xptxas -warn-spills$(comma)-Werror)
@@ -204,6 +210,7 @@ endef
 
 EMUFLAGS_emu = $(EMUFLAGS)
 $(eval $(call EMULATED_VARIANT,emu,g++,-O3,,-O2))
+LIBS_emu += $(MPI_LIBS)
 # ThreadSanitizer: kernels are instrumented; the emulator is not, because it annotates the order of
 # events itself. clang++ finds more than g++, but its runtime is a separate package.
 TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)
@@ -231,7 +238,7 @@ test: test-programs
 ARM64_CC := aarch64-linux-gnu-gcc
 ARM64   := $(addprefix build/arm64/test_,matmul kernels attention)
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
-                    kernels/comm/mpi.c kernels/comm/ranks.c data/base/clock.c data/base/error.c \
+                    kernels/comm/mpi.c kernels/comm/cpu.c kernels/comm/watchdog.c data/base/clock.c data/base/error.c \
                     data/base/memory.c data/base/sum_tree.c
 	@mkdir -p $(@D)
 	$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static -ffunction-sections \
