@@ -37,7 +37,6 @@
 #include "data/batches/plan.h"
 #include "data/batches/summary.h"
 #include "data/models/config.h"
-#include "data/models/gguf.h"
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -68,7 +67,7 @@ typedef struct {
         *work_cost;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
         chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
-    int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
+    int layout, schedule, long_docs, zero, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -188,9 +187,6 @@ static const Option option_table[] = {
            "of a text of --generate, which ends at --max-seqlen at the latest"),
     FLAG("eval", o.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    CHOICE("export", o.export, "none", "none|gguf",
-           "write --model to the new file --out, as llama.cpp reads it"),
-    CHOICE("export-type", o.export_type, "bf16", GGUF_TYPES, "of the matrices of --export"),
     FLAG("compare", o.compare, "time all layouts on the same documents"),
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
@@ -203,7 +199,7 @@ static const Option option_table[] = {
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
-    "check-packing|generate|prompt-file|chat|max-new-tokens|eval|export|export-type|dry-run|"
+    "check-packing|generate|prompt-file|chat|max-new-tokens|eval|dry-run|"
     "version";
 
 // ------------------------------------------------------------------------------------------------
@@ -1288,7 +1284,7 @@ static void check_memory(const LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// --generate, --eval and --export: the model alone; nothing is trained
+// --generate and --eval: the model alone; nothing is trained
 
 static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
@@ -1301,7 +1297,6 @@ static const char options_of_eval[] =
 static void check_inference_options(int argc, char **argv) {
     const char *mode = "generate", *list = options_of_generate;
     if (o.eval) mode = "eval", list = options_of_eval;
-    if (o.export) mode = "export", list = "export|export-type|model|out";
     const char *other = options_given_besides(option_table, argc, argv, list);
     if (other || (o.prompt && o.prompt_file))
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
@@ -1309,8 +1304,6 @@ static void check_inference_options(int argc, char **argv) {
     if (model_is_builtin() && !o.from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o.model);
-    if (o.export && !options_given(argc, argv, "out"))
-        exit_with(EXIT_USAGE, "for example --out model.gguf", "--export: expected --out FILE");
     if (!o.eval && comm_num_ranks() > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);
@@ -1382,12 +1375,7 @@ static void evaluate_model(LlamaModel *m) {
 }
 
 static void infer(LlamaModel *m, int argc, char **argv) {
-    Error err = {0};
     check_inference_options(argc, argv);
-    if (o.export) {
-        must(gguf_export(o.model, (GgufType)o.export_type, o.out, &err), &err);
-        return;
-    }
     if (o.micro_batch_tokens < o.max_seqlen) o.micro_batch_tokens = o.max_seqlen;
     open_device();
     load_config();
@@ -1429,13 +1417,12 @@ int main(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
-    if (o.generate || o.eval || o.export) {
+    if (o.generate || o.eval) {
         infer(&run.model, argc, argv);
         comm_finalize();
         return EXIT_DONE;
     }
     options_belong_or_exit(argc, argv, "generate", "chat|prompt-file|max-new-tokens");
-    options_belong_or_exit(argc, argv, "export", "export-type");
     options_belong_or_exit(argc, argv, "compare", "compare-steps");
     catch_signals();
     find_resume_point();

@@ -148,8 +148,8 @@ static void print_balance(const StepBalance *b) {
 }
 
 static void write_balance(const StepBalance *b, JsonWriter *w) {
-    if (b->measured == 0) return;
     if (b->planned > 0) json_put_float(w, "imbalance_planned", (float)b->planned);
+    if (b->measured == 0) return;
     json_put_float(w, "imbalance_measured", (float)b->measured);
     json_put_int(w, "slowest_rank", b->slowest_rank);
 }

@@ -65,7 +65,7 @@ static void look(double idle_ms) {
                     "long they wait"
                   : JOB_RESUME "; --heartbeat-seconds sets the limit",
               waits ? "ranks: rank %d on %s has waited for others for %.0f s in %s: one of them was "
-                      "stopped, or its machine is gone"
+                      "stopped or is gone"
                     : "ranks: rank %d on %s stuck for %.0f s in %s",
               comm_rank(), host, idle_ms * 1e-3, watchdog_where());
 }
