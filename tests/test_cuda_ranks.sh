@@ -67,8 +67,8 @@ check low_bits_are_sharded awk '$1 == "weights" { w[FILENAME] = $2 }
 if [ -n "$emulated" ]; then
     plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
     EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) expect 8b_fits_8_gpus_of_80_gb 0 \
-        '^recompute .* full 6.* (chosen)' "${mpi[@]}" -n 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
-    EMU_MEMORY=$((31 << 30)) expect 1.7b_fits_a_gpu_of_32_gb 0 '^recompute .* full 2.* (chosen)' \
+        '^recompute .* full 6.* \(chosen\)$' "${mpi[@]}" -n 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
+    EMU_MEMORY=$((31 << 30)) expect 1.7b_fits_a_gpu_of_32_gb 0 '^recompute .* full 2.* \(chosen\)$' \
         "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
 fi
 
@@ -91,8 +91,6 @@ check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
 check losses_match_the_cpu_backend_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
-ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
-same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
 # ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
 # micro-batches of 64 tokens, with one document of 63
@@ -150,15 +148,15 @@ if [ -n "$emulated" ]; then
 fi
 # The watchdog knows what the GPU waits for while the host waits for the GPU
 faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN
+    local judge=expect
+    [ "$3" -ne 137 ] || judge=outcome       # the launcher names a killed rank
     [ -x "$bin/train_llama_faulty" ] || { bad "$1" 'train_llama_faulty is not built' && return; }
-    FAULT=$2 expect "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \
+    FAULT=$2 $judge "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \
         --out "$work/$1" --steps 6 --save-every 2 --val-every 0 --heartbeat-seconds 10
     check "$1_leaves_no_process" await_gone "--out $work/$1 "
 }
 faulty spin spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
 faulty stop stop:1:forward:2 8 '^error: ranks: rank 0 on .* has waited for others .* of step 2'
 faulty kill kill:1:update:2 137 'mpirun noticed that process rank 1 .* signal 9'
-faulty fail fail:1:forward:2 3 '^error: a file: expected words, found none \(rank 1 on'
-faulty drift drift:1:update:2 9 'weights \(rank 1\)'
 faulty signal signal:1:backward:2 75 '--resume continues from step 3'
 finish
