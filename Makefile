@@ -23,16 +23,19 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(filter clean simple,$(MAKECMDGOALS))$(wildcard /usr/include/jansson.h \
-    /usr/local/include/jansson.h),)
-$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
+ifeq ($(filter clean simple,$(MAKECMDGOALS)),)
+LACKING := $(strip $(foreach h,jansson pcre2 uninorm,\
+             $(if $(wildcard /usr/include/$(h).h /usr/local/include/$(h).h),,$(h).h)))
+ifneq ($(LACKING),)
+$(error $(LACKING) missing. Run: sudo apt-get install libjansson-dev libpcre2-dev libunistring-dev)
+endif
 endif
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
 # sums must not change.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -ljansson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lpcre2-8 -lunistring -lm -ldl -lpthread
 # Parts of a program: host code in C, the same in every build, and the kernels of one backend
 CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))

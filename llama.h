@@ -571,8 +571,7 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
     return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
 }
 
-// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
-// returns. A batch without a work list gets one here.
+// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;

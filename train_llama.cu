@@ -63,8 +63,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
-        *work_cost;
+    const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
         chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype;
@@ -170,10 +169,6 @@ static const Option option_table[] = {
     CHOICE("zero", o.zero, "1", "0|1",
            "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of "
            "it"),
-    TEXT("work-cost", o.work_cost, "100:745",
-         "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention "
-         "tile of SIDE x SIDE (128), as make calibrate measures it; decides which documents share "
-         "a micro-batch and a rank. 0:0: in arrival order, for comparison"),
     NUMBER("heartbeat-seconds", o.heartbeat_seconds, "60", 0, 1e6,
            "several ranks: seconds without progress before a rank is reported and the run ends "
            "with exit code 8; 0: never"),
@@ -903,14 +898,16 @@ static void open_out_dir(const LlamaModel *m) {
 static void check_ranks_agree(void) {
     static RankFields own;
     Error err = {0};
-    char text[8192], manifest[IO_PATH_MAX];
+    char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {run.train.fingerprint, run.train.token_fingerprint},
                    val[2] = {run.val.fingerprint, run.val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
+    char *model = llama_config_text(&run.config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
-    rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
+    rank_field_text(&own, "model", model);
+    free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", run.resume.dir);
@@ -1002,15 +999,16 @@ static void open_device(void) {
 static void load_config(void) {
     Error err = {0};
     LlamaConfig saved;
-    char a[8192], b[8192];
     if (!run.resume.dir[0] || run.model_given)
         must(llama_config_find(&run.config, o.model, &err), &err);
     if (!run.resume.dir[0]) return;
     must(llama_config_read(&saved, run.resume.dir, &err), &err);
     if (!run.model_given) run.config = saved;
-    llama_config_text(&saved, "float32", a, sizeof a);
-    llama_config_text(&run.config, "float32", b, sizeof b);
-    if (strcmp(a, b) != 0)
+    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&run.config, "float32");
+    const bool same = strcmp(a, b) == 0;
+    free(a);
+    free(b);
+    if (!same)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
@@ -1096,7 +1094,6 @@ static void summarize_data(void) {
 static void make_loader_settings(void) {
     Error err = {0};
     LoaderSettings *s = &run.loader_settings;
-    s->plan = plan_settings();
     s->plan.seed = (uint64_t)o.seed;
     s->plan.max_seqlen = o.max_seqlen;
     s->plan.micro_batch_tokens = o.micro_batch_tokens;
@@ -1106,9 +1103,6 @@ static void make_loader_settings(void) {
                                           : 0.97f;  // one bin needs no slack
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
-    if (!plan_work_cost_parse(o.work_cost, &s->plan))
-        exit_with(EXIT_USAGE, "for example --work-cost 100:745",
-                  "--work-cost: expected TOKEN:TILE or TOKEN:TILE:SIDE, whole numbers");
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();

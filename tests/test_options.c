@@ -256,49 +256,30 @@ TEST(help_is_requested) {
 }
 
 TEST(values_as_json) {
-    char text[2048];
-    JsonWriter w;
-    Error err = {0};
     must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
-    options_write_json(table, &w);
-    json_end(&w, '}');
-    json_t *root = json_parse(text, w.n, "options", &err);
-    CHECK_MSG(!w.overflow && root, "%s", err.what);
-    const char *layout = NULL, *data = NULL;
-    int64_t seed = 0;
-    double lr = 0;
-    bool overlap = false;
-    bool ok = json_get_string(root, "layout", &layout, true, &err) &&
-              json_get_string(root, "train-data", &data, true, &err) &&
-              json_get_int64(root, "seed", 0, 1ll << 53, &seed, true, &err) &&
-              json_get_double(root, "lr", 0, 1, &lr, true, &err) &&
-              json_get_bool(root, "overlap", &overlap, true, &err);
-    ok = ok && strcmp(layout, "repad") == 0 && strcmp(data, "a\"b") == 0 &&
-         seed == 9000000000000000 && lr == 1e-3 && overlap &&
-         json_is_null(json_object_get(root, "resume"));
-    json_decref(root);
-    CHECK_MSG(ok, "%s", text);
+    json_auto_t *all = options_json(table);
+    CHECK(json_string_is(json_object_get(all, "layout"), "repad") &&
+          json_string_is(json_object_get(all, "train-data"), "a\"b") &&
+          json_integer_value(json_object_get(all, "seed")) == 9000000000000000 &&
+          json_real_value(json_object_get(all, "lr")) == 1e-3 &&
+          json_is_true(json_object_get(all, "overlap")) &&
+          json_is_null(json_object_get(all, "resume")));
 }
 
 // A run with arguments `first` stores its options; one with arguments `second` takes them. The
 // result is in o, the printed changes are in `changes`.
 static void take(const char *first, const char *second, char *changes, size_t capacity) {
-    static char text[4096], words[512];
+    static char words[512];
     char *argv[MAX_ARGS + 1];
     int argc = 0;
-    JsonWriter w;
     Error err = {0};
     must_parse(first);
-    json_writer_init(&w, text, sizeof text, 0);
-    json_begin(&w, NULL, '{');
-    options_write_json(table, &w);
-    json_end(&w, '}');
+    char *text = json_write(options_json(table), 0);
     must_parse(second);
     snprintf(words, sizeof words, "program %s", second);
     for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
-    json_t *stored = json_parse(text, w.n, "options", &err);
+    json_t *stored = json_parse(text, strlen(text), "options", &err);
+    free(text);
     CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s",
               err.what);
     memset(changes, 0, capacity);

@@ -289,7 +289,7 @@ def crc32c(data):
 d = sys.argv[1]
 text = open(d + "/manifest.json").read()
 new = "%08x" % crc32c(open(d + "/optimizer.safetensors", "rb").read())
-text = re.sub(r'("optimizer.safetensors".*?"crc32c": ")[0-9a-f]{8}', lambda m: m.group(1) + new, text)
+text = re.sub(r'("optimizer.safetensors".*?"crc32c": ")[0-9a-f]{8}', lambda m: m.group(1) + new, text, flags=re.S)
 body = text[:text.index(',\n  "manifest_crc32c"')]
 open(d + "/manifest.json", "w").write(body + ',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body.encode()))
 PY

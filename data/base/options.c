@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "json.h"
 #include "memory.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -315,31 +316,28 @@ void options_parse_or_exit(const Option *table, int argc, char **argv, const cha
 // ------------------------------------------------------------------------------------------------
 // The resolved values
 
-static void write_choice(const Option *o, JsonWriter *w) {
+static json_t *choice_json(const Option *o) {
     char word[WORD_MAX];
     const char *list = o->choices;
     for (int i = *(const int *)o->address; i >= 0; i--) next_word(&list, word);
-    json_put_string(w, o->name, word);
+    return json_string(word);
 }
 
-void options_write_one(const Option *o, JsonWriter *w) {
+json_t *option_json(const Option *o) {
     const void *at = o->address;
-    if (o->kind == OPTION_FLAG)
-        json_put_bool(w, o->name, *(const bool *)at);
-    else if (o->kind == OPTION_INT)
-        json_put_int(w, o->name, *(const int *)at);
-    else if (o->kind == OPTION_INT64)
-        json_put_int(w, o->name, *(const int64_t *)at);
-    else if (o->kind == OPTION_FLOAT)
-        json_put_float(w, o->name, *(const float *)at);
-    else if (o->kind == OPTION_STRING)
-        json_put_string(w, o->name, *(const char *const *)at);
-    else if (o->kind == OPTION_CHOICE)
-        write_choice(o, w);
+    if (o->kind == OPTION_FLAG) return json_boolean(*(const bool *)at);
+    if (o->kind == OPTION_INT) return json_integer(*(const int *)at);
+    if (o->kind == OPTION_INT64) return json_integer(*(const int64_t *)at);
+    if (o->kind == OPTION_FLOAT) return json_float(*(const float *)at);
+    if (o->kind == OPTION_STRING) return json_text(*(const char *const *)at);
+    return choice_json(o);
 }
 
-void options_write_json(const Option *table, JsonWriter *w) {
-    for (const Option *o = table; o->name; o++) options_write_one(o, w);
+json_t *options_json(const Option *table) {
+    json_t *all = json_object();
+    for (const Option *o = table; o->name; o++)
+        if (o->address) json_object_set_new(all, o->name, option_json(o));
+    return all;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -395,23 +393,17 @@ bool options_take(const Option *table, int argc, char **argv, const json_t *stor
 
 void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out) {
-    char json[16384], was_buffer[40], is_buffer[40];
+    char was_buffer[40], is_buffer[40];
     for (const Option *o = table; o->name; o++) {
         const json_t *was = find_stored(o, argc, argv, stored, except, true);
         if (!was) continue;
-        JsonWriter w;
-        Error err = {0};
-        json_writer_init(&w, json, sizeof json, 0);
-        json_begin(&w, NULL, '{');
-        options_write_one(o, &w);
-        json_end(&w, '}');
-        json_auto_t *now = json_parse(json, w.n, o->name, &err);
-        const json_t *is = json_object_get(now, o->name);
-        if (is && !json_equal(is, was)) {
-            const char *from = stored_text(o, was, 9, was_buffer, sizeof was_buffer),
-                       *to = stored_text(o, is, 9, is_buffer, sizeof is_buffer);
+        json_auto_t *is = option_json(o);
+        const char *from = stored_text(o, was, 9, was_buffer, sizeof was_buffer),
+                   *to = stored_text(o, is, 9, is_buffer, sizeof is_buffer);
+        const bool same = json_is_number(is) ? json_number_value(is) == json_number_value(was)
+                                             : json_equal(is, was);
+        if (!same)
             fprintf(out, "resume: --%s %s -> %s\n", o->name, from ? from : "(none)",
                     to ? to : "(none)");
-        }
     }
 }

@@ -22,7 +22,6 @@
 #include <stdio.h>
 
 #include "error.h"
-#include "json.h"
 
 typedef enum {
     OPTION_KIND_GROUP,  // a title in --help
@@ -92,14 +91,14 @@ bool options_nearest(const char *word, const char *list, char *out, size_t capac
 // ------------------------------------------------------------------------------------------------
 // The resolved values
 
-// One option, or all, with the resolved value as members of the object being written.
-void options_write_one(const Option *o, JsonWriter *w);
-void options_write_json(const Option *table, JsonWriter *w);
+// One option, or an object of all.
+json_t *option_json(const Option *o);
+json_t *options_json(const Option *table);
 
 // ------------------------------------------------------------------------------------------------
 // Values of an earlier run
 
-// After options_parse: takes from `stored`, written by options_write_json, every option that was
+// After options_parse: takes from `stored`, made by options_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing
 // from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
 bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
