@@ -191,6 +191,11 @@ static const Option option_table[] = {
     OPTION_END,
 };
 
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
+
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
@@ -403,11 +408,13 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
                          model_files_write(&run.files, &m->config, dtype, ck, err));
     ok = save_parameters(ck, m, false, dtype, ok, err);
     if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
-    if (!is_rank_0()) return true;
-    ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
-         checkpoint_publish(ck, err);
-    checkpoint_abort(ck);
-    return ok;
+    if (is_rank_0()) {
+        ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
+             checkpoint_publish(ck, err);
+        checkpoint_abort(ck);
+    }
+    comm_barrier();  // where the others hear that rank 0 writes
+    return ok || !is_rank_0();
 }
 
 // All weights as this rank computes with them, and their low bits where it has all of these.
@@ -455,37 +462,36 @@ static void save_or_warn(LlamaModel *m, bool last) {
         if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
         return;
     }
+    if (++run.failed_saves >= 3 || last || err.code == EXIT_DIVERGED) error_exit(&err);
     error_print(&err);
-    if (++run.failed_saves >= 3 || last || err.code == EXIT_DIVERGED) exit(err.code);
 }
 
 // ------------------------------------------------------------------------------------------------
 // The loop
 
-// All ranks, after the wait that ends the step: nothing here waits for the device.
-static StepBalance step_balance(const StepData *data) {
-    StepBalance b = {0};
-    const int32_t ranks = comm_num_ranks();
-    if (ranks == 1) return b;
-    static float *ms;  // (ranks) allocated by the first step
-    const float own_ms = device_timer_ms();
-    if (!ms) ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+// What the ranks told each other with their losses: who needs how long for its micro-batches, and
+// whether one has received a signal, which stops all of them after the same step.
+static StepBalance read_notes(LlamaModel *m, const StepData *data) {
+    StepBalance b = {.planned = data->imbalance};
+    const RankNote *notes = llama_notes(m);
+    const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
-    comm_all_gather_host(ms, &own_ms, sizeof own_ms);
+    if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
-        sum += (double)ms[r];
-        if (ms[r] > ms[b.slowest_rank]) b.slowest_rank = r;
+        sum += notes[r].passes_ms;
+        if (notes[r].passes_ms > notes[b.slowest_rank].passes_ms) b.slowest_rank = r;
+        if (notes[r].signal > 0) run.stopped_by = (int)notes[r].signal;
     }
-    b.planned = data->imbalance;
-    b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
+    b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
+    m->note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
-// A signal that one rank received is a signal to all, at the same step.
-static bool stop_requested(void) {
-    run.stopped_by = comm_max((int)stop_signal);
+static bool stop_requested(LlamaModel *m) {
+    m->note.signal = stop_signal;  // the others learn it with the next step
+    if (comm_num_ranks() == 1) run.stopped_by = (int)stop_signal;
     return run.stopped_by != 0;
 }
 
@@ -521,9 +527,9 @@ static SampleModel sample_model(LlamaModel *m) {
 
 static void print_samples(LlamaModel *m) {
     const SampleModel model = sample_model(m);
-    if (!is_rank_0()) return;
     comm_phase("sample", -1);
-    samples_report(&run.samples, &model, run.cursor.step, &run.log);
+    if (is_rank_0()) samples_report(&run.samples, &model, run.cursor.step, &run.log);
+    comm_barrier();  // where the others hear that rank 0 works
 }
 
 // Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
@@ -558,7 +564,7 @@ static void train(LlamaModel *m) {
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
     if (!resumes()) validate(m, 0);
-    for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
+    for (int64_t step = first; step < o.steps && !stop_requested(m); step++) {
         double start_ms = now_ms();
         comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
@@ -586,7 +592,7 @@ static void train(LlamaModel *m) {
                                    .useful_flops = useful_flops(data),
                                    .skipped = scalars.scale == 0,
                                    .spike = loss_is_spike(&run.trend, loss),
-                                   .balance = step_balance(data)};
+                                   .balance = read_notes(m, data)};
         report_step(&run.log, &report, data);
         tokens += data->real_tokens;
         targets += data->num_targets;
@@ -611,7 +617,7 @@ static void validate_and_sample(LlamaModel *m) {
 
 static void finish(LlamaModel *m) {
     Error err = {0};
-    if (stop_requested()) {
+    if (run.stopped_by) {
         data_summary_print_left_out(&run.train_summary);
         printf("stopped by signal %d; --resume continues from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
@@ -1384,12 +1390,8 @@ static void infer(LlamaModel *m, int argc, char **argv) {
 static void start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
-    const char *missing = comm_init();
-    if (missing)
-        exit_with(EXIT_USAGE,
-                  "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
-                  missing);
-    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    comm_init();
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]", options_of_help);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
 

@@ -221,7 +221,7 @@ hint() {        # hint NAME PATTERN: the hint for another trainer's option names
         grep -qE -e "^  $word( |$)" help.txt || bad "hint_for_$1" "$word does not exist"
     done
 }
-"$train" --help > help.txt
+"$train" --help-all > help.txt
 hint epochs '--steps counts'
 hint lora 'no LoRA'
 hint batch-size '--batch-tokens .*--micro-batch-tokens'

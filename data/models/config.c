@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "../base/json.h"
-#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -423,13 +422,11 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 }
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
-    char near_name[64], hint[400], names[256] = "";
+    char hint[400], names[256] = "";
     if (llama_config_builtin(c, model)) return true;
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
-    const bool near = options_nearest(model, names, near_name, sizeof near_name);
-    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
-             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "", names);
+    snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,
                      "%s: expected a model directory or a built-in name, found neither", model);
 }

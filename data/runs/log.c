@@ -134,7 +134,7 @@ static json_t *balance_json(const StepBalance *b) {
                                        : json_pack("{s:o, s:i}", "imbalance_measured",
                                                    json_float((float)b->measured), "slowest_rank",
                                                    b->slowest_rank);
-    if (b->measured != 0 && b->planned > 0)
+    if (b->planned > 0)
         json_object_set_new(balance, "imbalance_planned", json_float((float)b->planned));
     return balance;
 }
