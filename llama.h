@@ -140,6 +140,12 @@ typedef struct {
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
 
+// What each rank tells all others with its losses, so that a step needs no exchange for it: the time
+// of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
+typedef struct {
+    double passes_ms, signal;
+} RankNote;
+
 // One unit of overlapped communication: a contiguous range of the parameter arenas.
 typedef struct {
     size_t first, last;  // elements first .. last - 1
@@ -182,9 +188,12 @@ typedef struct {
     LlamaScratch scratch;
     real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
     int32_t *unrotated;  // (T) position_ids of that row, for the backward of layers without RoPE
-    StepScalars *step;   // device: loss sum, gradient norm, clip factor
-    double *loss_sum;    // device: where the losses of the micro-batch are added
-    real *loss_scale;    // device: 1 / targets of the step
+    // device, and what the host has read of it: loss sum, gradient norm, clip factor; behind them
+    // the notes (num_ranks) and loss_partials, with other ranks or sums in order
+    StepScalars *step, *step_host;
+    RankNote note;     // of this rank, for the next sum of losses
+    double *loss_sum;  // device: where the losses of the micro-batch are added
+    real *loss_scale;  // device: 1 / targets of the step
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
@@ -434,6 +443,15 @@ static inline bool llama_has_partial_sums(const LlamaModel *m) {
     return m->ranks.num_ranks > 1 || m->ranks.deterministic_reduction;
 }
 
+// Doubles behind `step`: notes of two each, and loss_partials
+static inline size_t llama_num_notes(const LlamaModel *m) {
+    return llama_has_partial_sums(m) ? 2 * (size_t)m->ranks.num_ranks : 0;
+}
+
+static inline size_t llama_num_partials(const LlamaModel *m) {
+    return llama_has_partial_sums(m) ? llama_num_notes(m) + (size_t)m->ranks.num_losses : 0;
+}
+
 static inline size_t llama_norm_block(const LlamaModel *m) {
     return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
 }
@@ -586,10 +604,9 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // The step around them
 
 static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step, sizeof(StepScalars));
+    device_zero(m->step, sizeof(StepScalars) + llama_num_partials(m) * sizeof(double));
     if (!llama_has_partial_sums(m)) return;
     device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
-    device_zero(m->scratch.loss_partials, (size_t)m->ranks.num_losses * sizeof(double));
     m->loss_sum = m->scratch.loss_partials + m->ranks.rank;
 }
 
@@ -609,7 +626,9 @@ static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
 
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_has_partial_sums(m)) return;
-    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_partials, (size_t)m->ranks.num_losses);
+    double *notes = (double *)(m->step + 1);
+    device_upload(notes + 2 * m->ranks.rank, &m->note, sizeof m->note);
+    comm_sum_in_order(&m->step->loss_sum, notes, llama_num_notes(m), (size_t)m->ranks.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its shard, block by block.
@@ -623,7 +642,7 @@ static inline void llama_grad_norm(LlamaModel *m) {
     const size_t last = m->shard[m->ranks.rank + 1];
     for (size_t at = m->shard[m->ranks.rank]; at < last; at += block)
         global_norm_squared(parts + at / block, m->grads + at, n - at < block ? n - at : block);
-    comm_sum_in_order(sum, parts, LLAMA_NORM_BLOCKS);
+    comm_sum_in_order(sum, parts, 0, LLAMA_NORM_BLOCKS);
 }
 
 // The low bits from weight `first` on, which this rank updates; NULL where there are none
@@ -655,11 +674,16 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     if (m->ranks.shard_optimizer) llama_send_all_weights(m);
 }
 
-// Waits for the step and reads its loss sum, gradient norm and clip factor.
+// Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m) {
-    StepScalars step;
-    device_download(&step, m->step, sizeof step);
-    return step;
+    device_download(m->step_host, m->step,
+                    sizeof(StepScalars) + llama_num_notes(m) * sizeof(double));
+    return *m->step_host;
+}
+
+// (num_ranks) as read with the last step
+static inline const RankNote *llama_notes(const LlamaModel *m) {
+    return (const RankNote *)(m->step_host + 1);
 }
 
 static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
@@ -895,7 +919,10 @@ static inline void llama_carve(LlamaModel *m) {
     }
     LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->losses, T, true);
 
-    LLAMA_BUFFER(LLAMA_WORKSPACE, m->step, 1, true);
+    // the scalars of a step, then what is summed over the ranks: one download
+    m->step = arena_take(&m->arenas[LLAMA_WORKSPACE],
+                         sizeof(StepScalars) + llama_num_partials(m) * sizeof(double), 1);
+    if (m->step) s->loss_partials = (double *)(m->step + 1) + llama_num_notes(m);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
@@ -915,7 +942,6 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, LLAMA_NORM_BLOCKS, ranks);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->loss_partials, (size_t)m->ranks.num_losses, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
                  m->ranks.num_ranks > 1 && collected);
 }
@@ -1022,6 +1048,7 @@ static inline void llama_free(LlamaModel *m) {
     free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
+    free(m->step_host);
     free(m->shard);
     free(m->buckets);
     *m = (LlamaModel){0};
@@ -1047,6 +1074,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     assert(llama_memory_total(m) == planned);
     llama_build_tensors(m);
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
+    m->step_host = host_calloc(sizeof(StepScalars) / sizeof(double) + llama_num_notes(m),
+                               sizeof(double), "step");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
     if (m->unrotated)

@@ -163,14 +163,15 @@ static DeviceRoom open_device(const Options *o, LlamaModel *m) {
 static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
     Error err = {0};
     LlamaConfig config, saved;
-    char a[8192], b[8192];
     if (!at->dir[0] || model_given) must(llama_config_find(&config, o->model, &err), &err);
     if (!at->dir[0]) return config;
     must(llama_config_read(&saved, at->dir, &err), &err);
     if (!model_given) return saved;
-    llama_config_text(&saved, "float32", a, sizeof a);
-    llama_config_text(&config, "float32", b, sizeof b);
-    if (strcmp(a, b) != 0)
+    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
+    const bool same = strcmp(a, b) == 0;
+    free(a);
+    free(b);
+    if (!same)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
     return config;
@@ -197,14 +198,16 @@ static Samples make_samples(const Options *o, Data *d) {
 static void check_ranks_agree(const Data *d, const LlamaConfig *config, const ResumePoint *at) {
     static RankFields own;
     Error err = {0};
-    char text[8192], manifest[IO_PATH_MAX];
+    char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {d->train.fingerprint, d->train.token_fingerprint},
                    val[2] = {d->val.fingerprint, d->val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
+    char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, run_option_table);
-    rank_field(&own, "model", text, llama_config_text(config, "float32", text, sizeof text));
+    rank_field_text(&own, "model", model);
+    free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", at->dir);
@@ -442,11 +445,13 @@ static bool save_checkpoint(Run *run, const char *name, Error *err) {
                          model_files_write(&run->data->files, &m->config, dtype, ck, err));
     ok = save_parameters(ck, m, false, dtype, ok, err);
     if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
-    if (!is_rank_0()) return true;
-    ok = ok && (name || save_state(run, err)) && dir_lock_check(&run->out->lock, o->out, err) &&
-         checkpoint_publish(ck, err);
-    checkpoint_abort(ck);
-    return ok;
+    if (is_rank_0()) {
+        ok = ok && (name || save_state(run, err)) && dir_lock_check(&run->out->lock, o->out, err) &&
+             checkpoint_publish(ck, err);
+        checkpoint_abort(ck);
+    }
+    comm_barrier();  // where the others hear that rank 0 writes
+    return ok || !is_rank_0();
 }
 
 // A failed save leaves the older checkpoints. Training continues and tries again; it gives up after
@@ -463,9 +468,9 @@ static void save_or_warn(Run *run, bool last) {
         if (!checkpoint_prune(run->o->out, run->cursor.step, run->o->keep, &err)) error_print(&err);
         return;
     }
-    error_print(&err);
     if (++run->failed_saves >= MAX_FAILED_SAVES || last || err.code == EXIT_DIVERGED)
-        exit(err.code);
+        error_exit(&err);
+    error_print(&err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -482,30 +487,30 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
                    .t = step + 1};
 }
 
-// All ranks, after the wait that ends the step: nothing here waits for the device.
-static StepBalance step_balance(const StepData *data) {
-    StepBalance b = {0};
-    const int32_t ranks = comm_num_ranks();
-    if (ranks == 1) return b;
-    static float *ms;  // (ranks) allocated by the first step
-    const float own_ms = device_timer_ms();
-    if (!ms) ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+// What the ranks told each other with their losses: who needs how long for its micro-batches, and
+// whether one has received a signal, which stops all of them after the same step.
+static StepBalance read_notes(Run *run, const StepData *data) {
+    StepBalance b = {.planned = data->imbalance};
+    LlamaModel *m = run->model;
+    const RankNote *notes = llama_notes(m);
+    const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
-    comm_all_gather_host(ms, &own_ms, sizeof own_ms);
+    if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
-        sum += (double)ms[r];
-        if (ms[r] > ms[b.slowest_rank]) b.slowest_rank = r;
+        sum += notes[r].passes_ms;
+        if (notes[r].passes_ms > notes[b.slowest_rank].passes_ms) b.slowest_rank = r;
+        if (notes[r].signal > 0) run->stopped_by = (int)notes[r].signal;
     }
-    b.planned = data->imbalance;
-    b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
+    b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
+    m->note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
-// A signal that one rank received is a signal to all, at the same step.
 static bool stop_requested(Run *run) {
-    run->stopped_by = comm_max((int)stop_signal);
+    run->model->note.signal = stop_signal;  // the others learn it with the next step
+    if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
     return run->stopped_by != 0;
 }
 
@@ -538,9 +543,9 @@ static SampleModel sample_model(LlamaModel *m) {
 
 static void print_samples(Run *run) {
     const SampleModel model = sample_model(run->model);
-    if (!is_rank_0()) return;
     comm_phase("sample", -1);
-    samples_report(&run->samples, &model, run->cursor.step, &run->log);
+    if (is_rank_0()) samples_report(&run->samples, &model, run->cursor.step, &run->log);
+    comm_barrier();  // where the others hear that rank 0 works
 }
 
 // Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
@@ -608,7 +613,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .useful_flops = useful_flops(run, data),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
-                               .balance = step_balance(data)};
+                               .balance = read_notes(run, data)};
     report_step(&run->log, &report, data);
     t->steps++;
     t->tokens += data->real_tokens;
@@ -639,7 +644,7 @@ static void train(Run *run) {
 
 static void finish(Run *run, const DeviceRoom *room) {
     Error err = {0};
-    if (stop_requested(run)) {
+    if (run->stopped_by) {
         data_summary_print_left_out(&run->data->train_summary);
         printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
                run->cursor.step);
@@ -913,11 +918,7 @@ static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
 static Options *start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
-    const char *missing = comm_init();
-    if (missing)
-        exit_with(EXIT_USAGE,
-                  "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
-                  missing);
+    comm_init();
     Options *o = run_options_parse(argc, argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;

@@ -826,7 +826,7 @@ TEST(weights_in_several_files_come_back) {
     make_model(&b, &c, 16, 16, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_MSG(save_final(&a, cases[i].dtype, cases[i].max_file_bytes, &err), "%s", err.what);
-        CHECK_MSG(manifest_verify(scratch("final"), &step, &err), "%s", err.what);
+        CHECK_MSG(checkpoint_verify(scratch("final"), &step, &err), "%s", err.what);
         char last[300], index[300];
         snprintf(last, sizeof last, "%s/%s", scratch("final"), cases[i].last_file);
         snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));

@@ -114,6 +114,11 @@ const Option run_option_table[] = {
     OPTION_END,
 };
 
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
+
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
     "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
@@ -134,7 +139,7 @@ static void resolve_sizes(Options *o) {
 }
 
 Options *run_options_parse(int argc, char **argv) {
-    options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]");
+    options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
     options_belong_or_exit(argc, argv, "generate", "chat");
     resolve_sizes(&parsed);
     return &parsed;
