@@ -799,6 +799,11 @@ static void subject_grads(void *model, float *grads) {
     device_download(grads, m->grads, m->num_elements * sizeof(real));
 }
 
+static PackingSubject packing_subject(LlamaModel *m) {
+    return (PackingSubject){
+        m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
+}
+
 // Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
 // rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
 static bool packing_is_rounding(const PackingDelta *d) {
