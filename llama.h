@@ -141,8 +141,8 @@ typedef struct {
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
 
-// What each rank tells all others with its losses, so that a step needs no exchange for it: the time
-// of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
+// What each rank tells all others with its losses, so that a step needs no exchange for it: the
+// time of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
 typedef struct {
     double passes_ms, signal;
 } RankNote;
@@ -192,9 +192,9 @@ typedef struct {
     // device, and what the host has read of it: loss sum, gradient norm, clip factor; behind them
     // the notes (num_ranks) and loss_partials, with other ranks or sums in order
     StepScalars *step, *step_host;
-    RankNote note;       // of this rank, for the next sum of losses
-    double *loss_sum;    // device: where the losses of the micro-batch are added
-    real *loss_scale;    // device: 1 / targets of the step
+    RankNote note;     // of this rank, for the next sum of losses
+    double *loss_sum;  // device: where the losses of the micro-batch are added
+    real *loss_scale;  // device: 1 / targets of the step
     // the current micro-batch
     LlamaInputs in;
     int32_t *staging_host, *staging;
@@ -878,8 +878,8 @@ static inline void llama_carve_workspace(LlamaModel *m) {
     const size_t collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
     Arena *a = &m->arenas[LLAMA_WORKSPACE];
     LlamaScratch *s = &m->scratch;
-    m->step = arena_take(a, sizeof(StepScalars) / sizeof(double) + llama_num_partials(m),
-                         sizeof(double));
+    m->step =
+        arena_take(a, sizeof(StepScalars) / sizeof(double) + llama_num_partials(m), sizeof(double));
     if (m->step) s->loss_partials = (double *)(m->step + 1) + llama_num_notes(m);
     m->loss_scale = arena_take(a, 1, sizeof(real));
     m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));

@@ -1,6 +1,6 @@
-// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends. Built
-// with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as one of
-// several is an error.
+// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends.
+// Built with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as
+// one of several is an error.
 #include <assert.h>
 #include <limits.h>
 #include <pthread.h>
@@ -83,7 +83,7 @@ static bool is_rank(int started) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The end by an error: one rank prints it, and all end with its code. MPI's launcher kills the others.
+// The end by an error: one rank prints it, and the launcher ends the others with its code.
 
 enum { TURN_MS = 2000, CAUSE_MS = 2000, END_MS = 20000 };
 

@@ -1,5 +1,5 @@
-// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with -DWITH_NCCL
-// where nccl.h is found; without it a job has one rank.
+// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with
+// -DWITH_NCCL where nccl.h is found; without it a job has one rank.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
