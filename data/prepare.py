@@ -30,18 +30,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # records that are left out, in warnings
-HINTS = {  # for files of another ending
-    ".arrow": "datasets writes JSON Lines: Dataset.from_file(\"FILE\").to_json(\"FILE.jsonl\")",
-    ".xz": "unpack it first: xz -dk FILE", ".bz2": "unpack it first: bzip2 -dk FILE",
-    ".zip": "unpack it first: unzip FILE",
-}
 CHAT_KEYS = ("messages", "conversations", "prompt", "completion", "tools")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
@@ -66,8 +60,7 @@ class LeftOut(Exception):
 
 def printable(text):
     """No file name can forge a second line of output."""
-    return "".join(c if c.isprintable() else "\\x%02x" % ord(c)
-                   for c in text)
+    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
 
 
 def require(package, name):
@@ -104,24 +97,11 @@ def ending(path):
     return os.path.splitext(plain if packing in (".gz", ".zst") else path)[1].lower()
 
 
-def check_input(path):
-    if path.startswith("hf:"):
-        require("datasets", path)
-        return
-    if not os.path.isfile(path):
-        raise PrepareError(BAD_INPUT, "%s: expected a file, found none" % path, "check its name")
-    if ending(path) == ".parquet":
-        require("pyarrow.parquet", path)
-    elif ending(path) not in (".jsonl", ".ndjson", ".csv", ".tsv"):
-        raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path, HINTS.get(
-            ending(path), "train_llama reads text files and JSON arrays itself, unpacked"))
-
-
 # --------------------------------------------------------------------------------------------------
 # Records: (number, a dictionary, or LeftOut)
 
 
-def json_records(path):
+def json_records(path, _):
     with open_input(path) as f:
         for number, line in enumerate(f, 1):
             if not line.strip():
@@ -167,14 +147,19 @@ def hub_records(name, keys):
             yield number, {column: row.get(column) for column in columns}
 
 
+READERS = {".jsonl": json_records, ".ndjson": json_records, ".csv": csv_records,
+           ".tsv": csv_records, ".parquet": parquet_records}
+
+
 def records(args):
     """(where, a dictionary or LeftOut) of all records in order."""
     keys = CHAT_KEYS if args.chat else (args.text_key,)
     for path in args.input:
-        kind = ending(path)
-        found = hub_records(path, keys) if path.startswith("hf:") else \
-            parquet_records(path, keys) if kind == ".parquet" else \
-            csv_records(path, keys) if kind in (".csv", ".tsv") else json_records(path)
+        reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
+        if not reader:
+            raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
+                               "train_llama reads text files and JSON arrays itself, unpacked")
+        found = reader(path, keys)
         try:
             for number, record in found:
                 yield "%s:%d" % (path, number), record
@@ -440,11 +425,9 @@ def documents(args, left_out):
 
 
 def picture(parts):
-    """The text with what is trained in colour, or in [[ ]]."""
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    before, after = ("\033[1;32m", "\033[0m") if colour else ("[[", "]]")
-    return "".join((before if trained else "") + "\n".join(map(printable, text.split("\n")))
-                   + (after if trained else "") for text, trained in parts)
+    """The text with what is trained in [[ ]]."""
+    shown = [("\n".join(map(printable, text.split("\n"))), trained) for text, trained in parts]
+    return "".join("[[%s]]" % text if trained else text for text, trained in shown)
 
 
 def write(args, left_out):
@@ -472,8 +455,6 @@ def write(args, left_out):
 
 def prepare(args):
     left_out = []
-    for path in args.input:
-        check_input(path)
     if args.show:
         for found in itertools.islice(documents(args, left_out), args.show):
             print(picture(found.get("parts") or [[found["text"], False]]), end="\n\n")
@@ -514,8 +495,6 @@ def parse_args(argv):
 
 
 def main(argv):
-    # a stop by a batch system cleans up like Ctrl-C
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         prepare(parse_args(argv))
     except PrepareError as e:
@@ -525,8 +504,6 @@ def main(argv):
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed in --out", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # --show into head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 scratch balance
 bin=${BIN:-$root/build/cpu}
-python3 "$root/dev/shard.py" --dist r65 --tokens 40000 --cap 2048 --vocab 258 --out shards > out.txt ||
+"$root/dev/bench.py" --write shards --dist r65 --tokens 40000 --cap 2048 > out.txt ||
     bad shard 'not made'
 tiny_model tiny 24 40 8
 plan=(--train shards --boundary-token 0 --max-seqlen 512 --micro-batch-tokens 1024 --batch-tokens 6144)

@@ -8,7 +8,7 @@
 
 #include "../base/memory.h"
 #include "../base/sum_tree.h"
-#include "heap.h"
+#include "../base/heap.h"
 #include "plan.h"
 
 static const char what_for[] = "the step plan";

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "../base/memory.h"
-#include "heap.h"
+#include "../base/heap.h"
 #include "plan.h"
 
 static const char what[] = "the step plan";

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "heap.h"
+#include "../base/heap.h"
 #include "plan.h"
 
 typedef struct {
