@@ -79,6 +79,7 @@ def by_ends(path, ends):
 
 
 def datatrove(path):
+    check(os.path.getsize(path + ".index") % 8 == 0, "%s.index: expected whole entries" % path)
     ends = np.fromfile(path + ".index", "<u8")
     loss = np.fromfile(path + ".loss", "u1") if os.path.exists(path + ".loss") else None
     return by_ends(path, ends), ends, loss
@@ -112,6 +113,8 @@ def numpy_array(path):
     ids = np.load(path, mmap_mode="r")
     check(ids.ndim == 1 and ids.dtype.str in ("<u2", "<u4", "<i4"), "%s: expected one dimension of uint16,"
           " uint32 or int32, found %s of %s" % (path, ids.shape, ids.dtype), "numpy.save(NAME, ids.ravel())")
+    check(os.path.getsize(path) == ids.offset + ids.nbytes, "%s: expected %d bytes" % (
+        path, ids.offset + ids.nbytes))
     return ids, None, None
 
 

@@ -308,7 +308,7 @@ class Template:
         self.train_all, self.values = args.train_on == "all", {}
         self.marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
         added = read_json(os.path.join(args.model, "tokenizer.json")).get("added_tokens") or []
-        self.special = tuple(t["content"] for t in added if t.get("special"))
+        self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             for key, token in read_json(os.path.join(args.model, file)).items():
                 if key.endswith("_token") and isinstance(content_or_text(token), str):

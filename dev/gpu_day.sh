@@ -296,8 +296,7 @@ real_text() {
 import os, sys
 folders = {os.path.realpath(p) for p in sys.path if os.path.isdir(p)}
 print(*(f for f in folders if not any(f.startswith(g + os.sep) for g in folders)), sep="\n")')
-    [ -e "$work/text/dataset.json" ] || check text 200 python3 data/prepare.py \
-        --python-functions --val-frac 0.01 --out "$work/text" "${folders[@]}"
+    [ -e "$work/text" ] || check text 200 python3 scripts/python_functions.py "${folders[@]}" "$work/text"
     [ -z "$why" ]
 }
 readonly pretraining=(--model smollm2-135m --max-seqlen 2048 --micro-batch-tokens 32768

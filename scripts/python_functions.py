@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The functions and methods of the Python files in a directory, one document each, as JSON Lines:
-python_functions.py SOURCES DIR writes DIR/train.jsonl and, of 3 % chosen by content, DIR/val.jsonl.
+python_functions.py SOURCES... DIR writes DIR/train.jsonl and, of 3 % chosen by content, DIR/val.jsonl.
 
 Functions in bytes are about as short as web pages in subword tokens; whole source files are mostly longer
 than a row, so that packing them would save little padding."""
@@ -44,10 +44,10 @@ def is_validation(text):
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2.0**64 < VAL_SHARE
 
 
-def main(sources, out):
+def main(directories, out):
     os.makedirs(out, exist_ok=True)
     train, val = (open(os.path.join(out, name), "w") for name in ("train.jsonl", "val.jsonl"))
-    for path in python_files(sources):
+    for path in (path for directory in directories for path in python_files(directory)):
         with open(path, "rb") as f:
             source = f.read()
         for text in functions(source):
@@ -57,6 +57,6 @@ def main(sources, out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("error: expected SOURCES DIR\nhint: python_functions.py /usr/lib/python3 data/demo")
-    main(*sys.argv[1:])
+    if len(sys.argv) < 3:
+        sys.exit("error: expected SOURCES... DIR\nhint: python_functions.py /usr/lib/python3 data/demo")
+    main(sys.argv[1:-1], sys.argv[-1])

@@ -145,7 +145,7 @@ def length_chart(run):
     bins.pop(0, None)           # empty ones are skipped in training too
     if not bins:
         return no_chart("Document lengths", f"No .idx file of --train {train} is here: run "
-                        "report.py where the run was started, on shards of data/prepare.py.")
+                        "report.py where the run was started.")
     count, total = (sum(b[i] for b in bins.values()) for i in (0, 1))
     lengths = [2 ** (k - 1) for k in range(min(bins), max(bins) + 1)]
     shares = [[100 * bins.get(n.bit_length(), (0, 0))[i] / all_ for n in lengths]

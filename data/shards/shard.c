@@ -341,7 +341,7 @@ static const char *looks_like(const Shard *s, const unsigned char *head, uint64_
     *hint = "give text files, JSON Lines, or the .bin files made of them";
     if (swapped == SHARD_MAGIC_U16 || swapped == SHARD_MAGIC_U32) return "a big-endian shard";
     if (magic == EVAL_MAGIC) return "llm.c's multiple-choice evaluation file";
-    *hint = "data/prepare.py FILE --out DIR writes JSON Lines of it";
+    *hint = "data/prepare.py FILE --out FILE.jsonl writes JSON Lines of it";
     if (memcmp(head, "PAR1", 4) == 0) return "a Parquet file";
     *hint = "name it .txt or .jsonl";
     if (is_printable(head, n)) return "text";

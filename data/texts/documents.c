@@ -270,8 +270,8 @@ static void describe_bad_record(const json_t *record, const char *parse_error, E
         json_type_error(text, "text", "a string", bad);
     else
         error_set(bad, EXIT_BAD_INPUT,
-                  chat ? "data/prepare.py --chat FILE --model DIR --out DIR writes chats as parts"
-                       : "data/prepare.py --text-key NAME reads another field",
+                  chat ? "data/prepare.py --chat FILE --model DIR --out FILE.jsonl writes chats as parts"
+                       : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
                   "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
 }
 

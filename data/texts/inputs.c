@@ -83,7 +83,7 @@ static bool check_ending(const InputFile *f, Error *err) {
         if (strcasecmp(path_ending(f->path), refused[i].ending) != 0) continue;
         if (!f->named && !refused[i].in_tree) return true;
         snprintf(hint, sizeof hint,
-                 "data/prepare.py %.300s --out DIR writes JSON Lines of it, or says how", f->path);
+                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines", f->path);
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
                          refused[i].format);
     }
