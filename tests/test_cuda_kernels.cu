@@ -887,7 +887,7 @@ TEST(parts_are_summed_in_order) {
     const double parts[] = {1e16, 1, -1e16, 3};  // 1e16 + 1 = 1e16
     double *device = (double *)device_block(sizeof parts);
     device_upload(device, parts, sizeof parts);
-    const double got = device_double(0.5, [&](double *s) { comm_sum_in_order(s, device, 4); });
+    const double got = device_double(0.5, [&](double *s) { comm_sum_in_order(s, device, 0, 4); });
     CHECK(got == 3.5);
 }
 

@@ -314,7 +314,7 @@ TEST(sums_of_gradients_and_of_parts) {
     grads_add(sum, y, N);
     for (int i = 0; i < N; i++) CHECK(sum[i] == x[i] + y[i]);
     double parts[] = {1e16, 1, -1e16, 3}, total = 0.5;  // 1e16 + 1 = 1e16: the order matters
-    comm_sum_in_order(&total, parts, 4);
+    comm_sum_in_order(&total, parts, 0, 4);
     CHECK(total == 3.5);
     device_free(x), device_free(y), device_free(sum);
 }
