@@ -84,8 +84,7 @@ static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
     const uint64_t found = s->file.size_bytes;
     s->file.size_bytes = size;
     return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                     "%s: expected %lu bytes as before, found %lu", s->path,
-                     size, found);
+                     "%s: expected %lu bytes as before, found %lu", s->path, size, found);
 }
 
 static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
@@ -150,8 +149,7 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
     char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->masked)
-        snprintf(targets, sizeof targets, ", %ld of them targets", ds->num_targets);
+    if (ds->masked) snprintf(targets, sizeof targets, ", %ld of them targets", ds->num_targets);
     if (ds->num_empty > 0)
         snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
                  text_plural(ds->num_empty));
@@ -164,8 +162,8 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
                  ds->scanned_token);
     snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s%s%s%s%s", ds->num_shards,
              ds->shards[0].format, text_plural((int64_t)ds->num_shards), ds->num_docs,
-             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens),
-             targets, empty, scanned, sums);
+             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens), targets, empty,
+             scanned, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -199,8 +197,7 @@ static bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t doc, in
                               int32_t token, Error *err) {
     return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
                      "%s: document %ld, token %ld: expected an id below %d, found %u", s->path,
-                     (doc - s->first_doc), offset, ds->vocab_size,
-                     (uint32_t)token);
+                     (doc - s->first_doc), offset, ds->vocab_size, (uint32_t)token);
 }
 
 // Reads block b of the shard into ds->block and checks it.
@@ -214,9 +211,8 @@ static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t n
     return crc == s->block_crcs[b] ||
            error_set(err, EXIT_BAD_INPUT,
                      "the file is damaged or was changed: copy it again, or make it again",
-                     "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path,
-                     at, (at + bytes - 1), s->block_crcs[b],
-                     crc);
+                     "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
+                     (at + bytes - 1), s->block_crcs[b], crc);
 }
 
 // Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are

@@ -94,7 +94,8 @@ static bool path_list_expand_one(PathList *list, const char *item, const char *s
         path_list_expand_glob(list, item);
     }
     if (list->n > before) return true;
-    return error_set(err, EXIT_BAD_INPUT, "name a directory of text files or JSON Lines, or one with such shards",
+    return error_set(err, EXIT_BAD_INPUT,
+                     "name a directory of text files or JSON Lines, or one with such shards",
                      "%s: expected token shards (%s_*.bin), found none", item, split);
 }
 

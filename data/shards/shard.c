@@ -21,8 +21,7 @@ uint64_t shard_num_blocks(const Shard *s) {
     return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
 }
 
-static bool damaged_file(Error *err, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+static bool damaged_file(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static bool damaged_file(Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -76,8 +75,8 @@ static bool open_beside(const Shard *s, File *f, char path[IO_PATH_MAX], const c
 static bool check_seal(const File *f, const unsigned char *text, uint64_t size, Error *err) {
     const uint32_t crc = crc32c(0, text, (size_t)size - 4),
                    expected = (uint32_t)shard_word(text + size - 4, 4);
-    return expected == crc || damaged_file(err, "%s: expected checksum %08x, found %08x", f->path,
-                                           expected, crc);
+    return expected == crc ||
+           damaged_file(err, "%s: expected checksum %08x, found %08x", f->path, expected, crc);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -126,8 +125,7 @@ static bool read_index(Shard *s, const File *f, uint64_t count, Error *err) {
     if (!checked_mul(count, 8, &size) || !checked_add(size, tail, &size)) size = UINT64_MAX;
     if (!check_size(f, size, "from the shard's header", err)) return false;
     unsigned char *text = host_calloc((size_t)size, 1, "a shard index");
-    const bool ok =
-        file_read_at(f, text, size, 0, err) && set_index(s, f, text, size, count, err);
+    const bool ok = file_read_at(f, text, size, 0, err) && set_index(s, f, text, size, count, err);
     free(text);
     return ok;
 }
@@ -186,11 +184,11 @@ static bool open_mask(Shard *s, const unsigned char *head, bool expected, Error 
     File f;
     Error none = {0};
     if (!open_beside(s, &f, path, ".mask", expected ? err : &none)) return !expected;
-    const bool ok = expected
-                        ? read_mask(s, &f, head, err)
-                        : error_set(err, EXIT_BAD_INPUT, "remove it if it belongs to other shards",
-                                    "%s: expected no mask beside a shard without flag %d", path,
-                                    FLAG_MASK);
+    const bool ok =
+        expected
+            ? read_mask(s, &f, head, err)
+            : error_set(err, EXIT_BAD_INPUT, "remove it if it belongs to other shards",
+                        "%s: expected no mask beside a shard without flag %d", path, FLAG_MASK);
     file_close(&f);
     return ok;
 }

@@ -40,9 +40,9 @@ struct Shard {
     uint32_t checksum;             // CRC32C of the header and the index
     int64_t block_tokens;          // tokens that share a checksum; 0: tokens have none
     uint32_t *block_crcs;          // (shard_num_blocks) CRC32C of each block; NULL: none; owned
-    uint32_t token_sum;    // of those checksums, or of the tokens that were scanned; and of the mask
-    unsigned char *mask;   // (num_tokens) bits: is the token a target? NULL: no mask; owned
-    int64_t num_targets;   // ones in it
+    uint32_t token_sum;   // of those checksums, or of the tokens that were scanned; and of the mask
+    unsigned char *mask;  // (num_tokens) bits: is the token a target? NULL: no mask; owned
+    int64_t num_targets;  // ones in it
     // set by the data set
     int64_t first_doc;  // number of its first document
     int64_t last_use;

@@ -91,8 +91,12 @@ static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES /
                           (w->masked ? FLAG_MASK : 0);
     const int32_t llmc[] = {wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16, wide ? 7 : 1,
                             (int32_t)w->ends[w->num_ends - 1]},
-                  own[] = {OWN_MAGIC, OWN_VERSION, v->vocab_size, flags,
-                             w->all_bos ? v->bos : -1, w->all_eos ? v->eos : -1};
+                  own[] = {OWN_MAGIC,
+                           OWN_VERSION,
+                           v->vocab_size,
+                           flags,
+                           w->all_bos ? v->bos : -1,
+                           w->all_eos ? v->eos : -1};
     const uint64_t long_ones[] = {w->num_ends, v->tokenizer_hash};
     memset(words, 0, SHARD_HEADER_BYTES);
     memcpy(words, llmc, sizeof llmc);
@@ -104,8 +108,8 @@ static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES /
 
 static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending, Error *err) {
     char path[IO_PATH_MAX];
-    return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split,
-                       w->num_shards - 1, ending) &&
+    return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
+                       ending) &&
            writer_open(f, path, err);
 }
 

@@ -269,10 +269,11 @@ static void describe_bad_record(const json_t *record, const char *parse_error, E
     else if (text)
         json_type_error(text, "text", "a string", bad);
     else
-        error_set(bad, EXIT_BAD_INPUT,
-                  chat ? "data/prepare.py --chat FILE --model DIR --out FILE.jsonl writes chats as parts"
-                       : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-                  "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
+        error_set(
+            bad, EXIT_BAD_INPUT,
+            chat ? "data/prepare.py --chat FILE --model DIR --out FILE.jsonl writes chats as parts"
+                 : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+            "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
 }
 
 // [["...", true], ...] as a text and its parts; both in memory the caller frees.
@@ -299,7 +300,8 @@ static bool read_parts(const json_t *array, Text *text, unsigned char **bytes, P
 
 static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
                        const char *parse_error, Error *bad) {
-    const json_t *value = json_object_get(record, "text"), *array = json_object_get(record, "parts");
+    const json_t *value = json_object_get(record, "text"),
+                 *array = json_object_get(record, "parts");
     Text text = {.is_val = u->files->is_val};
     unsigned char *bytes = NULL;
     Part *parts = NULL;
@@ -333,8 +335,8 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
         return;
     }
     replace_surrogates((char *)p, (char *)p + n);
-    json_t *record = json_loadb((char *)p, n,
-                                JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
+    json_t *record =
+        json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
     const bool ok = add_record(u, e, options, record, why.text, &bad);
     json_decref(record);
     if (ok) return;

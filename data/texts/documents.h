@@ -52,7 +52,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err);
 typedef struct {
     const Tokenizer *tokenizer;
     bool has_byte[256];  // it has a token for
-    int32_t bos, eos;  // of documents without parts; -1: none
+    int32_t bos, eos;    // of documents without parts; -1: none
     int token_bytes;
     double val_frac;  // share of the documents for validation, by SHA-256 of the text
 } UnitOptions;

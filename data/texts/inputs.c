@@ -83,7 +83,8 @@ static bool check_ending(const InputFile *f, Error *err) {
         if (strcasecmp(path_ending(f->path), refused[i].ending) != 0) continue;
         if (!f->named && !refused[i].in_tree) return true;
         snprintf(hint, sizeof hint,
-                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines", f->path);
+                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines",
+                 f->path);
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
                          refused[i].format);
     }
@@ -153,7 +154,8 @@ static bool find_kind(InputFile *f, Error *err) {
                                                          : INPUT_TEXT;
     if (lines || json) find_records(f);
     return f->kind != INPUT_TABLE || !f->named ||
-           error_set(err, EXIT_BAD_INPUT, "write an object {\"text\": ...} a line, or an array of them",
+           error_set(err, EXIT_BAD_INPUT,
+                     "write an object {\"text\": ...} a line, or an array of them",
                      "%s: expected records, found other JSON", f->path);
 }
 
@@ -202,7 +204,7 @@ static bool add_item(Inputs *in, const char *item, const char *out_dir, Error *e
     path_list_sort(&found, 0);
     if (ok && found.n == 0)
         ok = bad_input(err, "%s: expected a file or a directory with files, found none", item);
-    for (size_t i = 0; ok && i < found.n; i++) 
+    for (size_t i = 0; ok && i < found.n; i++)
         ok = add_file(in, found.items[i], is_dir ? item : NULL, err);
     path_list_free(&found);
     return ok;

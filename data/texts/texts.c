@@ -126,8 +126,7 @@ static bool open_model_tokenizer(Job *j, Error *err) {
     if (path_is_dir(model) && !path_join(path, sizeof path, model, "tokenizer.json", err))
         return false;
     if (!path_is_dir(model) || !path_exists(path))
-        return error_set(err, EXIT_BAD_INPUT,
-                         "give --model DIR with a tokenizer.json",
+        return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
                          "%s: is text, expected a tokenizer for it in --model, found none in %s",
                          j->spec, model);
     if (!tokenizer_open(&j->tokenizer, model, err) || !sha256_file(path, digest, err)) return false;
@@ -159,9 +158,10 @@ static bool open_tokenizer(Job *j, Error *err) {
     }
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
-        text_copy(err->hint, sizeof err->hint,
-                  "only byte-level BPE is known here: save ids of its own library by numpy.save, and "
-                  "data/convert.py makes shards of them");
+        text_copy(
+            err->hint, sizeof err->hint,
+            "only byte-level BPE is known here: save ids of its own library by numpy.save, and "
+            "data/convert.py makes shards of them");
     return j->bpe != NULL;
 }
 
