@@ -37,7 +37,6 @@ for word in "$@"; do case $word in --resume*) replace= ;; esac; done
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo
-"$python" scripts/report.py out/demo
 
 say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
@@ -45,6 +44,5 @@ say 'packing changes only the time'
 
 say 'done'
 echo 'out/demo/plot.png     loss, tokens/s and fill'
-echo 'out/demo/report.html  one page: charts, document lengths, samples, options'
 echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
 echo 'out/demo/log.jsonl    one JSON object per step'

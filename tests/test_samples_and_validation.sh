@@ -251,7 +251,7 @@ plot() {
     if ! /usr/bin/python3 -c 'import matplotlib' 2> /dev/null; then
         skip plot 'matplotlib is not installed' && return
     fi
-    outcome plot 0 '^wrote every/plot.png: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
+    outcome plot 0 '^wrote every/plot.png: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
         /usr/bin/python3 "$root/scripts/plot_run.py" every
     check plot_is_written test -s every/plot.png
 }
