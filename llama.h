@@ -313,7 +313,6 @@ static inline void llama_head_train(LlamaModel *m) {
     const floatX *norm = m->acts[m->config.num_layers].norm_attn;
     for (int64_t t = 0, n; t < T; t += n) {
         const bool sum = m->has_grads || t > 0;
-        device_join();  // the gradient of the chunk before has read its logits
         n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
@@ -328,8 +327,6 @@ static inline void llama_add_losses(LlamaModel *m) {
 }
 
 // llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
-// Gradients of matrices are on the branch until the next rmsnorm_backward, and what they read is
-// overwritten only there or later.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -338,7 +335,6 @@ static inline void llama_backward(LlamaModel *m) {
     const int64_t T = in->docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
     const int C = c->hidden_size;
-    device_join();
     if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
     const bool sum = m->has_grads;        // of several micro-batches
 
@@ -372,7 +368,6 @@ static inline void llama_backward(LlamaModel *m) {
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
-    device_join();
     llama_grads_done(m, LLAMA_EMBEDDING);
     llama_grads_done(m, LLAMA_NORMS);
     m->has_grads = true;
@@ -681,24 +676,6 @@ static inline StepScalars llama_read_step(LlamaModel *m) {
     StepScalars step;
     device_download(&step, m->step, sizeof step);
     return step;
-}
-
-// Before the first step: times the algorithms of every product of full micro-batches and head
-// chunks, in activations, scratch and gradients, which it overwrites.
-static inline void llama_choose_matmuls(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    const LlamaLayer *w = m->layers;
-    const LlamaLayerGrads *g = m->dlayers;
-    const LlamaScratch *s = &m->scratch;
-    LlamaActs *a = m->acts;
-    const int64_t T = m->sizes.micro_batch_tokens, C = c->hidden_size, F = c->intermediate_size;
-    const int64_t q_dim = llama_q_dim(c);
-    matmul_choose(a->qkv, g->qkv_proj, a->norm_attn, w->qkv_proj, T, C, llama_qkv_dim(c));
-    matmul_choose(s->dresid, g->o_proj, a->attn, w->o_proj, T, q_dim, C);
-    matmul_choose(a->gate_up, g->gate_up_proj, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);
-    matmul_choose(s->dresid, g->down_proj, a->swiglu, w->down_proj, T, F, C);
-    matmul_choose(s->logits, m->dlm_head, s->head_rows, m->lm_head, m->head_chunk, C,
-                  c->vocab_size);
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.

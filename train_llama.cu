@@ -37,7 +37,6 @@
 #include "data/batches/plan.h"
 #include "data/batches/summary.h"
 #include "data/models/config.h"
-#include "data/models/gguf.h"
 #include "data/models/tokenizer.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -66,10 +65,9 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
         *work_cost;
-    bool from_scratch, overwrite, deterministic, bf16_matmul, cuda_graph, compare, check_packing,
-        generate, chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer,
-        strict;
-    int layout, schedule, long_docs, zero, recompute, final_dtype, export, export_type;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
+        chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
+    int layout, schedule, long_docs, zero, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         seed;
@@ -166,10 +164,6 @@ static const Option option_table[] = {
     FLAG("deterministic", o.deterministic,
          "same bits in every run (the CPU always does) and on any number of ranks; takes memory "
          "for sums over micro-batches in a fixed order"),
-    FLAG(
-        "cuda-graph", o.cuda_graph,
-        "CUDA: a micro-batch is one launch instead of hundreds, for small models and micro-batches "
-        "that the host cannot feed fast enough; micro-batches are filled up to one size"),
     CHOICE("recompute", o.recompute, "auto", "off|on|full|auto",
            "activations that backward computes again instead of keeping, for the same bits: none, "
            "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
@@ -193,9 +187,6 @@ static const Option option_table[] = {
            "of a text of --generate, which ends at --max-seqlen at the latest"),
     FLAG("eval", o.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    CHOICE("export", o.export, "none", "none|gguf",
-           "write --model to the new file --out, as llama.cpp reads it"),
-    CHOICE("export-type", o.export_type, "bf16", GGUF_TYPES, "of the matrices of --export"),
     FLAG("compare", o.compare, "time all layouts on the same documents"),
     NUMBER("compare-steps", o.compare_steps, "3", 1, 1000, "timed steps of each layout"),
     FLAG("check-packing", o.check_packing, "packed against each document alone"),
@@ -208,21 +199,11 @@ static const Option option_table[] = {
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
     "out|resume|init-from|overwrite|threads|zero|heartbeat-seconds|compare|compare-steps|"
-    "check-packing|generate|prompt-file|chat|max-new-tokens|eval|export|export-type|dry-run|"
+    "check-packing|generate|prompt-file|chat|max-new-tokens|eval|dry-run|"
     "version";
 
 // ------------------------------------------------------------------------------------------------
 // The run: what the parts below share
-
-// What has been recorded, and how often it served. All 0: never a graph.
-typedef struct {
-    int32_t total_tokens, num_docs;  // of the micro-batches that it is for
-    // [0] of the first micro-batch of a step, [1] of the others, which add to its gradients.
-    // passed: warmed up by one micro-batch: kernels are loaded and matmul algorithms selected
-    bool passed[2];
-    DeviceGraph *graph[2];
-    int64_t num_passes, num_launches;
-} PassGraph;
 
 typedef struct {
     LlamaConfig config;
@@ -247,7 +228,6 @@ typedef struct {
     size_t backend_bytes;  // what the device layer itself holds: workspaces of its kernels
     size_t free_bytes;     // of the device, before any rank has allocated its model; 0: unknown
     size_t recompute_bytes[LLAMA_NUM_RECOMPUTES];  // what the model takes with each --recompute
-    PassGraph graph;
     int failed_saves, skips_in_a_row, stopped_by;
     Checkpoint checkpoint;
     Samples samples;
@@ -332,51 +312,18 @@ static void init_weights(LlamaModel *m) {
 // ------------------------------------------------------------------------------------------------
 // The step: micro-batches through the model, and the update
 
-static void pass_without_graph(LlamaModel *m) {
+static void train_micro_batch(LlamaModel *m, const Batch *b) {
+    comm_phase("forward", -1);
+    llama_set_batch(m, b);
     llama_forward(m);
     llama_head_train(m);
     comm_phase("backward", -1);
     llama_backward(m);
-}
-
-// The model's current micro-batch; losses are left for llama_add_losses.
-static void pass_through(LlamaModel *m, PassGraph *g) {
-    const VarlenInfo *docs = &m->in.docs;
-    const bool of_its_size = g->num_docs > 0 && docs->num_docs == g->num_docs &&
-                             docs->total_tokens == g->total_tokens && m->in.num_real_rows == 0;
-    const bool which = m->has_grads;
-    g->num_passes++;
-    if (!of_its_size || !g->passed[which]) {
-        pass_without_graph(m);
-        g->passed[which] |= of_its_size;
-        return;
-    }
-    llama_await_all_weights(m);  // not in a graph: other ranks send them once a step
-    if (!g->graph[which]) {
-        device_graph_begin();
-        pass_without_graph(m);
-        g->graph[which] = device_graph_end();
-    }
-    device_graph_launch(g->graph[which]);
-    m->has_grads = true;
-    g->num_launches++;
-}
-
-static void pass_graph_free(PassGraph *g) {
-    for (int i = 0; i < 2; i++)
-        if (g->graph[i]) device_graph_free(g->graph[i]);
-    *g = (PassGraph){0};
-}
-
-static void train_micro_batch(LlamaModel *m, const Batch *b, PassGraph *graph) {
-    comm_phase("forward", -1);
-    llama_set_batch(m, b);
-    pass_through(m, graph);
     llama_add_losses(m);
 }
 
 // Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
-static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) {
+static void train_leaves(LlamaModel *m, const StepData *data) {
     const LlamaRanks *ranks = &m->ranks;
     int32_t first, last, i = 0;
     rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
@@ -384,25 +331,23 @@ static void train_leaves(LlamaModel *m, const StepData *data, PassGraph *graph) 
         llama_select_loss_partial(m, leaf);
         while (i < data->num_micro &&
                sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
-            train_micro_batch(m, &data->micro[i++], graph);
+            train_micro_batch(m, &data->micro[i++]);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
     assert(i == data->num_micro);
 }
 
 // The whole step; waits for it, once, at the end. device_timer_ms is the time of its micro-batches.
-static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, float grad_clip,
-                              PassGraph *graph) {
+static StepScalars train_step(LlamaModel *m, const StepData *data, AdamW hyper, float grad_clip) {
     comm_phase("forward", hyper.t);
     llama_zero_grads(m, data->num_targets);
     device_timer_start();
     if (m->ranks.deterministic_reduction)
-        train_leaves(m, data, graph);
+        train_leaves(m, data);
     else
         for (int i = 0; i < data->num_micro; i++) {
-            // a graph is one launch: no gradient leaves before its end
-            if (i + 1 == data->num_micro && graph->num_docs == 0) llama_last_micro_batch(m);
-            train_micro_batch(m, &data->micro[i], graph);
+            if (i + 1 == data->num_micro) llama_last_micro_batch(m);
+            train_micro_batch(m, &data->micro[i]);
         }
     device_timer_stop();
     comm_phase("reduce", -1);
@@ -430,55 +375,6 @@ static double validation_loss(LlamaModel *m, const StepData *data) {
 // ------------------------------------------------------------------------------------------------
 // Checkpoints
 
-// Which matmul algorithms a run uses is kept in its checkpoints: another algorithm adds in another
-// order, so a resumed run that selected again might not be bit-identical.
-static const char MATMUL_CHOICES_FILE[] = "matmul.txt";
-
-// No file when the backend has nothing to choose.
-static bool save_matmul_choices(Checkpoint *ck, Error *err) {
-    char *text = matmul_choices();
-    bool ok = !text || checkpoint_write_file(ck, MATMUL_CHOICES_FILE, text, strlen(text), err);
-    free(text);
-    return ok;
-}
-
-// The choices of checkpoint `dir`, if it has any. Where they cannot be repeated training continues
-// with a warning: that costs bits, not correctness.
-static void repeat_matmul_choices(const char *dir) {
-    const uint64_t max_bytes = 1 << 22;
-    Error err = {0};
-    char path[IO_PATH_MAX];
-    uint64_t n = 0;
-    must(path_join(path, sizeof path, dir, MATMUL_CHOICES_FILE, &err), &err);
-    if (!path_exists(path)) return;
-    char *text = file_read_all(path, max_bytes, &n, "", &err);
-    must(text != NULL, &err);
-    const char *why = matmul_repeat_choices(text);
-    free(text);
-    if (!why) return;
-    warning("%s: selecting matmul algorithms again; results may not be bit-identical: %s", path,
-            why);
-}
-
-// Times matmul algorithms that the checkpoint does not name. Rank 0 does, for all ranks: a
-// checkpoint holds one selection, which all of them repeat. A rank whose GPU differs keeps the
-// library's first suggestions.
-static void choose_matmuls(LlamaModel *m) {
-    if (o.deterministic) return;  // the same bits in every run
-    const double start_ms = now_ms();
-    if (is_rank_0()) llama_choose_matmuls(m);
-    char *text = is_rank_0() ? matmul_choices() : NULL;
-    size_t n = text ? strlen(text) + 1 : 0;
-    comm_broadcast(&n, sizeof n);
-    if (n == 0) return;
-    if (!text) text = host_calloc(n, 1, "matmul choices");
-    comm_broadcast(text, n);
-    if (!is_rank_0()) matmul_repeat_choices(text);
-    free(text);
-    if (run.resume.dir[0]) return;  // from matmul.txt
-    printf("matmul  algorithms selected by timing in %.1f s\n", (now_ms() - start_ms) * 1e-3);
-}
-
 // The weights, or the moments. All ranks, unless rank 0's `ok` is false: what each holds of them
 // comes to rank 0, which writes the files.
 static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDtype dtype, bool ok,
@@ -496,8 +392,7 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
 static bool save_state(Checkpoint *ck, Error *err) {
     const TrainingState state = {run.cursor, log_bytes(&run.log), run.skips_in_a_row,
                                  run.updates_before};
-    return save_matmul_choices(ck, err) &&
-           state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
+    return state_write(ck, &state, &run.loader_settings.plan, &run.train, UNPAD_VERSION,
                        option_table, err);
 }
 
@@ -676,7 +571,7 @@ static void train(LlamaModel *m) {
         const double read_ms = now_ms() - start_ms;
         AdamW hyper = adamw_of_step(step);
         before = device_memory();
-        StepScalars scalars = train_step(m, data, hyper, o.grad_clip, &run.graph);
+        StepScalars scalars = train_step(m, data, hyper, o.grad_clip);
         // nothing is allocated inside a step, and the host waits for the device once: for the loss
         assert(device_memory().count == before.count);
         assert(device_memory().waits == before.waits + 1);
@@ -729,11 +624,6 @@ static void finish(LlamaModel *m) {
         exit(EXIT_RESUMABLE);
     }
     must(save_checkpoint(m, "final", &err), &err);
-    if (o.cuda_graph)
-        printf("cuda graph: %d recorded, %lld of %lld micro-batches were one launch\n",
-               !!run.graph.graph[0] + !!run.graph.graph[1], (long long)run.graph.num_launches,
-               (long long)run.graph.num_passes);
-    pass_graph_free(&run.graph);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);  // ru_maxrss is in KiB
     printf("peak memory: device %.1f MiB (planned %.1f MiB), process %.1f MiB\n",
@@ -762,12 +652,11 @@ static TimedSteps time_steps(LlamaModel *m, const StepData *data) {
     const AdamW frozen = {.beta1 = o.beta1, .beta2 = o.beta2, .eps = o.eps, .t = 1};
     const int n = o.compare_steps;
     TimedSteps t;
-    PassGraph none = {0};
     double *ms = host_calloc((size_t)n, sizeof(double), "timings");
-    t.scalars = train_step(m, data, frozen, o.grad_clip, &none);  // warm-up
+    t.scalars = train_step(m, data, frozen, o.grad_clip);  // warm-up
     for (int i = 0; i < n; i++) {
         const double start_ms = now_ms();
-        t.scalars = train_step(m, data, frozen, o.grad_clip, &none);
+        t.scalars = train_step(m, data, frozen, o.grad_clip);
         ms[i] = now_ms() - start_ms;
     }
     qsort(ms, (size_t)n, sizeof(double), compare_doubles);
@@ -1084,11 +973,6 @@ static void check_options(void) {
     if (o.micro_batch_tokens < o.max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
-    if (o.cuda_graph && !device_has_graphs())
-        exit_with(EXIT_USAGE, "--no-cuda-graph, or a trainer made by make BACKEND=cuda",
-                  "--cuda-graph: this is the CPU backend");
-    if (o.cuda_graph && (o.layout != LAYOUT_PACKED || o.compare || o.check_packing))
-        exit_with(EXIT_USAGE, "leave it out", "--cuda-graph is for training with --layout packed");
     if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch_tokens;
     if (o.batch_tokens % o.micro_batch_tokens != 0)
         exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
@@ -1229,10 +1113,6 @@ static void make_loader_settings(void) {
     s->num_ranks = comm_num_ranks();
     s->deterministic_reduction = reduces_deterministically();
     must(plan_settings_check(&s->plan, &err), &err);
-    if (!o.cuda_graph) return;
-    s->fixed_segments = loader_fixed_segments(&s->plan, &run.train);
-    run.graph.total_tokens = s->plan.micro_batch_tokens;
-    run.graph.num_docs = s->fixed_segments;
 }
 
 // The loader thread makes the attention work lists; only the planned model knows its heads.
@@ -1267,7 +1147,6 @@ static void load_validation(void) {
     if (!run.has_val) return;
     const DocIndex index = dataset_doc_index(&run.val);
     s.layout = LAYOUT_PACKED;
-    s.fixed_segments = 0;
     s.deterministic_reduction = s.num_ranks > 1 || reduces_deterministically();
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o.val_tokens, &err), &err);
@@ -1317,9 +1196,6 @@ static void print_plan(const LlamaModel *m) {
     must(plan_print(&run.loader_settings.plan, (Layout)o.layout, &run.train_summary, run.cursor,
                     &err),
          &err);
-    if (o.cuda_graph)
-        printf("graph   micro-batches of %d tokens, with room for %d documents\n",
-               run.graph.total_tokens, run.graph.num_docs);
     print_ranks(m);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
@@ -1407,7 +1283,7 @@ static void check_memory(const LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// --generate, --eval and --export: the model alone; nothing is trained
+// --generate and --eval: the model alone; nothing is trained
 
 static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
@@ -1420,7 +1296,6 @@ static const char options_of_eval[] =
 static void check_inference_options(int argc, char **argv) {
     const char *mode = "generate", *list = options_of_generate;
     if (o.eval) mode = "eval", list = options_of_eval;
-    if (o.export) mode = "export", list = "export|export-type|model|out";
     const char *other = options_given_besides(option_table, argc, argv, list);
     if (other || (o.prompt && o.prompt_file))
         exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one",
@@ -1428,8 +1303,6 @@ static void check_inference_options(int argc, char **argv) {
     if (model_is_builtin() && !o.from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o.model);
-    if (o.export && !options_given(argc, argv, "out"))
-        exit_with(EXIT_USAGE, "for example --out model.gguf", "--export: expected --out FILE");
     if (!o.eval && comm_num_ranks() > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);
@@ -1501,12 +1374,7 @@ static void evaluate_model(LlamaModel *m) {
 }
 
 static void infer(LlamaModel *m, int argc, char **argv) {
-    Error err = {0};
     check_inference_options(argc, argv);
-    if (o.export) {
-        must(gguf_export(o.model, (GgufType)o.export_type, o.out, &err), &err);
-        return;
-    }
     if (o.micro_batch_tokens < o.max_seqlen) o.micro_batch_tokens = o.max_seqlen;
     open_device();
     load_config();
@@ -1538,7 +1406,6 @@ static void train_and_save(LlamaModel *m, int64_t log_before) {
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, resumes() ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
-    choose_matmuls(m);
     train(m);
     finish(m);
 }
@@ -1553,13 +1420,12 @@ int main(int argc, char **argv) {
     io_progress = comm_progress;
     comm_heartbeat(o.heartbeat_seconds);
     comm_phase("set-up", 0);
-    if (o.generate || o.eval || o.export) {
+    if (o.generate || o.eval) {
         infer(&run.model, argc, argv);
         comm_finalize();
         return EXIT_DONE;
     }
     options_belong_or_exit(argc, argv, "generate", "chat|prompt-file|max-new-tokens");
-    options_belong_or_exit(argc, argv, "export", "export-type");
     options_belong_or_exit(argc, argv, "compare", "compare-steps");
     catch_signals();
     find_resume_point();
@@ -1598,7 +1464,6 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     must(llama_allocate(m, &err), &err);
-    if (run.resume.dir[0]) repeat_matmul_choices(run.resume.dir);
     init_weights(m);
     check_ranks_start_alike(m);
     if (o.check_packing) {

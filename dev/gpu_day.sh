@@ -161,7 +161,7 @@ nccl() {
     local gpus
     gpus=$(nvidia-smi -L | grep -c '^GPU ')
     built $bin/test_cuda_nccl || return
-    if [ ! -e build/cuda/nccl-found ]; then
+    if [ ! -e build/cuda/with-nccl-found ]; then
         left_out nccl 'built without NCCL (apt-get install libnccl2 libnccl-dev)'
         return
     fi

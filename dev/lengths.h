@@ -12,7 +12,7 @@
 #include "../data/batches/plan.h"
 
 // r65: log-normal, mean 700, sigma 1.04, up to 8192 tokens: web pages; the distribution of the
-// reference batch of dev/shard.py. web: mean 700, sigma 1.3, up to 62000: a heavier tail, as in
+// reference batch of dev/bench.py. web: mean 700, sigma 1.3, up to 62000: a heavier tail, as in
 // whole crawls. seed: six documents of 130 to 350 tokens, repeated.
 #define LENGTHS_LAWS "r65|web|seed"
 typedef enum { LENGTHS_R65, LENGTHS_WEB, LENGTHS_SEED } LengthsLaw;

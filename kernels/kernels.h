@@ -12,8 +12,8 @@
 // All tensors are dense, row-major and aligned to 16 bytes. Argument order: outputs, inputs,
 // scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
 // its name ends in _host. "=" overwrites, "+=" accumulates. Outputs and inputs must not overlap
-// unless stated. Operations are asynchronous and run in order on the backend's one stream, but for
-// what device_join says; T = 0 is legal and does nothing.
+// unless stated. Operations are asynchronous and run in order on the backend's one stream; T = 0 is
+// legal and does nothing.
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
 // C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
@@ -94,11 +94,6 @@ void device_download(void *dst_host, const void *src, size_t bytes);
 void device_copy(void *dst, const void *src, size_t bytes);
 // Waits for all work enqueued so far. For measurements: a training step only downloads.
 void device_synchronize(void);
-// dweight of matmul_backward_weight and rmsnorm_backward may be computed on a branch, overlapped
-// with the operations that follow. Until they join, only these two may use dweight, and nothing may
-// overwrite what matmul_backward_weight reads. Operations join the branch after this call and from
-// the next rmsnorm_backward or embedding_backward on; every wait of the host joins it too.
-void device_join(void);
 // One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
 // milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
 void device_timer_start(void);
@@ -111,27 +106,10 @@ typedef struct {
     uint64_t count;                  // allocations so far; steps after the first make none
     uint64_t bytes_now, bytes_peak;  // allocated now and at most
     uint64_t waits;                  // times the host has waited: once per step, for its loss
-    uint64_t graphs;                 // graphs captured so far
 } DeviceMemory;
 DeviceMemory device_memory(void);
 // Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
 size_t device_memory_free(void);
-
-// Graphs: capture work once, replay it many times with one launch. Addresses, sizes and scalars are
-// captured; the content of memory is not. A graph captured for one micro-batch serves every
-// micro-batch with the same total_tokens and num_docs: operations read nothing else of a
-// micro-batch on the host.
-typedef struct DeviceGraph DeviceGraph;
-// 0: this backend has no graphs; the other calls then end the program with exit code 11.
-int device_has_graphs(void);
-// Until device_graph_end, work is captured and not run. Allowed in between: device_zero,
-// device_copy and operations that have already run with these shapes.
-void device_graph_begin(void);
-// The captured graph, to be freed by the caller.
-DeviceGraph *device_graph_end(void);
-// Asynchronous, in order with operations.
-void device_graph_launch(DeviceGraph *graph);
-void device_graph_free(DeviceGraph *graph);
 
 // Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
 // bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.
@@ -183,7 +161,7 @@ void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens
 void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floatX *weight,
                      float eps, int64_t T, int C);
 // dresid (T,C) +=  gradient through the norm     dnormed, resid (T,C)
-// dweight (C)  +=  on the branch, see device_join
+// dweight (C)  +=
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C);
 
@@ -265,24 +243,9 @@ void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, con
 // dinp (T,K) =  dout (T,N) weight (N,K)
 void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
                            int64_t K, int64_t N);
-// dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=. On the branch, see device_join.
+// dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
-// Selects the algorithms of the three products with weight (N,K) at T tokens, where none are
-// selected yet, by timing the library's suggestions: about 3 s at most for the shapes of a model.
-// Overwrites out (T,N), inp (T,K) and dweight with nothing of use, waits, and must not be called
-// while a graph is captured. Other products, and all without this call, take the library's first
-// suggestion, which every run does alike. Timings differ from run to run and from rank to rank, and
-// so may the selection and thereby bits: matmul_choices hands one selection on. CPU: does nothing.
-void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
-                   int64_t K, int64_t N);
-// The algorithms that matmul has selected so far, as lines of text for a checkpoint, to be freed.
-// NULL: none, as on the CPU.
-char *matmul_choices(void);
-// Replaces the selection with that in the text. Returns NULL, or one line with the reason why the
-// text does not apply here (another GPU or library); matmul then selects again.
-const char *matmul_repeat_choices(const char *text_host);
-
 // ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)
 

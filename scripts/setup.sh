@@ -13,7 +13,7 @@ for pair in "$@"; do
     esac
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
-install="apt-get install -y --no-install-recommends ${missing[*]}"
+install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 if ! command -v apt-get > /dev/null || { [ -n "$sudo" ] && ! sudo -n true 2> /dev/null; }; then
@@ -26,7 +26,7 @@ export DEBIAN_FRONTEND=noninteractive
 quiet=$(mktemp)
 trap 'rm -f "$quiet"' EXIT
 # package lists may be out of date: refresh them once if the install fails
-refresh_and_install() { $sudo apt-get update && $sudo $install; }
+refresh_and_install() { $sudo apt-get -o DPkg::Lock::Timeout=300 update && $sudo $install; }
 $sudo $install > "$quiet" 2>&1 || refresh_and_install > "$quiet" 2>&1 || {
     tail -n 5 "$quiet" >&2
     echo "error: apt could not install ${missing[*]}" >&2

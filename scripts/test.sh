@@ -8,10 +8,25 @@ scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang perl=perl python3=pytho
     '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib \
     mpirun=openmpi-bin mpicc=libopenmpi-dev
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-make -j"$(nproc)" test-programs > "$log" 2>&1 || {
-    grep -vE '^(gcc|g\+\+|clang|perl|mkdir) ' "$log" | head -60
+
+# The lines of make with a counter; a sign of life every ten seconds
+count() {
+    local line status n=0
+    while true; do
+        if IFS= read -r -t 10 line; then
+            case $line in
+                'CC '* | 'CXX '* | 'NVCC '* | 'AR '* | 'LINK '*) printf '[%d/%d] ' $((n += 1)) "$1" ;;
+            esac
+            printf '%s\n' "$line"
+        else
+            status=$?
+            [ $status -gt 128 ] || return 0     # 1: the end
+            echo "        building, $SECONDS s"
+        fi
+    done
+}
+steps=$(make -n test-programs | grep -c "^printf '%-4s") || steps=0
+make -j"$(nproc)" test-programs 2>&1 | count "$steps" || {
     echo "error: the build failed" >&2
     exit 1
 }

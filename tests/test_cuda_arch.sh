@@ -5,7 +5,7 @@
 unset CUDA_ARCHS
 scratch arch
 evidence() { grep -E 'spill|error|warning|Error' "$work/out.txt" | tail -n 8; }
-make_n() { make -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
+make_n() { make V=1 -s -n -C "$root" BACKEND=cuda "$@" 2> "$work/make.txt"; }
 
 link=$(make_n -W train_llama.cu build/cuda/train_llama | tail -n 1)
 [ -n "$link" ] || skip_all code_for_every_gpu "$(grep -o 'BACKEND=cuda needs.*' make.txt)"

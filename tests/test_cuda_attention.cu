@@ -1120,7 +1120,7 @@ static double normal_quantile(double p) {
     return low;
 }
 
-// Web pages, as dev/shard.py makes them: quantiles of a log-normal law of sigma 1.04, in random
+// Web pages, as dev/bench.py makes them: quantiles of a log-normal law of sigma 1.04, in random
 // order. 65,536 tokens in 95 documents are R65.
 static std::vector<int> web_lengths(int tokens, int num_docs) {
     const double mean = 700 * (double)tokens / num_docs * 95 / 65536;

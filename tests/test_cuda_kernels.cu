@@ -809,21 +809,6 @@ TEST(matmul_rounds_after_adding) {
     check_exact(resid);
 }
 
-static char *choices_text() {
-    char *made = matmul_choices();
-    CHECK(made != NULL);
-    char *text = (char *)host_block(strlen(made) + 1);
-    strcpy(text, made);
-    free(made);
-    return text;
-}
-
-static int lines_with(const char *text, const char *words) {
-    int n = 0;
-    while ((text = strstr(text, words))) n++, text++;
-    return n;
-}
-
 // 6000 lengths in about 90 buckets
 TEST(matmul_of_many_lengths) {
     start();
@@ -837,8 +822,6 @@ TEST(matmul_of_many_lengths) {
     reference.matmul_forward(out.host, inp.host, weight.host, most, 8, 8);
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-5);
-    const int n = lines_with(choices_text(), " K 8 N 8 ");
-    CHECK_MSG(n >= 16 + 8 * 8 && n <= 16 + 8 * 10, "%d choices", n);
 }
 
 // Far more than a model has
@@ -847,182 +830,22 @@ TEST(matmul_of_many_shapes) {
     const int64_t most = 66 * 8;
     Tensor inp = tensor("inp", true, 1, most, 1), weight = tensor("weight", true, most, most, 1);
     Tensor out = tensor("out", true, 1, most, 0);
-    CHECK(matmul_repeat_choices("") != NULL);
     for (int64_t K = 8; K <= most; K += 8)
         for (int64_t N = 8; N <= most; N += 8)
             matmul_forward(bf(out), bf(inp), bf(weight), 1, K, N);
     reference.matmul_forward(out.host, inp.host, weight.host, 1, most, most);
     device_download(out.result, out.device, all_bytes(&out));
     check_within(out, BF16, 1e-6 * (double)most);
-    const char *text = choices_text();
-    CHECK(lines_with(text, "matmul_forward T ") == 66 * 66);
-    CHECK(matmul_repeat_choices(text) == NULL && strlen(choices_text()) == strlen(text));
-    CHECK(matmul_repeat_choices("") != NULL);
-}
-
-// Like a new run with a cuBLASLt that prefers another algorithm
-static void choose_again(const char *algorithm) {
-    if (algorithm)
-        setenv("EMU_LT_ALGO", algorithm, 1);
-    else
-        unsetenv("EMU_LT_ALGO");
-    CHECK(matmul_repeat_choices("") != NULL);
-    CHECK(matmul_choices() == NULL);
-}
-
-// A weight gradient whose bits depend only on the matmul algorithm
-struct Product {
-    int64_t T = 130, K = 64, N = 72;
-    Tensor inp = tensor("inp", true, T, K, 1), dout = tensor("dout", true, T, N, 1);
-    Tensor dweight = tensor("dweight", false, N, K, 3);
-
-    std::string bytes() {
-        Tensor *outs[] = {&dweight};
-        fill(&dweight);
-        run(outs, 1,
-            [&] { matmul_backward_weight(fp(dweight), bf(dout), bf(inp), true, T, K, N); });
-        return std::string((const char *)dweight.result, all_bytes(&dweight));
-    }
-};
-
-TEST(matmul_repeats_earlier_choices) {
-    start();
-    Product product;
-    choose_again("1");
-    const std::string first = product.bytes();
-    const char *text = choices_text();
-    choose_again(NULL);
-    const std::string other = product.bytes();
-    // the emulator has two algorithms, which add in different orders
-    if (strstr(device_describe(), "emulated")) CHECK(first != other);
-    CHECK(matmul_repeat_choices(text) == NULL);
-    CHECK(strcmp(choices_text(), text) == 0);
-    CHECK(product.bytes() == first);
-    CHECK(strcmp(choices_text(), text) == 0);
-    choose_again(NULL);
-}
-
-// matmul_choose on its own tensors, for T tokens; returns the choices.
-static const char *choose_by_timing(int64_t T, int64_t K, int64_t N) {
-    Tensor inp = tensor("inp", true, T, K, 1), out = tensor("out", true, T, N, 1);
-    Tensor weight = tensor("weight", true, N, K, 1), dweight = tensor("dweight", false, N, K, 1);
-    fill(&inp), fill(&out), fill(&weight), fill(&dweight);
-    matmul_choose(bf(out), fp(dweight), bf(inp), bf(weight), T, K, N);
-    return choices_text();
-}
-
-TEST(matmul_choose_leaves_products_right) {
-    start();
-    CHECK(matmul_repeat_choices("") != NULL);
-    CHECK(lines_with(choose_by_timing(130, 64, 72), " T 144 K 64 N 72 ") == 3);
-    check_matmul(130, 64, 72);
-    check_matmul(131, 64, 72);
-    CHECK(lines_with(choices_text(), " K 64 N 72 ") == 3);
-    CHECK(matmul_repeat_choices("") != NULL);
-}
-
-TEST(matmul_refuses_choices_of_another_gpu) {
-    start();
-    check_matmul(40, 64, 64);
-    const char *text = choices_text(), *first_choice = strchr(text, '\n') + 1;
-    char *other = (char *)host_block(strlen(text) + 64);
-    sprintf(other, "x%s", text);
-    CHECK(strstr(matmul_repeat_choices(other), "chosen by xcublaslt"));
-    const char *lines[] = {"matmul_sideways T 8 K 8 N 8 algorithm 1 2 3 4 5 6 7 8\n", "matmul\n",
-                           "matmul_forward T 8 K 8 N 8 algorithm 1 2 3 4 5 6 7\n",
-                           "matmul_forward T 0 K 8 N 8 algorithm 1 2 3 4 5 6 7 8\n"};
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        sprintf(other, "%.*s%s", (int)(first_choice - text), text, lines[i]);
-        CHECK(strstr(matmul_repeat_choices(other), "not a choice of this cuBLASLt: matmul"));
-        CHECK(matmul_choices() == NULL);
-    }
-    check_matmul(40, 64, 64);
-}
-
-// An algorithm that supports the longest length of a bucket may not support another one: in the
-// emulator the one that splits in halves supports 36 rows but not 35.
-TEST(matmul_of_a_length_that_its_algorithm_refuses) {
-    start();
-    choose_again("1");
-    check_matmul(36, 64, 64);
-    check_matmul(35, 64, 64);
-    CHECK(lines_with(choices_text(), "weight T 36 ") == 1);
-    if (strstr(device_describe(), "emulated"))
-        CHECK(lines_with(choices_text(), "weight T 35 ") == 1);
-    choose_again(NULL);
 }
 
 #ifdef CUDA_EMU
-namespace emu {
-extern int lt_refusals;
-}
-// The emulator's algorithms in the order of its heuristic: 0, 1. The second is selected where it
-// claims to be faster than noise, and only where both are timed; a run that repeats the choice has
-// the same bits without timing.
-TEST(matmul_choose_takes_the_fastest) {
+// An algorithm that supports the longest length of a bucket may not support another one: the
+// emulator's that refuses takes only the length that was asked for.
+TEST(matmul_of_a_length_that_its_algorithm_refuses) {
     start();
-    Product product;
-    choose_again(NULL);
-    const std::string first = product.bytes();
-    choose_again("1");
-    const std::string second = product.bytes();
-    CHECK(first != second);
-    const struct {
-        const char *ms;
-        bool takes_second;
-    } claims[] = {
-        {"1,1", false}, {"1,0.99", false}, {"1,0.9", true}, {"9,4", true}, {"200,1", false}};
-    for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
-        choose_again(NULL);
-        setenv("EMU_LT_MS", claims[i].ms, 1);
-        const char *text = choose_by_timing(product.T, product.K, product.N);
-        const std::string &expected = claims[i].takes_second ? second : first;
-        CHECK_MSG(product.bytes() == expected, "%s", claims[i].ms);
-        CHECK(strcmp(choices_text(), text) == 0);
-        choose_again(NULL);
-        setenv("EMU_LT_MS", claims[i].takes_second ? "1,2" : "2,1", 1);
-        CHECK(matmul_repeat_choices(text) == NULL);
-        CHECK(strcmp(choose_by_timing(product.T, product.K, product.N), text) == 0);
-        CHECK(product.bytes() == expected);
-        unsetenv("EMU_LT_MS");
-    }
-    choose_again(NULL);
-}
-
-// A suggestion that refuses the length is not selected, however fast: of 35 tokens, and where it
-// does the longest of the bucket only.
-TEST(matmul_choose_passes_over_refusals) {
-    start();
-    setenv("EMU_LT_MS", "2,1", 1);
-    choose_again(NULL);
-    CHECK(lines_with(choose_by_timing(35, 64, 64), " T 36 ") == 3);
-    int before = emu::lt_refusals;
-    check_matmul(35, 64, 64);
-    CHECK(emu::lt_refusals == before);
-    choose_again("refuse");
-    CHECK(lines_with(choose_by_timing(65, 64, 64), " T 65 ") == 3);
-    before = emu::lt_refusals;
-    check_matmul(65, 64, 64);
-    CHECK(emu::lt_refusals == before);
-    unsetenv("EMU_LT_MS");
-    choose_again(NULL);
-}
-
-// A length that its bucket's algorithm has refused keeps its own algorithm; no second attempt.
-TEST(matmul_remembers_refusals) {
-    start();
-    choose_again("refuse");
-    const int before = emu::lt_refusals;
-    for (int64_t T = 65; T <= 72; T++) check_matmul(T, 64, 64);
-    CHECK(emu::lt_refusals - before == 3 * 7);  // all but the longest
-    CHECK(lines_with(choices_text(), "\n") == 1 + 3 * 8);
-    for (int64_t T = 65; T <= 72; T++) check_matmul(T, 64, 64);
-    CHECK_MSG(emu::lt_refusals - before == 3 * 7, "%d refused", emu::lt_refusals - before);
-    const char *text = choices_text();
-    CHECK(matmul_repeat_choices(text) == NULL);
-    check_matmul(65, 64, 64);
-    CHECK(emu::lt_refusals - before == 3 * 7);
-    choose_again(NULL);
+    setenv("EMU_LT_ALGO", "refuse", 1);
+    for (int64_t T = 129; T <= 144; T += 5) check_matmul(T, 72, 80);
+    unsetenv("EMU_LT_ALGO");
 }
 #endif
 
@@ -1259,29 +1082,6 @@ TEST(timer_is_within_the_clock) {
     const double ms = (double)device_timer_ms();
     CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
     CHECK(device_memory().waits == waits + 1);
-}
-
-// What the branch reads may be overwritten after device_join, and after every wait of the host. If
-// not, it shows where the branch lags: tests/test_cuda_modes.sh.
-TEST(branch_is_joined) {
-    start();
-    const int64_t T = 40, C = 64;
-    Tensor dout = tensor("dout", true, T, C, 1), inp = tensor("inp", true, T, C, 1);
-    Tensor dweight = tensor("dweight", false, C, C, 0);
-    float some[8];
-    for (int i = 0; i < 5; i++) {
-        fill(&dout), fill(&dweight);
-        matmul_backward_weight(fp(dweight), bf(dout), bf(inp), false, T, C, C);
-        if (i == 0) device_join();
-        if (i == 1) device_synchronize();
-        if (i == 2) device_download(some, inp.device, sizeof some);
-        if (i == 3) weights_to_host(some, bf(inp), NULL, 8);
-        if (i == 4) activations_to_host(some, bf(inp), 8);
-        device_zero(dout.device, all_bytes(&dout));
-        device_download(dweight.result, dweight.device, all_bytes(&dweight));
-        reference.matmul_backward_weight(dweight.host, dout.host, inp.host, false, T, C, C);
-        check_within(dweight, 1e-6, 1e-6 * (double)(T + 1));
-    }
 }
 
 // No operation allocates device memory.

@@ -39,12 +39,6 @@ start swiglu_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels swiglu
 start cross_entropy_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels cross_entropy
 end
 start kernels_on_streams EMU_STREAMS=1 test_cuda_kernels
-start graph_on_a_slow_stream 'EMU_STREAMS=1 EMU_SLOW_STREAM=1' test_cuda_graph
-start graph_on_a_slow_branch 'EMU_STREAMS=1 EMU_SLOW_STREAM=2' test_cuda_graph
-end
-start kernels_on_a_slow_branch 'EMU_STREAMS=1 EMU_SLOW_STREAM=2' test_cuda_kernels branch
 start attention_on_streams EMU_STREAMS=1 test_cuda_attention sanitizer
-end
-start graph_with_refusing_cublaslt EMU_LT_ALGO=refuse test_cuda_graph
 end
 finish

@@ -126,8 +126,7 @@ same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
 # ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
 # micro-batches of 64 tokens, with one document of 63
-python3 "$root/dev/shard.py" --dist equal --length 63 --tokens 630 --vocab 264 --cap 63 --out whole \
-    > out.txt || bad shard "exit code $?"
+"$root/dev/bench.py" --write whole --lengths 10x63 > out.txt || bad shard "exit code $?"
 one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 4)
 "${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 > out.txt 2>&1 || bad one_document "exit code $?"
 one_doc+=(--micro-batch-tokens 64)
@@ -142,30 +141,6 @@ assert len(runs[0]) == 4, runs
 assert all(abs(a - b) <= 2**-8 * a for run in runs[1:] for a, b in zip(runs[0], run, strict=True)), runs
 PY
 check a_rank_without_a_document_adds_nothing python3 norms.py i1 i2 i3 i4
-
-# ---- matmul algorithms: all ranks use those that rank 0 has timed, whatever is fastest on the others
-if [ -n "$emulated" ]; then
-    ranks 2 env EMU_LT_MS=2,1 "${run[@]}" --out t2 --steps 3
-    ranks 2 bash -c '[ "$RANK" -gt 0 ] || export EMU_LT_MS=2,1; exec "$@"' _ \
-        "${run[@]}" --out t1 --steps 3
-    same_state algorithms_of_rank_0 t2/$end t1/$end
-    # every product has the length that was timed: nothing is left for rank 1 to choose
-    one=("${run[@]}" --cuda-graph --val-every 0 --steps 2)
-    for own in EMU_LT_MS=2,1 EMU_LT_ALGO=1; do
-        ranks 2 bash -c 'if [ "$RANK" -gt 0 ]; then export "$0"; else export EMU_LT_MS=2,1; fi; exec "$@"' \
-            $own "${one[@]}" --out "t_$own"
-    done
-    same_state algorithms_are_sent t_EMU_LT_MS=2,1/step-00000002 t_EMU_LT_ALGO=1/step-00000002
-    differ faster_algorithms_give_other_bits {w2,t2}/$end/model.safetensors
-fi
-
-# ---- CUDA graphs ------------------------------------------------------------------------------
-"${exact[@]}" --cuda-graph --out g1 --steps 3 > out.txt 2>&1 || bad one_rank_graph "exit code $?"
-export EMU_STREAMS=1 EMU_SLOW_STREAM=2
-ranks 2 "${exact[@]}" --cuda-graph --out g2 --steps 3
-unset EMU_STREAMS EMU_SLOW_STREAM
-same_state deterministic_with_graphs g1/$end g2/$end
-check graphs_were_used grep '^cuda graph: [12] recorded, [1-9]' out0.txt
 
 # ---- resuming with another number of ranks ------------------------------------------------------------
 steps=1

@@ -42,18 +42,6 @@ as_on_cpu repad --layout repad
 as_on_cpu deterministic --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
 
-# CUDA graphs: one recording for the first micro-batches of steps, one for the others, losses as
-# without them
-graph=("${common[@]}" --cuda-graph)
-check graph_10_steps "$cuda" "${graph[@]}" --out graph --steps 10 --save-every 5 --keep 0
-has two_graphs_for_all_documents 'graph: 2 recorded, 18 of 20 micro-batches' out.txt
-check graph_losses_match_the_cpu_backend python3 losses.py cpu packed graph
-cp -r graph regraph
-rm -r regraph/step-00000010 regraph/final
-check graph_resume_from_step_5 "$cuda" "${graph[@]}" --out regraph --steps 10 --resume
-check resumed_graph_has_the_same_bits cmp {graph,regraph}/step-00000010/model.safetensors
-expect no_graph_on_the_cpu 2 'this is the CPU backend' "$cpu" "${graph[@]}" --out refused
-expect no_graph_of_padded_rows 2 'with --layout packed' "$cuda" "${graph[@]}" --layout padded --out refused
 if [[ $cuda = *emu* ]]; then
     expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \
         env EMU_ARCH=80 "$cuda" "${common[@]}" --attention sm90 --out refused

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Models for other programs: final/ in bf16, and GGUF files, which a reader in Python's standard
-# library parses wholly and compares with the Hugging Face directory. With the packages: gguf and
-# llama.cpp (xllamacpp) read them too. Runs the sanitizer build; set TRAIN to test another one.
+# Models for other programs: final/ in bf16, and GGUF files of every family by
+# scripts/export_gguf.py: read back by the package gguf, and run by llama.cpp (xllamacpp). Runs the
+# sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
 scratch export
 train=${TRAIN:-$root/build/asan/train_llama}
@@ -12,310 +12,211 @@ needs() {  # needs PACKAGE NAME COMMAND...
     if python3 -c "import $package" 2> /dev/null; then check "$name" "$@"
     else skip "$name" "the Python package $package is not installed"; fi
 }
-export_as() { "$train" --model "$1" --export gguf --export-type "$2" --out "$3"; }
+export_as() { python3 "$root/scripts/export_gguf.py" "$1" "$3" --type "$2"; }
 
-# ---- final/ in bf16 ------------------------------------------------------------------------------------
+# ---- final/ in bf16 ----------------------------------------------------------------------------
 tiny_model tiny 64 96 32
 uneven_texts text 9
 prepare text --out corpus --val-frac 0.1
-run=("$train" --model tiny --from-scratch --train corpus --max-seqlen 128 --micro-batch-tokens 512
+run=("$train" --train corpus --max-seqlen 128 --micro-batch-tokens 512
      --val-every 0 --num-samples 0 --steps 60 --lr 1e-2)
-expect train_to_bf16 0 'done: trained/final is' "${run[@]}" --out trained --final-dtype bf16
-same final_carries_the_tokenizer {corpus,trained/final}/tokenizer.json
-check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' trained/final/config.json
-check checkpoints_say_float32 grep -q '"torch_dtype": "float32"' trained/step-00000060/config.json
+expect train_to_bf16 0 'done: llama/final is' "${run[@]}" --from-scratch --model tiny --out llama --final-dtype bf16
+same final_carries_the_tokenizer {corpus,llama/final}/tokenizer.json
+check final_says_bfloat16 grep -q '"torch_dtype": "bfloat16"' llama/final/config.json
+check checkpoints_say_float32 grep -q '"torch_dtype": "float32"' llama/step-00000060/config.json
 
-# ---- models: what makes a difference for GGUF --------------------------------------------------------------
-cat > hf.py << 'PY'
-"""Hugging Face directories, read and written with the standard library."""
-import json, struct
-def f32(x): return struct.unpack("<f", struct.pack("<f", x))[0]
-def bf16_bits(x):           # the nearer of the two around it, the even one of equals
-    low = struct.unpack("<I", struct.pack("<f", x))[0] >> 16
-    gap = [abs(bf16(b) - x) for b in (low, low + 1)]
-    return low + (gap[1] < gap[0] or (gap[1] == gap[0] and low % 2))
-def bf16(bits): return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
-def read(directory):        # name -> (shape, values)
-    data = open(directory + "/model.safetensors", "rb").read()
-    size = struct.unpack_from("<Q", data)[0]
-    tensors = {}
-    for name, entry in json.loads(data[8:8 + size]).items():
-        if name == "__metadata__":
-            continue
-        a, b = (8 + size + x for x in entry["data_offsets"])
-        raw = data[a:b]
-        values = (struct.unpack("<%df" % (len(raw) // 4), raw) if entry["dtype"] == "F32"
-                  else [bf16(x) for x in struct.unpack("<%dH" % (len(raw) // 2), raw)])
-        tensors[name] = entry["shape"], values
-    return tensors
-def write(directory, tensors, dtype):
-    header, at, body = {}, 0, []
-    for name, (shape, values) in tensors.items():
-        n = len(values) * (4 if dtype == "F32" else 2)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + n]}
-        at += n
-        body.append(struct.pack("<%df" % len(values), *values) if dtype == "F32"
-                    else struct.pack("<%dH" % len(values), *map(bf16_bits, values)))
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    open(directory + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + b"".join(body))
-def shapes(c):
-    hidden, ffn, d = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
-    result = {"model.embed_tokens.weight": [c["vocab_size"], hidden], "model.norm.weight": [hidden]}
-    for i in range(c["num_hidden_layers"]):
-        for name, shape in (
-                ("input_layernorm", [hidden]), ("self_attn.q_proj", [q, hidden]), ("self_attn.k_proj", [kv, hidden]),
-                ("self_attn.v_proj", [kv, hidden]), ("self_attn.o_proj", [hidden, q]),
-                ("post_attention_layernorm", [hidden]), ("mlp.gate_proj", [ffn, hidden]),
-                ("mlp.up_proj", [ffn, hidden]), ("mlp.down_proj", [hidden, ffn])):
-            result["model.layers.%d.%s.weight" % (i, name)] = shape
-    if not c["tie_word_embeddings"]:
-        result["lm_head.weight"] = [c["vocab_size"], hidden]
-    return result
-PY
-python3 - "$root" << 'PY' || bad models 'not made'
-import json, math, os, random, shutil, sys
-import hf
-random.seed(3)
-base = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 2,
-        "rms_norm_eps": 1e-05, "bos_token_id": 0, "eos_token_id": 0}
-# tied, one kv head, ids that the tokenizer does not have
-smollm2 = dict(base, vocab_size=408, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
-               head_dim=32, rope_theta=1e5, tie_word_embeddings=True, max_position_embeddings=8192)
-# a head of its own, heads wider than the model, rows that q8_0 cannot divide, scaled RoPE, BOS before every text
-llama3 = dict(base, vocab_size=401, hidden_size=40, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
-              head_dim=16, rope_theta=5e5, tie_word_embeddings=False, max_position_embeddings=131072, rope_scaling={
-                  "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                  "original_max_position_embeddings": 64, "rope_type": "llama3"})
-for name, config, dtype in ("smollm2", smollm2, "BF16"), ("llama3", llama3, "F32"):
-    os.mkdir(name)
-    json.dump(config, open(name + "/config.json", "w"))
-    tokenizer = json.load(open(sys.argv[1] + "/tests/golden/tokenizers/%s/tokenizer.json" % name))
-    special = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<|endoftext|>",
-               "unk_token": "<|endoftext|>" if name == "smollm2" else None, "chat_template": "of tokenizer_config.json"}
-    if name == "llama3":
-        tokenizer["added_tokens"][0]["special"] = False
-        tokenizer["model"]["merges"] = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
-        tokenizer["post_processor"] = {"type": "Sequence", "processors": [
-            {"type": "ByteLevel"}, {"type": "TemplateProcessing", "single": [
-                {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}]}
-        open(name + "/chat_template.jinja", "w").write("{{ 'ä' }}\nof its own file")
-    json.dump(tokenizer, open(name + "/tokenizer.json", "w"))
-    json.dump(special, open(name + "/tokenizer_config.json", "w"))
-    # blocks of zeros, subnormals of f16, ties, and ordinary numbers
-    odd = [0.0] * 40 + [1e-7, -3e-8, 6.1e-5, 2.0 ** -25, -2.0 ** -24,
-                         65280.0 if dtype == "BF16" else 65519.0, -1 - 2.0 ** -11, 1 + 3 * 2.0 ** -11, -0.0]
-    hf.write(name, {n: (shape, (odd + [random.gauss(0, 0.5) for _ in range(math.prod(shape))])[:math.prod(shape)])
-                    for n, shape in hf.shapes(config).items()}, dtype)
-PY
+expect refuses_an_unknown_type 2 'invalid choice' export_as llama/final q4_0 x.gguf
+if ! python3 -c 'import gguf' 2> /dev/null; then
+    expect names_the_package 2 'pip install gguf' export_as llama/final f16 x.gguf
+    skip_all gguf_files 'the Python package gguf is not installed'
+fi
 
-# ---- GGUF -------------------------------------------------------------------------------------------------
-cat > check_gguf.py << 'PY'
-"""check_gguf.py DIR TYPE FILE: every byte of the file, against the directory"""
-import json, math, os, struct, sys
-import hf
+# ---- models of every family, and a tokenizer with merges ------------------------------------------
+family() {      # family NAME CHANGES: the tiny model with other members in config.json, trained
+    cp -r tiny "$1-config" && python3 - "$1-config/config.json" "$2" << 'PY'
+import json, sys
+config = json.load(open(sys.argv[1]))
+config.update(json.loads(sys.argv[2]))
+json.dump(config, open(sys.argv[1], "w"))
+PY
+    expect "train_$1" 0 done "${run[@]}" --from-scratch --model "$1-config" --out "$1"
+}
+family mistral '{"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": null,
+    "rope_scaling": {"rope_type": "linear", "factor": 3.0}}'
+family qwen2 '{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": false,
+    "hidden_size": 96}'
+family qwen3 '{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 40}'
+family smollm3 '{"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "pad_token_id": null,
+    "num_hidden_layers": 4}'
+# RoPE scaled so that it matters in a short text
+family llama3 '{"rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 32, "rope_type": "llama3"}}'
+for name in smollm2 llama3 qwen; do
+    cp -r llama/final "merges_$name" && cp "$root/tests/golden/tokenizers/$name/tokenizer.json" "merges_$name"
+    printf '%s' '{"bos_token": "<|im_start|>", "eos_token": {"content": "<|endoftext|>"}, "pad_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>", "chat_template": "of tokenizer_config.json"}' > "merges_$name/tokenizer_config.json"
+    python3 - "merges_$name" << 'PY'
+import json, struct, sys
+d = sys.argv[1]
+config = json.load(open(d + "/config.json"))
+hidden, config["vocab_size"] = config["hidden_size"], 408   # ids that the tokenizer does not have
+data = open(d + "/model.safetensors", "rb").read()
+size = struct.unpack_from("<Q", data)[0]
+header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
+embedding = header["model.embed_tokens.weight"]
+a, b = embedding["data_offsets"]
+embedding["shape"][0] = 408
+embedding["data_offsets"] = [len(body), len(body) + 408 * hidden * 2]
+body += (body[a:b] * 2)[:408 * hidden * 2]
+text = json.dumps(header).encode()
+text += b" " * (-len(text) % 8)
+open(d + "/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + body)
+json.dump(config, open(d + "/config.json", "w"))
+PY
+done
+printf '%s' "{{ 'ä' }} of its own file" > merges_llama3/chat_template.jinja
+
+# ---- read back by gguf ----------------------------------------------------------------------------
+cat > read_back.py << 'PY'
+"""read_back.py DIR TYPE FILE: names, shapes, values, tokens and roles, against the directory"""
+import json, math, os, sys
+import gguf, numpy
 directory, kind, path = sys.argv[1:]
-data, at = open(path, "rb").read(), 0
-def take(form):
-    global at
-    value = struct.unpack_from("<" + form, data, at)
-    at += struct.calcsize("<" + form)
-    return value[0] if len(value) == 1 else value
-def text():
-    return take("%ds" % take("Q")).decode("utf-8")
-def value(form):
-    if form == 9:
-        form, n = take("IQ")
-        return [value(form) for _ in range(n)]
-    return text() if form == 8 else take({4: "I", 5: "i", 6: "f", 7: "?"}[form])
-magic, version, num_tensors, num_values = take("4sIQQ")
-assert (magic, version) == (b"GGUF", 3)
-values, infos = {}, {}
-for _ in range(num_values):
-    key = text()
-    assert key not in values, key
-    values[key] = value(take("I"))
-for _ in range(num_tensors):
-    name = text()
-    shape = [take("Q") for _ in range(take("I"))][::-1]
-    infos[name] = (shape,) + take("IQ")
-at += -at % 32
-
-# the values
+reader = gguf.GGUFReader(path)
+found = {key: field.contents() for key, field in reader.fields.items()}
 config = json.load(open(directory + "/config.json"))
 tokenizer = json.load(open(directory + "/tokenizer.json"))
-special = json.load(open(directory + "/tokenizer_config.json"))
+family, d = config["model_type"], config["head_dim"]
+arch = {"mistral": "llama"}.get(family, family)
 tokens = ["[PAD%d]" % i for i in range(config["vocab_size"])]
 types = [5] * len(tokens)
 for name, i in tokenizer["model"]["vocab"].items():
     tokens[i], types[i] = name, 1
 for item in tokenizer["added_tokens"]:
     tokens[item["id"]], types[item["id"]] = item["content"], 3 if item["special"] else 4
-merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
 expected = {
-    "general.architecture": "llama", "general.file_type": {"bf16": 32, "f16": 1, "q8_0": 7}[kind],
-    "general.quantization_version": 2, "llama.rope.freq_base": config["rope_theta"],
-    "llama.attention.layer_norm_rms_epsilon": hf.f32(config["rms_norm_eps"]),
-    "llama.attention.key_length": config["head_dim"], "llama.attention.value_length": config["head_dim"],
-    "llama.rope.dimension_count": config["head_dim"], "llama.vocab_size": config["vocab_size"],
-    "llama.context_length": config["max_position_embeddings"], "llama.embedding_length": config["hidden_size"],
-    "llama.block_count": config["num_hidden_layers"], "llama.feed_forward_length": config["intermediate_size"],
-    "llama.attention.head_count": config["num_attention_heads"],
-    "llama.attention.head_count_kv": config["num_key_value_heads"], "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": merges,
-    **{"smollm2": {"tokenizer.ggml.pre": "smollm", "tokenizer.ggml.bos_token_id": 400,
-                   "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.padding_token_id": 0,
-                   "tokenizer.ggml.unknown_token_id": 0, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "of tokenizer_config.json"},
-       "llama3": {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 400,
-                  "tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.padding_token_id": 0,
-                  "tokenizer.ggml.add_bos_token": True, "tokenizer.chat_template": "{{ 'ä' }}\nof its own file"},
-       "final": {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 256,
-                 "tokenizer.ggml.eos_token_id": 257, "tokenizer.ggml.add_bos_token": True},
-       }[os.path.basename(directory)]}
-for key in sorted(set(values) | set(expected)):
-    assert values.get(key) == expected.get(key), (key, values.get(key), expected.get(key))
+    "general.architecture": arch, "general.file_type": {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}[kind],
+    arch + ".block_count": config["num_hidden_layers"], arch + ".embedding_length": config["hidden_size"],
+    arch + ".feed_forward_length": config["intermediate_size"],
+    arch + ".attention.head_count": config["num_attention_heads"],
+    arch + ".attention.head_count_kv": config["num_key_value_heads"],
+    arch + ".attention.key_length": d, arch + ".attention.value_length": d,
+    arch + ".rope.dimension_count": d, arch + ".rope.freq_base": config["rope_theta"],
+    arch + ".context_length": config["max_position_embeddings"], arch + ".vocab_size": config["vocab_size"],
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
+    "tokenizer.ggml.pre": {"merges_smollm2": "smollm", "merges_llama3": "llama-bpe",
+                           "merges_qwen": "qwen2"}.get(directory, "gpt-2"),
+    "tokenizer.ggml.bos_token_id": 400 if "merges" in directory else 256,
+    "tokenizer.ggml.eos_token_id": 0 if "merges" in directory else 257,
+    "tokenizer.ggml.add_bos_token": "merges" not in directory,
+}
+if "merges" in directory:
+    expected["tokenizer.ggml.merges"] = [m if isinstance(m, str) else " ".join(m)
+                                         for m in tokenizer["model"]["merges"]]
+    expected["tokenizer.chat_template"] = ("{{ 'ä' }} of its own file" if "llama3" in directory
+                                           else "of tokenizer_config.json")
+if family == "mistral":
+    expected["llama.rope.scaling.factor"] = 3
+for key, value in expected.items():
+    assert found.get(key) == value, (key, value, found.get(key))
+assert abs(found[arch + ".attention.layer_norm_rms_epsilon"] - config["rms_norm_eps"]) < 1e-12
 
-# the tensors
 NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-def gguf_name(name):
-    parts = name[:-len(".weight")].split(".")
-    if "layers" in parts:
-        return "blk.%s.%s.weight" % (parts[2], NAMES[".".join(parts[3:])])
-    return NAMES[".".join(parts)] + ".weight"
-def interleaved(shape, v):      # rows 0, d/2, 1, d/2 + 1, ... of each head
-    d, cols = config["head_dim"], shape[1]
-    rows = [h + i + half * d // 2 for h in range(0, shape[0], d) for i in range(d // 2) for half in (0, 1)]
-    return [x for r in rows for x in v[r * cols:(r + 1) * cols]]
-def rope_factor(i):             # as llama.cpp's convert_hf_to_gguf.py
-    r, wave = config["rope_scaling"], 2 * math.pi * config["rope_theta"] ** (2 * i / config["head_dim"])
-    low, high = (r["original_max_position_embeddings"] / r[k] for k in ("low_freq_factor", "high_freq_factor"))
-    if wave < high: return 1.0
-    if wave > low: return r["factor"]
-    smooth = (r["original_max_position_embeddings"] / wave - r["low_freq_factor"]) / (
-        r["high_freq_factor"] - r["low_freq_factor"])
-    return 1 / ((1 - smooth) / r["factor"] + smooth)
-def q8_0(v):
-    out = b""
-    for i in range(0, len(v), 32):
-        scale = hf.f32(max(map(abs, v[i:i + 32])) / 127)
-        inverse = hf.f32(1 / scale) if scale else 0
-        scaled = [hf.f32(x * inverse) for x in v[i:i + 32]]
-        quants = [int(math.copysign(math.floor(abs(x) + 0.5), x)) for x in scaled]
-        half = struct.unpack("<e", struct.pack("<e", scale))[0]
-        # half a step, and what rounding the scale to f16 adds
-        assert all(abs(half * q - x) <= 0.501 * scale + 127 * abs(half - scale) for q, x in zip(quants, v[i:i + 32]))
-        out += struct.pack("<e32b", scale, *quants)
-    return out
-def stored(shape, v):
-    if len(shape) == 1: return 0, struct.pack("<%df" % len(v), *v)
-    if kind == "bf16": return 30, struct.pack("<%dH" % len(v), *map(hf.bf16_bits, v))
-    if kind == "f16" or shape[1] % 32: return 1, struct.pack("<%de" % len(v), *v)
-    return 8, q8_0(v)
+         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+         "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+         "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.embed_tokens": "token_embd",
+         "model.norm": "output_norm", "lm_head": "output"}
+data = open(directory + "/model.safetensors", "rb").read()
+size = int.from_bytes(data[:8], "little")
 wanted = {}
-for name, (shape, v) in hf.read(directory).items():
-    wanted[gguf_name(name)] = shape, interleaved(shape, v) if ".q_proj" in name or ".k_proj" in name else v
-if config.get("rope_scaling"):
-    wanted["rope_freqs.weight"] = [config["head_dim"] // 2], None
-assert set(infos) == set(wanted), set(infos) ^ set(wanted)
-end = 0
-for name, (shape, number, offset) in sorted(infos.items(), key=lambda item: item[1][2]):
-    assert shape == wanted[name][0] and offset == end + -end % 32, name
-    if name == "rope_freqs.weight":
-        found = struct.unpack_from("<%df" % shape[0], data, at + offset)
-        factors = [rope_factor(i) for i in range(shape[0])]
-        assert len(set(factors)) == 3 and all(abs(a / b - 1) < 1e-5 for a, b in zip(found, factors)), found
-        end = offset + 4 * shape[0]
+for name, t in json.loads(data[8:8 + size]).items():
+    if name == "__metadata__":
         continue
-    number_wanted, raw = stored(*wanted[name])
-    assert number == number_wanted and data[at + offset:at + offset + len(raw)] == raw, name
-    end = offset + len(raw)
-assert len(data) == at + end + -end % 32, (len(data), at + end)
+    raw = data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]
+    v = (numpy.frombuffer(raw, "<f4") if t["dtype"] == "F32" else
+         (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")).reshape(t["shape"])
+    if arch in ("llama", "smollm3") and (".q_proj" in name or ".k_proj" in name):
+        order = [h + i + half * d // 2 for h in range(0, len(v), d) for i in range(d // 2) for half in (0, 1)]
+        v = v[order]
+    *parts, end = name.split(".")
+    wanted["blk.%s.%s.%s" % (parts[2], NAMES[".".join(parts[3:])], end) if parts[1:2] == ["layers"]
+           else NAMES[".".join(parts)] + "." + end] = v
+tensors = {t.name: t for t in reader.tensors}
+factors = tensors.pop("rope_freqs.weight", None)
+assert set(tensors) == set(wanted), set(tensors) ^ set(wanted)
+for name, v in wanted.items():
+    t = tensors[name]
+    stored = "f32" if v.ndim == 1 else "f16" if kind == "q8_0" and v.shape[1] % 32 else kind
+    assert t.tensor_type.name.lower() == stored and list(t.shape)[::-1] == list(v.shape), name
+    back = gguf.quants.dequantize(t.data, t.tensor_type).reshape(v.shape)
+    bound = {"f32": 0 * abs(v), "f16": 2.0 ** -11 * abs(v) + 2.0 ** -25, "bf16": 2.0 ** -8 * abs(v),
+             "q8_0": abs(v).max(-1, keepdims=True) / 127 * 0.57}[stored]
+    assert (abs(back - v) <= bound).all(), name
+assert (factors is not None) == (directory == "llama3/final")
+if factors is not None:         # as llama.cpp's convert_hf_to_gguf.py
+    r = config["rope_scaling"]
+    for i, value in enumerate(factors.data):
+        wave, whole = 2 * math.pi * config["rope_theta"] ** (2 * i / d), r["original_max_position_embeddings"]
+        smooth = (whole / wave - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])
+        factor = (1 if wave < whole / r["high_freq_factor"] else r["factor"] if wave > whole / r["low_freq_factor"]
+                  else 1 / ((1 - smooth) / r["factor"] + smooth))
+        assert abs(value / factor - 1) < 1e-6, (i, value, factor)
+    assert len(set(factors.data)) >= 3
 PY
-for type in bf16 f16 q8_0; do
-    for model in smollm2 llama3 trained/final; do
-        name=$(basename $model)-$type
-        expect "export_$name" 0 "^wrote $name.gguf: .* parameters, $type$" export_as $model $type "$name.gguf"
-        check "every_byte_of_$name" python3 check_gguf.py $model $type "$name.gguf"
-    done
-done
-expect bf16_is_the_default 0 'parameters, bf16$' "$train" --model smollm2 --export gguf --out default.gguf
-same the_same_bytes_again default.gguf smollm2-bf16.gguf
-
-# ---- what is refused, and leaves nothing -------------------------------------------------------------------
-refused() { expect "refuses_$1" "$2" "$3" "${@:4}"; }
-refused a_file_that_is_there 2 'error: default.gguf: expected a new file' export_as smollm2 f16 default.gguf
-refused an_unknown_format 2 'error: --export: expected .*gguf' "$train" --model smollm2 --export onnx --out x.gguf
-refused an_unknown_type 2 'error: --export-type: expected .*q8_0' export_as smollm2 q4_0 x.gguf
-refused another_type_of_model 3 'error: .*/qwen3: expected a model_type of llama' \
-    export_as "$root/tests/golden/qwen3" f16 x.gguf
-cp -r "$root/tests/golden/mistral_linear_rope" yarn
-sed -i 's/"type": "linear"/"type": "yarn"/' yarn/config.json
-refused yarn_rope 3 'error: yarn: .* without yarn RoPE, found yarn' export_as yarn f16 x.gguf
-refused no_out 2 'error: --export: expected --out FILE' "$train" --model smollm2 --export gguf
-refused training_options 2 'error: --export and --steps: expected at most one' "$train" --model smollm2 --export gguf --out x --steps 3
-refused eval_too 2 'error: --export and --eval: ' "$train" --model smollm2 --export gguf --out x --eval
-refused a_built_in_name 2 'error: --export: expected a model with weights' export_as demo f16 x.gguf
-refused no_model 3 'error: nowhere: ' export_as nowhere f16 x.gguf
-refused no_folder_for_it 4 'error: nowhere/x.gguf' export_as smollm2 f16 nowhere/x.gguf
-with() { rm -rf changed && cp -r smollm2 changed && python3 -c "
-import json, hf
-t, c, w = json.load(open('changed/tokenizer.json')), json.load(open('changed/config.json')), hf.read('changed')
-$1
-json.dump(t, open('changed/tokenizer.json', 'w')), json.dump(c, open('changed/config.json', 'w'))
-hf.write('changed', w, 'F32')"; }
-with '' && rm changed/tokenizer.json
-refused no_tokenizer 3 'error: changed/tokenizer.json' export_as changed f16 x.gguf
-with 't["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False'
-refused another_pre_tokenizer 3 'error: changed/tokenizer.json: .*pre_tokenizer' export_as changed f16 x.gguf
-with 't["normalizer"] = {"type": "NFC"}'
-refused a_normalizer 3 'error: changed/tokenizer.json: .*normalizer' export_as changed f16 x.gguf
-with 't["model"]["merges"][5] = ["a"]'
-refused a_broken_merge 3 'error: changed/tokenizer.json: model.merges: .* at 5' export_as changed f16 x.gguf
-with 't["added_tokens"][-1]["id"] = 500'
-refused more_tokens_than_the_model 3 'tokenizer.json: .* the 408 tokens .* 501' export_as changed f16 x.gguf
-with 'c["attention_bias"] = True'
-refused another_model 3 'attention_bias' export_as changed f16 x.gguf
-with 'del w["model.norm.weight"]'
-refused a_missing_tensor 3 'missing: model.norm.weight' export_as changed f16 x.gguf
-with 'w["model.layers.1.mlp.up_proj.weight"][1][70] = 65520.0'
-refused a_weight_beyond_f16 3 'up_proj.weight: expected weights in the range of f16' export_as changed f16 x.gguf
-expect bf16_has_its_range 0 wrote export_as changed bf16 wide.gguf
-rm -f wide.gguf
-with 'w["model.layers.1.mlp.up_proj.weight"][1][70] = 3.4e38'
-refused a_weight_beyond_bf16 3 'in the range of bf16' export_as changed bf16 x.gguf
-refused a_weight_beyond_q8_0 3 'in the range of q8_0' export_as changed q8_0 x.gguf
-with 'w["model.layers.1.mlp.up_proj.weight"][1][70] = float("nan")'
-refused nan 7 'NaN or Inf in model.layers.1.mlp.up_proj.weight' export_as changed bf16 x.gguf
-full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as smollm2 bf16 x.gguf); }
-refused a_full_disk 4 'error: x.gguf.*File too large' full_disk
-check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
-same the_file_that_was_there_is_unchanged default.gguf smollm2-bf16.gguf
-
-# ---- other readers -------------------------------------------------------------------------------------------
-# back to Hugging Face with the weights of before, which were bf16
+exported() {    # exported DIR TYPE
+    rm -f asked.gguf && export_as "$1" "$2" asked.gguf && python3 read_back.py "$1" "$2" asked.gguf
+}
+for kind in f32 bf16 f16 q8_0; do check "llama_in_$kind" exported llama/final $kind; done
+for model in mistral qwen2 qwen3 smollm3 llama3; do check "exports_$model" exported $model/final q8_0; done
+for model in smollm2 llama3 qwen; do check "exports_merges_$model" exported merges_$model bf16; done
+# and back to Hugging Face with the weights of before, which were bf16
 there_and_back() {
-    rm -rf back && python3 "$root/scripts/gguf_to_hf.py" smollm2-bf16.gguf back && python3 - << 'PY'
-import json, hf
-assert hf.read("back") == hf.read("smollm2")
-a, b = (json.load(open(d + "/tokenizer.json"))["model"] for d in ("smollm2", "back"))
+    export_as merges_smollm2 bf16 there.gguf && python3 "$root/scripts/gguf_to_hf.py" there.gguf back &&
+        python3 - << 'PY'
+import json
+def tensors(path):
+    data = open(path, "rb").read()
+    size = int.from_bytes(data[:8], "little")
+    return {name: data[8 + size:][slice(*t["data_offsets"])] for name, t in json.loads(data[8:8 + size]).items()
+            if name != "__metadata__"}
+assert tensors("back/model.safetensors") == tensors("merges_smollm2/model.safetensors")
+a, b = (json.load(open(d + "/tokenizer.json"))["model"] for d in ("merges_smollm2", "back"))
 assert b["merges"] == [" ".join(m) for m in a["merges"]] and all(b["vocab"][t] == i for t, i in a["vocab"].items())
 PY
 }
-quantized_by_gguf() {
-    python3 - << 'PY'
-import gguf, hf, numpy
-for kind in "bf16", "f16", "q8_0":
-    for t in gguf.GGUFReader("smollm2-%s.gguf" % kind).tensors:
-        if t.name == "blk.1.ffn_down.weight":
-            shape, values = hf.read("smollm2")["model.layers.1.mlp.down_proj.weight"]
-            wanted = gguf.quants.quantize(numpy.array(values, numpy.float32).reshape(shape), t.tensor_type)
-            assert wanted.tobytes() == t.data.tobytes(), kind
+check there_and_back there_and_back
+
+# ---- what is refused, and leaves nothing -----------------------------------------------------------
+# refuses NAME CODE PATTERN TYPE [PYTHON]: of a copy of llama/final that the Python code changed
+refuses() {
+    rm -rf changed && cp -r merges_smollm2 changed && python3 - << PY
+import json
+c, t = json.load(open("changed/config.json")), json.load(open("changed/tokenizer.json"))
+w = bytearray(open("changed/model.safetensors", "rb").read())
+$5
+json.dump(c, open("changed/config.json", "w")), json.dump(t, open("changed/tokenizer.json", "w"))
+open("changed/model.safetensors", "wb").write(w)
 PY
+    expect "refuses_$1" "$2" "$3" export_as changed "$4" x.gguf
 }
+refuses another_type_of_model 3 'changed/config.json: expected a model_type of llama' f16 'c["model_type"] = "gemma"'
+refuses yarn 3 'found yarn' f16 'c["rope_scaling"] = {"type": "yarn", "factor": 2}'
+refuses biases 3 'expected no attention_bias' f16 'c["attention_bias"] = True'
+refuses a_missing_layer 3 'expected 29 tensors of a llama, found 20' f16 'c["num_hidden_layers"] = 3'
+refuses another_pre_tokenizer 3 'tokenizer.json: .*pre_tokenizer' f16 \
+    't["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = False'
+refuses a_normalizer 3 'tokenizer.json: .*normalizer' f16 't["normalizer"] = {"type": "NFKC"}'
+refuses more_tokens_than_the_model 3 'the 408 tokens .* id 500' f16 't["added_tokens"][-1]["id"] = 500'
+refuses a_cut_file 3 'changed/model.safetensors' f16 'w = w[:-64]'
+refuses nan 7 'found NaN or Inf' f16 'w[-2:] = b"\xc0\x7f"'
+refuses a_weight_beyond_f16 3 'in the range of f16' f16 'w[-2:] = b"\x80\x49"'
+expect refuses_a_file_that_is_there 2 'there.gguf: expected a new file' export_as llama/final f16 there.gguf
+expect refuses_no_model 3 'nowhere/config.json' export_as nowhere f16 x.gguf
+full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf); }
+expect refuses_a_full_disk 4 'error: x.gguf' full_disk
+check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
+
+# ---- llama.cpp ---------------------------------------------------------------------------------------
 # A document's loss and the greedy text, by llama.cpp and by ours
 llama_cpp_agrees() {  # llama_cpp_agrees MODEL_DIR TYPE
     rm -f asked.gguf && export_as "$1" "$2" asked.gguf || return
@@ -345,12 +246,8 @@ PY
 }
 mkdir one_text && head -c 60 "text/doc 9.txt" > one_text/doc.txt
 prepare one_text --out one --val-frac 0
-# RoPE scaled so that it matters in a short text
-cp -r trained/final scaled
-sed -i 's/"rope_scaling": null/"rope_scaling": {"factor": 8, "high_freq_factor": 4, "low_freq_factor": 1, "original_max_position_embeddings": 32, "rope_type": "llama3"}/' \
-    scaled/config.json
-for type in bf16 f16 q8_0; do needs xllamacpp llama_cpp_agrees_in_$type llama_cpp_agrees trained/final $type; done
-needs xllamacpp llama_cpp_agrees_with_scaled_rope llama_cpp_agrees scaled f16
-needs gguf gguf_there_and_back there_and_back
-needs gguf gguf_quantizes_the_same quantized_by_gguf
+needs xllamacpp llama_cpp_agrees_in_q8_0 llama_cpp_agrees llama/final q8_0
+for model in llama mistral qwen2 qwen3 smollm3 llama3; do
+    needs xllamacpp llama_cpp_agrees_on_$model llama_cpp_agrees $model/final f16
+done
 finish

@@ -201,7 +201,6 @@ fi
 # ---- what is refused -----------------------------------------------------------------------------------
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
 expect max_new_tokens_alone 2 '--max-new-tokens belongs to --generate' "$train" --max-new-tokens 3
-expect export_type_alone 2 '--export-type belongs to --export' "$train" --export-type f16 --dry-run
 expect compare_steps_alone 2 '--compare-steps belongs to --compare' "$train" --compare-steps 3 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
 expect generate_and_eval 2 'expected at most one' of tiny --eval

@@ -28,7 +28,7 @@ cp "${recipes[@]}" "$work/tree/scripts"
 if [ -e scripts/train_until_done.sh ]; then cp scripts/train_until_done.sh "$work/tree/scripts"
 else bad train_until_done 'scripts/train_until_done.sh is missing'; fi
 cp "$train" "$work/tree/train_llama"
-python3 dev/shard.py --dist r65 --tokens 20000 --vocab 258 --out "$work/tree/tiny" > "$work/out.txt"
+dev/bench.py --write "$work/tree/tiny" --dist r65 --tokens 20000 > "$work/out.txt"
 cat > "$work/tree/config.json" <<'JSON'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
  "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,

@@ -230,7 +230,7 @@ hint learning_rate '--lr'
 hint wandb 'scripts/follow_run.py'
 hint tensorboard 'scripts/follow_run.py'
 hint gradient-checkpointing '--recompute full'
-hint export-gguf 'it is --export gguf'
+hint export 'scripts/export_gguf.py'
 "$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0

@@ -19,7 +19,9 @@
                      "scripts/follow_run.py copies the log of a run there, also while it grows"), \
     OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing", \
                      "it is --recompute full; --dry-run prints what activations take"), \
-    OPTION_ELSEWHERE("export-gguf", "it is --export gguf"), \
+    OPTION_ELSEWHERE("export|export-type|export-gguf", \
+                     "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"), \
+    OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"), \
     OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU")
 // clang-format on
 

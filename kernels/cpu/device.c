@@ -109,7 +109,6 @@ void device_copy(void *dst, const void *src, size_t bytes) {
     if (bytes) memcpy(dst, src, bytes);
 }
 void device_synchronize(void) { memory.waits++; }
-void device_join(void) {}
 
 static double timer_start_ms, timer_ms;
 static int timer_runs;
@@ -128,11 +127,6 @@ float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }
 
-int device_has_graphs(void) { return 0; }
-void device_graph_begin(void) { kernel_fatal("there are no graphs"); }
-DeviceGraph *device_graph_end(void) { kernel_fatal("there are no graphs"); }
-void device_graph_launch(DeviceGraph *graph) { kernel_fatal("no graph %p", (void *)graph); }
-void device_graph_free(DeviceGraph *graph) { kernel_fatal("no graph %p", (void *)graph); }
 
 size_t device_memory_free(void) {
     FILE *f = fopen("/proc/meminfo", "r");

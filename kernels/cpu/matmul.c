@@ -389,19 +389,6 @@ const char *matmul_describe(void) {
     return text;
 }
 
-// Nothing to select at run time: the blocking depends only on the CPU.
-void matmul_choose(floatX *out, real *dweight, floatX *inp, const floatX *weight, int64_t T,
-                   int64_t K, int64_t N) {
-    (void)out, (void)dweight, (void)inp, (void)weight, (void)T, (void)K, (void)N;
-}
-
-char *matmul_choices(void) { return NULL; }
-
-const char *matmul_repeat_choices(const char *text_host) {
-    (void)text_host;
-    return NULL;
-}
-
 // addend NULL: zeros
 static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
                  int64_t depth) {

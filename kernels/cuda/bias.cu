@@ -61,5 +61,5 @@ void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N) {
     float *partial = (float *)cuda_scratch();
     bias_backward_kernel<<<blocks, grid.block, 0, cuda_stream()>>>(partial, dout, T, (int)N);
     LAUNCH_CHECK("bias_backward_kernel");
-    add_partial_rows(dbias, partial, (int)(blocks * grid.block.y), (int)N, cuda_stream());
+    add_partial_rows(dbias, partial, (int)(blocks * grid.block.y), (int)N);
 }

@@ -22,18 +22,13 @@ int cuda_num_sms();
 int cuda_arch();
 int cuda_shared_kb();
 
-// The branch of device_join, behind all work put on cuda_stream() so far: a stream of lower
-// priority, for what later work does not wait for.
-cudaStream_t cuda_branch();
-
 // Device memory for the partial sums of one operation, allocated by device_init. Every operation
-// may use all of it: what comes after this call runs after all work before it, the branch's too.
+// may use all of it: operations run in order.
 const size_t CUDA_SCRATCH_BYTES = (size_t)32 << 20;
 void *cuda_scratch();
 
 // rmsnorm.cu: dweight (C) += the rows of partial (num_partial, C), in a fixed order
-void add_partial_rows(real *dweight, const float *partial, int num_partial, int C,
-                      cudaStream_t stream);
+void add_partial_rows(real *dweight, const float *partial, int num_partial, int C);
 
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();

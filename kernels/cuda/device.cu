@@ -1,5 +1,4 @@
-// The GPU as a device: one stream and its branch, counted memory, copies through a ring of pinned
-// buffers.
+// The GPU as a device: one stream, counted memory, copies through a ring of pinned buffers.
 
 #include "../comm/comm.h"
 #include "common.cuh"
@@ -23,9 +22,7 @@ struct Allocation {
 };
 enum { MAX_ALLOCATIONS = 4096 };
 
-static cudaStream_t stream, branch;
-static cudaEvent_t branched, joined;
-static bool on_branch;  // work that stream does not wait for yet
+static cudaStream_t stream;
 static PinnedBuffer buffers[NUM_BUFFERS];
 static int next_buffer;
 static Allocation allocations[MAX_ALLOCATIONS];
@@ -33,7 +30,6 @@ static int num_allocations;
 static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
-static bool recording;
 static char gpu[128], description[192], failure[192];
 static void (*describe_work)(char *text, size_t capacity);
 
@@ -43,29 +39,9 @@ int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
 
-cudaStream_t cuda_branch() {
-    CUDA_CHECK(cudaEventRecord(branched, stream));
-    CUDA_CHECK(cudaStreamWaitEvent(branch, branched, 0));
-    on_branch = true;
-    return branch;
-}
+static void synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream)); }
 
-void device_join(void) {
-    if (!on_branch) return;
-    CUDA_CHECK(cudaEventRecord(joined, branch));
-    CUDA_CHECK(cudaStreamWaitEvent(stream, joined, 0));
-    on_branch = false;
-}
-
-static void synchronize() {
-    device_join();
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-}
-
-void *cuda_scratch() {
-    device_join();
-    return scratch;
-}
+void *cuda_scratch() { return scratch; }
 
 // ------------------------------------------------------------------------------------------------
 // Errors
@@ -170,18 +146,14 @@ const char *device_init(const DeviceOptions *) {
                  properties.name, cuda_arch());
         return failure;
     }
-    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -1));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     create_buffers();
     describe();
     scratch = device_malloc(CUDA_SCRATCH_BYTES);
     if (!scratch)
         return "not enough free GPU memory for scratch; is another process using the GPU?";
     missing = matmul_init();
-    if (!missing) missing = comm_connect(stream);
-    CUDA_CHECK(cudaStreamCreateWithPriority(&branch, cudaStreamNonBlocking, 0));
-    CUDA_CHECK(cudaEventCreateWithFlags(&branched, cudaEventDisableTiming));
-    CUDA_CHECK(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
-    return missing;
+    return missing ? missing : comm_connect(stream);
 }
 
 const char *device_describe(void) {
@@ -243,9 +215,8 @@ void device_zero(void *p, size_t bytes) {
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-// A pinned buffer whose last copy has been made. A recorded copy would find other bytes there.
+// A pinned buffer whose last copy has been made
 static PinnedBuffer *take_buffer() {
-    if (recording) cuda_unsupported("expected no copy from or to the host in a graph", 1);
     PinnedBuffer *b = &buffers[next_buffer++ % NUM_BUFFERS];
     CUDA_CHECK(cudaEventSynchronize(b->copied));
     return b;
@@ -266,7 +237,6 @@ void device_upload(void *dst, const void *src_host, size_t bytes) {
 }
 
 void device_download(void *dst_host, const void *src, size_t bytes) {
-    device_join();
     for (size_t done = 0; done < bytes; done += BUFFER_BYTES) {
         const size_t n = min_size(bytes - done, BUFFER_BYTES);
         PinnedBuffer *b = take_buffer();
@@ -288,7 +258,6 @@ void device_synchronize(void) {
 
 static cudaEvent_t timer[2];
 static void timer_mark(int which) {
-    device_join();
     if (!timer[which]) CUDA_CHECK(cudaEventCreate(&timer[which]));
     CUDA_CHECK(cudaEventRecord(timer[which], stream));
 }
@@ -300,46 +269,6 @@ float device_timer_ms(void) {
     assert(timer[0] && timer[1]);  // started and stopped
     CUDA_CHECK(cudaEventElapsedTime(&ms, timer[0], timer[1]));
     return ms;
-}
-
-// ------------------------------------------------------------------------------------------------
-// Graphs. What the host would have to wait for cannot be recorded: the runtime refuses most of
-// it, take_buffer the rest.
-
-struct DeviceGraph {
-    cudaGraphExec_t exec;
-};
-
-int device_has_graphs(void) { return 1; }
-
-void device_graph_begin(void) {
-    assert(!recording);
-    device_join();
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    recording = true;
-}
-
-DeviceGraph *device_graph_end(void) {
-    assert(recording);
-    cudaGraph_t graph;
-    DeviceGraph *recorded = (DeviceGraph *)malloc(sizeof *recorded);
-    if (!recorded) cuda_unsupported("graphs: expected a few bytes of host memory", 0);
-    recording = false;
-    device_join();
-    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&recorded->exec, graph, 0));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-    memory.graphs++;
-    return recorded;
-}
-
-void device_graph_launch(DeviceGraph *graph) { CUDA_CHECK(cudaGraphLaunch(graph->exec, stream)); }
-
-void device_graph_free(DeviceGraph *graph) {
-    if (!graph) return;
-    CUDA_CHECK(cudaStreamSynchronize(stream));  // it may still be under way
-    CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
-    free(graph);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -364,7 +293,6 @@ void weights_from_host(floatX *weights, uint16_t *master_lo, const float *src_ho
 
 // master_lo may be NULL: then the values are what the bf16 says.
 void weights_to_host(float *dst_host, const floatX *weights, const uint16_t *master_lo, size_t n) {
-    device_join();
     for (size_t done = 0; done < n; done += BUFFER_WEIGHTS) {
         const size_t count = min_size(n - done, BUFFER_WEIGHTS);
         PinnedBuffer *b = take_buffer();

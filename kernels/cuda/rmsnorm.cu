@@ -161,11 +161,10 @@ __global__ void add_partial_rows_kernel(real *dweight, const float *__restrict__
     dweight[c] += s;
 }
 
-void add_partial_rows(real *dweight, const float *partial, int num_partial, int C,
-                      cudaStream_t stream) {
+void add_partial_rows(real *dweight, const float *partial, int num_partial, int C) {
     const dim3 block(WARP, SUM_LANES);
-    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), block, 0, stream>>>(dweight, partial,
-                                                                          num_partial, C);
+    add_partial_rows_kernel<<<ceil_div(C, (int)WARP), block, 0, cuda_stream()>>>(dweight, partial,
+                                                                                 num_partial, C);
     LAUNCH_CHECK("add_partial_rows_kernel");
 }
 
@@ -180,7 +179,7 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
     rmsnorm_backward_kernel<<<blocks, grid.block, sums_bytes, cuda_stream()>>>(
         dresid, partial, dnormed, resid, weight, rstd, T, C);
     LAUNCH_CHECK("rmsnorm_backward_kernel");
-    add_partial_rows(dweight, partial, (int)blocks, C, cuda_branch());
+    add_partial_rows(dweight, partial, (int)blocks, C);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -285,6 +284,5 @@ void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floa
         dqkv, partial, inp, weight, eps, T, heads);
     LAUNCH_CHECK("qk_norm_backward_kernel");
     for (int part = QUERIES; part <= KEYS; part++)
-        add_partial_rows(dweight + part * D, partial + (int64_t)part * rows * D, rows, D,
-                         cuda_stream());
+        add_partial_rows(dweight + part * D, partial + (int64_t)part * rows * D, rows, D);
 }

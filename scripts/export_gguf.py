@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""A Hugging Face directory to llama.cpp's file format:
+export_gguf.py DIR MODEL.gguf [--type bf16|f16|f32|q8_0]
+
+For the models that the trainer reads and writes (Llama, Mistral, Qwen2, Qwen3, SmolLM3) with
+byte-level BPE. --type (default bf16) is that of matrices; vectors are f32. q8_0: 8 bits an element
+and an f16 scale for each 32; matrices whose rows 32 does not divide become f16. Needs the Python
+package gguf (and its numpy). MODEL.gguf must not exist; it has its name when it is complete.
+
+Exit codes: 0 done, 2 usage, 3 bad input, 4 disk, 7 NaN or Inf in the weights.
+"""
+import argparse
+import json
+import math
+import os
+import sys
+
+try:
+    import gguf
+    import numpy
+except ImportError:
+    gguf = None
+
+USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
+FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}
+# model_type: llama.cpp's architecture, and the tensors of a layer
+FAMILIES = {"llama": ("LLAMA", 9), "mistral": ("LLAMA", 9), "qwen2": ("QWEN2", 12),
+            "qwen3": ("QWEN3", 11), "smollm3": ("SMOLLM3", 9)}
+LLAMA3_WORDS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}%s| "
+                "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+# What cuts a text into words before ByteLevel, and the normalizer: llama.cpp's name
+PRE_TOKENIZERS = {(None, None): "gpt-2", ("Digits", None): "smollm",
+                  (LLAMA3_WORDS % "{1,3}", None): "llama-bpe", (LLAMA3_WORDS % "", "NFC"): "qwen2"}
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+
+
+class ExportError(Exception):
+    """One failure: exit code, what, hint."""
+
+
+def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
+    return ExportError(BAD_INPUT, "%s: %s" % (path, what), hint)
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise bad(path, "expected JSON: %s" % e, "give a Hugging Face directory with its tokenizer"
+                  ) from None
+
+
+def read_config(source):
+    """config.json with rope (an object), rope_theta and head_dim, refused if llama.cpp has other
+    maths."""
+    path = os.path.join(source, "config.json")
+    c = read_json(path)
+    family, rope = c.get("model_type"), c.get("rope_scaling") or c.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    llama, layers = family in ("llama", "mistral"), range(1, c["num_hidden_layers"] + 1)
+    interval = c.get("no_rope_layer_interval", 4)
+    no_rope = c.get("no_rope_layers") or [int(i % interval != 0) for i in layers]
+    if family not in FAMILIES:
+        raise bad(path, "expected a model_type of %s, found %s" % (", ".join(FAMILIES), family))
+    if kind not in ("default", "linear") and not (llama and kind == "llama3"):
+        raise bad(path, "expected RoPE that llama.cpp has for %s, found %s" % (family, kind))
+    if c.get("attention_bias") or c.get("mlp_bias") or c.get("use_sliding_window") or (
+            family == "mistral" and c.get("sliding_window", 4096)):
+        raise bad(path, "expected no attention_bias, mlp_bias and sliding_window, found one")
+    if family == "smollm3" and no_rope != [int(i % 4 != 0) for i in layers]:
+        raise bad(path, "expected every fourth layer without RoPE, found others")
+    c["rope"] = {**rope, "rope_type": kind}
+    c["rope_theta"] = c.get("rope_theta") or rope["rope_theta"]
+    c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    return c
+
+
+def put_config(w, c):
+    w.add_vocab_size(c["vocab_size"])
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(c.get("num_key_value_heads", c["num_attention_heads"]))
+    w.add_key_length(c["head_dim"])
+    w.add_value_length(c["head_dim"])
+    w.add_rope_dimension_count(c["head_dim"])
+    w.add_rope_freq_base(c["rope_theta"])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    if c["rope"]["rope_type"] == "linear":
+        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        w.add_rope_scaling_factor(c["rope"]["factor"])
+
+
+def rope_factors(c):
+    """What llama.cpp divides the frequencies of plain RoPE by, for llama3; else empty."""
+    rope, factors = c["rope"], []
+    for i in range(c["head_dim"] // 2 if rope["rope_type"] == "llama3" else 0):
+        length = 2 * math.pi * c["rope_theta"] ** (2 * i / c["head_dim"])
+        turns, low = rope["original_max_position_embeddings"] / length, rope["low_freq_factor"]
+        smooth = min(1, max(0, (turns - low) / (rope["high_freq_factor"] - low)))
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return numpy.array(factors, "<f4")
+
+
+# ------------------------------------------------------------------------------------------------
+# tokenizer.json
+
+def pre_tokenizer_name(tokenizer, path):
+    pre, normalizer = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("normalizer") or {}
+    *before, last = pre.get("pretokenizers", [pre])
+    cut = None
+    for part in before:
+        cut = "unknown"
+        if part["type"] == "Digits" and part["individual_digits"]:
+            cut = "Digits"
+        if part["type"] == "Split" and part["behavior"] == "Isolated" and not part.get("invert"):
+            cut = part["pattern"].get("Regex")
+    byte_level = last.get("type") == "ByteLevel" and not last.get("add_prefix_space") and (
+        last.get("use_regex", True) == (cut in (None, "Digits")))
+    if not tokenizer["model"]["merges"] and not normalizer:
+        return "gpt-2"  # without merges all give the same tokens
+    if not byte_level or len(before) > 1 or (cut, normalizer.get("type")) not in PRE_TOKENIZERS:
+        raise bad(path, "expected byte-level BPE that splits text as GPT-2, SmolLM2, Llama 3 or "
+                  "Qwen do, found another %s" % ("normalizer" if normalizer else "pre_tokenizer"))
+    return PRE_TOKENIZERS[cut, normalizer.get("type")]
+
+
+def put_tokenizer(w, source, vocab_size):
+    path = os.path.join(source, "tokenizer.json")
+    tokenizer = read_json(path)
+    texts, types = ["[PAD%d]" % i for i in range(vocab_size)], [UNUSED] * vocab_size
+    for i, text, kind in [(i, text, NORMAL) for text, i in tokenizer["model"]["vocab"].items()] + [
+            (t["id"], t["content"], CONTROL if t["special"] else USER_DEFINED)
+            for t in tokenizer["added_tokens"]]:
+        if i >= vocab_size:
+            raise bad(path, "expected at most the %d tokens of config.json, found id %d"
+                      % (vocab_size, i))
+        texts[i], types[i] = text, kind
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre(pre_tokenizer_name(tokenizer, path))
+    w.add_token_list(texts)
+    w.add_token_types(types)
+    # llama.cpp wants merges, and the package writes no empty list: one that never applies
+    w.add_token_merges([m if isinstance(m, str) else " ".join(m)
+                        for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
+    special = gguf.SpecialVocab(source, n_vocab=vocab_size)
+    special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
+    template = os.path.join(source, "chat_template.jinja")
+    if os.path.exists(template):  # before that of tokenizer_config.json, as in transformers
+        with open(template, encoding="utf-8") as f:
+            special.chat_template = f.read()
+    special.add_to_gguf(w, quiet=True)
+
+
+# ------------------------------------------------------------------------------------------------
+# Weights
+
+def list_weights(source):
+    """Name -> file, dtype, shape, offset of every tensor in the directory."""
+    index, found = os.path.join(source, "model.safetensors.index.json"), {}
+    names = (set(read_json(index)["weight_map"].values()) if os.path.exists(index)
+             else ["model.safetensors"])
+    for path in sorted(os.path.join(source, name) for name in names):
+        try:
+            with open(path, "rb") as f:
+                size = int.from_bytes(f.read(8), "little")
+                header = json.loads(f.read(size))
+        except (OSError, ValueError, OverflowError, MemoryError) as e:
+            raise bad(path, "expected a safetensors file: %s" % e, "copy it again") from None
+        for name, t in header.items():
+            if name != "__metadata__":
+                found[name] = path, t["dtype"], t["shape"], 8 + size + t["data_offsets"][0]
+    return found
+
+
+def read_weights(name, path, dtype, shape, offset):
+    kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+    if dtype not in kinds:
+        raise bad(path, "%s: expected F32, BF16 or F16, found %s" % (name, dtype))
+    try:
+        values = numpy.memmap(path, kinds[dtype], "r", offset, tuple(shape))
+    except (OSError, ValueError) as e:
+        raise bad(path, "%s: %s" % (name, e), "copy it again") from None
+    values = (values.astype("<u4") << 16).view("<f4") if dtype == "BF16" else values.astype("<f4")
+    if not numpy.isfinite(values).all():
+        raise ExportError(DIVERGED, "%s: expected finite weights, found NaN or Inf in %s"
+                          % (path, name), "take an earlier checkpoint")
+    return values
+
+
+def gguf_names(c, weights, source):
+    """llama.cpp's name of each tensor of a complete model."""
+    arch, per_layer = FAMILIES[c["model_type"]]
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], c["num_hidden_layers"])
+    tied = c.get("tie_word_embeddings", c["model_type"] == "smollm3")
+    names = {name: table.get_name(name, try_suffixes=(".weight", ".bias"))
+             for name in weights if not (tied and name == "lm_head.weight")}
+    expected = c["num_hidden_layers"] * per_layer + (2 if tied else 3)
+    unknown = [name for name, known in names.items() if not known]
+    if unknown or len(names) != expected:
+        raise bad(source, "expected %d tensors of a %s, found %s" % (
+            expected, c["model_type"], unknown[0] if unknown else len(names)))
+    return names
+
+
+def type_of(shape, kind):
+    types = gguf.GGMLQuantizationType
+    if len(shape) == 1:
+        return types.F32
+    return types.F16 if kind == "q8_0" and shape[-1] % 32 else types[kind.upper()]
+
+
+def stored(values, kind, name):
+    with numpy.errstate(over="ignore"):
+        data = gguf.quants.quantize(values, kind)
+        if not numpy.isfinite(gguf.quants.dequantize(data, kind)).all():
+            raise bad(name, "expected weights in the range of %s, found a larger one"
+                      % kind.name.lower(), "--type f32 has the range of all")
+    return data
+
+
+def neighbours(values, head_dim):
+    """The rows of Q or K in llama.cpp's order, which rotates neighbours where Hugging Face rotates
+    the two halves of a head; Qwen's are rotated as in Hugging Face."""
+    rows = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
+    return rows.swapaxes(1, 2).reshape(values.shape)
+
+
+# ------------------------------------------------------------------------------------------------
+# The file
+
+def write(w, c, weights, names, kind, path):
+    factors = rope_factors(c)
+    for name, known in names.items():
+        shape = weights[name][2]
+        as_type = type_of(shape, kind)
+        n_bytes = math.prod(gguf.quant_shape_to_byte_shape(shape, as_type))
+        w.add_tensor_info(known, shape, numpy.dtype("<f4"), n_bytes, as_type)
+    if len(factors):
+        w.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    w.write_header_to_file(path)
+    w.write_kv_data_to_file()
+    w.write_ti_data_to_file()
+    for name in names:
+        values = read_weights(name, *weights[name])
+        if "qwen" not in c["model_type"] and (".q_proj." in name or ".k_proj." in name):
+            values = neighbours(values, c["head_dim"])
+        w.write_tensor_data(stored(values, type_of(values.shape, kind), name))
+    if len(factors):
+        w.write_tensor_data(factors)
+    w.flush()
+    os.fsync(w.fout[0].fileno())
+    w.close()
+
+
+def export(source, path, kind):
+    if not gguf:
+        raise ExportError(USAGE, "needs the Python package gguf", "pip install gguf")
+    if os.path.lexists(path):
+        raise ExportError(USAGE, "%s: expected a new file, found one" % path,
+                          "remove it, or choose another name")
+    c, weights = read_config(source), list_weights(source)
+    names = gguf_names(c, weights, source)
+    w = gguf.GGUFWriter(None, FAMILIES[c["model_type"]][0].lower())
+    w.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
+    w.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    put_config(w, c)
+    put_tokenizer(w, source, c["vocab_size"])
+    partial = "%s.tmp-%d" % (path, os.getpid())
+    try:
+        write(w, c, weights, names, kind, partial)
+        os.rename(partial, path)
+    except OSError as e:
+        raise ExportError(DISK, "%s: %s" % (path, e), "check the space and the permissions"
+                          ) from None
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+    print("wrote %s: %.2f M parameters, %s" % (
+        path, sum(math.prod(weights[name][2]) for name in names) * 1e-6, kind))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="DIR")
+    parser.add_argument("path", metavar="MODEL.gguf")
+    parser.add_argument("--type", choices=list(FILE_TYPES), default="bf16")
+    parser.error = lambda message: fail(USAGE, message, "see --help")
+    args = parser.parse_args()
+    try:
+        export(args.source, args.path, args.type)
+    except ExportError as e:
+        fail(*e.args)
+    except KeyError as e:
+        fail(BAD_INPUT, "%s: a file of the model lacks %s" % (args.source, e),
+             "is it what the trainer or transformers wrote?")
+
+
+def fail(code, what, hint):
+    print("error: %s\nhint: %s" % (what, hint), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
