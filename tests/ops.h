@@ -31,6 +31,13 @@ static const float EPS = 1e-5f;
 static const double UNDERFLOW = 1e-34;  // of a probability, times values of ordinary size
 enum { MAX_OPERANDS = 10, MAX_POSITION = 512 };
 
+// The plain code of products and attention makes up the time of a test: no sanitizer for it.
+#if defined(__GNUC__)
+#define HOT __attribute__((no_sanitize("address", "undefined"), noinline))
+#else
+#define HOT
+#endif
+
 static inline double sum_error(double n) {
 #if defined(BACKEND_CUDA)
     return (n / 4 + 128) * UNIT;
@@ -40,7 +47,7 @@ static inline double sum_error(double n) {
 }
 
 typedef struct {
-    int64_t T, C, V;     // rows; columns (K, F); vocabulary (N)
+    int64_t T, C, V;  // rows; columns (K, F); vocabulary (N)
     HeadShape heads;
     const int *lengths;  // of documents, ends with -1; T is their sum. NULL: one document of T
     double scale;        // of inputs; 0: 1
@@ -50,8 +57,19 @@ typedef struct {
 typedef enum { FLOATX, REAL, INT, DOUBLE, MASTER, STEP } Type;  // MASTER: a weight and its low bits
 typedef enum { OUT, INOUT, IN } Role;
 typedef enum {
-    NUMBERS, POSITIVE, TOKENS, ORDER, POSITIONS, ANGLES, DOC_ENDS, WORK, TARGETS, ROWS, FIRST_ROWS,
-    LOSS_SCALE, SCALARS
+    NUMBERS,
+    POSITIVE,
+    TOKENS,
+    ORDER,
+    POSITIONS,
+    ANGLES,
+    DOC_ENDS,
+    WORK,
+    TARGETS,
+    ROWS,
+    FIRST_ROWS,
+    LOSS_SCALE,
+    SCALARS
 } Content;
 
 typedef struct {
@@ -70,18 +88,19 @@ typedef struct {
     Shape s;
     int num_docs;
     int32_t *cu_seqlens;
-    int64_t n[MAX_OPERANDS];                    // elements
-    double *x[MAX_OPERANDS];                    // values before
+    int64_t n[MAX_OPERANDS];                         // elements
+    double *x[MAX_OPERANDS];                         // values before
     double *want[MAX_OPERANDS], *tol[MAX_OPERANDS];  // after; outputs only
     void *p[MAX_OPERANDS], *got[MAX_OPERANDS];       // on the device; results on the host
     VarlenInfo docs;
 } Run;
 
 enum {
-    BY_ROWS = 1,   // a row of the results depends on its own row of the inputs alone, bit for bit
-    BY_DOCS = 2,   // on its own document and no later row
-    PRODUCT = 4, ATTENTION = 8,  // there are several kernels to select from
-    CPU_ROWS = 16  // BY_ROWS on the CPU
+    BY_ROWS = 1,  // a row of the results depends on its own row of the inputs alone, bit for bit
+    BY_DOCS = 2,  // on its own document and no later row
+    PRODUCT = 4,
+    ATTENTION = 8,  // there are several kernels to select from
+    CPU_ROWS = 16   // BY_ROWS on the CPU
 };
 
 struct Operation {
@@ -99,20 +118,34 @@ struct Operation {
 static inline int64_t dim(const Run *r, char letter) {
     const HeadShape h = r->s.heads;
     switch (letter) {
-        case 'T': return r->s.T;
-        case 'C': return r->s.C;
-        case 'V': return r->s.V;
-        case 'H': return h.num_heads;
-        case 'D': return h.head_dim;
-        case 'Q': return (h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
-        case 'O': return h.num_heads * h.head_dim;
-        case 'K': return 2 * h.num_kv_heads * h.head_dim;
-        case 'N': return r->s.T / 2;                // rows picked
-        case 'R': return r->s.T + 2;                // rows of the cache
-        case 'P': return MAX_POSITION;
-        case 'S': return r->num_docs + 1;
-        case 'W': return (int64_t)attention_plan_size(r->s.T, r->num_docs);
-        default: return letter - '0';
+        case 'T':
+            return r->s.T;
+        case 'C':
+            return r->s.C;
+        case 'V':
+            return r->s.V;
+        case 'H':
+            return h.num_heads;
+        case 'D':
+            return h.head_dim;
+        case 'Q':
+            return (h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
+        case 'O':
+            return h.num_heads * h.head_dim;
+        case 'K':
+            return 2 * h.num_kv_heads * h.head_dim;
+        case 'N':
+            return r->s.T / 2;  // rows picked
+        case 'R':
+            return r->s.T + 2;  // rows of the cache
+        case 'P':
+            return MAX_POSITION;
+        case 'S':
+            return r->num_docs + 1;
+        case 'W':
+            return (int64_t)attention_plan_size(r->s.T, r->num_docs);
+        default:
+            return letter - '0';
     }
 }
 
@@ -127,19 +160,18 @@ static void want_exactly(Run *r, int k, int64_t i, double value) {
     r->want[k][i] = value, r->tol[k][i] = 0;
 }
 
-#define CALL(operation_, ...)                                                                   \
-    static void call_##operation_(__attribute__((unused)) const Run *r, void *const *p,         \
-                                  __attribute__((unused)) int64_t T,                            \
-                                  __attribute__((unused)) int64_t C,                            \
-                                  __attribute__((unused)) int64_t V) {                          \
-        operation_(__VA_ARGS__);                                                                \
+#define CALL(operation_, ...)                                                                    \
+    static void call_##operation_(                                                               \
+        __attribute__((unused)) const Run *r, void *const *p, __attribute__((unused)) int64_t T, \
+        __attribute__((unused)) int64_t C, __attribute__((unused)) int64_t V) {                  \
+        operation_(__VA_ARGS__);                                                                 \
     }
-#define REFERENCE(operation_)                                                                   \
+#define REFERENCE(operation_)                                                                  \
     static void want_##operation_(Run *r, double *const *x, __attribute__((unused)) int64_t T, \
-                                  __attribute__((unused)) int64_t C,                            \
+                                  __attribute__((unused)) int64_t C,                           \
                                   __attribute__((unused)) int64_t V)
 #define EACH(i_, n_) for (int64_t i_ = 0; i_ < (n_); i_++)
-#define OPERATION(name_, ...)                                                      \
+#define OPERATION(name_, ...) \
     { #name_, .call = call_##name_, .reference = want_##name_, __VA_ARGS__ }
 
 // ------------------------------------------------------------------------------------------------
@@ -173,21 +205,24 @@ REFERENCE(embedding_backward) {
 // RMSNorm, bias, RoPE
 
 // y = x rstd w of n columns; gradient of x: rstd (g - y0 mean(g y0)) with g = dy w, y0 = x rstd
-static double rstd_of(const double *x, int64_t n) {
+HOT static double rstd_of(const double *x, int64_t n) {
     double squares = 0;
     EACH(c, n) squares += x[c] * x[c];
     return 1 / sqrt(squares / (double)n + (double)EPS);
 }
-static void want_norm_gradient(Run *r, int64_t at, double before, const double *x, const double *w,
-                               const double *dy, double rstd, int64_t n, int64_t c) {
+// Columns [at, at + n) of output 0, which begins as `before`, or NULL
+static void want_norm_gradient(Run *r, int64_t at, const double *before, const double *x,
+                               const double *w, const double *dy, double rstd, int64_t n) {
     double sum = 0, size = 0;
     EACH(i, n) {
-        const double term = dy[i] * w[i] * x[i] * rstd;
-        sum += term / (double)n, size += fabs(term) / (double)n;
+        const double term = dy[i] * w[i] * x[i] * rstd / (double)n;
+        sum += term, size += fabs(term);
     }
-    const double g = dy[c] * w[c], y = x[c] * rstd;
-    want(r, 0, at, before + rstd * (g - y * sum),
-         fabs(before) + rstd * (fabs(g) + fabs(y) * size), (double)n / 16);
+    EACH(i, n) {
+        const double g = dy[i] * w[i], y = x[i] * rstd, start = before ? before[i] : 0;
+        want(r, 0, at + i, start + rstd * (g - y * sum),
+             fabs(start) + rstd * (fabs(g) + fabs(y) * size), (double)n / 16);
+    }
 }
 
 CALL(rmsnorm_forward, p[0], p[1], p[2], p[3], EPS, T, (int)C)
@@ -203,10 +238,8 @@ REFERENCE(rmsnorm_forward) {
 }
 CALL(rmsnorm_backward, p[0], p[1], p[2], p[3], p[4], p[5], T, (int)C)
 REFERENCE(rmsnorm_backward) {
-    EACH(i, T * C) {
-        const int64_t row = i / C * C;
-        want_norm_gradient(r, i, x[0][i], x[3] + row, x[4], x[2] + row, x[5][i / C], C, i % C);
-    }
+    EACH(t, T)
+    want_norm_gradient(r, t * C, x[0] + t * C, x[3] + t * C, x[4], x[2] + t * C, x[5][t], C);
     EACH(c, C) {
         double sum = x[1][c], size = fabs(sum);
         EACH(t, T) {
@@ -226,11 +259,13 @@ static int head_kind(const Run *r, int64_t i) {
 CALL(qk_norm_forward, p[0], p[1], p[2], EPS, T, r->s.heads)
 REFERENCE(qk_norm_forward) {
     const int64_t D = r->s.heads.head_dim;
-    EACH(i, r->n[0]) {
-        const int kind = head_kind(r, i);
-        const double y = kind == 2 ? x[1][i]
-                                   : x[1][i] * rstd_of(x[1] + i / D * D, D) * x[2][kind * D + i % D];
-        want(r, 0, i, y, kind == 2 ? 0 : fabs(y), (double)D / 16);
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        const double rstd = rstd_of(x[1] + row, D);
+        EACH(c, D) {
+            const double v = x[1][row + c], y = kind == 2 ? v : v * rstd * x[2][kind * D + c];
+            want(r, 0, row + c, y, kind == 2 ? 0 : fabs(y), (double)D / 16);
+        }
     }
 }
 CALL(qk_norm_backward, p[0], p[1], p[2], p[3], EPS, T, r->s.heads)
@@ -238,16 +273,16 @@ REFERENCE(qk_norm_backward) {
     const int64_t D = r->s.heads.head_dim;
     double *size = calloc((size_t)(2 * D), sizeof *size);
     EACH(c, 2 * D) r->want[1][c] = x[1][c], size[c] = fabs(x[1][c]);
-    EACH(i, r->n[0]) {
-        const int kind = head_kind(r, i);
-        const int64_t row = i / D * D, c = kind * D + i % D;
-        if (kind == 2) {
-            want_exactly(r, 0, i, x[0][i]);
-            continue;
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        const double rstd = rstd_of(x[2] + row, D);
+        EACH(c, D) want_exactly(r, 0, row + c, x[0][row + c]);
+        if (kind == 2) continue;
+        want_norm_gradient(r, row, NULL, x[2] + row, x[3] + kind * D, x[0] + row, rstd, D);
+        EACH(c, D) {
+            const double term = x[0][row + c] * x[2][row + c] * rstd;
+            r->want[1][kind * D + c] += term, size[kind * D + c] += fabs(term);
         }
-        const double rstd = rstd_of(x[2] + row, D), term = x[0][i] * x[2][i] * rstd;
-        want_norm_gradient(r, i, 0, x[2] + row, x[3] + kind * D, x[0] + row, rstd, D, i % D);
-        r->want[1][c] += term, size[c] += fabs(term);
     }
     EACH(c, 2 * D) want(r, 1, c, r->want[1][c], size[c], (double)(T * r->s.heads.num_heads));
     free(size);
@@ -286,12 +321,12 @@ REFERENCE(rope_forward) {
 // ------------------------------------------------------------------------------------------------
 // Attention
 
-static double dot(const double *a, const double *b, int64_t n) {
+HOT static double dot(const double *a, const double *b, int64_t n) {
     double sum = 0;
     EACH(i, n) sum += a[i] * b[i];
     return sum;
 }
-static double dot_size(const double *a, const double *b, int64_t n) {
+HOT static double dot_size(const double *a, const double *b, int64_t n) {
     double sum = 0;
     EACH(i, n) sum += fabs(a[i] * b[i]);
     return sum;
@@ -299,14 +334,15 @@ static double dot_size(const double *a, const double *b, int64_t n) {
 
 // One query over n keys and values, rows of `stride` apart; p (n) becomes the probabilities.
 // tol_out and tol_lse: errors but that of storing. Returns lse.
-static double attend_row(double *p, double *out, double *tol_out, double *tol_lse, const double *q,
-                         const double *k, const double *v, int64_t stride, int64_t n, int64_t D,
-                         double rounded) {
+HOT static double attend_row(double *p, double *out, double *tol_out, double *tol_lse,
+                             const double *q, const double *k, const double *v, int64_t stride,
+                             int64_t n, int64_t D, double rounded) {
     double top = -INFINITY, sum = 0, error = 0;
     EACH(j, n) {
         p[j] = dot(q, k + j * stride, D) / sqrt((double)D);
         top = fmax(top, p[j]);
-        error = fmax(error, sum_error((double)D) * dot_size(q, k + j * stride, D) / sqrt((double)D));
+        error =
+            fmax(error, sum_error((double)D) * dot_size(q, k + j * stride, D) / sqrt((double)D));
     }
     EACH(j, n) sum += p[j] = exp(p[j] - top);
     EACH(j, n) p[j] /= sum;
@@ -334,10 +370,9 @@ static void attend(const Run *r, const double *qkv, double *out, double *lse, do
     for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++) {
         const double *k = qkv + start * row + (h.num_heads + head / group) * D;
         const int64_t at = (t * h.num_heads + head) * D;
-        lse[head * r->s.T + t] =
-            attend_row(p, out + at, tol_out + at, tol_lse + head * r->s.T + t,
-                       qkv + t * row + head * D, k, k + h.num_kv_heads * D, row, t - start + 1, D,
-                       ROUNDED);
+        lse[head * r->s.T + t] = attend_row(p, out + at, tol_out + at, tol_lse + head * r->s.T + t,
+                                            qkv + t * row + head * D, k, k + h.num_kv_heads * D,
+                                            row, t - start + 1, D, ROUNDED);
     }
     free(p);
 }
@@ -370,9 +405,13 @@ static void prepare_attention_backward(Run *r, double *const *x) {
 typedef struct {
     double sum, size, squares, error;  // error: of the terms, but for their rounding
 } Gradient;
-static void add_term(Gradient *g, double a, double b, double error) {
-    g->sum += a * b, g->size += fabs(a * b), g->squares += a * b * a * b;
-    g->error += error * fabs(b);
+// g[i] += a b[i] for n elements; error: of a
+HOT static void add_terms(Gradient *g, double a, const double *b, double error, int64_t n) {
+    EACH(i, n) {
+        const double term = a * b[i];
+        g[i].sum += term, g[i].size += fabs(term), g[i].squares += term * term;
+        g[i].error += error * fabs(b[i]);
+    }
 }
 
 // Adds what query t of a head gets from, and gives to, its document's tokens from `start` on.
@@ -390,16 +429,14 @@ static void add_query_gradient(Run *r, double *const *x, Gradient *g, int64_t he
         const double *k = x[3] + j * row + kv, *v = k + h.num_kv_heads * D;
         const double p = exp(scale * dot(q, k, D) - lse);
         const double p_error = p * (sum_error((double)D) * scale * dot_size(q, k, D) +
-                                    sum_error(0) + 4 * UNIT * fabs(lse)) + UNDERFLOW;
+                                    sum_error(0) + 4 * UNIT * fabs(lse)) +
+                               UNDERFLOW;
         const double dp = dot(dout, v, D) - delta, dp_size = dot_size(dout, v, D) + delta_size;
         const double ds = scale * p * dp;
-        const double ds_error =
-            scale * (p_error * fabs(dp) + p * sum_error((double)D) * dp_size);
-        EACH(c, D) {
-            add_term(&g[t * row + head * D + c], ds, k[c], ds_error);
-            add_term(&g[j * row + kv + c], ds, q[c], ds_error);
-            add_term(&g[j * row + kv + h.num_kv_heads * D + c], p, dout[c], p_error);
-        }
+        const double ds_error = scale * (p_error * fabs(dp) + p * sum_error((double)D) * dp_size);
+        add_terms(g + t * row + head * D, ds, k, ds_error, D);
+        add_terms(g + j * row + kv, ds, q, ds_error, D);
+        add_terms(g + j * row + kv + h.num_kv_heads * D, p, dout, p_error, D);
     }
 }
 
@@ -447,9 +484,8 @@ REFERENCE(attention_decode) {
     EACH(head, h.num_heads) {
         const int64_t at = (t * h.num_heads + head) * D;
         const double *k = x[2] + (int64_t)x[3][t] * width + head / group * D;
-        attend_row(p, r->want[0] + at, r->tol[0] + at, &tol_lse,
-                   x[1] + t * dim(r, 'Q') + head * D, k, k + h.num_kv_heads * D, width,
-                   (int64_t)x[4][t] + 1, D, 0);
+        attend_row(p, r->want[0] + at, r->tol[0] + at, &tol_lse, x[1] + t * dim(r, 'Q') + head * D,
+                   k, k + h.num_kv_heads * D, width, (int64_t)x[4][t] + 1, D, 0);
     }
     add_store_error(r, 0);
     free(p);
@@ -470,9 +506,9 @@ static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * a
 
 // Output 0 (rows, cols) = start + the sum over k < depth of a[row a_row + k a_step] times
 // b[col b_row + k b_step]
-static void want_product(Run *r, const double *start, const double *a, const double *b, int64_t rows,
-                         int64_t cols, int64_t depth, int64_t a_row, int64_t a_step, int64_t b_row,
-                         int64_t b_step) {
+HOT static void want_product(Run *r, const double *start, const double *a, const double *b,
+                             int64_t rows, int64_t cols, int64_t depth, int64_t a_row,
+                             int64_t a_step, int64_t b_row, int64_t b_step) {
     EACH(i, rows)
     EACH(j, cols) {
         double sum = start ? start[i * cols + j] : 0, size = fabs(sum);
@@ -487,7 +523,8 @@ CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
 CALL(matmul_forward_add, p[0], p[1], p[2], p[3], T, C, V)
 REFERENCE(matmul_forward_add) { want_product(r, x[1], x[2], x[3], T, V, C, C, 1, C, 1); }
-static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, int64_t C,
+                                     int64_t V) {
     (void)r;
     matmul_forward_add(p[0], p[0], p[1], p[2], T, C, V);
 }
@@ -535,7 +572,7 @@ REFERENCE(swiglu_backward) {
 // ------------------------------------------------------------------------------------------------
 // Cross-entropy
 
-static double lse_of(const double *x, int64_t n) {
+HOT static double lse_of(const double *x, int64_t n) {
     double top = -INFINITY, sum = 0;
     EACH(i, n) top = fmax(top, x[i]);
     EACH(i, n) sum += exp(x[i] - top);
@@ -589,9 +626,7 @@ REFERENCE(losses_sum) {
 // Optimizer
 
 CALL(grads_add, p[0], p[1], (size_t)T)
-REFERENCE(grads_add) {
-    EACH(i, T) want(r, 0, i, x[0][i] + x[1][i], 0, 0);
-}
+REFERENCE(grads_add) { EACH(i, T) want(r, 0, i, x[0][i] + x[1][i], 0, 0); }
 CALL(global_norm_squared, p[0], p[1], (size_t)T)
 REFERENCE(global_norm_squared) {
     r->want[0][0] = x[0][0];
@@ -652,35 +687,50 @@ static void prepare_adamw(Run *r, double *const *x) {
 #else
 #define ODD(...) __VA_ARGS__,
 #endif
-#define DOCS(...) .lengths = (const int[]){__VA_ARGS__, -1}
-#define END {.T = -1}
+#define DOCS(...) \
+    .lengths = (const int[]) { __VA_ARGS__, -1 }
+#define END \
+    { .T = -1 }
 
 static const Shape row_shapes[] = {
-    {.T = 34, .C = 192, .V = 40}, {.T = 0, .C = 64, .V = 40}, {.T = 1, .C = 64, .V = 40},
-    {.T = 5, .C = 576, .V = 40}, {.T = 3, .C = 8, .V = 40}, {.T = 34, .C = 64, .V = 3},
-    {.T = 5, .C = 2048, .V = 9}, {.T = 3, .C = 4096, .V = 5}, {.T = 2, .C = 16384, .V = 4},
-    {.T = 9, .C = 576, .V = 5, .scale = 1e-3},              // eps counts
-    {.T = 2100, .C = 64, .V = 3},                           // more rows than blocks take in a turn
-    {.T = 37, .C = 4104, .V = 3},                           // a sum over five warps
-    {.T = 520, .C = 4104, .V = 3},                          // three turns
+    {.T = 34, .C = 192, .V = 40},
+    {.T = 0, .C = 64, .V = 40},
+    {.T = 1, .C = 64, .V = 40},
+    {.T = 5, .C = 576, .V = 40},
+    {.T = 3, .C = 8, .V = 40},
+    {.T = 34, .C = 64, .V = 3},
+    {.T = 5, .C = 2048, .V = 9},
+    {.T = 3, .C = 4096, .V = 5},
+    {.T = 2, .C = 16384, .V = 4},
+    {.T = 9, .C = 576, .V = 5, .scale = 1e-3},  // eps counts
+    {.T = 2100, .C = 64, .V = 3},               // more rows than blocks take in a turn
+    {.T = 37, .C = 4104, .V = 3},               // a sum over five warps
+    {.T = 520, .C = 4104, .V = 3},              // three turns
     ODD({.T = 3, .C = 1, .V = 4}, {.T = 17, .C = 33, .V = 5}, {.T = 64, .C = 15, .V = 1}) END};
 static const Shape row_bench[] = {{.T = 4096, .C = 576, .V = 49152}, END};
 
 // Runs of equal tokens that end at, start at, fill and cross spans of 32; see TOKENS
 static const Shape embedding_shapes[] = {
-    {.T = 97, .C = 192, .V = 3}, {.T = 0, .C = 64, .V = 4}, {.T = 1, .C = 8, .V = 4},
-    {.T = 31, .C = 64, .V = 1}, {.T = 32, .C = 64, .V = 1}, {.T = 33, .C = 64, .V = 2},
-    {.T = 64, .C = 192, .V = 3}, {.T = 65, .C = 192, .V = 3}, {.T = 96, .C = 192, .V = 2},
-    {.T = 700, .C = 192, .V = 3}, {.T = 3000, .C = 8, .V = 2}, {.T = 2049, .C = 64, .V = 300},
+    {.T = 97, .C = 192, .V = 3},   {.T = 0, .C = 64, .V = 4},
+    {.T = 1, .C = 8, .V = 4},      {.T = 31, .C = 64, .V = 1},
+    {.T = 32, .C = 64, .V = 1},    {.T = 33, .C = 64, .V = 2},
+    {.T = 64, .C = 192, .V = 3},   {.T = 65, .C = 192, .V = 3},
+    {.T = 96, .C = 192, .V = 2},   {.T = 700, .C = 192, .V = 3},
+    {.T = 3000, .C = 8, .V = 2},   {.T = 2049, .C = 64, .V = 300},
     {.T = 34, .C = 4096, .V = 40}, ODD({.T = 200, .C = 25, .V = 13}) END};
 
-static const Shape head_shapes[] = {
-    {.T = 34, .heads = {3, 1, 64}}, {.T = 0, .heads = {3, 1, 64}}, {.T = 5, .heads = {9, 3, 64}},
-    {.T = 5, .heads = {32, 8, 128}}, {.T = 1, .heads = {16, 8, 128}}, {.T = 5, .heads = {1, 1, 16}},
-    {.T = 5, .heads = {5, 1, 80}}, {.T = 3, .heads = {2, 2, 256}},
-    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3}, {.T = 2100, .heads = {1, 1, 64}},
-    ODD({.T = 7, .heads = {2, 1, 6}}, {.T = 9, .heads = {5, 5, 34}},
-        {.T = 6, .heads = {2, 1, 150}}) END};
+static const Shape head_shapes[] = {{.T = 34, .heads = {3, 1, 64}},
+                                    {.T = 0, .heads = {3, 1, 64}},
+                                    {.T = 5, .heads = {9, 3, 64}},
+                                    {.T = 5, .heads = {32, 8, 128}},
+                                    {.T = 1, .heads = {16, 8, 128}},
+                                    {.T = 5, .heads = {1, 1, 16}},
+                                    {.T = 5, .heads = {5, 1, 80}},
+                                    {.T = 3, .heads = {2, 2, 256}},
+                                    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3},
+                                    {.T = 2100, .heads = {1, 1, 64}},
+                                    ODD({.T = 7, .heads = {2, 1, 6}}, {.T = 9, .heads = {5, 5, 34}},
+                                        {.T = 6, .heads = {2, 1, 150}}) END};
 static const Shape head_bench[] = {{.T = 4096, .heads = {9, 3, 64}}, END};
 
 static const Shape attention_shapes[] = {
@@ -691,70 +741,97 @@ static const Shape attention_shapes[] = {
     {.heads = {1, 1, 64}, DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
     {.heads = {4, 1, 64}, DOCS(2, 63, 64, 65, 127, 128)},
     {.heads = {6, 2, 64}, DOCS(63, 64, 65, 127)},
-    {.heads = {2, 2, 64}, DOCS(0, 0, 0)}, {.heads = {2, 2, 64}, DOCS(130, 0)},
-    {.heads = {5, 1, 64}, DOCS(17, 200)}, {.heads = {2, 1, 128}, DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
-    {.heads = {1, 1, 64}, DOCS(640, 3)}, {.heads = {2, 1, 128}, DOCS(3, 400)},
+    {.heads = {2, 2, 64}, DOCS(0, 0, 0)},
+    {.heads = {2, 2, 64}, DOCS(130, 0)},
+    {.heads = {5, 1, 64}, DOCS(17, 200)},
+    {.heads = {2, 1, 128}, DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
+    {.heads = {1, 1, 64}, DOCS(640, 3)},
+    {.heads = {2, 1, 128}, DOCS(3, 400)},
     {.heads = {3, 1, 64}, DOCS(220, 217, 295)},
     // large scores: most rows are one spike, exp underflows for the rest
     {.heads = {3, 1, 64}, .scale = 5, DOCS(65, 3, 129)},
     {.heads = {2, 1, 128}, .scale = 3, DOCS(65, 3, 129)},
     // from one key on a row is all but one-hot: at the first, a middle, the last key of a tile
-    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)}, {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
-    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)}, {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
+    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)},
+    {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
+    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)},
+    {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
     ODD({.heads = {1, 1, 2}, .scale = 8, DOCS(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)},
         {.heads = {1, 1, 8}, DOCS(3, 1100, 2)}, {.heads = {9, 3, 8}, DOCS(1, 0, 2, 7, 64, 65, 33)},
         {.heads = {5, 5, 6}, DOCS(129, 16)}, {.heads = {2, 2, 16}, .scale = 25, DOCS(200, 17)},
         {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
 static const Shape attention_bench[] = {
     {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)},
-    {.heads = {9, 3, 64}, DOCS(2048)}, {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},
+    {.heads = {9, 3, 64}, DOCS(2048)},
+    {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},
     {.heads = {9, 3, 64}, DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
 #ifdef BACKEND_CUDA
     {.heads = {9, 3, 64}, DOCS(8192, 8192)},
 #endif
-    {.heads = {32, 8, 128}, DOCS(1000)}, END};
+    {.heads = {32, 8, 128}, DOCS(1000)},
+    END};
 
 static const Shape decode_shapes[] = {
-    {.heads = {3, 1, 64}, DOCS(5, 1, 33)}, {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
-    {.heads = {1, 1, 64}, DOCS(0, 333, 7)}, {.heads = {32, 8, 128}, DOCS(17, 4)},
-    {.heads = {6, 6, 128}, DOCS(70)}, {.heads = {2, 2, 64}, DOCS(0)},
+    {.heads = {3, 1, 64}, DOCS(5, 1, 33)},
+    {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
+    {.heads = {1, 1, 64}, DOCS(0, 333, 7)},
+    {.heads = {32, 8, 128}, DOCS(17, 4)},
+    {.heads = {6, 6, 128}, DOCS(70)},
+    {.heads = {2, 2, 64}, DOCS(0)},
     ODD({.heads = {2, 2, 6}, DOCS(200, 3)}, {.heads = {5, 1, 34}, DOCS(65, 1)}) END};
 static const Shape decode_bench[] = {{.heads = {9, 3, 64}, DOCS(512, 512)}, END};
 
 // On the CPU test_ops.c adds sizes around the edges of the register tile.
 static const Shape product_shapes[] = {
-    {.T = 34, .C = 64, .V = 264}, {.T = 0, .C = 64, .V = 64}, {.T = 1, .C = 192, .V = 320},
-    {.T = 5, .C = 8, .V = 8}, {.T = 35, .C = 576, .V = 192}, {.T = 3, .C = 2048, .V = 24},
-    {.T = 300, .C = 16, .V = 8}, {.T = 36, .C = 64, .V = 64},
+    {.T = 34, .C = 64, .V = 264},
+    {.T = 0, .C = 64, .V = 64},
+    {.T = 1, .C = 192, .V = 320},
+    {.T = 5, .C = 8, .V = 8},
+    {.T = 35, .C = 576, .V = 192},
+    {.T = 3, .C = 2048, .V = 24},
+    {.T = 300, .C = 16, .V = 8},
+    {.T = 36, .C = 64, .V = 64},
     ODD({.T = 511, .C = 5, .V = 17}, {.T = 2049, .C = 5, .V = 17}, {.T = 9, .C = 512, .V = 6},
         {.T = 9, .C = 1025, .V = 6}, {.T = 9, .C = 4101, .V = 6}, {.T = 3, .C = 10, .V = 513},
         {.T = 3, .C = 10, .V = 4101}, {.T = 129, .C = 127, .V = 67}) END};
-static const Shape product_bench[] = {{.T = 1395, .C = 576, .V = 960}, {.T = 1395, .C = 576, .V = 576},
-                                      {.T = 1395, .C = 576, .V = 3072},
-                                      {.T = 1395, .C = 1536, .V = 576},
-                                      {.T = 1395, .C = 576, .V = 49152}, END};
+static const Shape product_bench[] = {
+    {.T = 1395, .C = 576, .V = 960},   {.T = 1395, .C = 576, .V = 576},
+    {.T = 1395, .C = 576, .V = 3072},  {.T = 1395, .C = 1536, .V = 576},
+    {.T = 1395, .C = 576, .V = 49152}, END};
 
-static const Shape swiglu_shapes[] = {
-    {.T = 34, .C = 512, .scale = 2}, {.T = 0, .C = 8}, {.T = 5, .C = 8, .scale = 4},
-    {.T = 1, .C = 1536}, {.T = 2, .C = 14336}, {.T = 2, .C = 8192, .scale = 60},  // exp overflows
-    ODD({.T = 7, .C = 45, .scale = 4}) END};
+static const Shape swiglu_shapes[] = {{.T = 34, .C = 512, .scale = 2},
+                                      {.T = 0, .C = 8},
+                                      {.T = 5, .C = 8, .scale = 4},
+                                      {.T = 1, .C = 1536},
+                                      {.T = 2, .C = 14336},
+                                      {.T = 2, .C = 8192, .scale = 60},  // exp overflows
+                                      ODD({.T = 7, .C = 45, .scale = 4}) END};
 static const Shape swiglu_bench[] = {{.T = 4096, .C = 1536}, END};
 
 static const Shape vocab_shapes[] = {
-    {.T = 9, .V = 264, .scale = 3}, {.T = 6, .V = 4099, .scale = 3}, {.T = 0, .V = 264},
-    {.T = 5, .V = 1}, {.T = 5, .V = 7}, {.T = 34, .V = 258}, {.T = 6, .V = 17, .scale = 36},
+    {.T = 9, .V = 264, .scale = 3},
+    {.T = 6, .V = 4099, .scale = 3},
+    {.T = 0, .V = 264},
+    {.T = 5, .V = 1},
+    {.T = 5, .V = 7},
+    {.T = 34, .V = 258},
+    {.T = 6, .V = 17, .scale = 36},
     {.T = 4, .V = 258, .scale = 30},  // one logit far above the others
-    {.T = 3, .V = 49157, .scale = 3}, END};
+    {.T = 3, .V = 49157, .scale = 3},
+    END};
 static const Shape vocab_bench[] = {{.T = 512, .V = 49152, .scale = 3}, END};
 
-static const Shape flat_shapes[] = {{.T = 1003}, {.T = 0}, {.T = 1}, {.T = 3}, {.T = 4}, {.T = 256},
-                                    {.T = 257}, {.T = 4097, .scale = 1e3}, {.T = 70001}, END};
+static const Shape flat_shapes[] = {{.T = 1003},  {.T = 0},   {.T = 1},   {.T = 3},
+                                    {.T = 4},     {.T = 256}, {.T = 257}, {.T = 4097, .scale = 1e3},
+                                    {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
-static const Shape clip_shapes[] = {
-    {.T = 0, .scale = 1}, {.T = 0, .scale = 0.01}, {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
-    {.T = 2, .scale = 1}, {.T = 3, .scale = 1}, {.T = 3, .scale = -1}, {.T = 4, .scale = 1},
-    {.T = 4, .scale = -1}, {.T = 5, .scale = 1}, {.T = 6, .scale = 1}, {.T = 7, .scale = 1},
-    {.T = 8, .scale = 1}, END};
+static const Shape clip_shapes[] = {{.T = 0, .scale = 1},  {.T = 0, .scale = 0.01},
+                                    {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
+                                    {.T = 2, .scale = 1},  {.T = 3, .scale = 1},
+                                    {.T = 3, .scale = -1}, {.T = 4, .scale = 1},
+                                    {.T = 4, .scale = -1}, {.T = 5, .scale = 1},
+                                    {.T = 6, .scale = 1},  {.T = 7, .scale = 1},
+                                    {.T = 8, .scale = 1},  END};
 
 // ------------------------------------------------------------------------------------------------
 // The table

@@ -8,7 +8,7 @@
 //
 // usage: test_ops [--filter SUBSTRING] [--seed N] [--list] [--quick] [--limit SECONDS]
 //        test_ops --bench [--filter SUBSTRING]
-// --quick: the first shape of each operation, which runs every kernel.
+// --quick: the first shapes of each operation, which run every kernel, and no more.
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -18,6 +18,7 @@
 #include <omp.h>
 
 #include "../kernels/cpu/common.h"
+#include "notebook.h"
 #endif
 #include "ops.h"
 
@@ -42,11 +43,16 @@ static void open_device(void) {
 
 static size_t bytes_of(Type type) {
     switch (type) {
-        case FLOATX: return sizeof(floatX);
-        case REAL: return sizeof(real);
-        case DOUBLE: return sizeof(double);
-        case STEP: return sizeof(StepScalars) / 4;
-        default: return 4;
+        case FLOATX:
+            return sizeof(floatX);
+        case REAL:
+            return sizeof(real);
+        case DOUBLE:
+            return sizeof(double);
+        case STEP:
+            return sizeof(StepScalars) / 4;
+        default:
+            return 4;
     }
 }
 
@@ -124,8 +130,7 @@ static void fill_order(const Run *r, double *x) {
 }
 static void fill_work(const Run *r, double *x, int64_t n) {
     int32_t *work = take((size_t)n, sizeof *work);
-    const size_t used =
-        attention_plan(work, r->cu_seqlens, r->num_docs, r->s.heads);
+    const size_t used = attention_plan(work, r->cu_seqlens, r->num_docs, r->s.heads);
     CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
     EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
     free(work);
@@ -138,20 +143,32 @@ static void fill(Run *r, int k) {
     if (content == ORDER) return fill_order(r, x);
     if (content == WORK) return fill_work(r, x, r->n[k]);
     EACH(i, r->n[k]) switch (content) {
-        case NUMBERS: x[i] = scale * test_rng_normal(); break;
-        case POSITIVE: x[i] = 0.3 + fabs(test_rng_normal()); break;
+        case NUMBERS:
+            x[i] = scale * test_rng_normal();
+            break;
+        case POSITIVE:
+            x[i] = 0.3 + fabs(test_rng_normal());
+            break;
         case ANGLES:
-            x[i] = floor((double)i / half / 2) *
-                   pow(10000, -floor(fmod((double)i / 2, half)) / half);
+            x[i] =
+                floor((double)i / half / 2) * pow(10000, -floor(fmod((double)i / 2, half)) / half);
             x[i] = i % 2 ? sin(x[i]) : cos(x[i]);
             break;
-        case DOC_ENDS: x[i] = r->cu_seqlens[i]; break;
-        case ROWS: x[i] = (double)(2 * i + test_rng_below(2)); break;
-        case LOSS_SCALE: x[i] = 1.0 / 32; break;
+        case DOC_ENDS:
+            x[i] = r->cu_seqlens[i];
+            break;
+        case ROWS:
+            x[i] = (double)(2 * i + test_rng_below(2));
+            break;
+        case LOSS_SCALE:
+            x[i] = 1.0 / 32;
+            break;
         case SCALARS:
             x[i] = (double[]){clip_losses[r->s.T % 9], clip_norms[r->s.T % 9], 0, 0.37}[i];
             break;
-        default: x[i] = value_of_row(r, content, i); break;
+        default:
+            x[i] = value_of_row(r, content, i);
+            break;
     }
 }
 
@@ -282,8 +299,7 @@ static void put_on_device(Run *r, Memory m) {
         longest = n > longest ? n : longest;
     }
     if (ends >= 0)
-        r->docs =
-            (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_docs, longest};
+        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_docs, longest};
 }
 static void take_off_device(Run *r) {
     for (int k = 0; k < MAX_OPERANDS; k++) device_free(r->p[k]), r->p[k] = NULL;
@@ -313,14 +329,14 @@ static double check_against_plain_code(const Operation *op, Shape s) {
     op->reference(&r, r.x, r.s.T, r.s.C, r.s.V);
     execute(&r, usual);
     for (int k = 0; k < MAX_OPERANDS; k++) EACH(i, r.want[k] ? r.n[k] : 0) {
-        const double got = value_at(op->operands[k].type, r.got[k], i), want = r.want[k][i];
-        const double error = fabs(got - want);
-        const bool same = got == want || (isnan(got) && isnan(want));
-        CHECK_MSG(same || error <= r.tol[k][i],
-                  "%s: %s: %s[%ld]: expected %.9g within %.2g, found %.9g", op->name,
-                  shape_text(&r), op->operands[k].name, (long)i, want, r.tol[k][i], got);
-        if (!same && error > 0) worst = fmax(worst, error / r.tol[k][i]);
-    }
+            const double got = value_at(op->operands[k].type, r.got[k], i), want = r.want[k][i];
+            const double error = fabs(got - want);
+            const bool same = got == want || (isnan(got) && isnan(want));
+            CHECK_MSG(same || error <= r.tol[k][i],
+                      "%s: %s: %s[%ld]: expected %.9g within %.2g, found %.9g", op->name,
+                      shape_text(&r), op->operands[k].name, (long)i, want, r.tol[k][i], got);
+            if (!same && error > 0) worst = fmax(worst, error / r.tol[k][i]);
+        }
     free_run(&r);
     return worst;
 }
@@ -329,15 +345,30 @@ static double check_against_plain_code(const Operation *op, Shape s) {
 // Changes that must not change bits
 
 typedef enum {
-    AGAIN, NUMBERS_BEHIND, NOTHING_BEHIND, OLD_RESULTS, THREADS,  // of every operation
-    ALONE, PERMUTED, POISONED,                                    // of rows or documents
-    EMPTY_DOCS, LATER_TOKEN, LATER_GRADIENT,                      // of attention
+    AGAIN,
+    NUMBERS_BEHIND,
+    NOTHING_BEHIND,
+    OLD_RESULTS,
+    THREADS,  // of every operation
+    ALONE,
+    PERMUTED,
+    POISONED,  // of rows or documents
+    EMPTY_DOCS,
+    LATER_TOKEN,
+    LATER_GRADIENT,  // of attention
     NUM_CHANGES
 } Change;
-static const char *const change_names[] = {
-    "again", "numbers behind the operands", "nothing behind the operands", "old results",
-    "other threads", "alone", "permuted", "another document poisoned", "empty documents",
-    "a later token", "a later gradient"};
+static const char *const change_names[] = {"again",
+                                           "numbers behind the operands",
+                                           "nothing behind the operands",
+                                           "old results",
+                                           "other threads",
+                                           "alone",
+                                           "permuted",
+                                           "another document poisoned",
+                                           "empty documents",
+                                           "a later token",
+                                           "a later gradient"};
 
 // The rows `rows` (T) of a, as documents of `lengths`
 static Run with_rows(const Run *a, const int *rows, const int *lengths) {
@@ -429,8 +460,8 @@ static void choose_rows(const Run *a, Change change, int doc, int *rows, int *le
 }
 
 // Where a row of output k of b may differ: its columns [*first, *end), none, or (return) all of them
-static bool may_differ(const Run *a, Change change, int k, int64_t t, int64_t spoiled, int64_t start,
-                       int64_t end, int64_t *same_from, int64_t *same_to) {
+static bool may_differ(const Run *a, Change change, int k, int64_t t, int64_t spoiled,
+                       int64_t start, int64_t end, int64_t *same_from, int64_t *same_to) {
     const bool same_doc = t >= start && t < end;
     *same_from = 0, *same_to = -1;
     if (change == POISONED) return same_doc;
@@ -477,8 +508,8 @@ static void check_change(const Run *a, Change change, int doc, int round) {
                           change_names[change], rows[t], o->name);
         }
     }
-    CHECK_MSG(!expected || end - start < 5 || changed,
-              "%s: %s: %s has no effect", a->op->name, shape_text(a), change_names[change]);
+    CHECK_MSG(!expected || end - start < 5 || changed, "%s: %s: %s has no effect", a->op->name,
+              shape_text(a), change_names[change]);
     free_run(&b);
     free(rows);
 }
@@ -504,14 +535,23 @@ static void check_changes(const Run *a, int round) {
 static Shape random_docs(int *lengths) {
     static const int edges[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 193};
     static const HeadShape heads[] = {
-        {1, 1, 64}, {3, 1, 64}, {4, 1, 64}, {2, 2, 64}, {6, 2, 64}, {5, 1, 64}, {2, 1, 64},
-        {1, 1, 128}, {3, 1, 128}, {4, 2, 128},
+        {1, 1, 64},
+        {3, 1, 64},
+        {4, 1, 64},
+        {2, 2, 64},
+        {6, 2, 64},
+        {5, 1, 64},
+        {2, 1, 64},
+        {1, 1, 128},
+        {3, 1, 128},
+        {4, 2, 128},
         ODD({1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {3, 1, 24})};
     const int n = 1 + (int)test_rng_below(4);
     for (int i = 0; i < n; i++)
         lengths[i] = test_rng_below(3) ? edges[test_rng_below(16)] : (int)test_rng_below(90);
     lengths[n] = -1;
-    return (Shape){.heads = heads[test_rng_below(sizeof heads / sizeof *heads)], .lengths = lengths};
+    return (Shape){.heads = heads[test_rng_below(sizeof heads / sizeof *heads)],
+                   .lengths = lengths};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -531,9 +571,9 @@ static const char *const kernels_of_products[] = {
     NULL};
 static const char *const one_kind[] = {"", NULL};
 static const char *const *kernels_of(const Operation *op) {
-    return op->flags & ATTENTION                             ? kernels_of_attention
+    return op->flags & ATTENTION                           ? kernels_of_attention
            : op->flags & PRODUCT && kernels_of_products[0] ? kernels_of_products
-                                                             : one_kind;
+                                                           : one_kind;
 }
 
 // Must this CPU have them?
@@ -551,8 +591,7 @@ static void select_or_skip(const Operation *op, const char *kernels) {
     open_device();
     if (op->flags & ATTENTION) selected = attention_select(kernels) == 0;
 #ifndef BACKEND_CUDA
-    if (op->flags & PRODUCT)
-        selected = matmul_select(kernels, strcmp(kernels, "avx512_bf16") == 0);
+    if (op->flags & PRODUCT) selected = matmul_select(kernels, strcmp(kernels, "avx512_bf16") == 0);
     if (op->flags & (ATTENTION | PRODUCT))
         CHECK_MSG(selected == expect_kernels(kernels), "%s: %s", kernels,
                   selected ? "selected" : "refused");
@@ -605,7 +644,7 @@ static void check_bits(const Operation *op, const char *kernels) {
     rounds = attention ? 24 : 3;
 #endif
     select_or_skip(op, kernels);
-    for (int round = 0; round < (quick ? 1 : rounds); round++) {
+    for (int round = 0; round < rounds; round++) {
         Shape s = op->shapes[0];
         if (attention && round > 0) s = random_docs(lengths);
         if (!s.lengths && s.T == 34) s.lengths = row_docs;
@@ -645,11 +684,16 @@ static int exit_code_of(void (*call)(int), int argument, char *text, size_t size
 
 static void describe_work(char *text, size_t size) { snprintf(text, size, "lengths 5 7"); }
 
-static const HeadShape wrong_heads[] = {{4, 3, 64}, {4, 0, 64},
+static const HeadShape wrong_heads[] = {{4, 3, 64},
+                                        {4, 0, 64},
 #ifdef BACKEND_CUDA
-                                        {0, 1, 64}, {4, 2, 32}, {4, 2, 96}};
+                                        {0, 1, 64},
+                                        {4, 2, 32},
+                                        {4, 2, 96}};
 #else
-                                        {4, 2, 7},  {4, 2, 0},  {4, -1, 2}};
+                                        {4, 2, 7},
+                                        {4, 2, 0},
+                                        {4, -1, 2}};
 #endif
 static void call_unsupported(int i) {
     const DeviceOptions options = {0, 0};
@@ -893,11 +937,43 @@ static void check_work_list_bound(void) {
             const size_t size = attention_plan_size(tokens, docs);
             CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
             memset(work, 0xff, sizeof work);
-            const size_t used =
-                attention_plan(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
+            const size_t used = attention_plan(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
             CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
         }
 }
+
+#ifndef BACKEND_CUDA
+static double to_bf16(double x) {
+    int exponent;
+    const double fraction = frexp(x, &exponent);  // 8 significant bits, to nearest even
+    return ldexp(nearbyint(ldexp(fraction, 8)), exponent - 8);
+}
+// The outputs that the independence notebook printed for its second document
+static void check_notebook(void) {
+    static const int lengths[] = {NOTEBOOK_FIRST, 3, -1};
+    const Operation *op = operations;
+    while (strcmp(op->name, "attention_forward")) op++;
+    open_device();
+    Run r = new_run(op, (Shape){.heads = {1, 1, NOTEBOOK_DIM}, .lengths = lengths});
+    EACH(t, 8) EACH(c, NOTEBOOK_DIM) {  // v of the first is not published: its outputs instead
+        double *x = r.x[2] + t * 3 * NOTEBOOK_DIM + c;
+        x[0] = notebook_q[t][c], x[NOTEBOOK_DIM] = notebook_k[t][c];
+        x[2 * NOTEBOOK_DIM] = t < NOTEBOOK_FIRST ? notebook_out_first[t][c]
+                                                 : notebook_v_second[t - NOTEBOOK_FIRST][c];
+    }
+    store(&r, 2);
+    execute(&r, usual);
+    EACH(t, 3) EACH(c, NOTEBOOK_DIM) {
+        const double want = notebook_out_second[t][c];
+        const double got =
+            to_bf16(value_at(FLOATX, r.got[0], (NOTEBOOK_FIRST + t) * NOTEBOOK_DIM + c));
+        const double tolerance = 0.5e-4 + ldexp(1, ilogb(want) - 7);  // the print's, an ulp of bf16
+        CHECK_MSG(fabs(got - want) <= tolerance, "token %ld, %ld: got %g, printed %g", (long)t,
+                  (long)c, got, want);
+    }
+    free_run(&r);
+}
+#endif
 
 // ------------------------------------------------------------------------------------------------
 // Times
@@ -926,8 +1002,8 @@ static void time_shape(const Operation *op, const char *kernels, Shape s) {
         bytes += (double)device_bytes(op->operands[k].type, r.n[k]) *
                  (op->operands[k].role == INOUT ? 2 : 1);
     const double rate = (op->flops ? op->flops(&r) : bytes) * 1e-6 / ms[n / 2];
-    printf("%-31s %-8s %9.3f ms, fastest %9.3f %10.1f %s  %s\n", op->name, kernels, ms[n / 2], ms[0],
-           rate, op->flops ? "GFLOP/s" : "GB/s   ", shape_text(&r));
+    printf("%-31s %-8s %9.3f ms, fastest %9.3f %10.1f %s  %s\n", op->name, kernels, ms[n / 2],
+           ms[0], rate, op->flops ? "GFLOP/s" : "GB/s   ", shape_text(&r));
     take_off_device(&r), free_run(&r);
 }
 
@@ -970,11 +1046,12 @@ static int make_cases(Case *cases, bool bench) {
         if (bench && op->bench) add_cases_of(cases, &n, op, "", time_operation);
         if (bench) continue;
         add_cases_of(cases, &n, op, "", check_operation);
+        if (quick) continue;
         if (strcmp(op->name, "clip_scale")) add_cases_of(cases, &n, op, "_keeps_bits", check_bits);
         if (strcmp(op->name, "attention_forward") == 0)
             add_cases_of(cases, &n, op, "_of_equal_scores", check_long_documents);
     }
-    if (bench) return n;
+    if (bench || quick) return n;
     add_case(cases, &n, "unsupported_shapes_end_the_program", check_unsupported_shapes);
     add_case(cases, &n, "no_tokens", check_no_tokens);
     add_case(cases, &n, "memory_is_counted", check_memory_is_counted);
@@ -983,7 +1060,9 @@ static int make_cases(Case *cases, bool bench) {
     add_case(cases, &n, "timer_is_within_the_clock", check_timer);
     add_case(cases, &n, "no_gradient_overflows_the_optimizer", check_huge_gradients);
     add_case(cases, &n, "work_lists_keep_their_bound", check_work_list_bound);
-#ifdef BACKEND_CUDA
+#ifndef BACKEND_CUDA
+    add_case(cases, &n, "notebook", check_notebook);
+#else
     add_case(cases, &n, "missing_cublaslt_algorithm_is_an_error", check_missing_algorithm);
     add_case(cases, &n, "matmul_rounds_after_adding", check_rounding_after_adding);
 #endif
@@ -1061,18 +1140,27 @@ int main(int argc, char **argv) {
         execv("/proc/self/exe", argv);
     for (int i = 1; i < argc; i++) {
         const bool has_value = i + 1 < argc;
-        if (strcmp(argv[i], "--list") == 0) list = true;
-        else if (strcmp(argv[i], "--quick") == 0) quick = true;
-        else if (strcmp(argv[i], "--bench") == 0) bench = true;
-        else if (strcmp(argv[i], "--filter") == 0 && has_value) filter = argv[++i];
+        if (strcmp(argv[i], "--list") == 0)
+            list = true;
+        else if (strcmp(argv[i], "--quick") == 0)
+            quick = true;
+        else if (strcmp(argv[i], "--bench") == 0)
+            bench = true;
+        else if (strcmp(argv[i], "--filter") == 0 && has_value)
+            filter = argv[++i];
         else if (strcmp(argv[i], "--seed") == 0 && has_value)
             test_seed = strtoull(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--limit") == 0 && has_value) limit_s = atoi(argv[++i]);
-        else return fprintf(stderr, "usage: test_ops [--filter SUBSTRING] [--seed N] [--list] "
-                                    "[--quick] [--limit SECONDS] [--bench]\n"), 2;
+        else if (strcmp(argv[i], "--limit") == 0 && has_value)
+            limit_s = atoi(argv[++i]);
+        else
+            return fprintf(stderr,
+                           "usage: test_ops [--filter SUBSTRING] [--seed N] [--list] "
+                           "[--quick] [--limit SECONDS] [--bench]\n"),
+                   2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    progress = mmap(NULL, PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    progress =
+        mmap(NULL, PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (progress == MAP_FAILED) return perror("mmap"), 5;
     const int n = make_cases(cases, bench);
     for (int i = 0; i < n && list; i++) printf("%s\n", cases[i].name);
