@@ -23,20 +23,23 @@ endif
 ifeq ($(BACKEND)$(NVCC),cuda)
 $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
 endif
-ifeq ($(filter clean simple,$(MAKECMDGOALS))$(wildcard /usr/include/jansson.h \
-    /usr/local/include/jansson.h),)
-$(error Jansson is missing. Run: sudo apt-get install libjansson-dev)
+ifeq ($(filter clean simple,$(MAKECMDGOALS)),)
+LACKING := $(strip $(foreach h,jansson pcre2 uninorm,\
+             $(if $(wildcard /usr/include/$(h).h /usr/local/include/$(h).h),,$(h).h)))
+ifneq ($(LACKING),)
+$(error $(LACKING) missing. Run: sudo apt-get install libjansson-dev libpcre2-dev libunistring-dev)
+endif
 endif
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
 # sums must not change.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -ljansson -lm -ldl -lpthread
+LDLIBS  := -ljansson -lpcre2-8 -lunistring -lm -ldl -lpthread
 # Parts of a program: host code in C, the same in every build, and the kernels of one backend
-MPI_C   := kernels/comm/mpi.c
-HOST    := $(filter-out $(MPI_C),$(wildcard data/*/*.c kernels/comm/*.c))
-KERNELS := $(wildcard kernels/cpu/*.c) $(MPI_C)
+CPU_COMM := kernels/comm/cpu.c
+HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
+KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
 .PHONY: all bench gpu-day clean
 all: train_llama
@@ -61,31 +64,38 @@ build/$(1)/train_llama: build/$(1)/train_llama.o build/$(1)/libhost.a $(4)
 .SECONDARY: $$(HOST:%.c=build/$(1)/%.o) $(4)
 endef
 
-# ---- CPU. Several ranks need MPI (Open MPI); without it everything else works.
+# ---- Several ranks need MPI (Open MPI); without it everything else works. Other variants have one
+# rank: sanitizers would report MPI's own leaks.
 MPI     := $(shell mpicc --showme:compile >/dev/null 2>&1 && \
              echo '\#include <mpi.h>' | mpicc -E -xc - >/dev/null 2>&1 && echo found)
+MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
+WITH_MPI := build/cpu/$(CPU_COMM:.c=.o) $(foreach v,cpu cuda emu,build/$(v)/kernels/comm/mpi.o)
+$(WITH_MPI): CFLAGS += $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
+
+# ---- CPU
 ON_cpu  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
-LIBS_cpu := $(LDLIBS) $(if $(MPI),$(shell mpicc --showme:link))
+LIBS_cpu := $(LDLIBS) $(MPI_LIBS)
 $(eval $(call VARIANT,cpu,-O3,$(CC) -fopenmp -O3,$(KERNELS:%.c=build/cpu/%.o)))
-build/cpu/kernels/comm/mpi.o: CFLAGS += $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 
-# ---- CUDA: nvcc compiles kernels/cuda and kernels/comm/nccl.cu. Several GPUs need NCCL; set
+# ---- CUDA: nvcc compiles kernels/cuda and kernels/comm/nccl.cu. Several GPUs need NCCL too; set
 # NCCL_HOME=DIR if it is neither in nvcc's prefix nor in /usr or /usr/local.
 NCCL_DIRS := $(NCCL_HOME) $(patsubst %/bin/nvcc,%,$(NVCC)) /usr /usr/local
 NCCL_H  := $(firstword $(wildcard $(NCCL_DIRS:=/include/nccl.h)))
 NCCL_SO := $(firstword $(wildcard $(foreach d,$(NCCL_DIRS),$(d)/lib64/libnccl.so \
              $(d)/lib/libnccl.so $(d)/lib/*-linux-gnu/libnccl.so)))
 NCCL    := $(if $(and $(NCCL_H),$(NCCL_SO)),found)
-ON_cuda := $(GPU), $(if $(NCCL),NCCL found,\
-             no NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev))
+ON_cuda := $(GPU), $(if $(and $(MPI),$(NCCL)),MPI and NCCL found,\
+             no $(if $(MPI),NCCL: one GPU only (for more: apt-get install libnccl2 libnccl-dev),\
+             MPI: one GPU only (for more: apt-get install openmpi-bin libopenmpi-dev)))
 # For the run path, so that LD_LIBRARY_PATH is not needed
 CUDA_LIB := $(firstword $(dir $(wildcard \
               $(patsubst %/bin/nvcc,%/lib64/libcublasLt.so,$(NVCC) $(realpath $(NVCC))))))
 RPATHS  := $(patsubst %/,%,$(sort $(CUDA_LIB) \
              $(if $(NCCL),$(filter-out /usr/lib/%,$(dir $(NCCL_SO))))))
 LIBS_cuda := $(LDLIBS) -lcublasLt $(if $(NCCL),-L$(patsubst %/,%,$(dir $(NCCL_SO))) -lnccl) \
-             $(RPATHS:%=-Xlinker -rpath -Xlinker %)
+             $(RPATHS:%=-Xlinker -rpath -Xlinker %) $(filter -l% -L%,$(MPI_LIBS)) $(addprefix \
+             -Xlinker ,$(subst $(comma), ,$(patsubst -Wl$(comma)%,%,$(filter -Wl%,$(MPI_LIBS)))))
 KNOWN   := $(if $(NVCC),$(shell $(NVCC) --list-gpu-arch 2>/dev/null | sed 's/compute_//'))
 CUDA_ARCHS ?= $(filter $(KNOWN) 90a,80 86 89 90a 100 120)
 # PTX for sm_80 runs on every later GPU, PTX for 90a only on Hopper
@@ -105,10 +115,10 @@ build/cuda/kernels/comm/nccl.o: \
     NVFLAGS += $(if $(NCCL),-DWITH_NCCL -I$(patsubst %/,%,$(dir $(NCCL_H))))
 
 # Rebuilt when MPI or NCCL was installed or removed since the last build
-build/cpu/kernels/comm/mpi.o: build/cpu/with-mpi-$(MPI)
-build/cuda/kernels/comm/nccl.o: build/cuda/with-nccl-$(NCCL)
-build/cpu/with-% build/cuda/with-%:
-	@mkdir -p $(@D) && rm -f $(@D)/with-* && touch $@
+$(WITH_MPI): build/with/mpi-$(MPI)
+build/cuda/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
+build/with/%:
+	@mkdir -p $(@D) && rm -f $(@D)/$(firstword $(subst -, ,$*))-* && touch $@
 
 bench: train_llama              # dev/bench.py --help
 	@dev/bench.py $(BENCH)

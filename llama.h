@@ -141,6 +141,12 @@ typedef struct {
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
 
+// What each rank tells all others with its losses, so that a step needs no exchange for it: the time
+// of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
+typedef struct {
+    double passes_ms, signal;
+} RankNote;
+
 // One unit of overlapped communication: a contiguous range of the parameter arenas.
 typedef struct {
     size_t first, last;  // elements first .. last - 1
@@ -183,7 +189,10 @@ typedef struct {
     LlamaScratch scratch;
     real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
     int32_t *unrotated;  // (T) position_ids of that row, for the backward of layers without RoPE
-    StepScalars *step;   // device: loss sum, gradient norm, clip factor
+    // device, and what the host has read of it: loss sum, gradient norm, clip factor; behind them
+    // the notes (num_ranks) and loss_partials, with other ranks or sums in order
+    StepScalars *step, *step_host;
+    RankNote note;       // of this rank, for the next sum of losses
     double *loss_sum;    // device: where the losses of the micro-batch are added
     real *loss_scale;    // device: 1 / targets of the step
     // the current micro-batch
@@ -435,6 +444,15 @@ static inline bool llama_has_partial_sums(const LlamaModel *m) {
     return m->ranks.num_ranks > 1 || m->ranks.deterministic_reduction;
 }
 
+// Doubles behind `step`: notes of two each, and loss_partials
+static inline size_t llama_num_notes(const LlamaModel *m) {
+    return llama_has_partial_sums(m) ? 2 * (size_t)m->ranks.num_ranks : 0;
+}
+
+static inline size_t llama_num_partials(const LlamaModel *m) {
+    return llama_has_partial_sums(m) ? llama_num_notes(m) + (size_t)m->ranks.num_losses : 0;
+}
+
 static inline size_t llama_norm_block(const LlamaModel *m) {
     return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
 }
@@ -553,8 +571,7 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
     return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
 }
 
-// The batch must satisfy batch_check, which its maker has called; it may be reused as soon as this
-// returns. A batch without a work list gets one here.
+// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -602,10 +619,9 @@ static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t 
 // The step around them
 
 static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step, sizeof(StepScalars));
+    device_zero(m->step, sizeof(StepScalars) + llama_num_partials(m) * sizeof(double));
     if (!llama_has_partial_sums(m)) return;
     device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
-    device_zero(m->scratch.loss_partials, (size_t)m->ranks.num_losses * sizeof(double));
     m->loss_sum = m->scratch.loss_partials + m->ranks.rank;
 }
 
@@ -625,7 +641,9 @@ static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
 
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_has_partial_sums(m)) return;
-    comm_sum_in_order(&m->step->loss_sum, m->scratch.loss_partials, (size_t)m->ranks.num_losses);
+    double *notes = (double *)(m->step + 1);
+    device_upload(notes + 2 * m->ranks.rank, &m->note, sizeof m->note);
+    comm_sum_in_order(&m->step->loss_sum, notes, llama_num_notes(m), (size_t)m->ranks.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its shard, block by block.
@@ -639,7 +657,7 @@ static inline void llama_grad_norm(LlamaModel *m) {
     const size_t last = m->shard[m->ranks.rank + 1];
     for (size_t at = m->shard[m->ranks.rank]; at < last; at += block)
         global_norm_squared(parts + at / block, m->grads + at, n - at < block ? n - at : block);
-    comm_sum_in_order(sum, parts, LLAMA_NORM_BLOCKS);
+    comm_sum_in_order(sum, parts, 0, LLAMA_NORM_BLOCKS);
 }
 
 // The low bits from weight `first` on, which this rank updates; NULL where there are none
@@ -671,11 +689,16 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     if (m->ranks.shard_optimizer) llama_send_all_weights(m);
 }
 
-// Waits for the step and reads its loss sum, gradient norm and clip factor.
+// Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m) {
-    StepScalars step;
-    device_download(&step, m->step, sizeof step);
-    return step;
+    device_download(m->step_host, m->step,
+                    sizeof(StepScalars) + llama_num_notes(m) * sizeof(double));
+    return *m->step_host;
+}
+
+// (num_ranks) as read with the last step
+static inline const RankNote *llama_notes(const LlamaModel *m) {
+    return (const RankNote *)(m->step_host + 1);
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
@@ -855,7 +878,9 @@ static inline void llama_carve_workspace(LlamaModel *m) {
     const size_t collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
     Arena *a = &m->arenas[LLAMA_WORKSPACE];
     LlamaScratch *s = &m->scratch;
-    m->step = arena_take(a, 1, sizeof(StepScalars));
+    m->step = arena_take(a, sizeof(StepScalars) / sizeof(double) + llama_num_partials(m),
+                         sizeof(double));
+    if (m->step) s->loss_partials = (double *)(m->step + 1) + llama_num_notes(m);
     m->loss_scale = arena_take(a, 1, sizeof(real));
     m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));
     m->rope_table = arena_take(a, llama_rope_table_size(m) + (size_t)c->head_dim, sizeof(real));
@@ -882,7 +907,6 @@ static inline void llama_carve_workspace(LlamaModel *m) {
             arena_take(a, (size_t)m->cache_tokens * (qkv_dim - q_dim), sizeof(floatX));
     if (!llama_has_partial_sums(m)) return;
     s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
-    s->loss_partials = arena_take(a, (size_t)m->ranks.num_losses, sizeof(double));
     if (m->ranks.num_ranks > 1 && collected)
         m->sum.collected = arena_take(a, collected * m->sum.block, sizeof(real));
 }
@@ -997,6 +1021,7 @@ static inline void llama_free(LlamaModel *m) {
     free(m->dlayers);
     free(m->acts);
     free(m->staging_host);
+    free(m->step_host);
     free(m->shard);
     free(m->buckets);
     *m = (LlamaModel){0};
@@ -1022,6 +1047,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     assert(llama_memory_total(m) == planned);
     llama_build_tensors(m);
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
+    m->step_host = host_calloc(sizeof(StepScalars) / sizeof(double) + llama_num_notes(m),
+                               sizeof(double), "step");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
     if (m->unrotated)

@@ -63,8 +63,7 @@
 // Options: one table parses, documents and logs them
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention,
-        *work_cost;
+    const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
         chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype;
@@ -170,10 +169,6 @@ static const Option option_table[] = {
     CHOICE("zero", o.zero, "1", "0|1",
            "several ranks: 1 = each holds and updates its shard of the optimizer state, 0 = all of "
            "it"),
-    TEXT("work-cost", o.work_cost, "100:745",
-         "TOKEN:TILE or TOKEN:TILE:SIDE, what a token's linear layers cost against an attention "
-         "tile of SIDE x SIDE (128), as make calibrate measures it; decides which documents share "
-         "a micro-batch and a rank. 0:0: in arrival order, for comparison"),
     NUMBER("heartbeat-seconds", o.heartbeat_seconds, "60", 0, 1e6,
            "several ranks: seconds without progress before a rank is reported and the run ends "
            "with exit code 8; 0: never"),
@@ -195,6 +190,11 @@ static const Option option_table[] = {
     OPTIONS_OF_OTHER_TRAINERS,
     OPTION_END,
 };
+
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
@@ -408,11 +408,13 @@ static bool save_checkpoint(LlamaModel *m, const char *name, Error *err) {
                          model_files_write(&run.files, &m->config, dtype, ck, err));
     ok = save_parameters(ck, m, false, dtype, ok, err);
     if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
-    if (!is_rank_0()) return true;
-    ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
-         checkpoint_publish(ck, err);
-    checkpoint_abort(ck);
-    return ok;
+    if (is_rank_0()) {
+        ok = ok && (name || save_state(ck, err)) && dir_lock_check(&run.out.lock, o.out, err) &&
+             checkpoint_publish(ck, err);
+        checkpoint_abort(ck);
+    }
+    comm_barrier();  // where the others hear that rank 0 writes
+    return ok || !is_rank_0();
 }
 
 // All weights as this rank computes with them, and their low bits where it has all of these.
@@ -460,37 +462,36 @@ static void save_or_warn(LlamaModel *m, bool last) {
         if (!checkpoint_prune(o.out, run.cursor.step, o.keep, &err)) error_print(&err);
         return;
     }
+    if (++run.failed_saves >= 3 || last || err.code == EXIT_DIVERGED) error_exit(&err);
     error_print(&err);
-    if (++run.failed_saves >= 3 || last || err.code == EXIT_DIVERGED) exit(err.code);
 }
 
 // ------------------------------------------------------------------------------------------------
 // The loop
 
-// All ranks, after the wait that ends the step: nothing here waits for the device.
-static StepBalance step_balance(const StepData *data) {
-    StepBalance b = {0};
-    const int32_t ranks = comm_num_ranks();
-    if (ranks == 1) return b;
-    static float *ms;  // (ranks) allocated by the first step
-    const float own_ms = device_timer_ms();
-    if (!ms) ms = host_calloc((size_t)ranks, sizeof(float), "times of the ranks");
+// What the ranks told each other with their losses: who needs how long for its micro-batches, and
+// whether one has received a signal, which stops all of them after the same step.
+static StepBalance read_notes(LlamaModel *m, const StepData *data) {
+    StepBalance b = {.planned = data->imbalance};
+    const RankNote *notes = llama_notes(m);
+    const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
-    comm_all_gather_host(ms, &own_ms, sizeof own_ms);
+    if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
-        sum += (double)ms[r];
-        if (ms[r] > ms[b.slowest_rank]) b.slowest_rank = r;
+        sum += notes[r].passes_ms;
+        if (notes[r].passes_ms > notes[b.slowest_rank].passes_ms) b.slowest_rank = r;
+        if (notes[r].signal > 0) run.stopped_by = (int)notes[r].signal;
     }
-    b.planned = data->imbalance;
-    b.measured = sum > 0 ? (double)ms[b.slowest_rank] * ranks / sum : 0;
+    b.measured = sum > 0 ? notes[b.slowest_rank].passes_ms * ranks / sum : 0;
+    m->note.passes_ms = (double)device_timer_ms();
     return b;
 }
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
-// A signal that one rank received is a signal to all, at the same step.
-static bool stop_requested(void) {
-    run.stopped_by = comm_max((int)stop_signal);
+static bool stop_requested(LlamaModel *m) {
+    m->note.signal = stop_signal;  // the others learn it with the next step
+    if (comm_num_ranks() == 1) run.stopped_by = (int)stop_signal;
     return run.stopped_by != 0;
 }
 
@@ -526,9 +527,9 @@ static SampleModel sample_model(LlamaModel *m) {
 
 static void print_samples(LlamaModel *m) {
     const SampleModel model = sample_model(m);
-    if (!is_rank_0()) return;
     comm_phase("sample", -1);
-    samples_report(&run.samples, &model, run.cursor.step, &run.log);
+    if (is_rank_0()) samples_report(&run.samples, &model, run.cursor.step, &run.log);
+    comm_barrier();  // where the others hear that rank 0 works
 }
 
 // Validation, samples and a checkpoint after `step` steps, where they are due; true when it saved.
@@ -563,7 +564,7 @@ static void train(LlamaModel *m) {
     must(loader_start(&run.loader, &run.train, &run.loader_settings, run.cursor, &err), &err);
     const int64_t first = run.cursor.step;
     if (!resumes()) validate(m, 0);
-    for (int64_t step = first; step < o.steps && !stop_requested(); step++) {
+    for (int64_t step = first; step < o.steps && !stop_requested(m); step++) {
         double start_ms = now_ms();
         comm_phase("read", step + 1);
         const StepData *data = loader_next(&run.loader, &err);
@@ -591,7 +592,7 @@ static void train(LlamaModel *m) {
                                    .useful_flops = useful_flops(data),
                                    .skipped = scalars.scale == 0,
                                    .spike = loss_is_spike(&run.trend, loss),
-                                   .balance = step_balance(data)};
+                                   .balance = read_notes(m, data)};
         report_step(&run.log, &report, data);
         tokens += data->real_tokens;
         targets += data->num_targets;
@@ -616,7 +617,7 @@ static void validate_and_sample(LlamaModel *m) {
 
 static void finish(LlamaModel *m) {
     Error err = {0};
-    if (stop_requested()) {
+    if (run.stopped_by) {
         data_summary_print_left_out(&run.train_summary);
         printf("stopped by signal %d; --resume continues from step %lld\n", run.stopped_by,
                (long long)run.cursor.step);
@@ -902,14 +903,16 @@ static void open_out_dir(const LlamaModel *m) {
 static void check_ranks_agree(void) {
     static RankFields own;
     Error err = {0};
-    char text[8192], manifest[IO_PATH_MAX];
+    char manifest[IO_PATH_MAX];
     const uint64_t train[2] = {run.train.fingerprint, run.train.token_fingerprint},
                    val[2] = {run.val.fingerprint, run.val.token_fingerprint};
     if (comm_num_ranks() == 1) return;
+    char *model = llama_config_text(&run.config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
     rank_field_program(&own);
     rank_field_options(&own, option_table);
-    rank_field(&own, "model", text, llama_config_text(&run.config, "float32", text, sizeof text));
+    rank_field_text(&own, "model", model);
+    free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
     rank_field_text(&own, "checkpoint", run.resume.dir);
@@ -1001,15 +1004,16 @@ static void open_device(void) {
 static void load_config(void) {
     Error err = {0};
     LlamaConfig saved;
-    char a[8192], b[8192];
     if (!run.resume.dir[0] || run.model_given)
         must(llama_config_find(&run.config, o.model, &err), &err);
     if (!run.resume.dir[0]) return;
     must(llama_config_read(&saved, run.resume.dir, &err), &err);
     if (!run.model_given) run.config = saved;
-    llama_config_text(&saved, "float32", a, sizeof a);
-    llama_config_text(&run.config, "float32", b, sizeof b);
-    if (strcmp(a, b) != 0)
+    char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&run.config, "float32");
+    const bool same = strcmp(a, b) == 0;
+    free(a);
+    free(b);
+    if (!same)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", run.resume.dir, o.model);
 }
@@ -1095,7 +1099,6 @@ static void summarize_data(void) {
 static void make_loader_settings(void) {
     Error err = {0};
     LoaderSettings *s = &run.loader_settings;
-    s->plan = plan_settings();
     s->plan.seed = (uint64_t)o.seed;
     s->plan.max_seqlen = o.max_seqlen;
     s->plan.micro_batch_tokens = o.micro_batch_tokens;
@@ -1105,9 +1108,6 @@ static void make_loader_settings(void) {
                                           : 0.97f;  // one bin needs no slack
     s->plan.fill_ppm = (int32_t)lrintf(fill * 1e6f);
     s->plan.long_docs = (LongDocs)o.long_docs;
-    if (!plan_work_cost_parse(o.work_cost, &s->plan))
-        exit_with(EXIT_USAGE, "for example --work-cost 100:745",
-                  "--work-cost: expected TOKEN:TILE or TOKEN:TILE:SIDE, whole numbers");
     s->layout = (Layout)o.layout;
     s->rank = comm_rank();
     s->num_ranks = comm_num_ranks();
@@ -1390,12 +1390,8 @@ static void infer(LlamaModel *m, int argc, char **argv) {
 static void start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
-    const char *missing = comm_init();
-    if (missing)
-        exit_with(EXIT_USAGE,
-                  "ranks need Open MPI (CPU) or NCCL (CUDA) at make; or start one process", "%s",
-                  missing);
-    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    comm_init();
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]", options_of_help);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
 

@@ -10,7 +10,8 @@ model=models/smollm2-135m-instruct data=data/chat_demo out=out/chat_demo
 
 say 'packages'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/jansson.h=libjansson-dev /usr/share/wordnet/data.noun=wordnet-base \
+    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
+    /usr/include/uninorm.h=libunistring-dev /usr/share/wordnet/data.noun=wordnet-base \
     /usr/lib/python3/dist-packages/pip=python3-pip
 python=/usr/bin/python3
 export PYTHONPATH=$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}

@@ -10,7 +10,8 @@ say() { printf '\n== %s\n' "$*"; }
 
 say 'packages'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/jansson.h=libjansson-dev \
+    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
+    /usr/include/uninorm.h=libunistring-dev \
     /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 python=/usr/bin/python3             # the system's, for which matplotlib was installed above
 
@@ -36,7 +37,6 @@ for word in "$@"; do case $word in --resume*) replace= ;; esac; done
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo
-"$python" scripts/report.py out/demo
 
 say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
@@ -44,6 +44,5 @@ say 'packing changes only the time'
 
 say 'done'
 echo 'out/demo/plot.png     loss, tokens/s and fill'
-echo 'out/demo/report.html  one page: charts, document lengths, samples, options'
 echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
 echo 'out/demo/log.jsonl    one JSON object per step'

@@ -2,7 +2,7 @@
 # Pre-trains SmolLM2-135M as published, on the 8 GPUs of one machine, one rank per GPU (by local rank).
 #   scripts/run_8gpu.sh [train_llama options]      these override the ones below: --steps 100
 #   RANKS=4 scripts/run_8gpu.sh                    on 4 GPUs; the same documents in each step
-# On the CPU backend (make BACKEND=cpu, MPI) the same command starts 8 ranks; add --threads.
+# On the CPU backend (make BACKEND=cpu) the same command starts 8 ranks; add --threads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 options=(
@@ -22,10 +22,4 @@ options=(
 exec scripts/train_until_done.sh mpirun -n "${RANKS:-8}" --bind-to none \
     ./train_llama "${options[@]}" "$@"
 
-# Without MPI, on the CUDA backend: anything that sets torchrun's variables for each rank.
-#   torchrun --nproc-per-node 8 --no-python ./train_llama --model smollm2-135m ...
-# or by hand:
-#   export WORLD_SIZE=8 MASTER_ADDR=localhost MASTER_PORT=29500
-#   for r in 0 1 2 3 4 5 6 7; do RANK=$r LOCAL_RANK=$r ./train_llama ... & done; wait
-# Several machines with mpirun: export the address of rank 0's machine, and add
-#   --hostfile hosts -x MASTER_ADDR -x MASTER_PORT
+# Several machines: add --hostfile hosts. Under Slurm: scripts/slurm.sbatch.

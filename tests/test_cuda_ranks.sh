@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Several ranks on the CUDA backend, emulated (with dev/emu's NCCL) or real: TRAIN=build/cuda/
-# train_llama RANKS="2 4". They start by torchrun's environment variables, without MPI. With
-# --deterministic the same bits on any number of ranks, otherwise the same losses; overlapped
-# communication changes no bit; a failure of one rank ends the job.
+# train_llama RANKS="2 4". With --deterministic the same bits on any number of ranks, otherwise the
+# same losses; overlapped communication changes no bit; a failure of one rank ends the job.
 . "$(dirname "$0")/lib.sh"
 scratch 'cuda ranks'
 train=${TRAIN:-$root/build/emu/train_llama} cpu=$root/build/cpu/train_llama
@@ -10,38 +9,10 @@ bin=$(dirname "$train")
 read -ra counts <<< "${RANKS:-2 4}"
 emulated=$([ -z "${TRAIN:-}" ] && echo yes)
 export EMU_DEVICES=4 TMPDIR=$work       # TMPDIR: for the emulated NCCL
-evidence() { tail -n 12 "$work"/out*.txt; }
-jobs=0
-# start N COMMAND...: starts N ranks; process ids in $pids
-start() {
-    local n=$1 r
-    shift
-    pids=() jobs=$((jobs + 1))
-    rm -f out*.txt
-    for ((r = 0; r < n; r++)); do
-        env RANK=$r WORLD_SIZE="$n" LOCAL_RANK=$r LOCAL_WORLD_SIZE="$n" \
-            TORCHELASTIC_RUN_ID="$$-$jobs" timeout -k 5 "$limit_s" "$@" > "out$r.txt" 2>&1 &
-        pids+=($!)
-    done
-}
-# collect: waits for all ranks; $status is the first nonzero exit code
-collect() {
-    local p code
-    status=0
-    for p in "${pids[@]}"; do
-        wait "$p" 2> /dev/null     # else bash reports killed ones
-        code=$?
-        [ "$status" -ne 0 ] || status=$code
-    done
-    cat out?.txt > out.txt
-}
 ranks() {       # ranks N COMMAND...
-    start "$@"
-    collect
-    [ "$status" -eq 0 ] || bad "$*" "exit code $status"
+    within "${mpi[@]}" -n "$@" || bad "${*: -4}" "$(exit_code $?)"
 }
-
-[ -x "$train" ] || { bad program "$train is not built" && finish; }
+ranks_can_run "$train" || skip_all ranks "$no_ranks"
 tiny_model tiny 64 96 64
 uneven_texts text 5
 prepare text --out corpus --val-frac 0.1
@@ -53,86 +24,83 @@ exact=("${run[@]}" --deterministic)
 end=step-00000003
 
 # ---- NCCL's calls ------------------------------------------------------------------------------------
+calls() {       # calls NAME N [CASES]
+    expect "$1" 0 '^[1-9][0-9]* passed, 0 failed, 0 skipped$' \
+        "${mpi[@]}" -n "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
+}
 if [ -x "$bin/test_cuda_nccl" ]; then
-    calls() {       # calls NAME N [CASES]
-        start "$2" "$bin/test_cuda_nccl" --filter "${3:-}"
-        collect
-        if [ "$status" -eq 0 ] && grep -q '^[1-9][0-9]* passed, 0 failed, 0 skipped$' out0.txt
-        then ok "$1"
-        else bad "$1" "exit code $status"; fi
-    }
     for n in "${counts[@]}"; do calls "calls_of_${n}_ranks" "$n"; done
     # NCCL's log, also of ranks without standard output; /dev/stderr would truncate a regular file
-    export NCCL_DEBUG=INFO
-    start 2 bash -c '"$@" 2>&1 | cat' _ "$bin/test_cuda_nccl" --filter all_gather
-    collect
-    has log_of_rank_1 'NCCL INFO .*rank 1 ' out1.txt
-    start 2 "$bin/test_cuda_nccl" --filter all_gather
-    collect
-    check no_log_into_a_file test -s out0.txt -a ! -s out1.txt
-    unset NCCL_DEBUG
+    NCCL_DEBUG=INFO expect log_of_rank_1 0 'NCCL INFO .*rank 1 ' "${mpi[@]}" -n 2 \
+        "$bin/test_cuda_nccl" --filter all_gather
+    NCCL_DEBUG=INFO within "${mpi[@]}" -n 2 bash -c '"$@" 2> "log$OMPI_COMM_WORLD_RANK.txt"' _ \
+        "$bin/test_cuda_nccl" --filter all_gather
+    check no_log_into_a_file test -e log1.txt -a ! -s log1.txt
     if [ -n "$emulated" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2
-        EMU_STREAMS=1 EMU_SLOW_STREAM=3 calls calls_while_the_branch_lags 2 overlapped_steps
     fi
 else bad calls "$bin/test_cuda_nccl is not built"; fi
 
 # ---- the same bits: 6 micro-batches, divided evenly among 2 ranks but not among 4 --------------------
-"${exact[@]}" --out d1 --steps 3 --save-every 1 > out.txt 2>&1 || bad one_rank "exit code $?"
+within "${exact[@]}" --out d1 --steps 3 --save-every 1 || bad one_rank "exit code $?"
 for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 3
     same_state "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
 done
-# ZeRO-1: of the bf16 weights all, of their low bits a half on each of 2 ranks
-larger=("${exact[@]/#tiny/demo}" --out p --dry-run)
-"${larger[@]}" > p1.txt 2>&1
-ranks 2 "${larger[@]}"
-check low_bits_are_sharded awk '$1 == "weights" { w[FILENAME] = $2 }
-    END { r = w["out0.txt"] / w["p1.txt"]; exit !(r > 0.7 && r < 0.8) }' p1.txt out0.txt
-if [ -n "$emulated" ]; then
-    plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
-    EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) ranks 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
-    check 8b_fits_8_gpus_of_80_gb grep -q '^recompute .* full 6.* (chosen)$' out0.txt
-    EMU_MEMORY=$((31 << 30)) ranks 1 "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
-    check 1.7b_fits_a_gpu_of_32_gb grep -q '^recompute .* full 2.* (chosen)$' out0.txt
-fi
 ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
 same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
+steps=1
+for n in 1 2 1; do      # resumed with another number of ranks
+    ranks $n "${exact[@]}" --out e --steps $steps --resume
+    steps=$((steps + 1))
+done
+same_state resume_on_1_2_1_ranks d1/$end e/$end
+
+# ---- memory. ZeRO-1: of the bf16 weights all, of their low bits a half on each of 2 ranks -------------
+larger=("${exact[@]/#tiny/demo}" --out p --dry-run)
+within "${larger[@]}"
+cp out.txt p1.txt
+ranks 2 "${larger[@]}"
+check low_bits_are_sharded awk '$1 == "weights" { w[FILENAME] = $2 }
+    END { r = w["out.txt"] / w["p1.txt"]; exit !(r > 0.7 && r < 0.8) }' p1.txt out.txt
+if [ -n "$emulated" ]; then
+    plan=(--max-seqlen 2048 --micro-batch-tokens 8192 --batch-tokens 65536 --out p --dry-run)
+    EMU_DEVICES=8 EMU_MEMORY=$((78 << 30)) expect 8b_fits_8_gpus_of_80_gb 0 \
+        '^recompute .* full 6.* \(chosen\)$' "${mpi[@]}" -n 8 "${run[@]/#tiny/llama-3.1-8b}" "${plan[@]}"
+    EMU_MEMORY=$((31 << 30)) expect 1.7b_fits_a_gpu_of_32_gb 0 '^recompute .* full 2.* \(chosen\)$' \
+        "${run[@]/#tiny/smollm2-1.7b}" "${plan[@]}"
+fi
 
 # ---- the same losses: distributed by work. Only the order of fp32 sums differs: 1e-7 of a gradient,
 # which changes the rounding to bf16 of about one weight in 1e5 per step
-"${run[@]}" --out w1 --steps 3 > out.txt 2>&1 || bad one_rank_by_work "exit code $?"
-for n in "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
-"$cpu" "${common[@]}" --out cpu --steps 3 > out.txt 2>&1 || bad cpu "exit code $?"
+for n in 1 "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
+within "$cpu" "${common[@]}" --out cpu --steps 3 || bad cpu "exit code $?"
 cat > losses.py << 'PY'
 import json, sys
 runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[2:]]
 runs = [[l for l in r if "loss" in l] for r in runs]
-assert len(runs[0]) == 6 and all(len(r) == len(runs[0]) for r in runs), [len(r) for r in runs]
+assert len(runs[0]) == 6, runs[0]
 for run in runs[1:]:
-    for a, b in zip(runs[0], run):
+    for a, b in zip(runs[0], run, strict=True):
         assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
         assert abs(a["loss"] - b["loss"]) <= float(sys.argv[1]) * a["loss"], (a, b)
 PY
-logs=()
-for n in "${counts[@]}"; do logs+=("w$n"); done
+logs=("${counts[@]/#/w}")
 check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
 check losses_match_the_cpu_backend_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
-ranks 2 "${run[@]}" --out w20 --steps 3 --zero 0
-same_state by_work_zero_0_is_zero_1 w2/$end w20/$end
 
 # ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
 # micro-batches of 64 tokens, with one document of 63
 "$root/dev/bench.py" --write whole --lengths 10x63 > out.txt || bad shard "exit code $?"
 one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 4)
-"${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 > out.txt 2>&1 || bad one_document "exit code $?"
+within "${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 || bad one_document "exit code $?"
 one_doc+=(--micro-batch-tokens 64)
 ranks 2 "${one_doc[@]}" --out i2
 ranks 2 "${one_doc[@]}" --deterministic --out i3
-"${one_doc[@]}" --deterministic --out i4 > out.txt 2>&1 || bad one_document "exit code $?"
+within "${one_doc[@]}" --deterministic --out i4 || bad one_document "exit code $?"
 cat > norms.py << 'PY'
 import json, sys
 runs = [[l["grad_norm"] for l in map(json.loads, open(p + "/log.jsonl")) if "grad_norm" in l]
@@ -142,30 +110,22 @@ assert all(abs(a - b) <= 2**-8 * a for run in runs[1:] for a, b in zip(runs[0], 
 PY
 check a_rank_without_a_document_adds_nothing python3 norms.py i1 i2 i3 i4
 
-# ---- resuming with another number of ranks ------------------------------------------------------------
-steps=1
-for n in 1 2 1; do
-    ranks $n "${exact[@]}" --out e --steps $steps --resume
-    steps=$((steps + 1))
-done
-same_state resume_on_1_2_1_ranks d1/$end e/$end
-
 # ---- overlap: the same bits, whichever stream lags -----------------------------------------------------
 if [ -n "$emulated" ]; then
-    for slow in 1 2 3; do   # compute, communication, the branch
+    for slow in 1 2; do     # compute, communication
         EMU_STREAMS=1 EMU_SLOW_STREAM=$slow ranks 2 "${run[@]}" --out s$slow --steps 3
         same_state "stream_${slow}_lags" w2/$end s$slow/$end
     done
     # The order in which the host enqueues work: in the last micro-batch the reduction of layer 1
     # before the backward of layer 0; in the next step the forward of layer 0 before the wait for
-    # the weights of layer 1. The first start with these kernels checks them, outside the trace.
-    ranks 2 "${run[@]}" --attention sm80 --out t0 --steps 1 --val-every 0
-    EMU_TRACE=1 ranks 2 "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
+    # the weights of layer 1.
+    EMU_TRACE=1 ranks 2 bash -c 'exec 2> "trace$OMPI_COMM_WORLD_RANK.txt"; exec "$@"' _ \
+        "${run[@]}" --attention sm80 --out t --steps 2 --val-every 0
     cat > order.py << 'PY'
 import re
-calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("out0.txt").read())
-def places(name, first, last):                      # the attention kernels of either path
-    return [i for i in range(first, last) if calls[i][1].replace("_sm90", "") == name]
+calls = re.findall(r"EMU TRACE stream (\d) (\w+)", open("trace0.txt").read())
+def places(name, first, last):
+    return [i for i in range(first, last) if calls[i][1] == name]
 reduce, gather = places("ncclReduce", 0, len(calls)), places("ncclBroadcast", 0, len(calls))
 assert all(calls[i][0] == "2" for i in reduce + gather), "a reduction on the compute stream"
 assert len(reduce) == len(gather) == 8, (reduce, gather)    # embedding, norms, two layers; twice
@@ -181,46 +141,22 @@ PY
 fi
 
 # ---- failures end all ranks ---------------------------------------------------------------------------
-# expect NAME EXIT_CODE PATTERN N COMMAND...
-expect() {
-    start "${@:4}"
-    collect
-    expect_outcome "$@"
-}
-expect_outcome() {
-    local name=$1 code=$2 pattern=$3
-    if [ "$status" -ne "$code" ]; then bad "$name" "exit code $status, expected $code"
-    elif ! grep -aqE "$pattern" out.txt || ! grep -aq '^hint: ' out.txt; then
-        bad "$name" "no line matches $pattern, or no hint"
-    else ok "$name"; fi
-}
 if [ -n "$emulated" ]; then
     expect too_few_gpus 11 'number [23] of this machine, but only GPUs 0 to 1' \
-        4 env EMU_DEVICES=2 "${run[@]}" --out m
-    expect no_gpu 11 'no NVIDIA GPU is visible' 1 env EMU_DEVICES=0 "${run[@]}" --out m
-    # the heartbeat knows what the GPU waits for while the host waits for the GPU
-    faulty() {      # faulty FAULT EXIT_CODE PATTERN; a stopped rank ends when it is continued
-        start 2 env FAULT="$1" "$bin/train_llama_faulty" "${common[@]}" \
-            --out "$work/f$1" --steps 20 --save-every 2 --val-every 0 --heartbeat-seconds 1
-        wait "${pids[0]}" 2> /dev/null
-        kill -CONT $(pids_of "--out $work/f$1 ") 2> /dev/null
-        collect
-        expect_outcome "${1//:/_}" "$2" "$3"
-    }
-    faulty spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
-    faulty stop:1:forward:2 8 '^error: ranks: rank 1 on .* silent for .* in forward of step 2'
-    faulty drift:1:update:2 9 'weights \(rank 1\)'
+        "${mpi[@]}" -n 4 env EMU_DEVICES=2 "${run[@]}" --out m
+    expect no_gpu 11 'no NVIDIA GPU is visible' env EMU_DEVICES=0 "${run[@]}" --out m
 fi
-start 2 "${run[@]}" --out "$work/k" --steps 1000000 --val-every 0
-disown "${pids[1]}"     # else bash reports that it was killed
-await_line "${pids[0]}" '^step' out0.txt || bad death 'ended before its first step'
-for p in /proc/[0-9]*; do
-    [[ $(tr '\0' ' ' 2> /dev/null < "$p/cmdline") = "$train "*"--out $work/k "* ]] &&
-        grep -qz '^RANK=1$' "$p/environ" && kill -KILL "${p#/proc/}"
-done
-wait "${pids[0]}"
-status=$?
-cp out0.txt out.txt
-if [ $status -eq 8 ] && grep -aq '^error: ranks: rank 1 .* lost' out.txt; then ok death_of_one_rank_ends_all
-else bad death_of_one_rank_ends_all "exit code $status"; fi
+# The watchdog knows what the GPU waits for while the host waits for the GPU
+faulty() {      # faulty NAME FAULT EXIT_CODE PATTERN
+    local judge=expect
+    [ "$3" -ne 137 ] || judge=outcome       # the launcher names a killed rank
+    [ -x "$bin/train_llama_faulty" ] || { bad "$1" 'train_llama_faulty is not built' && return; }
+    FAULT=$2 $judge "$1" "$3" "$4" "${mpi[@]}" -n 2 "$bin/train_llama_faulty" "${common[@]}" \
+        --out "$work/$1" --steps 6 --save-every 2 --val-every 0 --heartbeat-seconds 10
+    check "$1_leaves_no_process" await_gone "--out $work/$1 "
+}
+faulty spin spin:1:backward:2 8 '^error: ranks: rank 1 on .* stuck for .* in backward of step 2'
+faulty stop stop:1:forward:2 8 '^error: ranks: rank 0 on .* has waited for others .* of step 2'
+faulty kill kill:1:update:2 137 'mpirun noticed that process rank 1 .* signal 9'
+faulty signal signal:1:backward:2 75 '--resume continues from step 3'
 finish

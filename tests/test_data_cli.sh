@@ -80,8 +80,8 @@ state, manifest = (sys.argv[2] + name for name in ("/trainer_state.json", "/mani
 text = re.sub(rb' *"token_fingerprint": \d+,\n', b"", open(state, "rb").read())
 assert b"token_fingerprint" not in text and b"data_fingerprint" in text
 open(state, "wb").write(text)
-entry = b'"trainer_state.json", "size_bytes": %d, "crc32c": "%08x"' % (len(text), crc32c(text))
-body = re.sub(rb'"trainer_state.json".*?"crc32c": "[0-9a-f]*"', entry,
+entry = b'"trainer_state.json",\n      "size_bytes": %d,\n      "crc32c": "%08x"' % (len(text), crc32c(text))
+body = re.sub(rb'(?s)"trainer_state.json".*?"crc32c": "[0-9a-f]*"', entry,
               open(manifest, "rb").read())[:-36]
 open(manifest, "wb").write(body + b',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body))
 PY

@@ -83,8 +83,7 @@ static void mask_docs(int n) {
 }
 
 static double forward_backward(LlamaModel *m, const Batch *b) {
-    Error err = {0};
-    CHECK_MSG(batch_check(b, m->config.vocab_size, &err), "%s", err.what);
+    CHECK(batch_is_valid(b, m->config.vocab_size));
     llama_zero_grads(m, b->num_targets > 0 ? b->num_targets : 1);
     llama_set_batch(m, b);
     llama_forward(m);
@@ -461,34 +460,6 @@ TEST(recomputed_activations_have_the_same_bits) {
     check_recompute(variant_config());
 }
 
-// Padding to one size changes no bit of the documents' losses or of the gradients.
-TEST(completed_batches_have_the_same_bits) {
-    static LlamaModel m;
-    LlamaConfig c = tiny_config(3, 1, 4, true);
-    Batch b;
-    float packed[256], completed[256];
-    make_model(&m, &c, 256, ROW, false);
-    const size_t bytes = m.num_elements * sizeof(real);
-    real *grads = (real *)host_calloc(1, bytes, "gradients");
-    batch_init(&b, 256, 256);
-    for (int round = 0; round < 10; round++) {
-        make_docs(lengths, NUM_DOCS, c.vocab_size);
-        if (round % 2) mask_docs(NUM_DOCS);
-        batch_pack(&b, docs, NUM_DOCS);
-        row_losses(&m, &b, packed);
-        const double loss = forward_backward(&m, &b);
-        memcpy(grads, m.grads, bytes);
-        CHECK(batch_complete(&b, 256 - round, NUM_DOCS + 1 + 7 * round, 128));
-        row_losses(&m, &b, completed);
-        CHECK(memcmp(packed, completed, (size_t)b.real_tokens * sizeof(float)) == 0);
-        CHECK(forward_backward(&m, &b) == loss);
-        CHECK(memcmp(grads, m.grads, bytes) == 0);
-    }
-    free(grads);
-    batch_free(&b);
-    llama_free(&m);
-}
-
 // The token other than the target of row t whose loss there differs most from the target's.
 static int32_t worst_target(LlamaModel *m, const Batch *b, int32_t t, double *difference) {
     float x[32];
@@ -604,13 +575,12 @@ TEST(a_micro_batch_without_a_target_adds_nothing) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
-    Error err = {0};
     make_model(&m, &c, 256, ROW, false);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
     mask_docs(NUM_DOCS);
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, &docs[6], 1);
-    CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_check(&b, c.vocab_size, &err));
+    CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_is_valid(&b, c.vocab_size));
     llama_zero_grads(&m, 100);
     llama_set_batch(&m, &b);
     llama_forward(&m);
@@ -856,7 +826,7 @@ TEST(weights_in_several_files_come_back) {
     make_model(&b, &c, 16, 16, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_MSG(save_final(&a, cases[i].dtype, cases[i].max_file_bytes, &err), "%s", err.what);
-        CHECK_MSG(manifest_verify(scratch("final"), &step, &err), "%s", err.what);
+        CHECK_MSG(checkpoint_verify(scratch("final"), &step, &err), "%s", err.what);
         char last[300], index[300];
         snprintf(last, sizeof last, "%s/%s", scratch("final"), cases[i].last_file);
         snprintf(index, sizeof index, "%s/model.safetensors.index.json", scratch("final"));

@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
 }
 C
 ${CC:-cc} -std=gnu11 -O1 -I "$PWD" "$work/read_back.c" build/cpu/libhost.a -o "$work/read_back" \
-    -ljansson -lpthread -lm || exit 1
+    -ljansson -lpcre2-8 -lunistring -lpthread -lm || exit 1
 
 run() { python3 "$prepare" --quiet "$@"; }
 

@@ -55,7 +55,7 @@ enum { V = sizeof LOGITS / sizeof *LOGITS, DRAWS = 10000 };
 
 // Frequency of each id over evenly spaced draws.
 static void shares(Sampling how, double share[V]) {
-    Candidate scratch[V];
+    HeapItem scratch[V];
     memset(share, 0, V * sizeof *share);
     for (int i = 0; i < DRAWS; i++)
         share[sample_token(LOGITS, V, &how, ((float)i + 0.5f) / DRAWS, scratch)] += 1.0 / DRAWS;

@@ -23,21 +23,18 @@ static const struct {
     const char *name;
     size_t offset;  // in Same
     int size;
-    bool is_new, is_cost;
+    bool is_new;
 } fields[] = {
 #define FIELD(name_, at_, ...) \
     { name_, offsetof(Same, at_), (int)sizeof((Same *)0)->at_, __VA_ARGS__ }
-    FIELD("data_fingerprint", train.fingerprint, false, false),
-    FIELD("token_fingerprint", train.token_fingerprint, true, false),
-    FIELD("seed", plan.seed, false, false),
-    FIELD("max_seqlen", plan.max_seqlen, false, false),
-    FIELD("micro_batch_tokens", plan.micro_batch_tokens, false, false),
-    FIELD("num_micro_batches", plan.num_micro, false, false),
-    FIELD("fill_ppm", plan.fill_ppm, false, false),
-    FIELD("long_docs", plan.long_docs, false, false),
-    FIELD("work_token", plan.work_token, true, true),
-    FIELD("work_tile", plan.work_tile, true, true),
-    FIELD("work_side", plan.work_side, true, true),
+    FIELD("data_fingerprint", train.fingerprint, false),
+    FIELD("token_fingerprint", train.token_fingerprint, true),
+    FIELD("seed", plan.seed, false),
+    FIELD("max_seqlen", plan.max_seqlen, false),
+    FIELD("micro_batch_tokens", plan.micro_batch_tokens, false),
+    FIELD("num_micro_batches", plan.num_micro, false),
+    FIELD("fill_ppm", plan.fill_ppm, false),
+    FIELD("long_docs", plan.long_docs, false),
 };
 
 // Result of state_read for the text without the line of `field`, as an older version wrote it. "":
@@ -61,7 +58,7 @@ static int read_without(const char *text, const Same *same, const char *field) {
 }
 
 static Same usual(void) {
-    Same same = {.plan = plan_settings()};
+    Same same = {.plan = {.num_micro = 1}};
     same.train.fingerprint = 0x123456789abcdefull;
     same.train.token_fingerprint = 0xfedcba987654321ull;
     return same;
@@ -98,9 +95,22 @@ TEST(missing_fields_mean_the_behaviour_of_older_versions) {
         Same other = same;  // fingerprints are compared without their 12 lowest bits
         ((unsigned char *)&other)[fields[i].offset + (fields[i].size == 8 && i < 2 ? 3 : 0)] ^= 1;
         CHECK_MSG(read_without(text, &other, "") == EXIT_CHECKPOINT_MISFIT, "%s", fields[i].name);
-        if (fields[i].is_cost)  // the older version packed by the usual costs
-            CHECK(read_without(text, &other, fields[i].name) == EXIT_CHECKPOINT_MISFIT);
     }
+    CHECK(read_without(text, &same, "updates_before") == 0);
+    CHECK(read_without(text, &same, "packer") == 0);
+    free(text);
+}
+
+// Another packer puts other documents into the micro-batches, unless there is only one.
+TEST(plans_of_the_packer_before_are_refused) {
+    Error err = {0};
+    const Option none[] = {OPTION_END};
+    Same same = usual();
+    same.plan.num_micro = 2;
+    char *text = written_state(&same, none, &err);
+    CHECK_MSG(text, "%s", err.what);
+    CHECK(read_without(text, &same, "") == 0);
+    CHECK(read_without(text, &same, "packer") == EXIT_CHECKPOINT_MISFIT);
     free(text);
 }
 

@@ -317,7 +317,7 @@ TEST(bpe_refuses_unknown_features) {
 #define SPLIT(pattern_, behavior_)                                                         \
     SEQUENCE("{\"type\": \"Split\", \"pattern\": " pattern_ ", \"behavior\": \"" behavior_ \
              "\", \"invert\": false}")
-    check_refused(SPLIT("{\"Regex\": \"a\"}", "Removed"), "", "a", "another Split");
+    check_refused(SPLIT("{\"Regex\": \"a\"}", "Removed"), "", "a", "Split other than Isolated");
     check_refused(SPLIT("{\"String\": \"a\"}", "Isolated"), "", "a", "without a Regex");
     check_refused(SPLIT("{\"Regex\": \"(\"}", "Isolated"), "", "a", "is wrong at 1");
     check_refused(SPLIT("{\"Regex\": \"x*\"}", "Isolated"), "", "a", "matches nothing");

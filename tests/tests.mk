@@ -12,7 +12,7 @@ FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin comm_reduce_begin fsync)
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync)
 
 .PHONY: check bench-ops test test-dev test-programs test-dev-programs test-arm64 test-sanitizers test-schedules \
         simple
@@ -88,8 +88,8 @@ build/simple: dev/simple/train_llama.c
 ARM64_CC := aarch64-linux-gnu-gcc
 ARM64   := build/arm64/test_ops
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
-                    kernels/comm/mpi.c kernels/comm/ranks.c data/base/clock.c data/base/error.c \
-                    data/base/memory.c data/base/sum_tree.c
+                    kernels/comm/mpi.c kernels/comm/cpu.c kernels/comm/watchdog.c \
+                    $(addprefix data/base/,clock.c error.c memory.c sum_tree.c)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static \
 	    -ffunction-sections -Wl,--gc-sections $(filter %.c,$^) -o $@ -lm -lpthread

@@ -73,11 +73,13 @@ size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out) {
 
 // Jansson 2.14 drops a character when the heap refuses it a longer buffer, and reports success.
 static void *json_malloc(size_t n) { return host_calloc(n, 1, "JSON"); }
+__attribute__((constructor)) static void json_set_up(void) {
+    json_set_alloc_funcs(json_malloc, free);
+}
 
 json_t *json_parse(const char *text, size_t n, const char *path, Error *err) {
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL;
     json_error_t why;
-    json_set_alloc_funcs(json_malloc, free);
     json_t *root = json_loadb(text, n, flags, &why);
     if (!root)
         bad_input(err, "%s: expected JSON, found an error at line %d, column %d: %s", path,
@@ -177,116 +179,40 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-void json_writer_init(JsonWriter *w, char *text, size_t capacity, int indent) {
-    *w = (JsonWriter){.text = text, .capacity = capacity, .indent = indent};
-    text[0] = 0;
-}
-
-static void json_put(JsonWriter *w, const char *s, size_t n) {
-    if (w->overflow || n >= w->capacity - w->n) {
-        w->overflow = true;
-        return;
-    }
-    memcpy(w->text + w->n, s, n);
-    w->n += n;
-    w->text[w->n] = 0;
-}
-
-void json_put_text(JsonWriter *w, const char *s) { json_put(w, s, strlen(s)); }
-
-static void json_newline(JsonWriter *w) {
-    if (w->indent == 0) return;
-    json_put_text(w, "\n");
-    for (int i = 0; i < w->depth * w->indent; i++) json_put_text(w, " ");
-}
-
-// Bytes that are not UTF-8 become U+FFFD, so that no file name can break the log.
-static void json_put_quoted(JsonWriter *w, const char *s) {
-    char escaped[8];
-    size_t n = strlen(s);
-    json_put_text(w, "\"");
-    for (size_t i = 0, len; i < n; i += len) {
-        unsigned char c = (unsigned char)s[i];
-        len = utf8_length((const unsigned char *)s + i, n - i);
-        if (len == 0) {
-            len = 1;
-            json_put_text(w, "\xef\xbf\xbd");
-        } else if (c < 0x20 || c == 0x7f || c == '"' || c == '\\') {
-            snprintf(escaped, sizeof escaped, c == '"' || c == '\\' ? "\\%c" : "\\u%04x", c);
-            json_put_text(w, escaped);
-        } else {
-            json_put(w, s + i, len);
-        }
-    }
-    json_put_text(w, "\"");
-}
-
-static void json_key(JsonWriter *w, const char *key) {
-    if (w->comma) json_put_text(w, w->indent ? "," : ", ");
-    if (w->depth > 0) json_newline(w);
-    w->comma = true;
-    if (!key) return;
-    json_put_quoted(w, key);
-    json_put_text(w, ": ");
-}
-
-void json_begin(JsonWriter *w, const char *key, char open) {
-    json_key(w, key);
-    json_put(w, &open, 1);
-    w->depth++;
-    w->comma = false;
-}
-
-void json_end(JsonWriter *w, char close) {
-    assert(w->depth > 0);
-    w->depth--;
-    if (w->comma) json_newline(w);
-    json_put(w, &close, 1);
-    w->comma = true;
-}
-
-void json_put_string(JsonWriter *w, const char *key, const char *value) {
-    json_key(w, key);
-    if (value)
-        json_put_quoted(w, value);
-    else
-        json_put_text(w, "null");
-}
-
-void json_put_int(JsonWriter *w, const char *key, int64_t value) {
+json_t *json_float(float value) {
     char digits[32];
-    json_key(w, key);
-    snprintf(digits, sizeof digits, "%ld", value);
-    json_put_text(w, digits);
-}
-
-void json_put_bool(JsonWriter *w, const char *key, bool value) {
-    json_key(w, key);
-    json_put_text(w, value ? "true" : "false");
-}
-
-void json_put_null(JsonWriter *w, const char *key) { json_put_string(w, key, NULL); }
-
-// The fewest of `from` to `to` digits that read back as the same value.
-static void json_put_real(JsonWriter *w, const char *key, double value, int from, int to,
-                          bool single) {
-    char digits[40];
-    json_key(w, key);
-    for (int precision = from; precision <= to; precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, value);
-        if (single ? strtof(digits, NULL) == (float)value : strtod(digits, NULL) == value) break;
+    if (!isfinite(value)) return json_null();
+    for (int n = 1; n <= 9; n++) {
+        snprintf(digits, sizeof digits, "%.*g", n, (double)value);
+        if (strtof(digits, NULL) == value) break;
     }
-    if (!isfinite(value))
-        snprintf(digits, sizeof digits, "null");
-    else if (!strpbrk(digits, ".e"))
-        strcat(digits, ".0");  // or Python would read an int
-    json_put_text(w, digits);
+    return json_real(strtod(digits, NULL));
 }
 
-void json_put_double(JsonWriter *w, const char *key, double value) {
-    json_put_real(w, key, value, 15, 17, false);
+json_t *json_text(const char *s) {
+    if (!s) return json_null();
+    const size_t n = strlen(s);
+    unsigned char *valid = host_calloc(n, 3, "JSON");
+    const size_t size = utf8_replace((const unsigned char *)s, n, valid);
+    json_t *item = json_stringn((const char *)valid, size);
+    free(valid);
+    return item;
 }
 
-void json_put_float(JsonWriter *w, const char *key, float value) {
-    json_put_real(w, key, (double)value, 6, 9, true);
+char *json_write(json_t *root, size_t flags) {
+    enum { SHORT = 15, EXACT = 17 };  // digits; the short ones have no 0.10000000000000001
+    assert(root);                     // NULL: json_pack was given a wrong format, or bad UTF-8
+    char *text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(SHORT));
+    json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
+    if (!json_equal(root, back)) {
+        free(text);
+        text = json_dumps(root, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(EXACT));
+    }
+    json_decref(back);
+    json_decref(root);
+    const size_t n = strlen(text);
+    char *line = memcpy(host_calloc(n + 2, 1, "JSON"), text, n);
+    line[n] = '\n';
+    free(text);
+    return line;
 }

@@ -1,4 +1,4 @@
-// JSON: Jansson for reading, with getters, and a small writer into a caller's buffer.
+// JSON by Jansson: strict reading, getters with errors, and texts of trees.
 //
 // Reading is strict: UTF-8, no key twice, no \u0000, no number beyond a double, nothing after the
 // value, at most 2048 levels. Errors are EXIT_BAD_INPUT. Getters say "key: expected ..., found
@@ -62,44 +62,18 @@ bool json_get_string(const json_t *object, const char *key, const char **out, bo
                      Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing: values in order into a buffer; the writer adds commas and colons
+// Writing: trees that json_pack and the like make
 //
-//   json_writer_init(&w, line, sizeof line, 0);
-//   json_begin(&w, NULL, '{');
-//   json_put_int(&w, "step", 1);
-//   json_put_double(&w, "loss", 2.5);
-//   json_end(&w, '}');
-//   if (!w.overflow) fputs(line, log);
-//
-// key is NULL inside arrays and for the root. indent 0: everything on one line; 2: one value per
-// line, as Hugging Face writes it. Non-finite numbers become null; bytes that are not UTF-8,
-// U+FFFD.
+//   char *line = json_write(json_pack("{s:I, s:o}", "step", step, "loss", json_float(loss)), 0);
 
-typedef struct {
-    char *text;  // not owned; always NUL-terminated
-    size_t n, capacity;
-    int indent, depth;
-    bool comma;     // a value precedes the next one
-    bool overflow;  // the text did not fit and is cut off
-} JsonWriter;
+// The fewest digits that read back as the same float; not finite: null.
+json_t *json_float(float value);
 
-void json_writer_init(JsonWriter *w, char *text, size_t capacity, int indent);
+// Bytes that are not UTF-8 become U+FFFD, so that no file name can break the log. NULL: null.
+json_t *json_text(const char *s);
 
-// Appends text as it is, without quotes.
-void json_put_text(JsonWriter *w, const char *s);
-
-// open is '{' or '['; json_end takes the matching '}' or ']'.
-void json_begin(JsonWriter *w, const char *key, char open);
-void json_end(JsonWriter *w, char close);
-
-// NULL is written as null.
-void json_put_string(JsonWriter *w, const char *key, const char *value);
-void json_put_int(JsonWriter *w, const char *key, int64_t value);
-void json_put_bool(JsonWriter *w, const char *key, bool value);
-void json_put_null(JsonWriter *w, const char *key);
-
-// The fewest digits that read back as the same value.
-void json_put_double(JsonWriter *w, const char *key, double value);
-void json_put_float(JsonWriter *w, const char *key, float value);
+// The text of a tree, which it frees, and a newline, in memory the caller frees. Numbers read back
+// as they are. flags: Jansson's, such as JSON_INDENT(2), one value per line as Hugging Face has it.
+char *json_write(json_t *root, size_t flags);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "json.h"
 #include "memory.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -29,39 +30,6 @@ static int index_of_word(const char *list, const char *wanted) {
     return -1;
 }
 
-static int min_of(int a, int b) { return a < b ? a : b; }
-
-// Edit distance: insertions, deletions and substitutions that turn one word into the other.
-static int edit_distance(const char *a, const char *b) {
-    int row[WORD_MAX], n = (int)strlen(b);
-    if (strlen(a) >= WORD_MAX || n >= WORD_MAX) return INT32_MAX;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int above = row[j];
-            row[j] = min_of(diagonal + (a[i - 1] != b[j - 1]), min_of(row[j - 1], above) + 1);
-            diagonal = above;
-        }
-    }
-    return row[n];
-}
-
-bool options_nearest(const char *word, const char *list, char *out, size_t capacity) {
-    const int length = (int)strlen(word), most = min_of(2 + length / 6, length - 1);
-    int best = most + 1;
-    char candidate[WORD_MAX];
-    while (next_word(&list, candidate)) {
-        const bool shortened = length >= 3 && strncmp(word, candidate, (size_t)length) == 0;
-        const int cost = shortened ? 1 : edit_distance(word, candidate);
-        if (cost >= best) continue;
-        best = cost;
-        text_copy(out, capacity, candidate);
-    }
-    return best <= most;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Values
 
@@ -78,7 +46,7 @@ static const struct {
 };
 
 static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
-    return error_set(err, EXIT_USAGE, "see --help", "--%s: expected %s, found \"%.100s\"", o->name,
+    return error_set(err, EXIT_USAGE, "see --help-all", "--%s: expected %s, found \"%.100s\"", o->name,
                      expected, text);
 }
 
@@ -124,16 +92,12 @@ static bool set_float(const Option *o, const char *text, Error *err) {
 }
 
 static bool set_choice(const Option *o, const char *text, Error *err) {
-    char near_word[WORD_MAX], hint[128] = "see --help";
     const int index = index_of_word(o->choices, text);
-    if (index >= 0) {
-        *(int *)o->address = index;
-        return true;
-    }
-    if (options_nearest(text, o->choices, near_word, sizeof near_word))
-        snprintf(hint, sizeof hint, "did you mean --%s %s?", o->name, near_word);
-    return error_set(err, EXIT_USAGE, hint, "--%s: expected one of %s, found \"%.100s\"", o->name,
-                     o->choices, text);
+    if (index < 0)
+        return error_set(err, EXIT_USAGE, "see --help-all",
+                         "--%s: expected one of %s, found \"%.100s\"", o->name, o->choices, text);
+    *(int *)o->address = index;
+    return true;
 }
 
 static bool set_option(const Option *o, const char *text, Error *err) {
@@ -167,18 +131,6 @@ static const char *find_elsewhere(const Option *table, const char *name) {
     return NULL;
 }
 
-static bool unknown_option(const Option *table, const char *argument, const char *name,
-                           Error *err) {
-    char names[8192] = "", near_name[WORD_MAX], hint[128] = "see --help";
-    const char *elsewhere = find_elsewhere(table, name);
-    for (const Option *o = table; o->name; o++)
-        if (o->address) text_list(names, sizeof names, o->name);
-    if (options_nearest(name, names, near_name, sizeof near_name))
-        snprintf(hint, sizeof hint, "did you mean --%s?", near_name);
-    return error_set(err, EXIT_USAGE, elsewhere ? elsewhere : hint, "%.100s: unknown option",
-                     argument);
-}
-
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
 static const char *argument_value(const Option *o, const char *equals, int argc, char **argv,
                                   int *i, Error *err) {
@@ -201,7 +153,11 @@ static bool parse_one(const Option *table, int argc, char **argv, int *i, Error 
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
     const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
     const Option *o = find_option(table, name + (off ? 3 : 0));
-    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, name, err);
+    if (!o || (off && o->kind != OPTION_FLAG)) {
+        const char *elsewhere = find_elsewhere(table, name);
+        return error_set(err, EXIT_USAGE, elsewhere ? elsewhere : "--help-all lists all options",
+                         "%.100s: unknown option", argument);
+    }
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
@@ -218,7 +174,7 @@ bool options_parse(const Option *table, int argc, char **argv, bool *help, Error
         if (o->fallback && !set_option(o, o->fallback, err)) return false;
     }
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+        if (strcmp(argv[i], "-h") == 0 || index_of_word("--help|--help-all", argv[i]) >= 0)
             *help = true;
         else if (!parse_one(table, argc, argv, &i, err))
             return false;
@@ -293,53 +249,55 @@ static void print_one(const Option *o, FILE *out) {
     fprintf(out, "\n");
 }
 
-void options_print_help(const Option *table, const char *usage, FILE *out) {
-    fprintf(out, "usage: %s\n", usage);
+void options_print_help(const Option *table, const char *usage, const char *first, FILE *out) {
+    int rest = 0;
+    fprintf(out, "usage: %s\n%s", usage, first ? "\n" : "");
     for (const Option *o = table; o->name; o++) {
-        if (o->kind == OPTION_KIND_GROUP)
+        if (o->kind == OPTION_KIND_GROUP && !first)
             fprintf(out, "\n%s:\n", o->name);
-        else if (o->address)
+        else if (o->address && (!first || index_of_word(first, o->name) >= 0))
             print_one(o, out);
+        else
+            rest += o->address != NULL;
     }
+    if (rest > 0) fprintf(out, "\n--help-all lists the other %d options.\n", rest);
 }
 
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage) {
+void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
+                           const char *first) {
     Error err = {0};
     bool help = false;
     if (!options_parse(table, argc, argv, &help, &err)) error_exit(&err);
     if (!help) return;
-    options_print_help(table, usage, stdout);
+    options_print_help(table, usage, options_given(argc, argv, "help-all") ? NULL : first, stdout);
     exit(fflush(stdout) == 0 ? EXIT_DONE : EXIT_DISK);
 }
 
 // ------------------------------------------------------------------------------------------------
 // The resolved values
 
-static void write_choice(const Option *o, JsonWriter *w) {
+static json_t *choice_json(const Option *o) {
     char word[WORD_MAX];
     const char *list = o->choices;
     for (int i = *(const int *)o->address; i >= 0; i--) next_word(&list, word);
-    json_put_string(w, o->name, word);
+    return json_string(word);
 }
 
-void options_write_one(const Option *o, JsonWriter *w) {
+json_t *option_json(const Option *o) {
     const void *at = o->address;
-    if (o->kind == OPTION_FLAG)
-        json_put_bool(w, o->name, *(const bool *)at);
-    else if (o->kind == OPTION_INT)
-        json_put_int(w, o->name, *(const int *)at);
-    else if (o->kind == OPTION_INT64)
-        json_put_int(w, o->name, *(const int64_t *)at);
-    else if (o->kind == OPTION_FLOAT)
-        json_put_float(w, o->name, *(const float *)at);
-    else if (o->kind == OPTION_STRING)
-        json_put_string(w, o->name, *(const char *const *)at);
-    else if (o->kind == OPTION_CHOICE)
-        write_choice(o, w);
+    if (o->kind == OPTION_FLAG) return json_boolean(*(const bool *)at);
+    if (o->kind == OPTION_INT) return json_integer(*(const int *)at);
+    if (o->kind == OPTION_INT64) return json_integer(*(const int64_t *)at);
+    if (o->kind == OPTION_FLOAT) return json_float(*(const float *)at);
+    if (o->kind == OPTION_STRING) return json_text(*(const char *const *)at);
+    return choice_json(o);
 }
 
-void options_write_json(const Option *table, JsonWriter *w) {
-    for (const Option *o = table; o->name; o++) options_write_one(o, w);
+json_t *options_json(const Option *table) {
+    json_t *all = json_object();
+    for (const Option *o = table; o->name; o++)
+        if (o->address) json_object_set_new(all, o->name, option_json(o));
+    return all;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -395,23 +353,17 @@ bool options_take(const Option *table, int argc, char **argv, const json_t *stor
 
 void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out) {
-    char json[16384], was_buffer[40], is_buffer[40];
+    char was_buffer[40], is_buffer[40];
     for (const Option *o = table; o->name; o++) {
         const json_t *was = find_stored(o, argc, argv, stored, except, true);
         if (!was) continue;
-        JsonWriter w;
-        Error err = {0};
-        json_writer_init(&w, json, sizeof json, 0);
-        json_begin(&w, NULL, '{');
-        options_write_one(o, &w);
-        json_end(&w, '}');
-        json_auto_t *now = json_parse(json, w.n, o->name, &err);
-        const json_t *is = json_object_get(now, o->name);
-        if (is && !json_equal(is, was)) {
-            const char *from = stored_text(o, was, 9, was_buffer, sizeof was_buffer),
-                       *to = stored_text(o, is, 9, is_buffer, sizeof is_buffer);
+        json_auto_t *is = option_json(o);
+        const char *from = stored_text(o, was, 9, was_buffer, sizeof was_buffer),
+                   *to = stored_text(o, is, 9, is_buffer, sizeof is_buffer);
+        const bool same = json_is_number(is) ? json_number_value(is) == json_number_value(was)
+                                             : json_equal(is, was);
+        if (!same)
             fprintf(out, "resume: --%s %s -> %s\n", o->name, from ? from : "(none)",
                     to ? to : "(none)");
-        }
     }
 }

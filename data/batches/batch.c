@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/memory.h"
 
 const char *layout_name(Layout layout) {
@@ -174,25 +173,6 @@ static void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
     }
 }
 
-bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs, int32_t max_seqlen) {
-    assert(max_seqlen > 0);
-    const int32_t rows = total_tokens - b->total_tokens;
-    const int32_t most = max_seqlen < BATCH_PAD_SEGMENT ? max_seqlen : BATCH_PAD_SEGMENT;
-    const int32_t segments = (rows + most - 1) / most;
-    if (b->layout != LAYOUT_PACKED || total_tokens > b->micro_batch_tokens ||
-        num_docs > b->max_docs || rows < 0 || segments > num_docs - b->num_docs)
-        return false;
-    b->num_work = 0;
-    while (b->total_tokens < total_tokens) {
-        const int32_t left = total_tokens - b->total_tokens;
-        batch_fill_to(b, b->total_tokens + (left < most ? left : most));
-        batch_end_segment(b);
-    }
-    while (b->num_docs < num_docs) batch_end_segment(b);
-    batch_sort_tokens(b);
-    return true;
-}
-
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
     if (layout == LAYOUT_PACKED)
         batch_pack(b, docs, n);
@@ -207,179 +187,61 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
 // ------------------------------------------------------------------------------------------------
 // Checking
 
-#define batch_bad(err_, ...) error_set(err_, EXIT_BAD_INPUT, "", "batch: " __VA_ARGS__)
-
-// Checks cu (count + 1) over `total` rows: starts at 0, never decreases, ends at total, the longest
-// segment has max_seqlen. *pairs: sum of len * (len + 1) / 2.
-static bool batch_check_segments(const int32_t *cu, int32_t count, int32_t total,
-                                 int32_t max_seqlen, int64_t *pairs, const char *name, Error *err) {
+// cu (count + 1) starts at 0, never decreases and ends at total; the longest segment has max_seqlen.
+static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
+                               int32_t max_seqlen) {
     int32_t longest = 0;
-    *pairs = 0;
-    if (cu[0] != 0) return batch_bad(err, "%s[0] is %d", name, cu[0]);
+    if (cu[0] != 0 || cu[count] != total) return false;
     for (int32_t i = 0; i < count; i++) {
-        if (cu[i + 1] < cu[i] || cu[i + 1] > total)
-            return batch_bad(err, "%s[%d] is %d, after %d, of %d rows", name, i + 1, cu[i + 1],
-                             cu[i], total);
-        const int64_t n = cu[i + 1] - cu[i];
-        if (n > longest) longest = (int32_t)n;
-        *pairs += n * (n + 1) / 2;
+        if (cu[i + 1] < cu[i]) return false;
+        if (cu[i + 1] - cu[i] > longest) longest = cu[i + 1] - cu[i];
     }
-    if (cu[count] != total)
-        return batch_bad(err, "%s ends at %d, expected %d rows", name, cu[count], total);
-    if (longest != max_seqlen)
-        return batch_bad(err, "longest segment of %s is %d, expected %d", name, longest,
-                         max_seqlen);
-    return true;
+    return longest == max_seqlen;
 }
 
-// Tokens and targets are in the vocabulary, positions restart with each segment, num_targets is
-// right.
-static bool batch_check_rows(const Batch *b, int vocab_size, Error *err) {
+// Ids are in the vocabulary, positions restart with each segment, num_targets is right.
+static bool rows_are_valid(const Batch *b, int vocab_size) {
     int32_t targets = 0;
     for (int32_t s = 0; s < b->num_docs; s++) {
-        const int32_t start = b->cu_seqlens[s];
-        for (int32_t i = start; i < b->cu_seqlens[s + 1]; i++) {
-            const int32_t token = b->tokens[i], target = b->targets[i];
-            if (token < 0 || token >= vocab_size || target < -1 || target >= vocab_size)
-                return batch_bad(err, "row %d: token %d, target %d of %d ids", i, token, target,
-                                 vocab_size);
-            if (b->position_ids[i] != i - start)
-                return batch_bad(err, "row %d: position %d, expected %d", i, b->position_ids[i],
-                                 i - start);
-            targets += target >= 0;
+        for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) {
+            if (b->tokens[i] < 0 || b->tokens[i] >= vocab_size || b->targets[i] < -1 ||
+                b->targets[i] >= vocab_size || b->position_ids[i] != i - b->cu_seqlens[s])
+                return false;
+            targets += b->targets[i] >= 0;
         }
     }
-    const int32_t at_least = b->masked ? 0 : b->real_tokens - b->num_real_docs;
-    if (targets == b->num_targets && targets >= at_least && targets <= b->real_tokens) return true;
-    return batch_bad(err, "%d targets, expected %d, of %d tokens in %d docs", targets,
-                     b->num_targets, b->real_tokens, b->num_real_docs);
+    return targets == b->num_targets;
 }
 
-// token_order sorts by (token, row): strictly increasing pairs prove that, and that it is a
-// permutation.
-static bool batch_check_order(const Batch *b, Error *err) {
+// A permutation of the rows, by (token, row)
+static bool order_is_valid(const Batch *b) {
     for (int32_t i = 0; i < b->total_tokens; i++) {
-        const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : 0;
-        bool good = at >= 0 && at < b->total_tokens;
-        if (good && i > 0)
-            good = b->tokens[before] < b->tokens[at] ||
-                   (b->tokens[before] == b->tokens[at] && before < at);
-        if (!good) return batch_bad(err, "token_order[%d] is %d, after %d", i, at, before);
+        const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
+        if (at < 0 || at >= b->total_tokens) return false;
+        if (i > 0 && (b->tokens[before] > b->tokens[at] ||
+                      (b->tokens[before] == b->tokens[at] && before >= at)))
+            return false;
     }
     return true;
 }
 
-static bool batch_is_padding(const Batch *b, int32_t row) {
-    return b->tokens[row] == 0 && b->targets[row] == -1;
-}
-
-// A row whose target is the next row's token is inside a document; any other ends one. With a mask,
-// one without a target may be either.
-static bool batch_is_inside(const Batch *b, int32_t row) {
-    if (row + 1 >= b->total_tokens) return false;
-    return b->targets[row] < 0 ? b->masked : b->targets[row] == b->tokens[row + 1];
-}
-
-// packed: only the last row of a segment may end a document; the segments after the documents are
-// padding.
-static bool batch_check_packed(const Batch *b, Error *err) {
-    if (b->num_real_docs > b->num_docs || b->cu_seqlens[b->num_real_docs] != b->real_tokens)
-        return batch_bad(err, "%d documents of %d tokens in %d of %d", b->num_real_docs,
-                         b->real_tokens, b->num_docs, b->total_tokens);
-    for (int32_t i = b->real_tokens; i < b->total_tokens; i++)
-        if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is not padding", i);
-    for (int32_t s = 0; s < b->num_real_docs; s++)
-        for (int32_t i = b->cu_seqlens[s]; i + 1 < b->cu_seqlens[s + 1]; i++)
-            if (!batch_is_inside(b, i))
-                return batch_bad(err, "row %d: target %d, next token %d", i, b->targets[i],
-                                 b->tokens[i + 1]);
+// repad: segment s of real_rows is the beginning of segment s.
+static bool real_rows_are_valid(const Batch *b) {
+    for (int32_t s = 0; s < b->num_real_segments; s++)
+        for (int32_t i = b->real_cu_seqlens[s]; i < b->real_cu_seqlens[s + 1]; i++) {
+            const int32_t row = b->cu_seqlens[s] + i - b->real_cu_seqlens[s];
+            if (b->real_rows[i] != row || row >= b->cu_seqlens[s + 1]) return false;
+        }
     return true;
 }
 
-// padded, repad: rows of one length with one document each, and only padding after its last token.
-static bool batch_check_padded(const Batch *b, Error *err) {
-    int32_t not_padding = 0;
-    if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens || b->num_real_docs != b->num_docs)
-        return batch_bad(err, "%d documents, %d rows of %d, %d in all", b->num_real_docs,
-                         b->num_docs, b->max_seqlen, b->total_tokens);
-    for (int32_t i = 0; i < b->total_tokens; i++) {
-        const int32_t row_end = (i / b->max_seqlen + 1) * b->max_seqlen;
-        if (!batch_is_padding(b, i)) not_padding++;
-        if (i + 1 < row_end && batch_is_inside(b, i)) continue;
-        for (i++; i < row_end; i++)
-            if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is after its document", i);
-        i = row_end - 1;
-    }
-    if (not_padding <= b->real_tokens &&
-        (b->masked || b->real_tokens <= not_padding + b->num_real_docs))
-        return true;
-    return batch_bad(err, "%d real tokens, %d rows that are not padding", b->real_tokens,
-                     not_padding);
-}
-
-// rows: rows of one length; at most one end for each document; padding only after the last one.
-static bool batch_check_stream(const Batch *b, Error *err) {
-    int32_t ends = 0;
-    if ((int64_t)b->num_docs * b->max_seqlen != b->total_tokens ||
-        b->total_tokens - b->real_tokens >= (b->max_seqlen > 0 ? b->max_seqlen : 1))
-        return batch_bad(err, "%d tokens in %d rows of %d, %d in all", b->real_tokens, b->num_docs,
-                         b->max_seqlen, b->total_tokens);
-    for (int32_t i = 0; i < b->real_tokens; i++)
-        ends += i + 1 == b->real_tokens || !batch_is_inside(b, i);
-    if (ends > b->num_real_docs)
-        return batch_bad(err, "%d documents end, expected at most %d", ends, b->num_real_docs);
-    for (int32_t i = b->real_tokens; i < b->total_tokens; i++)
-        if (!batch_is_padding(b, i)) return batch_bad(err, "row %d is not padding", i);
-    return true;
-}
-
-// repad: segment s of real_rows is the beginning of row s, and the rest of that row is padding.
-static bool batch_check_real_rows(const Batch *b, Error *err) {
-    if (b->num_real_rows != b->real_tokens || b->num_real_segments != b->num_docs)
-        return batch_bad(err, "%d real rows of %d, %d segments of %d", b->num_real_rows,
-                         b->real_tokens, b->num_real_segments, b->num_docs);
-    for (int32_t s = 0; s < b->num_docs; s++) {
-        const int32_t start = b->cu_seqlens[s], from = b->real_cu_seqlens[s];
-        const int32_t length = b->real_cu_seqlens[s + 1] - from;
-        if (length > b->max_seqlen)
-            return batch_bad(err, "%d real rows in row %d of %d", length, s, b->max_seqlen);
-        for (int32_t k = 0; k < length; k++)
-            if (b->real_rows[from + k] != start + k)
-                return batch_bad(err, "real_rows[%d] is %d, expected %d", from + k,
-                                 b->real_rows[from + k], start + k);
-        for (int32_t i = start + length; i < b->cu_seqlens[s + 1]; i++)
-            if (!batch_is_padding(b, i))
-                return batch_bad(err, "row %d is left out, not padding", i);
-    }
-    return true;
-}
-
-bool batch_check(const Batch *b, int vocab_size, Error *err) {
-    int64_t pairs = 0, real_pairs = 0;
-    if ((unsigned)b->layout > LAYOUT_REPAD || b->micro_batch_tokens < 1 ||
-        b->micro_batch_tokens > BATCH_MAX_ROWS || b->total_tokens < 0 ||
-        b->total_tokens > b->micro_batch_tokens || b->num_docs < 0 || b->num_docs > b->max_docs ||
-        b->real_tokens < 0 || b->real_tokens > b->total_tokens || b->num_real_docs < 0 ||
-        b->num_real_rows < 0 || b->num_real_rows > b->micro_batch_tokens ||
-        b->num_real_segments < 0 || b->num_real_segments > b->max_docs)
-        return batch_bad(err, "%d rows, %d segments, %d real rows do not fit", b->total_tokens,
-                         b->num_docs, b->real_tokens);
-    if (!batch_check_segments(b->cu_seqlens, b->num_docs, b->total_tokens, b->max_seqlen, &pairs,
-                              "cu_seqlens", err) ||
-        !batch_check_rows(b, vocab_size, err) || !batch_check_order(b, err))
-        return false;
-    const bool good = b->layout == LAYOUT_PACKED ? batch_check_packed(b, err)
-                      : b->layout == LAYOUT_ROWS ? batch_check_stream(b, err)
-                                                 : batch_check_padded(b, err);
-    if (!good) return false;
-    if (!batch_check_segments(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
-                              b->real_max_seqlen, &real_pairs, "real_cu_seqlens", err))
-        return false;
-    if (b->layout == LAYOUT_REPAD && !batch_check_real_rows(b, err)) return false;
-    if (b->layout != LAYOUT_REPAD && b->num_real_rows + b->num_real_segments != 0)
-        return batch_bad(err, "real rows in layout %s", layout_name(b->layout));
-    if (b->attention_pairs != (b->layout == LAYOUT_REPAD ? real_pairs : pairs))
-        return batch_bad(err, "attention_pairs is %lld, expected %lld",
-                         (long long)b->attention_pairs, (long long)pairs);
-    return true;
+bool batch_is_valid(const Batch *b, int vocab_size) {
+    const bool repad = b->layout == LAYOUT_REPAD;
+    return b->total_tokens <= b->micro_batch_tokens && b->num_docs >= 0 &&
+           b->num_docs <= b->max_docs && b->num_real_rows == (repad ? b->real_tokens : 0) &&
+           b->num_real_segments == (repad ? b->num_docs : 0) &&
+           segments_are_valid(b->cu_seqlens, b->num_docs, b->total_tokens, b->max_seqlen) &&
+           segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
+                              b->real_max_seqlen) &&
+           rows_are_valid(b, vocab_size) && order_is_valid(b) && real_rows_are_valid(b);
 }

@@ -1,7 +1,6 @@
 // One micro-batch: documents in one 1D buffer of tokens, in one of four layouts.
 //
-//   packed   documents one after another; cu_seqlens = document ends; no padding, unless
-//            batch_complete adds some at the end to make batches of one size
+//   packed   documents one after another; cu_seqlens = document ends; no padding
 //   padded   each document in a row of row_len tokens, padding after it; cu_seqlens = 0, S, 2S ...
 //   rows     documents concatenated and cut every row_len tokens; attention crosses documents
 //   repad    padded, plus the list of real rows that attention gathers and scatters
@@ -16,8 +15,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include "../base/error.h"
 
 typedef enum { LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_ROWS, LAYOUT_REPAD } Layout;
 
@@ -67,7 +64,7 @@ typedef struct {
     int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 
-// The sums that batch_check compares fit into int32 up to this many rows.
+// Sums of rows fit into int32 up to this many.
 enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
@@ -82,19 +79,10 @@ void batch_free(Batch *b);
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len);
 void batch_pack(Batch *b, const DocView *docs, int n);
 
-// Segments that batch_complete adds are short: attention over padding costs next to nothing.
-enum { BATCH_PAD_SEGMENT = 128 };
-
-// Extends a packed batch to total_tokens rows and num_docs segments: segments of padding after the
-// documents, each of at most max_seqlen rows, then empty ones. False, with nothing changed, when
-// that is not possible.
-bool batch_complete(Batch *b, int32_t total_tokens, int32_t num_docs, int32_t max_seqlen);
-
 // ------------------------------------------------------------------------------------------------
 // Checking
 
-// Checks everything that must hold for a filled Batch; EXIT_BAD_INPUT if something does not. Never
-// reads outside the arrays, whatever the fields contain.
-bool batch_check(const Batch *b, int vocab_size, Error *err);
+// Everything that the kernels rely on: for asserts.
+bool batch_is_valid(const Batch *b, int vocab_size);
 
 #endif

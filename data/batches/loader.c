@@ -12,7 +12,7 @@
 #include "../base/error.h"
 #include "../base/memory.h"
 #include "batch.h"
-#include "distribute.h"
+#include "packing.h"
 #include "plan.h"
 #include "../shards/dataset.h"
 
@@ -30,14 +30,6 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
 DocIndex dataset_doc_index(const Dataset *ds) {
     return (DocIndex){ds->num_docs, dataset_index_length, ds,
                       ds->masked ? dataset_index_targets : NULL};
-}
-
-int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds) {
-    const int64_t docs = ds->num_docs, tokens = ds->num_tokens;
-    assert(docs > 0 && tokens >= docs);  // no document of a data set is empty
-    const int64_t mean = docs * s->max_seqlen < tokens ? s->max_seqlen : tokens / docs;
-    const int64_t room = 2 * (int64_t)s->micro_batch_tokens / mean + 32;
-    return room < s->micro_batch_tokens ? (int32_t)room : s->micro_batch_tokens;
 }
 
 static void step_data_free_batches(StepData *d) {
@@ -123,8 +115,7 @@ static int64_t step_data_mask(const Dataset *ds, const Segment *segment, const i
     return dataset_count_targets(ds, segment->doc, segment->tok_off + 1, n);
 }
 
-// Reads the segments of one micro-batch, each with its next token if it has one, and fills *b. This
-// is where a batch is checked; nothing that trains on it checks it again.
+// Reads the segments of one micro-batch, each with its next token if it has one, and fills *b.
 static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
                            int32_t micro, Error *err) {
     const StepPlan *plan = &d->plan;
@@ -150,23 +141,13 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
     assert(!ds->masked || b->num_targets == num_targets);  // as the plan counts them
-    if (s->fixed_segments)
-        batch_complete(b, s->plan.micro_batch_tokens, s->fixed_segments, s->plan.max_seqlen);
+    assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
-    if (!batch_check(b, ds->vocab_size, err)) return false;
     if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
     if (s->work_list && b->num_real_segments > 0)
         b->num_real_work =
             step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);
     return true;
-}
-
-static double step_imbalance(const StepPlan *plan, int32_t num_leaves, int32_t num_ranks) {
-    int64_t *work = host_calloc((size_t)num_ranks, sizeof(int64_t), "the step plan");
-    plan_rank_work(plan, num_leaves, num_ranks, work);
-    const double imbalance = plan_imbalance(work, num_ranks);
-    free(work);
-    return imbalance;
 }
 
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
@@ -177,11 +158,10 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     out->own_micros =
         host_grow(out->own_micros, &out->own_capacity, most, sizeof(int32_t), "the step plan");
     const int32_t num_leaves = s->deterministic_reduction ? s->plan.num_micro : 0;
-    out->num_micro =
-        plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks, out->own_micros);
+    out->num_micro = plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks,
+                                      out->own_micros, &out->imbalance);
     step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
     step_data_count(out, &s->plan, &state);
-    out->imbalance = step_imbalance(&out->plan, num_leaves, s->num_ranks);
     out->local_tokens = 0;
     out->masked = ds->masked;
     for (int32_t i = 0; i < out->num_micro; i++)

@@ -23,9 +23,6 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     bool
         deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
-    // > 0: pad packed micro-batches to micro_batch_tokens rows and this many segments if they have
-    // no more documents
-    int32_t fixed_segments;
     // Writes the attention work list of cu_seqlens (num_docs + 1) into out (max_work), and returns
     // the int32 used; called by the thread that loads. NULL: batches have no work lists.
     size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs);
@@ -34,7 +31,7 @@ typedef struct {
 } LoaderSettings;
 
 typedef struct {
-    Batch *micro;  // (num_micro) this rank's micro-batches; each has passed batch_check
+    Batch *micro;  // (num_micro) this rank's micro-batches; all valid
     int32_t num_micro;
     int32_t *own_micros;   // (num_micro) their numbers in the plan
     int64_t local_tokens;  // rows that the layers of this rank work on, padding included
@@ -45,12 +42,11 @@ typedef struct {
     int64_t num_segments;              // documents, or segments of long ones
     int64_t total_tokens;              // rows that the layers work on, padding included
     int64_t buffer_tokens;             // rows that its micro-batches have room for
-    int64_t attention_pairs;           // that attention computes in this layout, without segments
-                                       // that only fill up to fixed_segments
+    int64_t attention_pairs;           // that attention computes in this layout
     int64_t real_pairs;                // sum of l * (l + 1) / 2 over segments: packed
     int64_t padded_pairs;              // S * (S + 1) / 2 for every segment: padded
     int32_t longest_segment;
-    double imbalance;        // predicted: see plan_imbalance
+    double imbalance;        // predicted: see plan_rank_micros
     PlanState cursor_after;  // the state once this step is trained
     StepPlan plan;
     // kept from step to step
@@ -79,10 +75,6 @@ typedef struct {
 
 // The lengths of a data set, for plan_step; *ds must outlive it.
 DocIndex dataset_doc_index(const Dataset *ds);
-
-// For fixed_segments: room for twice the documents that a micro-batch has on average. More is not
-// free: attention starts a block for each segment, which finds out that it is empty.
-int32_t loader_fixed_segments(const PlanSettings *s, const Dataset *ds);
 
 // Loads the step at `state` into *out, which is {0} at first, may be used again, and is freed by
 // step_data_free. A running loader may use the same data set.

@@ -4,48 +4,46 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "../base/error.h"
+#include "../base/hash.h"
 #include "../base/memory.h"
 #include "batch.h"
-#include "layouts.h"
 #include "packing.h"
-#include "permute.h"
+
+// ------------------------------------------------------------------------------------------------
+// The order of documents
+
+// The document at position pos of an epoch: a permutation of 0 .. n - 1 that needs no memory. A
+// Feistel network permutes the next power of four; repeating it until the value is below n makes
+// it a permutation of n, after at most 4 passes on average.
+static int64_t permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
+    assert(n >= 1 && pos >= 0 && pos < n);
+    const uint64_t key = splitmix64(splitmix64(seed) ^ (uint64_t)epoch);
+    int half = 1;
+    while (half < 31 && ((uint64_t)1 << (2 * half)) < (uint64_t)n) half++;
+    const uint64_t mask = ((uint64_t)1 << half) - 1;
+    uint64_t x = (uint64_t)pos;
+    do {
+        uint64_t left = x >> half, right = x & mask;
+        for (uint64_t round = 0; round < 6; round++) {
+            const uint64_t mixed = left ^ (splitmix64(key + (round << 32) + right) & mask);
+            left = right;
+            right = mixed;
+        }
+        x = left << half | right;
+    } while (x >= (uint64_t)n);
+    return (int64_t)x;
+}
 
 // ------------------------------------------------------------------------------------------------
 // Settings
 
-PlanSettings plan_settings(void) {
-    return (PlanSettings){
-        .seed = 1,
-        .max_seqlen = 2048,
-        .micro_batch_tokens = 16384,
-        .num_micro = 1,
-        .fill_ppm = 970000,
-        .long_docs = LONG_SPLIT,
-        .work_token = 100,  // linear layers of one token against one 128 x 128 attention tile:
-        .work_tile = 745,   // for SmolLM2-135M, equal at a length of 4400
-        .work_side = 128,
-    };
-}
-
-int64_t plan_work(const PlanSettings *s, int64_t length) {
-    const int64_t tiles = (length + s->work_side - 1) / s->work_side;
-    return length * s->work_token + tiles * (tiles + 1) / 2 * s->work_tile;
-}
-
-// The work of a step must fit into an int64; it is largest when all segments are.
-static bool plan_work_check(const PlanSettings *s, Error *err) {
-    const double n = (double)s->max_seqlen / s->work_side + 1,
-                 segments = (double)s->micro_batch_tokens / s->max_seqlen * s->num_micro;
-    const double work = segments * ((double)s->max_seqlen * s->work_token + n * n * s->work_tile);
-    return work < 0x1p62 ||
-           error_set(err, EXIT_USAGE, "give smaller numbers in the same ratio, or larger tiles",
-                     "work: %d:%d:%d adds up to more than 2^62 in a step", s->work_token,
-                     s->work_tile, s->work_side);
+int64_t plan_work(int64_t length) {
+    enum { TOKEN = 100, TILE = 745, SIDE = 128 };
+    const int64_t tiles = (length + SIDE - 1) / SIDE;
+    return length * TOKEN + tiles * (tiles + 1) / 2 * TILE;
 }
 
 bool plan_settings_check(const PlanSettings *s, Error *err) {
@@ -64,23 +62,7 @@ bool plan_settings_check(const PlanSettings *s, Error *err) {
                          s->fill_ppm / 1e6);
     if ((unsigned)s->long_docs > LONG_ERROR)
         return error_set(err, EXIT_USAGE, "", "long_docs: unknown policy %d", (int)s->long_docs);
-    const bool no_cost = s->work_token == 0 && s->work_tile == 0;
-    if ((s->work_token < 1 && !no_cost) || s->work_token > PLAN_MAX_WORK || s->work_tile < 0 ||
-        s->work_tile > PLAN_MAX_WORK)
-        return error_set(err, EXIT_USAGE, "make calibrate measures it for a model and a machine",
-                         "work: expected 1 to %d and 0 to %d, found %d and %d", PLAN_MAX_WORK,
-                         PLAN_MAX_WORK, s->work_token, s->work_tile);
-    if (s->work_side < 1 || s->work_side > PLAN_MAX_SIDE)
-        return error_set(err, EXIT_USAGE, "", "side of a tile: expected 1 to %d tokens, found %d",
-                         PLAN_MAX_SIDE, s->work_side);
-    return plan_work_check(s, err);
-}
-
-bool plan_work_cost_parse(const char *text, PlanSettings *s) {
-    int two = 0, three = 0;
-    const int n =
-        sscanf(text, "%7d:%7d%n:%7d%n", &s->work_token, &s->work_tile, &two, &s->work_side, &three);
-    return n >= 2 && text[n == 3 ? three : two] == 0;
+    return true;
 }
 
 int64_t plan_goal(const PlanSettings *s) {
@@ -95,8 +77,7 @@ static bool plan_state_check(const DocIndex *index, const PlanSettings *s, const
                 at->doc_pos <= index->num_docs;
     if (good && at->tok_off > 0) {
         good = at->doc_pos < index->num_docs && s->long_docs == LONG_SPLIT;
-        const int64_t doc =
-            good ? plan_permute(s->seed, at->epoch, index->num_docs, at->doc_pos) : 0;
+        const int64_t doc = good ? permute(s->seed, at->epoch, index->num_docs, at->doc_pos) : 0;
         good = good && at->tok_off < index->length(index->context, doc);
     }
     if (good) return true;
@@ -172,7 +153,7 @@ bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *
             at->doc_pos = at->tok_off = 0;
         }
         if (at->epoch > last_epoch) return plan_nothing_left(index, s, counts, err);
-        const int64_t doc = plan_permute(s->seed, at->epoch, index->num_docs, at->doc_pos);
+        const int64_t doc = permute(s->seed, at->epoch, index->num_docs, at->doc_pos);
         const int64_t length = index->length(index->context, doc);
         assert(length > at->tok_off);
         if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
@@ -237,13 +218,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
 static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                      const PlanState *state, int64_t max_segments, bool *fits, Error *err) {
     if (!plan_take_prefix(p, index, s, state, max_segments, err)) return false;
-    plan_sort(p, s);
-    *fits = s->work_token > 0 ? plan_pack_lpt(p, s) : plan_pack_arrival(p, s);
-    if (!*fits) {
-        p->used_fallback = true;
-        *fits = plan_pack_best_fit(p, s);
-    }
-    if (*fits && s->work_token > 0) plan_even_out(p, s);
+    *fits = plan_pack(p, s);
     return true;
 }
 
@@ -253,7 +228,6 @@ static bool plan_try(StepPlan *p, const DocIndex *index, const PlanSettings *s,
 static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *s,
                         const PlanState *state, Error *err) {
     bool fits = false;
-    p->used_fallback = false;
     if (!plan_try(p, index, s, state, INT32_MAX, &fits, err)) return false;
     if (fits) return true;
     int64_t too_many = p->num_stream, good = 0;
@@ -298,11 +272,9 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
     if (index->num_docs < 1)
         return error_set(err, EXIT_BAD_INPUT, "", "data: expected documents, found none");
     if (!plan_state_check(index, s, state, err)) return false;
-    if (!plan->scratch) plan->scratch = host_calloc(1, sizeof *plan->scratch, "the step plan");
     plan->layout = layout;
     plan_reserve_micros(plan, (size_t)s->num_micro);
     if (!plan_packed(plan, index, s, state, err)) return false;
-    plan_group_bins(plan, s);
     if (plan->num_targets == 0)
         return error_set(err, EXIT_BAD_INPUT, "documents of one token have no next token to learn",
                          "data: a step of %lld documents has no token to predict",
@@ -314,22 +286,13 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
 }
 
 void plan_free(StepPlan *p) {
-    struct PlanScratch *w = p->scratch;
-    if (w) {
-        free(w->order);
-        free(w->bin);
-        free(w->bin_free);
-        free(w->fitting.items);
-        free(w->full.items);
-        free(w->first);
-        free(w->next);
-        free(w->members);
-    }
-    free(w);
     free(p->stream);
     free(p->segments);
     free(p->micro_start);
     free(p->micro_work);
+    free(p->order);
+    free(p->bin);
+    free(p->room);
     *p = (StepPlan){0};
 }
 
@@ -362,20 +325,14 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
     if (!plan_settings_check(s, err) ||
         !plan_first_documents(index, s, most_tokens, &s->set_tokens, err))
         return false;
-    // where a segment finds no room, any two micro-batches together hold more than fits into one
-    int64_t low = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
-    int64_t high = 2 * s->set_tokens / s->micro_batch_tokens + 2;
+    // where a segment finds no room, any two micro-batches together hold more than fits into one:
+    // it ends before twice the least number
+    const int64_t least = (s->set_tokens + s->micro_batch_tokens - 1) / s->micro_batch_tokens;
     bool ok = true;
-    while (ok && low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        s->num_micro = middle < INT32_MAX ? (int32_t)middle : INT32_MAX;
+    for (int64_t n = least; ok && plan.real_tokens < s->set_tokens; n += 1 + n / 32) {
+        s->num_micro = n < INT32_MAX ? (int32_t)n : INT32_MAX;
         ok = plan_step(&plan, index, s, LAYOUT_PACKED, &start, err);
-        if (plan.real_tokens == s->set_tokens)
-            high = middle;
-        else
-            low = middle + 1;
     }
-    s->num_micro = (int32_t)high;
     plan_free(&plan);
     return ok;
 }

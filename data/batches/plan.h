@@ -5,12 +5,12 @@
 //             segments without a target are left out: nothing in them has a gradient
 //   step      the longest prefix of the stream with at most
 //             floor(fill * num_micro * micro_batch_tokens) tokens
-//   packing   LPT with a token limit: longest segment first, each into the micro-batch with the
-//             least work among those with room; then exchanges between micro-batches
+//   packing   longest segment first, each into the micro-batch with the least work among those with
+//             room
 //
-// A step depends neither on the number of ranks nor, but for its micro-batches, on the layout. The
-// state is one cursor; planning again from the same state gives the same plan on any machine
-// (integer arithmetic only).
+// A step is the same for any number of ranks; the layout only changes the grouping into
+// micro-batches. The state is one cursor; planning again from the same state gives the same plan on
+// any machine (integer arithmetic only).
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
 
@@ -40,9 +40,6 @@ typedef struct {
     int32_t fill_ppm;            // fill in millionths: fraction of the buffers that a step may use
     int64_t set_tokens;  // > 0: the most tokens of a step, regardless of fill_ppm (plan_fix_set)
     LongDocs long_docs;
-    // work of l tokens = l * work_token + n * (n + 1) / 2 * work_tile, n = ceil(l / work_side).
-    // work_token = work_tile = 0: no cost model, packed in arrival order
-    int32_t work_token, work_tile, work_side;
 } PlanSettings;
 
 // Everything a run must remember about its position in the data; {0} is the beginning.
@@ -72,7 +69,7 @@ typedef struct {
     int64_t num_segments;  // in the micro-batches; rows may cut those of the stream
     Segment *segments;     // (num_segments) grouped by micro-batch
     int64_t *micro_start;  // (num_micro + 1) into segments
-    int64_t *micro_work;   // (num_micro) work, see PlanSettings
+    int64_t *micro_work;   // (num_micro) see plan_work
     // of the whole step, the same in every layout
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
@@ -80,26 +77,24 @@ typedef struct {
     int32_t longest_segment;
     PlanState cursor_after;  // where the next step begins
     LongCounts long_docs;
-    bool used_fallback;           // LPT could not place all segments
-    struct PlanScratch *scratch;  // owned
+    // kept from step to step, for plan_pack
+    uint64_t *order;  // (num_stream) indices of the stream by falling length
+    int32_t *bin;     // (num_stream) micro-batch of each, in that order
+    int64_t *room;    // (num_micro) tokens that still fit
+    size_t stream_capacity, segment_capacity, micro_capacity;
 } StepPlan;
 
-enum { PLAN_MAX_SEQLEN = 1 << 24, PLAN_MAX_WORK = 1000000, PLAN_MAX_SIDE = 1 << 12 };
+enum { PLAN_MAX_SEQLEN = 1 << 24 };
 
 // ------------------------------------------------------------------------------------------------
 // Settings
 
-// Defaults, with the cost model of SmolLM2-135M.
-PlanSettings plan_settings(void);
-
 // EXIT_USAGE when a value is out of range.
 bool plan_settings_check(const PlanSettings *s, Error *err);
 
-// "TOKEN:TILE" or "TOKEN:TILE:SIDE" into the settings; false for any other text.
-bool plan_work_cost_parse(const char *text, PlanSettings *s);
-
-// Work of a segment of `length` tokens, see PlanSettings.
-int64_t plan_work(const PlanSettings *s, int64_t length);
+// Predicted work of a segment: linear layers of its tokens, and attention in tiles of 128 x 128. The
+// ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
+int64_t plan_work(int64_t length);
 
 // The most tokens that a step may use.
 int64_t plan_goal(const PlanSettings *s);
@@ -129,7 +124,7 @@ void plan_free(StepPlan *p);
 // Settings for a fixed set of documents instead of steps: the first whole documents of the first
 // epoch, at most most_tokens; of a first document longer than that, its first segments, at least
 // one. Sets s->set_tokens and s->num_micro so that plan_step from {0} gives the whole set and
-// nothing else, packed into about as few micro-batches as can hold it.
+// nothing else, packed into about as few micro-batches as hold it.
 bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, Error *err);
 
 #endif

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "../base/error.h"
-#include "../base/json.h"
 #include "../shards/dataset.h"
 #include "batch.h"
 #include "loader.h"
@@ -61,7 +60,6 @@ void data_summary_print(const DataSummary *d, const char *label) {
 
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
-    const PlanSettings usual = plan_settings();
     const DocIndex index = dataset_doc_index(train->dataset);
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
@@ -82,12 +80,6 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
         s->fill_ppm * 1e-4, s->max_seqlen,
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
         epoch);
-    if (s->work_token == 0 && s->work_tile == 0)
-        printf("cost    none: documents go to micro-batches in the order they come\n");
-    else if (s->work_token != usual.work_token || s->work_tile != usual.work_tile ||
-             s->work_side != usual.work_side)
-        printf("cost    %d of a token, %d of an attention tile of %d x %d tokens\n", s->work_token,
-               s->work_tile, s->work_side, s->work_side);
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
             "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "
@@ -105,22 +97,17 @@ void data_summary_print_left_out(const DataSummary *d) {
         printf("left out: %lld empty document%s\n", (long long)empty, text_plural(empty));
 }
 
-void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name) {
-    if (!d->dataset) {
-        json_put_null(w, name);
-        return;
-    }
-    json_begin(w, name, '{');
-    json_put_int(w, "shards", (int64_t)d->dataset->num_shards);
-    json_put_int(w, "unchecked_shards", (int64_t)dataset_num_unchecked(d->dataset));
-    json_put_int(w, "documents", d->dataset->num_docs);
-    json_put_int(w, "tokens", d->dataset->num_tokens);
-    json_put_int(w, "empty_documents", d->dataset->num_empty);
-    json_put_int(w, "long_documents", num_long_docs(d));
-    json_put_int(w, "tokens_left_out", d->counts.tokens_left_out);
-    if (d->dataset->masked) {
-        json_put_int(w, "targets", d->dataset->num_targets);
-        json_put_int(w, "documents_without_target", d->counts.docs_without_target);
-    }
-    json_end(w, '}');
+json_t *data_summary_json(const DataSummary *d) {
+    const Dataset *ds = d->dataset;
+    if (!ds) return json_null();
+    json_t *all = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "shards", (int64_t)ds->num_shards,
+        "unchecked_shards", (int64_t)dataset_num_unchecked(ds), "documents", ds->num_docs, "tokens",
+        ds->num_tokens, "empty_documents", ds->num_empty, "long_documents", num_long_docs(d),
+        "tokens_left_out", d->counts.tokens_left_out);
+    if (ds->masked)
+        json_object_update_new(all, json_pack("{s:I, s:I}", "targets", ds->num_targets,
+                                              "documents_without_target",
+                                              d->counts.docs_without_target));
+    return all;
 }

@@ -3,11 +3,11 @@
 #ifndef UNPAD_SUMMARY_H
 #define UNPAD_SUMMARY_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "../base/error.h"
-#include "../base/json.h"
 #include "../shards/dataset.h"
 #include "batch.h"
 #include "plan.h"
@@ -31,7 +31,7 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
 // At the end of a run: the documents and tokens that were left out, if any.
 void data_summary_print_left_out(const DataSummary *d);
 
-// Adds member `name` to the object being written.
-void data_summary_write(const DataSummary *d, JsonWriter *w, const char *name);
+// Of the log; null without a data set.
+json_t *data_summary_json(const DataSummary *d);
 
 #endif

@@ -1,91 +1,17 @@
 #include "bpe.h"
 
 #include <assert.h>
-#include <dlfcn.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uninorm.h>
 
 #include "../base/hash.h"
+#include "../base/heap.h"
 #include "../base/json.h"
 #include "../base/memory.h"
-
-// ------------------------------------------------------------------------------------------------
-// PCRE2, 8-bit: the calls of its stable interface that we need
-
-enum {                                        // pcre2.h
-    PCRE2_UCP_UTF = 0x00020000 | 0x00080000,  // Unicode in classes, UTF-8
-    PCRE2_NO_UTF_CHECK = 0x40000000,          // else each call checks the whole text again
-    PCRE2_NO_JIT = 0x00002000,
-    PCRE2_JIT_COMPLETE = 1,
-    PCRE2_ERROR_NOMATCH = -1,
-    PCRE2_ERROR_JIT_STACKLIMIT = -46,
-};
-
-typedef struct {
-    void *handle;
-    void *(*compile)(const unsigned char *, size_t, uint32_t, int *, size_t *, void *);
-    int (*jit_compile)(void *, uint32_t);
-    void *(*match_data)(uint32_t, void *);
-    int (*match)(const void *, const unsigned char *, size_t, size_t, uint32_t, void *, void *);
-    size_t *(*ovector)(void *);
-    void (*code_free)(void *);
-    void (*match_data_free)(void *);
-} Pcre2;
-
-static bool pcre2_open(Pcre2 *p, Error *err) {
-    const struct {
-        const char *name;
-        void *at;
-    } calls[] = {
-        {"pcre2_compile_8", &p->compile},
-        {"pcre2_match_data_create_8", &p->match_data},
-        {"pcre2_match_8", &p->match},
-        {"pcre2_get_ovector_pointer_8", &p->ovector},
-        {"pcre2_code_free_8", &p->code_free},
-        {"pcre2_match_data_free_8", &p->match_data_free},
-        {"pcre2_jit_compile_8", &p->jit_compile},
-    };
-    p->handle = dlopen("libpcre2-8.so.0", RTLD_NOW | RTLD_LOCAL);
-    bool found = p->handle != NULL;
-    for (size_t i = 0; found && i < sizeof calls / sizeof *calls; i++) {
-        void *call = dlsym(p->handle, calls[i].name);
-        memcpy(calls[i].at, &call, sizeof call);  // POSIX: a function's address fits
-        found = call != NULL;
-    }
-    return found ||
-           error_set(err, EXIT_USAGE, "apt-get install libpcre2-8-0, or leave --prompt out",
-                     "this tokenizer's patterns need the library libpcre2-8");
-}
-
-// ------------------------------------------------------------------------------------------------
-// NFC, by libunistring
-
-typedef struct {
-    void *handle;
-    const void *form;  // uninorm_nfc
-    unsigned char *(*normalize)(const void *, const unsigned char *, size_t, unsigned char *,
-                                size_t *);
-} Nfc;
-
-static bool nfc_open(Nfc *u, Error *err) {
-    u->handle = dlopen("libunistring.so.5", RTLD_NOW | RTLD_LOCAL);
-    if (!u->handle) u->handle = dlopen("libunistring.so.2", RTLD_NOW | RTLD_LOCAL);
-    void *call = u->handle ? dlsym(u->handle, "u8_normalize") : NULL;
-    memcpy(&u->normalize, &call, sizeof call);
-    u->form = u->handle ? dlsym(u->handle, "uninorm_nfc") : NULL;
-    return (call && u->form) ||
-           error_set(err, EXIT_USAGE,
-                     "apt-get install libunistring5, before Debian 13 libunistring2",
-                     "this tokenizer's normalizer (NFC) needs the library libunistring");
-}
-
-// Nothing below U+0300, which UTF-8 begins with the byte 0xcc, changes.
-static bool nfc_keeps(const unsigned char *p, size_t n) {
-    size_t i = 0;
-    while (i < n && p[i] < 0xcc) i++;
-    return i == n;
-}
 
 // ------------------------------------------------------------------------------------------------
 // Vocabulary and merges
@@ -110,9 +36,8 @@ struct Bpe {
     int32_t num_added;
     bool added_begin[256];  // whether one of them begins with this byte
     bool ignore_merges;     // a word that is a token is not merged from bytes
-    Pcre2 pcre;
-    Nfc nfc;  // without a handle: texts are not normalized
-    void *patterns[BPE_MAX_PATTERNS];
+    bool nfc;               // texts are normalized
+    pcre2_code *patterns[BPE_MAX_PATTERNS];
     int num_patterns;
 };
 
@@ -159,8 +84,8 @@ static Merge *bpe_merge(const Bpe *b, int32_t left, int32_t right) {
 
 static bool bpe_unknown(const char *what, Error *err) {
     return error_set(err, EXIT_USAGE,
-                     "leave --prompt out: texts then begin as documents of the validation set do; "
-                     "data/prepare.py makes shards with any tokenizer",
+                     "byte-level BPE is known, as SmolLM2, Llama 3, Qwen and GPT-2 have it: choose "
+                     "such a model",
                      "cannot encode with a tokenizer that has %s", what);
 }
 
@@ -188,18 +113,17 @@ static const json_t *bpe_normalizer(const json_t *item, bool *nfc) {
 
 static bool bpe_read_normalizer(Bpe *b, Error *err) {
     char what[100] = "a normalizer";
-    bool nfc = false;
-    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &nfc), *item;
+    const json_t *found = bpe_normalizer(json_member(b->root, "normalizer"), &b->nfc), *item;
     const char *type = json_string_value(json_member(found, "type"));
     size_t i;
     if (type) snprintf(what, sizeof what, "a normalizer (%.60s)", type);
     if (found) return bpe_unknown(what, err);
-    if (!nfc) return true;
+    if (!b->nfc) return true;
     json_array_foreach(json_member(b->root, "added_tokens"), i, item) {
         if (json_is_set(json_member(item, "normalized")))
             return bpe_unknown("NFC and normalized added tokens", err);
     }
-    return nfc_open(&b->nfc, err);
+    return true;
 }
 
 // Neither has an effect when every byte has a token of its own.
@@ -282,14 +206,14 @@ static char *bpe_white_space(const char *pattern) {
 static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     int code = 0;
     size_t at = 0;
-    if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("so many pre_tokenizers", err);
+    if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
     char *text = bpe_white_space(pattern);
-    void *compiled =
-        b->pcre.compile((const unsigned char *)text, strlen(text), PCRE2_UCP_UTF, &code, &at, NULL);
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF,
+                                         &code, &at, NULL);
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
-    b->pcre.jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it cannot, PCRE2 interprets
+    pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where it cannot, PCRE2 interprets
     b->patterns[b->num_patterns++] = compiled;
     return true;
 }
@@ -301,7 +225,7 @@ static bool bpe_add_split(Bpe *b, const json_t *item, Error *err) {
     if (!json_get_string(item, "behavior", &behavior, true, err) ||
         !json_get_bool(item, "invert", &invert, false, err))
         return false;
-    if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("another Split", err);
+    if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("a Split other than Isolated", err);
     if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
         return bpe_unknown("a Split without a Regex", err);
     return bpe_add_pattern(b, pattern, err);
@@ -335,7 +259,7 @@ static bool bpe_read(Bpe *b, Error *err) {
     b->vocab = json_member(model, "vocab");
     bpe_fill_bytes(b);
     bpe_fill_added(b);
-    if (!pcre2_open(&b->pcre, err) || !bpe_read_normalizer(b, err)) return false;
+    if (!bpe_read_normalizer(b, err)) return false;
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (json_is_set(json_member(model, unknown[i]))) return bpe_unknown(unknown[i], err);
     json_array_foreach(json_member(b->root, "added_tokens"), part, item) {
@@ -366,9 +290,7 @@ Bpe *bpe_open(const Tokenizer *t, Error *err) {
 
 void bpe_close(Bpe *b) {
     if (!b) return;
-    for (int i = 0; i < b->num_patterns; i++) b->pcre.code_free(b->patterns[i]);
-    if (b->pcre.handle) dlclose(b->pcre.handle);
-    if (b->nfc.handle) dlclose(b->nfc.handle);
+    for (int i = 0; i < b->num_patterns; i++) pcre2_code_free(b->patterns[i]);
     json_decref(b->root);
     free(b->merges);
     free(b->added);
@@ -380,7 +302,7 @@ void bpe_close(Bpe *b) {
 
 enum { WORD_KEYS = 3, WORD_MAX_BYTES = 8 * WORD_KEYS - 1, WORD_MAX_IDS = 9, NUM_WORDS = 1 << 15 };
 
-// A word met before: its bytes, zeros and, in the last byte, its length; one cache line.
+// A cached word: its bytes, zeros and, in the last byte, its length; one cache line.
 typedef struct {
     uint64_t key[WORD_KEYS];
     int32_t num_ids;  // 0: no word
@@ -392,18 +314,14 @@ typedef struct {
     int32_t id, before, after;
 } Piece;
 
-// The merge of a piece with the one after it, if it still has this rank.
-typedef struct {
-    int32_t rank, at;
-} Candidate;
-
 struct BpeEncoder {
     const Bpe *bpe;
-    void *match_data;
-    Word *words;  // (NUM_WORDS) a hash table that forgets
+    pcre2_match_data *match_data;
+    Word *words;  // (NUM_WORDS) a direct-mapped cache
     Piece *pieces;
-    Candidate *heap;  // the lowest rank first, the leftmost of equals
-    size_t piece_capacity, heap_capacity, heap_size;
+    Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, if it still has
+                // this rank
+    size_t piece_capacity, heap_capacity;
     int32_t *ids;
     size_t num_ids, id_capacity;
 };
@@ -412,17 +330,17 @@ BpeEncoder *bpe_encoder_open(const Bpe *b) {
     BpeEncoder *e = host_calloc(1, sizeof *e, "an encoder");
     e->bpe = b;
     if (b->tokenizer->byte_ids) return e;
-    e->match_data = b->pcre.match_data(1, NULL);
+    e->match_data = pcre2_match_data_create(1, NULL);
     e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
     return e;
 }
 
 void bpe_encoder_close(BpeEncoder *e) {
     if (!e) return;
-    if (e->match_data) e->bpe->pcre.match_data_free(e->match_data);
+    pcre2_match_data_free(e->match_data);
     free(e->words);
     free(e->pieces);
-    free(e->heap);
+    free(e->heap.items);
     free(e->ids);
     free(e);
 }
@@ -443,50 +361,31 @@ void bpe_add_id(BpeEncoder *e, int32_t id) {
 // ------------------------------------------------------------------------------------------------
 // Words
 
-static bool comes_first(Candidate a, Candidate b) {
-    return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
-}
-
 // Adds the merge of the piece at `at` with the one after it, if there is one.
-static void heap_push(BpeEncoder *e, int32_t at) {
+static void add_candidate(BpeEncoder *e, int32_t at) {
     const int32_t after = at < 0 ? -1 : e->pieces[at].after;
     if (after < 0) return;
     const Merge *m = bpe_merge(e->bpe, e->pieces[at].id, e->pieces[after].id);
     if (m->pair == NO_PAIR) return;
-    const Candidate added = {m->rank, at};
-    e->heap = host_grow(e->heap, &e->heap_capacity, e->heap_size + 1, sizeof added, "merges");
-    size_t i = e->heap_size++;
-    for (; i > 0 && comes_first(added, e->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        e->heap[i] = e->heap[(i - 1) / 2];
-    e->heap[i] = added;
-}
-
-static Candidate heap_pop(BpeEncoder *e) {
-    const Candidate first = e->heap[0], last = e->heap[--e->heap_size];
-    size_t i = 0, child;
-    for (; (child = 2 * i + 1) < e->heap_size; i = child) {
-        if (child + 1 < e->heap_size && comes_first(e->heap[child + 1], e->heap[child])) child++;
-        if (!comes_first(e->heap[child], last)) break;
-        e->heap[i] = e->heap[child];
-    }
-    e->heap[i] = last;
-    return first;
+    Heap *h = &e->heap;
+    h->items = host_grow(h->items, &e->heap_capacity, (size_t)h->n + 1, sizeof *h->items, "merges");
+    heap_push(h, m->rank, at);
 }
 
 static void bpe_merge_pieces(BpeEncoder *e) {
-    while (e->heap_size > 0) {
-        const Candidate c = heap_pop(e);
-        Piece *left = &e->pieces[c.at];
+    while (e->heap.n > 0) {
+        const HeapItem c = heap_pop(&e->heap);
+        Piece *left = &e->pieces[c.id];
         if (left->id < 0 || left->after < 0) continue;  // merged since then
         Piece *right = &e->pieces[left->after];
         const Merge *m = bpe_merge(e->bpe, left->id, right->id);
-        if (m->pair == NO_PAIR || m->rank != c.rank) continue;
+        if (m->pair == NO_PAIR || m->rank != c.key) continue;
         left->id = m->id;
         right->id = -1;
         left->after = right->after;
-        if (right->after >= 0) e->pieces[right->after].before = c.at;
-        heap_push(e, left->before);
-        heap_push(e, c.at);
+        if (right->after >= 0) e->pieces[right->after].before = c.id;
+        add_candidate(e, left->before);
+        add_candidate(e, c.id);
     }
 }
 
@@ -501,7 +400,7 @@ static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     }
     if (count == 0) return;
     e->pieces[count - 1].after = -1;
-    for (int32_t i = 0; i < count; i++) heap_push(e, i);
+    for (int32_t i = 0; i < count; i++) add_candidate(e, i);
     bpe_merge_pieces(e);
     for (int32_t at = 0; at >= 0; at = e->pieces[at].after) bpe_add_id(e, e->pieces[at].id);
 }
@@ -552,17 +451,16 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
 // The next match of a pattern in p (n) from `done` on: *from == n when there is none.
 static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, size_t done,
                      size_t *from, size_t *to, Error *err) {
-    const Pcre2 *pcre = &e->bpe->pcre;
-    const void *code = e->bpe->patterns[pattern];
-    int found = pcre->match(code, p, n, done, PCRE2_NO_UTF_CHECK, e->match_data, NULL);
+    const pcre2_code *code = e->bpe->patterns[pattern];
+    const uint32_t options = PCRE2_NO_UTF_CHECK;  // else each call checks the whole text again
+    int found = pcre2_match(code, p, n, done, options, e->match_data, NULL);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-        found =
-            pcre->match(code, p, n, done, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, e->match_data, NULL);
+        found = pcre2_match(code, p, n, done, options | PCRE2_NO_JIT, e->match_data, NULL);
     *from = *to = n;
     if (found == PCRE2_ERROR_NOMATCH) return true;
     if (found < 0) return error_set(err, EXIT_USAGE, "", "PCRE2 failed with error %d", found);
-    *from = pcre->ovector(e->match_data)[0];
-    *to = pcre->ovector(e->match_data)[1];
+    *from = pcre2_get_ovector_pointer(e->match_data)[0];
+    *to = pcre2_get_ovector_pointer(e->match_data)[1];
     return *to > *from || bpe_unknown("a pattern that matches nothing", err);
 }
 
@@ -582,11 +480,17 @@ static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n
     return true;
 }
 
+// Nothing below U+0300, which UTF-8 begins with the byte 0xcc, changes.
+static bool nfc_keeps(const unsigned char *p, size_t n) {
+    size_t i = 0;
+    while (i < n && p[i] < 0xcc) i++;
+    return i == n;
+}
+
 // What lies between added tokens.
 static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
-    const Nfc *nfc = &e->bpe->nfc;
-    if (!nfc->handle || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
-    unsigned char *text = nfc->normalize(nfc->form, p, n, NULL, &n);
+    if (!e->bpe->nfc || nfc_keeps(p, n)) return bpe_cut(e, 0, p, n, err);
+    unsigned char *text = u8_normalize(UNINORM_NFC, p, n, NULL, &n);
     const bool ok = text ? bpe_cut(e, 0, text, n, err)
                          : error_set(err, EXIT_HOST_MEMORY, "", "libunistring: out of memory");
     free(text);

@@ -1,8 +1,8 @@
 // Text to token ids as Hugging Face's tokenizers compute them for byte-level BPE (SmolLM2, Llama
 // 3, Qwen): added tokens are cut out first, then the rest is normalized (Qwen: NFC) and cut into
 // words by the patterns of pre_tokenizer, and in each word the pair with the lowest merge rank is
-// merged until none is left. Two libraries, loaded at run time, know Unicode: PCRE2 matches the
-// patterns, libunistring normalizes. Tokenizers with other features are refused.
+// merged until none is left. PCRE2 matches the patterns, libunistring normalizes. Tokenizers with
+// other features are refused.
 #ifndef UNPAD_BPE_H
 #define UNPAD_BPE_H
 
@@ -13,7 +13,7 @@ typedef struct Bpe Bpe;                // what threads share
 typedef struct BpeEncoder BpeEncoder;  // what each has for itself, and the ids that it has encoded
 
 // The tokenizer must outlive it. NULL with *err: EXIT_USAGE where the tokenizer has features that
-// are not supported or PCRE2 is missing, EXIT_BAD_INPUT where its file is wrong.
+// are not supported, EXIT_BAD_INPUT where its file is wrong.
 Bpe *bpe_open(const Tokenizer *t, Error *err);
 void bpe_close(Bpe *b);  // NULL is allowed, as below
 

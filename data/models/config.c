@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "../base/json.h"
-#include "../base/options.h"
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -423,13 +422,11 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
 }
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
-    char near_name[64], hint[400], names[256] = "";
+    char hint[400], names[256] = "";
     if (llama_config_builtin(c, model)) return true;
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
-    const bool near = options_nearest(model, names, near_name, sizeof near_name);
-    snprintf(hint, sizeof hint, "%s%s%sgive a Hugging Face directory or one of %s",
-             near ? "did you mean " : "", near ? near_name : "", near ? "? Or " : "", names);
+    snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,
                      "%s: expected a model directory or a built-in name, found neither", model);
 }
@@ -437,69 +434,43 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-static void write_rope(JsonWriter *w, const RopeScaling *r) {
+static json_t *rope_json(const RopeScaling *r) {
     const RopeKeys *keys = &rope_keys[r->type];
-    if (r->type == ROPE_PLAIN) {
-        json_put_null(w, "rope_scaling");
-        return;
-    }
-    json_begin(w, "rope_scaling", '{');
-    if (r->type == ROPE_YARN) json_put_double(w, "attention_factor", r->attention_factor);
-    json_put_double(w, "factor", r->factor);
-    if (keys->low) {
-        json_put_double(w, keys->high, r->high_freq_factor);
-        json_put_double(w, keys->low, r->low_freq_factor);
-        json_put_int(w, "original_max_position_embeddings", r->original_max_position_embeddings);
-    }
-    json_put_string(w, "rope_type", keys->type);
-    json_end(w, '}');
+    if (r->type == ROPE_PLAIN) return json_null();
+    json_t *rope = json_pack("{s:s, s:f}", "rope_type", keys->type, "factor", r->factor);
+    if (keys->low)
+        json_object_update_new(
+            rope, json_pack("{s:f, s:f, s:i}", keys->high, r->high_freq_factor, keys->low,
+                            r->low_freq_factor, "original_max_position_embeddings",
+                            r->original_max_position_embeddings));
+    if (r->type == ROPE_YARN)
+        json_object_set_new(rope, "attention_factor", json_real(r->attention_factor));
+    return rope;
 }
 
-static void write_token(JsonWriter *w, const char *key, int id) {
-    if (id < 0)
-        json_put_null(w, key);
-    else
-        json_put_int(w, key, id);
-}
+static json_t *token_json(int id) { return id < 0 ? json_null() : json_integer(id); }
 
-size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,
-                         size_t capacity) {
-    JsonWriter w;
-    json_writer_init(&w, text, capacity, 2);
-    json_begin(&w, NULL, '{');
-    json_begin(&w, "architectures", '[');
-    json_put_string(&w, NULL, types[c->model_type].architecture);
-    json_end(&w, ']');
-    json_put_bool(&w, "attention_bias", false);
-    json_put_double(&w, "attention_dropout", 0);
-    write_token(&w, "bos_token_id", c->bos_token_id);
-    write_token(&w, "eos_token_id", c->eos_token_id);
-    json_put_int(&w, "head_dim", c->head_dim);
-    json_put_string(&w, "hidden_act", "silu");
-    json_put_int(&w, "hidden_size", c->hidden_size);
-    json_put_float(&w, "initializer_range", c->initializer_range);
-    json_put_int(&w, "intermediate_size", c->intermediate_size);
-    json_put_int(&w, "max_position_embeddings", c->max_position_embeddings);
-    json_put_bool(&w, "mlp_bias", false);
-    json_put_string(&w, "model_type", types[c->model_type].name);
-    if (types[c->model_type].no_rope_interval)
-        json_put_int(&w, "no_rope_layer_interval",
-                     c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1);
-    json_put_int(&w, "num_attention_heads", c->num_heads);
-    json_put_int(&w, "num_hidden_layers", c->num_layers);
-    json_put_int(&w, "num_key_value_heads", c->num_kv_heads);
-    if (c->model_type == MODEL_SMOLLM3) json_put_null(&w, "pad_token_id");  // 128004 by default
-    json_put_int(&w, "pretraining_tp", 1);
-    json_put_float(&w, "rms_norm_eps", c->rms_norm_eps);
-    write_rope(&w, &c->rope_scaling);
-    json_put_double(&w, "rope_theta", c->rope_theta);
-    if (c->model_type != MODEL_LLAMA) json_put_null(&w, "sliding_window");
-    json_put_bool(&w, "tie_word_embeddings", c->tie_word_embeddings);
-    json_put_string(&w, "torch_dtype", torch_dtype);
-    json_put_bool(&w, "use_cache", true);
-    if (c->model_type != MODEL_LLAMA) json_put_bool(&w, "use_sliding_window", false);
-    json_put_int(&w, "vocab_size", c->vocab_size);
-    json_end(&w, '}');
-    json_put_text(&w, "\n");
-    return w.overflow ? 0 : w.n;
+char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
+    json_t *all = json_pack(
+        "{s:[s], s:s, s:b, s:f, s:o, s:o, s:i, s:s, s:i, s:o, s:i, s:i, s:b, s:i, s:i, s:i, s:i, "
+        "s:o, s:o, s:f, s:b, s:s, s:b, s:i}",
+        "architectures", types[c->model_type].architecture, "model_type",
+        types[c->model_type].name, "attention_bias", false, "attention_dropout", 0.0,
+        "bos_token_id", token_json(c->bos_token_id), "eos_token_id", token_json(c->eos_token_id),
+        "head_dim", c->head_dim, "hidden_act", "silu", "hidden_size", c->hidden_size,
+        "initializer_range", json_float(c->initializer_range), "intermediate_size",
+        c->intermediate_size, "max_position_embeddings", c->max_position_embeddings, "mlp_bias",
+        false, "num_attention_heads", c->num_heads, "num_hidden_layers", c->num_layers,
+        "num_key_value_heads", c->num_kv_heads, "pretraining_tp", 1, "rms_norm_eps",
+        json_float(c->rms_norm_eps), "rope_scaling", rope_json(&c->rope_scaling), "rope_theta",
+        c->rope_theta, "tie_word_embeddings", (int)c->tie_word_embeddings, "torch_dtype",
+        torch_dtype, "use_cache", true, "vocab_size", c->vocab_size);
+    if (c->model_type != MODEL_LLAMA)
+        json_object_update_new(
+            all, json_pack("{s:n, s:b}", "sliding_window", "use_sliding_window", false));
+    if (c->model_type == MODEL_SMOLLM3)  // the default of pad_token_id is 128004
+        json_object_update_new(
+            all, json_pack("{s:n, s:i}", "pad_token_id", "no_rope_layer_interval",
+                           c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1));
+    return json_write(all, JSON_INDENT(2) | JSON_SORT_KEYS);
 }

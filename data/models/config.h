@@ -57,9 +57,8 @@ bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
-// config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it.
-// torch_dtype: "float32", "bfloat16". Returns its length; 0: it does not fit.
-size_t llama_config_text(const LlamaConfig *c, const char *torch_dtype, char *text,
-                         size_t capacity);
+// config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in
+// memory the caller frees. torch_dtype: "float32", "bfloat16".
+char *llama_config_text(const LlamaConfig *c, const char *torch_dtype);
 
 #endif

@@ -367,51 +367,37 @@ bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, ui
 // ------------------------------------------------------------------------------------------------
 // Writing
 
-enum {
-    MAX_ENTRY = 2048
-};  // bytes of a tensor in the header: 160 of a name, escaped, and 10 numbers
-
-// Appends a tensor to the header; its data follow those of *data_bytes before it.
-static bool put_tensor(JsonWriter *w, const TensorInfo *t, uint64_t *data_bytes, Error *err) {
+// Adds a tensor to the header; its data follow those of *data_bytes before it.
+static bool put_tensor(json_t *header, const TensorInfo *t, uint64_t *data_bytes, Error *err) {
     uint64_t size_bytes = 0;
     const uint64_t begin = *data_bytes;
     if (!tensor_size_bytes(t, &size_bytes, err)) return false;
     if (!checked_add(begin, size_bytes, data_bytes))
         return bad_input(err, "tensors: more than 2^64 bytes");
-    json_begin(w, t->name, '{');
-    json_put_string(w, "dtype", t->dtype);
-    json_begin(w, "shape", '[');
-    for (int i = 0; i < t->ndim; i++) json_put_int(w, NULL, (int64_t)t->shape[i]);
-    json_end(w, ']');
-    json_begin(w, "data_offsets", '[');
-    json_put_int(w, NULL, (int64_t)begin);
-    json_put_int(w, NULL, (int64_t)*data_bytes);
-    json_end(w, ']');
-    json_end(w, '}');
+    json_t *shape = json_array();
+    for (int i = 0; i < t->ndim; i++)
+        json_array_append_new(shape, json_integer((int64_t)t->shape[i]));
+    json_object_set_new(header, t->name,
+                        json_pack("{s:s, s:o, s:[I, I]}", "dtype", t->dtype, "shape", shape,
+                                  "data_offsets", (int64_t)begin, (int64_t)*data_bytes));
     return true;
 }
 
 bool safetensors_create(SafetensorsWriter *w, const char *path, const TensorInfo *tensors,
                         int num_tensors, Error *err) {
-    JsonWriter header;
-    const size_t capacity = (size_t)(num_tensors + 1) * MAX_ENTRY;
-    char *text = host_calloc(capacity, 1, "header of tensors");
+    static const char spaces[8] = "        ";
+    // transformers refuses a file without __metadata__
+    json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
     bool ok = true;
     w->data_bytes = w->written = 0;
     w->file.fd = -1;
-    json_writer_init(&header, text, capacity, 0);
-    json_begin(&header, NULL, '{');
-    json_begin(&header, "__metadata__", '{');  // transformers refuses a file without it
-    json_put_string(&header, "format", "pt");
-    json_end(&header, '}');
     for (int i = 0; ok && i < num_tensors; i++)
-        ok = put_tensor(&header, &tensors[i], &w->data_bytes, err);
-    json_end(&header, '}');
-    while (header.n % 8 != 0) json_put_text(&header, " ");
-    assert(!header.overflow);
-    const uint64_t n = header.n;
+        ok = put_tensor(header, &tensors[i], &w->data_bytes, err);
+    char *text = json_write(header, 0);
+    const uint64_t used = strlen(text) - 1, n = (used + 7) / 8 * 8;  // without the newline
     ok = ok && writer_open(&w->file, path, err) && writer_write(&w->file, &n, sizeof n, err) &&
-         writer_write(&w->file, text, n, err);
+         writer_write(&w->file, text, used, err) &&
+         writer_write(&w->file, spaces, n - used, err);
     free(text);
     return ok;
 }

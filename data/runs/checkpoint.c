@@ -11,6 +11,7 @@
 #include "../base/dir.h"
 #include "../base/file.h"
 #include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/memory.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -45,18 +46,125 @@ static bool is_leftover(const char *name, const char *mark, size_t *length) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// manifest.json
+
+static const char manifest_name[] = "manifest.json", format_name[] = "unpad checkpoint 1";
+
+// The last line, with the checksum of the text before it
+enum { TAIL_BYTES = sizeof ",\n  \"manifest_crc32c\": \"01234567\"\n}\n" - 1 };
+static void write_tail(char text[TAIL_BYTES + 1], uint32_t crc) {
+    snprintf(text, TAIL_BYTES + 1, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n", crc);
+}
+
+static bool manifest_write(const Checkpoint *ck, Error *err) {
+    char path[IO_PATH_MAX], tail[TAIL_BYTES + 1];
+    char *text = json_write(
+        json_pack("{s:s, s:I, s:O}", "format", format_name, "step", ck->step, "files", ck->files),
+        JSON_INDENT(2));
+    text[strlen(text) - strlen("\n}\n")] = 0;  // the tail closes the object
+    FileWriter w;
+    bool ok = path_join(path, sizeof path, ck->dir, manifest_name, err) &&
+              writer_open(&w, path, err) && writer_write(&w, text, strlen(text), err);
+    free(text);
+    if (!ok) return false;
+    write_tail(tail, w.crc);
+    return writer_write(&w, tail, TAIL_BYTES, err) && writer_close(&w, err);
+}
+
+static bool file_crc(const File *f, uint32_t *crc, Error *err) {
+    unsigned char chunk[1 << 16];
+    *crc = 0;
+    for (uint64_t done = 0, n; done < f->size_bytes; done += n) {
+        n = f->size_bytes - done < sizeof chunk ? f->size_bytes - done : sizeof chunk;
+        if (!file_read_at(f, chunk, n, done, err)) return false;
+        *crc = crc32c(*crc, chunk, (size_t)n);
+    }
+    return true;
+}
+
+static bool verify_contents(const File *f, uint64_t size_bytes, const char *crc_text, Error *err) {
+    char found[16];
+    uint32_t crc = 0;
+    if (f->size_bytes != size_bytes)
+        return bad_input(err, "%s: expected %lu bytes, found %lu", f->path, size_bytes,
+                         f->size_bytes);
+    if (!file_crc(f, &crc, err)) return false;
+    snprintf(found, sizeof found, "%08x", crc);
+    if (strcmp(found, crc_text) == 0) return true;
+    return bad_input(err, "%s: CRC32C: expected %.8s, found %s", f->path, crc_text, found);
+}
+
+static bool verify_file(const char *dir, const json_t *entry, Error *err) {
+    File f;
+    char path[IO_PATH_MAX];
+    const char *name = NULL, *crc = NULL;
+    int64_t size_bytes = 0;
+    if (!json_get_string(entry, "name", &name, true, err) ||
+        !json_get_int64(entry, "size_bytes", 0, (int64_t)1 << 52, &size_bytes, true, err) ||
+        !json_get_string(entry, "crc32c", &crc, true, err) || !path_is_plain_name(name))
+        return bad_input(err, "files: expected name, size_bytes and crc32c");
+    if (!path_join(path, sizeof path, dir, name, err)) return false;
+    if (!file_open(&f, path, "the checkpoint is incomplete", err)) return false;
+    bool ok = verify_contents(&f, (uint64_t)size_bytes, crc, err);
+    file_close(&f);
+    return ok;
+}
+
+static bool verify_files(const char *dir, const json_t *root, int64_t *step, Error *err) {
+    const char *format = NULL;
+    const json_t *files = json_member(root, "files"), *entry;
+    size_t i;
+    if (!json_get_string(root, "format", &format, true, err) ||
+        !json_get_int64(root, "step", 0, (int64_t)1 << 52, step, true, err))
+        return false;
+    if (strcmp(format, format_name) != 0)
+        return bad_input(err, "format: expected \"%s\", found \"%.40s\"", format_name, format);
+    if (!json_is_array(files)) return bad_input(err, "files: expected an array");
+    json_array_foreach(files, i, entry) {
+        if (!verify_file(dir, entry, err)) return false;
+    }
+    return true;
+}
+
+static json_t *parse_manifest(const char *text, uint64_t n, const char *path, Error *err) {
+    char tail[TAIL_BYTES + 1];
+    size_t length = strlen(text), body = length > TAIL_BYTES ? length - TAIL_BYTES : 0;
+    write_tail(tail, crc32c(0, text, body));
+    if (length != n || strcmp(text + body, tail) != 0) {
+        bad_input(err, "%s: CRC32C: expected its last line to match the rest", path);
+        return NULL;
+    }
+    return json_parse(text, (size_t)n, path, err);
+}
+
+bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
+    char path[IO_PATH_MAX];
+    uint64_t n = 0;
+    int64_t found = -1;
+    if (!path_join(path, sizeof path, dir, manifest_name, err)) return false;
+    char *text = file_read_all(path, JSON_MAX_CONFIG, &n, "the checkpoint is incomplete", err);
+    if (!text) return false;
+    json_auto_t *root = parse_manifest(text, n, path, err);
+    bool ok = root && verify_files(dir, root, &found, err);
+    free(text);
+    if (ok && step) *step = found;
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
 // Writing
 
 void checkpoint_abort(Checkpoint *ck) {
     Error ignored = {0};
-    if (ck->active) dir_remove_tree(ck->dir, &ignored);
+    if (!ck->active) return;
+    dir_remove_tree(ck->dir, &ignored);
+    json_decref(ck->files);
     ck->active = false;
 }
 
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err) {
-    ck->manifest.step = step;
-    ck->manifest.num_files = 0;
+    ck->step = step;
     ck->active = false;
     if (step < 0 || (name && strcmp(name, "final") != 0))
         return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %ld, name %s: not possible",
@@ -68,6 +176,7 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
         return false;
     if (!dir_remove_tree(ck->dir, err)) return false;  // of a dead process with our pid
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
+    ck->files = json_array();
     ck->active = true;
     return true;
 }
@@ -79,9 +188,23 @@ bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t 
 
 bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc,
                          Error *err) {
-    return manifest_add(&ck->manifest, file, size_bytes, crc) ||
-           error_set(err, EXIT_USAGE, "",
-                     "%s: cannot register \"%.100s\": bad name, twice, or too many", ck->dir, file);
+    enum { MAX_FILES = 512, MAX_NAME = 128 };
+    char crc_text[16];
+    const json_t *item;
+    size_t i;
+    bool ok = path_is_plain_name(file) && strlen(file) < MAX_NAME &&
+              strcmp(file, manifest_name) != 0 && json_array_size(ck->files) < MAX_FILES;
+    json_array_foreach(ck->files, i, item) {
+        ok = ok && !json_string_is(json_member(item, "name"), file);
+    }
+    if (!ok)
+        return error_set(err, EXIT_USAGE, "",
+                         "%s: cannot register \"%.100s\": bad name, twice, or too many", ck->dir,
+                         file);
+    snprintf(crc_text, sizeof crc_text, "%08x", crc);
+    json_array_append_new(ck->files, json_pack("{s:s, s:I, s:s}", "name", file, "size_bytes",
+                                               (int64_t)size_bytes, "crc32c", crc_text));
+    return true;
 }
 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
@@ -89,6 +212,12 @@ bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, s
     char path[IO_PATH_MAX];
     return checkpoint_path(ck, file, path, sizeof path, err) && file_create(path, data, n, err) &&
            checkpoint_register(ck, file, n, crc32c(0, data, n), err);
+}
+
+bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *err) {
+    const bool ok = checkpoint_write_file(ck, file, text, strlen(text), err);
+    free(text);
+    return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -108,11 +237,12 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
     char old[IO_PATH_MAX];
     Error ignored = {0};
     if (!path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) ||
-        !manifest_write(&ck->manifest, ck->dir, err) || !dir_sync(ck->dir, err) ||
+        !manifest_write(ck, err) || !dir_sync(ck->dir, err) ||
         !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }
+    json_decref(ck->files);
     ck->active = false;
     if (!dir_sync(ck->out_dir, err))
         return false;                // complete, but perhaps not yet durable: keep old
@@ -177,7 +307,7 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err) {
     bool ok = checkpoint_recover(out_dir, err) && checkpoint_list(out_dir, &steps, &count, err);
     for (int i = 0; ok && keep > 0 && i < count; i++) {
         ok = checkpoint_step_path(dir, sizeof dir, out_dir, steps[i], err) &&
-             path_join(manifest, sizeof manifest, dir, "manifest.json", err);
+             path_join(manifest, sizeof manifest, dir, manifest_name, err);
         const bool complete = ok && path_exists(manifest);
         if (!ok || steps[i] > step || (complete && kept++ < keep)) continue;
         // the manifest first: the rest of the directory can never be taken for a checkpoint
@@ -221,7 +351,7 @@ bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, in
         Error why = {0};
         ok = checkpoint_step_path(path, capacity, out_dir, steps[i], err);
         if (!ok) break;
-        if (manifest_verify(path, &found, &why) && found != steps[i])
+        if (checkpoint_verify(path, &found, &why) && found != steps[i])
             error_set(&why, EXIT_BAD_INPUT, "was the directory renamed?",
                       "%s: manifest.json: expected step %ld, found %ld", path, steps[i], found);
         if (!why.code)

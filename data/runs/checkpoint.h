@@ -5,23 +5,26 @@
 //   publish   writes manifest.json last; fsyncs all; renames to step-00000100; fsyncs <out>
 //   prune     removes older ones only then, their manifests first
 //
+// manifest.json has the size and CRC32C of every file; its own last line is the CRC32C of all bytes
+// before it, so that no flipped bit is missed.
 // A directory under its final name is therefore complete, or was damaged later, which its manifest
 // shows. Nothing is rewritten in place, there is no "latest" file, and no time stamp decides
 // anything. One writer at a time: hold dir_lock(out_dir) around all of this (readers need no lock).
 #ifndef UNPAD_CHECKPOINT_H
 #define UNPAD_CHECKPOINT_H
 
+#include <jansson.h>
+
 #include "../base/error.h"
 #include "../base/path.h"
-#include "manifest.h"
 
-// About 90 KiB: static, or part of a long-lived struct.
 typedef struct {
     char out_dir[IO_PATH_MAX];
     char dir[IO_PATH_MAX];      // being written
     char publish[IO_PATH_MAX];  // its final name
     bool active;                // dir exists and is ours
-    Manifest manifest;
+    int64_t step;
+    json_t *files;  // of the manifest, while active
 } Checkpoint;
 
 // <out_dir>/step-00000100
@@ -50,6 +53,9 @@ bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err);
 
+// The same for a text, which it frees.
+bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *err);
+
 // All or nothing. An older checkpoint of that name is renamed away first and removed afterwards. On
 // failure the temporary directory is removed, and the older one is still there.
 bool checkpoint_publish(Checkpoint *ck, Error *err);
@@ -75,10 +81,14 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
 // the newest one is still there or none is.
 bool checkpoint_remove_all(const char *out_dir, Error *err);
 
+// Reads every file that manifest.json names and compares sizes and checksums. Exit 3 otherwise. step
+// may be NULL.
+bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
+
 // Called for each damaged checkpoint that is skipped, newest first.
 typedef void (*CheckpointReport)(const char *dir, const Error *why);
 
-// The newest (by number) step-* that manifest_verify accepts: its path and *step. True with *step =
+// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. True with *step =
 // -1 when there is none at all; false when all are damaged. report may be
 // NULL.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,

@@ -8,7 +8,6 @@
 
 #include "../base/dir.h"
 #include "../base/json.h"
-#include "../base/memory.h"
 #include "../base/path.h"
 
 // Warns when the length of the log is not that at the checkpoint of `step`.
@@ -41,26 +40,20 @@ bool log_sync(const RunLog *log, Error *err) { return !log->open || lines_sync(&
 
 int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
 
-static JsonWriter record_begin(char *text, size_t capacity) {
-    JsonWriter w;
-    json_writer_init(&w, text, capacity, 0);
-    json_begin(&w, NULL, '{');
-    return w;
-}
-
-// Writes a record whole or not at all. Records that do not fit on the disk are dropped, with a
-// warning at the first, and another one when the disk has space again.
-static void record_end(JsonWriter *w, RunLog *log) {
+// Writes a record, which it frees, whole or not at all. Records that do not fit on the disk are
+// dropped, with a warning at the first, and another one when the disk has space again.
+static void log_write(RunLog *log, json_t *record) {
     Error err = {0};
     const int64_t lost = log->lines.lost;
-    json_end(w, '}');
-    json_put_text(w, "\n");
-    if (!log->open || w->overflow) return;
-    if (!lines_append(&log->lines, w->text, w->n, &err)) {
-        if (lost == 0) warning("%s; records are lost until it can", err.what);
+    char *text = json_write(record, 0);
+    if (!log->open) {
+        free(text);
         return;
     }
-    if (lost == 0) return;
+    const bool written = lines_append(&log->lines, text, strlen(text), &err);
+    free(text);
+    if (!written && lost == 0) warning("%s; log records are dropped until it can", err.what);
+    if (!written || lost == 0) return;
     warning("%s: written again, %ld record%s were lost", log->lines.path, lost, text_plural(lost));
     log->lines.lost = 0;
 }
@@ -90,22 +83,11 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
                int64_t step, const LlamaConfig *config, const DataSummary *train,
                const DataSummary *val, const Option *options) {
-    char *text = host_calloc(JSON_MAX_CONFIG, 1, "the log");
-    JsonWriter w = record_begin(text, JSON_MAX_CONFIG);
-    json_put_string(&w, "event", event);
-    json_put_string(&w, "version", version);
-    json_put_string(&w, "device", device);
-    json_put_int(&w, "step", step);
-    json_put_int(&w, "parameters", (int64_t)llama_config_num_params(config));
-    json_begin(&w, "data", '{');
-    data_summary_write(train, &w, "train");
-    data_summary_write(val, &w, "val");
-    json_end(&w, '}');
-    json_begin(&w, "options", '{');
-    options_write_json(options, &w);
-    json_end(&w, '}');
-    record_end(&w, log);
-    free(text);
+    log_write(log, json_pack("{s:s, s:s, s:o, s:I, s:I, s:{s:o, s:o}, s:o}", "event", event,
+                             "version", version, "device", json_text(device), "step", step,
+                             "parameters", (int64_t)llama_config_num_params(config), "data",
+                             "train", data_summary_json(train), "val", data_summary_json(val),
+                             "options", options_json(options)));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -147,11 +129,14 @@ static void print_balance(const StepBalance *b) {
         printf(" | imbalance (%.3f)", b->measured);
 }
 
-static void write_balance(const StepBalance *b, JsonWriter *w) {
-    if (b->measured == 0) return;
-    if (b->planned > 0) json_put_float(w, "imbalance_planned", (float)b->planned);
-    json_put_float(w, "imbalance_measured", (float)b->measured);
-    json_put_int(w, "slowest_rank", b->slowest_rank);
+static json_t *balance_json(const StepBalance *b) {
+    json_t *balance = b->measured == 0 ? json_object()
+                                       : json_pack("{s:o, s:i}", "imbalance_measured",
+                                                   json_float((float)b->measured), "slowest_rank",
+                                                   b->slowest_rank);
+    if (b->planned > 0)
+        json_object_set_new(balance, "imbalance_planned", json_float((float)b->planned));
+    return balance;
 }
 
 static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
@@ -173,30 +158,34 @@ static void print_step(const StepReport *r, const StepData *d) {
 }
 
 static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
-    char text[2048];
-    JsonWriter w = record_begin(text, sizeof text);
-    json_put_int(&w, "step", r->step);
-    json_put_float(&w, "loss", (float)r->loss);
-    json_put_float(&w, "grad_norm", (float)r->grad_norm);
-    json_put_float(&w, "lr", (float)r->lr);
-    json_put_float(&w, "ms", (float)r->ms);
-    json_put_float(&w, "read_ms", (float)r->read_ms);
-    json_put_float(&w, "passes_ms", (float)r->passes_ms);
-    json_put_float(&w, "tokens_per_s", (float)per_second(d->real_tokens, r));
-    if (d->masked) json_put_float(&w, "trained_tokens_per_s", (float)per_second(d->num_targets, r));
-    json_put_int(&w, "real_tokens", d->real_tokens);
-    json_put_int(&w, "targets", d->num_targets);
-    json_put_float(&w, "fill", (float)fill_of(d));
-    json_put_int(&w, "docs", d->num_segments);
-    json_put_int(&w, "longest_doc", d->longest_segment);
-    json_put_int(&w, "attention_pairs", d->attention_pairs);
-    json_put_int(&w, "padded_pairs", d->padded_pairs);
-    if (r->useful_flops > 0)
-        json_put_float(&w, "useful_tflops", (float)(r->useful_flops / r->ms * 1e-9));
-    write_balance(&r->balance, &w);
-    json_put_bool(&w, "skipped", r->skipped);
-    json_put_bool(&w, "spike", r->spike);
-    record_end(&w, log);
+    const struct {
+        const char *name;
+        double value;
+        bool known;
+    } numbers[] = {
+        {"loss", r->loss, true},
+        {"grad_norm", r->grad_norm, true},
+        {"lr", r->lr, true},
+        {"ms", r->ms, true},
+        {"read_ms", r->read_ms, true},
+        {"passes_ms", r->passes_ms, true},
+        {"tokens_per_s", per_second(d->real_tokens, r), true},
+        {"trained_tokens_per_s", per_second(d->num_targets, r), d->masked},
+        {"useful_tflops", r->useful_flops / r->ms * 1e-9, r->useful_flops > 0},
+        {"fill", fill_of(d), true},
+    };
+    json_t *record = json_pack("{s:I}", "step", r->step);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].known)
+            json_object_set_new(record, numbers[i].name, json_float((float)numbers[i].value));
+    json_object_update_new(
+        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens",
+                          d->real_tokens, "targets", d->num_targets, "docs", d->num_segments,
+                          "longest_doc", (int64_t)d->longest_segment, "attention_pairs",
+                          d->attention_pairs, "padded_pairs", d->padded_pairs, "skipped",
+                          (int)r->skipped, "spike", (int)r->spike));
+    json_object_update_new(record, balance_json(&r->balance));
+    log_write(log, record);
 }
 
 void report_step(RunLog *log, const StepReport *r, const StepData *d) {
@@ -217,28 +206,13 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds) {
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
     printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
            set->docs, text_plural(set->docs), set->targets);
-    char text[256];
-    JsonWriter w = record_begin(text, sizeof text);
-    json_put_string(&w, "event", "val");
-    json_put_int(&w, "step", step);
-    json_put_float(&w, "loss", (float)loss);
-    json_put_int(&w, "docs", set->docs);
-    json_put_int(&w, "real_tokens", set->tokens);
-    json_put_int(&w, "targets", set->targets);
-    record_end(&w, log);
+    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I}", "event", "val", "step", step,
+                             "loss", json_float((float)loss), "docs", set->docs, "real_tokens",
+                             set->tokens, "targets", set->targets));
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {
-    enum { MOST_BYTES_OF_A_CHAR = 6, REST = 256 };  // in JSON: \u001f
-    const size_t capacity = MOST_BYTES_OF_A_CHAR * strlen(text) + REST;
     printf("--- sample %d after step %ld%s\n%s\n", number, step, ended ? " (ended)" : "", text);
-    char *record = host_calloc(capacity, 1, "the log");
-    JsonWriter w = record_begin(record, capacity);
-    json_put_string(&w, "event", "sample");
-    json_put_int(&w, "step", step);
-    json_put_int(&w, "number", number);
-    json_put_bool(&w, "ended", ended);
-    json_put_string(&w, "text", text);
-    record_end(&w, log);
-    free(record);
+    log_write(log, json_pack("{s:s, s:I, s:i, s:b, s:o}", "event", "sample", "step", step, "number",
+                             number, "ended", (int)ended, "text", json_text(text)));
 }

@@ -5,7 +5,6 @@
 
 #include "../base/file.h"
 #include "../base/json.h"
-#include "../base/memory.h"
 #include "../base/path.h"
 
 enum { GENERATION_CONFIG, FIRST_TOKENIZER_FILE };
@@ -55,14 +54,12 @@ static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
 }
 
 static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error *err) {
-    char text[256];
-    JsonWriter w;
-    json_writer_init(&w, text, sizeof text, 2);
-    json_begin(&w, NULL, '{');
-    if (c->bos_token_id >= 0) json_put_int(&w, "bos_token_id", c->bos_token_id);
-    if (c->eos_token_id >= 0) json_put_int(&w, "eos_token_id", c->eos_token_id);
-    json_end(&w, '}');
-    return checkpoint_write_file(ck, names[GENERATION_CONFIG], text, w.n, err);
+    json_t *ids = json_object();
+    if (c->bos_token_id >= 0)
+        json_object_set_new(ids, "bos_token_id", json_integer(c->bos_token_id));
+    if (c->eos_token_id >= 0)
+        json_object_set_new(ids, "eos_token_id", json_integer(c->eos_token_id));
+    return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)), err);
 }
 
 static const struct {
@@ -71,9 +68,8 @@ static const struct {
 
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
                        Checkpoint *ck, Error *err) {
-    char text[8192];
-    const size_t n = llama_config_text(config, dtypes[dtype].torch, text, sizeof text);
-    return checkpoint_write_file(ck, "config.json", text, n, err) &&
+    return checkpoint_write_text(ck, "config.json", llama_config_text(config, dtypes[dtype].torch),
+                                 err) &&
            (f->text[GENERATION_CONFIG] || write_generation_config(config, ck, err)) &&
            write_carried(f, ck, err);
 }
@@ -123,31 +119,25 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     const char *index_name = "model.safetensors.index.json";
     const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
     const int files = num_files(p, element_bytes, max_file_bytes);
-    const size_t capacity = (size_t)p.num * 200 + 200;
-    char *index = host_calloc(capacity, 1, index_name), name[64] = "model.safetensors";
+    json_t *map = json_object();
+    char name[64] = "model.safetensors";
     uint64_t elements = 0;
     bool ok = true;
-    JsonWriter w;
-    json_writer_init(&w, index, capacity, 2);
-    json_begin(&w, NULL, '{');
-    json_begin(&w, "weight_map", '{');
     for (int i = 1; i <= files; i++) {
         const Parameters file = file_of(p, element_bytes, max_file_bytes);
         if (files > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, files);
         for (int k = 0; k < file.num; elements += file.list[k++].count)
-            json_put_string(&w, file.list[k].name, name);
+            json_object_set_new(map, file.list[k].name, json_string(name));
         if (ok)
             ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
         else
             parameters_visit(file, false);
         p = rest_after(p, file.num);
     }
-    json_end(&w, '}');
-    json_begin(&w, "metadata", '{');
-    json_put_int(&w, "total_size", (int64_t)(elements * element_bytes));
-    json_end(&w, '}');
-    json_end(&w, '}');
-    if (ok && files > 1) ok = checkpoint_write_file(ck, index_name, index, w.n, err);
+    char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                                       (int64_t)(elements * element_bytes), "weight_map", map),
+                             JSON_INDENT(2));
+    if (ok && files > 1) return checkpoint_write_text(ck, index_name, index, err);
     free(index);
     return ok;
 }

@@ -7,7 +7,6 @@
 
 #include "checkpoint.h"
 #include "log.h"
-#include "manifest.h"
 
 bool out_dir_lock(OutDir *out, Error *err) {
     if (out->locked) return true;
@@ -47,7 +46,7 @@ static bool find_named(const char *out, const char *resume, bool trains, ResumeP
                        Error *err) {
     char own[IO_PATH_MAX];
     int64_t step = -1;
-    if (!manifest_verify(resume, &step, err) ||
+    if (!checkpoint_verify(resume, &step, err) ||
         !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
         !checkpoint_step_path(own, sizeof own, out, step, err))
         return false;

@@ -67,63 +67,61 @@ static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Generation
 
-// Equal ones by id, so that the order is the same on every machine.
-static bool likelier(const Candidate *x, const Candidate *y) {
-    return x->p != y->p ? x->p > y->p : x->id < y->id;
+// Candidates by -p, whose bits are in the order of the values; equal ones by id, so that the order
+// is the same on every machine.
+static int64_t key_of(float p) {
+    uint32_t bits;
+    memcpy(&bits, &p, sizeof bits);
+    return -(int64_t)bits;
 }
 
-// heap[0 .. n-1] is a heap, the likeliest first, but for heap[i], which may belong below.
-static void sift_down(Candidate *heap, int32_t n, int32_t i) {
-    for (int32_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && likelier(&heap[child + 1], &heap[child])) child++;
-        if (likelier(&heap[i], &heap[child])) return;
-        const Candidate above = heap[i];
-        heap[i] = heap[child];
-        heap[child] = above;
-    }
+static float probability(HeapItem item) {
+    const uint32_t bits = (uint32_t)-item.key;
+    float p;
+    memcpy(&p, &bits, sizeof p);
+    return p;
 }
 
 // The i-th likeliest of V candidates, by a heapsort that goes only so far: most draws are among the
-// first few. *sorted candidates lie at the end, the likeliest last.
-static const Candidate *nth_likeliest(Candidate *heap, int32_t V, int32_t *sorted, int32_t i) {
-    for (; *sorted <= i; ++*sorted) {
-        const int32_t last = V - 1 - *sorted;
-        const Candidate top = heap[0];
-        heap[0] = heap[last];
-        heap[last] = top;
-        sift_down(heap, last, 0);
+// first few. Those that were popped lie behind the heap, the likeliest last.
+static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
+    while (V - heap->n <= i) {
+        const HeapItem top = heap_pop(heap);
+        heap->items[heap->n] = top;
     }
-    return &heap[V - 1 - i];
+    return heap->items[V - 1 - i];
 }
 
 int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
-                     Candidate *scratch) {
+                     HeapItem *scratch) {
     const float inverse_temperature = s->temperature > 0 ? 1 / s->temperature : 1;
     const int32_t k = s->top_k > 0 && s->top_k < V ? s->top_k : V;
-    int32_t best = 0, sorted = 0, n = 0;
+    Heap heap = {scratch, V};
+    int32_t best = 0, n = 0;
     float sum = 0, kept = 0;
     for (int32_t v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
     if (s->temperature == 0) return best;
     for (int32_t v = 0; v < V; v++) {
-        scratch[v] = (Candidate){expf((logits[v] - logits[best]) * inverse_temperature), v};
-        sum += scratch[v].p;
+        const float p = expf((logits[v] - logits[best]) * inverse_temperature);
+        scratch[v] = (HeapItem){key_of(p), v};
+        sum += p;
     }
-    for (int32_t i = V / 2; i-- > 0;) sift_down(scratch, V, i);
+    heap_make(&heap);
     if (k < V) sum = 0;
-    for (int32_t i = 0; i < k && k < V; i++) sum += nth_likeliest(scratch, V, &sorted, i)->p;
+    for (int32_t i = 0; i < k && k < V; i++) sum += probability(nth_likeliest(&heap, V, i));
     if (s->top_p >= 1) {
         kept = sum;
         n = k;
     }
     while (n < k && (n == 0 || kept < s->top_p * sum))
-        kept += nth_likeliest(scratch, V, &sorted, n++)->p;
+        kept += probability(nth_likeliest(&heap, V, n++));
     float target = uniform * kept;
     for (int32_t i = 0; i < n - 1; i++) {
-        const Candidate *c = nth_likeliest(scratch, V, &sorted, i);
-        if ((target -= c->p) < 0) return c->id;
+        const HeapItem item = nth_likeliest(&heap, V, i);
+        if ((target -= probability(item)) < 0) return item.id;
     }
-    return nth_likeliest(scratch, V, &sorted, n - 1)->id;
+    return nth_likeliest(&heap, V, n - 1).id;
 }
 
 static float sample_uniform(uint64_t seed, int64_t step, int text, int position) {
@@ -134,7 +132,7 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
 // Adds one token to each text that has room for one; false when none has. logits (num_texts, V),
 // scratch (V).
 static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel *model,
-                       int64_t step, float *logits, Candidate *scratch) {
+                       int64_t step, float *logits, HeapItem *scratch) {
     Text *growing[MAX_SAMPLES];
     DocView docs[MAX_SAMPLES];
     Batch *b = &s->batch;
@@ -190,7 +188,7 @@ void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *mode
     const size_t V = (size_t)model->vocab_size;
     assert(num_texts <= MAX_SAMPLES);
     float *logits = host_calloc((size_t)num_texts * V, sizeof(float), "samples");
-    Candidate *scratch = host_calloc(V, sizeof(Candidate), "samples");
+    HeapItem *scratch = host_calloc(V, sizeof(HeapItem), "samples");
     if (!s->batch.tokens) {
         batch_init(&s->batch, model->cache_tokens, model->cache_tokens);
         s->batch.cache_rows = host_calloc((size_t)model->cache_tokens, sizeof(int32_t), "samples");

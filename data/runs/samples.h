@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "../base/error.h"
+#include "../base/heap.h"
 #include "../batches/batch.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
@@ -19,14 +20,9 @@ typedef struct {
     float top_p;        // draw from the smallest set of likeliest tokens whose sum is >= p; 1: all
 } Sampling;
 
-typedef struct {
-    float p;
-    int32_t id;
-} Candidate;
-
 // logits (V), uniform in [0,1): the draw; scratch (V).
 int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
-                     Candidate *scratch);
+                     HeapItem *scratch);
 
 enum { MAX_SAMPLES = 64 };
 

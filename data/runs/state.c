@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "../base/json.h"
-#include "../base/memory.h"
 #include "../base/path.h"
 
 #define FILE_NAME "trainer_state.json"
@@ -16,10 +15,9 @@ typedef struct {
     int64_t value;
     int64_t before;  // the value of checkpoints that do not have it; -1: all have it
 } PlanField;
-enum { NUM_PLAN_FIELDS = 11 };
+enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };
 
 static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
-    const PlanSettings usual = plan_settings();
     const int64_t tokens = (int64_t)(train->token_fingerprint >> 12);  // 52 bits: exact in JSON
     PlanField fields[NUM_PLAN_FIELDS] = {
         {"data_fingerprint", (int64_t)(train->fingerprint >> 12), -1},
@@ -30,34 +28,10 @@ static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *
         {"num_micro_batches", p->num_micro, -1},
         {"fill_ppm", p->fill_ppm, -1},
         {"long_docs", (int64_t)p->long_docs, -1},
-        {"work_token", p->work_token, usual.work_token},
-        {"work_tile", p->work_tile, usual.work_tile},
-        {"work_side", p->work_side, usual.work_side},
+        // packer 1 moved segments between micro-batches; one micro-batch is the same in both
+        {"packer", PACKER, p->num_micro == 1 ? PACKER : 1},
     };
     memcpy(f, fields, sizeof fields);
-}
-
-// Returns the bytes written, 0 when the buffer is too small.
-static size_t state_text(char *text, size_t capacity, const TrainingState *s, const PlanField *plan,
-                         const char *version, const Option *options) {
-    JsonWriter w;
-    json_writer_init(&w, text, capacity, 2);
-    json_begin(&w, NULL, '{');
-    json_put_int(&w, "format", 1);
-    json_put_string(&w, "version", version);
-    json_put_int(&w, "step", s->cursor.step);
-    json_put_int(&w, "epoch", s->cursor.epoch);
-    json_put_int(&w, "doc_pos", s->cursor.doc_pos);
-    json_put_int(&w, "tok_off", s->cursor.tok_off);
-    json_put_int(&w, "log_bytes", s->log_bytes);
-    json_put_int(&w, "skips_in_a_row", s->skips_in_a_row);
-    json_put_int(&w, "updates_before", s->updates_before);
-    for (int i = 0; i < NUM_PLAN_FIELDS; i++) json_put_int(&w, plan[i].name, plan[i].value);
-    json_begin(&w, "options", '{');
-    options_write_json(options, &w);
-    json_end(&w, '}');
-    json_end(&w, '}');
-    return w.overflow ? 0 : w.n;
 }
 
 static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
@@ -92,15 +66,21 @@ static bool check_plan(const json_t *state, const PlanField *plan, const char *p
 
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
                  const Dataset *train, const char *version, const Option *options, Error *err) {
+    const PlanState *c = &s->cursor;
     PlanField fields[NUM_PLAN_FIELDS];
-    char *text = host_calloc(JSON_MAX_CONFIG, 1, FILE_NAME);
     get_plan_fields(fields, plan, train);
-    const size_t n = state_text(text, JSON_MAX_CONFIG, s, fields, version, options);
-    const bool ok = n > 0 ? checkpoint_write_file(ck, FILE_NAME, text, n, err)
-                          : error_set(err, EXIT_USAGE, "give shorter options",
-                                      FILE_NAME ": expected at most %d bytes", JSON_MAX_CONFIG);
+    json_t *state = json_pack(
+        "{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:I}", "format", 1, "version", version, "step",
+        c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off, "log_bytes",
+        s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "updates_before", s->updates_before);
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++)
+        json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
+    json_object_set_new(state, "options", options_json(options));
+    char *text = json_write(state, JSON_INDENT(2));
+    if (strlen(text) <= JSON_MAX_CONFIG) return checkpoint_write_text(ck, FILE_NAME, text, err);
     free(text);
-    return ok;
+    return error_set(err, EXIT_USAGE, "give shorter options", FILE_NAME ": expected at most %d bytes",
+                     JSON_MAX_CONFIG);
 }
 
 json_t *state_open(const char *dir, Error *err) {

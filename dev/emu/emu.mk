@@ -27,6 +27,7 @@ endef
 
 EMUFLAGS_emu = $(EMUFLAGS)
 $(eval $(call EMULATED_VARIANT,emu,g++,-O3,,-O2))
+LIBS_emu += $(MPI_LIBS)
 # ThreadSanitizer: kernels are instrumented; the emulator is not, because it annotates the order of
 # events itself. clang++ finds more than g++, but its runtime is a separate package.
 TSAN_CXX := $(if $(wildcard /usr/lib/llvm-*/lib/clang/*/include/sanitizer/tsan_interface.h),clang++,g++)

@@ -26,14 +26,11 @@ void rank_field_text(RankFields *f, const char *name, const char *text) {
 }
 
 void rank_field_options(RankFields *f, const Option *table) {
-    char text[8192];
     for (const Option *option = table; option->name; option++) {
-        JsonWriter w;
         if (!option->address) continue;
-        json_writer_init(&w, text, sizeof text, 0);
-        json_begin(&w, NULL, '{');
-        options_write_one(option, &w);
-        rank_field(f, option->name, text, w.n);
+        char *text = json_write(option_json(option), 0);
+        rank_field_text(f, option->name, text);
+        free(text);
     }
 }
 

@@ -1,12 +1,16 @@
-// Communication between ranks: processes that train together, each with a device of its own. A
-// single process is rank 0 of 1: nothing is initialised for it, and with one rank every call below
-// is a no-op or a local sum.
+// Communication between ranks: processes that train together, each with a device of its own. MPI
+// starts them (mpirun, srun --mpi=pmix) and carries what is in host memory; device buffers go over
+// MPI on the CPU and over NCCL on GPUs. A single process is rank 0 of 1: it touches neither, and
+// every call below is a no-op or a local sum.
 //
 // All ranks make the same calls in the same order, and block on each other in them. A flat buffer
 // is sharded: rank r owns elements first[r] to first[r+1] - 1; first (num_ranks + 1) is in host
-// memory. A failure, and exit() with a code other than 0 before comm_finalize, ends all ranks with
-// that code. Pointers are device memory unless their names end in _host; letters and "=", "+=" are
+// memory. Pointers are device memory unless their names end in _host; letters and "=", "+=" are
 // those of kernels.h.
+//
+// An error (error_exit), and exit() with a code other than 0 before comm_finalize, ends all ranks:
+// one of them prints it, and the launcher's exit code is its code. A rank that is killed is named by
+// the launcher, which ends the others; Open MPI's exit code is then 128 + the signal.
 #ifndef UNPAD_COMM_H
 #define UNPAD_COMM_H
 
@@ -22,10 +26,10 @@ extern "C" {
 // ------------------------------------------------------------------------------------------------
 // The job
 
-// Joins the other ranks, if there are any; before any other call. NULL, or one line that says what
-// is missing. Only rank 0 writes to standard output and warns. An error of another rank
-// (error_exit) is printed by rank 0, when it ends the job and rank 0 has none of its own.
-const char *comm_init(void);
+// Joins the other ranks, if a launcher's variables are set; before any other call. Ends the process
+// with exit code 2 if they say that it is one of several and MPI does not find the others. From then
+// on only rank 0 has a standard output and warns.
+void comm_init(void);
 
 // After comm_init, when the device is chosen: connects the devices of all ranks. `stream` is the
 // device's own queue (cudaStream_t; the CPU backend has none). NULL, or one line that says what is
@@ -37,16 +41,16 @@ void comm_finalize(void);
 
 int comm_rank(void);
 int comm_num_ranks(void);
-int comm_local_rank(void);   // among the ranks of this machine; -1: the launcher does not say
-int comm_local_ranks(void);  // ranks of this machine; 1: the launcher does not say
+int comm_local_rank(void);   // among the ranks of this machine
+int comm_local_ranks(void);  // ranks of this machine
 
 // ------------------------------------------------------------------------------------------------
 // Collectives on device buffers
 
 // Asynchronous, on elements from .. to - 1 of a flat buffer, overlapped with compute: they start
 // after all work enqueued so far, run in order, and return a handle for comm_wait. Until then
-// nothing else may write that range, nor read it but for this rank's own shard of weights.
-// x: those of this rank's shard =  sum over ranks, the others are left undefined. The same bits in
+// nothing else may write that range, and may read only its own shard of weights.
+// x: this rank's shard =  sum over ranks, the others are left undefined. The same bits in
 // every run with the same number of ranks and the same ranges.
 uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to);
 // weights: every shard =  its owner's
@@ -60,13 +64,13 @@ void comm_all_gather(real *x, const size_t *first);
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
 // at most `block` of them. Not reduced: the caller sums in the order it needs.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);
-// partial (n) double =  sum over ranks, then sum (1) double +=  partial[0] + partial[1] + ... in
-// this order. Where each partial sum is of one rank, the others' being 0, the bits do not depend on
-// the number of ranks.
-void comm_sum_in_order(double *sum, double *partial, size_t n);
+// partial (skip + n) double =  sum over ranks, then sum (1) double +=  partial[skip] + partial[skip + 1]
+// + ... in this order. Where each partial sum is of one rank, the others' being 0, the bits do not
+// depend on the number of ranks.
+void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n);
 
 // ------------------------------------------------------------------------------------------------
-// Exchanges of host memory: small things, over TCP
+// Exchanges of host memory, over MPI: small things, outside of steps
 
 int comm_max(int value);  // the largest of all ranks
 // data (bytes) =  rank 0's
@@ -81,14 +85,15 @@ void comm_barrier(void);
 // ------------------------------------------------------------------------------------------------
 // Heartbeat
 
-// Reports the phase of the main thread, for the message when this rank is lost or stuck, and counts
-// as progress: "forward", "save", ... a constant of at most 15 characters. step: 1 for the first;
-// 0: none; -1: as before.
+// The phase of the main thread, for the message when this rank hangs, and progress: "forward",
+// "save", ... a constant of at most 15 characters. step: 1 for the first; 0: none; -1: as before.
 void comm_phase(const char *phase, int64_t step);
-// Counts as progress, from any thread: long work calls it again and again.
+// Counts as progress, from any thread: long work calls it again and again. In rank 0's main thread
+// it also tells the ranks that wait for it.
 void comm_progress(void);
-// A rank that the others wait for, and that makes no progress for this long (ten times as long in
-// the phase "set-up"), is named and ends the job with exit code 8. 60 by default; 0: never.
+// A rank that makes no progress for this long, without waiting for others, says so and ends the job
+// with exit code 8; one that waits does after twice as long without a sign of life from rank 0. In
+// the phase "set-up" ten times as long. 60 by default; 0: never.
 void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus

@@ -1,239 +1,339 @@
-// The transport of the CPU backend: flat buffers over MPI. Built with -DWITH_MPI where mpi.h is
-// found; without it a job has one rank, and being started as one of several is an error.
+// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends. Built
+// with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as one of
+// several is an error.
+#include <assert.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include "../../data/base/clock.h"
 #include "../../data/base/error.h"
 #include "../../data/base/memory.h"
 #include "comm.h"
-#include "ranks.h"
+#include "job.h"
 
-const char *comm_connect(void *stream) {
-    (void)stream;  // MPI starts in comm_init
-    return NULL;
+static struct {
+    int rank, num, local_rank, num_local;
+    int machine;   // number of this rank's machine
+    bool joined;   // MPI has started: it ends the job
+    int *claimed;  // shared by the ranks of a machine: not 0 once one of them reports an error
+    pthread_t main_thread;
+    double sign_ms;  // when a sign of life was last sent or looked for
+} job = {.num = 1, .num_local = 1};
+
+int comm_rank(void) { return job.rank; }
+int comm_num_ranks(void) { return job.num; }
+int comm_local_rank(void) { return job.local_rank; }
+int comm_local_ranks(void) { return job.num_local; }
+
+// ------------------------------------------------------------------------------------------------
+// Was this process started as a rank? By variables that launchers set; MPI says the rest.
+
+// The first that is set; NULL: none
+static const char *env_of(const char *const *names) {
+    const char *value = NULL;
+    for (; *names && !value; names++) value = getenv(*names);
+    return value;
 }
 
-void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
+// A step of srun may run mpirun, so its size counts last; a batch script has none.
+static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                    NULL};
+static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK",
+                                    "SLURM_PROCID",         "RANK",      NULL};
+
+// How many ranks; 1: a single process, 0: MPI knows
+static int started_ranks(void) {
+    const char *size = env_of(sizes);
+    if (size) return atoi(size);
+    return getenv("PMIX_RANK") ? 0 : 1;
+}
+
+// Each of its processes would train alone.
+static void refuse_torchrun(void) {
+    const char *size = getenv("WORLD_SIZE");
+    char hint[128];
+    if (!size || strcmp(size, "1") == 0) return;
+    snprintf(hint, sizeof hint, "mpirun -n %.9s ./train_llama ...; under Slurm srun --mpi=pmix",
+             size);
+    exit_with(EXIT_USAGE, hint, "ranks: expected a start by MPI, found torchrun's WORLD_SIZE %.9s",
+              size);
+}
+
+static void end_job(const Error *err);
+
+// True for a rank, whose errors then end the job
+static bool is_rank(int started) {
+    const char *rank = env_of(ranks);
+    if (rank) job.rank = atoi(rank);
+    error_hook = end_job;
+    if (started != 1) return true;
+    refuse_torchrun();
+    error_hook = NULL;
+    job.rank = 0;
+    return false;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The end by an error: one rank prints it, and all end with its code. MPI's launcher kills the others.
+
+enum { TURN_MS = 2000, CAUSE_MS = 2000, END_MS = 20000 };
+
+static void give_up(int sig) {
+    (void)sig;
+    _exit(EXIT_PEER_LOST);
+}
+
+// A launcher that sees this process exit may drop what it has not yet read of a pipe.
+static void print_error(const Error *err) {
+    int left = 0;
+    error_print(err);
+    for (int i = 0; i < 50 && ioctl(2, FIONREAD, &left) == 0 && left > 0; i++) sleep_ms(10);
+}
+
+// error_hook. Of the ranks of a machine the first prints. Machines take turns, and so do ranks that
+// have not joined: an error that all of them find is rank 0's. A turn that comes is an error that
+// the others did not have.
+static void end_job(const Error *err) {
+    const int turn = job.joined ? job.machine : job.rank;
+    Error own = *err;
+    signal(SIGALRM, give_up);
+    alarm(2 * END_MS / 1000);
+    // an error of the network, as a lost rank causes it: the launcher says who it was
+    if (job.joined && err->code == EXIT_DEVICE_ERROR) sleep_ms(CAUSE_MS);
+    if (job.claimed && __atomic_exchange_n(job.claimed, 1, __ATOMIC_SEQ_CST)) {
+        sleep_ms(END_MS);
+        _exit(err->code);
+    }
+    sleep_ms(TURN_MS * (turn < 10 ? turn : 10));
+    if (job.rank > 0 && strncmp(own.what, "ranks: ", 7) != 0) {
+        char host[64] = "?";
+        gethostname(host, sizeof host - 1);
+        snprintf(own.what, sizeof own.what, "%.900s (rank %d on %s)", err->what, job.rank, host);
+    }
+    print_error(&own);
+#ifdef WITH_MPI
+    if (job.joined) MPI_Abort(MPI_COMM_WORLD, err->code);
+#endif
+    _exit(err->code);
+}
+
+void job_at_exit(int code, void *unused) {
+    (void)unused;
+    if (job.num == 1) return;
+    if (code == 0) return comm_finalize();
+    exit_with(code, JOB_RESUME, "ranks: rank %d ended with exit code %d in %s", job.rank, code,
+              watchdog_where());
+}
 
 #ifndef WITH_MPI
 
-const char *comm_init(void) {
-    return ranks_launched() > 1 ? "started as one of several ranks, but built without MPI" : NULL;
+void comm_init(void) {
+    if (!is_rank(started_ranks())) return;
+    exit_with(EXIT_USAGE,
+              "apt-get install openmpi-bin libopenmpi-dev and make again; or start one process",
+              "ranks: started as one of several, but built without MPI");
 }
-uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
-    return (void)x, (void)first, (void)from, (void)to, 0;
-}
-uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
-    return (void)weights, (void)first, (void)from, (void)to, 0;
-}
-void comm_all_gather(real *x, const size_t *first) { (void)x, (void)first; }
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    memcpy(out, x + at, (first[1] - at < block ? first[1] - at : block) * sizeof(real));
-}
-static void sum_over_ranks(double *partial, size_t n) { (void)partial, (void)n; }
 void comm_finalize(void) {}
+void comm_progress(void) {}
+int comm_max(int value) { return value; }
+void comm_barrier(void) {}
+void comm_broadcast(void *data, size_t bytes) { (void)data, (void)bytes; }
+void comm_merge(void *data, size_t bytes, size_t at, size_t n) {
+    (void)data, (void)bytes, (void)at, (void)n;
+}
+void comm_all_gather_host(void *out, const void *data, size_t bytes) { memmove(out, data, bytes); }
 
 #else
-
-#include <mpi.h>
-#include <signal.h>
-#include <unistd.h>
-
-#ifdef GRADCHECK
-#define REAL MPI_DOUBLE
-#else
-#define REAL MPI_FLOAT
-#endif
-
-static int *counts, *starts, *collect_counts, *collect_starts;  // (num_ranks) for MPI's calls
 
 // ------------------------------------------------------------------------------------------------
 // Start and end
 
-static void broadcast_by_mpi(void *data, size_t bytes) {
-    MPI_Bcast(data, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
-}
-
-// Before the handlers that MPI has registered
-static void at_exit(int code, void *unused) {
-    if (code == 0)
-        comm_finalize();
-    else
-        ranks_at_exit(code, unused);
-}
+enum { JOIN_SECONDS = 300, LIMIT_SECONDS = 60 };
+static MPI_Win claims;  // the memory of job.claimed
 
 // MPI_Init returns when all ranks have called it, however long that takes.
-static char late_start[512];
-static void end_late_start(int sig) {
-    (void)sig;
-    if (write(2, late_start, strlen(late_start)) >= 0) _exit(EXIT_PEER_LOST);
-    _exit(EXIT_PEER_LOST);
-}
-
-static const char *start_mpi(void) {
+static void start_mpi(int expected) {
+    const char *text = getenv("RANKS_JOIN_SECONDS");
+    const int seconds = text && atoi(text) > 0 ? atoi(text) : JOIN_SECONDS;
     int provided;
-    snprintf(late_start, sizeof late_start,
-             "error: ranks: expected %d ranks in MPI_Init within %d s, found rank %d on %s waiting "
-             "for others\nhint: start all ranks, where they can reach each other; "
-             "RANKS_JOIN_SECONDS sets the time\n",
-             ranks.num, ranks_join_seconds(), ranks.rank, ranks.host);
-    signal(SIGALRM, end_late_start);
-    alarm((unsigned)(ranks_join_seconds() + ranks_turn_seconds()));
-    const int status = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
-    alarm(0);
-    signal(SIGALRM, SIG_DFL);
-    return status == MPI_SUCCESS ? NULL : "MPI does not start";
+    watchdog_start(0.5 * seconds);  // a wait may take twice as long
+    job_waits(true);
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    job_waits(false);
+    MPI_Comm_rank(MPI_COMM_WORLD, &job.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &job.num);
+    if (expected == 0 || expected == job.num) return;
+    exit_with(EXIT_USAGE,
+              "start with the mpirun of the MPI that make found (ldd ./train_llama), or with srun "
+              "--mpi=pmix",
+              "ranks: started as one of %d, but MPI finds %d", expected, job.num);
 }
 
-static const char *check_mpi(int num_ranks) {
-    int num_found;
-    MPI_Comm_size(MPI_COMM_WORLD, &num_found);
-    if (num_found == num_ranks) return NULL;
-    MPI_Finalize();
-    return "started as one of several ranks, but MPI finds no others: start them with mpirun";
+// Numbers on this machine, the number of the machine, and memory that its ranks share
+static void find_machine(void) {
+    MPI_Comm machine;
+    MPI_Aint bytes;
+    void *own;
+    int unit, first = job.rank, *firsts = host_calloc((size_t)job.num, sizeof(int), "ranks");
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+    MPI_Comm_rank(machine, &job.local_rank);
+    MPI_Comm_size(machine, &job.num_local);
+    MPI_Bcast(&first, 1, MPI_INT, 0, machine);
+    comm_all_gather_host(firsts, &first, sizeof first);
+    for (int r = 0; r < first; r++) job.machine += firsts[r] == r;
+    free(firsts);
+    MPI_Win_allocate_shared(job.local_rank == 0 ? sizeof(int) : 0, sizeof(int), MPI_INFO_NULL,
+                            machine, &own, &claims);
+    MPI_Win_shared_query(claims, 0, &bytes, &unit, &job.claimed);
+    if (job.local_rank == 0) *job.claimed = 0;
+    MPI_Comm_free(&machine);
+    comm_barrier();
 }
 
-static void make_counts(int num_ranks) {
-    counts = host_calloc(4 * (size_t)num_ranks, sizeof(int), "ranks");
-    starts = counts + num_ranks;
-    collect_counts = starts + num_ranks;
-    collect_starts = collect_counts + num_ranks;
+static void mpi_failed(MPI_Comm *comm, int *code, ...) {
+    char text[MPI_MAX_ERROR_STRING];
+    int n;
+    (void)comm;
+    MPI_Error_string(*code, text, &n);
+    exit_with(EXIT_PEER_LOST, JOB_RESUME, "ranks: rank %d in %s: %s", job.rank, watchdog_where(),
+              text);
 }
 
-// Where they can the ranks meet before MPI starts, because MPI does not say which of them it waits
-// for; else MPI is how they find each other.
-const char *comm_init(void) {
-    const int num_ranks = ranks_launched();
-    if (num_ranks == 1) return NULL;
-    const bool first = ranks.here || getenv("MASTER_ADDR");
-    const char *missing = first ? ranks_join(NULL) : NULL;
-    if (!missing) missing = start_mpi();
-    if (!missing) missing = check_mpi(num_ranks);
-    if (!missing && !first) missing = ranks_join(broadcast_by_mpi);
-    if (missing) return missing;
-    make_counts(num_ranks);
-    on_exit(at_exit, NULL);
-    if (comm_rank() == 0) return NULL;
-    return freopen("/dev/null", "w", stdout) ? NULL : "cannot open /dev/null";
+void comm_init(void) {
+    MPI_Errhandler failed;
+    const int started = started_ranks();
+    if (!is_rank(started)) return;
+    job.main_thread = pthread_self();
+    start_mpi(started);
+    MPI_Comm_create_errhandler(mpi_failed, &failed);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, failed);
+    job.joined = true;
+    find_machine();
+    warnings_off = job.rank > 0;
+    on_exit(job_at_exit, NULL);
+    comm_heartbeat(LIMIT_SECONDS);
+    watchdog_phase("set-up", 0);
+    if (job.rank > 0 && !freopen("/dev/null", "w", stdout))
+        exit_with(EXIT_DISK, "", "/dev/null: cannot be opened");
 }
 
 void comm_finalize(void) {
-    if (comm_num_ranks() == 1) return;
-    ranks_phase("leave", 0);
-    ranks_enter_collective(false);
+    if (job.num == 1) return;
+    comm_phase("leave", 0);
+    buffers_disconnect();
+    comm_barrier();
+    job.claimed = NULL;
+    job_waits(true);
+    MPI_Win_free(&claims);
+    job.joined = false;  // from here on MPI cannot end the others
     MPI_Finalize();
-    ranks_leave_collective(false);
-    ranks_leave();
+    job_waits(false);
+    watchdog_stop();
+    error_hook = NULL;
+    job.num = job.num_local = 1;
+    job.rank = job.local_rank = 0;
 }
 
 // ------------------------------------------------------------------------------------------------
-// Flat buffers. MPI counts in int, which is enough for two thousand million parameters. No call
-// blocks: a rank that hangs inside a collective is told from those that wait for it there.
+// Signs of life: others wait while rank 0 works alone, as when it saves. Now and then it tells them
+// that it does, in comm_progress, and they hear it while they wait.
 
-static void wait_for(MPI_Request *request) {
-    for (int done = 0; !done; comm_progress()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
-}
+enum { SIGN_MS = 250, SIGN_TAG = 1 };
 
-// counts and starts: the part of from .. to - 1 in each rank's shard
-static void fill_counts(const size_t *first, size_t from, size_t to) {
-    if (to > INT_MAX)
-        ranks_die(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
-                  "expected at most %d parameters, found %zu", INT_MAX, to);
-    for (int r = 0; r < comm_num_ranks(); r++) {
-        const size_t at = first[r] > from ? first[r] : from,
-                     end = first[r + 1] < to ? first[r + 1] : to;
-        counts[r] = at < end ? (int)(end - at) : 0;
-        starts[r] = at < end ? (int)at : (int)from;
+// True: rank 0 has been heard
+static bool exchange_signs(void) {
+    int found = 0;
+    bool heard = false;
+    if (!job.joined || !pthread_equal(pthread_self(), job.main_thread) ||
+        now_ms() - job.sign_ms < SIGN_MS)
+        return false;
+    job.sign_ms = now_ms();
+    for (int r = 1; job.rank == 0 && r < job.num; r++)
+        MPI_Send(NULL, 0, MPI_BYTE, r, SIGN_TAG, MPI_COMM_WORLD);
+    while (job.rank > 0 &&
+           (MPI_Iprobe(0, SIGN_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE), found)) {
+        MPI_Recv(NULL, 0, MPI_BYTE, 0, SIGN_TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        heard = true;
     }
+    return heard;
 }
 
-// Synchronous: the cores that would do the reduction are busy computing. MPI puts the sum where the
-// range begins, whichever shard it is.
-uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
-    const int rank = comm_rank();
+void comm_progress(void) {
+    watchdog_progress();
+    exchange_signs();
+}
+
+// A rank may wait for hours while rank 0 tokenizes texts.
+void job_wait(MPI_Request *request, bool sleeps) {
+    const double start_ms = now_ms();
+    const struct timespec a_moment = {0, 50000};
+    job_waits(true);
+    for (int done = 0; MPI_Test(request, &done, MPI_STATUS_IGNORE), !done;) {
+        if (job.rank > 0 && exchange_signs()) watchdog_progress();
+        if (sleeps && now_ms() - start_ms > 1) nanosleep(&a_moment, NULL);
+    }
+    job_waits(false);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Exchanges of host memory
+
+static int count_of(size_t bytes) {
+    assert(bytes <= INT_MAX);
+    return (int)bytes;
+}
+
+int comm_max(int value) {
     MPI_Request request;
-    if (comm_num_ranks() == 1 || from >= to) return 0;
-    fill_counts(first, from, to);
-    ranks_enter_collective(true);
-    const double start_ms = now_ms();  // waiting for others is not this rank's work
-    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
-    wait_for(&request);
-    device_timer_leave_out(now_ms() - start_ms);
-    ranks_leave_collective(true);
-    memmove(x + starts[rank], x + from, (size_t)counts[rank] * sizeof(real));
-    return 0;
+    if (job.num == 1) return value;
+    MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, &request);
+    job_wait(&request, true);
+    return value;
 }
 
-static void gather(real *x, const size_t *first, size_t from, size_t to) {
+void comm_barrier(void) { (void)comm_max(0); }
+
+void comm_broadcast(void *data, size_t bytes) {
     MPI_Request request;
-    if (comm_num_ranks() == 1 || from >= to) return;
-    fill_counts(first, from, to);
-    ranks_enter_collective(true);
-    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, counts, starts, REAL, MPI_COMM_WORLD, &request);
-    wait_for(&request);
-    ranks_leave_collective(true);
+    if (job.num == 1) return;
+    MPI_Ibcast(data, count_of(bytes), MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+    job_wait(&request, true);
 }
 
-uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
-    gather(weights, first, from, to);  // floatX is real
-    return 0;
-}
-
-void comm_all_gather(real *x, const size_t *first) { gather(x, first, 0, first[comm_num_ranks()]); }
-
-// How many of a shard's elements lie from `at` on, at most `block`.
-static int part_of_shard(int shard, size_t at, size_t block) {
-    const size_t n = (size_t)shard > at ? (size_t)shard - at : 0;
-    return (int)(n < block ? n : block);
-}
-
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    if (comm_num_ranks() == 1) {
-        memcpy(out, x + at, (first[1] - at < block ? first[1] - at : block) * sizeof(real));
+void comm_all_gather_host(void *out, const void *data, size_t bytes) {
+    MPI_Request request;
+    const int n = count_of(bytes);
+    if (job.num == 1) {
+        memmove(out, data, bytes);
         return;
     }
-    MPI_Request request;
-    fill_counts(first, 0, first[comm_num_ranks()]);
-    int own = part_of_shard(counts[comm_rank()], at, block);
-    for (int r = 0; r < comm_num_ranks(); r++) {
-        counts[r] = part_of_shard(counts[r], at, block);
-        starts[r] = counts[r] ? starts[r] + (int)at : 0;
-        collect_counts[r] = own;
-        collect_starts[r] = (int)((size_t)r * block);
-    }
-    ranks_enter_collective(true);
-    MPI_Ialltoallv(x, counts, starts, REAL, out, collect_counts, collect_starts, REAL,
-                   MPI_COMM_WORLD, &request);
-    wait_for(&request);
-    ranks_leave_collective(true);
+    MPI_Iallgather(data, n, MPI_BYTE, out, n, MPI_BYTE, MPI_COMM_WORLD, &request);
+    job_wait(&request, true);
 }
 
-static void sum_over_ranks(double *partial, size_t n) {
+void comm_merge(void *data, size_t bytes, size_t at, size_t n) {
+    const size_t ranks_2 = 2 * (size_t)job.num;
+    const int own[2] = {n ? count_of(at) : 0, count_of(n)};
     MPI_Request request;
-    if (comm_num_ranks() == 1) return;
-    ranks_enter_collective(true);
-    MPI_Iallreduce(MPI_IN_PLACE, partial, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
-    wait_for(&request);
-    ranks_leave_collective(true);
+    assert(n == 0 || at + n <= bytes);
+    if (job.num == 1) return;
+    int *all = host_calloc(2 * ranks_2, sizeof(int), "ranks"), *counts = all + ranks_2,
+        *starts = counts + job.num;
+    comm_all_gather_host(all, own, sizeof own);
+    for (int r = 0; r < job.num; r++) starts[r] = all[2 * r], counts[r] = all[2 * r + 1];
+    MPI_Igatherv(job.rank == 0 ? MPI_IN_PLACE : (char *)data + at, own[1], MPI_BYTE, data, counts,
+                 starts, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+    job_wait(&request, true);
+    free(all);
 }
 
 #endif
-
-// Nothing is under way: both begin and end in the call.
-void comm_wait(uint64_t handle) {
-    (void)handle;
-    comm_progress();
-}
-
-void comm_sum_in_order(double *sum, double *partial, size_t n) {
-    sum_over_ranks(partial, n);
-    double s = 0;
-    for (size_t i = 0; i < n; i++) s += partial[i];
-    *sum += s;
-}

@@ -1,7 +1,5 @@
-// The transport of the CUDA backend: device memory over NCCL, each rank with a GPU of its own.
-// Built with -DWITH_NCCL where nccl.h is found; without it a job has one rank, and being started as
-// one of several is an error.
-
+// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with -DWITH_NCCL
+// where nccl.h is found; without it a job has one rank.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,7 +7,7 @@
 
 #include "../kernels.h"
 #include "comm.h"
-#include "ranks.h"
+#include "job.h"
 
 extern "C" {
 #include "../../data/base/error.h"
@@ -34,17 +32,9 @@ static size_t part_of_shard(size_t shard, size_t at, size_t block) {
 
 #ifndef WITH_NCCL
 
-const char *comm_init(void) {
-    return ranks_launched() > 1
-               ? "started as one of several ranks, but the CUDA backend was built without NCCL"
-               : nullptr;
-}
-extern "C" const char *comm_connect_alone(void) { return "built without NCCL"; }
-const char *comm_connect(void *device_stream) {
-    stream = (cudaStream_t)device_stream;
-    return nullptr;
-}
-void comm_finalize(void) {}
+static const char *connect() { return "several GPUs need NCCL; this program was built without it"; }
+void buffers_disconnect(void) {}
+const char *buffers_error(void) { return nullptr; }
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
 void comm_wait(uint64_t) {}
@@ -53,7 +43,7 @@ void comm_collect(real *out, const real *x, const size_t *first, size_t at, size
     device_copy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
 }
 static void sum_over_ranks(double *, size_t) {}
-void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
+void comm_phase(const char *phase, int64_t step) { watchdog_phase(phase, step); }
 
 #else
 
@@ -64,6 +54,7 @@ void comm_phase(const char *phase, int64_t step) { ranks_phase(phase, step); }
 
 static ncclComm_t nccl;  // NULL: a single rank
 static int rank, num_ranks = 1;
+static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // its destruction
 
 // Overlapped communication has its own stream. A handle counts what was enqueued there; its event
 // may be that of a later one, NUM_EVENTS on, which is then waited for as well.
@@ -88,42 +79,16 @@ static void nccl_check(int line, const char *call, ncclResult_t status) {
 // Start and end
 
 // A network that fails while the GPUs work is known to NCCL alone: the host would wait for a stream
-// that never ends. Lost ranks are for the watchdog to notice.
-static pthread_mutex_t watching = PTHREAD_MUTEX_INITIALIZER;
-
-static void *watch_nccl(void *) {
+// that never ends.
+const char *buffers_error(void) {
+    static char text[128];
     ncclResult_t status = ncclSuccess;
-    for (;; sleep(1)) {
-        pthread_mutex_lock(&watching);
-        if (nccl && ncclCommGetAsyncError(nccl, &status) != ncclSuccess) status = ncclSystemError;
-        if (!nccl) return pthread_mutex_unlock(&watching), nullptr;
-        if (status != ncclSuccess && status != ncclInProgress) {
-            Error err = {};
-            error_set(&err, EXIT_DEVICE_ERROR, NCCL_HINT, "nccl: ncclCommGetAsyncError: %s",
-                      ncclGetErrorString(status));
-            error_exit(&err);
-        }
-        pthread_mutex_unlock(&watching);
-    }
-}
-
-static void leave(int code, void *unused) {
-    if (code == 0)
-        ranks_leave();
-    else
-        ranks_at_exit(code, unused);
-}
-
-const char *comm_init(void) {
-    if (ranks_launched() == 1) return nullptr;
-    if (ranks.rank >= 0 && ranks.local_rank < 0)
-        ranks_die(EXIT_USAGE, "set it as torchrun would: each rank needs a GPU of its own",
-                  "LOCAL_RANK: expected the number of this rank on its machine, found none");
-    const char *missing = ranks_join(nullptr);
-    if (missing) return missing;
-    on_exit(leave, nullptr);
-    if (comm_rank() == 0) return nullptr;
-    return freopen("/dev/null", "w", stdout) ? nullptr : "cannot open /dev/null";
+    pthread_mutex_lock(&connection);
+    if (nccl && ncclCommGetAsyncError(nccl, &status) != ncclSuccess) status = ncclSystemError;
+    pthread_mutex_unlock(&connection);
+    if (status == ncclSuccess || status == ncclInProgress) return nullptr;
+    snprintf(text, sizeof text, "nccl: ncclCommGetAsyncError: %s", ncclGetErrorString(status));
+    return text;
 }
 
 // High-priority stream: other ranks are waiting for it.
@@ -145,54 +110,39 @@ static void log_to_stderr() {
 
 static const char *connect() {
     ncclUniqueId id;
-    pthread_t thread;
     rank = comm_rank();
     num_ranks = comm_num_ranks();
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     comm_broadcast(&id, sizeof id);
     if (rank > 0) log_to_stderr();
-    ranks_enter_collective(false);
+    job_waits(true);
     NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
-    ranks_leave_collective(false);
+    job_waits(false);
     create_stream();
     // before CUDA's own handlers, which may wait for kernels that wait for other ranks
-    on_exit(leave, nullptr);
-    if (pthread_create(&thread, nullptr, watch_nccl, nullptr) != 0)
-        return "no thread to watch NCCL";
-    pthread_detach(thread);
+    on_exit(job_at_exit, nullptr);
     return nullptr;
 }
 
-const char *comm_connect(void *device_stream) {
-    stream = (cudaStream_t)device_stream;
-    return comm_num_ranks() > 1 ? connect() : nullptr;
-}
-
-// After comm_connect, for tests: a communicator of one rank, so that NCCL runs on a single GPU.
-extern "C" const char *comm_connect_alone(void) { return connect(); }
-
-void comm_finalize(void) {
-    if (nccl) {
-        ranks_phase("leave", 0);
-        ranks_enter_collective(false);
-        CUDA_CHECK(cudaStreamSynchronize(overlapped));
-        CUDA_CHECK(cudaStreamSynchronize(stream));
-        pthread_mutex_lock(&watching);
-        NCCL_CHECK(ncclCommDestroy(nccl));
-        nccl = nullptr;
-        pthread_mutex_unlock(&watching);
-        ranks_leave_collective(false);
-    }
-    ranks_leave();
+void buffers_disconnect(void) {
+    if (!nccl) return;
+    job_waits(true);
+    CUDA_CHECK(cudaStreamSynchronize(overlapped));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    pthread_mutex_lock(&connection);
+    NCCL_CHECK(ncclCommDestroy(nccl));
+    nccl = nullptr;
+    pthread_mutex_unlock(&connection);
+    job_waits(false);
 }
 
 // ------------------------------------------------------------------------------------------------
-// What the watchdog learns of the GPU, which works while the host is elsewhere: that it enters and
-// leaves a collective, and that it has finished a phase.
+// What the watchdog learns of the GPU, which works while the host is elsewhere: that it begins and
+// ends a collective, and that it has finished a phase.
 
-static void CUDART_CB device_enters(void *) { ranks_enter_collective(false); }
-static void CUDART_CB device_leaves(void *) { ranks_leave_collective(false); }
-static void CUDART_CB device_is_alive(void *) { comm_progress(); }
+static void CUDART_CB device_enters(void *) { job_waits(true); }
+static void CUDART_CB device_leaves(void *) { job_waits(false); }
+static void CUDART_CB device_is_alive(void *) { watchdog_progress(); }
 
 static void mark(cudaStream_t on, cudaHostFn_t what) {
     if (num_ranks > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
@@ -309,11 +259,19 @@ static void sum_over_ranks(double *partial, size_t n) {
 }
 
 void comm_phase(const char *phase, int64_t step) {
-    ranks_phase(phase, step);
+    watchdog_phase(phase, step);
     if (nccl) mark(stream, device_is_alive);
 }
 
 #endif
+
+const char *comm_connect(void *device_stream) {
+    stream = (cudaStream_t)device_stream;
+    return comm_num_ranks() > 1 ? connect() : nullptr;
+}
+
+// After comm_connect, for tests: a communicator of one rank, so that NCCL runs on a single GPU.
+extern "C" const char *comm_connect_alone(void) { return connect(); }
 
 // One thread: a few hundred numbers, and their order is the point.
 __global__ void sum_in_order_kernel(double *sum, const double *__restrict__ partial, size_t n) {
@@ -322,9 +280,9 @@ __global__ void sum_in_order_kernel(double *sum, const double *__restrict__ part
     *sum += s;
 }
 
-void comm_sum_in_order(double *sum, double *partial, size_t n) {
+void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n) {
     if (n == 0) return;
-    sum_over_ranks(partial, n);
-    sum_in_order_kernel<<<1, 1, 0, stream>>>(sum, partial, n);
+    sum_over_ranks(partial, skip + n);
+    sum_in_order_kernel<<<1, 1, 0, stream>>>(sum, partial + skip, n);
     CUDA_CHECK(cudaGetLastError());
 }

@@ -1,4 +1,4 @@
-// A binary heap of (key, id), smallest first.
+// A binary heap of (key, id): the smallest key first, the smallest id among equal keys.
 #ifndef UNPAD_HEAP_H
 #define UNPAD_HEAP_H
 
@@ -11,12 +11,15 @@ typedef struct {
 
 typedef struct {
     HeapItem *items;  // not owned; room for all that is pushed
-    int32_t n;
+    int64_t n;
 } Heap;
 
 void heap_push(Heap *h, int64_t key, int32_t id);
 
-// Removes the item with the smallest key, among equal ones that with the smallest id; n > 0.
+// Removes the first item; n > 0.
 HeapItem heap_pop(Heap *h);
+
+// Orders n items that are in any order.
+void heap_make(Heap *h);
 
 #endif

@@ -2,7 +2,6 @@
 
 #include <assert.h>
 #include <stdbool.h>
-#include <stdint.h>
 
 static bool heap_before(HeapItem a, HeapItem b) {
     return a.key < b.key || (a.key == b.key && a.id < b.id);
@@ -10,21 +9,30 @@ static bool heap_before(HeapItem a, HeapItem b) {
 
 void heap_push(Heap *h, int64_t key, int32_t id) {
     const HeapItem item = {key, id};
-    int32_t at = h->n++;
+    int64_t at = h->n++;
     for (; at > 0 && heap_before(item, h->items[(at - 1) / 2]); at = (at - 1) / 2)
         h->items[at] = h->items[(at - 1) / 2];
     h->items[at] = item;
 }
 
-HeapItem heap_pop(Heap *h) {
-    assert(h->n > 0);
-    const HeapItem top = h->items[0], item = h->items[--h->n];
-    int32_t at = 0;
-    for (int32_t child; (child = 2 * at + 1) < h->n; at = child) {
+// Puts the item at `at`, or lower, so that its children come after it.
+static void heap_sink(Heap *h, HeapItem item, int64_t at) {
+    for (int64_t child; (child = 2 * at + 1) < h->n; at = child) {
         if (child + 1 < h->n && heap_before(h->items[child + 1], h->items[child])) child++;
         if (!heap_before(h->items[child], item)) break;
         h->items[at] = h->items[child];
     }
     h->items[at] = item;
+}
+
+HeapItem heap_pop(Heap *h) {
+    assert(h->n > 0);
+    const HeapItem top = h->items[0];
+    h->n--;
+    if (h->n > 0) heap_sink(h, h->items[h->n], 0);
     return top;
+}
+
+void heap_make(Heap *h) {
+    for (int64_t i = h->n / 2; i-- > 0;) heap_sink(h, h->items[i], i);
 }

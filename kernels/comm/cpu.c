@@ -1,0 +1,154 @@
+// Flat buffers of the CPU backend, over MPI.
+#include <limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../data/base/clock.h"
+#include "../../data/base/error.h"
+#include "../../data/base/memory.h"
+#include "comm.h"
+#include "job.h"
+
+const char *comm_connect(void *stream) {
+    (void)stream;  // MPI has started in comm_init
+    return NULL;
+}
+void buffers_disconnect(void) {}
+const char *buffers_error(void) { return NULL; }
+void comm_phase(const char *phase, int64_t step) { watchdog_phase(phase, step); }
+
+// How many of a shard's elements lie from `at` on, at most `block`.
+static size_t part_of_shard(size_t shard, size_t at, size_t block) {
+    const size_t n = shard > at ? shard - at : 0;
+    return n < block ? n : block;
+}
+
+#ifdef WITH_MPI
+
+#ifdef GRADCHECK
+#define REAL MPI_DOUBLE
+#else
+#define REAL MPI_FLOAT
+#endif
+
+// For MPI's calls: elements and where they begin, of each rank, (num_ranks) each
+typedef struct {
+    int *counts, *starts;
+} Parts;
+
+static Parts parts_alloc(void) {
+    const size_t ranks = (size_t)comm_num_ranks();
+    int *counts = host_calloc(2 * ranks, sizeof(int), "ranks");
+    return (Parts){counts, counts + ranks};
+}
+
+// The part of from .. to - 1 in each rank's shard. MPI counts in int.
+static Parts parts_of(const size_t *first, size_t from, size_t to) {
+    const Parts p = parts_alloc();
+    if (to > INT_MAX)
+        exit_with(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
+                  "ranks: expected at most %d parameters, found %zu", INT_MAX, to);
+    for (int r = 0; r < comm_num_ranks(); r++) {
+        const size_t at = first[r] > from ? first[r] : from,
+                     end = first[r + 1] < to ? first[r + 1] : to;
+        p.counts[r] = at < end ? (int)(end - at) : 0;
+        p.starts[r] = at < end ? (int)at : (int)from;
+    }
+    return p;
+}
+
+// MPI puts the sum where the range begins, whichever shard it is.
+static void reduce(real *x, const size_t *first, size_t from, size_t to) {
+    const Parts p = parts_of(first, from, to);
+    const int rank = comm_rank();
+    MPI_Request request;
+    MPI_Ireduce_scatter(MPI_IN_PLACE, x + from, p.counts, REAL, MPI_SUM, MPI_COMM_WORLD, &request);
+    job_wait(&request, false);
+    memmove(x + p.starts[rank], x + from, (size_t)p.counts[rank] * sizeof(real));
+    free(p.counts);
+}
+
+static void gather(real *x, const size_t *first, size_t from, size_t to) {
+    const Parts p = parts_of(first, from, to);
+    MPI_Request request;
+    MPI_Iallgatherv(MPI_IN_PLACE, 0, REAL, x, p.counts, p.starts, REAL, MPI_COMM_WORLD, &request);
+    job_wait(&request, false);
+    free(p.counts);
+}
+
+static void collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+    const int ranks = comm_num_ranks(), rank = comm_rank();
+    const Parts theirs = parts_of(first, 0, first[ranks]), own = parts_alloc();
+    MPI_Request request;
+    for (int r = 0; r < ranks; r++) {
+        theirs.counts[r] = (int)part_of_shard(first[r + 1] - first[r], at, block);
+        theirs.starts[r] += theirs.counts[r] ? (int)at : 0;
+        own.counts[r] = (int)part_of_shard(first[rank + 1] - first[rank], at, block);
+        own.starts[r] = (int)((size_t)r * block);
+    }
+    MPI_Ialltoallv(x, theirs.counts, theirs.starts, REAL, out, own.counts, own.starts, REAL,
+                   MPI_COMM_WORLD, &request);
+    job_wait(&request, false);
+    free(theirs.counts);
+    free(own.counts);
+}
+
+static void sum_over_ranks(double *x, size_t n) {
+    MPI_Request request;
+    MPI_Iallreduce(MPI_IN_PLACE, x, (int)n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &request);
+    job_wait(&request, false);
+}
+
+#else
+
+static void reduce(real *x, const size_t *first, size_t from, size_t to) {
+    (void)x, (void)first, (void)from, (void)to;
+}
+#define gather reduce
+static void collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+    (void)out, (void)x, (void)first, (void)at, (void)block;
+}
+static void sum_over_ranks(double *x, size_t n) { (void)x, (void)n; }
+
+#endif
+
+// Synchronous: the cores that would do the reduction are busy computing.
+uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to) {
+    if (comm_num_ranks() == 1 || from >= to) return 0;
+    const double start_ms = now_ms();
+    reduce(x, first, from, to);
+    device_timer_leave_out(now_ms() - start_ms);  // waiting for others is not this rank's work
+    return 0;
+}
+
+uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
+    if (comm_num_ranks() > 1 && from < to) gather(weights, first, from, to);  // floatX is real
+    return 0;
+}
+
+void comm_all_gather(real *x, const size_t *first) {
+    if (comm_num_ranks() > 1) gather(x, first, 0, first[comm_num_ranks()]);
+}
+
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+    if (comm_num_ranks() > 1)
+        collect(out, x, first, at, block);
+    else
+        memcpy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
+}
+
+// Nothing is under way: both begin and end in the call.
+void comm_wait(uint64_t handle) {
+    (void)handle;
+    comm_progress();
+}
+
+void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n) {
+    double s = 0;
+    if (comm_num_ranks() > 1) sum_over_ranks(partial, skip + n);
+    for (size_t i = skip; i < skip + n; i++) s += partial[i];
+    *sum += s;
+}
