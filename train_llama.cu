@@ -46,7 +46,6 @@
 #include "data/runs/model_files.h"
 #include "data/runs/other_trainers.h"
 #include "data/runs/out_dir.h"
-#include "data/runs/samples.h"
 #include "data/runs/schedule.h"
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
