@@ -30,7 +30,6 @@
 #include "data/base/memory.h"
 #include "data/batches/batch.h"
 #include "data/models/config.h"
-#include "data/models/rope.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"

@@ -46,7 +46,6 @@
 #include "data/runs/model_files.h"
 #include "data/runs/other_trainers.h"
 #include "data/runs/out_dir.h"
-#include "data/runs/samples.h"
 #include "data/runs/schedule.h"
 #include "data/runs/state.h"
 #include "data/runs/vocabulary.h"
@@ -65,7 +64,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
-        chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
+        chat, eval, dry_run, version, allow_other_tokenizer, strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -102,8 +101,7 @@ static const Option option_table[] = {
     CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30,
-           "shards without an index: the token that begins each document; -1: by format"),
-    FLAG("boundary-ends", o.boundary_ends, "that token ends documents instead"),
+           "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
     FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     FLAG("strict", o.strict, "texts: stop at a line of a .jsonl that has none, not leave it out"),
@@ -190,6 +188,11 @@ static const Option option_table[] = {
     OPTIONS_OF_OTHER_TRAINERS,
     OPTION_END,
 };
+
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 static const char options_of_a_start[] =
@@ -1018,7 +1021,6 @@ static DatasetOptions data_options(const char *split) {
     options.split = split;
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
-    options.boundary_ends = o.boundary_ends;
     return options;
 }
 
@@ -1284,7 +1286,7 @@ static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|strict|seed|model|"
+    "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|strict|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -1386,7 +1388,7 @@ static void start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
     comm_init();
-    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]");
+    options_parse_or_exit(option_table, argc, argv, "./train_llama [options]", options_of_help);
     setvbuf(stdout, NULL, _IOLBF, 0);
 }
 

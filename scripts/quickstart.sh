@@ -19,11 +19,12 @@ say 'build'
 make -s -j"$(nproc)" all
 
 say 'data: the functions of the Python standard library, one document each'
-if [ -e data/demo/dataset.json ]; then
+if [ -e data/demo ]; then
     echo 'data/demo exists'
 else
     stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
-    "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
+    "$python" scripts/python_functions.py "$stdlib" data/demo.partial
+    mv data/demo.partial data/demo
 fi
 
 say 'train: each line ends with the time left (eta); Ctrl-C saves and stops'
@@ -37,7 +38,6 @@ for word in "$@"; do case $word in --resume*) replace= ;; esac; done
 
 say 'plot'
 "$python" scripts/plot_run.py out/demo
-"$python" scripts/report.py out/demo
 
 say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
@@ -45,6 +45,5 @@ say 'packing changes only the time'
 
 say 'done'
 echo 'out/demo/plot.png     loss, tokens/s and fill'
-echo 'out/demo/report.html  one page: charts, document lengths, samples, options'
 echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
 echo 'out/demo/log.jsonl    one JSON object per step'

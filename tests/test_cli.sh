@@ -121,7 +121,7 @@ expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out
 expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
 
 # ---- usage ------------------------------------------------------------------------------------------------
-expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
+expect unknown_flag 2 'layot: unknown option' "$train" --layot packed
 expect bad_number 2 'expected a number' "$train" --lr fast
 expect nan_is_refused 2 'error: --lr' "$train" --lr nan
 expect int_overflow 2 'error: --steps' "$train" --steps 99999999999999999999
@@ -135,14 +135,15 @@ expect too_big_for_the_machine 6 'tokens [0-9]+ fits|does not fit' "${run[@]}" -
 check nothing_written_when_too_big test ! -e big
 
 # ---- bad input files --------------------------------------------------------------------------------------
-expect no_such_model 3 'did you mean smollm2-135m' "$train" --model smolm2-135m
+expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
 expect no_such_data 3 'error: ' "${run[@]/corpus/nowhere}" --out n
 expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
 mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut
 expect truncated_shard 3 'cut/train_00000.bin' "${run[@]/corpus/cut}" --out n
 expect empty_directory 3 'empty' "${run[@]/corpus/empty}" --out n
-cp corpus/train_00000.* vocab && index_without_checksums vocab/train_00000.idx
+cp corpus/train_00000.* vocab
 printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
+seal_shard vocab/train_00000
 expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
 sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
 expect config_of_another_architecture 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n

@@ -17,9 +17,9 @@
 #include "../data/base/file.h"
 #include "../data/base/hash.h"
 #include "../data/base/json.h"
-#include "../data/base/line_file.h"
 #include "../data/base/memory.h"
 #include "../data/base/path.h"
+#include "../data/runs/log.h"
 
 #include <signal.h>
 #include <sys/resource.h>

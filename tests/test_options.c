@@ -122,15 +122,11 @@ TEST(limits_of_types) {
 
 TEST(errors_have_a_cause_and_a_hint) {
     static const char *const bad[][3] = {
-        {"--stps 3", "--stps: unknown option", "did you mean --steps?"},
-        {"--stepss=3", "--stepss=3: unknown option", "did you mean --steps?"},
-        {"--step 3", "unknown option", "did you mean --steps?"},
-        {"--determ", "--determ: unknown option", "did you mean --deterministic?"},
-        {"--train_data x", "unknown option", "did you mean --train-data?"},
-        {"--Steps 3", "unknown option", "did you mean --steps?"},
-        {"--xyzzy", "--xyzzy: unknown option", "see --help"},
-        {"--", "unknown option", "see --help"},
-        {"---steps 3", "unknown option", "did you mean --steps?"},
+        {"--stps 3", "--stps: unknown option", "--help-all"},
+        {"--step=3", "--step=3: unknown option", "--help-all"},
+        {"--Steps 3", "unknown option", "--help-all"},
+        {"--", "unknown option", ""},
+        {"---steps 3", "unknown option", ""},
         {"--no-steps", "unknown option", ""},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"-s 3", "-s: unexpected argument", "--name value"},
@@ -143,11 +139,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--steps _", "expected a whole number", ""},
         {"--steps 1e", "expected a whole number, found \"1e\"", ""},
         {"--steps 1e-3", "expected a whole number", ""},
-        {"--steps e3", "expected a whole number", ""},
-        {"--steps .e3", "expected a whole number", ""},
-        {"--steps 1.5e0", "expected a whole number", ""},
         {"--steps 1.2345e3", "expected a whole number", ""},
-        {"--steps 1e3e3", "expected a whole number", ""},
         {"--steps 1e3x", "expected a whole number", ""},
         {"--steps 1e1000", "expected a number from", ""},
         {"--steps 1.5", "expected a whole number", ""},
@@ -156,16 +148,12 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--any-int64 1e999", "expected a number from", ""},
         {"--output-dir x", "--output-dir: unknown option", "it is --out"},
         {"--output_dir=x", "--output_dir=x: unknown option", "it is --out"},
-        {"--output-dirs x", "unknown option", "see --help"},
+        {"--output-dirs x", "unknown option", ""},
         {"--steps 1.0", "expected a whole number", ""},
         {"--steps +1", "expected a whole number", ""},
         {"--steps 0x10", "expected a whole number", ""},
-        {"--steps 1k", "expected a whole number", ""},
-        {"--steps 1_000", "expected a whole number", ""},
         {"--steps -", "expected a whole number", ""},
         {"--steps --5", "--steps: expected a value", ""},
-        {"--steps=--5", "expected a whole number", ""},
-        {"--steps nan", "expected a whole number", ""},
         {"--steps 0", "expected a number from 1 to 1000000000, found \"0\"", ""},
         {"--steps -5", "expected a number from 1 to", ""},
         {"--steps 1000000001", "expected a number from 1 to", ""},
@@ -178,7 +166,6 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--lr inf", "expected a number", ""},
         {"--lr 0x1p-3", "expected a number", ""},
         {"--lr 1e-3x", "expected a number", ""},
-        {"--lr 1,5", "expected a number", ""},
         {"--lr 1e", "expected a number", ""},
         {"--lr=", "expected a number", ""},
         {"--lr 1.5", "expected a number from 0 to 1, found \"1.5\"", ""},
@@ -186,11 +173,10 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--lr 1e999", "expected a number from 0 to 1", ""},
         {"--any-float 1e39", "expected a number from", ""},
         {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
-         "--layout padded?"},
-        {"--layout row", "expected one of", "--layout rows?"},
+         "--help-all"},
+        {"--layout row", "expected one of", ""},
         {"--layout packed|padded", "expected one of", ""},
-        {"--layout=", "expected one of", "see --help"},
-        {"--layout xyz", "expected one of", "see --help"},
+        {"--layout=", "expected one of", ""},
         {"--deterministic=1", "expected no value, found =1", "--no-"},
         {"--deterministic 1", "1: unexpected argument", ""},
         {"--no-overlap=false", "expected no value", ""},
@@ -211,29 +197,17 @@ TEST(given) {
           !options_given(4, argv, "step"));
 }
 
-TEST(nearest_word) {
-    char out[64] = "";
-    const char *list = "demo, smollm2-135m, smollm2-360m, llama-3.2-1b";
-    CHECK(options_nearest("smolm2-135m", list, out, sizeof out) &&
-          strcmp(out, "smollm2-135m") == 0);
-    CHECK(options_nearest("dmeo", list, out, sizeof out) && strcmp(out, "demo") == 0);
-    CHECK(options_nearest("llama-3.2-1B", list, out, sizeof out) &&
-          strcmp(out, "llama-3.2-1b") == 0);
-    CHECK(!options_nearest("", list, out, sizeof out) &&
-          !options_nearest("x", list, out, sizeof out));
-    CHECK(!options_nearest("gpt2-xl", list, out, sizeof out) &&
-          !options_nearest("demo", "", out, sizeof out));
-    CHECK(options_nearest("smollm2-1m35", list, out, sizeof out) &&
-          strcmp(out, "smollm2-135m") == 0);                        // distance 2
-    CHECK(options_nearest("kitten", "sitting", out, sizeof out) &&  // 3: the most for 6 letters
-          !options_nearest("kitten", "sittings", out, sizeof out));
-}
-
 TEST(help_fits_and_names_everything) {
     static char text[8192];
     FILE *f = fmemopen(text, sizeof text, "w");
     CHECK(f);
-    options_print_help(table, "program [options]", f);
+    options_print_help(table, "program [options]", "steps|layout", f);
+    fclose(f);
+    CHECK(strstr(text, "--steps N") && strstr(text, "--layout packed|padded|rows|repad\n") &&
+          !strstr(text, "--lr") && !strstr(text, "data:") && strstr(text, "the other 11 options"));
+    f = fmemopen(text, sizeof text, "w");
+    CHECK(f);
+    options_print_help(table, "program [options]", NULL, f);
     fclose(f);
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
         size_t length = strcspn(line, "\n");

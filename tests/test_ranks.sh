@@ -108,7 +108,7 @@ check nothing_is_written_before_ranks_agree test ! -e m
 expect error_on_one_rank 3 'error: nowhere.*\(rank 3 on ' "${mpi[@]}" -n 3 "${run[@]}" --out m \
     : -n 1 "${run[@]/text.bin/nowhere}" --out m
 expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin/nowhere}" --out m
-expect unknown_flag 2 'did you mean --layout' "${mpi[@]}" -n 4 "$train" --layot packed
+expect unknown_flag 2 'layot: unknown option' "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'multiple of 1024' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare

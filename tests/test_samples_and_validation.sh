@@ -221,7 +221,7 @@ hint() {        # hint NAME PATTERN: the hint for another trainer's option names
         grep -qE -e "^  $word( |$)" help.txt || bad "hint_for_$1" "$word does not exist"
     done
 }
-"$train" --help > help.txt
+"$train" --help-all > help.txt
 hint epochs '--steps counts'
 hint lora 'no LoRA'
 hint batch-size '--batch-tokens .*--micro-batch-tokens'
@@ -251,7 +251,7 @@ plot() {
     if ! /usr/bin/python3 -c 'import matplotlib' 2> /dev/null; then
         skip plot 'matplotlib is not installed' && return
     fi
-    outcome plot 0 '^wrote every/plot.png: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
+    outcome plot 0 '^wrote every/plot.png: every/log.jsonl: 5 steps, loss [0-9]\.[0-9]{3} to [0-9]\.[0-9]{3}, validation 6\.908 to [0-9.]{5}$' \
         /usr/bin/python3 "$root/scripts/plot_run.py" every
     check plot_is_written test -s every/plot.png
 }

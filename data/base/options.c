@@ -30,39 +30,6 @@ static int index_of_word(const char *list, const char *wanted) {
     return -1;
 }
 
-static int min_of(int a, int b) { return a < b ? a : b; }
-
-// Edit distance: insertions, deletions and substitutions that turn one word into the other.
-static int edit_distance(const char *a, const char *b) {
-    int row[WORD_MAX], n = (int)strlen(b);
-    if (strlen(a) >= WORD_MAX || n >= WORD_MAX) return INT32_MAX;
-    for (int j = 0; j <= n; j++) row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int above = row[j];
-            row[j] = min_of(diagonal + (a[i - 1] != b[j - 1]), min_of(row[j - 1], above) + 1);
-            diagonal = above;
-        }
-    }
-    return row[n];
-}
-
-bool options_nearest(const char *word, const char *list, char *out, size_t capacity) {
-    const int length = (int)strlen(word), most = min_of(2 + length / 6, length - 1);
-    int best = most + 1;
-    char candidate[WORD_MAX];
-    while (next_word(&list, candidate)) {
-        const bool shortened = length >= 3 && strncmp(word, candidate, (size_t)length) == 0;
-        const int cost = shortened ? 1 : edit_distance(word, candidate);
-        if (cost >= best) continue;
-        best = cost;
-        text_copy(out, capacity, candidate);
-    }
-    return best <= most;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Values
 
@@ -79,7 +46,7 @@ static const struct {
 };
 
 static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
-    return error_set(err, EXIT_USAGE, "see --help", "--%s: expected %s, found \"%.100s\"", o->name,
+    return error_set(err, EXIT_USAGE, "see --help-all", "--%s: expected %s, found \"%.100s\"", o->name,
                      expected, text);
 }
 
@@ -125,16 +92,12 @@ static bool set_float(const Option *o, const char *text, Error *err) {
 }
 
 static bool set_choice(const Option *o, const char *text, Error *err) {
-    char near_word[WORD_MAX], hint[128] = "see --help";
     const int index = index_of_word(o->choices, text);
-    if (index >= 0) {
-        *(int *)o->address = index;
-        return true;
-    }
-    if (options_nearest(text, o->choices, near_word, sizeof near_word))
-        snprintf(hint, sizeof hint, "did you mean --%s %s?", o->name, near_word);
-    return error_set(err, EXIT_USAGE, hint, "--%s: expected one of %s, found \"%.100s\"", o->name,
-                     o->choices, text);
+    if (index < 0)
+        return error_set(err, EXIT_USAGE, "see --help-all",
+                         "--%s: expected one of %s, found \"%.100s\"", o->name, o->choices, text);
+    *(int *)o->address = index;
+    return true;
 }
 
 static bool set_option(const Option *o, const char *text, Error *err) {
@@ -168,18 +131,6 @@ static const char *find_elsewhere(const Option *table, const char *name) {
     return NULL;
 }
 
-static bool unknown_option(const Option *table, const char *argument, const char *name,
-                           Error *err) {
-    char names[8192] = "", near_name[WORD_MAX], hint[128] = "see --help";
-    const char *elsewhere = find_elsewhere(table, name);
-    for (const Option *o = table; o->name; o++)
-        if (o->address) text_list(names, sizeof names, o->name);
-    if (options_nearest(name, names, near_name, sizeof near_name))
-        snprintf(hint, sizeof hint, "did you mean --%s?", near_name);
-    return error_set(err, EXIT_USAGE, elsewhere ? elsewhere : hint, "%.100s: unknown option",
-                     argument);
-}
-
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
 static const char *argument_value(const Option *o, const char *equals, int argc, char **argv,
                                   int *i, Error *err) {
@@ -202,7 +153,11 @@ static bool parse_one(const Option *table, int argc, char **argv, int *i, Error 
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
     const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
     const Option *o = find_option(table, name + (off ? 3 : 0));
-    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, name, err);
+    if (!o || (off && o->kind != OPTION_FLAG)) {
+        const char *elsewhere = find_elsewhere(table, name);
+        return error_set(err, EXIT_USAGE, elsewhere ? elsewhere : "--help-all lists all options",
+                         "%.100s: unknown option", argument);
+    }
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
@@ -219,7 +174,7 @@ bool options_parse(const Option *table, int argc, char **argv, bool *help, Error
         if (o->fallback && !set_option(o, o->fallback, err)) return false;
     }
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+        if (strcmp(argv[i], "-h") == 0 || index_of_word("--help|--help-all", argv[i]) >= 0)
             *help = true;
         else if (!parse_one(table, argc, argv, &i, err))
             return false;
@@ -294,22 +249,27 @@ static void print_one(const Option *o, FILE *out) {
     fprintf(out, "\n");
 }
 
-void options_print_help(const Option *table, const char *usage, FILE *out) {
-    fprintf(out, "usage: %s\n", usage);
+void options_print_help(const Option *table, const char *usage, const char *first, FILE *out) {
+    int rest = 0;
+    fprintf(out, "usage: %s\n%s", usage, first ? "\n" : "");
     for (const Option *o = table; o->name; o++) {
-        if (o->kind == OPTION_KIND_GROUP)
+        if (o->kind == OPTION_KIND_GROUP && !first)
             fprintf(out, "\n%s:\n", o->name);
-        else if (o->address)
+        else if (o->address && (!first || index_of_word(first, o->name) >= 0))
             print_one(o, out);
+        else
+            rest += o->address != NULL;
     }
+    if (rest > 0) fprintf(out, "\n--help-all lists the other %d options.\n", rest);
 }
 
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage) {
+void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
+                           const char *first) {
     Error err = {0};
     bool help = false;
     if (!options_parse(table, argc, argv, &help, &err)) error_exit(&err);
     if (!help) return;
-    options_print_help(table, usage, stdout);
+    options_print_help(table, usage, options_given(argc, argv, "help-all") ? NULL : first, stdout);
     exit(fflush(stdout) == 0 ? EXIT_DONE : EXIT_DISK);
 }
 

@@ -9,7 +9,7 @@
 //       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
 //   };
-//   options_parse_or_exit(table, argc, argv, "train_llama [options]");
+//   options_parse_or_exit(table, argc, argv, "train_llama [options]", "train-data|steps");
 //
 // Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) for integer options, no
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
@@ -65,12 +65,14 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// Sets every option to its default, then to its argument. --help and -h set *help and print
-// nothing. Errors are EXIT_USAGE.
+// Sets every option to its default, then to its argument. --help, -h and --help-all set *help and
+// print nothing. Errors are EXIT_USAGE.
 bool options_parse(const Option *table, int argc, char **argv, bool *help, Error *err);
 
-// The same for main(): --help prints the help and exits 0, an error prints and exits 2.
-void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage);
+// The same for main(): --help prints the options of the list `first` ("a|b|c"), --help-all all, and
+// exit 0; an error prints and exits 2.
+void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
+                           const char *first);
 
 // Was --name (or --no-name) on the command line?
 bool options_given(int argc, char **argv, const char *name);
@@ -81,12 +83,9 @@ const char *options_given_besides(const Option *table, int argc, char **argv, co
 // Exits 2 when an option of the list "a|b|c" is on the command line and --owner is not.
 void options_belong_or_exit(int argc, char **argv, const char *owner, const char *list);
 
-// Grouped, aligned, within 100 columns, with defaults and choices.
-void options_print_help(const Option *table, const char *usage, FILE *out);
-
-// The word of a list "a|b|c" or "a, b, c" that a typing error most likely turned into `word`, into
-// out (capacity bytes); false when none is close.
-bool options_nearest(const char *word, const char *list, char *out, size_t capacity);
+// Aligned, within 100 columns, with defaults and choices: the options of the list `first`, or all
+// in their groups if it is NULL.
+void options_print_help(const Option *table, const char *usage, const char *first, FILE *out);
 
 // ------------------------------------------------------------------------------------------------
 // The resolved values

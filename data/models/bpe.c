@@ -439,7 +439,7 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     }
     bpe_new_word(e, p, n);
     const size_t count = e->num_ids - before;
-    if (count > WORD_MAX_IDS) return;
+    if (count == 0 || count > WORD_MAX_IDS) return;
     key.num_ids = (int32_t)count;
     memcpy(key.ids, e->ids + before, count * sizeof(int32_t));
     *word = key;

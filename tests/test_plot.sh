@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Where people look at a run: one or several in a picture, TensorBoard and W&B followed live.
+. "$(dirname "$0")/lib.sh"
+scratch plot
+scripts=$root/scripts
+
+# ---- a log with everything: a resume, spikes, bad lines, half a line ------------------------------
+cat > log.py <<'PY'
+import json, sys
+def step(s, loss=None, **more):
+    return dict({"step": s, "loss": 5.0 - s / 100 if loss is None else loss, "grad_norm": 1.5,
+                 "lr": 1e-3, "ms": 500.0, "tokens_per_s": 2000.0 + s, "real_tokens": 1000,
+                 "fill": 0.9, "docs": 7, "attention_pairs": 20, "padded_pairs": 100}, **more)
+def start(event, s):
+    return {"event": event, "step": s, "options": {"model": "m", "train": "gone", "steps": 40}}
+if __name__ == "__main__":
+    first = [start("start", 0)] + [step(s) for s in range(1, 21)]
+    again = [start("resume", 10)] + [
+        step(s, 4.0 - s / 100, imbalance_measured=1.25) for s in range(11, 31)]
+    again[3] = dict(again[3], spike=True, loss=987.5)
+    again[5] = dict(again[5], loss=None, grad_norm=None, skipped=True)
+    again.append({"event": "val", "step": 30, "loss": 3.5})
+    again.append({"event": "of a later version", "step": 30})
+    lines = [json.dumps(r) for r in first + again]
+    lines[3:3] = ["garbage", '{"step": 3}', "[1]"]      # lines 4 to 6
+    open(sys.argv[1], "w").write("\n".join(lines) + '\n{"step": 31, "lo')
+PY
+mkdir odd one none && python3 log.py odd/log.jsonl
+head -n 2 odd/log.jsonl > one/log.jsonl
+head -n 1 odd/log.jsonl > none/log.jsonl
+lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
+
+# ---- pictures -------------------------------------------------------------------------------------
+for python in python3 /usr/bin/python3; do "$python" -c 'import matplotlib' 2> /dev/null && break; done
+if "$python" -c 'import matplotlib' 2> /dev/null; then
+    plot() { "$python" "$scripts/plot_run.py" "$@"; }
+    outcome one_run 0 '^wrote odd/plot.png: odd/log.jsonl: 30 steps, loss 4.990 to 3.700, validation 3.500' \
+        plot odd
+    has bad_lines_are_named '^warning: odd/log.jsonl: .*: line 4, 5, 6$' out.txt
+    check a_picture test -s odd/plot.png
+    outcome several_runs 0 '^wrote both.png: one/log.jsonl: 1 steps, ' plot odd one --out both.png
+    expect before_the_first_step 3 'expected at least one step' plot none
+    expect nothing_there 3 'cannot read' plot nothing
+    expect not_writable 4 'cannot write' plot odd --out missing/x.png
+else skip pictures 'matplotlib is not installed'; fi
+
+# ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
+mkdir stand_in live
+cat > stand_in/wandb.py <<'PY'
+class Run:
+    def log(self, values, step): print("log", step, sorted(values.items()), flush=True)
+    def finish(self): print("finish", flush=True)
+def init(**what):
+    print("init", what["project"], what["name"], what["config"]["steps"], flush=True)
+    return Run()
+PY
+follow() { PYTHONPATH=stand_in exec timeout "$limit_s" python3 -u "$scripts/follow_run.py" "$@"; }
+follow live --wandb project > followed.txt 2>&1 & pid=$!
+lines_of '[log.start("start", 0), log.step(1), log.step(2), {"event": "val", "step": 2, "loss": 4.5}]' \
+    > live/log.jsonl
+check follows await_line $pid '^copied .* step 2$' followed.txt
+has w_and_b_run '^init project live 40$' followed.txt
+has w_and_b_step "^log 1 .*'train/loss', 4.99" followed.txt
+has w_and_b_validation "^log 2 \[\('val/loss', 4.5\)\]" followed.txt
+lines_of '[log.step(3)]' > third
+tr -d '\n' < third | head -c 30 >> live/log.jsonl
+sleep 1.2
+tail -c +31 third >> live/log.jsonl
+check follows_whole_lines await_line $pid '^copied .* step 3$' followed.txt
+# as the trainer does: cut to step 1, then more than there was
+python3 -c 'lines = open("live/log.jsonl").readlines()
+open("live/log.jsonl", "r+").truncate(sum(map(len, lines[:2])))'
+lines_of '[log.start("resume", 1)] + [log.step(s, 2.5) for s in (2, 3, 4)]' >> live/log.jsonl
+check follows_a_resumed_run await_line $pid '^copied .* step 4$' followed.txt
+kill $pid && wait $pid 2> /dev/null
+check_python a_cut_log_begins_another_run <<'PY'
+lines = open("followed.txt").read().split("finish\n")
+assert len(lines) == 2, lines
+steps = [line.split()[1] for line in lines[1].splitlines() if line.startswith("log")]
+assert steps == ["1", "2", "3", "4"] and "4.98" not in lines[1], lines[1]
+PY
+outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garbage" \
+    env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" odd --wandb p --once
+lacks half_a_line_waits 'not a record.*31' out.txt
+expect follow_without_a_run 3 'expected the --out directory' python3 "$scripts/follow_run.py" nothing --once
+mkdir no_package && echo 'raise ImportError' | tee no_package/wandb.py > no_package/tensorboard.py
+expect no_wandb 2 'wandb is not installed' env PYTHONPATH=no_package \
+    python3 "$scripts/follow_run.py" odd --wandb p --once
+expect no_tensorboard 2 'tensorboard is not installed' env PYTHONPATH=no_package \
+    python3 "$scripts/follow_run.py" odd --once
+if python3 -c 'import tensorboard' 2> /dev/null; then
+    mkdir events && python3 log.py events/log.jsonl
+    check tensorboard python3 "$scripts/follow_run.py" events --once
+    check_python tensorboard_reads_it <<'PY'
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator("events/tensorboard")
+events.Reload()
+loss = events.Scalars("train/loss")
+assert [e.step for e in loss] == [s for s in range(1, 31) if s != 15], [e.step for e in loss]
+assert abs(loss[-1].value - 3.7) < 1e-6 and abs(loss[9].value - 4.9) < 1e-6
+assert abs(loss[-1].wall_time - loss[-2].wall_time - 0.5) < 1e-3
+PY
+else skip tensorboard_reads_it 'the Python package tensorboard is not installed'; fi
+finish
