@@ -190,35 +190,19 @@ import json
 lines = [json.loads(l, parse_constant=lambda c: 1 / 0) for l in open("nan/log.jsonl")]
 assert [l["skipped"] for l in lines if "event" not in l][-3:] == [False, True, True]
 PY
-# kill -9 at random moments, resume until done: the same bits as an uninterrupted run. The files left
-# behind show where a kill hit: an unfinished checkpoint (during a save), a new checkpoint (after a
-# save), or steps in the log and no new checkpoint (during training).
-steps_of() { ls -d "$1"/step-???????? 2> /dev/null | wc -l; }
-in_training=0 in_or_after_save=0
-for try in $(seq 60); do
-    before=$(steps_of killed)
-    "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0 > kill.txt 2>&1 &
-    child=$!
-    # half of them at a random time, half when a step or a checkpoint appears
-    case $((try % 4)) in
-        0 | 2) sleep "0.$((RANDOM % 4))$((RANDOM % 10))" ;;
-        1) await_line $child '^step' kill.txt ;;
-        3) while kill -0 $child 2> /dev/null; do
-               [ "$(steps_of killed)" -eq "$before" ] && ! ls -d killed/*.tmp-* > /dev/null 2>&1 || break
-           done ;;
+# kill -9 in training, as a save begins, amid its files, and after it; resume: the same bits as in one go
+killed=("${FAULTY:-$root/build/cpu/train_llama_faulty}" "${common[@]}" --steps 8 --save-every 3 --keep 0)
+expect never_killed 0 '^done' "${killed[@]}" --out whole
+for fault in kill:0:backward:2 kill:0:save:3 cut:0:save:3 kill:0:read:4 cut:0:save:6 kill:0:update:8; do
+    FAULT=$fault outcome "killed_by_${fault//:/_}" 137 . "${killed[@]}" --resume --out killed
+    found=$(cd killed && ls -d step-???????? ./*.tmp-* 2> /dev/null | tr '\n' ' ')
+    case $fault in
+        *backward:2 | kill:0:save:3) check "nothing_saved_$fault" test -z "$found" ;;
+        cut:0:save:3) check "half_a_save_$fault" test "${found#*.tmp-}" != "$found" ;;
+        kill:0:read:4) check "a_save_$fault" test "$found" = 'step-00000003 ' ;;
     esac
-    kill -9 $child 2> /dev/null
-    wait $child 2> /dev/null
-    if ls -d killed/*.tmp-* > /dev/null 2>&1 || [ "$(steps_of killed)" -gt "$before" ]; then
-        in_or_after_save=$((in_or_after_save + 1))
-    elif grep -q '^step' kill.txt; then in_training=$((in_training + 1)); fi
-    [ -e killed/final ] && break
-    [ "$try" -ge 12 ] && [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ] && break
 done
-expect "resumed_after_${try}_kills" 0 '^done' "${resume[@]}" --out killed --steps 8 --save-every 3 --keep 0
-same killed_and_resumed_has_the_same_bits killed/final/model.safetensors a/final/model.safetensors
-echo "        $try kills: $in_training in training, $in_or_after_save in or after a save"
-if [ $in_training -gt 0 ] && [ $in_or_after_save -gt 0 ]; then ok kills_hit_training_and_saves
-else bad kills_hit_training_and_saves "$in_training in training, $in_or_after_save in saves"; fi
+expect resumed_after_six_kills 0 'start +killed/step-00000006' "${killed[@]}" --resume --out killed
+same_state killed_and_resumed_has_the_same_bits {whole,killed}/step-00000008
 
 finish
