@@ -141,8 +141,9 @@ expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
 mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut
 expect truncated_shard 3 'cut/train_00000.bin' "${run[@]/corpus/cut}" --out n
 expect empty_directory 3 'empty' "${run[@]/corpus/empty}" --out n
-cp corpus/train_00000.* vocab && index_without_checksums vocab/train_00000.idx
+cp corpus/train_00000.* vocab
 printf '\xff\xff' | dd of=vocab/train_00000.bin bs=1 seek=1400 conv=notrunc 2> /dev/null
+seal_shard vocab/train_00000
 expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
 sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
 expect config_of_another_architecture 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n

@@ -104,7 +104,7 @@ TEST(alphabet_is_a_bijection) {
     CHECK(code_points[0] == 0x100 && code_points[0xad] == 0x143 && code_points[0xff] == 0xff);
 }
 
-// tokenizer.json of data/prepare.py's byte tokenizer: id = byte, BOS 256, EOS 257
+// tokenizer.json of the byte tokenizer: id = byte, BOS 256, EOS 257
 static void byte_tokenizer(char *text, size_t capacity) {
     int16_t code_points[256];
     size_t n = (size_t)snprintf(text, capacity,
