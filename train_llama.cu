@@ -64,7 +64,7 @@
 typedef struct {
     const char *model, *train, *val, *out, *resume, *init_from, *prompt, *prompt_file, *attention;
     bool from_scratch, overwrite, deterministic, bf16_matmul, compare, check_packing, generate,
-        chat, eval, dry_run, version, boundary_ends, allow_other_tokenizer, strict;
+        chat, eval, dry_run, version, allow_other_tokenizer, strict;
     int layout, schedule, long_docs, zero, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, max_skips;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
@@ -101,8 +101,7 @@ static const Option option_table[] = {
     CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
     NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30,
-           "shards without an index: the token that begins each document; -1: by format"),
-    FLAG("boundary-ends", o.boundary_ends, "that token ends documents instead"),
+           "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
     FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     FLAG("strict", o.strict, "texts: stop at a line of a .jsonl that has none, not leave it out"),
@@ -472,7 +471,7 @@ static void save_or_warn(LlamaModel *m, bool last) {
 // whether one has received a signal, which stops all of them after the same step.
 static StepBalance read_notes(LlamaModel *m, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
-    const RankNote *notes = llama_notes(m);
+    const RankNote *notes = llama_notes(m->step_host);
     const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
@@ -1022,7 +1021,6 @@ static DatasetOptions data_options(const char *split) {
     options.split = split;
     options.vocab_size = run.config.vocab_size;
     options.boundary_token = o.boundary_token;
-    options.boundary_ends = o.boundary_ends;
     return options;
 }
 
@@ -1288,7 +1286,7 @@ static const char options_of_generate[] =
     "generate|prompt|prompt-file|chat|max-new-tokens|temperature|top-k|top-p|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|boundary-ends|allow-other-tokenizer|strict|seed|model|"
+    "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|strict|seed|model|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
