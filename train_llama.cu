@@ -471,7 +471,7 @@ static void save_or_warn(LlamaModel *m, bool last) {
 // whether one has received a signal, which stops all of them after the same step.
 static StepBalance read_notes(LlamaModel *m, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
-    const RankNote *notes = llama_notes(m);
+    const RankNote *notes = llama_notes(m->step_host);
     const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};

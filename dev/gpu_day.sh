@@ -118,7 +118,8 @@ part_sanitizer() {
 }
 
 part_bench() {
-    built train_llama || return
+    built train_llama $bin/test_ops || return
+    figures operations 200 make -s bench-ops BACKEND=cuda
     for documents in '--dist r65' '--dist r65 --cap 2048' '--lengths 32x2048' '--dist seed'; do
         # shellcheck disable=SC2086
         figures "layouts ${documents#--}" 120 dev/bench.py --model smollm2-135m --steps 9 $documents

@@ -1,7 +1,7 @@
 // Ends a job that no longer moves. Each rank watches itself, in a thread: only it knows whether its
 // main thread works or waits for others. A rank that has stopped working says where, and ends the
-// job. Ranks that wait give it time to say so first: they give up after twice as long, and say where
-// they waited. Then a rank was stopped, or its machine is gone, and it has no name here.
+// job. Ranks that wait give it time to say so first: they give up after twice as long, and say
+// where they waited. Then a rank was stopped, or its machine is gone, and it has no name here.
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -64,9 +64,10 @@ static void look(double idle_ms) {
                   ? "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets how "
                     "long they wait"
                   : JOB_RESUME "; --heartbeat-seconds sets the limit",
-              waits ? "ranks: rank %d on %s has waited for others for %.0f s in %s: one of them was "
-                      "stopped or is gone"
-                    : "ranks: rank %d on %s stuck for %.0f s in %s",
+              waits
+                  ? "ranks: rank %d on %s has waited for others for %.0f s in %s: one of them was "
+                    "stopped or is gone"
+                  : "ranks: rank %d on %s stuck for %.0f s in %s",
               comm_rank(), host, idle_ms * 1e-3, watchdog_where());
 }
 
