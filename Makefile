@@ -17,19 +17,14 @@ comma   := ,
 quiet   := $(findstring s,$(firstword -$(MAKEFLAGS)))
 say      = $(if $(V),,@$(if $(quiet),,printf '%-4s %s\n' $(1) $(2) && ))
 
-ifeq ($(filter $(BACKEND),cpu cuda),)
-$(error BACKEND=$(BACKEND) is unknown. Run: make BACKEND=cpu, or make BACKEND=cuda)
-endif
-ifeq ($(BACKEND)$(NVCC),cuda)
-$(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit, or run: make BACKEND=cpu)
-endif
-ifeq ($(filter clean simple,$(MAKECMDGOALS)),)
+$(if $(filter cpu cuda,$(BACKEND)),,\
+    $(error BACKEND=$(BACKEND) is unknown. Run: make BACKEND=cpu, or make BACKEND=cuda))
+$(if $(filter cuda,$(BACKEND)$(NVCC)),\
+    $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit. Or run: make BACKEND=cpu))
 LACKING := $(strip $(foreach h,jansson pcre2 uninorm,\
              $(if $(wildcard /usr/include/$(h).h /usr/local/include/$(h).h),,$(h).h)))
-ifneq ($(LACKING),)
-$(error $(LACKING) missing. Run: sudo apt-get install libjansson-dev libpcre2-dev libunistring-dev)
-endif
-endif
+$(if $(filter-out clean simple,$(or $(MAKECMDGOALS),all)),$(if $(LACKING),$(error $(LACKING) missing.\
+    Run: sudo apt-get install libjansson-dev libpcre2-dev libunistring-dev)))
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
 # sums must not change.
@@ -72,7 +67,6 @@ MPI_LIBS := $(if $(MPI),$(shell mpicc --showme:link))
 WITH_MPI := build/cpu/$(CPU_COMM:.c=.o) $(foreach v,cpu cuda emu,build/$(v)/kernels/comm/mpi.o)
 $(WITH_MPI): CFLAGS += $(if $(MPI),-DWITH_MPI $(shell mpicc --showme:compile))
 
-# ---- CPU
 ON_cpu  := $(CC), $(if $(MPI),MPI found,\
              no MPI: one rank only (for more: apt-get install openmpi-bin libopenmpi-dev))
 LIBS_cpu := $(LDLIBS) $(MPI_LIBS)
@@ -120,7 +114,7 @@ build/cuda/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
 build/with/%:
 	@mkdir -p $(@D) && rm -f $(@D)/$(firstword $(subst -, ,$*))-* && touch $@
 
-bench: train_llama              # dev/bench.py --help
+bench: train_llama bench-ops     # dev/bench.py --help
 	@dev/bench.py $(BENCH)
 gpu-day:
 	@dev/gpu_day.sh $(PARTS)

@@ -29,7 +29,6 @@
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/models/config.h"
-#include "data/models/rope.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
@@ -140,8 +139,8 @@ typedef struct {
     int32_t num_losses;  // parts that a sum of losses can have
 } LlamaRanks;
 
-// What each rank tells all others with its losses, so that a step needs no exchange for it: the time
-// of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
+// What each rank tells all others with its losses, so that a step needs no exchange for it: the
+// time of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
 typedef struct {
     double passes_ms, signal;
 } RankNote;
@@ -188,8 +187,8 @@ typedef struct {
     LlamaScratch scratch;
     real *rope_table;    // (max_seqlen + 1, D/2, 2): the last row rotates nothing
     int32_t *unrotated;  // (T) position_ids of that row, for the backward of layers without RoPE
-    // device, and what the host has read of it: loss sum, gradient norm, clip factor; behind them
-    // the notes (num_ranks) and loss_partials, with other ranks or sums in order
+    // device, and as the host has read them: loss sum, gradient norm, clip factor; behind them the
+    // notes (num_ranks) and, on the device, loss_partials
     StepScalars *step, *step_host;
     RankNote note;     // of this rank, for the next sum of losses
     double *loss_sum;  // device: where the losses of the micro-batch are added
@@ -443,14 +442,12 @@ static inline bool llama_has_partial_sums(const LlamaModel *m) {
     return m->ranks.num_ranks > 1 || m->ranks.deterministic_reduction;
 }
 
-// Doubles behind `step`: notes of two each, and loss_partials
-static inline size_t llama_num_notes(const LlamaModel *m) {
-    return llama_has_partial_sums(m) ? 2 * (size_t)m->ranks.num_ranks : 0;
+// Of a step, what the host reads: scalars and notes
+static inline size_t llama_result_bytes(const LlamaModel *m) {
+    return sizeof(StepScalars) + (size_t)m->ranks.num_ranks * sizeof(RankNote);
 }
 
-static inline size_t llama_num_partials(const LlamaModel *m) {
-    return llama_has_partial_sums(m) ? llama_num_notes(m) + (size_t)m->ranks.num_losses : 0;
-}
+static inline RankNote *llama_notes(StepScalars *step) { return (RankNote *)(step + 1); }
 
 static inline size_t llama_norm_block(const LlamaModel *m) {
     return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
@@ -604,7 +601,7 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // The step around them
 
 static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step, sizeof(StepScalars) + llama_num_partials(m) * sizeof(double));
+    device_zero(m->step, llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof *m->loss_sum);
     if (!llama_has_partial_sums(m)) return;
     device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
     m->loss_sum = m->scratch.loss_partials + m->ranks.rank;
@@ -626,9 +623,10 @@ static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
 
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_has_partial_sums(m)) return;
-    double *notes = (double *)(m->step + 1);
-    device_upload(notes + 2 * m->ranks.rank, &m->note, sizeof m->note);
-    comm_sum_in_order(&m->step->loss_sum, notes, llama_num_notes(m), (size_t)m->ranks.num_losses);
+    RankNote *notes = llama_notes(m->step);
+    device_upload(notes + m->ranks.rank, &m->note, sizeof m->note);
+    comm_sum_in_order(&m->step->loss_sum, &notes->passes_ms, 2 * (size_t)m->ranks.num_ranks,
+                      (size_t)m->ranks.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its shard, block by block.
@@ -676,14 +674,8 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
 
 // Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m) {
-    device_download(m->step_host, m->step,
-                    sizeof(StepScalars) + llama_num_notes(m) * sizeof(double));
+    device_download(m->step_host, m->step, llama_result_bytes(m));
     return *m->step_host;
-}
-
-// (num_ranks) as read with the last step
-static inline const RankNote *llama_notes(const LlamaModel *m) {
-    return (const RankNote *)(m->step_host + 1);
 }
 
 static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
@@ -921,8 +913,8 @@ static inline void llama_carve(LlamaModel *m) {
 
     // the scalars of a step, then what is summed over the ranks: one download
     m->step = arena_take(&m->arenas[LLAMA_WORKSPACE],
-                         sizeof(StepScalars) + llama_num_partials(m) * sizeof(double), 1);
-    if (m->step) s->loss_partials = (double *)(m->step + 1) + llama_num_notes(m);
+                         llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof(double), 1);
+    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->ranks.num_ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
@@ -1074,8 +1066,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     assert(llama_memory_total(m) == planned);
     llama_build_tensors(m);
     m->staging_host = host_calloc(m->staging_ints, sizeof(int32_t), "batch staging");
-    m->step_host = host_calloc(sizeof(StepScalars) / sizeof(double) + llama_num_notes(m),
-                               sizeof(double), "step");
+    m->step_host = host_calloc(1, llama_result_bytes(m), "step");
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
     if (m->unrotated)

@@ -43,7 +43,6 @@
 #include "data/runs/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
-#include "data/runs/samples.h"
 #include "data/runs/schedule.h"
 #include "data/runs/state.h"
 #include "data/shards/dataset.h"
@@ -237,10 +236,8 @@ static void rank_field_weights(RankFields *f, const LlamaModel *m) {
 static void check_ranks_start_alike(const LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
-    comm_phase("compare", -1);
     rank_field_weights(&own, m);
     rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
-    comm_phase("set-up", -1);
 }
 
 // Replicas must be identical: a checkpoint of replicas that have diverged is not worth saving.
@@ -492,7 +489,7 @@ static AdamW adamw_of_step(const Options *o, int64_t step) {
 static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
-    const RankNote *notes = llama_notes(m);
+    const RankNote *notes = llama_notes(m->step_host);
     const int32_t ranks = m->ranks.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
@@ -684,6 +681,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run->cursor.step, &run->model->config, &d->train_summary, &d->val_summary,
               run_option_table);
+    comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
 }
@@ -819,8 +817,7 @@ static void check_packing(LlamaModel *m, Data *d) {
     settings.layout = LAYOUT_PACKED;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
     const Batch *b = &data.micro[0];
-    const PackingSubject subject = {
-        m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
+    const PackingSubject subject = packing_subject(m);
     const PackingDelta delta = packing_check(&subject, b);
     printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
     printf("  max |delta| of a token's loss  %.3g%s\n", delta.loss,
@@ -899,7 +896,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
         batch_losses};
     EvaluationRow own[EVALUATION_ROWS] = {0};
     EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
-    comm_phase("validate", 0);
+    comm_phase("evaluate", 0);
     must(evaluate(own, &val, &e, &err), &err);
     comm_all_gather_host(rows, own, sizeof own);
     if (is_rank_0()) evaluation_print(rows, ranks);

@@ -106,23 +106,20 @@ PY
 }
 
 part_sanitizer() {
-    local tool filter suite
+    local tool
     sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
     [ -x "$sanitizer" ] || { missing sanitizers 'compute-sanitizer is not installed' && return; }
-    built $bin/test_cuda_kernels $bin/test_cuda_attention || return
-    for tool in memcheck initcheck racecheck synccheck; do
-        for suite in attention kernels; do
-            filter=sanitizer            # racecheck and synccheck without cuBLASLt's kernels
-            [ $tool$suite != racecheckkernels ] && [ $tool$suite != synccheckkernels ] ||
-                filter=sanitizer_ops
-            check ${tool}_$suite 100 "$sanitizer" --tool $tool --error-exitcode 9 \
-                $bin/test_cuda_$suite --filter $filter
-        done
+    built $bin/test_ops || return
+    for tool in memcheck initcheck racecheck synccheck; do    # not in cuBLASLt's kernels
+        check $tool 120 "$sanitizer" --tool $tool --error-exitcode 9 --target-processes all \
+            --kernel-regex-exclude kns=gemm --kernel-regex-exclude kns=cutlass \
+            $bin/test_ops --quick
     done
 }
 
 part_bench() {
-    built train_llama || return
+    built train_llama $bin/test_ops || return
+    figures operations 200 make -s bench-ops BACKEND=cuda
     for documents in '--dist r65' '--dist r65 --cap 2048' '--lengths 32x2048' '--dist seed'; do
         # shellcheck disable=SC2086
         figures "layouts ${documents#--}" 120 dev/bench.py --model smollm2-135m --steps 9 $documents

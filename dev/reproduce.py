@@ -97,7 +97,7 @@ def check_packing(say, model, lengths):
 
 
 def independence(say, o):
-    test = ["build/asan/test_attention", "--filter", "notebook"]
+    test = ["build/asan/test_ops", "--filter", "notebook"]
     run("make", "-s", "BACKEND=cpu", test[0])
     say("", "the notebook's own figures, through our attention: within a bf16 rounding step of "
         "what it printed", f"$ {shown(test)}", *run(*test).splitlines())

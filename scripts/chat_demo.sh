@@ -6,17 +6,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
-model=models/smollm2-135m-instruct data=data/chat_demo out=out/chat_demo
+model=models/smollm2-135m-instruct data=data/chat_demo.jsonl out=out/chat_demo shards=out/chat_demo/tokens
 
 say 'packages'
 scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
     /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
     /usr/include/uninorm.h=libunistring-dev /usr/share/wordnet/data.noun=wordnet-base \
-    /usr/lib/python3/dist-packages/pip=python3-pip
+    /usr/lib/python3/dist-packages/jinja2=python3-jinja2 /usr/lib/python3/dist-packages/pip=python3-pip
 python=/usr/bin/python3
-export PYTHONPATH=$PWD/build/python${PYTHONPATH:+:$PYTHONPATH}
-"$python" -c 'import tokenizers' 2> /dev/null ||
-    "$python" -m pip install --quiet --disable-pip-version-check --target build/python tokenizers
 
 say 'build'
 make -s -j"$(nproc)" all
@@ -25,13 +22,16 @@ say 'model'
 if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-135m-instruct; fi
 
 say 'data: what words mean, one chat a word; [[ ]] is trained'
-if [ ! -e $data/dataset.json ]; then
+if [ ! -e $data ]; then
     "$python" scripts/wordnet_chats.py /usr/share/wordnet build/chats.jsonl \
         --leave-out lantern,whisper,brave
-    "$python" data/prepare.py --chat build/chats.jsonl --tokenizer $model --out $data --val-frac 0.01
+    "$python" data/prepare.py --chat build/chats.jsonl --model $model --out $data
+    "$python" data/prepare.py --chat build/chats.jsonl --model $model --show 1
     rm build/chats.jsonl
 fi
 printf 'WordNet 3.0 by Princeton University, WordNet licence (/usr/share/doc/wordnet-base/copyright)\n'
+
+./train_llama --model $model --train $data --out $out --overwrite --dry-run | grep '^t'
 
 common=(--max-seqlen 512 --micro-batch-tokens 1024)
 if grep -qw avx512_bf16 /proc/cpuinfo; then common+=(--bf16-matmul); fi
@@ -39,17 +39,17 @@ ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
     ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \
         --temperature 0 --sample-tokens 60
-    ./train_llama --model "$1" --eval --val $data "${common[@]}" | tail -n 1
+    ./train_llama --model "$1" --eval --val $shards "${common[@]}" | tail -n 1
 }
 
 say 'before'
 ask $model
 
 say 'packed against padded: the same chats, the same losses'
-./train_llama --model $model --train $data --compare 1 "${common[@]}" | tail -n 8
+./train_llama --model $model --train $shards --compare 1 "${common[@]}" | tail -n 8
 
 say 'train'
-./train_llama --model $model --train $data --out $out --overwrite "${common[@]}" --steps 120 \
+./train_llama --model $model --train $shards --out $out --overwrite "${common[@]}" --steps 120 \
     --lr 5e-5 --warmup-steps 5 --weight-decay 0 --val-every 0 --num-samples 0 "$@"
 
 say 'after'

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Continues the pre-training of a published model on text of your own.
-#   scripts/continue_pretraining.sh MODEL SHARDS [train_llama options]
-# MODEL is a Hugging Face directory; SHARDS were made with its tokenizer:
-#   python3 data/prepare.py TEXTS --tokenizer MODEL --out SHARDS --val-frac 0.01
+#   scripts/continue_pretraining.sh MODEL TEXTS [train_llama options]
+# MODEL is a Hugging Face directory; TEXTS are files, JSON Lines or a directory of them, or shards made
+# with its tokenizer.
 set -euo pipefail
 if [ $# -lt 2 ]; then
-    echo "error: expected a model and a directory of shards" >&2
-    echo "hint: scripts/continue_pretraining.sh models/SmolLM2-135M shards" >&2
+    echo "error: expected a model and texts" >&2
+    echo "hint: scripts/continue_pretraining.sh models/SmolLM2-135M notes/" >&2
     exit 2
 fi
-model=$1 shards=$2
+model=$1 texts=$2
 shift 2
 options=(
-    --train "$shards" --out out/continued
+    --train "$texts" --out out/continued
     --max-seqlen 2048 --micro-batch-tokens 16384 --batch-tokens 262144
     --steps 2000
     # A tenth of the peak of SmolLM2-135M's pre-training, warmed up again because AdamW's moments

@@ -19,11 +19,12 @@ say 'build'
 make -s -j"$(nproc)" all
 
 say 'data: the functions of the Python standard library, one document each'
-if [ -e data/demo/dataset.json ]; then
+if [ -e data/demo ]; then
     echo 'data/demo exists'
 else
     stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
-    "$python" data/prepare.py "$stdlib" --python-functions --out data/demo --val-frac 0.03
+    "$python" scripts/python_functions.py "$stdlib" data/demo.partial
+    mv data/demo.partial data/demo
 fi
 
 say 'train: each line ends with the time left (eta); Ctrl-C saves and stops'

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Chats about the meanings of words, from WordNet's files, as JSONL for prepare.py --chat.
+"""Chats about the meanings of words, from WordNet's files, as JSONL.
 
 usage: wordnet_chats.py WORDNET OUT.jsonl [--words N] [--leave-out WORD,WORD...]
 
 WORDNET is a directory with index.noun, data.noun and so on (Debian: wordnet-base,
-/usr/share/wordnet). One chat a word: its first meaning, then a question for each further one, and
-an example of its use where there is one. Words are those that WordNet's authors counted in texts,
-in a fixed random order. The text is WordNet's, under the WordNet licence.
+/usr/share/wordnet). One chat a word: its meanings, and an example of its use where there is one.
+Words are those that WordNet's authors counted in texts, in a fixed random order. The text is
+WordNet's, under the WordNet licence.
 """
 import argparse
 import json
@@ -20,14 +20,11 @@ MAX_MEANINGS = 8
 
 
 def meanings(directory):
-    """{word: [(how often it was counted, part of speech, offset into its data file)]}"""
+    """{word: [(part of speech, offset into its data file)]}"""
     words = {}
     for part in PARTS:
         with open(os.path.join(directory, "index." + part), encoding="utf-8") as f:
-            for line in f:
-                if line.startswith(" "):
-                    continue  # the licence
-                fields = line.split()
+            for fields in (line.split() for line in f if not line.startswith(" ")):  # the licence
                 senses, counted = int(fields[2]), int(fields[5 + int(fields[3])])
                 if counted and fields[0].isalpha():
                     offsets = fields[-senses:][:counted]
@@ -35,29 +32,22 @@ def meanings(directory):
     return words
 
 
-def read_gloss(file, offset, word):
-    """The definition of a set of synonyms, and the examples that use this one."""
-    file.seek(offset)
-    gloss = file.readline().decode("utf-8").split(" | ", 1)[1].strip()
-    definition = re.split(r';\s*"', gloss)[0].strip().rstrip(";")
-    examples = re.findall(r'"([^"]+)"', gloss)
-    return definition, [e for e in examples if word in e.split() and len(e.split()) > 2]
-
-
 def chat(word, places, files):
     messages = []
-
-    def turn(question, answer):
-        messages.append({"role": "user", "content": question})
-        messages.append({"role": "assistant", "content": answer})
-
     for i, (part, offset) in enumerate(places[:MAX_MEANINGS]):
-        definition, examples = read_gloss(files[part], offset, word)
-        turn("What does %s mean?" % word if i == 0 else "What else does it mean?",
-             "%s (%s): %s." % (word, PARTS[part], definition))
-        if examples:
-            text = examples[0]
-            turn("Use it in a sentence.", text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else "."))
+        files[part].seek(offset)
+        gloss = files[part].readline().decode("utf-8").split(" | ", 1)[1].strip()
+        definition = re.split(r';\s*"', gloss)[0].strip().rstrip(";")
+        turns = [("What else does it mean?" if i else f"What does {word} mean?",
+                  f"{word} ({PARTS[part]}): {definition}.")]
+        examples = [e for e in re.findall(r'"([^"]+)"', gloss)
+                    if word in e.split() and len(e.split()) > 2]
+        for e in examples[:1]:
+            e = e[0].upper() + e[1:] + ("" if e[-1] in ".!?" else ".")
+            turns.append(("Use it in a sentence.", e))
+        for question, answer in turns:
+            messages += [{"role": "user", "content": question},
+                         {"role": "assistant", "content": answer}]
     return {"messages": messages}
 
 
@@ -72,7 +62,7 @@ def main():
         words = meanings(args.wordnet)
         files = {p: open(os.path.join(args.wordnet, "data." + p), "rb") for p in PARTS}
     except OSError as e:
-        print("error: %s: expected WordNet's files, found: %s" % (e.filename, e.strerror),
+        print(f"error: {e.filename}: expected WordNet's files, found: {e.strerror}",
               "hint: apt-get install wordnet-base, and give /usr/share/wordnet", sep="\n",
               file=sys.stderr)
         return 3

@@ -167,10 +167,26 @@ ranks_can_run() {
     [ -z "$no_ranks" ]
 }
 
-# prepare ARGUMENTS...: data/prepare.py where it is not under test
+# prepare TEXTS --out DIR [--val-frac SHARE]: shards in bytes of a file or the files of a directory, that
+# share of them, chosen by content, for validation
 prepare() {
-    python3 "$root/data/prepare.py" --quiet "$@" > "$work/out.txt" 2>&1 ||
-        bad "prepare $*" "exit code $?"
+    local maker
+    for maker in "$root"/build/{cpu,asan}/train_llama "${TRAIN:-}"; do [ -x "$maker" ] && break; done
+    rm -rf "$work/.texts" "$work/.shards" "$3"
+    python3 - "$1" "${5:-0.01}" "$work/.texts" > "$work/out.txt" 2>&1 << 'PY' &&
+import hashlib, json, os, sys
+source, share, out = sys.argv[1:]
+paths = sorted(os.fsencode(os.path.join(d, n)) for d, _, names in os.walk(source) for n in names) or [source]
+os.mkdir(out)
+train, val = (open("%s/%s.jsonl" % (out, split), "w") for split in ("train", "val"))
+for path in paths:
+    text = open(path, "rb").read()
+    first = int(hashlib.sha256(text).hexdigest()[:16], 16) / 2.0**64
+    line = json.dumps({"text": text.decode("utf-8", "replace")}) + "\n"
+    (val if first < float(share) else train).write(line)
+PY
+        "$maker" --train "$work/.texts" --out "$work/.shards" --dry-run >> "$work/out.txt" 2>&1 &&
+        mv "$work/.shards/tokens" "$3" || bad "prepare $*" "exit code $?"
 }
 
 # tiny_model DIR HIDDEN_SIZE INTERMEDIATE_SIZE HEAD_DIM: config.json of two layers, three heads, one
@@ -196,44 +212,8 @@ uneven_texts() {
     done
 }
 
-# index_without_checksums FILE.idx...: rewrites it in version 1, which has no checksums of tokens
-index_without_checksums() {
-    python3 - "$root" "$@" << 'PY'
-import struct, sys
-sys.path.insert(0, sys.argv[1] + "/data")
-from prepare import crc32c
-for path in sys.argv[2:]:
-    data = open(path, "rb").read()
-    count = struct.unpack_from("<Q", data, 16)[0]
-    body = data[:8] + struct.pack("<I", 1) + data[12:32] + data[40:40 + 8 * count]
-    open(path, "wb").write(body + struct.pack("<I", crc32c(body)))
-PY
-}
-
 # mask_shards DIR RULE: gives the shards of DIR loss masks, or other ones. Token i > 0 of document d
 # is a target where RULE, in Python, is true.
-mask_shards() {
-    python3 - "$root" "$@" << 'PY'
-import glob, struct, sys
-sys.path.insert(0, sys.argv[1] + "/data")
-from prepare import crc32c
-sealed = lambda body: bytes(body) + struct.pack("<I", crc32c(bytes(body)))
-rule = compile(sys.argv[3], "rule", "eval")
-for path in glob.glob(sys.argv[2] + "/*.bin"):
-    data, index = bytearray(open(path, "rb").read()), open(path[:-4] + ".idx", "rb").read()
-    data[44] |= 4
-    data[:1024] = sealed(data[:1020])
-    tokens, docs = struct.unpack_from("<i", data, 8)[0], struct.unpack_from("<Q", index, 16)[0]
-    ends = struct.unpack_from("<%dQ" % docs, index, 40)
-    bits = bytearray((tokens + 7) // 8)
-    for d, (first, end) in enumerate(zip((0,) + ends, ends)):
-        for i in range(1, end - first):
-            if eval(rule):
-                bits[(first + i) // 8] |= 1 << (first + i) % 8
-    ones = sum(bin(byte).count("1") for byte in bits)
-    open(path, "wb").write(data)
-    open(path[:-4] + ".idx", "wb").write(sealed(index[:12] + data[1020:1024] + index[16:-4]))
-    open(path[:-4] + ".mask", "wb").write(sealed(
-        struct.pack("<8sI4sQQ", b"UNPADMSK", 1, data[1020:1024], tokens, ones) + bits))
-PY
-}
+mask_shards() { python3 "$root/tests/shards.py" mask "$@"; }
+# seal_shard STEM: computes the checksums of a shard again
+seal_shard() { python3 "$root/tests/shards.py" seal "$@"; }

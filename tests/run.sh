@@ -11,8 +11,8 @@
 # killed, and its files are removed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-slow='cuda_attention emu cuda_kernels cuda_ranks cuda_modes cuda_schedules tensor_cores attention plan
-    ranks_failure llama cuda_arch cuda_build out_dir house ranks chat data_cli generate'
+slow='ops cuda_ranks emu cuda_modes cuda_schedules tensor_cores ranks_failure plan llama cuda_arch
+    cuda_build out_dir house ranks data_cli chat generate'
 limit_s=${SUITE_LIMIT_S:-1800} jobs=${JOBS:-2}
 passed=0 failed=0 skipped=0 done=0 said_s=0
 top=$(mktemp -d "${TMPDIR:-/tmp}/unpad-run-XXXXXX") || exit 1

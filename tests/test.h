@@ -27,7 +27,7 @@ typedef struct TestCase {
     struct TestCase *next;
 } TestCase;
 
-static TestCase *test_first, **test_last = &test_first;
+__attribute__((unused)) static TestCase *test_first, **test_last = &test_first;
 static jmp_buf test_leave;
 static uint64_t test_seed = 1, test_rng_state;
 enum { TEST_FAILED = 1, TEST_SKIPPED = 2 };

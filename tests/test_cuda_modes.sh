@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CUDA suites under other settings of the emulator: streams that lag behind the host, other
+# The table of operations under other settings of the emulator: streams that lag behind the host, other
 # architectures with their shared memory, exponentials as inexact as a GPU's, cuBLASLt refusals.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
@@ -7,13 +7,13 @@ scratch modes
 cd "$root" || exit 1
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
 
-# start NAME SETTINGS SUITE [FILTER]: in the background; log in NAME, exit code in NAME.status
+# start NAME SETTINGS OPTION...: in the background; log in NAME, exit code in NAME.status
 names=()
 start() {
-    local name=$1 settings=$2 suite=build/emu/$3
-    shift 3
+    local name=$1 settings=$2
+    shift 2
     names+=("$name")
-    { env $settings timeout "$limit_s" "$suite" ${1:+--filter "$1"} > "$work/$name" 2>&1
+    { env $settings timeout "$limit_s" build/emu/test_ops "$@" > "$work/$name" 2>&1
       echo $? > "$work/$name.status"; } &
 }
 # end: waits for all; each must have passed at least one case
@@ -29,16 +29,10 @@ end() {
     names=()
 }
 
-for arch in 80 86 90 120; do
-    start "attention_edges_sm_$arch" EMU_ARCH=$arch test_cuda_attention edge_lengths_
-    start "attention_sm_$arch" EMU_ARCH=$arch test_cuda_attention sanitizer
-    start "kernels_sm_$arch" EMU_ARCH=$arch test_cuda_kernels sanitizer
-    end
-done
-start swiglu_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels swiglu
-start cross_entropy_of_a_gpu EMU_FAST_MATH=1 test_cuda_kernels cross_entropy
+for arch in 80 86 120; do start "sm_$arch" EMU_ARCH=$arch --quick; done
 end
-start kernels_on_streams EMU_STREAMS=1 test_cuda_kernels
-start attention_on_streams EMU_STREAMS=1 test_cuda_attention sanitizer
+start swiglu_of_a_gpu EMU_FAST_MATH=1 --filter swiglu
+start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
+start on_streams EMU_STREAMS=1 --quick
 end
 finish

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Data, end to end: damaged and changed shards, shards of another tokenizer, documents and tokens that
-# are never trained on, and inputs that data/prepare.py refuses.
+# are never trained on.
 # Runs the sanitizer build; set TRAIN to test another one.
 . "$(dirname "$0")/lib.sh"
 scratch data
@@ -39,11 +39,6 @@ for split in train val; do
     rm -r flipped
 done
 
-# version 1 of the index: no checksums of tokens
-cp -r corpus old
-index_without_checksums old/*.idx
-expect unchecked_tokens_are_reported 0 '^train .* tokens, tokens unchecked: no checksums$' \
-    $(on old --steps 2 --out old.run)
 # llm.c's format: no index at all
 mkdir llmc
 python3 - << 'PY'
@@ -52,69 +47,34 @@ data = open("corpus/train_00000.bin", "rb").read()
 tokens = struct.unpack_from("<i", data, 8)[0]
 open("llmc/train_00000.bin", "wb").write(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + data[1024:])
 PY
-expect train_on_llmc_shards 0 'index built by scanning for token 256, tokens unchecked' \
+expect unchecked_tokens_are_reported 0 'index built by scanning for token 256, tokens unchecked' \
     $(on llmc --boundary-token 256 --steps 2 --out llmc.run)
 
 # shards changed before --resume: rebuilt from other texts of the same lengths, or edited in place
 cp -r text edited
 sed -i 's/^line 1 of/LINE 1 of/' "edited/doc 1.txt" && cp -r corpus remade
-prepare edited --out remade --val-frac 0.2 --overwrite
+prepare edited --out remade --val-frac 0.2
 expect train_before_the_edit 0 '^done' $(on corpus --steps 2 --out corpus.run)
 mv corpus corpus.aside && mv remade corpus
 expect resume_on_rebuilt_shards 9 'error: .*data_fingerprint \(was' \
     $(on corpus --steps 4 --out corpus.run --resume)
 rm -r corpus && mv corpus.aside corpus
 expect resume_on_the_same_shards 0 '^done' $(on corpus --steps 4 --out corpus.run --resume)
-flip old/train_00000.bin 1500
-expect resume_on_edited_tokens_without_checksums 9 'error: .*token_fingerprint \(was' \
-    $(on old --steps 4 --out old.run --resume)
-flip old/train_00000.bin 1500
-expect resume_on_restored_tokens_without_checksums 0 '^done' $(on old --steps 4 --out old.run --resume)
 flip llmc/train_00000.bin 20000
-# a checkpoint of a version without a fingerprint of the tokens
-forget_tokens() { python3 - "$root" old.run/step-00000004 << 'PY'
-import re, sys
-sys.path.insert(0, sys.argv[1] + "/data")
-from prepare import crc32c
-state, manifest = (sys.argv[2] + name for name in ("/trainer_state.json", "/manifest.json"))
-text = re.sub(rb' *"token_fingerprint": \d+,\n', b"", open(state, "rb").read())
-assert b"token_fingerprint" not in text and b"data_fingerprint" in text
-open(state, "wb").write(text)
-entry = b'"trainer_state.json",\n      "size_bytes": %d,\n      "crc32c": "%08x"' % (len(text), crc32c(text))
-body = re.sub(rb'(?s)"trainer_state.json".*?"crc32c": "[0-9a-f]*"', entry,
-              open(manifest, "rb").read())[:-36]
-open(manifest, "wb").write(body + b',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body))
-PY
-}
-check remove_the_fingerprint_of_tokens forget_tokens
-expect resume_from_a_checkpoint_without_that_fingerprint 0 '^done' \
-    $(on old --steps 6 --out old.run --resume=old.run/step-00000004)
 expect resume_on_edited_llmc_shards 9 'error: .*token_fingerprint \(was' \
     $(on llmc --boundary-token 256 --steps 4 --out llmc.run --resume)
 
 # ---- documents and tokens that are never trained on --------------------------------------------------
-# three documents of 12, 52 and 102 tokens including BOS and EOS, and an empty one
+# three documents of 12, 52 and 102 tokens including BOS and EOS
 mkdir lengths
 for n in 10 50 100; do printf "%${n}s" ' ' | tr ' ' x > lengths/$n.txt; done
 prepare lengths --out few --val-frac 0
-python3 - "$root" << 'PY'
-import struct, sys
-sys.path.insert(0, sys.argv[1] + "/data")
-from prepare import crc32c
-head = bytearray(open("few/train_00000.bin", "rb").read())
-index = open("few/train_00000.idx", "rb").read()
-head[56:64] = struct.pack("<Q", 4)
-head[1020:1024] = struct.pack("<I", crc32c(head[:1020]))
-open("few/train_00000.bin", "wb").write(head)
-body = index[:12] + head[1020:1024] + struct.pack("<Q", 4) + index[24:48] + index[40:-4]
-open("few/train_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)))
-PY
 said_at_the_end() { tail -n 3 said.txt | grep -E "$1"; }
 # said NAME ...: expect, with its output kept in said.txt for the checks that follow
 said() { expect "$@" && cp out.txt said.txt; }
 few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out few.run "$@"; }
-train_line='^train +1 unpad.c shard, 3 documents, 166 tokens, 1 empty one left out$'
-said empty_documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
+train_line='^train +1 unpad.c shard, 3 documents, 166 tokens$'
+said documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
 lacks no_message_without_long_documents 'longer than' said.txt
 said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens are split$' \
     $(few --max-seqlen 40)
@@ -134,7 +94,7 @@ import json
 start = json.loads(open("few.run/log.jsonl").readline())
 assert start["event"] == "start", start
 assert start["data"] == {"train": {
-    "shards": 1, "unchecked_shards": 0, "documents": 3, "tokens": 166, "empty_documents": 1,
+    "shards": 1, "unchecked_shards": 0, "documents": 3, "tokens": 166, "empty_documents": 0,
     "long_documents": 2, "tokens_left_out": 154}, "val": None}, start["data"]
 PY
 expect long_documents_as_an_error 3 \
@@ -259,25 +219,14 @@ cp -r same other && echo >> other/tokenizer.json
 said model_with_another_tokenizer 9 \
     'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' \
     $(with other)
-has hint_names_both_solutions '^hint: .*prepare.py --tokenizer other.*--allow-other-tokenizer' said.txt
+has hint_names_both_solutions '^hint: .*--model other.*--allow-other-tokenizer' said.txt
 has hash_equals_sha256sum "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
 said another_tokenizer_allowed 0 '^warning: corpus: .*other/tokenizer.json' \
     $(with other --allow-other-tokenizer)
 check one_warning_for_the_other_tokenizer one_warning
 # validation shards of another tokenizer than the training shards; the model has no tokenizer.json
 cp -r corpus retagged
-python3 - "$root" << 'PY'
-import struct, sys
-sys.path.insert(0, sys.argv[1] + "/data")
-from prepare import crc32c
-head = bytearray(open("retagged/val_00000.bin", "rb").read())
-index = open("retagged/val_00000.idx", "rb").read()
-head[64] ^= 1
-head[1020:1024] = struct.pack("<I", crc32c(head[:1020]))
-open("retagged/val_00000.bin", "wb").write(head)
-body = index[:12] + head[1020:1024] + index[16:-4]
-open("retagged/val_00000.idx", "wb").write(body + struct.pack("<I", crc32c(body)))
-PY
+flip retagged/val_00000.bin 64 && seal_shard retagged/val_00000
 expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
     $(with tiny --val retagged)
 # BOS and EOS
@@ -316,12 +265,12 @@ has another_eos_of_a_built_in_model \
 # ---- ranks with different shards under the same path --------------------------------------------------
 ranks_train=${RANKS_TRAIN:-$root/build/cpu/train_llama}
 if ranks_can_run "$ranks_train"; then
-    for kind in corpus old masked; do
+    for kind in corpus llmc masked; do
         mkdir -p p1 p2 && cp -r tiny $kind p1 && cp -r tiny $kind p2
-        prepare edited --out p2/corpus --val-frac 0.2 --overwrite
-        [ $kind != old ] || flip p2/old/train_00000.bin 1500
+        prepare edited --out p2/corpus --val-frac 0.2
+        [ $kind != llmc ] || flip p2/llmc/train_00000.bin 20001
         [ $kind != masked ] || mask_shards p2/masked "$rest"
-        job=("$ranks_train" "${options[@]}" --train $kind --batch-tokens 1024 --steps 2 --out run)
+        job=("$ranks_train" "${options[@]}" --train $kind --boundary-token 256 --batch-tokens 1024 --steps 2 --out run)
         expect "ranks_with_different_data_$kind" 9 'differences in training data \(rank 1\)' \
             "${mpi[@]}" -n 1 --wdir "$work/p1" "${job[@]}" : -n 1 --wdir "$work/p2" "${job[@]}"
         rm -r p1 p2
@@ -333,132 +282,5 @@ if ranks_can_run "$ranks_train"; then
         "${two[@]}" --model other --allow-other-tokenizer
     check one_warning_of_two_ranks one_warning
 else skip ranks "$no_ranks"; fi
-
-# ---- inputs that are neither text files nor JSONL ------------------------------------------------------
-# refused NAME PATTERN HINT ARGUMENTS...: prepare.py exits with code 3 and that hint and writes nothing
-refused() {
-    local name=$1 pattern=$2 hint=$3
-    shift 3
-    expect "$name" 3 "^error: $pattern" python3 "$root/data/prepare.py" "$@" --out none --quiet
-    grep -qE -e "^hint: .*$hint" out.txt || bad "hint_of_$name" "expected $hint"
-    [ ! -e none/train_00000.bin ] || bad "nothing_written_$name" "$(ls none)"
-    rm -rf none
-}
-# documents NAME COUNT ARGUMENTS...: prepare.py makes this many documents
-documents() {
-    local name=$1 count=$2
-    shift 2
-    rm -rf some
-    expect "$name" 0 "^train +$count " python3 "$root/data/prepare.py" "$@" --out some --val-frac 0
-}
-mkdir inputs
-python3 - << 'PY'
-import bz2, gzip, json, lzma
-rows = [{"text": "text %d" % i, "id": i} for i in range(3)]
-lines = "".join(json.dumps(r) + "\n" for r in rows).encode()
-chat = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}]
-put = lambda name, data: open("inputs/" + name, "wb").write(data)
-put("table.csv", b"id,text\n1,one\n2,two\n")
-put("table.tsv", b"id\ttext\n1\tone\n")
-put("array.json", json.dumps(rows, indent=1).encode())
-put("array1.json", json.dumps(rows).encode())
-put("object.json", json.dumps(rows[0], indent=1).encode())
-put("lines.json", lines)
-put("lines.ndjson", lines)
-put("lines.jsonl.gz", gzip.compress(lines))
-put("lines.json.gz", gzip.compress(lines))
-put("table.csv.gz", gzip.compress(b"id,text\n1,one\n"))
-put("text.txt.gz", gzip.compress(b"some text\n" * 10))
-put("cut.txt.gz", gzip.compress(bytes(range(32, 127)) * 100)[:40])
-put("binary.gz", gzip.compress(b"\0\1\2"))
-put("text.xz", lzma.compress(b"text"))
-put("part.arrow", b"ARROW1")
-put("chat.jsonl", "".join(json.dumps(c) + "\n" for c in chat).encode())
-put("sharegpt.jsonl", b'{"conversations": [{"from": "human", "value": "hi"}]}\n')
-put("array.jsonl", json.dumps(rows, indent=1).encode())
-PY
-refused csv 'inputs/table.csv: expected text or JSONL, found CSV' '\.jsonl.*--as-text' inputs/table.csv
-refused tsv 'inputs/table.tsv: expected text or JSONL, found CSV' '\.jsonl.*--as-text' inputs/table.tsv
-refused gzipped_csv 'inputs/table.csv.gz: expected text or JSONL, found CSV' '\.jsonl' inputs/table.csv.gz
-refused json_array 'inputs/array.json: expected JSON Lines, found a JSON array' "jq -c '\.\[\]'" inputs/array.json
-refused json_array_in_a_line 'inputs/array1.json: expected JSON Lines, found a JSON array' "jq -c '\.\[\]'" \
-    inputs/array1.json
-refused json_object 'inputs/object.json: expected JSON Lines, found a JSON object over several lines' "jq -c '\.'" \
-    inputs/object.json
-refused json_array_as_jsonl 'inputs/array.jsonl:1: expected one JSON object a line, found an array' \
-    "jq -c '\.\[\]'" inputs/array.jsonl
-refused arrow 'inputs/part.arrow: expected text or JSONL, found Arrow' 'from_file.*to_json' inputs/part.arrow
-refused xz 'inputs/text.xz: expected text or JSONL, found xz' 'xz -d' inputs/text.xz
-refused binary_in_gzip 'inputs/binary.gz: expected text, found a binary file' '\.jsonl' inputs/binary.gz
-refused cut_gzip 'inputs/cut.txt.gz: cannot read' 'copy' inputs/cut.txt.gz
-refused chat 'inputs/chat.jsonl:1: expected a string "text", found messages' \
-    'chat messages are not plain text.*--chat' inputs/chat.jsonl
-refused chat_by_key 'inputs/chat.jsonl:1: expected a string "messages", found an array' \
-    'chat messages are not plain text.*--chat' inputs/chat.jsonl --text-key messages
-refused sharegpt 'inputs/sharegpt.jsonl:1: expected a string "text", found conversations' \
-    'chat messages are not plain text' inputs/sharegpt.jsonl
-documents json_lines_named_json 3 inputs/lines.json
-documents ndjson 3 inputs/lines.ndjson
-documents gzipped_jsonl 3 inputs/lines.jsonl.gz
-documents gzipped_json_lines 3 inputs/lines.json.gz
-documents gzipped_text 1 inputs/text.txt.gz
-check gzipped_text_is_unpacked grep -q '"tokens": 102' some/dataset.json
-documents csv_as_text 1 inputs/table.csv --as-text
-documents json_as_text 1 inputs/array.json --as-text
-# in a directory: tables are skipped and counted, other data files are refused
-mkdir tree && cp inputs/table.csv inputs/array.json inputs/object.json inputs/text.txt.gz tree
-echo words > tree/a.txt
-documents tables_in_a_tree 2 tree
-check tables_in_a_tree_are_counted \
-    sh -c 'python3 "$1/data/prepare.py" tree --out some --overwrite | grep "^left out: 3 CSV or JSON files (--as-text takes them)$"' sh "$root"
-documents tables_in_a_tree_as_text 5 tree --as-text
-cp inputs/part.arrow tree
-refused arrow_in_a_tree 'tree/part.arrow: expected text or JSONL, found Arrow' 'from_file.*--glob' tree
-documents arrow_excluded_by_glob 1 tree --glob '*.txt'
-mkdir tables && cp inputs/table.csv tables
-refused a_tree_of_tables 'tables: no document for training' 'CSV or JSON' tables
-
-# ---- the choice of EOS ---------------------------------------------------------------------------------
-# a stand-in for the package tokenizers: one token per word, and the special tokens
-mkdir stub gguf
-cat > stub/tokenizers.py << 'PY'
-import json
-class Encoding:
-    def __init__(self, ids): self.ids = ids
-class Tokenizer:
-    @staticmethod
-    def from_str(text):
-        self = Tokenizer()
-        self.vocab = json.loads(text)["model"]["vocab"]
-        return self
-    def no_truncation(self): pass
-    def no_padding(self): pass
-    def get_vocab(self, with_added_tokens): return self.vocab
-    def encode(self, text, add_special_tokens): return Encoding([3] * len(text.split()))
-PY
-echo '{"model": {"vocab": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "word": 3}}}' > gguf/tokenizer.json
-with_stub() { PYTHONPATH=$work/stub python3 "$root/data/prepare.py" tree/a.txt --val-frac 0 \
-    --tokenizer gguf --out some --overwrite; }
-ends() {  # ends NAME EOS WARNING TOKENIZER_CONFIG CONFIG GENERATION_CONFIG; WARNING '': none
-    local name=$1 eos=$2 warning=$3
-    echo "$4" > gguf/tokenizer_config.json && echo "$5" > gguf/config.json
-    echo "$6" > gguf/generation_config.json
-    said "$name" 0 "$warning" with_stub
-    [ -n "$warning" ] || no_warning "$name"
-    check "eos_of_$name" grep -q "\"eos\": $eos," some/dataset.json
-}
-ends eos_agrees_everywhere 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": 2}' '{"eos_token_id": [0, 2]}'
-ends eos_against_the_config 1 \
-    '^warning: gguf: tokenizer_config.json says EOS <\|im_start\|> \(1\), config.json says <\|im_end\|> \(2\): documents end with <\|im_start\|> \(1\)$' \
-    '{"eos_token": "<|im_start|>"}' '{"eos_token_id": 2}' '{}'
-ends eos_against_the_generation_config 1 \
-    '^warning: .* generation_config.json says <\|endoftext\|> \(0\), <\|im_end\|> \(2\): documents end with <\|im_start\|> \(1\)$' \
-    '{"eos_token": {"content": "<|im_start|>"}}' '{}' '{"eos_token_id": [0, 2]}'
-ends eos_of_a_list 2 '' '{"eos_token": "<|im_end|>"}' '{"eos_token_id": null}' '{"eos_token_id": [0, 2]}'
-ends eos_by_its_usual_name 0 '^warning: .*the usual name says EOS <\|endoftext\|> \(0\), config.json says' \
-    '{}' '{"eos_token_id": 2}' '{}'
-echo '{"eos_token": "<|im_end|>"}' > gguf/special_tokens_map.json
-ends eos_against_the_special_tokens_map 1 '^warning: .*special_tokens_map.json says <\|im_end\|> \(2\)' \
-    '{"eos_token": "<|im_start|>"}' '{"eos_token_id": 1}' '{}'
 
 finish

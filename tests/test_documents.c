@@ -104,15 +104,6 @@ static void make_masked_files(Files *f, int width) {
     seal(f);
 }
 
-// A version 1 index, without checksums of tokens.
-static void make_files_v1(Files *f, int width) {
-    make_files(f, width);
-    put(f->idx + 8, 1, 4);
-    memmove(f->idx + 32, f->idx + ENDS_AT, 8 * NUM_ENDS);
-    f->idx_size = 32 + 8 * NUM_ENDS + 4;
-    seal(f);
-}
-
 static void save(const Files *f, const char *stem) {
     char name[128];
     snprintf(name, sizeof name, "%s.bin", stem);
@@ -151,7 +142,7 @@ static void check_refused(const char *path, const char *because) {
     CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, because), "%s", err.what);
 }
 
-static bool refused_by_size_or_sum(const char *path) {
+static bool refused(const char *path) {
     Error err;
     return !opens(path, &err) && err.code == EXIT_BAD_INPUT && strlen(err.what) > 10;
 }
@@ -202,127 +193,149 @@ TEST(own_shards_of_both_widths) {
     }
 }
 
-TEST(indexes_of_version_1_are_read_and_reported_as_unchecked) {
-    for (int width = 2; width <= 4; width += 2) {
-        Files f;
-        Dataset ds;
-        char text[256];
-        make_files_v1(&f, width);
-        open_documents(&ds, &f, "old", text);
-        CHECK_MSG(strstr(text, "tokens unchecked"), "%s", text);
-        dataset_close(&ds);
-        for (size_t n = f.idx_size; n-- > 0;) {
-            CHECK(truncate(scratch("old.idx"), (off_t)n) == 0);
-            CHECK_MSG(refused_by_size_or_sum(scratch("old.bin")), "%zu", n);
-        }
-    }
-}
-
 // -------------------------------------------------------------------------------------------------
 // Damage
 
+static const char *const endings[] = {".bin", ".idx", ".mask"};
+
+// One of the three files: 0 to 2
+static size_t part_of(Files *f, int which, unsigned char **bytes) {
+    *bytes = which == 0 ? f->bin : which == 1 ? f->idx : f->mask;
+    return which == 0 ? f->bin_size : which == 1 ? f->idx_size : f->mask_size;
+}
+
 TEST(every_prefix_and_every_tail_is_refused) {
     for (int width = 2; width <= 4; width += 2)
-        for (int which = 0; which < 2; which++) {
+        for (int which = 0; which < 3; which++) {
             Files f;
-            make_files(&f, width);
+            unsigned char *bytes;
+            char victim[256];
+            make_masked_files(&f, width);
             save(&f, "cut");
-            const char *path = scratch("cut.bin"), *victim = scratch(which ? "cut.idx" : "cut.bin");
-            const size_t size = which ? f.idx_size : f.bin_size;
-            check_opens(path);
-            for (size_t longer = 1; longer <= 64; longer++) {
-                CHECK(truncate(victim, (off_t)(size + longer)) == 0);
-                CHECK_MSG(refused_by_size_or_sum(path), "+%zu", longer);
-            }
-            for (size_t n = size; n-- > 0;) {
+            const size_t size = part_of(&f, which, &bytes);
+            snprintf(victim, sizeof victim, "%s%s", scratch("cut"), endings[which]);
+            check_opens(scratch("cut.bin"));
+            for (size_t n = size + 64; n-- > 0;) {
+                if (n == size) continue;
+                write_bytes(victim, bytes, n < size ? n : size);
                 CHECK(truncate(victim, (off_t)n) == 0);
-                CHECK_MSG(refused_by_size_or_sum(path), "%zu of %zu", n, size);
+                CHECK_MSG(refused(scratch("cut.bin")), "%s: %zu of %zu", victim, n, size);
             }
             CHECK(unlink(victim) == 0);
-            CHECK(refused_by_size_or_sum(path));
+            CHECK(refused(scratch("cut.bin")));
         }
 }
 
-TEST(every_bit_of_header_and_index_counts) {
-    for (int which = 0; which < 2; which++) {
+TEST(every_bit_of_header_index_and_mask_counts) {
+    for (int which = 0; which < 3; which++) {
         Files f;
-        make_files(&f, 2);
+        unsigned char *bytes;
+        char victim[256];
+        make_masked_files(&f, 2);
         save(&f, "bits");
-        const char *path = scratch("bits.bin"), *victim = scratch(which ? "bits.idx" : "bits.bin");
-        const size_t size = which ? f.idx_size : 1024;
+        snprintf(victim, sizeof victim, "%s%s", scratch("bits"), endings[which]);
+        const size_t all = part_of(&f, which, &bytes), size = which ? all : 1024;
         const int fd = open(victim, O_RDWR);
         CHECK(fd >= 0);
         for (size_t bit = 0; bit < 8 * size; bit++) {
-            const unsigned char good = which ? f.idx[bit / 8] : f.bin[bit / 8];
-            const unsigned char bad = good ^ (unsigned char)(1 << bit % 8);
+            const unsigned char bad = bytes[bit / 8] ^ (unsigned char)(1 << bit % 8);
             CHECK(pwrite(fd, &bad, 1, (off_t)(bit / 8)) == 1);
-            CHECK_MSG(refused_by_size_or_sum(path), "file %d, byte %zu, bit %zu", which, bit / 8,
-                      bit % 8);
-            CHECK(pwrite(fd, &good, 1, (off_t)(bit / 8)) == 1);
+            CHECK_MSG(refused(scratch("bits.bin")), "%s, bit %zu", victim, bit);
+            CHECK(pwrite(fd, &bytes[bit / 8], 1, (off_t)(bit / 8)) == 1);
         }
         CHECK(close(fd) == 0);
-        check_opens(path);
+        check_opens(scratch("bits.bin"));
     }
 }
 
-// Wrong values with correct checksums, as from a broken or hostile writer.
-#define FIELD(change_, because_)                       \
-    do {                                               \
-        Files f;                                       \
-        make_files(&f, 2);                             \
-        change_;                                       \
-        seal(&f);                                      \
-        save(&f, "field");                             \
-        check_refused(scratch("field.bin"), because_); \
-    } while (0)
+// Wrong values with correct checksums, as from a broken or hostile writer: `bytes` bytes at `at` of
+// the .bin, .idx or .mask.
+typedef struct {
+    char file;  // its first letter
+    size_t at, bytes;
+    uint64_t value;
+    const char *because;
+} Damage;
+#define WORD(word_, value_) 'b', 4 * (word_), 4, (uint32_t)(value_)
+#define END(doc_, value_) 'i', ENDS_AT + 8 * (doc_), 8, (value_)
 
-TEST(header_fields_are_validated) {
-    static const int32_t counts[] = {0, 1, NUM_TOKENS - 1, NUM_TOKENS + 1, 1 << 30, INT32_MAX};
-    static const uint64_t docs[] = {0,          NUM_ENDS - 1, NUM_ENDS + 1, 1ull << 31, 1ull << 40,
-                                    1ull << 60, 1ull << 61,   1ull << 63,   UINT64_MAX};
-    for (size_t i = 0; i < 6; i++) FIELD(put_word(&f, 2, counts[i]), "expected exactly");
-    for (size_t i = 0; i < 9; i++) FIELD(put(f.bin + 56, docs[i], 8), "expected exactly");
-    FIELD(put_word(&f, 2, -1), "-1 tokens");
-    FIELD(put_word(&f, 2, INT32_MIN), "tokens");
-    FIELD(put_word(&f, 1, 2), "version 1");
-    FIELD(put_word(&f, 1, 7), "version 1");
-    FIELD(put_word(&f, 0, 20240801), "version 7");
-    FIELD((put_word(&f, 0, 20240801), put_word(&f, 1, 7)), "expected exactly");
-    FIELD(put_word(&f, 9, 2), "shard version");
-    FIELD(put_word(&f, 10, 0), "vocabulary 0");
-    FIELD(put_word(&f, 10, -5), "vocabulary -5");
-    FIELD(put_word(&f, 10, 99), "EOS 99");
-    FIELD(put_word(&f, 12, VOCAB), "BOS 100");
-    FIELD(put_word(&f, 13, -2), "EOS -2");
+static const Damage damages[] = {
+    {WORD(2, 0), "expected exactly"},
+    {WORD(2, NUM_TOKENS - 1), "expected exactly"},
+    {WORD(2, NUM_TOKENS + 1), "expected exactly"},
+    {WORD(2, INT32_MAX), "expected exactly"},
+    {WORD(2, -1), "-1 tokens"},
+    {WORD(2, INT32_MIN), "tokens"},
+    {WORD(1, 2), "version 1"},
+    {WORD(1, 7), "version 1"},
+    {WORD(0, 20240801), "version 7"},
+    {WORD(9, 2), "shard version"},
+    {WORD(10, 0), "vocabulary 0"},
+    {WORD(10, -5), "vocabulary -5"},
+    {WORD(10, 99), "EOS 99"},
+    {WORD(12, VOCAB), "BOS 100"},
+    {WORD(13, -2), "EOS -2"},
+    {WORD(11, 3), "expected no mask beside a shard without flag 4"},
+    {'b', 56, 8, 0, "expected exactly"},
+    {'b', 56, 8, NUM_ENDS - 1, "expected exactly"},
+    {'b', 56, 8, NUM_ENDS + 1, "expected exactly"},
+    {'b', 56, 8, 1ull << 40, "expected exactly"},
+    {'b', 56, 8, 1ull << 61, "expected exactly"},
+    {'b', 56, 8, UINT64_MAX, "expected exactly"},
+    {'i', 16, 8, NUM_ENDS + 1, "another shard"},
+    {'i', 24, 8, NUM_TOKENS + 1, "another shard"},
+    {'i', 8, 4, 1, "version 2"},
+    {'i', 8, 4, 3, "version 2"},
+    {'i', 32, 8, 0, "found 0"},
+    {'i', 32, 8, UINT64_MAX, "found 18446744073709551615"},
+    {'i', 32, 8, BLOCK - 8, "expected exactly"},
+    {END(0, NUM_TOKENS + 1), "document 0 ends"},
+    {END(0, UINT64_MAX), "document 0 ends"},
+    {END(3, 5), "document 3 ends"},
+    {END(6, NUM_TOKENS - 1), "documents end at token 44"},
+    {END(6, NUM_TOKENS - 3), "document 6 ends"},
+    {'m', 7, 1, 'k', "expected a mask of version 1"},
+    {'m', 8, 4, 2, "expected a mask of version 1"},
+    {'m', 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
+    {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
+    {'m', 24, 8, UINT64_MAX, "ones, found 14"},
+    {'m', BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
+};
+
+TEST(every_field_is_validated) {
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        const Damage *d = &damages[i];
+        Files f;
+        make_masked_files(&f, 2);
+        put((d->file == 'b' ? f.bin : d->file == 'i' ? f.idx : f.mask) + d->at, d->value, d->bytes);
+        if (d->value == 0xff)  // as many ones as it says
+            put(f.mask + 24, NUM_TARGETS + 3, 8);
+        seal(&f);
+        save(&f, "field");
+        check_refused(scratch("field.bin"), d->because);
+    }
+    Files f;
+    make_masked_files(&f, 2);
+    f.mask[BITS_AT + 1] |= 1 << 5;
+    put(f.mask + 24, NUM_TARGETS + 1, 8);
+    seal(&f);
+    save(&f, "field");
+    check_refused(scratch("field.bin"), "bit 13: expected 0 for the first token of a document");
 }
 
-TEST(index_fields_are_validated) {
-    FIELD(put(f.idx + 16, NUM_ENDS + 1, 8), "another shard");
-    FIELD(put(f.idx + 24, NUM_TOKENS + 1, 8), "another shard");
-    FIELD(put(f.idx + 8, 3, 4), "version 1 or 2");
-    FIELD(put(f.idx + 8, 0, 4), "version 1 or 2");
-    FIELD(put(f.idx + 8, 1, 4), "expected exactly");
-    FIELD(put(f.idx + 32, 0, 8), "found 0");
-    FIELD(put(f.idx + 32, UINT64_MAX, 8), "found 18446744073709551615");
-    FIELD(put(f.idx + 32, BLOCK - 8, 8), "expected exactly");
-    FIELD(put(f.idx + ENDS_AT, NUM_TOKENS + 1, 8), "document 0 ends");
-    FIELD(put(f.idx + ENDS_AT, UINT64_MAX, 8), "document 0 ends");
-    FIELD(put(f.idx + ENDS_AT + 8 * 3, 5, 8), "document 3 ends");
-    FIELD(put(f.idx + ENDS_AT + 8 * 6, NUM_TOKENS - 1, 8), "documents end at token 44");
-    FIELD(put(f.idx + ENDS_AT + 8 * 6, NUM_TOKENS - 3, 8), "document 6 ends");
-}
-
-TEST(an_index_belongs_to_its_shard) {
+TEST(an_index_and_a_mask_belong_to_their_shard) {
     Files f, g;
-    make_files(&f, 2);
-    make_files(&g, 2);
+    make_masked_files(&f, 2);
+    make_masked_files(&g, 2);
     put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
     seal(&g);
     save(&f, "mine");
     save(&g, "yours");
     check_opens(scratch("mine.bin"));
+    CHECK(rename(scratch("yours.mask"), scratch("mine.mask")) == 0);
+    check_refused(scratch("mine.bin"), "the mask of another shard");
     CHECK(rename(scratch("yours.idx"), scratch("mine.idx")) == 0);
-    check_refused(scratch("mine.bin"), "another shard");
+    check_refused(scratch("mine.bin"), "the index of another shard");
 }
 
 TEST(a_bad_token_is_reported_at_any_position) {
@@ -423,52 +436,51 @@ TEST(a_shard_that_shrinks_is_noticed) {
 // -------------------------------------------------------------------------------------------------
 // Other formats
 
-// llm.c: none of our fields, no index, documents begin with token 3 (or end with it).
-static void make_llmc(Files *f, int width, int32_t token, bool ends) {
+// llm.c: none of our fields, no index, documents begin with a token.
+static void make_llmc(Files *f, int width, int32_t token) {
     make_files(f, width);
     memset(f->bin + 12, 0, 1012);
     int i = 0;
     for (int d = 0; d < NUM_ENDS; d++)
-        for (int k = 0; k < LENGTHS[d]; k++, i++) {
-            const bool border = ends ? k + 1 == LENGTHS[d] : k == 0;
-            put(f->bin + 1024 + i * width, border ? (uint64_t)token : 200 + (uint64_t)i,
+        for (int k = 0; k < LENGTHS[d]; k++, i++)
+            put(f->bin + 1024 + i * width, k == 0 ? (uint64_t)token : 200 + (uint64_t)i,
                 (size_t)width);
-        }
-}
-
-static void check_scanned(const char *path, const DatasetOptions *options, int token) {
-    Dataset ds;
-    Error err = {0};
-    char text[256], expected[64];
-    int64_t doc = 0;
-    CHECK_MSG(dataset_open(&ds, path, options, &err), "%s", err.what);
-    CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS);
-    for (int i = 0; i < NUM_ENDS; i++)
-        if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
-    dataset_describe(&ds, text, sizeof text);
-    snprintf(expected, sizeof expected, "scanning for token %d", token);
-    CHECK_MSG(strstr(text, expected), "%s", text);
-    CHECK((options->boundary_ends ? ds.eos : ds.bos) == token);
-    dataset_close(&ds);
 }
 
 TEST(llmc_shards_are_scanned) {
-    Files f;
-    DatasetOptions options = dataset_options();
-    make_llmc(&f, 2, 50256, false);
-    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
-    check_scanned(scratch("v1.bin"), &options, 50256);
-    make_llmc(&f, 4, 128000, false);
-    write_bytes(scratch("v7.bin"), f.bin, f.bin_size);
-    check_scanned(scratch("v7.bin"), &options, 128000);
-    for (int ends = 0; ends < 2; ends++) {
-        make_llmc(&f, 2, 7, ends);
-        write_bytes(scratch("own_token.bin"), f.bin, f.bin_size);
-        options.boundary_token = 7;
-        options.boundary_ends = ends;
-        check_scanned(scratch("own_token.bin"), &options, 7);
+    static const int32_t usual[] = {50256, 128000}, given[] = {-1, 7};
+    for (int wide = 0; wide < 2; wide++)
+        for (int own = 0; own < 2; own++) {
+            Files f;
+            Dataset ds;
+            Error err = {0};
+            char text[256], expected[64];
+            DatasetOptions options = dataset_options();
+            const int32_t token = own ? given[own] : usual[wide];
+            options.boundary_token = given[own];
+            make_llmc(&f, wide ? 4 : 2, token);
+            write_bytes(scratch("v.bin"), f.bin, f.bin_size);
+            CHECK_MSG(dataset_open(&ds, scratch("v.bin"), &options, &err), "%s", err.what);
+            CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
+            for (int i = 0, doc = 0; i < NUM_ENDS; i++)
+                if (LENGTHS[i] > 0) CHECK(dataset_doc_length(&ds, doc++) == LENGTHS[i]);
+            dataset_describe(&ds, text, sizeof text);
+            snprintf(expected, sizeof expected, "scanning for token %d, tokens unchecked", token);
+            CHECK_MSG(strstr(text, expected) && ds.bos == token, "%s", text);
+            dataset_close(&ds);
+            if (own) check_refused(scratch("v.bin"), "is nowhere in it");
+            for (size_t n = f.bin_size + 8; n-- > 0;) {
+                CHECK(truncate(scratch("v.bin"), (off_t)n) == 0);
+                CHECK_MSG(n == f.bin_size || refused(scratch("v.bin")), "%zu", n);
+            }
+        }
+    for (int word = 3; word < 256; word++) {
+        Files f;
+        make_llmc(&f, 2, 50256);
+        put_word(&f, word, 1);
+        write_bytes(scratch("v.bin"), f.bin, f.bin_size);
+        check_refused(scratch("v.bin"), "expected 0 in an llm.c shard");
     }
-    check_refused(scratch("own_token.bin"), "token 50256 is nowhere");
 }
 
 // The scan reads blocks: a border at every position around the end of the first one.
@@ -477,7 +489,6 @@ TEST(scanning_crosses_blocks) {
     static unsigned char big[1024 + 2 * TOKENS];
     DatasetOptions options = dataset_options();
     options.boundary_token = 9;
-    memset(big, 0, sizeof big);
     put(big, 20240520, 4);
     put(big + 4, 1, 4);
     put(big + 8, TOKENS, 4);
@@ -493,314 +504,70 @@ TEST(scanning_crosses_blocks) {
     }
 }
 
-TEST(llmc_shards_of_wrong_size_are_refused) {
-    Files f;
-    make_llmc(&f, 2, 50256, false);
-    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
-    for (size_t n = f.bin_size; n-- > 0;) {
-        CHECK(truncate(scratch("v1.bin"), (off_t)n) == 0);
-        CHECK_MSG(refused_by_size_or_sum(scratch("v1.bin")), "%zu", n);
-    }
-    make_llmc(&f, 2, 50256, false);
-    put_word(&f, 77, 1);
-    write_bytes(scratch("v1.bin"), f.bin, f.bin_size);
-    check_refused(scratch("v1.bin"), "header word 77");
-}
-
-TEST(datatrove_sets) {
-    for (int width = 2; width <= 4; width += 2) {
-        Files f;
-        Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
-        make_files(&f, width);
-        write_bytes(scratch("a.ds"), f.bin + 1024, f.bin_size - 1024);
-        write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, 8 * NUM_ENDS);
-        CHECK_MSG(dataset_open(&ds, scratch("a.ds"), &options, &err), "%s", err.what);
-        CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2);
-        check_documents(&ds, 0);
-        dataset_close(&ds);
-        for (size_t n = 8 * NUM_ENDS; n-- > 0;) {
-            write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, n);
-            // one document fewer cannot be detected if that document is empty
-            if (n != 8 * (NUM_ENDS - 1))
-                CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
-        }
-        write_bytes(scratch("a.ds.index"), f.idx + ENDS_AT, 8 * NUM_ENDS);
-        for (size_t n = f.bin_size - 1024; n-- > 0;) {
-            CHECK(truncate(scratch("a.ds"), (off_t)n) == 0);
-            if (n != 2 * NUM_TOKENS) CHECK_MSG(refused_by_size_or_sum(scratch("a.ds")), "%zu", n);
-        }
-    }
-}
-
-static size_t make_megatron(unsigned char *idx, int width) {
-    memset(idx, 0, 1024);
-    memcpy(idx, "MMIDIDX", 7);
-    put(idx + 9, 1, 8);
-    idx[17] = width == 2 ? 8 : 4;
-    put(idx + 18, NUM_ENDS, 8);
-    put(idx + 26, NUM_ENDS + 1, 8);
-    uint64_t start = 0;
-    for (int i = 0; i < NUM_ENDS; i++) {
-        put(idx + 34 + 4 * i, (uint64_t)LENGTHS[i], 4);
-        put(idx + 34 + 4 * NUM_ENDS + 8 * i, start * (uint64_t)width, 8);
-        put(idx + 34 + 12 * NUM_ENDS + 8 * (i + 1), (uint64_t)i + 1, 8);
-        start += (uint64_t)LENGTHS[i];
-    }
-    return 34 + 12 * NUM_ENDS + 8 * (NUM_ENDS + 1);
-}
-
-TEST(megatron_sets) {
-    for (int width = 2; width <= 4; width += 2) {
-        Files f;
-        unsigned char idx[1024];
-        Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
-        make_files(&f, width);
-        const size_t size = make_megatron(idx, width);
-        write_bytes(scratch("m.bin"), f.bin + 1024, f.bin_size - 1024);
-        write_bytes(scratch("m.idx"), idx, size);
-        CHECK_MSG(dataset_open(&ds, scratch("m.bin"), &options, &err), "%s", err.what);
-        CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2);
-        check_documents(&ds, 0);
-        dataset_close(&ds);
-        for (size_t n = size; n-- > 0;) {
-            CHECK(truncate(scratch("m.idx"), (off_t)n) == 0);
-            CHECK_MSG(refused_by_size_or_sum(scratch("m.bin")), "%zu", n);
-        }
-        // every byte of the index changed: never accepted with different documents
-        for (size_t i = 0; i < size; i++) {
-            idx[i] ^= 0x40;
-            write_bytes(scratch("m.idx"), idx, size);
-            idx[i] ^= 0x40;
-            CHECK_MSG(refused_by_size_or_sum(scratch("m.bin")), "byte %zu", i);
-        }
-    }
-}
-
-TEST(llmq_files) {
-    Files f;
-    Dataset ds;
-    Error err = {0};
-    DatasetOptions options = dataset_options();
-    make_files(&f, 4);
-    memset(f.bin, 0, 1024);
-    memcpy(f.bin, "BIN.TOK\n", 8);
-    put_word(&f, 2, 2);
-    put_word(&f, 3, 4);
-    put_word(&f, 4, NUM_TOKENS);
-    put_word(&f, 5, VOCAB);
-    write_bytes(scratch("q.bin"), f.bin, f.bin_size);
-    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) && err.code == EXIT_USAGE);
-    err = (Error){0};
-    options.boundary_token = 12;
-    options.boundary_ends = true;
-    CHECK_MSG(dataset_open(&ds, scratch("q.bin"), &options, &err), "%s", err.what);
-    CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == 13);
-    CHECK(ds.vocab_size == VOCAB && ds.eos == 12);
-    dataset_close(&ds);
-    put_word(&f, 6, 1);
-    write_bytes(scratch("q.bin"), f.bin, f.bin_size);
-    CHECK(!dataset_open(&ds, scratch("q.bin"), &options, &err) &&
-          strstr(err.what, "a bit for each"));
-}
-
-// Samples of other trainers, each made by its own writer (dev/reference/make_shard_golden.py):
-// token j of document i is 100 i + j + 1, but for the first or the last one.
-static const struct {
-    const char *file, *format;
-    int32_t begin, end;  // what the first and the last token of a document are; -1: as the others
-    int boundary;        // --boundary-token, which ends documents; -1: not needed
-} samples[] = {
-    {"llmc_v1.bin", "llm.c", 50256, -1, -1},
-    {"llmc_v7.bin", "llm.c", 128000, -1, -1},
-    {"fineweb_train_000001.bin", "llm.c", 50256, -1, -1},
-    {"datatrove.ds", "datatrove", -1, 50256, -1},
-    {"datatrove_wide.ds", "datatrove", -1, 70000, -1},
-    {"megatron.bin", "Megatron", -1, 50256, -1},
-    {"megatron_wide.bin", "Megatron", -1, 128255, -1},
-    {"llmq.bin", "llmq", -1, 50256, 50256},
-    {"olmo.npy", "OLMo", -1, 50279, -1},
-    {"olmo.npy", "OLMo", -1, 50279, 50279},
-    {"olmo_wide.npy", "OLMo", -1, 100257, -1},
-    {"olmo_wide.npy", "OLMo", -1, 100257, 100257},
-    {"numpy.npy", "numpy", -1, 50256, 50256},
-};
-enum { NUM_SAMPLE_DOCS = 5, SAMPLE_TOKENS = 22 };
-static const int SAMPLE_LENGTHS[NUM_SAMPLE_DOCS] = {4, 1, 9, 2, 6};
-
-static bool open_sample(Dataset *ds, const char *file, int boundary, Error *err) {
-    char path[128];
-    DatasetOptions options = dataset_options();
-    options.boundary_token = boundary;
-    options.boundary_ends = boundary >= 0;
-    *err = (Error){0};
-    snprintf(path, sizeof path, "tests/golden/shards/%s", file);
-    return dataset_open(ds, path, &options, err);
-}
-
+// Made by llm.c's and modded-nanogpt's own writers (dev/reference/make_shard_golden.py): token j of
+// document i is 100 i + j + 1, but for the first one.
 TEST(samples_of_other_trainers_are_read) {
+    static const struct {
+        const char *path;
+        int32_t begin;
+    } samples[] = {{"tests/golden/shards/llmc_v1.bin", 50256},
+                   {"tests/golden/shards/llmc_v7.bin", 128000},
+                   {"tests/golden/shards/fineweb_train_000001.bin", 50256}};
+    static const int lengths[] = {4, 1, 9, 2, 6};
     for (size_t s = 0; s < sizeof samples / sizeof *samples; s++) {
         Dataset ds;
-        Error err;
+        Error err = {0};
         int32_t tokens[16];
-        char text[256];
-        CHECK_MSG(open_sample(&ds, samples[s].file, samples[s].boundary, &err), "%s", err.what);
-        dataset_describe(&ds, text, sizeof text);
-        CHECK_MSG(strstr(text, samples[s].format), "%s: %s", samples[s].file, text);
-        CHECK(ds.num_docs == NUM_SAMPLE_DOCS && ds.num_tokens == SAMPLE_TOKENS);
-        for (int i = 0; i < NUM_SAMPLE_DOCS; i++) {
-            const int n = SAMPLE_LENGTHS[i];
-            CHECK(dataset_doc_length(&ds, i) == n);
-            CHECK_MSG(dataset_read(&ds, i, 0, n, tokens, &err), "%s", err.what);
-            for (int j = 0; j < n; j++) {
-                const int32_t begin = j == 0 ? samples[s].begin : -1,
-                              end = j + 1 == n ? samples[s].end : -1,
-                              expected = begin >= 0 ? begin
-                                         : end >= 0 ? end
-                                                    : 100 * i + j + 1;
-                CHECK_MSG(tokens[j] == expected, "%s: document %d, token %d: %d", samples[s].file,
-                          i, j, tokens[j]);
-            }
+        const DatasetOptions options = dataset_options();
+        CHECK_MSG(dataset_open(&ds, samples[s].path, &options, &err), "%s", err.what);
+        CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
+        for (int i = 0; i < 5; i++) {
+            CHECK(dataset_doc_length(&ds, i) == lengths[i]);
+            CHECK_MSG(dataset_read(&ds, i, 0, lengths[i], tokens, &err), "%s", err.what);
+            for (int j = 0; j < lengths[i]; j++)
+                CHECK(tokens[j] == (j == 0 ? samples[s].begin : 100 * i + j + 1));
         }
         dataset_close(&ds);
     }
 }
 
-// The second half of a document is trained, never its first token.
-static void check_sample_mask(const Dataset *ds, int64_t doc, int sample_doc) {
-    const int n = SAMPLE_LENGTHS[sample_doc];
-    for (int j = 1; j < n; j++) CHECK(dataset_count_targets(ds, doc, j, 1) == (j >= n / 2));
-}
-
-TEST(masks_of_datatrove_are_read) {
-    Dataset ds;
-    Error err;
-    CHECK_MSG(open_sample(&ds, "datatrove_wide.ds", -1, &err), "%s", err.what);
-    CHECK(ds.masked && ds.num_targets == 2 + 0 + 5 + 1 + 3);
-    for (int i = 0; i < NUM_SAMPLE_DOCS; i++) check_sample_mask(&ds, i, i);
-    dataset_close(&ds);
-}
-
-// Samples shorter than 7 tokens are padded with zeros, which are documents without a target.
-TEST(masks_of_llmq_are_read) {
-    Dataset ds;
-    Error err;
-    const int documents[] = {0, -1, 1, -1, 2, 3, -1, 4, -1};  // -1: padding
-    CHECK_MSG(open_sample(&ds, "llmq_mask.bin", 50256, &err), "%s", err.what);
-    CHECK(ds.masked && ds.num_targets == 2 + 0 + 5 + 1 + 3 && ds.num_docs == 9);
-    for (int i = 0; i < 9; i++) {
-        const int64_t n = dataset_doc_length(&ds, i);
-        if (documents[i] >= 0) {
-            CHECK(n == SAMPLE_LENGTHS[documents[i]]);
-            check_sample_mask(&ds, i, documents[i]);
-        } else {
-            CHECK(n + SAMPLE_LENGTHS[documents[i - 1]] == 7);
-            CHECK(n == 1 || dataset_count_targets(&ds, i, 1, n - 1) == 0);
-        }
+TEST(shards_of_other_formats_are_refused_with_a_hint) {
+    static const char *const files[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
+                                        "olmo.npy"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[128];
+        Error err;
+        snprintf(path, sizeof path, "tests/golden/shards/%s", files[i]);
+        CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
     }
-    dataset_close(&ds);
-}
-
-// Every shorter and every longer copy of a sample's file is refused; `boundary` as above.
-static void check_sizes(const char *file, const char *sidecar, int boundary) {
-    char path[128], copy[64];
-    const char *const names[] = {file, sidecar};
-    DatasetOptions options = dataset_options();
-    options.boundary_token = boundary;
-    options.boundary_ends = boundary >= 0;
-    unsigned char bytes[2048];
-    size_t sizes[2] = {0};
-    for (int i = 0; i < 2 && names[i]; i++) {
-        snprintf(path, sizeof path, "tests/golden/shards/%s", names[i]);
-        FILE *f = fopen(path, "rb");
-        CHECK(f && (sizes[i] = fread(bytes, 1, sizeof bytes - 64, f)) > 0 && fclose(f) == 0);
-        write_bytes(scratch(names[i]), bytes, sizes[i]);
-    }
-    memset(bytes, 1, sizeof bytes);
-    for (int i = 0; i < 2 && names[i]; i++) {
-        snprintf(copy, sizeof copy, "%s", names[i]);
-        FILE *f = fopen(scratch(copy), "rb");
-        CHECK(f && fread(bytes, 1, sizes[i], f) == sizes[i] && fclose(f) == 0);
-        const bool packed = strstr(copy, ".gz") != NULL;  // zlib ignores what follows
-        for (size_t n = 0; n < sizes[i] + (packed ? 0 : 16); n++) {
-            Dataset ds;
-            Error err = {0};
-            if (n == sizes[i]) continue;
-            write_bytes(scratch(copy), bytes, n);
-            CHECK_MSG(!dataset_open(&ds, scratch(file), &options, &err), "%s: %zu bytes", copy, n);
-            CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
-        }
-        write_bytes(scratch(copy), bytes, sizes[i]);
-    }
-}
-
-TEST(cut_and_lengthened_samples_are_refused) {
-    check_sizes("datatrove_wide.ds", "datatrove_wide.ds.loss", -1);
-    check_sizes("llmq_mask.bin", NULL, 50256);
-    check_sizes("numpy.npy", NULL, 50256);
-    check_sizes("olmo.npy", "olmo.csv.gz", -1);
-}
-
-TEST(directories_of_npy_files) {
-    Dataset ds;
-    Error err = {0};
-    uint64_t n = 0;
-    const DatasetOptions options = dataset_options();
-    const char *const names[][2] = {{"tests/golden/shards/olmo.npy", "npy/part-0.npy"},
-                                    {"tests/golden/shards/olmo.csv.gz", "npy/part-0.csv.gz"}};
-    CHECK(mkdir(scratch("npy"), 0777) == 0);
-    for (int i = 0; i < 2; i++) {
-        char *bytes = file_read_all(names[i][0], 4096, &n, "", &err);
-        CHECK_MSG(bytes != NULL, "%s", err.what);
-        write_bytes(scratch(names[i][1]), bytes, n);
-        free(bytes);
-    }
-    CHECK_MSG(dataset_open(&ds, scratch("npy"), &options, &err), "%s", err.what);
-    CHECK(ds.num_docs == NUM_SAMPLE_DOCS);
-    dataset_close(&ds);
-}
-
-TEST(samples_that_need_a_word_say_so) {
-    Dataset ds;
-    Error err;
-    CHECK(!open_sample(&ds, "numpy.npy", -1, &err) && err.code == EXIT_USAGE);
-    CHECK_MSG(
-        strstr(err.what, "do not say where documents end") && strstr(err.hint, "--boundary-token"),
-        "%s; %s", err.what, err.hint);
-    CHECK(!open_sample(&ds, "numpy_2d.npy", 50256, &err) && err.code == EXIT_BAD_INPUT);
-    CHECK_MSG(strstr(err.what, "one dimension") && strstr(err.what, "(2, 3)"), "%s", err.what);
-    CHECK(!open_sample(&ds, "llmc_eval.bin", -1, &err) && strstr(err.what, "evaluation"));
-    CHECK(!open_sample(&ds, "numpy.npy", 7, &err) && strstr(err.what, "token 7 is nowhere"));
+    CHECK(mkdir(scratch("npy"), 0777) == 0);  // also in a directory
+    write_bytes(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
+    check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
 }
 
 TEST(other_files_are_recognized) {
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *found;
+    } others[] = {
+        {"text of some length", 19, "found text"},
+        {"PAR1rest\0", 9, "Parquet"},
+        {"PK\3\4rest", 8, "zip"},
+        {"GGUF\3\0\0\0", 8, "GGUF"},
+        {"\x40\0\0\0\0\0\0\0{\"a\": 1}", 16, "safetensors"},
+        {"\x1f\x8b\x08\0rest", 8, "gzip"},
+        {"\x8a\xd8\x34\1rest", 8, "evaluation"},
+        {"\1\x34\xd8\x88rest", 8, "big-endian"},
+        {"\x88\xd8\x34\1rest", 8, "cut off in its header"},
+        {"", 0, "unknown"},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        write_bytes(scratch("other.bin"), others[i].bytes, others[i].n);
+        check_refused(scratch("other.bin"), others[i].found);
+    }
     Files f;
-    make_files(&f, 2);
-    char text[2000];
-    memset(text, 'x', sizeof text);
-    write_bytes(scratch("text.bin"), text, sizeof text);
-    check_refused(scratch("text.bin"), "found text");
-    write_bytes(scratch("parquet.bin"), "PAR1rest", 8);
-    check_refused(scratch("parquet.bin"), "Parquet");
-    write_bytes(scratch("zip.bin"), "PK\3\4rest", 8);
-    check_refused(scratch("zip.bin"), "zip");
-    write_bytes(scratch("gguf.bin"), "GGUF\3\0\0\0", 8);
-    check_refused(scratch("gguf.bin"), "GGUF");
-    write_bytes(scratch("safetensors.bin"), "\x40\0\0\0\0\0\0\0{\"a\": 1}", 16);
-    check_refused(scratch("safetensors.bin"), "safetensors");
-    write_bytes(scratch("gz.bin"), "\x1f\x8b\x08\0rest", 8);
-    check_refused(scratch("gz.bin"), "gzip");
-    put_word(&f, 0, 20240522);
-    write_bytes(scratch("eval.bin"), f.bin, f.bin_size);
-    check_refused(scratch("eval.bin"), "evaluation");
-    put_word(&f, 0, (int32_t)__builtin_bswap32(20240520));
-    write_bytes(scratch("big_endian.bin"), f.bin, f.bin_size);
-    check_refused(scratch("big_endian.bin"), "big-endian");
-    write_bytes(scratch("nothing.bin"), "", 0);
-    check_refused(scratch("nothing.bin"), "unknown");
     make_files(&f, 2);
     save(&f, "its");
     check_refused(scratch("its.idx"), "an index");
@@ -855,7 +622,7 @@ TEST(directories_globs_and_lists) {
 TEST(modded_nanogpt_names) {
     Files f;
     CHECK(mkdir(scratch("fineweb"), 0777) == 0);
-    make_llmc(&f, 2, 50256, false);
+    make_llmc(&f, 2, 50256);
     write_bytes(scratch("fineweb/fineweb_train_000001.bin"), f.bin, f.bin_size);
     check_opens(scratch("fineweb"));
 }
@@ -898,104 +665,64 @@ TEST(more_shards_than_descriptors) {
     dataset_close(&ds);
 }
 
-static uint64_t fingerprint_of(const char *path) {
+typedef struct {
+    uint64_t files, tokens;
+} Fingerprints;
+
+static Fingerprints fingerprints_of(const char *path) {
     Dataset ds;
     Error err = {0};
     const DatasetOptions options = dataset_options();
     CHECK_MSG(dataset_open(&ds, path, &options, &err), "%s", err.what);
-    const uint64_t fingerprint = ds.fingerprint;
+    const Fingerprints found = {ds.fingerprint, ds.token_fingerprint};
     dataset_close(&ds);
-    return fingerprint;
+    return found;
 }
 
-TEST(fingerprint_covers_names_sizes_headers_and_indexes) {
+// What is changed, and which fingerprints differ then
+TEST(fingerprints_cover_everything) {
+    enum { NAME, END, VOCABULARY, TOKEN, MASK, TWICE, NUM_CHANGES };
     Files f;
-    make_files(&f, 2);
+    make_masked_files(&f, 2);
     CHECK(mkdir(scratch("moved"), 0777) == 0);
     save(&f, "print");
     save(&f, "moved/print");
-    const uint64_t one = fingerprint_of(scratch("print.bin"));
-    CHECK(fingerprint_of(scratch("moved/print.bin")) == one);
-    save(&f, "other_name");
-    CHECK(fingerprint_of(scratch("other_name.bin")) != one);
-    put(f.idx + ENDS_AT, 4, 8);  // the first document one token shorter
-    seal(&f);
-    save(&f, "print");
-    CHECK(fingerprint_of(scratch("print.bin")) != one);
-    make_files(&f, 2);
-    put_word(&f, 10, VOCAB + 1);
-    seal(&f);
-    save(&f, "print");
-    CHECK(fingerprint_of(scratch("print.bin")) != one);
-    char list[600];
-    snprintf(list, sizeof list, "%s,%s", scratch("moved/print.bin"), scratch("moved/print.bin"));
-    CHECK(fingerprint_of(list) != one);
-    make_files(&f, 2);
-    f.bin[1024 + 2 * 20] ^= 1;  // another token, with a correct checksum
-    seal(&f);
-    save(&f, "print");
-    CHECK(fingerprint_of(scratch("print.bin")) != one);
+    const Fingerprints one = fingerprints_of(scratch("print.bin"));
+    const Fingerprints moved = fingerprints_of(scratch("moved/print.bin"));
+    CHECK(moved.files == one.files && moved.tokens == one.tokens);
+    for (int change = 0; change < NUM_CHANGES; change++) {
+        char list[600];
+        make_masked_files(&f, 2);
+        if (change == END) put(f.idx + ENDS_AT, 4, 8);  // the first document a token shorter
+        if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
+        if (change == TOKEN) f.bin[1024 + 2 * 20] ^= 1;  // with a correct checksum
+        if (change == MASK) f.mask[BITS_AT] = 1 << 2;    // token 2 instead of token 3
+        seal(&f);
+        save(&f, change == NAME ? "other" : "print");
+        snprintf(list, sizeof list, "%s", scratch(change == NAME ? "other.bin" : "print.bin"));
+        if (change == TWICE)
+            snprintf(list + strlen(list), sizeof list - strlen(list), ",%s",
+                     scratch("moved/print.bin"));
+        const Fingerprints now = fingerprints_of(list);
+        CHECK_MSG((now.files != one.files) == (change != MASK), "change %d", change);
+        if (change == TOKEN || change == MASK || change == TWICE)
+            CHECK_MSG(now.tokens != one.tokens, "change %d", change);
+    }
 }
 
-static uint64_t token_fingerprint_of(const char *path) {
-    Dataset ds;
-    Error err = {0};
-    const DatasetOptions options = dataset_options();
-    CHECK_MSG(dataset_open(&ds, path, &options, &err), "%s", err.what);
-    const uint64_t fingerprint = ds.token_fingerprint;
-    dataset_close(&ds);
-    return fingerprint;
-}
-
-// Without checksums in the files: all tokens if they are scanned, else a sample, here all of them.
-TEST(fingerprint_of_tokens_without_checksums) {
-    Files f, g;
-    make_files(&f, 2);
-    save(&f, "sum");
-    const uint64_t checked = token_fingerprint_of(scratch("sum.bin"));
-    f.bin[1024 + 2 * 20] ^= 1;
-    seal(&f);
-    save(&f, "sum");
-    CHECK(token_fingerprint_of(scratch("sum.bin")) != checked);
-    make_files_v1(&f, 2);
-    make_llmc(&g, 2, 50256, false);
-    save(&f, "sum");
-    write_bytes(scratch("scan.bin"), g.bin, g.bin_size);
-    const uint64_t sampled = token_fingerprint_of(scratch("sum.bin")),
-                   scanned = token_fingerprint_of(scratch("scan.bin"));
-    CHECK(token_fingerprint_of(scratch("sum.bin")) == sampled);
+// Of shards without checksums, every token that is read
+TEST(fingerprint_of_scanned_tokens) {
+    Files f;
+    make_llmc(&f, 2, 50256);
+    write_bytes(scratch("scan.bin"), f.bin, f.bin_size);
+    const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
     for (int i = 0; i < NUM_TOKENS; i++) {
+        if (shard_word(f.bin + 1024 + 2 * i, 2) == 50256) continue;
         f.bin[1024 + 2 * i] ^= 1;
-        save(&f, "sum");
+        write_bytes(scratch("scan.bin"), f.bin, f.bin_size);
         f.bin[1024 + 2 * i] ^= 1;
-        CHECK(token_fingerprint_of(scratch("sum.bin")) != sampled);
-        const uint64_t id = shard_word(g.bin + 1024 + 2 * i, 2);
-        if (id == 50256 || id == 50257) continue;
-        g.bin[1024 + 2 * i] ^= 1;
-        write_bytes(scratch("scan.bin"), g.bin, g.bin_size);
-        g.bin[1024 + 2 * i] ^= 1;
-        CHECK(token_fingerprint_of(scratch("scan.bin")) != scanned);
+        CHECK(fingerprints_of(scratch("scan.bin")).tokens != before);
     }
-}
-
-// A shard larger than the sample, which has its first and last bytes and some between them.
-TEST(the_sample_of_tokens_spreads_over_the_shard) {
-    enum { TOKENS = 300000 };
-    static unsigned char tokens[2 * TOKENS];
-    const uint64_t end = TOKENS;
-    int seen = 0;
-    write_bytes(scratch("long.ds.index"), &end, 8);
-    write_bytes(scratch("long.ds"), tokens, sizeof tokens);
-    const uint64_t before = token_fingerprint_of(scratch("long.ds"));
-    for (size_t part = 0; part < 100; part++) {  // one percent of the file changes
-        memset(tokens + part * 6000, 1, 6000);
-        write_bytes(scratch("long.ds"), tokens, sizeof tokens);
-        memset(tokens + part * 6000, 0, 6000);
-        const bool differs = token_fingerprint_of(scratch("long.ds")) != before;
-        CHECK(differs || (part > 0 && part < 99));
-        seen += differs;
-    }
-    CHECK_MSG(seen >= 8, "%d of 100 parts", seen);
 }
 
 TEST(tokenizers_must_agree) {
@@ -1122,90 +849,6 @@ TEST(bits_of_a_mask_are_counted) {
             CHECK(mask_count(mask, from, to) == ones);
             if (to < 320) ones += mask[to / 8] >> to % 8 & 1;
         }
-    }
-}
-
-// Every bit of the file counts, and every length but its own is refused.
-TEST(damaged_masks_are_refused) {
-    Files f;
-    make_masked_files(&f, 2);
-    save(&f, "masked");
-    const char *path = scratch("masked.bin"), *mask = scratch("masked.mask");
-    const int fd = open(mask, O_RDWR);
-    CHECK(fd >= 0);
-    for (size_t bit = 0; bit < 8 * f.mask_size; bit++) {
-        const unsigned char good = f.mask[bit / 8], bad = good ^ (unsigned char)(1 << bit % 8);
-        CHECK(pwrite(fd, &bad, 1, (off_t)(bit / 8)) == 1);
-        CHECK_MSG(refused_by_size_or_sum(path), "byte %zu, bit %zu", bit / 8, bit % 8);
-        CHECK(pwrite(fd, &good, 1, (off_t)(bit / 8)) == 1);
-    }
-    CHECK(close(fd) == 0);
-    check_opens(path);
-    for (size_t n = f.mask_size + 9; n-- > 0;) {
-        if (n == f.mask_size) continue;
-        write_bytes(mask, f.mask, n < f.mask_size ? n : f.mask_size);
-        CHECK(truncate(mask, (off_t)n) == 0);
-        check_refused(path, "expected exactly 42 bytes");
-    }
-    CHECK(unlink(mask) == 0);
-    check_refused(path, "masked.mask: ");
-}
-
-// Wrong values with a correct checksum.
-#define MASK_FIELD(change_, because_)                  \
-    do {                                               \
-        Files f;                                       \
-        make_masked_files(&f, 2);                      \
-        change_;                                       \
-        seal(&f);                                      \
-        save(&f, "field");                             \
-        check_refused(scratch("field.bin"), because_); \
-    } while (0)
-
-TEST(mask_fields_are_validated) {
-    MASK_FIELD(f.mask[7] = 'k', "expected a mask of version 1");
-    MASK_FIELD(put(f.mask + 8, 2, 4), "expected a mask of version 1");
-    MASK_FIELD(put(f.mask + 16, NUM_TOKENS + 1, 8), "the mask of another shard");
-    MASK_FIELD(put(f.mask + 24, NUM_TARGETS + 1, 8), "expected 15 ones, found 14");
-    MASK_FIELD(put(f.mask + 24, UINT64_MAX, 8), "ones, found 14");
-    MASK_FIELD(f.mask[BITS_AT + 5] |= 1 << 5, "expected zeros after bit 45");
-    MASK_FIELD((f.mask[BITS_AT + 1] |= 1 << 5, put(f.mask + 24, NUM_TARGETS + 1, 8)),
-               "bit 13: expected 0 for the first token of a document");
-    MASK_FIELD(put_word(&f, 11, 3), "expected no mask beside a shard without flag 4");
-    Files f, g;
-    make_masked_files(&f, 2);
-    make_masked_files(&g, 2);
-    put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
-    seal(&g);
-    save(&f, "mine");
-    save(&g, "yours");
-    CHECK(rename(scratch("yours.mask"), scratch("mine.mask")) == 0);
-    check_refused(scratch("mine.bin"), "the mask of another shard");
-}
-
-// Two masks of the same shard: other tokens are trained, so the data is not the same.
-TEST(fingerprint_covers_the_mask) {
-    for (int version = 1; version <= 2; version++) {
-        uint64_t prints[2], tokens[2];
-        for (int i = 0; i < 2; i++) {
-            Files f;
-            Dataset ds;
-            Error err = {0};
-            const DatasetOptions options = dataset_options();
-            make_masked_files(&f, 2);
-            if (version == 1) {
-                put(f.idx + 8, 1, 4);
-                memmove(f.idx + 32, f.idx + ENDS_AT, 8 * NUM_ENDS);
-                f.idx_size = 32 + 8 * NUM_ENDS + 4;
-            }
-            if (i == 1) f.mask[BITS_AT] = 1 << 2;  // token 2 instead of token 3
-            seal(&f);
-            save(&f, "print");
-            CHECK_MSG(dataset_open(&ds, scratch("print.bin"), &options, &err), "%s", err.what);
-            prints[i] = ds.fingerprint, tokens[i] = ds.token_fingerprint;
-            dataset_close(&ds);
-        }
-        CHECK(prints[0] == prints[1] && tokens[0] != tokens[1]);
     }
 }
 

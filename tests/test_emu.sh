@@ -92,15 +92,15 @@ right() {       # right NAME: no mode reports anything
     else bad "${1}_tsan" "$(grep -m 3 -E 'WARNING|WRONG|FATAL' "$out")"; fi
 }
 
-for kernel in rmsnorm attention gemm; do right $kernel; done
+for kernel in rmsnorm copies gemm; do right $kernel; done
 #   name                       fifo random prio proxy tsan  in the report
 bug rmsnorm_no_barrier         yes  10     10   yes   yes   'WRONG'
 bug rmsnorm_divergent_barrier  yes  10     10   yes   yes   'WRONG|DEADLOCK|divergent'
 bug rmsnorm_reads_past_row     yes  10     10   yes   -     'past the end of the 8064-byte block'
-bug attention_early_refill     no   4      8    no    yes   'WRONG'
-bug attention_waits_too_little yes  10     10   yes   yes   'WRONG'
-bug attention_no_row_guard     yes  10     10   yes   -     'past the end of the'
-bug attention_no_barrier       yes  10     10   yes   yes   'WRONG'
+bug copies_early_refill        no   4      8    no    yes   'WRONG'
+bug copies_wait_too_little     yes  10     10   yes   yes   'WRONG'
+bug copies_no_row_guard        yes  10     10   yes   -     'past the end of the'
+bug copies_no_barrier          yes  10     10   yes   yes   'WRONG'
 bug gemm_ignores_empty         yes  10     10   yes   -     'more arrivals than its count'
 bug gemm_wrong_byte_count      yes  10     10   yes   -     'DEADLOCK|tx-count 16'
 bug gemm_early_release         yes  10     10   yes   yes   'WRONG'

@@ -261,29 +261,6 @@ TEST(every_token_is_trained_once_an_epoch_or_counted) {
     CHECK_MSG(nothing > 5 && refused > 20, "%d %d", nothing, refused);
 }
 
-// One short document among long ones is found at any position of this epoch and the next.
-TEST(dropping_finds_what_is_left) {
-    StepPlan p = {0};
-    PlanSettings s = small_settings();
-    int32_t docs[40];
-    const Lengths l = {docs, 40, 0};
-    const DocIndex index = index_of(&l);
-    s.num_micro = 1;
-    s.long_docs = LONG_DROP;
-    for (int64_t pos = 0; pos < 40; pos += 3)
-        for (int shorter = 0; shorter < 40; shorter++) {
-            for (int i = 0; i < 40; i++) docs[i] = i == shorter ? 60 : 100;
-            const PlanState state = {0, pos, 0, 0};
-            plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-            const PlanState end = p.cursor_after;
-            CHECK(p.num_stream == 4 && p.long_docs.docs_dropped > 0);
-            CHECK(end.epoch * 40 + end.doc_pos - pos == 4 + p.long_docs.docs_dropped);
-            CHECK(p.long_docs.tokens_left_out == 100 * p.long_docs.docs_dropped);
-            for (int i = 0; i < 4; i++) CHECK(p.stream[i].doc == shorter);
-        }
-    plan_free(&p);
-}
-
 // -------------------------------------------------------------------------------------------------
 // Steps
 
@@ -300,8 +277,33 @@ static int by_place(const void *a, const void *b) {
     return (x->tok_off > y->tok_off) - (x->tok_off < y->tok_off);
 }
 
+// A segment went to the micro-batch with the least work of those with room. So every other one, in
+// the end, has at least the work that this one had before its last segment, or no room for that.
+static bool is_even(const StepPlan *p, const PlanSettings *s) {
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        if (p->micro_start[m] == p->micro_start[m + 1]) continue;
+        const int32_t last = p->segments[p->micro_start[m + 1] - 1].length;
+        for (int32_t b = 0; b < p->num_micro; b++)
+            if (p->micro_work[b] < p->micro_work[m] - plan_work(last) &&
+                s->micro_batch_tokens - micro_tokens(p, b) >= last)
+                return false;
+    }
+    return true;
+}
+
+// A segment went to the fullest micro-batch with room: an empty one is begun only when no other has
+// room, so that any two together hold more than one.
+static bool is_tight(const StepPlan *p, const PlanSettings *s) {
+    for (int32_t a = 0; a < p->num_micro; a++)
+        for (int32_t b = 0; b < a; b++)
+            if (micro_tokens(p, a) > 0 && micro_tokens(p, b) > 0 &&
+                micro_tokens(p, a) + micro_tokens(p, b) <= s->micro_batch_tokens)
+                return false;
+    return true;
+}
+
 // The micro-batches hold the segments of the stream, longest first.
-static void check_packed(const StepPlan *p) {
+static void check_packed(const StepPlan *p, const PlanSettings *s) {
     const size_t n = (size_t)p->num_stream, bytes = n * sizeof(Segment);
     Segment *a = (Segment *)host_calloc(2 * n, sizeof *a, "test"), *b = a + n;
     CHECK(p->num_segments == p->num_stream);
@@ -319,6 +321,7 @@ static void check_packed(const StepPlan *p) {
         }
         CHECK(p->micro_work[m] == work);
     }
+    CHECK(is_even(p, s) || is_tight(p, s));
 }
 
 // padded and repad: a row for each segment; rows: the stream, cut every so many tokens.
@@ -356,7 +359,7 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
     CHECK(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
     for (int32_t m = 0; m < p->num_micro; m++) CHECK(micro_tokens(p, m) <= s->micro_batch_tokens);
     if (p->layout == LAYOUT_PACKED)
-        check_packed(p);
+        check_packed(p, s);
     else
         check_rows(p, s);
 }
@@ -417,48 +420,6 @@ TEST(steps_cut_the_stream_in_every_layout) {
 // -------------------------------------------------------------------------------------------------
 // Packing
 
-// A segment went to the micro-batch with the least work of those with room. So every other one, in
-// the end, has at least the work that this one had before its last segment, or no room for that.
-static bool is_even(const StepPlan *p, const PlanSettings *s) {
-    for (int32_t m = 0; m < p->num_micro; m++) {
-        if (p->micro_start[m] == p->micro_start[m + 1]) continue;
-        const int32_t last = p->segments[p->micro_start[m + 1] - 1].length;
-        for (int32_t b = 0; b < p->num_micro; b++)
-            if (p->micro_work[b] < p->micro_work[m] - plan_work(last) &&
-                s->micro_batch_tokens - micro_tokens(p, b) >= last)
-                return false;
-    }
-    return true;
-}
-
-// A segment went to the fullest micro-batch with room: an empty one is begun only when no other has
-// room, so that any two together hold more than one.
-static bool is_tight(const StepPlan *p, const PlanSettings *s) {
-    for (int32_t a = 0; a < p->num_micro; a++)
-        for (int32_t b = 0; b < a; b++)
-            if (micro_tokens(p, a) > 0 && micro_tokens(p, b) > 0 &&
-                micro_tokens(p, a) + micro_tokens(p, b) <= s->micro_batch_tokens)
-                return false;
-    return true;
-}
-
-TEST(micro_batches_have_even_work_or_no_room) {
-    StepPlan p = {0};
-    int even = 0, rounds = 0;
-    for (; rounds < 500; rounds++) {
-        const PlanSettings s = random_settings();
-        const Lengths l = make_lengths(1 + test_rng_below(400), 1 + test_rng_below(400));
-        Error err;
-        if (plan_once(&p, &l, &s, &err)) {
-            CHECK(is_even(&p, &s) || is_tight(&p, &s));
-            even += is_even(&p, &s);
-        }
-        free(l.lengths);
-    }
-    plan_free(&p);
-    CHECK_MSG(even > 400, "%d of %d", even, rounds);
-}
-
 // Sets that exactly fill their micro-batches, which only filling up one after another finds.
 TEST(what_fits_only_when_packed_tightly_is_packed_tightly) {
     static const struct {
@@ -494,8 +455,8 @@ TEST(steps_that_do_not_fit_shrink) {
     for (int round = 0; round < ROUNDS; round++) {
         Lengths l = make_lengths(100, 100);
         for (int64_t i = 0; i < l.n; i++) l.lengths[i] = 20 + (int32_t)test_rng_below(60);
-        const DocIndex index = index_of(&l);
-        plan_ok(&p, &index, &s, LAYOUT_PACKED, &START);
+        Error err;
+        CHECK(plan_once(&p, &l, &s, &err));
         fill += (double)p.real_tokens / 800 / ROUNDS;
         check_steps(&l, &s, 2);
         free(l.lengths);

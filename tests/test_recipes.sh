@@ -8,34 +8,18 @@ train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
-    scripts/continue_pretraining.sh)
-for f in "${recipes[@]}"; do
-    lines=$(wc -l < "$f") name=$(basename "$f")
-    check "${name}_is_short" test "$lines" -le 40
-done
+    scripts/continue_pretraining.sh scripts/train_until_done.sh)
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
     check "$(basename "$f")_is_executable" test -x "$f"
 done
-if command -v shellcheck > /dev/null; then
-    expect shellcheck 0 '^$' bash -c 'shellcheck "$@" && echo' sh scripts/run_8gpu.sh \
-        scripts/slurm.sbatch
-else skip shellcheck 'it is not installed'; fi
 
 # ---- a tree with the recipes, the trainer and stand-ins -----------------------------------------------
 mkdir -p "$work/tree/scripts" "$work/bin"
 cp "${recipes[@]}" "$work/tree/scripts"
-if [ -e scripts/train_until_done.sh ]; then cp scripts/train_until_done.sh "$work/tree/scripts"
-else bad train_until_done 'scripts/train_until_done.sh is missing'; fi
 cp "$train" "$work/tree/train_llama"
 dev/bench.py --write "$work/tree/tiny" --dist r65 --tokens 20000 > "$work/out.txt"
-cat > "$work/tree/config.json" <<'JSON'
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
- "vocab_size": 264, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
- "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8,
- "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
- "tie_word_embeddings": true, "initializer_range": 0.05}
-JSON
+(cd "$work" && tiny_model tiny 24 40 8 && mv tiny/config.json tree)
 : > "$work/launched.txt"
 cat > "$work/bin/launch" <<'SH'
 #!/usr/bin/env bash
@@ -79,21 +63,23 @@ expect unknown_options_are_refused 2 'error: --no-such-option: unknown option' i
 
 # ---- one process ----------------------------------------------------------------------------------------
 mkdir -p "$work/tree/data"
-cp data/prepare.py data/chat.py "$work/tree/data"
+cp data/prepare.py "$work/tree/data"
 continued=(scripts/continue_pretraining.sh . tiny)
 outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
-outcome continued_pretraining_needs_shards 2 'a directory of shards' scripts/continue_pretraining.sh .
+outcome continued_pretraining_needs_texts 2 'a model and texts' scripts/continue_pretraining.sh .
 outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
-if python3 -c 'import tokenizers' 2> /dev/null; then
+if python3 -c 'import jinja2' 2> /dev/null; then
     cp -r tests/golden/chat "$work/tree/chat"
     sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
     for i in 1 2 3 4 5 6 7 8; do
         echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
     done > "$work/tree/chats.jsonl"
+    echo "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}" \
+        > "$work/tree/chat/chat_template.jinja"
     fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
     outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
     has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
-else skip fine_tuning 'the Python package tokenizers is not installed'; fi
+else skip fine_tuning 'the Python package jinja2 is not installed'; fi
 
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"
@@ -120,48 +106,102 @@ outcome words_left_out 0 ' 0 chats' chats "$work/wordnet" --leave-out brook
 check no_words_are_left test ! -s "$work/words.jsonl"
 outcome no_wordnet 3 'index.noun: expected' chats "$work/tree"
 
-# ---- the manifest ---------------------------------------------------------------------------------------
-for python in python3 /usr/bin/python3; do "$python" -c 'import yaml' 2> /dev/null && break; done
-cat > "$work/manifest.py" <<'PY'
-import sys
-import yaml
-job = yaml.safe_load(open(sys.argv[1]))
-assert job["apiVersion"] == "kubeflow.org/v2beta1" and job["kind"] == "MPIJob"
-# fields of MPIJobSpec, RunPolicy and ReplicaSpec in the API
-known = {"spec": {"slotsPerWorker", "runLauncherAsWorker", "runPolicy", "mpiReplicaSpecs",
-                  "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation"},
-         "runPolicy": {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
-                       "backoffLimit", "schedulingPolicy", "suspend", "managedBy"},
-         "replica": {"replicas", "template", "restartPolicy"}}
-spec = job["spec"]
-assert set(spec) <= known["spec"] and set(spec["runPolicy"]) <= known["runPolicy"], spec
-replicas = spec["mpiReplicaSpecs"]
-assert set(replicas) == {"Launcher", "Worker"}
-pods = {}
-for kind, replica in replicas.items():
-    assert set(replica) <= known["replica"], replica
-    pods[kind] = replica["template"]["spec"]
-    for container in pods[kind]["containers"]:
-        assert container["name"] and container["image"]
-        mounts = {m["name"] for m in container.get("volumeMounts", [])}
-        assert mounts <= {v["name"] for v in pods[kind].get("volumes", [])}
-launcher, worker = (pods[kind]["containers"][0] for kind in ("Launcher", "Worker"))
-command = launcher["command"] + launcher["args"]
-assert all(isinstance(word, str) for word in command), command
-ranks = spec["slotsPerWorker"] * replicas["Worker"]["replicas"]
-assert int(command[command.index("-n") + 1]) == ranks
-assert worker["resources"]["limits"]["nvidia.com/gpu"] == spec["slotsPerWorker"]
-print(" ".join(command))
+# ---- models ---------------------------------------------------------------------------------------------
+cd "$work" || exit 1
+get_model() { "$root/scripts/get_model.sh" "$@"; }
+from_a_hub() {  # a hub on this machine
+    local files=(config.json generation_config.json model.safetensors special_tokens_map.json
+        tokenizer.json tokenizer_config.json) folder port
+    folder=hub/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main
+    mkdir -p $folder && for f in "${files[@]}"; do echo "$f" > "$folder/$f"; done
+    python3 -u -m http.server --bind 127.0.0.1 --directory hub 0 > server.log 2>&1 &
+    server=$!
+    for _ in $(seq 100); do grep -q 'port [0-9]' server.log && break; sleep 0.1; done
+    port=$(sed -n 's/.*port \([0-9]*\).*/\1/p' server.log)
+    HF_ENDPOINT=http://127.0.0.1:$port get_model smollm2-135m-instruct got/model && diff -r got/model $folder
+    local status=$?
+    kill $server
+    return $status
+}
+nothing_reachable() {
+    mkdir -p bin && printf '#!/bin/sh\necho no network >&2\nexit 1\n' > bin/python3 && chmod +x bin/python3
+    PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 get_model smollm2-135m-instruct none/model
+    [ $? -eq 4 ] && [ -z "$(ls -A none)" ]
+}
+tiny_gguf() {  # as llama.cpp writes it: rows of Q and K in its order
+    rm -rf tiny.gguf converted && python3 - << 'PY' && python3 "$root/scripts/gguf_to_hf.py" tiny.gguf converted &&
+import gguf, numpy
+rng = numpy.random.default_rng(1)
+heads, kv, hidden = 2, 1, 64
+def permute(w, n):
+    return w.reshape(n, 2, w.shape[0] // n // 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+w = gguf.GGUFWriter("tiny.gguf", "llama")
+w.add_block_count(1); w.add_context_length(128); w.add_embedding_length(hidden)
+w.add_feed_forward_length(96); w.add_head_count(heads); w.add_head_count_kv(kv)
+w.add_rope_freq_base(10000.0); w.add_layer_norm_rms_eps(1e-5)
+w.add_tokenizer_model("gpt2"); w.add_tokenizer_pre("smollm")
+w.add_token_list(["<|im_start|>", "<|im_end|>", "a", "b", "ab"]); w.add_token_types([3, 3, 1, 1, 1])
+w.add_token_merges(["a b"]); w.add_bos_token_id(0); w.add_eos_token_id(1)
+w.add_unk_token_id(0); w.add_pad_token_id(1); w.add_chat_template("{{ bos_token }}")
+whole = lambda *shape: rng.integers(-99, 99, shape).astype(numpy.float32)
+wanted = {}
+def put(name, hf, value, stored, kind=None):
+    wanted["model." + hf] = value
+    if kind:
+        stored = gguf.quants.quantize(stored, kind)
+        wanted["model." + hf] = gguf.quants.dequantize(stored, kind)
+    w.add_tensor(name, stored, raw_dtype=kind)
+value = rng.standard_normal((5, hidden)).astype(numpy.float32)
+put("token_embd.weight", "embed_tokens.weight", value, value, gguf.GGMLQuantizationType.Q8_0)
+q, k = whole(hidden, hidden), whole(kv * hidden // heads, hidden)
+put("blk.0.attn_q.weight", "layers.0.self_attn.q_proj.weight", q, permute(q, heads))
+put("blk.0.attn_k.weight", "layers.0.self_attn.k_proj.weight", k, permute(k, kv))
+for name, hf, shape in (("attn_v", "self_attn.v_proj", k.shape), ("attn_output", "self_attn.o_proj", q.shape),
+                        ("ffn_gate", "mlp.gate_proj", (96, hidden)), ("ffn_up", "mlp.up_proj", (96, hidden)),
+                        ("ffn_down", "mlp.down_proj", (hidden, 96))):
+    value = rng.standard_normal(shape).astype(numpy.float32)
+    put("blk.0.%s.weight" % name, "layers.0.%s.weight" % hf, value, value, gguf.GGMLQuantizationType.Q4_1)
+for name, hf in (("blk.0.attn_norm", "layers.0.input_layernorm"), ("output_norm", "norm"),
+                 ("blk.0.ffn_norm", "layers.0.post_attention_layernorm")):
+    value = whole(hidden)
+    put(name + ".weight", hf + ".weight", value, value)
+w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()
+numpy.savez("wanted.npz", **wanted)
 PY
-if "$python" -c 'import yaml' 2> /dev/null; then
-    expect mpijob_has_fields_of_the_api 0 '^mpirun -n 16 ' "$python" "$work/manifest.py" \
-        scripts/mpijob.yaml
-    mpijob() {
-        local line
-        line=$("$python" "$work/manifest.py" scripts/mpijob.yaml) && : > "$LAUNCHED" &&
-            (cd "$work/tree" && PATH=$work/bin:$PATH && timeout -k 5 "$limit_s" ${line/\/data\/shards/tiny} "${small[@]}")
-    }
-    expect mpijob_options 0 "$plan" mpijob
-    launched mpijob_ranks '^mpirun -n 16 --bind-to none$'
-else skip mpijob 'python3 has no yaml (python3-yaml)'; fi
+        python3 - << 'PY'
+import json, numpy, struct
+data, wanted = open("converted/model.safetensors", "rb").read(), numpy.load("wanted.npz")
+size = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:8 + size])
+assert set(header) == set(wanted) | {"__metadata__"}
+for name in wanted:
+    a, b = (8 + size + x for x in header[name]["data_offsets"])
+    bits = numpy.frombuffer(data[a:b], "<u2").astype("<u4") << 16
+    found = bits.view("<f4").reshape(header[name]["shape"])
+    exact = wanted[name].view("<u4")
+    # the nearer of the two bf16 around it, so that whole numbers below 256 are exact
+    assert found.shape == exact.shape, name
+    assert (numpy.abs(bits.reshape(exact.shape).astype("i8") - exact.astype("i8")) <= 0x8000).all(), name
+config = json.load(open("converted/config.json"))
+assert (config["num_key_value_heads"], config["head_dim"], config["tie_word_embeddings"]) == (1, 32, True)
+assert json.load(open("converted/tokenizer_config.json"))["eos_token"] == "<|im_end|>"
+PY
+}
+cut_gguf() {
+    head -c 700 tiny.gguf > cut.gguf
+    python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut 2>&1
+    [ $? -eq 3 ] && [ ! -e cut ]
+}
+if command -v curl > /dev/null; then check get_model_from_a_hub from_a_hub
+else skip get_model_from_a_hub 'curl is not installed'; fi
+check get_model_without_a_network nothing_reachable
+expect get_model_refuses_other_models 2 'expected the name of a model' get_model gpt5
+mkdir -p there
+expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
+    get_model smollm2-135m-instruct there
+if python3 -c 'import gguf' 2> /dev/null; then
+    check gguf_to_hugging_face tiny_gguf
+    check refuses_a_cut_gguf cut_gguf
+else skip gguf_to_hugging_face 'the Python package gguf is not installed'; fi
+expect refuses_gguf_without_arguments 2 'expected MODEL.gguf' python3 "$root/scripts/gguf_to_hf.py"
 finish

@@ -1,7 +1,7 @@
-// data/runs/samples.h: generated texts, one at a time and together, for prompts and batches of any
+// data/runs/generate.h: generated texts, one at a time and together, for prompts and batches of any
 // size.
 #include "../data/models/safetensors.h"
-#include "../data/runs/samples.h"
+#include "../data/runs/generate.h"
 #include "../llama.h"
 
 #include "test.h"

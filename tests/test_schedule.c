@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "../data/runs/samples.h"
+#include "../data/runs/generate.h"
 #include "../data/runs/schedule.h"
 #include "test.h"
 

@@ -1,14 +1,27 @@
 #!/usr/bin/env bash
-# Text in, no Python: --train takes text files, directories and JSON Lines. The shards that the trainer
-# makes of them are those of data/prepare.py, byte for byte.
+# Text in, no Python: --train takes text files, directories, JSON Lines and arrays. What is in the shards that
+# the trainer makes of them, and when it makes them again. Loss masks of chats: tests/test_chat.sh.
 . "$(dirname "$0")/lib.sh"
 scratch texts
 train=${TRAIN:-$root/build/asan/train_llama}
 small=(--max-seqlen 64 --micro-batch-tokens 256 --num-samples 0 --val-tokens 512 --threads 2)
 run=("$train" "${small[@]}")
-same_shards() {         # same_shards NAME DIR DIR: all but prepare.py's summary and our key
-    if diff -r -x dataset.json -x texts.key "$2" "$3" > "$work/out.txt" 2>&1; then ok "$1"
+same_shards() {         # same_shards NAME DIR DIR: all but the key
+    if diff -r -x texts.key "$2" "$3" > "$work/out.txt" 2>&1; then ok "$1"
     else bad "$1" "$2 and $3 differ"; fi
+}
+# holds NAME DIR EXPECTED [SHARE]: byte shards of the documents of a JSON file, [[text as latin-1, mask or
+# null], ...], that share of them for validation
+holds() {
+    PYTHONPATH=$root/tests check_python "$@" << 'PY'
+import hashlib, json, shards, sys
+directory, expected, share = (sys.argv[1:] + ["0.01"])[:3]
+documents = [(t.encode("latin-1"), mask) for t, mask in json.load(open(expected))]
+first = lambda text: int(hashlib.sha256(text).hexdigest()[:16], 16) / 2.0**64
+for split in "train", "val":
+    wanted = [([256, *t, 257], mask) for t, mask in documents if (first(t) < float(share)) == (split == "val")]
+    assert shards.read(directory, split) == wanted, (split, wanted[:9])
+PY
 }
 
 # ---- every kind of input -------------------------------------------------------------------------
@@ -17,6 +30,8 @@ python3 - << 'PY'
 import json, random
 random.seed(1)
 def put(name, data): open(name, "wb").write(data)
+def expect(name, documents):
+    json.dump([(d.decode("latin-1"), mask) for d, mask in documents], open(name + ".expected", "w"))
 put("tree/a.txt", b"alpha\n")
 put("tree/b/bytes.md", bytes(range(1, 256)) * 3)
 put("tree/b/new\nline.txt", b"strange name\n")
@@ -28,32 +43,58 @@ put("tree/__pycache__/x.txt", b"cache")
 put("tree/table.csv", b"1,2\n")
 put("tree/other.json", b'{\n"a": 1}\n')
 put("tree/lines.json", b'{"text": "one line"}\n{"text": "another"}\n')
+put("tree/many.json", b'[{"text": "in an array", "n": [1, "]"]}, {"text": "of\\" two"}]\n')
+expect("tree", [(open("tree/" + n, "rb").read(), None) for n in ("a.txt", "b/bytes.md", "b/new\nline.txt", "c.py")]
+       + [(t, None) for t in (b"one line", b"another", b"in an array", b'of" two')])
 letters = "ab c\n\u00e9\u20ac\U0001f600"
-lines = ["document %d " % i + "".join(random.choices(letters, k=random.randrange(300)))
+texts = ["document %d " % i + "".join(random.choices(letters, k=random.randrange(300)))
          for i in range(2000)]
-rows = [json.dumps({"id": i, "text": t}) for i, t in enumerate(lines)]
-rows[7:7] = ["", " \t", '{"text": ""}', '{"text": "nul \\u0000 and half \\ud83d, \\\\ud83d, a pair \\ud83d\\ude00"}']
+rows = [json.dumps({"id": i, "text": t}) for i, t in enumerate(texts)]
+odd = r'{"text": "nul \u0000, half \ud83d, \udfff, \\ud83d, pairs \ud83d\ude00 \uD83D\uDE00, \ud7ff \ue000"}'
+texts.insert(7, "nul \0, half ?, ?, \\ud83d, pairs \U0001f600 \U0001f600, \ud7ff \ue000")
+rows[7:7] = ["", " \t", '{"text": ""}', odd]
 put("lines.jsonl", "\n".join(rows).encode())
+expect("lines.jsonl", [(t.encode(), None) for t in texts])
+put("array.json", ("\n [" + ",\n".join(row for row in rows if row.strip()) + "\n]\n").encode())
 put("broken.jsonl", b'{"text": "good"}\n{"text": "cut\n\n{"text": 3}\n{"text": "good too"}\n[1]\n')
+expect("broken.jsonl", [(b"good", None), (b"good too", None)])
+put("broken.json", b'[{"text": "good"}, {"text": 3}, {"text": cut}, {"text": "good too"}, 1]')
+put("cut.json", b'[{"text": "good"}, {"text": "cut"}')
 put("wrong.jsonl", b'{"body": "x"}\n')
 put("chat.jsonl", b'{"messages": [{"role": "user", "content": "x"}]}\n')
+put("parts.jsonl", json.dumps({"parts": [["Q: \u20ac", False], ["", True], [" A\n", True], ["end ", False]]}).encode() +
+    b'\n{"text": "plain"}\n{"parts": [["never", false]]}\n{"parts": [["Q", false], ["A \\n", true]]}\n')
+expect("parts.jsonl", [(b"Q: \xe2\x82\xac A\nend ", [0] * 7 + [1] * 3 + [0] * 5),
+                       (b"plain", [0] + [1] * 6), (b"QA \n", [0, 0, 1, 1, 1, 1])])
+put("pairs.jsonl", b'{"parts": [["x"]]}\n')
+put("slow.jsonl", b'{"text": "' + rb"\u00e9" * 250000 + b'"}\n')
 PY
 notes=$work/notes.txt
 seq 1 800 > "$notes"
-for c in tree lines.jsonl notes.txt; do
-    check "$c" "${run[@]}" --train $c --out "out-$c" --steps 0 --val-every 0
-    prepare $c --out "py-$c"
-    same_shards "${c}_as_prepare.py" "out-$c/tokens" "py-$c"
+python3 -c 'import json; json.dump([[open("notes.txt").read(), None]], open("notes.txt.expected", "w"))'
+cp lines.jsonl.expected array.json.expected && cp broken.jsonl.expected broken.json.expected
+for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.jsonl; do
+    check "$c" "${run[@]}" --train $c --out "out-$c" --steps 0 --val-every 0 --allow-other-tokenizer
+    cp out.txt "said-$c"
+    holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 2 CSV or JSON files' \
-    <("${run[@]}" --train tree --out counts --dry-run)
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 2 CSV or JSON files' said-tree
+has broken_lines_are_named '^warning: left out: broken.jsonl:2: expected JSON' said-broken.jsonl
+has broken_lines_are_counted '2 documents, .*left out: 3 records, 1 empty document' said-broken.jsonl
+has broken_records_are_named '^warning: left out: broken.json: record 2: "?text' said-broken.json
+has parts_are_targets '^train +1 unpad.c shard, 2 documents, [0-9]+ tokens, [0-9]+ of them targets$' said-parts.jsonl
+has untrained_parts '^warning: left out: parts.jsonl:3: expected a part that is trained' said-parts.jsonl
 check one_thread "${run[@]}" --train lines.jsonl --out one --steps 0 --val-every 0 --threads 1
 same_shards one_thread_as_two one/tokens out-lines.jsonl/tokens
 check several "${run[@]}" --train "n*.txt,tree" --out several --dry-run
-prepare notes.txt tree --out py-several
-same_shards globs_and_lists several/tokens py-several
+python3 -c 'import json; print(json.dumps(json.load(open("notes.txt.expected")) + json.load(open("tree.expected"))))' > several.expected
+holds globs_and_lists several/tokens several.expected
 check val "${run[@]}" --train notes.txt --val tree/c.py --out val --dry-run
 has validation_texts '^val +1 unpad.c shard, 1 document' out.txt
+mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
+check validation_file "${run[@]}" --train split --out split.run --dry-run
+has validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' out.txt
+check long_escapes_take_no_time timeout 20 "${run[@]}" --train slow.jsonl --out slow --dry-run
 
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
 tiny_model bpe 24 40 8
@@ -63,19 +104,12 @@ run_bpe=("$train" --model bpe --from-scratch "${small[@]}")
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --dry-run
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
-if python3 -c 'import tokenizers' 2> /dev/null; then
-    for c in tree lines.jsonl; do
-        check "bpe_$c" "${run_bpe[@]}" --train $c --out "bpe-$c" --dry-run
-        prepare $c --tokenizer bpe --out "py-bpe-$c"
-        same_shards "bpe_${c}_as_prepare.py" "bpe-$c/tokens" "py-bpe-$c"
-    done
-    cp -r bpe none
-    cp "$root"/tests/golden/tokenizers/llama3/tokenizer.json none
-    echo '{"bos_token": null, "eos_token": "<|im_start|>"}' > none/tokenizer_config.json
-    check bpe_without_bos "${run_bpe[@]}" --model none --train lines.jsonl --out bpe-none --dry-run
-    prepare lines.jsonl --tokenizer none --out py-bpe-none
-    same_shards bpe_without_bos_as_prepare.py bpe-none/tokens py-bpe-none
-else skip bpe_shards 'the Python package tokenizers is not installed'; fi
+check bpe_tree "${run_bpe[@]}" --train tree --out bpe-tree --dry-run
+PYTHONPATH=$root/tests check_python one_boundary_token << 'PY'
+import shards
+for ids, _ in shards.read("bpe-tree/tokens"):
+    assert ids[-1] == 0 and ids[0] != 0 and len(ids) > 1, ids
+PY
 
 # ---- once, and again when something has changed ----------------------------------------------------------
 check trains "${run[@]}" --train notes.txt --out r --steps 2 --save-every 1
@@ -94,28 +128,30 @@ check resumes_without_the_texts "${run[@]}" --resume --out r --steps 4
 has resumed '^done: r/final' out.txt
 check changed "${run[@]}" --train notes.txt --out r --overwrite --steps 1
 has tokenized_again '^texts   notes.txt -> r/tokens' out.txt
-prepare notes.txt --out py-changed
-same_shards as_the_new_text r/tokens py-changed
+sed -i '1s/2/3/' notes.txt
+check the_same_size_again "${run[@]}" --train notes.txt --out r --overwrite --steps 1
+has tokenized_for_its_time '^texts   notes.txt -> r/tokens' out.txt
+python3 -c 'import json; json.dump([[open("notes.txt").read(), None]], open("notes.txt.expected", "w"))'
+holds as_the_new_text r/tokens notes.txt.expected
+check as_validation "${run[@]}" --train notes.txt --val lines.jsonl --out r --overwrite --steps 1
+check as_training "${run[@]}" --train notes.txt --val notes.txt --out r --overwrite --steps 1
+has tokenized_for_its_use '^texts   notes.txt -> r/val_tokens' out.txt
 
 check bpe_trains "${run_bpe[@]}" --train tree --out bpe-run --steps 1
 
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
 evaluate() { TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 "$@"; }
-prepare tree --out py-all --val-frac 0
 check eval_of_texts evaluate --val tree
 sed -n '/^document/,$p' out.txt > eval-texts.txt
-check eval_of_their_shards evaluate --val py-all
+check eval_of_their_shards evaluate --val out-tree/tokens/train_00000.bin
 sed -n '/^document/,$p' out.txt > eval-shards.txt
-has eval_has_all_documents '^all +6 ' eval-texts.txt
+has eval_has_all_documents '^all +8 ' eval-texts.txt
 same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
 expect eval_stops_at_a_broken_line 3 'broken.jsonl:2: expected JSON' evaluate --val broken.jsonl --strict
 check eval_leaves_nothing rmdir tmp
 
 # ---- bad input --------------------------------------------------------------------------------------------
-check broken_lines "${run[@]}" --train broken.jsonl --out broken --dry-run
-has broken_lines_are_named '^warning: left out: broken.jsonl:2: expected JSON' out.txt
-has broken_lines_are_counted '2 documents, .*left out: 3 lines, 1 empty document' out.txt
 # refused NAME PATTERN SPEC ARGUMENTS...: exit code 3, and no tokens are left
 refused() {
     local name=$1 pattern=$2
@@ -136,6 +172,8 @@ refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz
 refused parquet 'x.parquet: expected text or JSONL, found Parquet' x.parquet
 refused a_binary_file 'packed.txt: expected text, found a binary file' packed.txt
+refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or false\]' pairs.jsonl
+refused a_cut_array 'cut.json: record 2 is cut off' cut.json
 refused a_table 'table.csv: expected' table.csv
 refused an_empty_directory 'nothing: expected token shards' nothing
 refused no_such_file 'absent.txt: expected token shards' absent.txt

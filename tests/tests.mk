@@ -11,20 +11,19 @@ DEV     := $(patsubst dev/%.c,%,$(wildcard dev/*.c)) $(patsubst dev/%.cu,%,$(wil
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
-# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync)
+# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: test test-dev test-programs test-dev-programs test-arm64 test-sanitizers test-schedules \
-        simple
+.PHONY: check bench-ops test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+        test-schedules simple
 
-# Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend, $(4) =
-# more prerequisites of tests
+# Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
 build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
-                               build/$(1)/libhost.a $(3)
+                               build/$(1)/tests/attention_fault.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(RUN_FAULTS)
-build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3) $(4)
+build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
 $$(DEV:%=build/$(1)/%): build/$(1)/%: build/$(1)/dev/%.o build/$(1)/libhost.a $(3)
@@ -43,42 +42,39 @@ $(eval $(call TEST_RULES,cpu,$(CC) -fopenmp,$(KERNELS:%.c=build/cpu/%.o)))
 $(eval $(call TEST_RULES,asan,$(CC) -fopenmp $(ASAN),$(KERNELS:%.c=build/asan/%.o)))
 $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 
-# The CPU backend as a shared library: the reference that tests of CUDA kernels open
-REFERENCE := build/reference/cpu_kernels.so
-$(REFERENCE): $(wildcard kernels/cpu/*.[ch] data/base/*.h) data/base/clock.c data/base/error.c \
-              kernels/kernels.h Makefile
-	@mkdir -p $(@D)
-	$(call say,LINK,$@)$(CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -fPIC -shared -Wl,-Bsymbolic \
-	    $(filter %.c,$^) -o $@ -lm -ldl
-$(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA),$(REFERENCE)))
+$(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
 ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
-                $(EMU_TESTS:%=build/emu/test_%)
+                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
 DEV_PROGRAMS := $(call of_dev,$(ALL_PROGRAMS))
 DEV_SCRIPTS := $(call of_dev,$(SCRIPTS))
 PROGRAMS := $(filter-out $(DEV_PROGRAMS),$(ALL_PROGRAMS))
-SANITIZED := build/emusan/test_cuda_kernels build/emusan/test_cuda_attention
+SANITIZED := build/emusan/test_ops
 test-programs: $(PROGRAMS) $(SANITIZED) build/asan/train_llama build/cpu/train_llama \
                build/emu/train_llama build/cpu/train_llama_faulty build/emu/train_llama_faulty \
                train_llama
-test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_cuda_kernels \
-                   build/emu/test_cuda_attention
+test-dev-programs: $(DEV_PROGRAMS) build/emu/bugs build/tsan/bugs build/emu/test_ops
 test: test-programs
 	@echo 'the suites of dev/ are not among these: make test-dev'
 	@tests/run.sh $(PROGRAMS) $(filter-out $(DEV_SCRIPTS),$(SCRIPTS))
 test-dev: test-dev-programs
 	@tests/run.sh $(DEV_PROGRAMS) $(DEV_SCRIPTS)
 
+# Every operation on this machine: on its GPU, or on the CPU backend if it has none
+check: build/$(BACKEND)/test_ops
+	@$< --limit 120
+bench-ops: build/$(BACKEND)/test_ops
+	@$< --bench
+
 # All cases of the emulated kernels under AddressSanitizer and UBSan (ThreadSanitizer:
 # dev/emu/README.md)
 test-sanitizers: $(SANITIZED)
-	@for suite in $(SANITIZED); do echo "== $$suite" && \
-	    ASAN_OPTIONS=detect_leaks=0 $$suite || exit 1; done
+	@ASAN_OPTIONS=detect_leaks=0 $(SANITIZED)
 
 # The emulated kernels under 40 schedules: half an hour
-test-schedules: build/emu/test_cuda_kernels build/emu/test_cuda_attention
+test-schedules: build/emu/test_ops
 	@SEEDS=20 tests/test_cuda_schedules.sh
 
 # The whole idea in one file of plain C; tests/test_simple.c holds llama.h to it
@@ -90,13 +86,12 @@ build/simple: dev/simple/train_llama.c
 # The CPU kernels for arm64 (NEON), cross-compiled and run by qemu: results, not speed; minutes.
 # apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 ARM64_CC := aarch64-linux-gnu-gcc
-ARM64   := $(addprefix build/arm64/test_,matmul kernels attention)
+ARM64   := build/arm64/test_ops
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
                     kernels/comm/mpi.c kernels/comm/cpu.c kernels/comm/watchdog.c \
-                    $(addprefix data/base/,clock.c error.c memory.c sum_tree.c)
+                    $(addprefix data/base/,clock.c error.c memory.c)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static \
 	    -ffunction-sections -Wl,--gc-sections $(filter %.c,$^) -o $@ -lm -lpthread
 test-arm64: $(ARM64)
-	@for suite in $^; do echo "== $$suite" && \
-	    OMP_WAIT_POLICY=passive qemu-aarch64 $$suite || exit 1; done
+	@OMP_WAIT_POLICY=passive qemu-aarch64 $^

@@ -206,10 +206,11 @@ static char *bpe_white_space(const char *pattern) {
 static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     int code = 0;
     size_t at = 0;
-    if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
+    if (b->num_patterns == BPE_MAX_PATTERNS)
+        return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
     char *text = bpe_white_space(pattern);
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF,
-                                         &code, &at, NULL);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF, &code, &at, NULL);
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
@@ -225,7 +226,8 @@ static bool bpe_add_split(Bpe *b, const json_t *item, Error *err) {
     if (!json_get_string(item, "behavior", &behavior, true, err) ||
         !json_get_bool(item, "invert", &invert, false, err))
         return false;
-    if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("a Split other than Isolated", err);
+    if (strcmp(behavior, "Isolated") != 0 || invert)
+        return bpe_unknown("a Split other than Isolated", err);
     if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
         return bpe_unknown("a Split without a Regex", err);
     return bpe_add_pattern(b, pattern, err);
@@ -439,7 +441,7 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     }
     bpe_new_word(e, p, n);
     const size_t count = e->num_ids - before;
-    if (count > WORD_MAX_IDS) return;
+    if (count == 0 || count > WORD_MAX_IDS) return;
     key.num_ids = (int32_t)count;
     memcpy(key.ids, e->ids + before, count * sizeof(int32_t));
     *word = key;

@@ -454,13 +454,13 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     json_t *all = json_pack(
         "{s:[s], s:s, s:b, s:f, s:o, s:o, s:i, s:s, s:i, s:o, s:i, s:i, s:b, s:i, s:i, s:i, s:i, "
         "s:o, s:o, s:f, s:b, s:s, s:b, s:i}",
-        "architectures", types[c->model_type].architecture, "model_type",
-        types[c->model_type].name, "attention_bias", false, "attention_dropout", 0.0,
-        "bos_token_id", token_json(c->bos_token_id), "eos_token_id", token_json(c->eos_token_id),
-        "head_dim", c->head_dim, "hidden_act", "silu", "hidden_size", c->hidden_size,
-        "initializer_range", json_float(c->initializer_range), "intermediate_size",
-        c->intermediate_size, "max_position_embeddings", c->max_position_embeddings, "mlp_bias",
-        false, "num_attention_heads", c->num_heads, "num_hidden_layers", c->num_layers,
+        "architectures", types[c->model_type].architecture, "model_type", types[c->model_type].name,
+        "attention_bias", false, "attention_dropout", 0.0, "bos_token_id",
+        token_json(c->bos_token_id), "eos_token_id", token_json(c->eos_token_id), "head_dim",
+        c->head_dim, "hidden_act", "silu", "hidden_size", c->hidden_size, "initializer_range",
+        json_float(c->initializer_range), "intermediate_size", c->intermediate_size,
+        "max_position_embeddings", c->max_position_embeddings, "mlp_bias", false,
+        "num_attention_heads", c->num_heads, "num_hidden_layers", c->num_layers,
         "num_key_value_heads", c->num_kv_heads, "pretraining_tp", 1, "rms_norm_eps",
         json_float(c->rms_norm_eps), "rope_scaling", rope_json(&c->rope_scaling), "rope_theta",
         c->rope_theta, "tie_word_embeddings", (int)c->tie_word_embeddings, "torch_dtype",
@@ -473,4 +473,51 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
             all, json_pack("{s:n, s:i}", "pad_token_id", "no_rope_layer_interval",
                            c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1));
     return json_write(all, JSON_INDENT(2) | JSON_SORT_KEYS);
+}
+
+// ------------------------------------------------------------------------------------------------
+// RoPE
+
+static const double two_pi = 2 * 3.14159265358979323846;
+
+static double clamp(double x, double low, double high) { return fmin(fmax(x, low), high); }
+
+// Between the wavelengths of low_freq_factor and high_freq_factor turns over the old context from
+// freq / factor to freq
+static double llama3_frequency(const RopeScaling *r, double freq) {
+    const double wavelength = two_pi / freq, context = r->original_max_position_embeddings;
+    if (wavelength < context / r->high_freq_factor) return freq;
+    if (wavelength > context / r->low_freq_factor) return freq / r->factor;
+    const double smooth =
+        (context / wavelength - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    return (1 - smooth) * freq / r->factor + smooth * freq;
+}
+
+// The pair, as a real number, that turns so often over the old context
+static double pair_of_turns(const LlamaConfig *c, double turns) {
+    const double context = c->rope_scaling.original_max_position_embeddings;
+    return c->head_dim * log(context / (turns * two_pi)) / (2 * log(c->rope_theta));
+}
+
+// YaRN (arXiv 2309.00071): from freq to freq / factor, linearly over the pairs in between
+static double yarn_frequency(const LlamaConfig *c, int i, double freq) {
+    const RopeScaling *r = &c->rope_scaling;
+    const double first = fmax(floor(pair_of_turns(c, r->high_freq_factor)), 0);
+    double last = fmin(ceil(pair_of_turns(c, r->low_freq_factor)), c->head_dim - 1);
+    if (last == first) last += 0.001;
+    const double ramp = clamp((i - first) / (last - first), 0, 1);
+    return freq / r->factor * ramp + freq * (1 - ramp);
+}
+
+float rope_frequency(const LlamaConfig *c, int i) {
+    const RopeScaling *r = &c->rope_scaling;
+    const double freq = (double)(float)(1.0 / pow(c->rope_theta, 2.0 * i / c->head_dim));
+    if (r->type == ROPE_LINEAR) return (float)(freq / r->factor);
+    if (r->type == ROPE_LLAMA3) return (float)llama3_frequency(r, freq);
+    if (r->type == ROPE_YARN) return (float)yarn_frequency(c, i, freq);
+    return (float)freq;
+}
+
+double rope_attention_factor(const LlamaConfig *c) {
+    return c->rope_scaling.type == ROPE_YARN ? c->rope_scaling.attention_factor : 1;
 }

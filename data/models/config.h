@@ -61,4 +61,11 @@ uint64_t llama_config_num_params(const LlamaConfig *c);
 // memory the caller frees. torch_dtype: "float32", "bfloat16".
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype);
 
+// RoPE as transformers computes it, plain and scaled: a pair of dimensions turns by position *
+// frequency; cosines and sines are multiplied by the attention factor. Radians per position of pair
+// i < head_dim / 2, in fp32:
+float rope_frequency(const LlamaConfig *c, int i);
+
+double rope_attention_factor(const LlamaConfig *c);  // 1 but for YaRN
+
 #endif

@@ -1,8 +1,8 @@
 // Token ids to bytes and text to token ids, by a Hugging Face tokenizer.json.
 //
-// Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer of
-// data/prepare.py) and BPE with byte fallback (Llama 2). A token may be part of a UTF-8 character:
-// join the bytes before you show them.
+// Decodes byte-level BPE (GPT-2's alphabet: SmolLM2, Llama 3, the byte tokenizer) and BPE with
+// byte fallback (Llama 2). A token may be part of a UTF-8 character: join the bytes before you show
+// them.
 #ifndef UNPAD_TOKENIZER_H
 #define UNPAD_TOKENIZER_H
 
@@ -35,7 +35,7 @@ void tokenizer_free(Tokenizer *t);
 // The bytes of one id (n), not 0-terminated; none for an id outside the vocabulary.
 const unsigned char *tokenizer_bytes(const Tokenizer *t, int32_t id, size_t *n);
 
-// Encodes text (n) into out (capacity), as data/prepare.py begins a document: after a BOS, unless
+// Encodes text (n) into out (capacity), as a document begins: after a BOS, unless
 // the tokenizer has none or ends documents with the same token. For prompts (bpe.c): each call
 // reads tokenizer.json again. Returns the number of ids, or -1 with *err (exit 2).
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,

@@ -237,8 +237,7 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
     char old[IO_PATH_MAX];
     Error ignored = {0};
     if (!path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) ||
-        !manifest_write(ck, err) || !dir_sync(ck->dir, err) ||
-        !swap_in(ck, old, err)) {
+        !manifest_write(ck, err) || !dir_sync(ck->dir, err) || !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }

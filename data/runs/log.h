@@ -3,12 +3,38 @@
 #define UNPAD_LOG_H
 
 #include "../base/error.h"
-#include "../base/line_file.h"
 #include "../base/options.h"
+#include "../base/path.h"
 #include "../batches/loader.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
 #include "../shards/dataset.h"
+
+// Lines that are appended whole or not at all. Failures are EXIT_DISK.
+typedef struct {
+    int fd;              // -1: not open
+    int64_t size_bytes;  // of whole lines: the offset of the next one
+    int64_t lost;        // lines that could not be written; reset by the caller
+    char path[IO_PATH_MAX];
+} LineFile;
+
+// Opens or creates the file; empty: deletes its contents.
+bool lines_open(LineFile *f, const char *path, bool empty, Error *err);
+void lines_close(LineFile *f);
+
+// Truncates the file to the lines that end within its first keep_bytes. *removed: how many lines
+// followed them, an incomplete last one included.
+bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err);
+
+// Appends the n bytes of a line, newline included. On failure the file keeps its previous length
+// and f->lost is incremented.
+bool lines_append(LineFile *f, const char *line, size_t n, Error *err);
+
+// Waits until everything appended is on disk. A file that is not open is not an error.
+bool lines_sync(const LineFile *f, Error *err);
+
+// ------------------------------------------------------------------------------------------------
+// log.jsonl
 
 typedef struct {
     LineFile lines;
@@ -35,7 +61,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
 // The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
 typedef struct {
     double planned;   // 0: the plan was made without costs
-    double measured;  // of the time that each rank's device spent in its micro-batches, one step ago
+    double measured;  // of the time of each rank's device for its micro-batches of the step before
     int32_t slowest_rank;
 } StepBalance;
 

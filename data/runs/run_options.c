@@ -7,7 +7,7 @@
 #include "../models/config.h"
 #include "model_files.h"
 #include "other_trainers.h"
-#include "samples.h"
+#include "generate.h"
 #include "schedule.h"
 #include "state.h"
 
@@ -38,8 +38,9 @@ const Option run_option_table[] = {
            "0.97"),
     CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
-    NUMBER("boundary-token", parsed.boundary_token, "-1", -1, 1 << 30,
-           "shards without an index: the token that begins each document; -1: by format"),
+    NUMBER(
+        "boundary-token", parsed.boundary_token, "-1", -1, 1 << 30,
+        "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
     FLAG("allow-other-tokenizer", parsed.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),

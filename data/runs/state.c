@@ -78,8 +78,8 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
     char *text = json_write(state, JSON_INDENT(2));
     if (strlen(text) <= JSON_MAX_CONFIG) return checkpoint_write_text(ck, FILE_NAME, text, err);
     free(text);
-    return error_set(err, EXIT_USAGE, "give shorter options", FILE_NAME ": expected at most %d bytes",
-                     JSON_MAX_CONFIG);
+    return error_set(err, EXIT_USAGE, "give shorter options",
+                     FILE_NAME ": expected at most %d bytes", JSON_MAX_CONFIG);
 }
 
 json_t *state_open(const char *dir, Error *err) {

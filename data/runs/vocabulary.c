@@ -44,7 +44,7 @@ bool vocabulary_check(const char *model, const NamedData *train, const NamedData
     uint64_t hash = 0;
     if (!tokenizer_hash(model, path, sizeof path, &hash, err)) return false;
     snprintf(hint, sizeof hint,
-             "make shards with data/prepare.py --tokenizer %.200s; or, if both give the same ids, "
+             "make shards of the texts with --model %.200s; or, if both give the same ids, "
              "--allow-other-tokenizer",
              model);
     if (!same_tokenizer(path, hash, train, hint, allowed, err)) return false;

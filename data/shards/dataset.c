@@ -14,7 +14,6 @@
 #include "../base/hash.h"
 #include "../base/memory.h"
 #include "find_files.h"
-#include "formats.h"
 #include "shard.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -45,7 +44,7 @@ static const char *path_basename(const char *path) {
 // All shards must come from one tokenizer, as far as their files tell.
 static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
     if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
-        return error_set(err, EXIT_BAD_INPUT, "prepare the data with the model's tokenizer",
+        return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
                          "%s: made for a vocabulary of %d, the model has %d", s->path,
                          s->vocab_size, options->vocab_size);
     const bool other_vocab =
@@ -85,8 +84,7 @@ static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
     const uint64_t found = s->file.size_bytes;
     s->file.size_bytes = size;
     return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
-                     "%s: expected %llu bytes as before, found %llu", s->path,
-                     (unsigned long long)size, (unsigned long long)found);
+                     "%s: expected %lu bytes as before, found %lu", s->path, size, found);
 }
 
 static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
@@ -103,7 +101,7 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     if (!file_open(&s->file, s->path, "", err)) return false;
     ds->num_open++;
     if (!shard_open(s, options, err) || !dataset_agrees(ds, s, options, err)) return false;
-    if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos >= 0 ? s->bos : s->eos;
+    if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
     ds->num_empty += s->num_empty;
@@ -151,10 +149,9 @@ size_t dataset_num_unchecked(const Dataset *ds) {
 void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     const size_t unchecked = dataset_num_unchecked(ds);
     char targets[64] = "", empty[64] = "", scanned[96] = "", sums[96] = "";
-    if (ds->masked)
-        snprintf(targets, sizeof targets, ", %lld of them targets", (long long)ds->num_targets);
+    if (ds->masked) snprintf(targets, sizeof targets, ", %ld of them targets", ds->num_targets);
     if (ds->num_empty > 0)
-        snprintf(empty, sizeof empty, ", %lld empty one%s left out", (long long)ds->num_empty,
+        snprintf(empty, sizeof empty, ", %ld empty one%s left out", ds->num_empty,
                  text_plural(ds->num_empty));
     if (unchecked == ds->num_shards)
         snprintf(sums, sizeof sums, ", tokens unchecked: no checksums");
@@ -163,10 +160,10 @@ void dataset_describe(const Dataset *ds, char *out, size_t capacity) {
     if (ds->scanned_token >= 0)
         snprintf(scanned, sizeof scanned, ", index built by scanning for token %d",
                  ds->scanned_token);
-    snprintf(out, capacity, "%zu %s shard%s, %lld document%s, %lld token%s%s%s%s%s", ds->num_shards,
-             ds->shards[0].format, text_plural((int64_t)ds->num_shards), (long long)ds->num_docs,
-             text_plural(ds->num_docs), (long long)ds->num_tokens, text_plural(ds->num_tokens),
-             targets, empty, scanned, sums);
+    snprintf(out, capacity, "%zu %s shard%s, %ld document%s, %ld token%s%s%s%s%s", ds->num_shards,
+             ds->shards[0].format, text_plural((int64_t)ds->num_shards), ds->num_docs,
+             text_plural(ds->num_docs), ds->num_tokens, text_plural(ds->num_tokens), targets, empty,
+             scanned, sums);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -198,27 +195,24 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
 
 static bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t doc, int64_t offset,
                               int32_t token, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT, "prepare the data with the model's tokenizer",
-                     "%s: document %lld, token %lld: expected an id below %d, found %u", s->path,
-                     (long long)(doc - s->first_doc), (long long)offset, ds->vocab_size,
-                     (uint32_t)token);
+    return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
+                     "%s: document %ld, token %ld: expected an id below %d, found %u", s->path,
+                     (doc - s->first_doc), offset, ds->vocab_size, (uint32_t)token);
 }
 
 // Reads block b of the shard into ds->block and checks it.
 static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
                                Error *err) {
     const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)num_tokens * width,
-                   at = s->data_offset + (uint64_t)(b * s->block_tokens) * width;
+                   at = SHARD_HEADER_BYTES + (uint64_t)(b * s->block_tokens) * width;
     ds->block = host_grow(ds->block, &ds->block_capacity, (size_t)bytes, 1, "a block of tokens");
     if (!file_read_at(&s->file, ds->block, bytes, at, err)) return false;
     const uint32_t crc = crc32c(0, ds->block, (size_t)bytes);
     return crc == s->block_crcs[b] ||
            error_set(err, EXIT_BAD_INPUT,
-                     "the file is damaged or was changed: copy it again, or make it again with "
-                     "data/prepare.py",
-                     "%s: bytes %llu to %llu: expected checksum %08x, found %08x", s->path,
-                     (unsigned long long)at, (unsigned long long)(at + bytes - 1), s->block_crcs[b],
-                     crc);
+                     "the file is damaged or was changed: copy it again, or make it again",
+                     "%s: bytes %lu to %lu: expected checksum %08x, found %08x", s->path, at,
+                     (at + bytes - 1), s->block_crcs[b], crc);
 }
 
 // Tokens [from, from + n) of the shard as stored. Where blocks have checksums, whole blocks are
@@ -228,7 +222,7 @@ static bool dataset_read_stored(Dataset *ds, const Shard *s, int64_t from, int64
     const int64_t width = s->token_bytes, size = s->block_tokens, to = from + n;
     if (size == 0)
         return file_read_at(&s->file, out, (uint64_t)(n * width),
-                            s->data_offset + (uint64_t)(from * width), err);
+                            SHARD_HEADER_BYTES + (uint64_t)(from * width), err);
     for (int64_t b = from / size; b * size < to; b++) {
         const int64_t first = b * size, left = s->num_tokens - first,
                       last = first + (left < size ? left : size);

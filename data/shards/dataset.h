@@ -1,8 +1,7 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
-// Formats: ours with .idx and .mask, llm.c v1 and v7 (modded-nanogpt's are v1), datatrove .ds with
-// .ds.index, Megatron .bin with .idx, llmq BIN.TOK, OLMo's and numpy's .npy. Byte layouts:
-// data/README.md.
+// Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py makes ours of others.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file
@@ -23,8 +22,7 @@ typedef struct Shard Shard;
 typedef struct {
     const char *split;       // which files of a directory: "train" (also when NULL) or "val"
     int32_t vocab_size;      // the model's: shards with a larger one are refused; 0: unknown
-    int32_t boundary_token;  // for files without an index; -1: by format (v1 50256, v7 128000)
-    bool boundary_ends;      // that token ends documents (EOS) instead of starting them (BOS)
+    int32_t boundary_token;  // that begins documents of llm.c's; -1: v1 50256, v7 128000
 } DatasetOptions;
 
 typedef struct {
@@ -41,7 +39,7 @@ typedef struct {
     uint64_t tokenizer_hash;  // 0: unknown
     // What must be equal for two data sets to be the same; kept in checkpoints. `fingerprint`:
     // names, sizes, headers and indexes, in order. `token_fingerprint`: the tokens, in order: their
-    // checksums where the index has them, every byte of scanned files, else a sample; and masks.
+    // checksums, or every byte of files that are scanned; and masks.
     uint64_t fingerprint, token_fingerprint;
     int32_t scanned_token;  // the boundary token an index was built with; -1: none was built
     // file handles, least recently used closed first
@@ -58,8 +56,8 @@ enum { DATASET_MAX_OPEN = 256 };  // files open at a time
 DatasetOptions dataset_options(void);
 
 // spec: a file, a directory, a glob pattern, or several of these separated by commas. Errors are
-// EXIT_BAD_INPUT, or EXIT_USAGE when a boundary token is needed; *ds then needs no closing. A
-// vocabulary smaller than the model's is fine: ids are checked against the shards' own.
+// EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the model's is fine: ids are
+// checked against the shards' own.
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err);
 void dataset_close(Dataset *ds);
 

@@ -57,8 +57,8 @@ static bool path_list_add_dir(PathList *list, const char *dir, const char *patte
     return ok;
 }
 
-// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove), else
-// DIR/*.npy (OLMo).
+// DIR/train_*.bin, else DIR/*_train_*.bin (modded-nanogpt), else DIR/*.ds (datatrove) or DIR/*.npy
+// (OLMo), which are refused with a hint.
 static bool path_list_expand_dir(PathList *list, const char *dir, const char *split, Error *err) {
     const size_t before = list->n;
     char pattern[64];
@@ -94,7 +94,8 @@ static bool path_list_expand_one(PathList *list, const char *item, const char *s
         path_list_expand_glob(list, item);
     }
     if (list->n > before) return true;
-    return error_set(err, EXIT_BAD_INPUT, "make shards with data/prepare.py INPUT --out DIR",
+    return error_set(err, EXIT_BAD_INPUT,
+                     "name a directory of text files or JSON Lines, or one with such shards",
                      "%s: expected token shards (%s_*.bin), found none", item, split);
 }
 

@@ -26,6 +26,8 @@ static bool shard_writer_open(ShardWriter *w, Error *err) {
     w->num_ends = w->num_crcs = 0;
     w->block_crc = 0;
     w->block_bytes = 0;
+    w->masked = false;
+    w->all_bos = w->all_eos = true;
     return path_printf(path, sizeof path, err, "%s/%s_%05d.bin", w->dir, w->split,
                        w->num_shards++) &&
            writer_open(&w->bin, path, err) && writer_write(&w->bin, head, sizeof head, err);
@@ -50,18 +52,33 @@ static bool write_tokens(ShardWriter *w, const unsigned char *p, uint64_t n, Err
     return true;
 }
 
-bool shard_writer_add(ShardWriter *w, const void *tokens, uint64_t n, Error *err) {
+static void add_mask(ShardWriter *w, const unsigned char *targets, uint64_t first, uint64_t n) {
+    w->mask = host_grow(w->mask, &w->mask_capacity, (first + n + 7) / 8, 1, "a loss mask");
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t bit = first + i;
+        if (bit % 8 == 0) w->mask[bit / 8] = 0;
+        w->mask[bit / 8] |= (unsigned char)((targets ? targets[i] : i > 0) << bit % 8);
+    }
+    w->masked |= targets != NULL;
+}
+
+bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
+                      const unsigned char *targets, Error *err) {
+    const ShardVocabulary *v = &w->vocabulary;
+    const size_t width = (size_t)shard_token_bytes(v);
     if (n > INT32_MAX)
         return bad_input(err, "a document of %lu tokens does not fit into a shard", n);
     if (w->bin.fd >= 0 && w->ends[w->num_ends - 1] + n > SHARD_TOKENS &&
         !shard_writer_close(w, err))
         return false;
-    if ((w->bin.fd < 0 && !shard_writer_open(w, err)) ||
-        !write_tokens(w, tokens, n * (uint64_t)shard_token_bytes(&w->vocabulary), err))
+    if ((w->bin.fd < 0 && !shard_writer_open(w, err)) || !write_tokens(w, tokens, n * width, err))
         return false;
     const uint64_t before = w->num_ends > 0 ? w->ends[w->num_ends - 1] : 0;
     w->ends = host_grow(w->ends, &w->end_capacity, w->num_ends + 1, 8, "document ends");
     w->ends[w->num_ends++] = before + n;
+    add_mask(w, targets, before, n);
+    w->all_bos &= (int32_t)shard_word(tokens, width) == v->bos;
+    w->all_eos &= (int32_t)shard_word(tokens + (n - 1) * width, width) == v->eos;
     w->num_docs++;
     w->num_tokens += (int64_t)n;
     return true;
@@ -70,10 +87,16 @@ bool shard_writer_add(ShardWriter *w, const void *tokens, uint64_t n, Error *err
 static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES / 4]) {
     const ShardVocabulary *v = &w->vocabulary;
     const bool wide = shard_token_bytes(v) == 4;
-    const int32_t flags = (v->bos >= 0 ? FLAG_BOS_FIRST : 0) | (v->eos >= 0 ? FLAG_EOS_LAST : 0);
+    const int32_t flags = (w->all_bos ? FLAG_BOS_FIRST : 0) | (w->all_eos ? FLAG_EOS_LAST : 0) |
+                          (w->masked ? FLAG_MASK : 0);
     const int32_t llmc[] = {wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16, wide ? 7 : 1,
                             (int32_t)w->ends[w->num_ends - 1]},
-                  own[] = {OWN_MAGIC, OWN_VERSION, v->vocab_size, flags, v->bos, v->eos};
+                  own[] = {OWN_MAGIC,
+                           OWN_VERSION,
+                           v->vocab_size,
+                           flags,
+                           w->all_bos ? v->bos : -1,
+                           w->all_eos ? v->eos : -1};
     const uint64_t long_ones[] = {w->num_ends, v->tokenizer_hash};
     memset(words, 0, SHARD_HEADER_BYTES);
     memcpy(words, llmc, sizeof llmc);
@@ -83,22 +106,42 @@ static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES /
     memcpy(words + 255, &crc, 4);
 }
 
+static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending, Error *err) {
+    char path[IO_PATH_MAX];
+    return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
+                       ending) &&
+           writer_open(f, path, err);
+}
+
+// With the checksum of all that has been written
+static bool close_sealed(FileWriter *f, Error *err) {
+    const uint32_t crc = f->crc;
+    return writer_write(f, &crc, 4, err) && writer_close(f, err);
+}
+
 static bool write_index(ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4], Error *err) {
     unsigned char head[INDEX_HEADER_BYTES] = "UNPADIDX";
     const int32_t version_and_crc[] = {INDEX_VERSION, words[255]};
     const uint64_t counts[] = {w->num_ends, (uint64_t)words[2], BLOCK_TOKENS};
-    char path[IO_PATH_MAX];
     FileWriter f;
     memcpy(head + 8, version_and_crc, sizeof version_and_crc);
     memcpy(head + 16, counts, sizeof counts);
-    if (!path_printf(path, sizeof path, err, "%s/%s_%05d.idx", w->dir, w->split,
-                     w->num_shards - 1) ||
-        !writer_open(&f, path, err) || !writer_write(&f, head, sizeof head, err) ||
-        !writer_write(&f, w->ends, w->num_ends * 8, err) ||
-        !writer_write(&f, w->crcs, w->num_crcs * 4, err))
-        return false;
-    const uint32_t crc = f.crc;
-    return writer_write(&f, &crc, 4, err) && writer_close(&f, err);
+    return open_beside(w, &f, "idx", err) && writer_write(&f, head, sizeof head, err) &&
+           writer_write(&f, w->ends, w->num_ends * 8, err) &&
+           writer_write(&f, w->crcs, w->num_crcs * 4, err) && close_sealed(&f, err);
+}
+
+static bool write_mask(const ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4],
+                       Error *err) {
+    unsigned char head[MASK_HEADER_BYTES] = "UNPADMSK";
+    const int64_t n = words[2];
+    const int32_t version_and_crc[] = {MASK_VERSION, words[255]};
+    const int64_t counts[] = {n, mask_count(w->mask, 0, n)};
+    FileWriter f;
+    memcpy(head + 8, version_and_crc, sizeof version_and_crc);
+    memcpy(head + 16, counts, sizeof counts);
+    return open_beside(w, &f, "mask", err) && writer_write(&f, head, sizeof head, err) &&
+           writer_write(&f, w->mask, (uint64_t)(n + 7) / 8, err) && close_sealed(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {
@@ -107,11 +150,12 @@ bool shard_writer_close(ShardWriter *w, Error *err) {
     if (w->block_bytes > 0) end_block(w);
     fill_header(w, words);
     return writer_replace_start(&w->bin, words, sizeof words, err) && writer_close(&w->bin, err) &&
-           write_index(w, words, err);
+           write_index(w, words, err) && (!w->masked || write_mask(w, words, err));
 }
 
 void shard_writer_free(ShardWriter *w) {
     writer_abort(&w->bin);
     free(w->ends);
     free(w->crcs);
+    free(w->mask);
 }

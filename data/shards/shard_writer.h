@@ -1,23 +1,14 @@
-// Writes our shards: SPLIT_00000.bin and .idx, SPLIT_00001.bin, ... of a directory; the same bytes
-// as data/prepare.py. Byte layout: data/README.md.
+// Writes our shards: SPLIT_00000.bin, .idx and, where a document has a loss mask, .mask;
+// SPLIT_00001.bin, ... of a directory. Byte layout: data/README.md.
 #ifndef UNPAD_SHARD_WRITER_H
 #define UNPAD_SHARD_WRITER_H
 
 #include "../base/error.h"
 #include "../base/file.h"
 
-enum {                       // for unpad.c too
-    OWN_MAGIC = 0x44415055,  // "UPAD"
-    OWN_VERSION = 1,
-    FLAG_BOS_FIRST = 1,
-    FLAG_EOS_LAST = 2,
-    INDEX_VERSION = 2,
-    INDEX_HEADER_BYTES = 40,
-};
-
 // What the header says about the tokens
 typedef struct {
-    int32_t vocab_size, bos, eos;  // -1: documents do not begin or end with one
+    int32_t vocab_size, bos, eos;  // BOS and EOS that documents may have; -1: none
     uint64_t tokenizer_hash;       // first 8 bytes of the SHA-256 of tokenizer.json
 } ShardVocabulary;
 
@@ -34,6 +25,9 @@ typedef struct {
     size_t num_ends, end_capacity;
     uint32_t *crcs;  // (num_crcs) of its whole blocks
     size_t num_crcs, crc_capacity;
+    unsigned char *mask;  // a bit for each of its tokens: is it a target?
+    size_t mask_capacity;
+    bool masked, all_bos, all_eos;  // a document has a mask; all begin with BOS, end with EOS
     uint32_t block_crc;
     uint64_t block_bytes;  // of the block that is not whole yet
 } ShardWriter;
@@ -42,9 +36,11 @@ typedef struct {
 void shard_writer_init(ShardWriter *w, const char *dir, const char *split,
                        const ShardVocabulary *v);
 
-// A document: n tokens of shard_token_bytes each, n >= 1. Failures are EXIT_DISK, as below, and
+// A document: n tokens of shard_token_bytes each, n >= 1. targets (n): 1 for each that the loss is
+// on, 0 for the first; NULL: all but the first. Failures are EXIT_DISK, as below, and
 // EXIT_BAD_INPUT for a document that no shard can hold.
-bool shard_writer_add(ShardWriter *w, const void *tokens, uint64_t n, Error *err);
+bool shard_writer_add(ShardWriter *w, const unsigned char *tokens, uint64_t n,
+                      const unsigned char *targets, Error *err);
 
 // The last shard is on disk.
 bool shard_writer_close(ShardWriter *w, Error *err);

@@ -1,7 +1,6 @@
 #include "documents.h"
 
 #include <ctype.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,53 +12,73 @@
 enum {
     UNIT_BYTES = 1 << 18,
     UNIT_FILES = 256,
-    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one, or of a line
+    MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one, or of a record
     BINARY_BYTES = 1 << 13,        // a NUL among the first of them: not text
 };
 
 void unit_free(Unit *u) {
-    free(u->lines);
+    free(u->records);
     free(u->tokens);
+    free(u->targets);
     free(u->documents);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Reading
 
-// Whole lines, at least one.
-static bool read_lines(UnitReader *r, Unit *u, Error *err) {
-    const uint64_t left = r->file.size_bytes - r->offset;
-    const unsigned char *last = NULL;
-    for (uint64_t size = UNIT_BYTES; !last; size *= 2) {
-        u->num_bytes = size < left ? size : left;
-        u->lines = host_grow(u->lines, &u->lines_capacity, u->num_bytes, 1, "lines");
-        if (!file_read_at(&r->file, u->lines, u->num_bytes, r->offset, err)) return false;
-        last = u->num_bytes == left ? u->lines + left - 1 : memrchr(u->lines, '\n', u->num_bytes);
-        if (!last && size > MAX_DOCUMENT_BYTES)
-            return bad_input(err, "%s:%ld: expected lines of at most %d bytes", r->file.path,
-                             r->line, MAX_DOCUMENT_BYTES);
+// Bytes of the whole records at the start of text (n) and how many they are. `last`: the file ends
+// with the text.
+static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array, bool last,
+                              int64_t *count) {
+    uint64_t end = 0, size;
+    for (*count = 0; (size = record_end(text + end, n - end, array, last)) > 0; ++*count) {
+        end += size;
+        if (array && text[end - 1] == ']') break;
     }
-    u->num_bytes = (uint64_t)(last + 1 - u->lines);
-    u->first_line = r->line;
-    for (uint64_t i = 0; i < u->num_bytes; i++) r->line += u->lines[i] == '\n';
-    r->offset += u->num_bytes;
-    r->bytes_done += u->num_bytes;
-    if (r->offset == r->file.size_bytes) {
+    return end;
+}
+
+// Whole records, at least one.
+static bool read_records(UnitReader *r, Unit *u, Error *err) {
+    const uint64_t left = r->file.size_bytes - r->offset;
+    const bool array = u->files->kind == INPUT_ARRAY;
+    uint64_t whole = 0;
+    int64_t count = 0;
+    for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
+        u->num_bytes = size < left ? size : left;
+        u->records = host_grow(u->records, &u->records_capacity, u->num_bytes, 1, "records");
+        if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
+        whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
+        if (whole == 0 && u->num_bytes == left)
+            return bad_input(err, "%s: record %ld is cut off: expected a ] at the end",
+                             r->file.path, r->record);
+        if (whole == 0 && size > MAX_DOCUMENT_BYTES)
+            return bad_input(err, "%s: record %ld: expected at most %d bytes", r->file.path,
+                             r->record, MAX_DOCUMENT_BYTES);
+    }
+    const bool closed = array && u->records[whole - 1] == ']';
+    u->num_bytes = whole;
+    u->first_record = r->record;
+    r->record += count;
+    r->offset += whole;
+    r->bytes_done += closed ? left : whole;
+    if (closed || r->offset == r->file.size_bytes) {
         file_close(&r->file);
         r->next++;
     }
     return true;
 }
 
-static bool open_lines(UnitReader *r, const InputFile *f, Error *err) {
-    r->offset = 0;
-    r->line = 1;
+static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
+    r->offset = f->first_byte;
+    r->bytes_done += f->first_byte;
+    r->record = 1;
     return file_open(&r->file, f->path, "check it, or copy it again", err);
 }
 
-// Inputs without a document between two that have some: tables, and empty files of lines
+// Inputs without a document between two that have some: tables, and empty files of records
 static bool is_skipped(const InputFile *f) {
-    return f->kind == INPUT_TABLE || (f->kind == INPUT_LINES && f->size_bytes == 0);
+    return f->kind == INPUT_TABLE || (f->kind != INPUT_TEXT && f->size_bytes == 0);
 }
 
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
@@ -70,9 +89,9 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     u->num_empty = u->num_binary = u->num_bad = 0;
     u->bad.code = u->err.code = 0;
     if (r->next == in->n) return false;
-    if (u->files->kind == INPUT_LINES) {
+    if (u->files->kind != INPUT_TEXT) {
         u->num_files = 1;
-        return (r->file.fd >= 0 || open_lines(r, u->files, err)) && read_lines(r, u, err);
+        return (r->file.fd >= 0 || open_records(r, u->files, err)) && read_records(r, u, err);
     }
     uint64_t size = 0;
     while (r->next < in->n && in->items[r->next].kind == INPUT_TEXT && u->num_files < UNIT_FILES &&
@@ -87,105 +106,243 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Documents
 
+typedef struct {
+    uint64_t end;  // in the text of all parts
+    bool trained;
+} Part;
+
+typedef struct {
+    const unsigned char *bytes;
+    uint64_t n;
+    const Part *parts;  // none is empty, the last one ends at n; NULL: all of it is trained
+    bool is_val;
+} Text;
+
 // By content: a document is validation wherever it stands, and so are its copies.
-static bool is_validation(const unsigned char *text, uint64_t n, double val_frac) {
+static bool is_validation(const Text *text, double val_frac) {
     unsigned char digest[32];
     uint64_t first;
-    sha256(text, n, digest);
+    sha256(text->bytes, text->n, digest);
     memcpy(&first, digest, sizeof first);
     return (double)__builtin_bswap64(first) * 0x1p-64 < val_frac;
 }
 
-static void add_document(Unit *u, BpeEncoder *e, const UnitOptions *options,
-                         const unsigned char *text, uint64_t n) {
+// Finds a token in the text from *end on: bytes [*first, *end). Between its bytes may be some that
+// the tokenizer has no token for. False: the tokenizer has changed the text.
+static bool find_token(const UnitOptions *options, const Text *text, int32_t id, uint64_t *first,
+                       uint64_t *end) {
+    const Tokenizer *t = options->tokenizer;
+    const unsigned char *byte = text->bytes + *end;
+    size_t n = 1;
+    if (!t->byte_ids) byte = tokenizer_bytes(t, id, &n);
+    *first = text->n;
+    for (; n > 0; ++*end) {
+        if (*end == text->n) return false;
+        if (text->bytes[*end] == *byte) {
+            if (*first == text->n) *first = *end;
+            byte++, n--;
+        } else if (options->has_byte[text->bytes[*end]]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Of each of the ids (n): is it a target? Returns how many are; -1: it cannot be told.
+static int64_t mark_targets(const UnitOptions *options, const Text *text, const int32_t *ids,
+                            size_t n, unsigned char *targets) {
+    int64_t count = 0;
+    size_t part = 0, last;
+    for (uint64_t i = 0, first, end = 0; i < n; i++) {
+        if (!find_token(options, text, ids[i], &first, &end)) return -1;
+        while (text->parts[part].end <= first) part++;
+        bool trained = text->parts[part].trained;
+        for (last = part; text->parts[last].end < end;) trained &= text->parts[++last].trained;
+        count += targets[i] = trained;
+    }
+    return count;
+}
+
+// Of the byte tokenizer's EOS: whether what it ends is trained.
+static bool ends_trained(const Text *text) {
+    uint64_t n = text->n;
+    size_t part = 0;
+    while (n > 0 && isspace(text->bytes[n - 1])) n--;
+    while (text->parts[part].end < n) part++;
+    return text->parts[part].trained;
+}
+
+// The ids from `first` on are those of a text in parts.
+static bool mark_document(Unit *u, const BpeEncoder *e, const UnitOptions *options,
+                          const Text *text, size_t first, Error *bad) {
+    size_t n;
+    const bool wrapped = options->tokenizer->byte_ids;  // by BOS and EOS
+    const int32_t *ids = bpe_ids(e, &n) + first + wrapped;
+    u->targets = host_grow(u->targets, &u->target_capacity, n, 1, "a loss mask");
+    unsigned char *targets = u->targets + first;
+    n -= first;
+    int64_t count = mark_targets(options, text, ids, n - 2 * wrapped, targets + wrapped);
+    if (count < 0)
+        return error_set(bad, EXIT_BAD_INPUT, "write the characters in normal form C",
+                         "expected text that the tokenizer does not normalize");
+    if (wrapped) count += targets[n - 1] = ends_trained(text);
+    if (!wrapped) count -= targets[0];
+    targets[0] = 0;  // nothing comes before it
+    return count > 0 || bad_input(bad, "expected a part that is trained, found none");
+}
+
+// False: *bad says why a text in parts is left out.
+static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, const Text *text,
+                         Error *bad) {
+    const bool wrapped = !text->parts || options->tokenizer->byte_ids;
+    const unsigned char *bytes = text->bytes;
     unsigned char *valid = NULL;
-    size_t count;
+    uint64_t n = text->n;
+    size_t first, end;
     if (n == 0) {
         u->num_empty++;
-        return;
+        return true;
     }
-    const bool is_val = is_validation(text, n, options->val_frac);
-    if (!options->any_bytes && !utf8_is_valid(text, n)) {
-        valid = host_calloc(n, 3, "a text");
-        n = utf8_replace(text, n, valid);
+    if (!options->tokenizer->byte_ids && !utf8_is_valid(bytes, n)) {
+        bytes = valid = host_calloc(n, 3, "a text");
+        n = utf8_replace(text->bytes, n, valid);
     }
-    if (options->bos >= 0) bpe_add_id(e, options->bos);
-    const bool ok = bpe_encode(e, valid ? valid : text, n, &u->err);
-    if (options->eos >= 0) bpe_add_id(e, options->eos);
+    bpe_ids(e, &first);
+    if (wrapped && options->bos >= 0) bpe_add_id(e, options->bos);
+    const bool ok = bpe_encode(e, bytes, n, &u->err);
+    if (wrapped && options->eos >= 0) bpe_add_id(e, options->eos);
     free(valid);
-    bpe_ids(e, &count);
-    const uint64_t before = u->num_documents ? u->documents[u->num_documents - 1].end : 0;
-    if (!ok || count == before) return;  // a text none of whose bytes has a token
+    bpe_ids(e, &end);
+    if (!ok || end == first) return true;  // a text none of whose bytes has a token
+    if (text->parts && !mark_document(u, e, options, text, first, bad)) return false;
+    const bool is_val = text->is_val || is_validation(text, options->val_frac);
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
                              sizeof *u->documents, "documents");
-    u->documents[u->num_documents++] = (UnitDocument){count, is_val};
+    u->documents[u->num_documents++] = (UnitDocument){first, end, is_val, text->parts != NULL};
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
-// Lines
+// Records
 
-// Half a surrogate pair, which no text can have, becomes "?", as data/prepare.py reads it.
+static int hex_digits(const char *p) {
+    int value = 0;
+    for (int i = 0; i < 4; i++) {
+        if (!isxdigit((unsigned char)p[i])) return -1;
+        value = value * 16 + (isdigit((unsigned char)p[i]) ? p[i] - '0' : (p[i] | 32) - 'a' + 10);
+    }
+    return value;
+}
+
+// The code of "\uXXXX" at p; -1: there is another thing.
+static int json_escape(const char *p, const char *end) {
+    return end - p >= 6 && p[0] == '\\' && p[1] == 'u' ? hex_digits(p + 2) : -1;
+}
+
+// Half a surrogate pair, which no text can have, becomes "?", as Python's "replace" writes it.
 static void replace_surrogates(char *p, const char *end) {
-    unsigned int code, low;
     for (; (p = memchr(p, '\\', (size_t)(end - p))) && end - p >= 6; p += 2) {
-        if (sscanf(p, "\\u%4x", &code) != 1 || (code & 0xf800) != 0xd800) continue;
-        const bool pair = code < 0xdc00 && end - p >= 12 && sscanf(p + 6, "\\u%4x", &low) == 1 &&
-                          (low & 0xfc00) == 0xdc00;
-        if (pair)
+        const int code = json_escape(p, end);
+        if (code < 0xd800 || code > 0xdfff) continue;
+        if (code < 0xdc00 && (json_escape(p + 6, end) & ~0x3ff) == 0xdc00)
             p += 10;
         else
             memcpy(p, "\\u003f", 6);
     }
 }
 
-// Why a line has no text; `record` is what it holds, NULL: no JSON.
-static void bad_line(Unit *u, int64_t number, const json_t *record, const char *parse_error) {
+// Why a record has no text; NULL: it is no JSON.
+static void describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
     static const char *const chats[] = {"messages", "conversations", "conversation", "chat",
                                         "completion"};
-    const char *path = u->files->path, *key;
     const json_t *text = json_object_get(record, "text"), *item;
+    const char *key;
     char keys[160] = "";
     bool chat = false;
-    Error *bad = &u->bad, kind = {0};
-    u->num_bad++;
-    if (bad->code) return;
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
     for (size_t i = 0; i < sizeof chats / sizeof *chats; i++)
-        chat = chat || json_is_array(json_object_get(record, chats[i]));
+        chat = chat || json_object_get(record, chats[i]);
     if (!record)
-        bad_input(bad, "%s:%ld: expected JSON: %s", path, number, parse_error);
+        bad_input(bad, "expected JSON: %s", parse_error);
     else if (!json_is_object(record))
-        bad_input(bad, "%s:%ld: expected an object a line, found another value", path, number);
-    else if (text) {
-        json_type_error(text, "text", "a string", &kind);
-        bad_input(bad, "%s:%ld: %s", path, number, kind.what);
-    } else
-        error_set(bad, EXIT_BAD_INPUT,
-                  chat ? "data/prepare.py --chat --tokenizer DIR reads chats"
-                       : "data/prepare.py --text-key reads another field",
-                  "%s:%ld: expected a string \"text\", found %s", path, number,
-                  keys[0] ? keys : "an empty object");
+        bad_input(bad, "expected an object, found another value");
+    else if (text)
+        json_type_error(text, "text", "a string", bad);
+    else
+        error_set(
+            bad, EXIT_BAD_INPUT,
+            chat ? "data/prepare.py --chat FILE --model DIR --out FILE.jsonl writes chats as parts"
+                 : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+            "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
 }
 
-static void encode_line(Unit *u, BpeEncoder *e, const UnitOptions *options, int64_t number,
-                        unsigned char *line, size_t n) {
+// [["...", true], ...] as a text and its parts; both in memory the caller frees.
+static bool read_parts(const json_t *array, Text *text, unsigned char **bytes, Part **parts,
+                       Error *bad) {
+    size_t i, num_parts = 0, capacity = 0;
+    const json_t *item;
+    *parts = host_calloc(json_array_size(array) + 1, sizeof **parts, "parts");
+    json_array_foreach(array, i, item) {
+        const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
+        if (json_array_size(item) != 2 || !json_is_string(part) || !json_is_boolean(trained))
+            return bad_input(bad, "part %zu: expected [\"text\", true or false]", i + 1);
+        const size_t n = json_string_length(part);
+        if (n == 0) continue;
+        *bytes = host_grow(*bytes, &capacity, text->n + n, 1, "a text");
+        memcpy(*bytes + text->n, json_string_value(part), n);
+        text->n += n;
+        (*parts)[num_parts++] = (Part){text->n, json_is_true(trained)};
+    }
+    text->bytes = *bytes;
+    text->parts = *parts;
+    return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
+}
+
+static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
+                       const char *parse_error, Error *bad) {
+    const json_t *value = json_object_get(record, "text"),
+                 *array = json_object_get(record, "parts");
+    Text text = {.is_val = u->files->is_val};
+    unsigned char *bytes = NULL;
+    Part *parts = NULL;
+    bool ok = true;
+    if (array) {
+        ok = read_parts(array, &text, &bytes, &parts, bad);
+    } else if (json_is_string(value)) {
+        text.bytes = (const unsigned char *)json_string_value(value);
+        text.n = json_string_length(value);
+    } else {
+        describe_bad_record(record, parse_error, bad);
+        ok = false;
+    }
+    ok = ok && add_document(u, e, options, &text, bad);
+    free(bytes);
+    free(parts);
+    return ok;
+}
+
+static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, int64_t number,
+                          unsigned char *p, size_t n) {
+    const bool array = u->files->kind == INPUT_ARRAY;
     json_error_t why = {0};
-    while (n > 0 && isspace(line[n - 1])) n--;
-    while (n > 0 && isspace(line[0])) line++, n--;
+    Error bad = {0};
+    char where[IO_PATH_MAX + 40];
+    if (array && n > 0) n--;  // the comma or bracket after it
+    while (n > 0 && isspace(p[n - 1])) n--;
+    while (n > 0 && isspace(p[0])) p++, n--;
     if (n == 0) {
-        u->num_empty++;
+        u->num_empty += !array;
         return;
     }
-    replace_surrogates((char *)line, (char *)line + n);
-    json_t *record = json_loadb((char *)line, n,
-                                JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
-    const json_t *text = json_object_get(record, "text");
-    if (json_is_string(text))
-        add_document(u, e, options, (const unsigned char *)json_string_value(text),
-                     json_string_length(text));
-    else
-        bad_line(u, number, record, why.text);
+    replace_surrogates((char *)p, (char *)p + n);
+    json_t *record =
+        json_loadb((char *)p, n, JSON_ALLOW_NUL | JSON_DECODE_ANY | JSON_DECODE_INT_AS_REAL, &why);
+    const bool ok = add_record(u, e, options, record, why.text, &bad);
     json_decref(record);
+    if (ok) return;
+    snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->files->path, number);
+    error_prefix(&bad, where);
+    if (u->num_bad++ == 0) u->bad = bad;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -204,19 +361,19 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options, cons
         error_set(&u->err, EXIT_BAD_INPUT, "give text or .jsonl",
                   "%s: expected text, found a binary file", f->path);
     if (binary) return;
-    char *text = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
-                               "write it as .jsonl with one document a line", &u->err);
-    if (text) add_document(u, e, options, (unsigned char *)text, n);
-    free(text);
+    char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
+                                "write it as .jsonl with one document a line", &u->err);
+    const Text text = {.bytes = (unsigned char *)bytes, .n = n};
+    if (bytes) add_document(u, e, options, &text, NULL);
+    free(bytes);
 }
 
-static void encode_lines(Unit *u, BpeEncoder *e, const UnitOptions *options) {
-    unsigned char *line = u->lines, *end = u->lines + u->num_bytes;
-    for (int64_t number = u->first_line; line < end && u->err.code == 0; number++) {
-        unsigned char *newline = memchr(line, '\n', (size_t)(end - line)),
-                      *stop = newline ? newline : end;
-        encode_line(u, e, options, number, line, (size_t)(stop - line));
-        line = stop + 1;
+static void encode_records(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+    const bool array = u->files->kind == INPUT_ARRAY;
+    int64_t number = u->first_record;
+    for (uint64_t at = 0, n; at < u->num_bytes && u->err.code == 0; at += n, number++) {
+        n = record_end(u->records + at, u->num_bytes - at, array, true);
+        encode_record(u, e, options, number, u->records + at, n);
     }
 }
 
@@ -233,7 +390,7 @@ static void store_tokens(Unit *u, const BpeEncoder *e, int token_bytes) {
 
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     bpe_clear(e);
-    if (u->num_bytes > 0) encode_lines(u, e, options);
+    if (u->num_bytes > 0) encode_records(u, e, options);
     for (size_t i = 0; u->num_bytes == 0 && i < u->num_files && u->err.code == 0; i++)
         encode_file(u, e, options, &u->files[i]);
     store_tokens(u, e, options->token_bytes);

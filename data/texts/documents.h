@@ -1,4 +1,9 @@
-// Documents of text files and JSON Lines, tokenized in units that threads can work on.
+// Documents of text files and of JSON records, tokenized in units that threads can work on.
+//
+// A record is {"text": "..."}, or {"parts": [["...", trained], ...]}: a text whose loss is on the
+// parts marked true. A token is a target if all of its text is; one that straddles the end of such
+// a part is not. Parts are the whole document, with the BOS and EOS that their template wrote; only
+// the byte tokenizer's, which no text can hold, are added.
 #ifndef UNPAD_DOCUMENTS_H
 #define UNPAD_DOCUMENTS_H
 
@@ -8,25 +13,26 @@
 #include "inputs.h"
 
 typedef struct {
-    uint64_t end;  // cumulative tokens of the unit
-    bool is_val;
+    uint64_t first, end;  // tokens of the unit
+    bool is_val, masked;
 } UnitDocument;
 
 typedef struct {
-    // what to do: files of one document each, or whole lines of a file
+    // what to do: files of one document each, or whole records of a file
     const InputFile *files;
-    size_t num_files;      // with lines: 1
-    unsigned char *lines;  // (num_bytes) changed by unit_encode; owned; NULL: no lines
-    uint64_t num_bytes;
-    size_t lines_capacity;
-    int64_t first_line;
+    size_t num_files;        // with records: 1
+    unsigned char *records;  // (num_bytes) changed by unit_encode; owned
+    uint64_t num_bytes;      // 0: files
+    size_t records_capacity;
+    int64_t first_record;  // its number in the file, from 1
     // what became of it
-    unsigned char *tokens;  // as shards store them; owned
-    size_t token_capacity;
+    unsigned char *tokens;   // as shards store them; owned
+    unsigned char *targets;  // of tokens of masked documents: 1 is a target; owned
+    size_t token_capacity, target_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
     int64_t num_empty, num_binary, num_bad;
-    Error bad;  // why the first line that is left out is
+    Error bad;  // why the first record that is left out is
     Error err;  // code 0: no error
 } Unit;
 
@@ -35,18 +41,19 @@ void unit_free(Unit *u);
 typedef struct {
     const Inputs *in;
     size_t next;                  // input
-    File file;                    // of lines; fd -1: none
+    File file;                    // of records; fd -1: none
     uint64_t offset, bytes_done;  // in this file; of all
-    int64_t line;
+    int64_t record;
 } UnitReader;
 
 // The next unit, in order; false at the end or with *err. Unit memory is used again.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
 typedef struct {
-    int32_t bos, eos;  // -1: none
+    const Tokenizer *tokenizer;
+    bool has_byte[256];  // it has a token for
+    int32_t bos, eos;    // of documents without parts; -1: none
     int token_bytes;
-    bool any_bytes;   // the tokenizer takes what is not UTF-8
     double val_frac;  // share of the documents for validation, by SHA-256 of the text
 } UnitOptions;
 

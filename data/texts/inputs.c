@@ -67,8 +67,6 @@ static bool walk(const Walk *w, const char *dir, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Kinds
 
-#define AS_LINES "write an object {\"text\": ...} a line into a .jsonl file"
-
 // Endings that are refused; in_tree: also in a directory, of which only the README would be found.
 static const struct {
     const char *ending, *format;
@@ -84,7 +82,8 @@ static bool check_ending(const InputFile *f, Error *err) {
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         if (strcasecmp(path_ending(f->path), refused[i].ending) != 0) continue;
         if (!f->named && !refused[i].in_tree) return true;
-        snprintf(hint, sizeof hint, "data/prepare.py %.300s --out DIR reads it, or says how",
+        snprintf(hint, sizeof hint,
+                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines",
                  f->path);
         return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
                          refused[i].format);
@@ -92,40 +91,86 @@ static bool check_ending(const InputFile *f, Error *err) {
     return true;
 }
 
-// Whether the first line of a .json file is a whole object, in a directory one with a text.
-static bool has_json_lines(const InputFile *f) {
-    char *line = NULL;
-    size_t capacity = 0;
-    ssize_t n = 0;
-    FILE *file = fopen(f->path, "rb");
-    while (file && (n = getline(&line, &capacity, file)) > 0)
-        if (strspn(line, " \t\r\n") < (size_t)n) break;
-    json_t *record = n > 0 ? json_loadb(line, (size_t)n, JSON_ALLOW_NUL, NULL) : NULL;
-    const json_t *text = json_object_get(record, "text");
-    const bool found =
-        json_is_object(record) && (f->named || json_is_string(text) || json_is_array(text));
+uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last) {
+    int64_t depth = 0;
+    bool string = false;
+    if (!array) {
+        const unsigned char *newline = n > 0 ? memchr(text, '\n', n) : NULL;
+        return newline ? (uint64_t)(newline + 1 - text) : last ? n : 0;
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        const unsigned char c = text[i];
+        if (string && c == '\\')
+            i++;
+        else if (c == '"')
+            string = !string;
+        else if (!string && depth == 0 && (c == ',' || c == ']'))
+            return i + 1;
+        else if (!string)
+            depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    }
+    return 0;
+}
+
+// The first record of a JSON file, a whole object; NULL: there is none. *array: of an array, whose
+// bracket is the byte before *first.
+static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
+    const uint64_t most = f->kind == INPUT_LINES ? 1 << 12 : 1 << 24;
+    File file;
+    Error ignored = {0};
+    if (!file_open(&file, f->path, "", &ignored)) return NULL;
+    const uint64_t n = file.size_bytes < most ? file.size_bytes : most;
+    char *text = host_calloc(n + 1, 1, "the beginning of a file");
+    json_t *record = NULL;
+    if (file_read_at(&file, text, n, 0, &ignored)) {
+        *first = strspn(text, " \t\r\n");
+        *array = text[*first] == '[';
+        *first += *array;
+        const uint64_t size = record_end((unsigned char *)text + *first, n - *first, *array, true);
+        record = json_loadb(text + *first, size - (*array && size > 0), JSON_ALLOW_NUL, NULL);
+    }
+    file_close(&file);
+    free(text);
+    return record;
+}
+
+// Records in a .json file are those of a named one, and of a directory those with a text.
+static void find_records(InputFile *f) {
+    bool array = false;
+    json_t *record = first_record(f, &array, &f->first_byte);
+    if (f->kind == INPUT_TABLE && record &&
+        (f->named || json_object_get(record, "text") || json_object_get(record, "parts")))
+        f->kind = INPUT_LINES;
+    if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
+    if (f->kind == INPUT_LINES) f->first_byte = 0;
     json_decref(record);
-    free(line);
-    if (file) fclose(file);
-    return found;
 }
 
 static bool find_kind(InputFile *f, Error *err) {
-    const bool json = ENDS_IN(f->path, ".json"),
-               lines = ENDS_IN(f->path, ".jsonl", ".ndjson") || (json && has_json_lines(f));
+    const bool lines = ENDS_IN(f->path, ".jsonl", ".ndjson"), json = ENDS_IN(f->path, ".json");
     if (!check_ending(f, err)) return false;
     f->kind = lines                                      ? INPUT_LINES
               : json || ENDS_IN(f->path, ".csv", ".tsv") ? INPUT_TABLE
                                                          : INPUT_TEXT;
+    if (lines || json) find_records(f);
     return f->kind != INPUT_TABLE || !f->named ||
-           error_set(err, EXIT_BAD_INPUT, AS_LINES, "%s: expected JSON Lines, found other JSON",
-                     f->path);
+           error_set(err, EXIT_BAD_INPUT,
+                     "write an object {\"text\": ...} a line, or an array of them",
+                     "%s: expected records, found other JSON", f->path);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Specs
 
-static bool add_file(Inputs *in, const char *path, bool named, Error *err) {
+// val.NAME or val_NAME in the directory itself
+static bool is_validation_file(const char *path, const char *dir) {
+    const char *name = path + strlen(dir);
+    while (*name == '/') name++;
+    return strncmp(name, "val.", 4) == 0 || (strncmp(name, "val_", 4) == 0 && !strchr(name, '/'));
+}
+
+// dir: where it was found; NULL: it was named.
+static bool add_file(Inputs *in, const char *path, const char *dir, Error *err) {
     struct stat st;
     const size_t size = strlen(path) + 1;
     if (stat(path, &st) != 0) return bad_input(err, "%s: cannot read: %s", path, strerror(errno));
@@ -134,9 +179,11 @@ static bool add_file(Inputs *in, const char *path, bool named, Error *err) {
     *f = (InputFile){.path = host_calloc(size, 1, "a path"),
                      .size_bytes = (uint64_t)st.st_size,
                      .mtime_ns = st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-                     .named = named};
+                     .named = !dir};
     memcpy(f->path, path, size);
     if (!find_kind(f, err)) return false;
+    f->is_val = dir && f->kind != INPUT_TEXT && is_validation_file(path, dir);
+    in->num_val += f->is_val;
     in->size_bytes += f->size_bytes;
     in->num_tables += f->kind == INPUT_TABLE;
     return true;
@@ -157,7 +204,8 @@ static bool add_item(Inputs *in, const char *item, const char *out_dir, Error *e
     path_list_sort(&found, 0);
     if (ok && found.n == 0)
         ok = bad_input(err, "%s: expected a file or a directory with files, found none", item);
-    for (size_t i = 0; ok && i < found.n; i++) ok = add_file(in, found.items[i], !is_dir, err);
+    for (size_t i = 0; ok && i < found.n; i++)
+        ok = add_file(in, found.items[i], is_dir ? item : NULL, err);
     path_list_free(&found);
     return ok;
 }

@@ -1,4 +1,4 @@
-// Which files --train names when it names texts, and what is in each: as data/prepare.py chooses.
+// Which files --train names when it names texts, and what is in each.
 #ifndef UNPAD_INPUTS_H
 #define UNPAD_INPUTS_H
 
@@ -6,7 +6,8 @@
 
 typedef enum {
     INPUT_TEXT,   // one document
-    INPUT_LINES,  // JSON Lines: a document a line
+    INPUT_LINES,  // JSON Lines: a record a line
+    INPUT_ARRAY,  // a JSON array of records
     INPUT_TABLE,  // CSV or other JSON found in a directory: left out
 } InputKind;
 
@@ -15,21 +16,27 @@ typedef struct {
     uint64_t size_bytes;
     int64_t mtime_ns;
     InputKind kind;
-    bool named;  // by the user, not found in a directory
+    uint64_t first_byte;  // of the first record
+    bool named;           // by the user, not found in a directory
+    bool is_val;          // val.jsonl or val_*.jsonl of a directory: its validation set
 } InputFile;
 
 typedef struct {
     InputFile *items;  // (n) directories in order of path, without hidden files
     size_t n, capacity;
     uint64_t size_bytes;
-    int64_t num_tables;
+    int64_t num_tables, num_val;
 } Inputs;
+
+// Bytes of the first record of text (n), with the newline, or the comma or bracket of the array,
+// that ends it; 0: it is not whole. `last`: the file ends with the text.
+uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last);
 
 // Is the spec (as dataset_open's) text rather than shards? By its first file.
 bool inputs_are_texts(const char *spec);
 
 // out_dir: a directory that is no input even if it is inside one. EXIT_BAD_INPUT for what is
-// neither text nor JSON Lines. Free it also after a failure.
+// neither text nor JSON records. Free it also after a failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);
 

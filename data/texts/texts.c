@@ -1,6 +1,7 @@
 #include "texts.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,15 +14,19 @@
 #include "../base/hash.h"
 #include "../base/memory.h"
 #include "../shards/shard_writer.h"
-#include "byte_tokenizer.h"
 #include "documents.h"
 #include "inputs.h"
 
-enum { UNITS_PER_THREAD = 16, MAX_NAMED = 10, FORMAT = 1 };
+enum {
+    UNITS_PER_THREAD = 16,
+    MAX_NAMED = 10,
+    FORMAT = 2,
+    BYTE_TOKENIZER_BYTES = 8192,  // of its tokenizer.json, more than enough
+};
 
 typedef struct {
     int64_t empty, binary, bad, named;
-    Error first;  // the first line that was left out
+    Error first;  // the first record that was left out
 } LeftOut;
 
 typedef struct {
@@ -40,10 +45,73 @@ typedef struct {
 } Job;
 
 // ------------------------------------------------------------------------------------------------
+// The built-in tokenizer as Hugging Face's files: ids are bytes, BOS 256, EOS 257
+
+#define SPECIAL(id_, content_)                                                                 \
+    "{\"id\": " #id_ ", \"content\": \"" content_                                              \
+    "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false," \
+    " \"special\": true}"
+#define BYTE_LEVEL                                                                   \
+    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true," \
+    " \"use_regex\": false}"
+#define BOS "{\"SpecialToken\": {\"id\": \"<|bos|>\", \"type_id\": 0}}"
+#define SEQUENCE(id_, type_) "{\"Sequence\": {\"id\": \"" id_ "\", \"type_id\": " #type_ "}}"
+
+static const char tokenizer_json[] =
+    "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": ["  //
+    SPECIAL(256, "<|bos|>") ", " SPECIAL(257, "<|eos|>") "],"
+    " \"normalizer\": null, \"pre_tokenizer\": " BYTE_LEVEL ","
+    " \"post_processor\": {\"type\": \"TemplateProcessing\","
+    " \"single\": [" BOS ", " SEQUENCE("A", 0) "],"
+    " \"pair\": [" BOS ", " SEQUENCE("A", 0) ", " SEQUENCE("B", 0) "],"
+    " \"special_tokens\": {\"<|bos|>\":"
+    " {\"id\": \"<|bos|>\", \"ids\": [256], \"tokens\": [\"<|bos|>\"]}}},"
+    " \"decoder\": " BYTE_LEVEL ","
+    " \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null,"
+    " \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false,"
+    " \"byte_fallback\": false, \"ignore_merges\": false, \"vocab\": {}, \"merges\": []}}";
+
+static const char config_json[] =
+    "{\n \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n \"bos_token\": \"<|bos|>\",\n"
+    " \"eos_token\": \"<|eos|>\",\n \"clean_up_tokenization_spaces\": false\n}\n";
+static const char map_json[] = "{\n \"bos_token\": \"<|bos|>\",\n \"eos_token\": \"<|eos|>\"\n}\n";
+
+// NUL-terminated; returns its length.
+static size_t byte_tokenizer_json(char out[BYTE_TOKENIZER_BYTES]) {
+    json_t *root = json_loads(tokenizer_json, 0, NULL);
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    for (int i = 0; i < 256; i++) {
+        const unsigned char byte = (unsigned char)i;
+        char token[4];
+        gpt2_encode(&byte, 1, "", token);
+        json_object_set_new(vocab, token, json_integer(i));
+    }
+    const size_t n = json_dumpb(root, out, BYTE_TOKENIZER_BYTES - 2, JSON_INDENT(1));
+    json_decref(root);
+    memcpy(out + n, "\n", 2);
+    return n + 1;
+}
+
+static bool write_one(const char *dir, const char *name, const char *text, Error *err) {
+    char path[IO_PATH_MAX];
+    return path_join(path, sizeof path, dir, name, err) &&
+           file_create(path, text, strlen(text), err);
+}
+
+// Failures are EXIT_DISK.
+static bool byte_tokenizer_write(const char *dir, Error *err) {
+    char json[BYTE_TOKENIZER_BYTES];
+    byte_tokenizer_json(json);
+    return write_one(dir, "tokenizer.json", json, err) &&
+           write_one(dir, "tokenizer_config.json", config_json, err) &&
+           write_one(dir, "special_tokens_map.json", map_json, err);
+}
+
+// ------------------------------------------------------------------------------------------------
 // Set-up: before anything is written
 
 static bool open_byte_tokenizer(Job *j) {
-    char json[BYTE_TOKENIZER_ROOM];
+    char json[BYTE_TOKENIZER_BYTES];
     unsigned char digest[32];
     sha256(json, byte_tokenizer_json(json), digest);
     j->tokenizer = (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true};
@@ -58,9 +126,7 @@ static bool open_model_tokenizer(Job *j, Error *err) {
     if (path_is_dir(model) && !path_join(path, sizeof path, model, "tokenizer.json", err))
         return false;
     if (!path_is_dir(model) || !path_exists(path))
-        return error_set(err, EXIT_BAD_INPUT,
-                         "give --model DIR with a tokenizer.json, or make shards with "
-                         "data/prepare.py --tokenizer",
+        return error_set(err, EXIT_BAD_INPUT, "give --model DIR with a tokenizer.json",
                          "%s: is text, expected a tokenizer for it in --model, found none in %s",
                          j->spec, model);
     if (!tokenizer_open(&j->tokenizer, model, err) || !sha256_file(path, digest, err)) return false;
@@ -84,8 +150,18 @@ static bool open_tokenizer(Job *j, Error *err) {
     j->options.bos = j->vocabulary.bos;
     j->options.eos = j->vocabulary.eos;
     j->options.token_bytes = shard_token_bytes(&j->vocabulary);
-    j->options.any_bytes = t->byte_ids;
+    j->options.tokenizer = t;
+    for (int32_t id = 0; id < t->vocab_size && !t->byte_ids; id++) {
+        size_t n;
+        const unsigned char *byte = tokenizer_bytes(t, id, &n);
+        if (n == 1) j->options.has_byte[*byte] = true;
+    }
     j->bpe = bpe_open(t, err);
+    if (!j->bpe && err->code == EXIT_USAGE)
+        text_copy(
+            err->hint, sizeof err->hint,
+            "only byte-level BPE is known here: save ids of its own library by numpy.save, and "
+            "data/convert.py makes shards of them");
     return j->bpe != NULL;
 }
 
@@ -166,16 +242,15 @@ static bool leave_out(Job *j, const Unit *u, Error *err) {
 }
 
 static bool write_unit(Job *j, const Unit *u, Error *err) {
-    uint64_t start = 0;
+    const uint64_t width = (uint64_t)j->options.token_bytes;
     if (u->err.code) {
         *err = u->err;
         return false;
     }
-    for (size_t i = 0; i < u->num_documents; start = u->documents[i++].end) {
+    for (size_t i = 0; i < u->num_documents; i++) {
         const UnitDocument *d = &u->documents[i];
-        if (!shard_writer_add(d->is_val ? &j->val : &j->train,
-                              u->tokens + start * (uint64_t)j->options.token_bytes, d->end - start,
-                              err))
+        if (!shard_writer_add(d->is_val ? &j->val : &j->train, u->tokens + d->first * width,
+                              d->end - d->first, d->masked ? u->targets + d->first : NULL, err))
             return false;
     }
     return leave_out(j, u, err);
@@ -254,8 +329,8 @@ static bool copy_tokenizer(const Job *j, Error *err) {
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    const char *better = j->in.num_tables > 0 ? "CSV and JSON files are left out: write an object "
-                                                "{\"text\": ...} a line into a .jsonl file"
+    const char *better = j->in.num_tables > 0 ? "CSV and other JSON files are left out: write an "
+                                                "object {\"text\": ...} a line into a .jsonl file"
                                               : "give text files or JSON Lines";
     if (j->left_out.first.code)
         return error_set(err, EXIT_BAD_INPUT, j->left_out.first.hint, "%s", j->left_out.first.what);
@@ -273,9 +348,9 @@ static bool make_shards(Job *j, bool *again, Error *err) {
               shard_writer_close(&j->val, err);
     shard_writer_free(&j->train);
     shard_writer_free(&j->val);
-    const bool trains = j->options.val_frac < 1;
+    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1;
     if (ok && j->train.num_docs + j->val.num_docs == 0) return nothing_to_train(j, err);
-    if (!ok || !trains || j->train.num_docs > 0) return ok;
+    if (!ok || !splits || j->train.num_docs > 0) return ok;
     *again = true;
     j->options.val_frac = 0;
     return true;
@@ -302,7 +377,7 @@ static void print_summary(const Job *j) {
     const int64_t docs = j->train.num_docs + j->val.num_docs;
     const double ms = now_ms() - j->start_ms;
     char left[300] = "";
-    add_count(left, sizeof left, j->left_out.bad, "line");
+    add_count(left, sizeof left, j->left_out.bad, "record");
     add_count(left, sizeof left, j->left_out.empty, "empty document");
     add_count(left, sizeof left, j->left_out.binary, "binary file");
     add_count(left, sizeof left, j->in.num_tables, "CSV or JSON file");
@@ -349,6 +424,7 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
               path_printf(j.old, sizeof j.old, err, "%s.old", j.dir);
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, t->out->path, err) && open_tokenizer(&j, err);
+        if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
         if (ok) make_key(&j);
         ok = ok && (is_up_to_date(&j) || write_all(&j, err));
         if (ok) dir_remove_tree(j.old, &(Error){0});

@@ -1,6 +1,6 @@
 // Text in, no Python: what --train and --val name may be text files, directories of them and JSON
-// Lines. They become shards in a directory of --out, the same bytes that data/prepare.py writes,
-// and again only when the texts or the tokenizer have changed.
+// records. They become shards in a directory of --out, and again only when the texts or the
+// tokenizer have changed.
 #ifndef UNPAD_TEXTS_H
 #define UNPAD_TEXTS_H
 

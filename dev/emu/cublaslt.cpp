@@ -3,9 +3,6 @@
 // over k in one go, 1 in two halves that meet in the workspace and does not do an odd k. The
 // heuristic prefers 0. EMU_LT_ALGO makes it another: 1 prefers 1, as another version might; none
 // knows no algorithm; refuse gives one that does the very sizes it was asked about and no others.
-// EMU_LT_MS=A,B: milliseconds that a product of algorithm 0 and one of 1 claim to take (by default
-// 1e-6 each; see cudaEventElapsedTime). During a capture it answers with an error, as cuBLASLt 13.3
-// and later do.
 #include "include/cublasLt.h"
 #include "include/cuda_bf16.h"
 
@@ -15,13 +12,6 @@
 struct cublasLtContext {
     uint64_t magic;
 };
-
-namespace emu {
-bool any_capture();
-int lt_refusals;       // products that their algorithm does not do: for tests
-uint64_t lt_products;  // put on streams, and the milliseconds that they claim to take
-double lt_product_ms;
-}  // namespace emu
 
 namespace {
 constexpr uint64_t CONTEXT_MAGIC = 0x6d61746d756c4c74ull;
@@ -120,14 +110,6 @@ cublasStatus_t check_algo(const cublasLtMatmulAlgo_t *algo, const cublasLtMatmul
         (word[ALGO_M] == d->rows && word[ALGO_N] == d->cols && word[ALGO_K] == depth(op, a));
     return its_sizes && algo_does((int)word[ALGO_ID], op, a) ? CUBLAS_STATUS_SUCCESS
                                                              : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-double claimed_ms(int id) {
-    double ms[NUM_ALGOS] = {1e-6, 1e-6};
-    const char *text = getenv("EMU_LT_MS");
-    if (text && sscanf(text, "%lf,%lf", &ms[0], &ms[1]) != NUM_ALGOS)
-        emu::fail("EMU_LT_MS=%s: expected A,B", text);
-    return ms[id];
 }
 
 size_t algo_workspace(int id, const cublasLtMatrixLayoutOpaque_t *d) {
@@ -418,7 +400,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *returned = 0;
     cublasStatus_t status = check_product(op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (emu::any_capture()) return CUBLAS_STATUS_INTERNAL_ERROR;
     const char *first = getenv("EMU_LT_ALGO");
     if (first && strcmp(first, "none") == 0) return CUBLAS_STATUS_SUCCESS;
     const bool only_these_sizes = first && strcmp(first, "refuse") == 0;
@@ -440,70 +421,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         r->wavesCount = 1.0f;
     }
     return *returned ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                        cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                        cudaDataType_t c, cudaDataType_t d, int requested,
-                                        int ids[], int *returned) {
-    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (requested <= 0 || !ids || !returned) return CUBLAS_STATUS_INVALID_VALUE;
-    *returned = 0;
-    cublasStatus_t status = check_types(compute, scale, a, b, c, d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    while (*returned < std::min(requested, NUM_ALGOS)) {
-        ids[*returned] = *returned;
-        ++*returned;
-    }
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                      cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                      cudaDataType_t c, cudaDataType_t d, int id,
-                                      cublasLtMatmulAlgo_t *algo) {
-    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!algo || id < 0 || id >= NUM_ALGOS) return CUBLAS_STATUS_INVALID_VALUE;
-    fill_algo(algo, id, 0, nullptr);
-    return check_types(compute, scale, a, b, c, d);
-}
-
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
-                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algo,
-                                       cublasLtMatmulHeuristicResult_t *result) {
-    if (!is_context(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
-    cublasStatus_t status = check_product(op, a, b, c, d);
-    if (status == CUBLAS_STATUS_SUCCESS) status = check_algo(algo, op, a, d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    *result = {};
-    result->algo = *algo;
-    result->workspaceSize = algo_workspace((int)algo->data[ALGO_ID], d);
-    result->state = CUBLAS_STATUS_SUCCESS;
-    result->wavesCount = 1.0f;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attr,
-                                                    void *buf, size_t bytes, size_t *written) {
-    if (!algo || algo->data[ALGO_MARK] != ALGO_MAGIC) return CUBLAS_STATUS_INVALID_VALUE;
-    bool split = algo->data[ALGO_ID] == 1;
-    uint32_t value = 0;
-    if (attr == CUBLASLT_ALGO_CONFIG_ID) value = (uint32_t)algo->data[ALGO_ID];
-    if (attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) value = split ? 2 : 1;
-    if (attr == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
-        value = split ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
-    bool narrow = attr == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
-                  attr == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-    size_t size = narrow ? sizeof(uint16_t) : sizeof(uint32_t);
-    if (written) *written = size;
-    if (bytes == 0 && written) return CUBLAS_STATUS_SUCCESS;  // asks for the size only
-    if (!buf || bytes < size) return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(buf, &value, size);
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -528,7 +445,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     int id = 0;
     if (algo) {
         status = check_algo(algo, op, a, d);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED) emu::lt_refusals++;
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         id = (int)algo->data[ALGO_ID];
         for (int i = 0; i < 4; i++) {
@@ -548,8 +464,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     x.k = (int64_t)(op->trans_a == CUBLAS_OP_N ? a->cols : a->rows);
     memcpy(&x.alpha, alpha, sizeof x.alpha);
     memcpy(&x.beta, beta, sizeof x.beta);
-    emu::lt_products++;
-    emu::lt_product_ms += claimed_ms(id);
     emu::enqueue(stream, [=] {
         if (id == 1)
             multiply_in_two_halves(x, (float *)workspace);

@@ -20,7 +20,7 @@ build/$(1)/%.o: %.cu dev/emu/launch.pl Makefile dev/emu/emu.mk
 	@perl dev/emu/launch.pl $$< < $$< > $$(@:.o=.cpp)
 	$$(call say,CXX,$$<)$(2) -iquote $$(<D) $$(EMUFLAGS_$(1)) $$(FMA) $(4) $(5) -c $$(@:.o=.cpp) -o $$@
 $(call VARIANT,$(1),-O1 -DBACKEND_CUDA $(4),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%))
-$(call TEST_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%),$(REFERENCE))
+$(call TEST_RULES,$(1),$(2) -pthread $(4) $(5),$$(EMULATED:%=build/$(1)/%))
 build/$(1)/bugs: build/$(1)/dev/emu/bugs/bugs.o $$(EMU:%=build/$(1)/%)
 	$$(call say,LINK,$$@)$(2) -pthread $(4) $(5) $$^ -o $$@
 endef

@@ -8,7 +8,7 @@
 //   streams.cpp   streams as threads
 //   nccl.cpp      NCCL between processes of one machine
 //   memory.cpp    device memory: guard pages, poison, reports of bad addresses
-//   host_api.cpp  the CUDA runtime API: devices, streams, events, graphs, errors
+//   host_api.cpp  the CUDA runtime API: devices, streams, events, errors
 #pragma once
 #include <map>
 #include <memory>

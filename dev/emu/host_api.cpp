@@ -1,5 +1,5 @@
 // The host API of the CUDA runtime. Work runs when it is issued, or on its stream's thread
-// (streams.cpp); a capture stores it instead.
+// (streams.cpp).
 #include "engine.h"
 
 #include <chrono>
@@ -8,38 +8,21 @@ using emu::Mark;
 using emu::Worker;
 struct CUstream_st {
     int number = 0;  // 1: the first
-    CUgraph_st *capture = nullptr;
     Worker *worker = nullptr;
-};
-struct CUgraph_st {
-    std::vector<std::function<void()>> work;
-    std::map<cudaStream_t, bool> forked;  // streams that joined the capture; true: not waited for
-    bool spoilt = false;                  // by a call that must not be made during a capture
-};
-struct CUgraphExec_st {
-    std::vector<std::function<void()>> work;
 };
 struct CUevent_st {
     Mark mark;
-    CUgraph_st *capture = nullptr;  // in which it was recorded last
-    cudaStream_t stream = nullptr;
     std::chrono::steady_clock::time_point when;
     bool recorded = false, timing = true;
-    uint64_t work = 0, products = 0;  // put on streams before it; by cuBLASLt
-    double product_ms = 0;
 };
 
 namespace emu {
-extern uint64_t lt_products;
-extern double lt_product_ms;
-static uint64_t work_enqueued;
 char *device_allocate(size_t bytes, const char *file, int line);
 void device_release(void *p);
 
 static std::map<const void *, int> max_dynamic_smem;  // by kernel
 static std::map<void *, size_t> host_blocks;
 static cudaError_t last_error = cudaSuccess;
-static std::set<CUgraph_st *> captures;  // of streams that capture now
 
 static cudaError_t answer(cudaError_t e) {
     if (e != cudaSuccess) last_error = e;
@@ -51,25 +34,11 @@ static void entered(const char *call) {
         fail("%s in a host function of a stream, which may not use CUDA", call);
 }
 #define API_CALL entered(__func__)
-bool any_capture() { return !captures.empty(); }
-static bool capturing(cudaStream_t s) { return s && s->capture; }
-static cudaError_t spoil_captures() {
-    for (CUgraph_st *graph : captures) graph->spoilt = true;
-    return answer(cudaErrorStreamCaptureUnsupported);
-}
 
 void enqueue(cudaStream_t stream, std::function<void()> work, const char *name) {
     entered(name);
-    work_enqueued += strcmp(name, "record") != 0;
     if (opt.trace) fprintf(stderr, "EMU TRACE stream %d %s\n", stream ? stream->number : 0, name);
-    if (capturing(stream) && stream->capture->spoilt)
-        answer(cudaErrorStreamCaptureInvalidated);
-    else if (capturing(stream)) {
-        stream->capture->work.push_back(std::move(work));
-        if (stream->capture->forked.count(stream)) stream->capture->forked[stream] = true;
-    } else if (!stream && !captures.empty())
-        spoil_captures();  // the default stream would join the capture
-    else if (stream && stream->worker)
+    if (stream && stream->worker)
         put_work(stream->worker, std::move(work));
     else
         work();
@@ -237,7 +206,6 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 cudaError_t cudaDeviceSynchronize() {
     API_CALL;
-    if (!captures.empty()) return spoil_captures();
     drain_all();
     return cudaSuccess;
 }
@@ -253,21 +221,18 @@ cudaError_t emu_malloc(void **p, size_t bytes, const char *file, int line) {
     API_CALL;
     *p = nullptr;
     if (!opt.devices) return answer(cudaErrorNoDevice);
-    if (!captures.empty()) return spoil_captures();
     if (!bytes) return cudaSuccess;
     *p = device_allocate(bytes, file, line);
     return answer(*p ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void *p) {
     API_CALL;
-    if (!captures.empty()) return spoil_captures();
     drain_all();
     if (p) device_release(p);
     return cudaSuccess;
 }
 cudaError_t emu_malloc_host(void **p, size_t bytes) {
     API_CALL;
-    if (!captures.empty()) return spoil_captures();
     *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     if (!*p) return answer(cudaErrorMemoryAllocation);
     if (opt.poison) memset(*p, 0xff, bytes);
@@ -374,28 +339,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     API_CALL;
-    if (capturing(stream)) return spoil_captures();
     if (stream && stream->worker) drain(stream->worker);
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     API_CALL;
-    if (capturing(stream)) return spoil_captures();
     return stream && stream->worker && !worker_idle(stream->worker) ? cudaErrorNotReady
                                                                     : cudaSuccess;
 }
-// Waits for what was recorded last before this call; later records are others' to wait for. An
-// event from outside a capture means nothing inside it.
+// Waits for what was recorded last before this call; later records are others' to wait for.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     API_CALL;
     const uint64_t count = mark_now(&event->mark);
-    if (capturing(stream) && event->capture != stream->capture) return spoil_captures();
-    if (!capturing(stream) && event->capture && captures.count(event->capture)) {
-        stream->capture = event->capture;  // until the capture ends
-        stream->capture->forked[stream] = true;
-    } else if (capturing(stream) && stream->capture->forked.count(event->stream)) {
-        stream->capture->forked[event->stream] = false;
-    }
     enqueue(
         stream, [=] { mark_wait(&event->mark, count); }, "wait");
     return cudaSuccess;
@@ -429,9 +384,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     API_CALL;
-    event->capture = capturing(stream) ? stream->capture : nullptr;
-    event->stream = stream;
-    event->work = work_enqueued, event->products = lt_products, event->product_ms = lt_product_ms;
     const uint64_t count = mark_set(&event->mark);
     auto record = [=] {
         event->when = std::chrono::steady_clock::now();
@@ -450,73 +402,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     mark_wait(&event->mark, mark_now(&event->mark));
     return cudaSuccess;
 }
-// Between events with nothing but cuBLASLt's products between them: what those claim to take.
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     API_CALL;
     if (!start->timing || !end->timing || !start->recorded || !end->recorded)
         return answer(cudaErrorInvalidResourceHandle);
-    const uint64_t work = end->work - start->work;
-    if (work > 0 && work == end->products - start->products)
-        *ms = (float)(end->product_ms - start->product_ms);
-    else
-        *ms = std::chrono::duration<float, std::milli>(end->when - start->when).count();
-    return cudaSuccess;
-}
-
-// ------------------------------------------------------------------------------------------------
-// Graphs: a capture is a list of closures
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-    API_CALL;
-    if (!stream) return answer(cudaErrorStreamCaptureUnsupported);
-    if (stream->capture) return answer(cudaErrorIllegalState);
-    stream->capture = new CUgraph_st;
-    captures.insert(stream->capture);
-    return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-    API_CALL;
-    if (!capturing(stream)) return answer(cudaErrorIllegalState);
-    *graph = stream->capture;
-    stream->capture = nullptr;
-    captures.erase(*graph);
-    bool unjoined = false;
-    for (auto &[fork, open] : (*graph)->forked) fork->capture = nullptr, unjoined |= open;
-    if (!(*graph)->spoilt && !unjoined) return cudaSuccess;
-    const cudaError_t why =
-        unjoined ? cudaErrorStreamCaptureUnjoined : cudaErrorStreamCaptureInvalidated;
-    delete *graph;
-    *graph = nullptr;
-    return answer(why);
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
-    API_CALL;
-    *status = capturing(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
-    API_CALL;
-    *exec = new CUgraphExec_st{graph->work};
-    return cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    API_CALL;
-    enqueue(
-        stream,
-        [exec] {
-            for (auto &work : exec->work) work();
-        },
-        "graph");
-    return last_error;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    API_CALL;
-    delete graph;
-    return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
-    API_CALL;
-    delete exec;
+    *ms = std::chrono::duration<float, std::milli>(end->when - start->when).count();
     return cudaSuccess;
 }
 
@@ -534,16 +424,6 @@ cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int v
 }
 
 // From threads and shared memory alone: registers are not known here.
-cudaError_t emu_occupancy(int *blocks, int threads, size_t smem_bytes) {
-    API_CALL;
-    cudaDeviceProp p{};
-    cudaGetDeviceProperties(&p, 0);
-    int by_threads = p.maxThreadsPerMultiProcessor / std::max(threads, 1);
-    int by_smem = (int)(p.sharedMemPerMultiprocessor / (smem_bytes + 1024));
-    *blocks = std::min(std::min(by_threads, by_smem), 32);
-    return cudaSuccess;
-}
-
 static uint32_t swizzle_span(CUtensorMapSwizzle s) {
     return s == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
            : s == CU_TENSOR_MAP_SWIZZLE_64B ? 64

@@ -71,11 +71,6 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
 // ------------------------------------------------------------------------------------------------
 // Where each rank runs
 
-typedef struct {
-    char host[64], device[192], cores[64];
-    int32_t local_rank;
-} RankPlace;
-
 // "0-3,8": the cores that this process may use, as Linux lists them
 static void cores_text(char *out, size_t capacity) {
     char line[4096], list[4096] = "?";
@@ -86,33 +81,23 @@ static void cores_text(char *out, size_t capacity) {
     text_copy(out, capacity, list);
 }
 
-static void rank_place(RankPlace *p) {
-    memset(p, 0, sizeof *p);
-    if (gethostname(p->host, sizeof p->host - 1) != 0) text_copy(p->host, sizeof p->host, "?");
-    text_sanitize(p->host, sizeof p->host);
-    text_copy(p->device, sizeof p->device, device_describe());
-    cores_text(p->cores, sizeof p->cores);
-    p->local_rank = comm_local_rank();
-}
-
 void rank_places_print(void) {
+    enum { MOST = 384 };
     const int ranks = comm_num_ranks();
-    RankPlace own, *all = host_calloc((size_t)ranks, sizeof own, "ranks");
-    rank_place(&own);
-    comm_all_gather_host(all, &own, sizeof own);
+    char own[MOST] = "", host[64] = "?", cores[64],
+         *all = host_calloc((size_t)ranks, MOST, "ranks");
+    gethostname(host, sizeof host - 1);
+    cores_text(cores, sizeof cores);
+    snprintf(own, sizeof own, "%s, cores %s: %s", host, cores, device_describe());
+    text_sanitize(own, sizeof own);
+    comm_all_gather_host(all, own, sizeof own);
     for (int r = 0, last; r < ranks; r = last + 1) {
-        const RankPlace *p = &all[r];
-        for (last = r; last + 1 < ranks; last++) {
-            const RankPlace *next = &all[last + 1];
-            if (next->local_rank != all[last].local_rank + 1 ||
-                memcmp(next, p, offsetof(RankPlace, local_rank)) != 0)
-                break;
-        }
+        const char *place = all + (size_t)r * MOST;
+        for (last = r; last + 1 < ranks; last++)
+            if (strcmp(place, all + (size_t)(last + 1) * MOST) != 0) break;
         printf("  rank %d", r);
         if (last > r) printf("-%d", last);
-        printf(" on %s, local %d", p->host, p->local_rank);
-        if (last > r) printf("-%d", all[last].local_rank);
-        printf(", cores %s: %s\n", p->cores, p->device);
+        printf(" on %s\n", place);
     }
     free(all);
 }

@@ -40,8 +40,8 @@ void rank_field_options(RankFields *f, const Option *table);
 // what: "the same program, flags and files"
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint);
 
-// Prints host, cores and device of each rank, one line for neighbours that differ in nothing but
-// their number on the machine. All ranks call it; rank 0's line is the one that is seen.
+// Prints host, cores and device of each rank, one line for neighbours that differ in nothing. All
+// ranks call it; only rank 0 prints.
 void rank_places_print(void);
 
 #endif

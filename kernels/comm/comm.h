@@ -9,8 +9,8 @@
 // those of kernels.h.
 //
 // An error (error_exit), and exit() with a code other than 0 before comm_finalize, ends all ranks:
-// one of them prints it, and the launcher's exit code is its code. A rank that is killed is named by
-// the launcher, which ends the others; Open MPI's exit code is then 128 + the signal.
+// one of them prints it, and the launcher's exit code is its code. A rank that is killed is named
+// by the launcher, which ends the others; Open MPI's exit code is then 128 + the signal.
 #ifndef UNPAD_COMM_H
 #define UNPAD_COMM_H
 
@@ -27,8 +27,8 @@ extern "C" {
 // The job
 
 // Joins the other ranks, if a launcher's variables are set; before any other call. Ends the process
-// with exit code 2 if they say that it is one of several and MPI does not find the others. From then
-// on only rank 0 has a standard output and warns.
+// with exit code 2 if they say that it is one of several and MPI does not find the others. From
+// then on only rank 0 has a standard output and warns.
 void comm_init(void);
 
 // After comm_init, when the device is chosen: connects the devices of all ranks. `stream` is the
@@ -64,9 +64,9 @@ void comm_all_gather(real *x, const size_t *first);
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
 // at most `block` of them. Not reduced: the caller sums in the order it needs.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);
-// partial (skip + n) double =  sum over ranks, then sum (1) double +=  partial[skip] + partial[skip + 1]
-// + ... in this order. Where each partial sum is of one rank, the others' being 0, the bits do not
-// depend on the number of ranks.
+// partial (skip + n) double =  sum over ranks, then sum (1) double +=  its last n elements in their
+// order. Where each partial sum is of one rank, the others' being 0, the bits do not depend on the
+// number of ranks.
 void comm_sum_in_order(double *sum, double *partial, size_t skip, size_t n);
 
 // ------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ void comm_phase(const char *phase, int64_t step);
 void comm_progress(void);
 // A rank that makes no progress for this long, without waiting for others, says so and ends the job
 // with exit code 8; one that waits does after twice as long without a sign of life from rank 0. In
-// the phase "set-up" ten times as long. 60 by default; 0: never.
+// the phases "set-up" and "evaluate" ten times as long. 60 by default; 0: never.
 void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends. Built
-// with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as one of
-// several is an error.
+// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends.
+// Built with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as
+// one of several is an error.
 #include <assert.h>
 #include <limits.h>
 #include <pthread.h>
@@ -83,7 +83,7 @@ static bool is_rank(int started) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The end by an error: one rank prints it, and all end with its code. MPI's launcher kills the others.
+// The end by an error: one rank prints it, and the launcher ends the others with its code.
 
 enum { TURN_MS = 2000, CAUSE_MS = 2000, END_MS = 20000 };
 
@@ -214,6 +214,12 @@ void comm_init(void) {
     if (!is_rank(started)) return;
     job.main_thread = pthread_self();
     start_mpi(started);
+    if (job.num == 1) {
+        watchdog_stop();
+        error_hook = NULL;
+        MPI_Finalize();
+        return;
+    }
     MPI_Comm_create_errhandler(mpi_failed, &failed);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, failed);
     job.joined = true;
@@ -253,12 +259,15 @@ enum { SIGN_MS = 250, SIGN_TAG = 1 };
 static bool exchange_signs(void) {
     int found = 0;
     bool heard = false;
+    MPI_Request sent;
     if (!job.joined || !pthread_equal(pthread_self(), job.main_thread) ||
         now_ms() - job.sign_ms < SIGN_MS)
         return false;
     job.sign_ms = now_ms();
-    for (int r = 1; job.rank == 0 && r < job.num; r++)
-        MPI_Send(NULL, 0, MPI_BYTE, r, SIGN_TAG, MPI_COMM_WORLD);
+    for (int r = 1; job.rank == 0 && r < job.num; r++) {
+        MPI_Isend(NULL, 0, MPI_BYTE, r, SIGN_TAG, MPI_COMM_WORLD, &sent);
+        MPI_Request_free(&sent);  // not waited for: a rank may be stopped
+    }
     while (job.rank > 0 &&
            (MPI_Iprobe(0, SIGN_TAG, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE), found)) {
         MPI_Recv(NULL, 0, MPI_BYTE, 0, SIGN_TAG, MPI_COMM_WORLD, MPI_STATUS_IGNORE);

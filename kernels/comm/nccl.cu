@@ -1,5 +1,5 @@
-// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with -DWITH_NCCL
-// where nccl.h is found; without it a job has one rank.
+// Flat buffers of the CUDA backend, over NCCL: each rank with a GPU of its own. Built with
+// -DWITH_NCCL where nccl.h is found; without it a job has one rank.
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -54,7 +54,7 @@ void comm_phase(const char *phase, int64_t step) { watchdog_phase(phase, step); 
 
 static ncclComm_t nccl;  // NULL: a single rank
 static int rank, num_ranks = 1;
-static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // its destruction
+static pthread_mutex_t connection = PTHREAD_MUTEX_INITIALIZER;  // of its start and end
 
 // Overlapped communication has its own stream. A handle counts what was enqueued there; its event
 // may be that of a later one, NUM_EVENTS on, which is then waited for as well.
@@ -110,13 +110,17 @@ static void log_to_stderr() {
 
 static const char *connect() {
     ncclUniqueId id;
+    ncclComm_t whole;  // until then the watchdog must not see it
     rank = comm_rank();
     num_ranks = comm_num_ranks();
     if (rank == 0) NCCL_CHECK(ncclGetUniqueId(&id));
     comm_broadcast(&id, sizeof id);
     if (rank > 0) log_to_stderr();
     job_waits(true);
-    NCCL_CHECK(ncclCommInitRank(&nccl, num_ranks, id, rank));
+    NCCL_CHECK(ncclCommInitRank(&whole, num_ranks, id, rank));
+    pthread_mutex_lock(&connection);
+    nccl = whole;
+    pthread_mutex_unlock(&connection);
     job_waits(false);
     create_stream();
     // before CUDA's own handlers, which may wait for kernels that wait for other ranks

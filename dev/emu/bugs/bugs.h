@@ -7,11 +7,11 @@ enum Bug {
     RMSNORM_NO_BARRIER,         // partial sums are read without a barrier after their writing
     RMSNORM_DIVERGENT_BARRIER,  // one warp does not reach the barrier
     RMSNORM_READS_PAST_ROW,     // one vector past the row, for the last one past the tensor
-    // attention.cuh
-    ATTENTION_EARLY_REFILL,      // no barrier before a buffer that others still read is refilled
-    ATTENTION_WAITS_TOO_LITTLE,  // one group of cp.async too few
-    ATTENTION_NO_ROW_GUARD,      // copies rows past the end of the packed tensor
-    ATTENTION_NO_BARRIER,        // waits for its own copies only
+    // copies.cuh
+    COPIES_EARLY_REFILL,     // no barrier before a buffer that others still read is refilled
+    COPIES_WAIT_TOO_LITTLE,  // one group of cp.async too few
+    COPIES_NO_ROW_GUARD,     // copies rows past the end of the tensor
+    COPIES_NO_BARRIER,       // waits for its own copies only
     // gemm.cuh
     GEMM_IGNORES_EMPTY,          // the producer refills a stage that may still be read
     GEMM_WRONG_BYTE_COUNT,       // expects more bytes than TMA delivers

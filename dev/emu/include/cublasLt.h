@@ -94,18 +94,6 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_IMPL_MASK = 12
 } cublasLtMatmulPreferenceAttributes_t;
 
-typedef enum {
-    CUBLASLT_ALGO_CONFIG_ID = 0,
-    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
-    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
-    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
-    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
-    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
-    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
-    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
-    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
-} cublasLtMatmulAlgoConfigAttributes_t;
-
 // The real ones are opaque as well; only their addresses may be used.
 typedef struct cublasLtContext *cublasLtHandle_t;
 typedef struct {
@@ -174,27 +162,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatrixLayout_t Bdesc, cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
     cublasLtMatmulPreference_t preference, int requestedAlgoCount,
     cublasLtMatmulHeuristicResult_t heuristicResultsArray[], int *returnAlgoCount);
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t lightHandle,
-                                        cublasComputeType_t computeType, cudaDataType_t scaleType,
-                                        cudaDataType_t Atype, cudaDataType_t Btype,
-                                        cudaDataType_t Ctype, cudaDataType_t Dtype,
-                                        int requestedAlgoCount, int algoIdsArray[],
-                                        int *returnAlgoCount);
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t lightHandle, cublasComputeType_t computeType,
-                                      cudaDataType_t scaleType, cudaDataType_t Atype,
-                                      cudaDataType_t Btype, cudaDataType_t Ctype,
-                                      cudaDataType_t Dtype, int algoId, cublasLtMatmulAlgo_t *algo);
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t lightHandle,
-                                       cublasLtMatmulDesc_t operationDesc,
-                                       cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
-                                       cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
-                                       const cublasLtMatmulAlgo_t *algo,
-                                       cublasLtMatmulHeuristicResult_t *result);
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attr,
-                                                    void *buf, size_t sizeInBytes,
-                                                    size_t *sizeWritten);
-
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                               const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc,
                               const void *B, cublasLtMatrixLayout_t Bdesc, const void *beta,

@@ -1,6 +1,5 @@
 // The host API of the CUDA runtime, as far as this program and its tests call it. Work is done at
-// the call, in the caller's thread, or with EMU_STREAMS=1 by a thread of its stream; a stream
-// capture stores it for later. Memory and launches
+// the call, in the caller's thread, or with EMU_STREAMS=1 by a thread of its stream. Memory and launches
 // are checked more strictly than by a GPU: what a GPU may let pass ends the program with a report.
 #pragma once
 #include "cuda_emu.h"
@@ -23,11 +22,6 @@ extern "C++" {
     X(cudaErrorNotReady, 600, "device not ready")                                                 \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                   \
     X(cudaErrorNotSupported, 801, "operation not supported")                                      \
-    X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \
-    X(cudaErrorStreamCaptureInvalidated, 901,                                                     \
-      "operation failed due to a previous error during capture")                                  \
-    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                  \
-    X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")       \
     X(cudaErrorUnknown, 999, "unknown error")
 enum cudaError {
 #define EMU_ENUM(name_, value_, text_) name_ = value_,
@@ -106,23 +100,11 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream = nullptr);
 
 // ------------------------------------------------------------------------------------------------
-// Streams, events, graphs
+// Streams, events
 
 typedef struct CUevent_st *cudaEvent_t;
-typedef struct CUgraph_st *cudaGraph_t;
-typedef struct CUgraphExec_st *cudaGraphExec_t;
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal,
-    cudaStreamCaptureModeThreadLocal,
-    cudaStreamCaptureModeRelaxed
-};
-enum cudaStreamCaptureStatus {
-    cudaStreamCaptureStatusNone,
-    cudaStreamCaptureStatusActive,
-    cudaStreamCaptureStatusInvalidated
-};
 cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
@@ -142,15 +124,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
-                                 unsigned long long flags = 0);
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
-cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
-
 // ------------------------------------------------------------------------------------------------
 // Kernels
 
@@ -158,45 +131,10 @@ enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
 };
-enum cudaLaunchAttributeID {
-    cudaLaunchAttributeClusterDimension = 4,
-    cudaLaunchAttributeProgrammaticStreamSerialization = 6
-};
-struct cudaLaunchAttribute {
-    cudaLaunchAttributeID id;
-    union {
-        int programmaticStreamSerializationAllowed;
-        struct {
-            unsigned x, y, z;
-        } clusterDim;
-    } val;
-};
-struct cudaLaunchConfig_t {
-    dim3 gridDim, blockDim;
-    size_t dynamicSmemBytes;
-    cudaStream_t stream;
-    cudaLaunchAttribute *attrs;
-    unsigned numAttrs;
-};
 cudaError_t emu_func_attribute(const void *kernel, cudaFuncAttribute attr, int value);
-cudaError_t emu_occupancy(int *blocks, int threads, size_t smem);
 template <class F>
 cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attr, int value) {
     return emu_func_attribute((const void *)kernel, attr, value);
-}
-template <class F>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int threads,
-                                                          size_t smem) {
-    return emu_occupancy(blocks, threads, smem);
-}
-template <class... P, class... A>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(P...), A &&...a) {
-    for (unsigned i = 0; i < c->numAttrs; i++)
-        if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
-            emu::fail("thread block clusters are not emulated");
-    emu::launcher("kernel", kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes,
-                  c->stream)(std::forward<A>(a)...);
-    return cudaPeekAtLastError();
 }
 
 template <class T>

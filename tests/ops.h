@@ -1,0 +1,941 @@
+// THE table of operations: each operation of kernels.h once, with its operands, shapes, plain fp64
+// code, error bounds and useful FLOPs. tests/test_ops.c runs it: against the plain code on the
+// backend built (CPU, emulated CUDA, a GPU), changed in ways that must not change bits, and timed.
+//
+// Error bounds. Inputs are what the device holds, so that both sides start from the same values. A
+// result is off by at most
+//   STORE of its value          rounding to floatX; where that is bf16, the fp32 value before it
+//                               may lie across the border between two
+//   sum_error(n) of its size    n products added in any order; size: the sum of magnitudes. CPU:
+//                               n u in the worst case, 8 sqrt(n) u almost always (Higham and Mary,
+//                               2019). CUDA: also what tensor cores cut off while aligning terms.
+//   4 ROUNDED of the root of    attention on CUDA: P and dS are rounded to bf16, independently
+//   the terms' squares
+// so that a lost or doubled term, a wrong mask, position or scale is far outside.
+#ifndef UNPAD_TESTS_OPS_H
+#define UNPAD_TESTS_OPS_H
+
+#include <math.h>
+
+#include "../kernels/kernels.h"
+#include "test.h"
+
+#if defined(BACKEND_CUDA)
+static const double STORE = 0x1p-8, ROUNDED = 0x1p-8, UNIT = 0x1p-24;
+#elif defined(GRADCHECK)  // the plain code then rounds as much
+static const double STORE = 0x1p-52, ROUNDED = 0, UNIT = 0x1p-52;
+#else
+static const double STORE = 0x1p-24, ROUNDED = 0, UNIT = 0x1p-24;
+#endif
+static const float EPS = 1e-5f;
+static const double UNDERFLOW = 1e-34;  // of a probability, times values of ordinary size
+enum { MAX_OPERANDS = 10, MAX_POSITION = 512 };
+
+// The plain code of products and attention makes up the time of a test: no sanitizer for it.
+#if defined(__GNUC__)
+#define HOT __attribute__((no_sanitize("address", "undefined"), noinline))
+#else
+#define HOT
+#endif
+
+static inline double sum_error(double n) {
+#if defined(BACKEND_CUDA)
+    return (n / 4 + 128) * UNIT;
+#else
+    return (fmin(n, 8 * sqrt(n)) + 8) * UNIT;
+#endif
+}
+
+typedef struct {
+    int64_t T, C, V;  // rows; columns (K, F); vocabulary (N)
+    HeadShape heads;
+    const int *lengths;  // of documents, ends with -1; T is their sum. NULL: one document of T
+    double scale;        // of inputs; 0: 1
+    int spike;           // attention: the key that is far larger than all others, + 1; 0: none
+} Shape;
+
+typedef enum { FLOATX, REAL, INT, DOUBLE, MASTER, STEP } Type;  // MASTER: a weight and its low bits
+typedef enum { OUT, INOUT, IN } Role;
+typedef enum {
+    NUMBERS,
+    POSITIVE,
+    TOKENS,
+    ORDER,
+    POSITIONS,
+    ANGLES,
+    DOC_ENDS,
+    WORK,
+    TARGETS,
+    ROWS,
+    FIRST_ROWS,
+    LOSS_SCALE,
+    SCALARS
+} Content;
+
+typedef struct {
+    const char *name;
+    Type type;
+    Role role;
+    const char *size;  // letters of dim(): "TC" is T rows of C
+    Content content;
+} Operand;
+
+typedef struct Operation Operation;
+
+// An operation with operands of one shape
+typedef struct {
+    const Operation *op;
+    Shape s;
+    int num_docs;
+    int32_t *cu_seqlens;
+    int64_t n[MAX_OPERANDS];                         // elements
+    double *x[MAX_OPERANDS];                         // values before
+    double *want[MAX_OPERANDS], *tol[MAX_OPERANDS];  // after; outputs only
+    void *p[MAX_OPERANDS], *got[MAX_OPERANDS];       // on the device; results on the host
+    VarlenInfo docs;
+} Run;
+
+enum {
+    BY_ROWS = 1,  // a row of the results depends on its own row of the inputs alone, bit for bit
+    BY_DOCS = 2,  // on its own document and no later row
+    PRODUCT = 4,
+    ATTENTION = 8,  // there are several kernels to select from
+    CPU_ROWS = 16   // BY_ROWS on the CPU
+};
+
+struct Operation {
+    const char *name;
+    int flags;
+    const Shape *shapes;  // ends with T = -1; the first runs every kernel
+    const Shape *bench;   // shapes to time; ends with T = -1
+    void (*call)(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V);
+    void (*reference)(Run *r, double *const *x, int64_t T, int64_t C, int64_t V);
+    void (*prepare)(Run *r, double *const *x);  // inputs that are made of others; NULL: none
+    double (*flops)(const Run *r);              // NULL: it is the memory that counts
+    Operand operands[MAX_OPERANDS];
+};
+
+static inline int64_t dim(const Run *r, char letter) {
+    const HeadShape h = r->s.heads;
+    switch (letter) {
+        case 'T':
+            return r->s.T;
+        case 'C':
+            return r->s.C;
+        case 'V':
+            return r->s.V;
+        case 'H':
+            return h.num_heads;
+        case 'D':
+            return h.head_dim;
+        case 'Q':
+            return (h.num_heads + 2 * h.num_kv_heads) * h.head_dim;
+        case 'O':
+            return h.num_heads * h.head_dim;
+        case 'K':
+            return 2 * h.num_kv_heads * h.head_dim;
+        case 'N':
+            return r->s.T / 2;  // rows picked
+        case 'R':
+            return r->s.T + 2;  // rows of the cache
+        case 'P':
+            return MAX_POSITION;
+        case 'S':
+            return r->num_docs + 1;
+        case 'W':
+            return (int64_t)attention_plan_size(r->s.T, r->num_docs);
+        default:
+            return letter - '0';
+    }
+}
+
+// Sets what element i of output k must be: a sum of `terms` terms whose magnitudes add up to size.
+static void want(Run *r, int k, int64_t i, double value, double size, double terms) {
+    const Type type = r->op->operands[k].type;
+    const double unit = type == FLOATX ? STORE : type == DOUBLE ? 0x1p-52 : 2 * UNIT;
+    r->want[k][i] = value;
+    r->tol[k][i] = unit * fabs(value) + sum_error(terms) * size;
+}
+static void want_exactly(Run *r, int k, int64_t i, double value) {
+    r->want[k][i] = value, r->tol[k][i] = 0;
+}
+
+#define CALL(operation_, ...)                                                                    \
+    static void call_##operation_(                                                               \
+        __attribute__((unused)) const Run *r, void *const *p, __attribute__((unused)) int64_t T, \
+        __attribute__((unused)) int64_t C, __attribute__((unused)) int64_t V) {                  \
+        operation_(__VA_ARGS__);                                                                 \
+    }
+#define REFERENCE(operation_)                                                                  \
+    static void want_##operation_(Run *r, double *const *x, __attribute__((unused)) int64_t T, \
+                                  __attribute__((unused)) int64_t C,                           \
+                                  __attribute__((unused)) int64_t V)
+#define EACH(i_, n_) for (int64_t i_ = 0; i_ < (n_); i_++)
+#define OPERATION(name_, ...) \
+    { #name_, .call = call_##name_, .reference = want_##name_, __VA_ARGS__ }
+
+// ------------------------------------------------------------------------------------------------
+// Rows, embedding
+
+CALL(gather_rows, p[0], p[1], p[2], T / 2, C)
+REFERENCE(gather_rows) {
+    EACH(i, T / 2 * C) want_exactly(r, 0, i, x[1][(int64_t)x[2][i / C] * C + i % C]);
+}
+CALL(scatter_rows, p[0], p[1], p[2], T / 2, T, C)
+REFERENCE(scatter_rows) {
+    EACH(i, T * C) want_exactly(r, 0, i, 0);
+    EACH(i, T / 2 * C) want_exactly(r, 0, (int64_t)x[2][i / C] * C + i % C, x[1][i]);
+}
+CALL(embedding_forward, p[0], p[1], p[2], T, (int)C)
+REFERENCE(embedding_forward) {
+    EACH(i, T * C) want_exactly(r, 0, i, x[2][(int64_t)x[1][i / C] * C + i % C]);
+}
+CALL(embedding_backward, p[0], p[1], p[2], p[3], T, (int)C)
+REFERENCE(embedding_backward) {
+    double *sum = calloc((size_t)(2 * V * C + 1), sizeof *sum), *size = sum + V * C;
+    EACH(i, T * C) {
+        const int64_t to = (int64_t)x[2][i / C] * C + i % C;
+        sum[to] += x[1][i], size[to] += fabs(x[1][i]);
+    }
+    EACH(i, V * C) want(r, 0, i, x[0][i] + sum[i], fabs(x[0][i]) + size[i], (double)T);
+    free(sum);
+}
+
+// ------------------------------------------------------------------------------------------------
+// RMSNorm, bias, RoPE
+
+// y = x rstd w of n columns; gradient of x: rstd (g - y0 mean(g y0)) with g = dy w, y0 = x rstd
+HOT static double rstd_of(const double *x, int64_t n) {
+    double squares = 0;
+    EACH(c, n) squares += x[c] * x[c];
+    return 1 / sqrt(squares / (double)n + (double)EPS);
+}
+// Columns [at, at + n) of output 0, which begins as `before`, or NULL
+static void want_norm_gradient(Run *r, int64_t at, const double *before, const double *x,
+                               const double *w, const double *dy, double rstd, int64_t n) {
+    double sum = 0, size = 0;
+    EACH(i, n) {
+        const double term = dy[i] * w[i] * x[i] * rstd / (double)n;
+        sum += term, size += fabs(term);
+    }
+    EACH(i, n) {
+        const double g = dy[i] * w[i], y = x[i] * rstd, start = before ? before[i] : 0;
+        want(r, 0, at + i, start + rstd * (g - y * sum),
+             fabs(start) + rstd * (fabs(g) + fabs(y) * size), (double)n / 16);
+    }
+}
+
+CALL(rmsnorm_forward, p[0], p[1], p[2], p[3], EPS, T, (int)C)
+REFERENCE(rmsnorm_forward) {
+    EACH(t, T) {
+        const double rstd = rstd_of(x[2] + t * C, C);
+        want(r, 1, t, rstd, rstd, (double)C / 16);
+        EACH(c, C) {
+            const double y = x[2][t * C + c] * rstd * x[3][c];
+            want(r, 0, t * C + c, y, fabs(y), (double)C / 16);
+        }
+    }
+}
+CALL(rmsnorm_backward, p[0], p[1], p[2], p[3], p[4], p[5], T, (int)C)
+REFERENCE(rmsnorm_backward) {
+    EACH(t, T)
+    want_norm_gradient(r, t * C, x[0] + t * C, x[3] + t * C, x[4], x[2] + t * C, x[5][t], C);
+    EACH(c, C) {
+        double sum = x[1][c], size = fabs(sum);
+        EACH(t, T) {
+            const double term = x[2][t * C + c] * x[3][t * C + c] * x[5][t];
+            sum += term, size += fabs(term);
+        }
+        want(r, 1, c, sum, size, (double)T);
+    }
+}
+
+// Of element i of (T,H+2*Hkv,D): 0 in a query, 1 in a key, 2 in a value head
+static int head_kind(const Run *r, int64_t i) {
+    const HeadShape h = r->s.heads;
+    const int64_t head = i / h.head_dim % (h.num_heads + 2 * h.num_kv_heads);
+    return (head >= h.num_heads) + (head >= h.num_heads + h.num_kv_heads);
+}
+CALL(qk_norm_forward, p[0], p[1], p[2], EPS, T, r->s.heads)
+REFERENCE(qk_norm_forward) {
+    const int64_t D = r->s.heads.head_dim;
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        const double rstd = rstd_of(x[1] + row, D);
+        EACH(c, D) {
+            const double v = x[1][row + c], y = kind == 2 ? v : v * rstd * x[2][kind * D + c];
+            want(r, 0, row + c, y, kind == 2 ? 0 : fabs(y), (double)D / 16);
+        }
+    }
+}
+CALL(qk_norm_backward, p[0], p[1], p[2], p[3], EPS, T, r->s.heads)
+REFERENCE(qk_norm_backward) {
+    const int64_t D = r->s.heads.head_dim;
+    double *size = calloc((size_t)(2 * D), sizeof *size);
+    EACH(c, 2 * D) r->want[1][c] = x[1][c], size[c] = fabs(x[1][c]);
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        const double rstd = rstd_of(x[2] + row, D);
+        EACH(c, D) want_exactly(r, 0, row + c, x[0][row + c]);
+        if (kind == 2) continue;
+        want_norm_gradient(r, row, NULL, x[2] + row, x[3] + kind * D, x[0] + row, rstd, D);
+        EACH(c, D) {
+            const double term = x[0][row + c] * x[2][row + c] * rstd;
+            r->want[1][kind * D + c] += term, size[kind * D + c] += fabs(term);
+        }
+    }
+    EACH(c, 2 * D) want(r, 1, c, r->want[1][c], size[c], (double)(T * r->s.heads.num_heads));
+    free(size);
+}
+CALL(bias_forward, p[0], p[1], T, C)
+REFERENCE(bias_forward) {
+    EACH(i, T * C) {
+        const double b = x[1][i % C];
+        want(r, 0, i, x[0][i] + b, fabs(x[0][i]) + fabs(b), 0);
+    }
+}
+CALL(bias_backward, p[0], p[1], T, C)
+REFERENCE(bias_backward) {
+    EACH(c, C) {
+        double sum = x[0][c], size = fabs(sum);
+        EACH(t, T) sum += x[1][t * C + c], size += fabs(x[1][t * C + c]);
+        want(r, 0, c, sum, size, (double)T);
+    }
+}
+CALL(rope_forward, p[0], p[1], p[2], T, r->s.heads)
+REFERENCE(rope_forward) {
+    const int64_t D = r->s.heads.head_dim, half = D / 2;
+    EACH(i, r->n[0]) {
+        const int64_t t = i / dim(r, 'Q'), low = i - i % D + i % half;
+        const double *angle = x[2] + (int64_t)x[1][t] * D + 2 * (i % half);
+        const double a = x[0][low], b = x[0][low + half];
+        const bool is_low = i % D < half;
+        if (head_kind(r, i) == 2)
+            want_exactly(r, 0, i, x[0][i]);
+        else
+            want(r, 0, i, is_low ? a * angle[0] - b * angle[1] : b * angle[0] + a * angle[1],
+                 fabs(a) + fabs(b), 0);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Attention
+
+HOT static double dot(const double *a, const double *b, int64_t n) {
+    double sum = 0;
+    EACH(i, n) sum += a[i] * b[i];
+    return sum;
+}
+HOT static double dot_size(const double *a, const double *b, int64_t n) {
+    double sum = 0;
+    EACH(i, n) sum += fabs(a[i] * b[i]);
+    return sum;
+}
+
+// One query over n keys and values, rows of `stride` apart; p (n) becomes the probabilities.
+// tol_out and tol_lse: errors but that of storing. Returns lse.
+HOT static double attend_row(double *p, double *out, double *tol_out, double *tol_lse,
+                             const double *q, const double *k, const double *v, int64_t stride,
+                             int64_t n, int64_t D, double rounded) {
+    double top = -INFINITY, sum = 0, error = 0;
+    EACH(j, n) {
+        p[j] = dot(q, k + j * stride, D) / sqrt((double)D);
+        top = fmax(top, p[j]);
+        error =
+            fmax(error, sum_error((double)D) * dot_size(q, k + j * stride, D) / sqrt((double)D));
+    }
+    EACH(j, n) sum += p[j] = exp(p[j] - top);
+    EACH(j, n) p[j] /= sum;
+    EACH(c, D) {
+        double size = 0, squares = 0;
+        out[c] = 0;
+        EACH(j, n) {
+            const double term = p[j] * v[j * stride + c];
+            out[c] += term, size += fabs(term), squares += term * term;
+        }
+        tol_out[c] = 4 * rounded * sqrt(squares) + (2 * error + sum_error((double)n)) * size;
+    }
+    *tol_lse = error + sum_error((double)n) + 4 * UNIT * fabs(top + log(sum));
+    return top + log(sum);
+}
+
+// out, lse and their tolerances from qkv (T,H+2*Hkv,D)
+static void attend(const Run *r, const double *qkv, double *out, double *lse, double *tol_out,
+                   double *tol_lse) {
+    const HeadShape h = r->s.heads;
+    const int64_t D = h.head_dim, row = dim(r, 'Q'), group = h.num_heads / h.num_kv_heads;
+    double *p = malloc((size_t)(r->s.T + 1) * sizeof *p);
+    EACH(doc, r->num_docs)
+    EACH(head, h.num_heads)
+    for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++) {
+        const double *k = qkv + start * row + (h.num_heads + head / group) * D;
+        const int64_t at = (t * h.num_heads + head) * D;
+        lse[head * r->s.T + t] = attend_row(p, out + at, tol_out + at, tol_lse + head * r->s.T + t,
+                                            qkv + t * row + head * D, k, k + h.num_kv_heads * D,
+                                            row, t - start + 1, D, ROUNDED);
+    }
+    free(p);
+}
+static void add_store_error(Run *r, int k) {
+    EACH(i, r->n[k]) r->tol[k][i] += STORE * fabs(r->want[k][i]);
+}
+
+CALL(attention_forward, p[0], p[1], p[2], &r->docs, r->s.heads)
+REFERENCE(attention_forward) {
+    attend(r, x[2], r->want[0], r->want[1], r->tol[0], r->tol[1]);
+    add_store_error(r, 0);
+}
+
+static void prepare_spike(Run *r, double *qkv) {
+    const int64_t D = r->s.heads.head_dim, row = dim(r, 'Q');
+    EACH(c, r->s.spike ? D * r->s.heads.num_kv_heads : 0)
+    qkv[(r->s.spike - 1) * row + dim(r, 'O') + c] = c % 2 ? 20 : -20;
+}
+static void prepare_attention_forward(Run *r, double *const *x) { prepare_spike(r, x[2]); }
+
+// out and lse as the forward pass leaves them
+static void prepare_attention_backward(Run *r, double *const *x) {
+    const int64_t n = r->n[4] + r->n[5];
+    double *tol = malloc((size_t)(n + 1) * sizeof *tol);
+    prepare_spike(r, x[3]);
+    attend(r, x[3], x[4], x[5], tol, tol + r->n[4]);
+    free(tol);
+}
+
+typedef struct {
+    double sum, size, squares, error;  // error: of the terms, but for their rounding
+} Gradient;
+// g[i] += a b[i] for n elements; error: of a
+HOT static void add_terms(Gradient *g, double a, const double *b, double error, int64_t n) {
+    EACH(i, n) {
+        const double term = a * b[i];
+        g[i].sum += term, g[i].size += fabs(term), g[i].squares += term * term;
+        g[i].error += error * fabs(b[i]);
+    }
+}
+
+// Adds what query t of a head gets from, and gives to, its document's tokens from `start` on.
+static void add_query_gradient(Run *r, double *const *x, Gradient *g, int64_t head, int64_t start,
+                               int64_t t) {
+    const HeadShape h = r->s.heads;
+    const int64_t D = h.head_dim, row = dim(r, 'Q');
+    const int64_t kv = (h.num_heads + head / (h.num_heads / h.num_kv_heads)) * D;
+    const int64_t at = (t * h.num_heads + head) * D;
+    const double *dout = x[2] + at, *q = x[3] + t * row + head * D, *out = x[4] + at;
+    const double scale = 1 / sqrt((double)D), lse = x[5][head * r->s.T + t];
+    const double delta = dot(dout, out, D), delta_size = dot_size(dout, out, D);
+    want(r, 1, head * r->s.T + t, delta, delta_size, (double)D);
+    for (int64_t j = start; j <= t; j++) {
+        const double *k = x[3] + j * row + kv, *v = k + h.num_kv_heads * D;
+        const double p = exp(scale * dot(q, k, D) - lse);
+        const double p_error = p * (sum_error((double)D) * scale * dot_size(q, k, D) +
+                                    sum_error(0) + 4 * UNIT * fabs(lse)) +
+                               UNDERFLOW;
+        const double dp = dot(dout, v, D) - delta, dp_size = dot_size(dout, v, D) + delta_size;
+        const double ds = scale * p * dp;
+        const double ds_error = scale * (p_error * fabs(dp) + p * sum_error((double)D) * dp_size);
+        add_terms(g + t * row + head * D, ds, k, ds_error, D);
+        add_terms(g + j * row + kv, ds, q, ds_error, D);
+        add_terms(g + j * row + kv + h.num_kv_heads * D, p, dout, p_error, D);
+    }
+}
+
+CALL(attention_backward, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], &r->docs, r->s.heads)
+REFERENCE(attention_backward) {
+    const int64_t D = r->s.heads.head_dim, half = D / 2, n = r->n[0];
+    Gradient *g = calloc((size_t)(n + 1), sizeof *g);
+    EACH(doc, r->num_docs)
+    EACH(head, r->s.heads.num_heads)
+    for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++)
+        add_query_gradient(r, x, g, head, start, t);
+    const double terms = (double)(T * r->s.heads.num_heads / r->s.heads.num_kv_heads);
+    EACH(i, n)
+    g[i].error += 4 * ROUNDED * sqrt(g[i].squares) + sum_error(terms) * g[i].size + UNDERFLOW;
+    EACH(i, n) {  // queries and keys are rotated back
+        const int64_t low = i - i % D + i % half;
+        const double *angle = x[7] + (int64_t)x[6][i / dim(r, 'Q')] * D + 2 * (i % half);
+        const Gradient a = g[low], b = g[low + half], own = i == low ? a : b;
+        const bool turned = head_kind(r, i) != 2;
+        const double c = turned ? angle[0] : 1, s = turned ? angle[1] : 0;
+        const Gradient other = i == low ? b : a;
+        const double part = own.sum * c, rest = (i == low ? 1 : -1) * other.sum * s;
+        want(r, 0, i, part + rest, fabs(part) + fabs(rest), 0);
+        r->tol[0][i] += own.error * fabs(c) + other.error * fabs(s);
+    }
+    free(g);
+}
+
+CALL(kv_store, p[0], p[1], p[2], p[3], T, r->s.heads)
+REFERENCE(kv_store) {
+    const int64_t width = dim(r, 'K');
+    EACH(i, r->n[0]) want_exactly(r, 0, i, x[0][i]);
+    EACH(i, T * width) {
+        const int64_t t = i / width, row = (int64_t)(x[2][t] + x[3][t]);
+        want_exactly(r, 0, row * width + i % width,
+                     x[1][t * dim(r, 'Q') + dim(r, 'O') + i % width]);
+    }
+}
+CALL(attention_decode, p[0], p[1], p[2], p[3], p[4], T, r->s.heads)
+REFERENCE(attention_decode) {
+    const HeadShape h = r->s.heads;
+    const int64_t D = h.head_dim, width = dim(r, 'K'), group = h.num_heads / h.num_kv_heads;
+    double *p = malloc((size_t)(T + 1) * sizeof *p), tol_lse;
+    EACH(t, T)
+    EACH(head, h.num_heads) {
+        const int64_t at = (t * h.num_heads + head) * D;
+        const double *k = x[2] + (int64_t)x[3][t] * width + head / group * D;
+        attend_row(p, r->want[0] + at, r->tol[0] + at, &tol_lse, x[1] + t * dim(r, 'Q') + head * D,
+                   k, k + h.num_kv_heads * D, width, (int64_t)x[4][t] + 1, D, 0);
+    }
+    add_store_error(r, 0);
+    free(p);
+}
+static double attention_pairs(const Run *r) {
+    double pairs = 0;
+    EACH(doc, r->num_docs) {
+        const double n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
+        pairs += n * (n + 1) / 2;
+    }
+    return pairs;
+}
+static double forward_flops(const Run *r) { return 4 * (double)dim(r, 'O') * attention_pairs(r); }
+static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * attention_pairs(r); }
+
+// ------------------------------------------------------------------------------------------------
+// Matmul, SwiGLU
+
+// Output 0 (rows, cols) = start + the sum over k < depth of a[row a_row + k a_step] times
+// b[col b_row + k b_step]
+HOT static void want_product(Run *r, const double *start, const double *a, const double *b,
+                             int64_t rows, int64_t cols, int64_t depth, int64_t a_row,
+                             int64_t a_step, int64_t b_row, int64_t b_step) {
+    EACH(i, rows)
+    EACH(j, cols) {
+        double sum = start ? start[i * cols + j] : 0, size = fabs(sum);
+        EACH(k, depth) {
+            const double term = a[i * a_row + k * a_step] * b[j * b_row + k * b_step];
+            sum += term, size += fabs(term);
+        }
+        want(r, 0, i * cols + j, sum, size, (double)depth);
+    }
+}
+CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
+REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
+CALL(matmul_forward_add, p[0], p[1], p[2], p[3], T, C, V)
+REFERENCE(matmul_forward_add) { want_product(r, x[1], x[2], x[3], T, V, C, C, 1, C, 1); }
+static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, int64_t C,
+                                     int64_t V) {
+    (void)r;
+    matmul_forward_add(p[0], p[0], p[1], p[2], T, C, V);
+}
+REFERENCE(matmul_add_in_place) { want_product(r, x[0], x[1], x[2], T, V, C, C, 1, C, 1); }
+CALL(matmul_backward_input, p[0], p[1], p[2], T, C, V)
+REFERENCE(matmul_backward_input) { want_product(r, NULL, x[1], x[2], T, C, V, V, 1, 1, C); }
+CALL(matmul_backward_weight, p[0], p[1], p[2], true, T, C, V)
+REFERENCE(matmul_backward_weight) { want_product(r, x[0], x[1], x[2], V, C, T, 1, V, 1, C); }
+static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)r;
+    matmul_backward_weight(p[0], p[1], p[2], false, T, C, V);
+}
+REFERENCE(matmul_new_weight) {
+    want_product(r, NULL, x[1], x[2], V, C, T, 1, V, 1, C);
+    EACH(i, T == 0 ? V * C : 0) want_exactly(r, 0, i, NAN);  // no token: nothing is done
+}
+static double product_flops(const Run *r) {
+    return 2 * (double)r->s.T * (double)r->s.C * (double)r->s.V;
+}
+
+// Size 2 + |gate|: the error of exp(-gate) grows with its argument
+CALL(swiglu_forward, p[0], p[1], T, C)
+REFERENCE(swiglu_forward) {
+    EACH(i, T * C) {
+        const double gate = x[1][i / C * 2 * C + i % C], up = x[1][i / C * 2 * C + C + i % C];
+        const double y = gate / (1 + exp(-gate)) * up;
+        want(r, 0, i, y, fabs(y) * (2 + fabs(gate)), 0);
+        r->tol[0][i] += UNDERFLOW * fabs(gate * up);
+    }
+}
+CALL(swiglu_backward, p[0], p[1], p[2], T, C)
+REFERENCE(swiglu_backward) {
+    EACH(i, T * C) {
+        const int64_t at = i / C * 2 * C + i % C;
+        const double gate = x[2][at], up = x[2][at + C], d = x[1][i];
+        const double s = 1 / (1 + exp(-gate)), error = 2 + fabs(gate);
+        const double dgate = d * up * s * (1 + gate * (1 - s)), dup = d * gate * s;
+        want(r, 0, at, dgate, fabs(d * up * s) * (1 + fabs(gate) * (1 - s)) * error, 0);
+        want(r, 0, at + C, dup, fabs(dup) * error, 0);
+        r->tol[0][at] += UNDERFLOW * fabs(d * up) * error;
+        r->tol[0][at + C] += UNDERFLOW * fabs(d * gate);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Cross-entropy
+
+HOT static double lse_of(const double *x, int64_t n) {
+    double top = -INFINITY, sum = 0;
+    EACH(i, n) top = fmax(top, x[i]);
+    EACH(i, n) sum += exp(x[i] - top);
+    return top + log(sum);
+}
+static void want_losses(Run *r, const double *logits, const double *targets) {
+    const int64_t V = r->s.V;
+    EACH(t, r->s.T) {
+        if (targets[t] < 0) {
+            want_exactly(r, 0, t, 0);
+            continue;
+        }
+        const double lse = lse_of(logits + t * V, V), target = logits[t * V + (int64_t)targets[t]];
+        want(r, 0, t, lse - target, 1 + fabs(lse) + fabs(target), (double)V / 16);
+    }
+}
+CALL(cross_entropy_forward, p[0], p[1], p[2], T, V)
+REFERENCE(cross_entropy_forward) { want_losses(r, x[1], x[2]); }
+CALL(cross_entropy_forward_backward, p[0], p[1], p[2], p[3], T, V)
+REFERENCE(cross_entropy_forward_backward) {
+    want_losses(r, x[1], x[2]);
+    EACH(t, T) {
+        const double lse = x[2][t] < 0 ? 0 : lse_of(x[1] + t * V, V), scale = x[3][0];
+        EACH(v, V) {
+            const int64_t i = t * V + v;
+            const bool is_target = v == (int64_t)x[2][t];
+            const double p = exp(x[1][i] - lse);
+            if (x[2][t] < 0)
+                want_exactly(r, 1, i, 0);
+            else
+                want(r, 1, i, (p - is_target) * scale,
+                     scale * (p * (1 + fabs(x[1][i]) + fabs(lse)) + is_target * UNIT),
+                     (double)V / 16);
+            if (x[2][t] >= 0) r->tol[1][i] += scale * (UNDERFLOW + 4 * UNIT * is_target);
+        }
+    }
+}
+// The row without a target may hold anything.
+static void prepare_logits(Run *r, double *const *x) {
+    EACH(i, r->n[1]) if (x[2][i / r->s.V] < 0 && i % 7 == 0) x[1][i] = NAN;
+}
+CALL(losses_sum, p[0], p[1], T)
+REFERENCE(losses_sum) {
+    double size = 0;
+    r->want[0][0] = x[0][0];
+    EACH(t, T) r->want[0][0] += x[1][t], size += fabs(x[1][t]);
+    r->tol[0][0] = 2 * (double)T * 0x1p-53 * (size + fabs(x[0][0]));
+}
+
+// ------------------------------------------------------------------------------------------------
+// Optimizer
+
+CALL(grads_add, p[0], p[1], (size_t)T)
+REFERENCE(grads_add) { EACH(i, T) want(r, 0, i, x[0][i] + x[1][i], 0, 0); }
+CALL(global_norm_squared, p[0], p[1], (size_t)T)
+REFERENCE(global_norm_squared) {
+    r->want[0][0] = x[0][0];
+    EACH(i, T) r->want[0][0] += x[1][i] * x[1][i];
+    r->tol[0][0] = 2 * (double)(T + 1) * 0x1p-53 * r->want[0][0];
+}
+
+// T: which of the norms and losses; scale: the limit
+static const double clip_norms[] = {9.3, 0, 0.25, 0.9e38, 1.1e38, INFINITY, NAN, 4, 4};
+static const double clip_losses[] = {3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5, INFINITY, NAN};
+static void call_clip_scale(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)T, (void)C, (void)V;
+    clip_scale(p[0], (float)r->s.scale);
+}
+REFERENCE(clip_scale) {
+    const double norm = sqrt(x[0][1]), limit = r->s.scale;
+    double scale = limit > 0 && norm > limit ? limit / norm : 1;
+    if (!isfinite(x[0][0]) || !isfinite(norm) || scale * norm > MAX_UPDATE_NORM) scale = 0;
+    want_exactly(r, 0, 0, x[0][0]), want_exactly(r, 0, 1, x[0][1]);
+    r->want[0][2] = norm, r->tol[0][2] = norm * 0x1p-23;
+    r->want[0][3] = scale, r->tol[0][3] = scale * 0x1p-22;
+}
+
+static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 7};
+static void call_adamw_update(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    uint16_t *lo = (uint16_t *)((char *)p[0] + ((size_t)T * sizeof(floatX) + 255) / 256 * 256);
+    (void)r, (void)C, (void)V;
+    adamw_update(p[0], master_lo_bytes() ? lo : NULL, p[1], p[2], p[3], p[4], hyper, (size_t)T);
+}
+REFERENCE(adamw_update) {
+    const double b1 = hyper.beta1, b2 = hyper.beta2, lr = hyper.lr, t = (double)hyper.t;
+    EACH(i, T) {
+        const double w = x[0][i], g = x[3][i] * x[4][3];
+        const double m = b1 * x[1][i] + (1 - b1) * g, v = b2 * x[2][i] + (1 - b2) * g * g;
+        const double size = b1 * fabs(x[1][i]) + (1 - b1) * fabs(g);
+        const double hat = 1 / (1 - pow(b1, t)) / (sqrt(v / (1 - pow(b2, t))) + (double)hyper.eps);
+        const double decay = (double)hyper.weight_decay * w;
+        want(r, 1, i, m, size, 0);
+        want(r, 2, i, v, v, 0);
+        want(r, 0, i, w - lr * (decay + m * hat), lr * (fabs(decay) + size * hat), 0);
+        r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
+        for (int k = 0; k < 3 && x[4][3] == 0; k++) want_exactly(r, k, i, x[k][i]);
+    }
+}
+
+// Of these lengths the step is one to be skipped.
+static void prepare_adamw(Run *r, double *const *x) {
+    if (r->s.T % 257 != 0) return;
+    x[4][3] = 0;
+    EACH(i, r->s.T) x[3][i] = i % 2 ? NAN : INFINITY;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Shapes. The backend takes widths of its own: CPU any, CUDA multiples of 8.
+
+#ifdef BACKEND_CUDA
+#define ODD(...)
+#else
+#define ODD(...) __VA_ARGS__,
+#endif
+#define DOCS(...) \
+    .lengths = (const int[]) { __VA_ARGS__, -1 }
+#define END \
+    { .T = -1 }
+
+static const Shape row_shapes[] = {
+    {.T = 34, .C = 192, .V = 40},
+    {.T = 0, .C = 64, .V = 40},
+    {.T = 1, .C = 64, .V = 40},
+    {.T = 5, .C = 576, .V = 40},
+    {.T = 3, .C = 8, .V = 40},
+    {.T = 34, .C = 64, .V = 3},
+    {.T = 5, .C = 2048, .V = 9},
+    {.T = 3, .C = 4096, .V = 5},
+    {.T = 2, .C = 16384, .V = 4},
+    {.T = 9, .C = 576, .V = 5, .scale = 1e-3},  // eps counts
+    {.T = 2100, .C = 64, .V = 3},               // more rows than blocks take in a turn
+    {.T = 37, .C = 4104, .V = 3},               // a sum over five warps
+    {.T = 520, .C = 4104, .V = 3},              // three turns
+    ODD({.T = 3, .C = 1, .V = 4}, {.T = 17, .C = 33, .V = 5}, {.T = 64, .C = 15, .V = 1}) END};
+static const Shape row_bench[] = {{.T = 4096, .C = 576, .V = 49152}, END};
+
+// Runs of equal tokens that end at, start at, fill and cross spans of 32; see TOKENS
+static const Shape embedding_shapes[] = {
+    {.T = 97, .C = 192, .V = 3},   {.T = 0, .C = 64, .V = 4},
+    {.T = 1, .C = 8, .V = 4},      {.T = 31, .C = 64, .V = 1},
+    {.T = 32, .C = 64, .V = 1},    {.T = 33, .C = 64, .V = 2},
+    {.T = 64, .C = 192, .V = 3},   {.T = 65, .C = 192, .V = 3},
+    {.T = 96, .C = 192, .V = 2},   {.T = 700, .C = 192, .V = 3},
+    {.T = 3000, .C = 8, .V = 2},   {.T = 2049, .C = 64, .V = 300},
+    {.T = 34, .C = 4096, .V = 40}, ODD({.T = 200, .C = 25, .V = 13}) END};
+
+static const Shape head_shapes[] = {{.T = 34, .heads = {3, 1, 64}},
+                                    {.T = 0, .heads = {3, 1, 64}},
+                                    {.T = 5, .heads = {9, 3, 64}},
+                                    {.T = 5, .heads = {32, 8, 128}},
+                                    {.T = 1, .heads = {16, 8, 128}},
+                                    {.T = 5, .heads = {1, 1, 16}},
+                                    {.T = 5, .heads = {5, 1, 80}},
+                                    {.T = 3, .heads = {2, 2, 256}},
+                                    {.T = 9, .heads = {2, 1, 128}, .scale = 1e-3},
+                                    {.T = 2100, .heads = {1, 1, 64}},
+                                    ODD({.T = 7, .heads = {2, 1, 6}}, {.T = 9, .heads = {5, 5, 34}},
+                                        {.T = 6, .heads = {2, 1, 150}}) END};
+static const Shape head_bench[] = {{.T = 4096, .heads = {9, 3, 64}}, END};
+
+static const Shape attention_shapes[] = {
+    // every kernel once: whole and partial tiles, empty documents at the start, middle and end
+    {.heads = {3, 1, 64}, DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
+    {.heads = {4, 1, 128}, DOCS(0, 1, 63, 0, 64, 65, 129, 0)},
+    {.heads = {3, 1, 128}, DOCS(193, 1, 128)},
+    {.heads = {1, 1, 64}, DOCS(1, 2, 63, 64, 65, 127, 128, 129, 193)},
+    {.heads = {4, 1, 64}, DOCS(2, 63, 64, 65, 127, 128)},
+    {.heads = {6, 2, 64}, DOCS(63, 64, 65, 127)},
+    {.heads = {2, 2, 64}, DOCS(0, 0, 0)},
+    {.heads = {2, 2, 64}, DOCS(130, 0)},
+    {.heads = {5, 1, 64}, DOCS(17, 200)},
+    {.heads = {2, 1, 128}, DOCS(1, 1, 1, 1, 1, 1, 1, 1, 1, 1)},
+    {.heads = {1, 1, 64}, DOCS(640, 3)},
+    {.heads = {2, 1, 128}, DOCS(3, 400)},
+    {.heads = {3, 1, 64}, DOCS(220, 217, 295)},
+    // large scores: most rows are one spike, exp underflows for the rest
+    {.heads = {3, 1, 64}, .scale = 5, DOCS(65, 3, 129)},
+    {.heads = {2, 1, 128}, .scale = 3, DOCS(65, 3, 129)},
+    // from one key on a row is all but one-hot: at the first, a middle, the last key of a tile
+    {.heads = {2, 1, 64}, .spike = 1, DOCS(150)},
+    {.heads = {2, 1, 64}, .spike = 64, DOCS(150)},
+    {.heads = {2, 1, 128}, .spike = 65, DOCS(150)},
+    {.heads = {2, 1, 128}, .spike = 129, DOCS(150)},
+    ODD({.heads = {1, 1, 2}, .scale = 8, DOCS(2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)},
+        {.heads = {1, 1, 8}, DOCS(3, 1100, 2)}, {.heads = {9, 3, 8}, DOCS(1, 0, 2, 7, 64, 65, 33)},
+        {.heads = {5, 5, 6}, DOCS(129, 16)}, {.heads = {2, 2, 16}, .scale = 25, DOCS(200, 17)},
+        {.heads = {3, 1, 24}, DOCS(0, 66, 3)}, {.heads = {32, 8, 8}, DOCS(66, 3)}) END};
+static const Shape attention_bench[] = {
+    {.heads = {9, 3, 64}, DOCS(220, 217, 295, 183, 130, 350)},
+    {.heads = {9, 3, 64}, DOCS(2048)},
+    {.heads = {9, 3, 64}, DOCS(512, 512, 512, 512)},
+    {.heads = {9, 3, 64}, DOCS(64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64)},
+#ifdef BACKEND_CUDA
+    {.heads = {9, 3, 64}, DOCS(8192, 8192)},
+#endif
+    {.heads = {32, 8, 128}, DOCS(1000)},
+    END};
+
+static const Shape decode_shapes[] = {
+    {.heads = {3, 1, 64}, DOCS(5, 1, 33)},
+    {.heads = {9, 3, 64}, DOCS(1, 2, 63, 64, 65)},
+    {.heads = {1, 1, 64}, DOCS(0, 333, 7)},
+    {.heads = {32, 8, 128}, DOCS(17, 4)},
+    {.heads = {6, 6, 128}, DOCS(70)},
+    {.heads = {2, 2, 64}, DOCS(0)},
+    ODD({.heads = {2, 2, 6}, DOCS(200, 3)}, {.heads = {5, 1, 34}, DOCS(65, 1)}) END};
+static const Shape decode_bench[] = {{.heads = {9, 3, 64}, DOCS(512, 512)}, END};
+
+// On the CPU test_ops.c adds sizes around the edges of the register tile.
+static const Shape product_shapes[] = {
+    {.T = 34, .C = 64, .V = 264},
+    {.T = 0, .C = 64, .V = 64},
+    {.T = 1, .C = 192, .V = 320},
+    {.T = 5, .C = 8, .V = 8},
+    {.T = 35, .C = 576, .V = 192},
+    {.T = 3, .C = 2048, .V = 24},
+    {.T = 300, .C = 16, .V = 8},
+    {.T = 36, .C = 64, .V = 64},
+    ODD({.T = 511, .C = 5, .V = 17}, {.T = 2049, .C = 5, .V = 17}, {.T = 9, .C = 512, .V = 6},
+        {.T = 9, .C = 1025, .V = 6}, {.T = 9, .C = 4101, .V = 6}, {.T = 3, .C = 10, .V = 513},
+        {.T = 3, .C = 10, .V = 4101}, {.T = 129, .C = 127, .V = 67}) END};
+static const Shape product_bench[] = {
+    {.T = 1395, .C = 576, .V = 960},   {.T = 1395, .C = 576, .V = 576},
+    {.T = 1395, .C = 576, .V = 3072},  {.T = 1395, .C = 1536, .V = 576},
+    {.T = 1395, .C = 576, .V = 49152}, END};
+
+static const Shape swiglu_shapes[] = {{.T = 34, .C = 512, .scale = 2},
+                                      {.T = 0, .C = 8},
+                                      {.T = 5, .C = 8, .scale = 4},
+                                      {.T = 1, .C = 1536},
+                                      {.T = 2, .C = 14336},
+                                      {.T = 2, .C = 8192, .scale = 60},  // exp overflows
+                                      ODD({.T = 7, .C = 45, .scale = 4}) END};
+static const Shape swiglu_bench[] = {{.T = 4096, .C = 1536}, END};
+
+static const Shape vocab_shapes[] = {
+    {.T = 9, .V = 264, .scale = 3},
+    {.T = 6, .V = 4099, .scale = 3},
+    {.T = 0, .V = 264},
+    {.T = 5, .V = 1},
+    {.T = 5, .V = 7},
+    {.T = 34, .V = 258},
+    {.T = 6, .V = 17, .scale = 36},
+    {.T = 4, .V = 258, .scale = 30},  // one logit far above the others
+    {.T = 3, .V = 49157, .scale = 3},
+    END};
+static const Shape vocab_bench[] = {{.T = 512, .V = 49152, .scale = 3}, END};
+
+static const Shape flat_shapes[] = {{.T = 1003},  {.T = 0},   {.T = 1},   {.T = 3},
+                                    {.T = 4},     {.T = 256}, {.T = 257}, {.T = 4097, .scale = 1e3},
+                                    {.T = 70001}, END};
+static const Shape flat_bench[] = {{.T = 1 << 22}, END};
+static const Shape clip_shapes[] = {{.T = 0, .scale = 1},  {.T = 0, .scale = 0.01},
+                                    {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
+                                    {.T = 2, .scale = 1},  {.T = 3, .scale = 1},
+                                    {.T = 3, .scale = -1}, {.T = 4, .scale = 1},
+                                    {.T = 4, .scale = -1}, {.T = 5, .scale = 1},
+                                    {.T = 6, .scale = 1},  {.T = 7, .scale = 1},
+                                    {.T = 8, .scale = 1},  END};
+
+// ------------------------------------------------------------------------------------------------
+// The table
+
+#define SHAPES(kind_) .shapes = kind_##_shapes, .bench = kind_##_bench
+// clang-format off
+static const Operation operations[] = {
+    OPERATION(gather_rows, SHAPES(row), .operands = {
+        {"out", FLOATX, OUT, "NC", 0}, {"inp", FLOATX, IN, "TC", 0}, {"rows", INT, IN, "N", ROWS}}),
+    OPERATION(scatter_rows, SHAPES(row), .operands = {
+        {"out", FLOATX, OUT, "TC", 0}, {"inp", FLOATX, IN, "NC", 0}, {"rows", INT, IN, "N", ROWS}}),
+    OPERATION(embedding_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
+        {"out", FLOATX, OUT, "TC", 0}, {"tokens", INT, IN, "T", TOKENS},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(embedding_backward, .shapes = embedding_shapes, .bench = row_bench, .operands = {
+        {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TC", 0},
+        {"tokens", INT, IN, "T", TOKENS}, {"order", INT, IN, "T", ORDER}}),
+    OPERATION(rmsnorm_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
+        {"normed", FLOATX, OUT, "TC", 0}, {"rstd", REAL, OUT, "T", 0},
+        {"resid", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "C", 0}}),
+    OPERATION(rmsnorm_backward, .flags = BY_ROWS, SHAPES(row), .operands = {
+        {"dresid", FLOATX, INOUT, "TC", 0}, {"dweight", REAL, INOUT, "C", 0},
+        {"dnormed", FLOATX, IN, "TC", 0}, {"resid", FLOATX, IN, "TC", 0},
+        {"weight", FLOATX, IN, "C", 0}, {"rstd", REAL, IN, "T", POSITIVE}}),
+    OPERATION(qk_norm_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
+        {"out", FLOATX, OUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
+        {"weight", FLOATX, IN, "2D", 0}}),
+    OPERATION(qk_norm_backward, .flags = BY_ROWS, SHAPES(head), .operands = {
+        {"dqkv", FLOATX, INOUT, "TQ", 0}, {"dweight", REAL, INOUT, "2D", 0},
+        {"inp", FLOATX, IN, "TQ", 0}, {"weight", FLOATX, IN, "2D", 0}}),
+    OPERATION(bias_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
+        {"out", FLOATX, INOUT, "TC", 0}, {"bias", FLOATX, IN, "C", 0}}),
+    OPERATION(bias_backward, SHAPES(row), .operands = {
+        {"dbias", REAL, INOUT, "C", 0}, {"dout", FLOATX, IN, "TC", 0}}),
+    OPERATION(rope_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
+        {"qkv", FLOATX, INOUT, "TQ", 0}, {"position_ids", INT, IN, "T", POSITIONS},
+        {"rope_table", REAL, IN, "PD", ANGLES}}),
+    OPERATION(attention_forward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
+              .prepare = prepare_attention_forward, .flops = forward_flops, .operands = {
+        {"out", FLOATX, OUT, "TO", 0}, {"lse", REAL, OUT, "HT", 0}, {"qkv", FLOATX, IN, "TQ", 0},
+        {"cu_seqlens", INT, IN, "S", DOC_ENDS}, {"work", INT, IN, "W", WORK}}),
+    OPERATION(attention_backward, .flags = BY_DOCS | ATTENTION, SHAPES(attention),
+              .prepare = prepare_attention_backward, .flops = backward_flops, .operands = {
+        {"dqkv", FLOATX, OUT, "TQ", 0}, {"delta", REAL, OUT, "HT", 0},
+        {"dout", FLOATX, IN, "TO", 0}, {"qkv", FLOATX, IN, "TQ", 0}, {"out", FLOATX, IN, "TO", 0},
+        {"lse", REAL, IN, "HT", 0}, {"position_ids", INT, IN, "T", POSITIONS},
+        {"rope_table", REAL, IN, "PD", ANGLES}, {"cu_seqlens", INT, IN, "S", DOC_ENDS},
+        {"work", INT, IN, "W", WORK}}),
+    OPERATION(kv_store, SHAPES(decode), .operands = {
+        {"cache", FLOATX, INOUT, "RK", 0}, {"qkv", FLOATX, IN, "TQ", 0},
+        {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
+    OPERATION(attention_decode, .flags = BY_ROWS, SHAPES(decode), .operands = {
+        {"out", FLOATX, OUT, "TO", 0}, {"qkv", FLOATX, IN, "TQ", 0}, {"cache", FLOATX, IN, "RK", 0},
+        {"first_rows", INT, IN, "T", FIRST_ROWS}, {"position_ids", INT, IN, "T", POSITIONS}}),
+    OPERATION(matmul_forward, .flags = CPU_ROWS | PRODUCT, SHAPES(product), .flops = product_flops,
+              .operands = {
+        {"out", FLOATX, OUT, "TV", 0}, {"inp", FLOATX, IN, "TC", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_forward_add, .flags = CPU_ROWS | PRODUCT, SHAPES(product),
+              .flops = product_flops, .operands = {
+        {"out", FLOATX, OUT, "TV", 0}, {"resid", FLOATX, IN, "TV", 0},
+        {"inp", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_add_in_place, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        {"out", FLOATX, INOUT, "TV", 0}, {"inp", FLOATX, IN, "TC", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_backward_input, .flags = CPU_ROWS | PRODUCT, SHAPES(product),
+              .flops = product_flops, .operands = {
+        {"dinp", FLOATX, OUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_backward_weight, .flags = PRODUCT, SHAPES(product), .flops = product_flops,
+              .operands = {
+        {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
+        {"inp", FLOATX, IN, "TC", 0}}),
+    OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
+        {"dweight", REAL, OUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
+        {"inp", FLOATX, IN, "TC", 0}}),
+    OPERATION(swiglu_forward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
+        {"out", FLOATX, OUT, "TC", 0}, {"gate_up", FLOATX, IN, "T2C", 0}}),
+    OPERATION(swiglu_backward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
+        {"dgate_up", FLOATX, OUT, "T2C", 0}, {"dout", FLOATX, IN, "TC", 0},
+        {"gate_up", FLOATX, IN, "T2C", 0}}),
+    OPERATION(cross_entropy_forward, .flags = BY_ROWS, SHAPES(vocab), .prepare = prepare_logits,
+              .operands = {
+        {"losses", REAL, OUT, "T", 0}, {"logits", FLOATX, IN, "TV", 0},
+        {"targets", INT, IN, "T", TARGETS}}),
+    OPERATION(cross_entropy_forward_backward, .flags = BY_ROWS, SHAPES(vocab),
+              .prepare = prepare_logits, .operands = {
+        {"losses", REAL, OUT, "T", 0}, {"logits", FLOATX, INOUT, "TV", 0},
+        {"targets", INT, IN, "T", TARGETS}, {"loss_scale", REAL, IN, "1", LOSS_SCALE}}),
+    OPERATION(losses_sum, SHAPES(flat), .operands = {
+        {"sum", DOUBLE, INOUT, "1", 0}, {"losses", REAL, IN, "T", 0}}),
+    OPERATION(grads_add, SHAPES(flat), .operands = {
+        {"sum", REAL, INOUT, "T", 0}, {"x", REAL, IN, "T", 0}}),
+    OPERATION(global_norm_squared, SHAPES(flat), .operands = {
+        {"sum", DOUBLE, INOUT, "1", POSITIVE}, {"x", REAL, IN, "T", 0}}),
+    OPERATION(clip_scale, .shapes = clip_shapes, .operands = {
+        {"step", STEP, INOUT, "4", SCALARS}}),
+    OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
+        {"weights", MASTER, INOUT, "T", 0}, {"m", REAL, INOUT, "T", 0},
+        {"v", REAL, INOUT, "T", POSITIVE}, {"grads", REAL, IN, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
+};
+// clang-format on
+enum { NUM_OPERATIONS = sizeof operations / sizeof *operations };
+
+#endif

@@ -1,0 +1,125 @@
+"""Shards as tests need them, byte by byte, and independent of the programs that write them.
+
+    shards.py seal STEM          computes all checksums of STEM.bin, .idx and .mask again
+    shards.py mask DIR RULE      gives the shards of DIR loss masks: token i > 0 of document d is a target
+                                 where RULE, in Python, is true
+"""
+import glob
+import os
+import struct
+import sys
+
+BLOCK = 4096  # tokens that share a checksum
+
+
+def table_entry(i):
+    for _ in range(8):
+        i = i >> 1 ^ (0x82f63b78 if i & 1 else 0)
+    return i
+
+
+TABLE = [table_entry(i) for i in range(256)]
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc = crc >> 8 ^ TABLE[(crc ^ byte) & 255]
+    return crc ^ 0xffffffff
+
+
+def sealed(body):
+    return bytes(body) + struct.pack("<I", crc32c(body))
+
+
+def load(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def store(path, data):
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def ends_of(stem):
+    index = load(stem + ".idx")
+    return struct.unpack_from("<%dQ" % struct.unpack_from("<Q", index, 16)[0], index, 40)
+
+
+def seal(stem):
+    head, tokens, ends = load(stem + ".bin")[:1020], load(stem + ".bin")[1024:], ends_of(stem)
+    head = sealed(head)
+    size = BLOCK * (2 if struct.unpack_from("<i", head, 0)[0] == 20240520 else 4)
+    sums = [crc32c(tokens[at:at + size]) for at in range(0, len(tokens), size)]
+    index = load(stem + ".idx")
+    store(stem + ".bin", head + tokens)
+    store(stem + ".idx", sealed(index[:12] + head[1020:] + index[16:40 + 8 * len(ends)]
+                                + struct.pack("<%dI" % len(sums), *sums)))
+    if os.path.exists(stem + ".mask"):
+        mask = load(stem + ".mask")
+        store(stem + ".mask", sealed(mask[:12] + head[1020:] + mask[16:-4]))
+
+
+def write(stem, documents, vocab=None):
+    """STEM.bin and .idx of lists of ids."""
+    ids, ends = [i for d in documents for i in d], []
+    for d in documents:
+        ends.append(len(d) + (ends[-1] if ends else 0))
+    words = [20240520, 1, len(ids)] + [0] * 252
+    words[8:15] = 0x44415055, 1, vocab or max(ids) + 1, 0, -1, -1, len(ends)
+    store(stem + ".bin", struct.pack("<255iI%dH" % len(ids), *words, 0, *ids))
+    store(stem + ".idx", struct.pack("<8sIIQQQ%dQI" % len(ends), b"UNPADIDX", 2, 0, len(ends), len(ids), BLOCK,
+                                     *ends, 0))
+    seal(stem)
+
+
+def mask(directory, rule):
+    rule = compile(rule, "rule", "eval")
+    for path in glob.glob(directory + "/*.bin"):
+        data, stem = bytearray(load(path)), path[:-4]
+        data[44] |= 4
+        store(path, data)
+        tokens, first = struct.unpack_from("<i", data, 8)[0], 0
+        bits = bytearray((tokens + 7) // 8)
+        for d, end in enumerate(ends_of(stem)):
+            for i in range(1, end - first):
+                if eval(rule):
+                    bits[(first + i) // 8] |= 1 << (first + i) % 8
+            first = end
+        ones = sum(bin(byte).count("1") for byte in bits)
+        store(stem + ".mask", struct.pack("<8sIIQQ", b"UNPADMSK", 1, 0, tokens, ones) + bits + bytes(4))
+        seal(stem)
+
+
+def read(directory, split="train"):
+    """[(ids, bits of the mask, or None)] of all documents, every field and checksum proven."""
+    found = []
+    for path in sorted(glob.glob("%s/%s_*.bin" % (directory, split))):
+        data, index, stem = load(path), load(path[:-4] + ".idx"), path[:-4]
+        words, bits = struct.unpack("<256i", data[:1024]), None
+        wide = words[0] == 20240801
+        assert (words[0], words[1]) == ((20240801, 7) if wide else (20240520, 1))
+        assert data[:1024] == sealed(data[:1020]) and words[8:10] == (0x44415055, 1)
+        tokens = struct.unpack("<%d%s" % (words[2], "I" if wide else "H"), data[1024:])
+        ends = ends_of(stem)
+        assert index == sealed(index[:-4]) and index[12:16] == data[1020:1024]
+        size = BLOCK * (4 if wide else 2)
+        sums = [crc32c(data[at:at + size]) for at in range(1024, len(data), size)]
+        assert index[40 + 8 * len(ends):-4] == struct.pack("<%dI" % len(sums), *sums)
+        assert len(ends) == words[14] and (not ends or ends[-1] == len(tokens))
+        if words[11] & 4:
+            mask = load(stem + ".mask")
+            magic, version, of, count, ones = struct.unpack("<8sI4sQQ", mask[:32])
+            assert (magic, version, of) == (b"UNPADMSK", 1, data[1020:1024])
+            assert mask == sealed(mask[:-4]) and count == len(tokens)
+            bits = [mask[32 + i // 8] >> i % 8 & 1 for i in range(8 * (len(mask) - 36))]
+            assert sum(bits) == ones and not any(bits[len(tokens):]) and len(bits) < len(tokens) + 8
+        for first, end in zip((0,) + ends, ends):
+            assert not bits or not bits[first], "a first token is trained"
+            found.append((list(tokens[first:end]), bits and bits[first:end]))
+    return found
+
+
+if __name__ == "__main__":
+    {"seal": seal, "mask": mask}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,1171 @@
+// Runs the table of operations (ops.h) on the backend that it is linked with. Each case is a process
+// of its own with a time limit, so that a kernel that hangs or faults is named with its shape and
+// the others still run:
+//   OPERATION KERNELS            every shape against plain fp64 code
+//   OPERATION KERNELS keeps bits results are the same bits again, with other bytes around the
+//                                operands, other threads, documents alone, permuted, poisoned ...
+//   others                       what the table cannot show: errors, copies, single numbers
+//
+// usage: test_ops [--filter SUBSTRING] [--seed N] [--list] [--quick] [--limit SECONDS]
+//        test_ops --bench [--filter SUBSTRING]
+// --quick: the first shapes of each operation, which run every kernel, and no more.
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifndef BACKEND_CUDA
+#include <omp.h>
+
+#include "../kernels/cpu/common.h"
+#include "notebook.h"
+#endif
+#include "ops.h"
+
+static bool quick;
+static char *progress;  // shared with the parent: what is being run
+enum { PROGRESS_BYTES = 400, MAX_DOCS = 64 };
+
+static void *take(size_t n, size_t size) {
+    void *p = calloc(n + 1, size);
+    if (!p) abort();
+    return p;
+}
+
+static void open_device(void) {
+    const DeviceOptions options = {0, 0};
+    const char *missing = device_init(&options);
+    if (missing) SKIP("%s", missing);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Values of a type, as the device stores them; a MASTER is a float on the host
+
+static size_t bytes_of(Type type) {
+    switch (type) {
+        case FLOATX:
+            return sizeof(floatX);
+        case REAL:
+            return sizeof(real);
+        case DOUBLE:
+            return sizeof(double);
+        case STEP:
+            return sizeof(StepScalars) / 4;
+        default:
+            return 4;
+    }
+}
+
+static void put(Type type, void *to, int64_t i, double value) {
+    StepScalars *step = to;
+    if (type == INT) ((int32_t *)to)[i] = (int32_t)value;
+    if (type == REAL) ((real *)to)[i] = (real)value;
+    if (type == DOUBLE) ((double *)to)[i] = value;
+    if (type == MASTER) ((float *)to)[i] = (float)value;
+    if (type == STEP && i < 2) *(i == 0 ? &step->loss_sum : &step->norm_squared) = value;
+    if (type == STEP && i >= 2) *(i == 2 ? &step->grad_norm : &step->scale) = (float)value;
+    if (type != FLOATX) return;
+#ifdef BACKEND_CUDA  // bf16, to nearest even: not the kernels' own code
+    union {
+        float f;
+        uint32_t bits;
+    } x = {.f = (float)value};
+    const uint32_t rounded = isnan(value) ? 0x7fc00000u : x.bits + 0x7fff + (x.bits >> 16 & 1);
+    ((floatX *)to)[i].bits = (uint16_t)(rounded >> 16);
+#else
+    ((floatX *)to)[i] = (floatX)value;
+#endif
+}
+
+static double value_at(Type type, const void *from, int64_t i) {
+    const StepScalars *step = from;
+    if (type == INT) return ((const int32_t *)from)[i];
+    if (type == REAL) return (double)((const real *)from)[i];
+    if (type == DOUBLE) return ((const double *)from)[i];
+    if (type == MASTER) return (double)((const float *)from)[i];
+    if (type == STEP && i < 2) return i == 0 ? step->loss_sum : step->norm_squared;
+    if (type == STEP) return (double)(i == 2 ? step->grad_norm : step->scale);
+#ifdef BACKEND_CUDA
+    union {
+        uint32_t bits;
+        float f;
+    } x = {.bits = (uint32_t)((const floatX *)from)[i].bits << 16};
+    return (double)x.f;
+#else
+    return (double)((const floatX *)from)[i];
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------
+// Operands on the host
+
+static int find_content(const Run *r, Content content) {
+    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
+        if (r->op->operands[k].content == content) return k;
+    return -1;
+}
+
+// A row's document and place in it
+static int64_t place_in_doc(const Run *r, int64_t t, int *doc) {
+    *doc = 0;
+    while (r->cu_seqlens[*doc + 1] <= t) ++*doc;
+    return t - r->cu_seqlens[*doc];
+}
+
+static double value_of_row(Run *r, Content content, int64_t t) {
+    const int64_t V = r->s.V;
+    int doc;
+    const int64_t place = place_in_doc(r, t, &doc);
+    if (content == TOKENS) return test_rng_below(2) ? V / 2 : test_rng_below((uint32_t)V);
+    if (content == POSITIONS) return (double)(place % MAX_POSITION);
+    // of documents in reverse order, behind a row that belongs to none
+    if (content == FIRST_ROWS) return (double)(r->s.T - r->cu_seqlens[doc + 1] + 1);
+    return t % 4 == 1 ? -1 : t % 4 == 2 ? (double)(V - 1) : test_rng_below((uint32_t)V);  // TARGETS
+}
+
+static void fill_order(const Run *r, double *x) {
+    const double *tokens = r->x[find_content(r, TOKENS)];
+    int64_t n = 0;
+    EACH(v, r->s.V) EACH(t, r->s.T) if ((int64_t)tokens[t] == v) x[n++] = (double)t;
+}
+static void fill_work(const Run *r, double *x, int64_t n) {
+    int32_t *work = take((size_t)n, sizeof *work);
+    const size_t used = attention_plan(work, r->cu_seqlens, r->num_docs, r->s.heads);
+    CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
+    EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
+    free(work);
+}
+
+static void fill(Run *r, int k) {
+    const Content content = r->op->operands[k].content;
+    const double scale = r->s.scale == 0 ? 1 : r->s.scale, half = r->s.heads.head_dim / 2.0;
+    double *x = r->x[k];
+    if (content == ORDER) return fill_order(r, x);
+    if (content == WORK) return fill_work(r, x, r->n[k]);
+    EACH(i, r->n[k]) switch (content) {
+        case NUMBERS:
+            x[i] = scale * test_rng_normal();
+            break;
+        case POSITIVE:
+            x[i] = 0.3 + fabs(test_rng_normal());
+            break;
+        case ANGLES:
+            x[i] =
+                floor((double)i / half / 2) * pow(10000, -floor(fmod((double)i / 2, half)) / half);
+            x[i] = i % 2 ? sin(x[i]) : cos(x[i]);
+            break;
+        case DOC_ENDS:
+            x[i] = r->cu_seqlens[i];
+            break;
+        case ROWS:
+            x[i] = (double)(2 * i + test_rng_below(2));
+            break;
+        case LOSS_SCALE:
+            x[i] = 1.0 / 32;
+            break;
+        case SCALARS:
+            x[i] = (double[]){clip_losses[r->s.T % 9], clip_norms[r->s.T % 9], 0, 0.37}[i];
+            break;
+        default:
+            x[i] = value_of_row(r, content, i);
+            break;
+    }
+}
+
+// Rounds the values to what the device holds.
+static void store(Run *r, int k) {
+    const Operand *o = &r->op->operands[k];
+    void *image = take((size_t)r->n[k] * bytes_of(o->type) + 16, 1);
+    EACH(i, r->n[k]) put(o->type, image, i, r->x[k][i]);
+    EACH(i, r->n[k]) r->x[k][i] = o->role == OUT ? NAN : value_at(o->type, image, i);
+    free(image);
+}
+
+static void add_docs(Run *r, const int *lengths) {
+    r->cu_seqlens = take(MAX_DOCS + 1, sizeof(int32_t));
+    const int one[] = {(int)r->s.T, -1};
+    const int *len = lengths ? lengths : one;
+    for (; len[r->num_docs] >= 0; r->num_docs++)
+        r->cu_seqlens[r->num_docs + 1] = r->cu_seqlens[r->num_docs] + len[r->num_docs];
+    if (lengths) r->s.T = r->cu_seqlens[r->num_docs];
+}
+
+static bool has_rows(const Run *r, int k) {
+    const char *size = r->op->operands[k].size;
+    return size[0] == 'T' || strcmp(size, "HT") == 0;
+}
+
+static Run new_run(const Operation *op, Shape s) {
+    Run r = {.op = op, .s = s};
+    add_docs(&r, s.lengths);
+    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++) {
+        r.n[k] = 1;
+        for (const char *c = op->operands[k].size; *c; c++) r.n[k] *= dim(&r, *c);
+        r.x[k] = take((size_t)r.n[k], sizeof(double));
+    }
+    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++) fill(&r, k), store(&r, k);
+    if (op->prepare) op->prepare(&r, r.x);
+    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++) store(&r, k);
+    return r;
+}
+
+static void free_run(Run *r) {
+    for (int k = 0; k < MAX_OPERANDS; k++)
+        free(r->x[k]), free(r->want[k]), free(r->tol[k]), free(r->got[k]);
+    free(r->cu_seqlens);
+}
+
+static const char *shape_text(const Run *r) {
+    static char text[PROGRESS_BYTES];
+    const Shape s = r->s;
+    int n = snprintf(text, sizeof text, "T %ld", (long)s.T);
+    if (s.C) n += snprintf(text + n, sizeof text - (size_t)n, ", C %ld", (long)s.C);
+    if (s.V) n += snprintf(text + n, sizeof text - (size_t)n, ", V %ld", (long)s.V);
+    if (s.heads.head_dim)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", heads %d/%d x %d", s.heads.num_heads,
+                      s.heads.num_kv_heads, s.heads.head_dim);
+    if (s.scale != 0) n += snprintf(text + n, sizeof text - (size_t)n, ", scale %g", s.scale);
+    if (s.spike) n += snprintf(text + n, sizeof text - (size_t)n, ", spike %d", s.spike);
+    for (int doc = 0; doc < r->num_docs && r->num_docs > 1 && n < PROGRESS_BYTES - 30; doc++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%d", doc ? " " : ", documents ",
+                      r->cu_seqlens[doc + 1] - r->cu_seqlens[doc]);
+    return text;
+}
+
+// ------------------------------------------------------------------------------------------------
+// On the device
+
+// Bytes behind each operand, which nothing may read to any effect, or write; and those that results
+// begin with. 0xff: NaN in every type.
+typedef struct {
+    size_t behind;
+    int byte_behind, byte_of_results;
+} Memory;
+static const Memory usual = {8192, 0xff, 0xff};
+
+static size_t low_bits_at(int64_t n) { return ((size_t)n * sizeof(floatX) + 255) / 256 * 256; }
+static size_t device_bytes(Type type, int64_t n) {
+    return type == MASTER ? low_bits_at(n) + 2 * (size_t)n : (size_t)n * bytes_of(type);
+}
+
+static void upload(Run *r, int k, Memory m) {
+    const Operand *o = &r->op->operands[k];
+    const size_t bytes = device_bytes(o->type, r->n[k]), all = bytes + m.behind;
+    unsigned char *image = take(all + 16, 1);
+    memset(image, m.byte_behind, all);
+    memset(image, m.byte_of_results, bytes);
+    r->p[k] = device_malloc(all + !all);
+    CHECK(r->p[k] != NULL);
+    if (o->role != OUT) EACH(i, r->n[k]) put(o->type, image, i, r->x[k][i]);
+    if (o->type == MASTER) {
+        float *values = take((size_t)r->n[k], sizeof *values);
+        EACH(i, r->n[k]) values[i] = (float)r->x[k][i];
+        memset(image, m.byte_behind, all);
+        device_upload(r->p[k], image, all);
+        uint16_t *lo = (uint16_t *)((char *)r->p[k] + low_bits_at(r->n[k]));
+        weights_from_host(r->p[k], master_lo_bytes() ? lo : NULL, values, (size_t)r->n[k]);
+        free(values);
+    } else {
+        device_upload(r->p[k], image, all);
+    }
+    free(image);
+}
+
+// The results, and whether something was written behind them
+static void download(Run *r, int k, Memory m) {
+    const Operand *o = &r->op->operands[k];
+    const size_t bytes = device_bytes(o->type, r->n[k]), all = bytes + m.behind;
+    unsigned char *image = take(all + 16, 1);
+    device_download(image, r->p[k], all);
+    for (size_t i = bytes; i < all; i++)
+        CHECK_MSG(image[i] == m.byte_behind, "%s: %s: it wrote behind the end of %s", r->op->name,
+                  shape_text(r), o->name);
+    free(r->got[k]);
+    r->got[k] = image;
+    if (o->type != MASTER) return;
+    uint16_t *lo = (uint16_t *)((char *)r->p[k] + low_bits_at(r->n[k]));
+    r->got[k] = take((size_t)r->n[k], sizeof(float));
+    weights_to_host(r->got[k], r->p[k], master_lo_bytes() ? lo : NULL, (size_t)r->n[k]);
+    free(image);
+}
+
+static void put_on_device(Run *r, Memory m) {
+    snprintf(progress, PROGRESS_BYTES, "%s: %s", r->op->name, shape_text(r));
+    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++) upload(r, k, m);
+    const int ends = find_content(r, DOC_ENDS), work = find_content(r, WORK);
+    int32_t longest = 0;
+    for (int doc = 0; doc < r->num_docs; doc++) {
+        const int32_t n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
+        longest = n > longest ? n : longest;
+    }
+    if (ends >= 0)
+        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_docs, longest};
+}
+static void take_off_device(Run *r) {
+    for (int k = 0; k < MAX_OPERANDS; k++) device_free(r->p[k]), r->p[k] = NULL;
+}
+
+static void execute(Run *r, Memory m) {
+    put_on_device(r, m);
+    const uint64_t allocations = device_memory().count;
+    r->op->call(r, r->p, r->s.T, r->s.C, r->s.V);
+    CHECK_MSG(device_memory().count == allocations, "%s allocates memory", r->op->name);
+    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++)
+        if (r->op->operands[k].role != IN) download(r, k, m);
+    take_off_device(r);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Against the plain code
+
+static double check_against_plain_code(const Operation *op, Shape s) {
+    Run r = new_run(op, s);
+    double worst = 0;
+    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++)
+        if (op->operands[k].role != IN) {
+            r.want[k] = take((size_t)r.n[k], sizeof(double));
+            r.tol[k] = take((size_t)r.n[k], sizeof(double));
+        }
+    op->reference(&r, r.x, r.s.T, r.s.C, r.s.V);
+    execute(&r, usual);
+    for (int k = 0; k < MAX_OPERANDS; k++) EACH(i, r.want[k] ? r.n[k] : 0) {
+            const double got = value_at(op->operands[k].type, r.got[k], i), want = r.want[k][i];
+            const double error = fabs(got - want);
+            const bool same = got == want || (isnan(got) && isnan(want));
+            CHECK_MSG(same || error <= r.tol[k][i],
+                      "%s: %s: %s[%ld]: expected %.9g within %.2g, found %.9g", op->name,
+                      shape_text(&r), op->operands[k].name, (long)i, want, r.tol[k][i], got);
+            if (!same && error > 0) worst = fmax(worst, error / r.tol[k][i]);
+        }
+    free_run(&r);
+    return worst;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Changes that must not change bits
+
+typedef enum {
+    AGAIN,
+    NUMBERS_BEHIND,
+    NOTHING_BEHIND,
+    OLD_RESULTS,
+    THREADS,  // of every operation
+    ALONE,
+    PERMUTED,
+    POISONED,  // of rows or documents
+    EMPTY_DOCS,
+    LATER_TOKEN,
+    LATER_GRADIENT,  // of attention
+    NUM_CHANGES
+} Change;
+static const char *const change_names[] = {"again",
+                                           "numbers behind the operands",
+                                           "nothing behind the operands",
+                                           "old results",
+                                           "other threads",
+                                           "alone",
+                                           "permuted",
+                                           "another document poisoned",
+                                           "empty documents",
+                                           "a later token",
+                                           "a later gradient"};
+
+// The rows `rows` (T) of a, as documents of `lengths`
+static Run with_rows(const Run *a, const int *rows, const int *lengths) {
+    Run b = {.op = a->op, .s = a->s};
+    add_docs(&b, lengths);
+    for (int k = 0; k < MAX_OPERANDS && a->op->operands[k].name; k++) {
+        const int64_t width = has_rows(a, k) && a->s.T ? a->n[k] / a->s.T : 0;
+        b.n[k] = has_rows(a, k) ? b.s.T * width : a->n[k];
+        if (a->op->operands[k].content == DOC_ENDS) b.n[k] = dim(&b, 'S');
+        if (a->op->operands[k].content == WORK) b.n[k] = dim(&b, 'W');
+        b.x[k] = take((size_t)b.n[k], sizeof(double));
+        const bool by_head = a->op->operands[k].size[0] == 'H';
+        EACH(i, b.n[k]) {
+            const int64_t row = by_head ? i % b.s.T : width ? i / width : 0;
+            const int64_t from = by_head ? i / b.s.T * a->s.T + rows[row]
+                                 : width ? rows[row] * width + i % width
+                                         : i;
+            b.x[k][i] = from < a->n[k] ? a->x[k][from] : 0;
+        }
+        if (b.n[k] != a->n[k] && !has_rows(a, k)) fill(&b, k);
+        if (a->op->operands[k].content == WORK || a->op->operands[k].content == DOC_ENDS)
+            fill(&b, k);
+    }
+    return b;
+}
+
+static bool same_row(const Run *a, int64_t row_a, const Run *b, int64_t row_b, int k, int64_t first,
+                     int64_t end) {
+    const size_t bytes = bytes_of(a->op->operands[k].type);
+    const char *x = a->got[k], *y = b->got[k];
+    if (a->op->operands[k].size[0] == 'H') {
+        EACH(h, a->s.heads.num_heads)
+        if (memcmp(x + (size_t)(h * a->s.T + row_a) * bytes,
+                   y + (size_t)(h * b->s.T + row_b) * bytes, bytes) != 0)
+            return false;
+        return true;
+    }
+    const int64_t width = a->n[k] / a->s.T;
+    return memcmp(x + (size_t)(row_a * width + first) * bytes,
+                  y + (size_t)(row_b * width + first) * bytes,
+                  (size_t)((end < 0 ? width : end) - first) * bytes) == 0;
+}
+
+// Replaces row t of all inputs, or of operand `only`; returns the number of these inputs.
+static int spoil_row(Run *r, int64_t t, int only, double noise) {
+    int spoiled = 0;
+    for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++) {
+        const Operand *o = &r->op->operands[k];
+        if (!has_rows(r, k) || o->role == OUT || (o->type != FLOATX && o->type != REAL)) continue;
+        if (only >= 0 && k != only) continue;
+        EACH(i, r->n[k]) {
+            const int64_t row = o->size[0] == 'H' ? i % r->s.T : i / (r->n[k] / r->s.T);
+            if (row == t) r->x[k][i] = noise * (isfinite(noise) ? test_rng_normal() : 1);
+        }
+        store(r, k), spoiled++;
+    }
+    return spoiled;
+}
+
+static void set_threads(int n) {
+#ifndef BACKEND_CUDA
+    omp_set_num_threads(n);
+#else
+    (void)n;
+#endif
+}
+
+static void shuffle(int *x, int n) {
+    for (int i = n - 1; i > 0; i--) {
+        const int j = (int)test_rng_below((uint32_t)i + 1), held = x[i];
+        x[i] = x[j], x[j] = held;
+    }
+}
+
+// The rows and documents that b has of a; `doc`: which document is alone
+static void choose_rows(const Run *a, Change change, int doc, int *rows, int *lengths) {
+    int order[2 * MAX_DOCS], n = 0, t = 0;
+    for (int i = 0; i < a->num_docs; i++) {
+        if (change == EMPTY_DOCS && i % 2 == 0) order[n++] = -1;
+        if (change != ALONE || i == doc) order[n++] = i;
+    }
+    if (change == EMPTY_DOCS) order[n++] = -1;
+    if (change == PERMUTED) shuffle(order, n);
+    for (int i = 0; i < n; i++) {
+        lengths[i] = order[i] < 0 ? 0 : a->cu_seqlens[order[i] + 1] - a->cu_seqlens[order[i]];
+        for (int row = 0; row < lengths[i]; row++) rows[t++] = a->cu_seqlens[order[i]] + row;
+    }
+    lengths[n] = -1;
+}
+
+// Where a row of output k of b may differ: its columns [*first, *end), none, or (return) all of them
+static bool may_differ(const Run *a, Change change, int k, int64_t t, int64_t spoiled,
+                       int64_t start, int64_t end, int64_t *same_from, int64_t *same_to) {
+    const bool same_doc = t >= start && t < end;
+    *same_from = 0, *same_to = -1;
+    if (change == POISONED) return same_doc;
+    if (change == LATER_TOKEN) return same_doc && t >= spoiled;
+    if (change != LATER_GRADIENT || !same_doc) return false;
+    if (t == spoiled) return true;
+    if (k == 0 && t < spoiled) *same_to = dim(a, 'O');  // dq; dk and dv of earlier rows change
+    return false;
+}
+
+static void check_change(const Run *a, Change change, int doc, int round) {
+    int *rows = take((size_t)a->s.T, sizeof *rows), lengths[3 * MAX_DOCS];
+    const int64_t start = a->cu_seqlens[doc], end = a->cu_seqlens[doc + 1];
+    const int64_t spoiled = start + (end > start ? test_rng_below((uint32_t)(end - start)) : 0);
+    const double noise = change != POISONED ? 3 : (double[]){NAN, INFINITY, 3}[round % 3];
+    Memory m = usual;
+    if (change == NUMBERS_BEHIND) m.byte_behind = 0x3f;
+    if (change == NOTHING_BEHIND) m.behind = 0;
+    if (change == OLD_RESULTS) m.byte_of_results = 0x3f;
+    set_threads(change == THREADS ? 2 + round % 3 : 1 + round % 2);
+    choose_rows(a, change, doc, rows, lengths);
+    Run b = with_rows(a, rows, lengths);
+    int expected = 0, changed = 0;
+    for (int64_t t = start; t < end && change == POISONED; t++)
+        expected = spoil_row(&b, t, -1, noise);
+    if ((change == LATER_TOKEN || change == LATER_GRADIENT) && end > start)
+        expected = spoil_row(&b, spoiled, 2, noise);
+    execute(&b, m);
+    for (int k = 0; k < MAX_OPERANDS && a->op->operands[k].name; k++) {
+        const Operand *o = &a->op->operands[k];
+        if (o->role == IN) continue;
+        if (change < ALONE && !has_rows(a, k)) {
+            CHECK_MSG(memcmp(a->got[k], b.got[k], (size_t)a->n[k] * bytes_of(o->type)) == 0,
+                      "%s: %s: %s: %s differs", a->op->name, shape_text(a), change_names[change],
+                      o->name);
+        }
+        EACH(t, has_rows(a, k) ? b.s.T : 0) {
+            int64_t from, to;
+            if (may_differ(a, change, k, t, spoiled, start, end, &from, &to))
+                changed += !same_row(a, rows[t], &b, t, k, 0, -1);
+            else
+                CHECK_MSG(same_row(a, rows[t], &b, t, k, from, to),
+                          "%s: %s: %s: row %d of %s differs", a->op->name, shape_text(a),
+                          change_names[change], rows[t], o->name);
+        }
+    }
+    CHECK_MSG(!expected || end - start < 5 || changed, "%s: %s: %s has no effect", a->op->name,
+              shape_text(a), change_names[change]);
+    free_run(&b);
+    free(rows);
+}
+
+static void check_changes(const Run *a, int round) {
+    const int flags = a->op->flags;
+    bool by_rows = flags & (BY_ROWS | BY_DOCS);
+#ifndef BACKEND_CUDA
+    by_rows = by_rows || flags & CPU_ROWS;
+#endif
+    for (Change change = 0; change < NUM_CHANGES; change++) {
+        const int doc = (int)test_rng_below((uint32_t)a->num_docs);
+        const bool poisons = change == POISONED && flags & (BY_ROWS | BY_DOCS | CPU_ROWS);
+        if (change >= ALONE && !by_rows && !poisons) continue;
+        if (change >= EMPTY_DOCS && !(flags & BY_DOCS)) continue;
+        if (change == (strcmp(a->op->name, "attention_forward") ? LATER_TOKEN : LATER_GRADIENT))
+            continue;
+        for (int i = 0; i < (change == ALONE ? a->num_docs : 1); i++)
+            check_change(a, change, change == ALONE ? i : doc, round);
+    }
+}
+
+static Shape random_docs(int *lengths) {
+    static const int edges[] = {0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 193};
+    static const HeadShape heads[] = {
+        {1, 1, 64},
+        {3, 1, 64},
+        {4, 1, 64},
+        {2, 2, 64},
+        {6, 2, 64},
+        {5, 1, 64},
+        {2, 1, 64},
+        {1, 1, 128},
+        {3, 1, 128},
+        {4, 2, 128},
+        ODD({1, 1, 8}, {2, 2, 16}, {4, 1, 8}, {9, 3, 8}, {5, 5, 6}, {15, 5, 8}, {3, 1, 24})};
+    const int n = 1 + (int)test_rng_below(4);
+    for (int i = 0; i < n; i++)
+        lengths[i] = test_rng_below(3) ? edges[test_rng_below(16)] : (int)test_rng_below(90);
+    lengths[n] = -1;
+    return (Shape){.heads = heads[test_rng_below(sizeof heads / sizeof *heads)],
+                   .lengths = lengths};
+}
+
+// ------------------------------------------------------------------------------------------------
+// Kernels to select from
+
+static const char *const kernels_of_attention[] = {
+#ifdef BACKEND_CUDA
+    "sm80", "sm90",
+#else
+    "portable", ODD("avx2", "avx512")
+#endif
+    NULL};
+static const char *const kernels_of_products[] = {
+#ifndef BACKEND_CUDA
+    "portable", "avx2", "avx512", "avx512_bf16",
+#endif
+    NULL};
+static const char *const one_kind[] = {"", NULL};
+static const char *const *kernels_of(const Operation *op) {
+    return op->flags & ATTENTION                           ? kernels_of_attention
+           : op->flags & PRODUCT && kernels_of_products[0] ? kernels_of_products
+                                                           : one_kind;
+}
+
+// Must this CPU have them?
+static bool expect_kernels(const char *kernels) {
+#if defined(__x86_64__) && !defined(GRADCHECK) && !defined(BACKEND_CUDA)
+    if (strcmp(kernels, "avx512_bf16") == 0) return __builtin_cpu_supports("avx512bf16");
+    if (strcmp(kernels, "avx512") == 0) return __builtin_cpu_supports("avx512f");
+    if (strcmp(kernels, "avx2") == 0) return __builtin_cpu_supports("avx2");
+#endif
+    return strcmp(kernels, "portable") == 0;
+}
+
+static void select_or_skip(const Operation *op, const char *kernels) {
+    bool selected = true;
+    open_device();
+    if (op->flags & ATTENTION) selected = attention_select(kernels) == 0;
+#ifndef BACKEND_CUDA
+    if (op->flags & PRODUCT) selected = matmul_select(kernels, strcmp(kernels, "avx512_bf16") == 0);
+    if (op->flags & (ATTENTION | PRODUCT))
+        CHECK_MSG(selected == expect_kernels(kernels), "%s: %s", kernels,
+                  selected ? "selected" : "refused");
+#else
+    (void)expect_kernels;
+#endif
+    if (!selected) SKIP("no %s kernels on this machine", kernels);
+}
+
+// Sizes around the edges of the register tile
+static void check_tile_edges(const Operation *op) {
+#ifndef BACKEND_CUDA
+    int mr, nr;
+    CHECK(sscanf(matmul_describe(), "%*s %dx%d", &mr, &nr) == 2);
+    const int edges[] = {1, 2, 3, mr - 1, mr, mr + 1, 2 * mr + 1, nr - 1, nr, nr + 1, 2 * nr + 1};
+    for (int round = 0; round < 150; round++) {
+        const int64_t any = 1 + test_rng_below(130);
+        const Shape s = {.T = round % 3 == 0 ? any : edges[test_rng_below(11)],
+                         .C = round % 3 == 1 ? any : edges[test_rng_below(11)],
+                         .V = round % 3 == 2 ? any : edges[test_rng_below(11)]};
+        check_against_plain_code(op, s);
+    }
+#else
+    (void)op;
+#endif
+}
+
+static void check_operation(const Operation *op, const char *kernels) {
+    double worst = 0;
+    select_or_skip(op, kernels);
+    for (const Shape *s = op->shapes; s->T >= 0; s++) {
+        worst = fmax(worst, check_against_plain_code(op, *s));
+        if (quick && s == op->shapes + (op->flags & ATTENTION ? 2 : 0)) break;
+    }
+    for (int n = 0; n < (op->flags & ATTENTION && !quick ? 6 : 0); n++) {
+        int lengths[MAX_DOCS];
+        worst = fmax(worst, check_against_plain_code(op, random_docs(lengths)));
+    }
+    if (op->flags & PRODUCT && !quick) check_tile_edges(op);
+    printf("    largest error: %.2f of its bound\n", worst);
+}
+
+// Rows in documents, for operations that have none
+static const int row_docs[] = {5, 1, 0, 9, 19, -1};
+
+static void check_bits(const Operation *op, const char *kernels) {
+    const bool attention = op->flags & ATTENTION;
+    int rounds = attention ? 6 : 3, lengths[MAX_DOCS];
+#ifndef BACKEND_CUDA
+    rounds = attention ? 24 : 3;
+#endif
+    select_or_skip(op, kernels);
+    for (int round = 0; round < rounds; round++) {
+        Shape s = op->shapes[0];
+        if (attention && round > 0) s = random_docs(lengths);
+        if (!s.lengths && s.T == 34) s.lengths = row_docs;
+#ifndef BACKEND_CUDA
+        if (op->flags & PRODUCT)
+            s = (Shape){.C = 21 + 640 * (round % 3), .V = 131, .lengths = row_docs};
+#endif
+        Run a = new_run(op, s);
+        set_threads(1);
+        execute(&a, usual);
+        check_changes(&a, round);
+        free_run(&a);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// What the table cannot show
+
+// Runs a wrong call in a process: its exit code and standard error.
+static int exit_code_of(void (*call)(int), int argument, char *text, size_t size) {
+    int ends[2], status = 0;
+    size_t used = 0;
+    CHECK(pipe(ends) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        call(argument);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t n; (n = read(ends[0], text + used, size - 1 - used)) > 0;) used += (size_t)n;
+    text[used] = 0;
+    close(ends[0]);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void describe_work(char *text, size_t size) { snprintf(text, size, "lengths 5 7"); }
+
+static const HeadShape wrong_heads[] = {{4, 3, 64},
+                                        {4, 0, 64},
+#ifdef BACKEND_CUDA
+                                        {0, 1, 64},
+                                        {4, 2, 32},
+                                        {4, 2, 96}};
+#else
+                                        {4, 2, 7},
+                                        {4, 2, 0},
+                                        {4, -1, 2}};
+#endif
+static void call_unsupported(int i) {
+    const DeviceOptions options = {0, 0};
+    if (device_init(&options)) _exit(77);
+    device_on_error(describe_work);
+    int32_t cu_seqlens[] = {0}, work[64] = {0};
+    const VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
+    if (i < 5) attention_forward(NULL, NULL, NULL, &docs, wrong_heads[i]);
+#ifdef BACKEND_CUDA
+    void *p = device_malloc(1 << 20);
+    if (i == 5) gather_rows(p, p, p, 1, 12);
+    if (i == 6) matmul_forward(p, p, p, 1, 64, 9);
+    if (i == 7) rope_forward(p, p, p, 1, (HeadShape){2, 1, 24});
+    if (i == 8) rmsnorm_forward(p, p, p, p, EPS, 1, 16392);
+    if (i == 9) global_norm_squared(p, (real *)p + 1, 4);
+    if (i == 10) matmul_forward(p, p, p, 1, 64, 0);
+    if (i == 11) matmul_forward(p, p, p, 1, 0, 64);
+    if (i == 12) qk_norm_forward(p, p, p, EPS, 1, (HeadShape){2, 1, 20});
+    if (i == 13) bias_backward(p, p, 1, 16392);
+#endif
+}
+static void check_unsupported_shapes(void) {
+    char text[1000];
+    int n = 5;
+#ifdef BACKEND_CUDA
+    n = 14;
+#endif
+    for (int i = 0; i < n; i++) {
+        const int code = exit_code_of(call_unsupported, i, text, sizeof text);
+        if (code == 77) SKIP("no GPU");
+        CHECK_MSG(code == 11 && strncmp(text, "error: ", 7) == 0 && strstr(text, "\nhint: "),
+                  "call %d: exit code %d: %s", i, code, text);
+#ifdef BACKEND_CUDA
+        CHECK_MSG(strstr(text, "; lengths 5 7\n"), "call %d: no word on the work: %s", i, text);
+#endif
+    }
+}
+
+#if defined(BACKEND_CUDA)
+static void call_without_algorithm(int i) {
+    const DeviceOptions options = {0, 0};
+    setenv("EMU_LT_ALGO", "none", 1);
+    if (device_init(&options)) _exit(77);
+    void *p = device_malloc(1 << 20);
+    if (i == 0) matmul_forward(p, p, p, 3, 64, 8);
+}
+static void check_missing_algorithm(void) {
+    char text[1000];
+    open_device();
+    if (!strstr(device_describe(), "emulated")) SKIP("only the emulator can lack one");
+    const int code = exit_code_of(call_without_algorithm, 0, text, sizeof text);
+    CHECK_MSG(code == 11 && strstr(text, "no algorithm for T 3, K 64, N 8"), "exit code %d: %s",
+              code, text);
+}
+
+// 256 + (1 + 2^-8) is 258 in bf16. The product rounded before the addition would be 1, and the sum
+// 257, which is halfway between 256 and 258, rounded to 256.
+static void check_rounding_after_adding(void) {
+    const Operation op = {.name = "matmul_forward_add",
+                          .operands = {{"resid", FLOATX, INOUT, "TC", 0},
+                                       {"inp", FLOATX, IN, "TC", 0},
+                                       {"weight", FLOATX, IN, "CC", 0}},
+                          .call = call_matmul_add_in_place};
+    open_device();
+    Run r = new_run(&op, (Shape){.T = 1, .C = 8, .V = 8});
+    EACH(i, 64) r.x[2][i] = 1;
+    EACH(i, 8) r.x[0][i] = 256, r.x[1][i] = i == 0 ? 1 : i == 1 ? 0x1p-8 : 0;
+    execute(&r, usual);
+    EACH(i, 8) CHECK(value_at(FLOATX, r.got[0], i) == 258);
+    free_run(&r);
+}
+#endif
+
+static void check_no_tokens(void) {
+    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
+    const HeadShape heads = {9, 3, 64};
+    open_device();
+    attention_forward(NULL, NULL, NULL, &docs, heads);
+    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs, heads);
+    rope_forward(NULL, NULL, NULL, 0, heads);
+}
+
+static void check_memory_is_counted(void) {
+    open_device();
+    const DeviceMemory before = device_memory();
+    void *a = device_malloc(1000), *b = device_malloc(24);
+    DeviceMemory now = device_memory();
+    CHECK(now.count == before.count + 2 && now.bytes_now == before.bytes_now + 1024);
+    device_free(a), device_free(b), device_free(NULL);
+    now = device_memory();
+    CHECK(now.bytes_now == before.bytes_now && now.bytes_peak >= before.bytes_now + 1024);
+#ifdef BACKEND_CUDA  // AddressSanitizer ends the CPU's
+    CHECK(device_malloc((size_t)1 << 60) == NULL);
+#endif
+}
+
+// The source may change as soon as device_upload returns; copies larger than all pinned buffers.
+static void check_copies(void) {
+    static const size_t sizes[] = {0, 1, 4097, 21000001};
+    open_device();
+    for (int k = 0; k < 4; k++) {
+        const size_t n = sizes[k];
+        unsigned char *src = take(n, 1), *dst = take(n, 1), *other = device_malloc(n + 1);
+        unsigned char *device = device_malloc(n + 1);
+        for (size_t i = 0; i < n; i++) src[i] = (unsigned char)(i * 31 + i / 8191);
+        device_upload(device, src, n);
+        memset(src, 0, n);
+        device_copy(other, device, n);
+        device_zero(device, n);
+        device_download(dst, other, n);
+        for (size_t i = 0; i < n; i++) CHECK(dst[i] == (unsigned char)(i * 31 + i / 8191));
+        device_download(dst, device, n);
+        CHECK(memcmp(src, dst, n) == 0);
+        free(src), free(dst), device_free(device), device_free(other);
+    }
+}
+
+// Range limits, both kinds of ties, denormals, the largest finite number, and random bits
+static float weight_value(size_t i) {
+    static const uint32_t chosen[] = {0,          0x80000000, 1,          0x80000001, 0x007fffff,
+                                      0x00800000, 0x3f800000, 0x3f808000, 0x3f818000, 0xbf808000,
+                                      0x3f807fff, 0x3f808001, 0x7f7fffff, 0xff7fffff, 0x7f7f8000,
+                                      0x7f7f7fff, 0x0000ffff, 0x00008000, 0x00018000, 0x7f800000};
+    union {
+        uint32_t bits;
+        float f;
+    } x = {.bits = i < 20 ? chosen[i] : test_rng_u32()};
+    if (i >= 20 && (x.bits & 0x7f800000) == 0x7f800000) x.bits &= 0xbfffffff;
+    return x.f;
+}
+static void check_weights_are_exact(void) {
+    const size_t n = 1200001;  // more than one pinned buffer holds
+    static const uint32_t nan_bits[] = {0x7fffffff, 0xffffffff, 0x7f800001};
+    open_device();
+    float *src = take(n, 4), *dst = take(n, 4), *high = take(n, 4);
+    for (size_t i = 0; i < n; i++) src[i] = weight_value(i);
+    floatX *weights = device_malloc(n * sizeof(floatX));
+    uint16_t *lo = device_malloc(n * 2);
+    weights_from_host(weights, lo, src, n);
+    weights_to_host(dst, weights, lo, n);
+    CHECK(memcmp(src, dst, n * 4) == 0);
+    activations_to_host(high, weights, n);
+    for (size_t i = 0; i < n; i++) {  // what matmuls read is a nearest floatX
+        floatX nearest;
+        put(FLOATX, &nearest, 0, (double)src[i]);
+        const double best = fabs(value_at(FLOATX, &nearest, 0) - (double)src[i]);
+        CHECK_MSG(fabs((double)high[i] - (double)src[i]) == best || src[i] == high[i] ||
+                      (double)high[i] == value_at(FLOATX, &nearest, 0),
+                  "%.9g is kept as %.9g", (double)src[i], (double)high[i]);
+    }
+    memcpy(src, nan_bits, sizeof nan_bits);
+    weights_from_host(weights, lo, src, 3);
+    activations_to_host(high, weights, 3);
+    weights_to_host(dst, weights, lo, 3);
+    for (int i = 0; i < 3; i++) CHECK(isnan(high[i]) && isnan(dst[i]));
+    free(src), free(dst), free(high), device_free(weights), device_free(lo);
+}
+
+// The time between two marks; the marks do not wait.
+static void check_timer(void) {
+    struct timespec a, b;
+    open_device();
+    void *x = device_malloc(1 << 20);
+    const uint64_t waits = device_memory().waits;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    device_timer_start();
+    grads_add(x, (real *)x + (1 << 16), 1 << 16);
+    device_timer_stop();
+    CHECK(device_memory().waits == waits);
+    device_synchronize();
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    const double clock_ms =
+        (double)(b.tv_sec - a.tv_sec) * 1e3 + (double)(b.tv_nsec - a.tv_nsec) * 1e-6;
+    const double ms = (double)device_timer_ms();
+    CHECK_MSG(ms > 0 && ms <= clock_ms + 1e-3, "%g ms of %g", ms, clock_ms);
+    CHECK(device_memory().waits == waits + 1);
+    device_free(x);
+}
+
+// The largest gradient that is not skipped, with all of the norm in one element, over many steps
+static void check_huge_gradients(void) {
+    open_device();
+    const Shape one = {.T = 1};
+    const Operation *op = &operations[NUM_OPERATIONS - 1];
+    AdamW steps = {1e-3f, 0.9f, 0.95f, 1e-8f, 0, 1};
+    Run r = new_run(op, one);
+    const double step[] = {1, 1e38, 1e19, 1};
+    CHECK(strcmp(op->name, "adamw_update") == 0);
+    r.x[0][0] = r.x[1][0] = r.x[2][0] = 0, r.x[3][0] = 1e19;
+    memcpy(r.x[4], step, sizeof step);
+    put_on_device(&r, usual);
+    for (; steps.t <= 300; steps.t++)
+        adamw_update(r.p[0], (uint16_t *)((char *)r.p[0] + low_bits_at(1)), r.p[1], r.p[2], r.p[3],
+                     r.p[4], steps, 1);
+    for (int k = 0; k < 3; k++) download(&r, k, usual);
+    const double w = value_at(MASTER, r.got[0], 0), v = value_at(REAL, r.got[2], 0);
+    CHECK_MSG(isfinite(v) && isfinite(w) && w < 0, "v %g, w %g", v, w);
+    take_off_device(&r), free_run(&r);
+}
+
+// While the running maximum does not change, rescaling must not change the previous sums by a bit:
+// every tile would repeat the error. Scores, all equal, are scaled, exponentiated and scaled back:
+// one rounding each, and one for the sum.
+static void check_equal_scores(const char *kernels, int D, double q) {
+    enum { USED = 7 };  // columns: the score is no power of two
+    const Operation *op = operations;
+    while (strcmp(op->name, "attention_forward")) op++;
+    select_or_skip(op, kernels);
+    Run r = new_run(op, (Shape){.T = 2048, .heads = {1, 1, D}});
+    EACH(i, r.n[2]) {
+        const int64_t kind = i / D % 3;
+        r.x[2][i] = kind == 2 ? 1 : i % D >= USED ? 0 : kind == 0 ? q : 1;
+    }
+    store(&r, 2);
+    execute(&r, usual);
+    EACH(t, 2048) {
+        const double lse = USED * r.x[2][0] / sqrt(D) + log((double)t + 1);
+        const double error = fabs(value_at(REAL, r.got[1], t) - lse);
+        CHECK_MSG(error <= 4 * UNIT * lse, "head_dim %d, key %ld: lse is off by %.2g", D, (long)t,
+                  error);
+    }
+    free_run(&r);
+}
+static void check_long_documents(const Operation *op, const char *kernels) {
+    (void)op;
+#if defined(BACKEND_CUDA) && defined(__x86_64__) && !defined(__FMA__)
+    if (!__builtin_cpu_supports("fma")) SKIP("this CPU contracts nothing to FMA, as a GPU does");
+#endif
+    check_equal_scores(kernels, 64, 70.5);
+    check_equal_scores(kernels, 128, 99.5);
+}
+
+// The bound of a work list holds for the worst layouts, and empty documents do not count.
+static void check_work_list_bound(void) {
+    static int32_t cu_seqlens[5001], work[1 << 17];
+    open_device();
+    for (int tokens = 0; tokens <= 5000; tokens += tokens < 300 ? 1 : 100)
+        for (int docs = 1; docs <= 5000; docs *= 5) {
+            for (int i = 0; i <= docs; i++)  // short ones first, the rest in the last
+                cu_seqlens[i] = i < docs && i < tokens ? i : tokens;
+            const size_t size = attention_plan_size(tokens, docs);
+            CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
+            memset(work, 0xff, sizeof work);
+            const size_t used = attention_plan(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
+            CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
+        }
+}
+
+#ifndef BACKEND_CUDA
+static double to_bf16(double x) {
+    int exponent;
+    const double fraction = frexp(x, &exponent);  // 8 significant bits, to nearest even
+    return ldexp(nearbyint(ldexp(fraction, 8)), exponent - 8);
+}
+// The outputs that the independence notebook printed for its second document
+static void check_notebook(void) {
+    static const int lengths[] = {NOTEBOOK_FIRST, 3, -1};
+    const Operation *op = operations;
+    while (strcmp(op->name, "attention_forward")) op++;
+    open_device();
+    Run r = new_run(op, (Shape){.heads = {1, 1, NOTEBOOK_DIM}, .lengths = lengths});
+    EACH(t, 8) EACH(c, NOTEBOOK_DIM) {  // v of the first is not published: its outputs instead
+        double *x = r.x[2] + t * 3 * NOTEBOOK_DIM + c;
+        x[0] = notebook_q[t][c], x[NOTEBOOK_DIM] = notebook_k[t][c];
+        x[2 * NOTEBOOK_DIM] = t < NOTEBOOK_FIRST ? notebook_out_first[t][c]
+                                                 : notebook_v_second[t - NOTEBOOK_FIRST][c];
+    }
+    store(&r, 2);
+    execute(&r, usual);
+    EACH(t, 3) EACH(c, NOTEBOOK_DIM) {
+        const double want = notebook_out_second[t][c];
+        const double got =
+            to_bf16(value_at(FLOATX, r.got[0], (NOTEBOOK_FIRST + t) * NOTEBOOK_DIM + c));
+        const double tolerance = 0.5e-4 + ldexp(1, ilogb(want) - 7);  // the print's, an ulp of bf16
+        CHECK_MSG(fabs(got - want) <= tolerance, "token %ld, %ld: got %g, printed %g", (long)t,
+                  (long)c, got, want);
+    }
+    free_run(&r);
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
+// Times
+
+static double run_ms(const Run *r) {
+    device_timer_start();
+    r->op->call(r, r->p, r->s.T, r->s.C, r->s.V);
+    device_timer_stop();
+    device_synchronize();
+    return (double)device_timer_ms();
+}
+static int by_value(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+// Median and fastest of 5 to 101 runs, for half a second
+static void time_shape(const Operation *op, const char *kernels, Shape s) {
+    double ms[101], sum = 0, bytes = 0;
+    int n = 0;
+    Run r = new_run(op, s);
+    put_on_device(&r, usual);
+    run_ms(&r);
+    while (n < 5 || (n < 101 && sum < 500)) sum += ms[n++] = run_ms(&r);
+    qsort(ms, (size_t)n, sizeof *ms, by_value);
+    for (int k = 0; k < MAX_OPERANDS && op->operands[k].name; k++)
+        bytes += (double)device_bytes(op->operands[k].type, r.n[k]) *
+                 (op->operands[k].role == INOUT ? 2 : 1);
+    const double rate = (op->flops ? op->flops(&r) : bytes) * 1e-6 / ms[n / 2];
+    printf("%-31s %-8s %9.3f ms, fastest %9.3f %10.1f %s  %s\n", op->name, kernels, ms[n / 2],
+           ms[0], rate, op->flops ? "GFLOP/s" : "GB/s   ", shape_text(&r));
+    take_off_device(&r), free_run(&r);
+}
+
+static void time_operation(const Operation *op, const char *kernels) {
+    select_or_skip(op, kernels);
+    for (const Shape *s = op->bench; s && s->T >= 0; s++) time_shape(op, kernels, *s);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Cases, each in a process
+
+typedef struct {
+    char name[80];
+    void (*check)(void);
+    void (*check_op)(const Operation *op, const char *kernels);
+    const Operation *op;
+    const char *kernels;
+} Case;
+enum { MAX_CASES = 400 };
+
+static void add_case(Case *cases, int *n, const char *name, void (*check)(void)) {
+    Case c = {.check = check};
+    snprintf(c.name, sizeof c.name, "%s", name);
+    cases[(*n)++] = c;
+}
+static void add_cases_of(Case *cases, int *n, const Operation *op, const char *suffix,
+                         void (*check)(const Operation *, const char *)) {
+    for (const char *const *kernels = kernels_of(op); *kernels; kernels++) {
+        Case c = {.check_op = check, .op = op, .kernels = *kernels};
+        snprintf(c.name, sizeof c.name, "%s%s%s%s", op->name, **kernels ? "_" : "", *kernels,
+                 suffix);
+        cases[(*n)++] = c;
+    }
+}
+
+static int make_cases(Case *cases, bool bench) {
+    int n = 0;
+    for (int i = 0; i < NUM_OPERATIONS; i++) {
+        const Operation *op = &operations[i];
+        if (bench && op->bench) add_cases_of(cases, &n, op, "", time_operation);
+        if (bench) continue;
+        add_cases_of(cases, &n, op, "", check_operation);
+        if (quick) continue;
+        if (strcmp(op->name, "clip_scale")) add_cases_of(cases, &n, op, "_keeps_bits", check_bits);
+        if (strcmp(op->name, "attention_forward") == 0)
+            add_cases_of(cases, &n, op, "_of_equal_scores", check_long_documents);
+    }
+    if (bench || quick) return n;
+    add_case(cases, &n, "unsupported_shapes_end_the_program", check_unsupported_shapes);
+    add_case(cases, &n, "no_tokens", check_no_tokens);
+    add_case(cases, &n, "memory_is_counted", check_memory_is_counted);
+    add_case(cases, &n, "copies", check_copies);
+    add_case(cases, &n, "weights_are_exact", check_weights_are_exact);
+    add_case(cases, &n, "timer_is_within_the_clock", check_timer);
+    add_case(cases, &n, "no_gradient_overflows_the_optimizer", check_huge_gradients);
+    add_case(cases, &n, "work_lists_keep_their_bound", check_work_list_bound);
+#ifndef BACKEND_CUDA
+    add_case(cases, &n, "notebook", check_notebook);
+#else
+    add_case(cases, &n, "missing_cublaslt_algorithm_is_an_error", check_missing_algorithm);
+    add_case(cases, &n, "matmul_rounds_after_adding", check_rounding_after_adding);
+#endif
+    return n;
+}
+
+static void run_case(const Case *c) {
+    test_rng_state = test_seed ^ test_hash(c->name);
+    const int how = setjmp(test_leave);
+    if (how == 0 && c->check) c->check();
+    if (how == 0 && !c->check) c->check_op(c->op, c->kernels);
+    fflush(stdout);
+    if (how == TEST_FAILED) _exit(how);  // what it leaves is no leak
+    exit(how);
+}
+
+// The case's exit code; -1: it was ended by a signal or by us, which has been said.
+static int run_in_process(const Case *c, int limit_s) {
+    int status = 0;
+    const struct timespec pause = {0, 2000000};
+    struct timespec start, now;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    progress[0] = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) run_case(c);
+    for (;;) {
+        if (waitpid(child, &status, WNOHANG) == child) break;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec - start.tv_sec > limit_s) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            printf("    no result within %d s, in %s\n", limit_s, progress);
+            return -1;
+        }
+        nanosleep(&pause, NULL);
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) <= TEST_SKIPPED) return WEXITSTATUS(status);
+    if (WIFEXITED(status))
+        printf("    exit code %d in %s\n", WEXITSTATUS(status), progress);
+    else
+        printf("    ended by signal %d in %s\n", WTERMSIG(status), progress);
+    return -1;
+}
+
+static int run_cases(const Case *cases, int n, const char *filter, int limit_s) {
+    static const char *const words[] = {"ok     ", "FAILED ", "skipped"};
+    int count[3] = {0};
+    for (int i = 0; i < n; i++) {
+        if (!strstr(cases[i].name, filter)) continue;
+        const int code = run_in_process(&cases[i], limit_s);
+        const int how = code < 0 ? TEST_FAILED : code;
+        printf("%s %s\n", words[how], cases[i].name);
+        if (how == TEST_FAILED && strstr(cases[i].name, "sm90"))
+            printf("    until this is solved train with --attention sm80\n");
+        count[how]++;
+    }
+    printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
+    return count[1] != 0 || count[0] + count[1] + count[2] == 0;
+}
+
+static void say_device(void) {
+    open_device();
+    printf("device: %s\n", device_describe());
+}
+
+int main(int argc, char **argv) {
+    static Case cases[MAX_CASES];
+    const char *filter = "";
+    bool list = false, bench = false;
+    int limit_s = 600;
+    device_prepare_process(argv);
+    // thousands of small parallel regions on a machine that may be busy: waiting threads must sleep
+    if (!getenv("OMP_WAIT_POLICY") && setenv("OMP_WAIT_POLICY", "passive", 1) == 0)
+        execv("/proc/self/exe", argv);
+    for (int i = 1; i < argc; i++) {
+        const bool has_value = i + 1 < argc;
+        if (strcmp(argv[i], "--list") == 0)
+            list = true;
+        else if (strcmp(argv[i], "--quick") == 0)
+            quick = true;
+        else if (strcmp(argv[i], "--bench") == 0)
+            bench = true;
+        else if (strcmp(argv[i], "--filter") == 0 && has_value)
+            filter = argv[++i];
+        else if (strcmp(argv[i], "--seed") == 0 && has_value)
+            test_seed = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--limit") == 0 && has_value)
+            limit_s = atoi(argv[++i]);
+        else
+            return fprintf(stderr,
+                           "usage: test_ops [--filter SUBSTRING] [--seed N] [--list] "
+                           "[--quick] [--limit SECONDS] [--bench]\n"),
+                   2;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    progress =
+        mmap(NULL, PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (progress == MAP_FAILED) return perror("mmap"), 5;
+    const int n = make_cases(cases, bench);
+    for (int i = 0; i < n && list; i++) printf("%s\n", cases[i].name);
+    if (list) return 0;
+    const Case device = {.name = "device", .check = say_device};
+    if (run_in_process(&device, limit_s) != 0) return 11;
+    return run_cases(cases, n, filter, limit_s);
+}
