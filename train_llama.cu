@@ -925,10 +925,8 @@ static void check_ranks_agree(void) {
 static void check_ranks_start_alike(const LlamaModel *m) {
     static RankFields own;
     if (comm_num_ranks() == 1) return;
-    comm_phase("compare", -1);
     rank_field_weights(&own, m);
     rank_fields_agree(&own, "the same weights", "give every rank the same files and C library");
-    comm_phase("set-up", -1);
 }
 
 static void print_ranks(const LlamaModel *m) {
@@ -1363,7 +1361,7 @@ static void evaluate_model(LlamaModel *m) {
         batch_losses};
     EvaluationRow own[EVALUATION_ROWS] = {0};
     EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
-    comm_phase("validate", 0);
+    comm_phase("evaluate", 0);
     must(evaluate(own, &run.val, &e, &err), &err);
     comm_all_gather_host(rows, own, sizeof own);
     if (is_rank_0()) evaluation_print(rows, ranks);
@@ -1399,6 +1397,7 @@ static void train_and_save(LlamaModel *m, int64_t log_before) {
     if (is_rank_0()) must(log_open(&run.log, o.out, log_before, run.cursor.step, &err), &err);
     log_start(&run.log, resumes() ? "resume" : "start", UNPAD_VERSION, device_describe(),
               run.cursor.step, &run.config, &run.train_summary, &run.val_summary, option_table);
+    comm_barrier();  // ranks that read slowly are waited for in set-up
     train(m);
     finish(m);
 }

@@ -17,7 +17,7 @@ options=(
     --weight-decay 0.01 --beta1 0.9 --beta2 0.95 --grad-clip 1
     --save-every 500
 )
-# Adds --resume and restarts after a lost rank (exit code 8). An interrupted run continues when this
+# Adds --resume and restarts after a lost rank (exit code 8, or 137). An interrupted run continues when this
 # script is called again.
 exec scripts/train_until_done.sh mpirun -n "${RANKS:-8}" --bind-to none \
     ./train_llama "${options[@]}" "$@"

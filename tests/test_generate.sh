@@ -140,13 +140,12 @@ expect another_template 2 'error: other/tokenizer_config.json: --chat: expected 
 expect no_template 2 'error: tiny/tokenizer_config.json: --chat: .* found none' of tiny --chat --prompt a
 
 # a model that has learned to answer "ok" and to end its turn
-python3 - << 'PY'
-import struct
+PYTHONPATH=$root/tests python3 - << 'PY'
+import shards
 turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
-open("answers.ds", "wb").write(struct.pack("<%dH" % (50 * len(turns)), *turns * 50))
-open("answers.ds.index", "wb").write(struct.pack("<50Q", *(len(turns) * (i + 1) for i in range(50))))
+shards.write("answers", [turns] * 50)
 PY
-run "$train" --model plain --from-scratch --train answers.ds --max-seqlen 64 --micro-batch-tokens 128 --out learned \
+run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --micro-batch-tokens 128 --out learned \
     --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
 text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
 same an_answer_ends_its_turn answer.txt <(echo ok)
@@ -216,8 +215,8 @@ expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 
 # ---- --eval --------------------------------------------------------------------------------------------
-check_python shards "$golden" << 'PY'
-import json, struct, sys
+PYTHONPATH=$root/tests check_python shards "$golden" << 'PY'
+import json, shards, struct, sys
 data = open(sys.argv[1] + "/expected.safetensors", "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8:8 + n])
@@ -225,12 +224,11 @@ def values(name, kind):
     a, b = header[name]["data_offsets"]
     return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + n + a:8 + n + b])
 tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")[1:]
-open("golden.ds", "wb").write(struct.pack("<%dH" % len(tokens), *tokens))
-open("golden.ds.index", "wb").write(struct.pack("<%dQ" % len(ends), *ends))
+shards.write("golden", [tokens[a:b] for a, b in zip((0,) + ends, ends)])
 open("loss.txt", "w").write(repr(values("loss_fp64", "d")[0]))
 open("lengths.txt", "w").write(" ".join(str(b - a) for a, b in zip((0,) + ends, ends)))
 PY
-eval_golden() { run "$train" --model "$golden" --eval --val golden.ds --max-seqlen 96 "$@"; }
+eval_golden() { run "$train" --model "$golden" --eval --val golden.bin --max-seqlen 96 "$@"; }
 cat > table.py << 'PY'
 import math, sys
 docs, targets = int(sys.argv[2]), int(sys.argv[3])
@@ -264,7 +262,7 @@ check eval_writes_nothing test ! -e out
 ranks_can_run "$root/build/cpu/train_llama"
 if [ -z "$no_ranks" ]; then
     text eval_ranks run mpirun --oversubscribe --allow-run-as-root -n 3 "$root/build/cpu/train_llama" \
-        --model "$golden" --eval --val golden.ds --max-seqlen 96 --micro-batch-tokens 96
+        --model "$golden" --eval --val golden.bin --max-seqlen 96 --micro-batch-tokens 96
     check eval_of_three_ranks python3 table.py eval_ranks.txt 7 124 loss.txt
 else skip eval_of_three_ranks "$no_ranks"; fi
 finish

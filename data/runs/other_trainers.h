@@ -21,6 +21,7 @@
                      "it is --recompute full; --dry-run prints what activations take"), \
     OPTION_ELSEWHERE("export|export-type|export-gguf", \
                      "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"), \
+    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"), \
     OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"), \
     OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"), \
     OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU")

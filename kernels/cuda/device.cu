@@ -87,7 +87,10 @@ void cuda_unsupported(const char *what, int64_t found) {
 // ------------------------------------------------------------------------------------------------
 // Start
 
-void device_prepare_process(char **argv) { (void)argv; }
+void device_prepare_process(char **argv) {
+    (void)argv;
+    probe_if_asked();
+}
 
 // Each rank of a machine takes a GPU of its own; a launcher may have made only that one visible.
 // NULL, or what is wrong.
@@ -109,7 +112,7 @@ static const char *choose_device(int *device) {
         snprintf(failure, sizeof failure, "CUDA does not start: %s", cudaGetErrorString(status));
         return failure;
     }
-    *device = count > 1 ? comm_local_rank() : 0;
+    *device = probed_device() >= 0 ? probed_device() : count > 1 ? comm_local_rank() : 0;
     if (*device < count) return NULL;
     snprintf(failure, sizeof failure,
              "rank %d is number %d of this machine, but only GPUs 0 to %d are visible", comm_rank(),
