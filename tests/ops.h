@@ -667,7 +667,7 @@ REFERENCE(adamw_update) {
         want(r, 1, i, m, size, 0);
         want(r, 2, i, v, v, 0);
         want(r, 0, i, w - lr * (decay + m * hat), lr * (fabs(decay) + size * hat), 0);
-        r->tol[0][i] += 0x1p-23 * (fabs(w) + lr);
+        r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
         for (int k = 0; k < 3 && x[4][3] == 0; k++) want_exactly(r, k, i, x[k][i]);
     }
 }

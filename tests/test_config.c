@@ -12,6 +12,7 @@
 #include "../data/base/json.h"
 #include "../data/models/config.h"
 
+#include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -275,66 +276,37 @@ static const BadConfig bad_configs[] = {
     {"model_type", "\"mistral\"", "sliding_window: expected null, not found"},
     {"model_type", "\"qwen2\"", "architectures: expected Qwen2ForCausalLM"},
     {"model_type", "null", "model_type"},
-    {"model_type", "7", "model_type"},
     {"model_type", NULL, "model_type: required"},
     {"architectures", "[\"MistralForCausalLM\"]", "architectures"},
-    {"architectures", "[]", "architectures"},
-    {"architectures", "[null]", "architectures"},
     {"architectures", "\"LlamaForCausalLM\"", "architectures: expected an array"},
     {"vocab_size", NULL, "vocab_size: required"},
     {"vocab_size", "0", "vocab_size"},
-    {"vocab_size", "-5", "vocab_size"},
     {"vocab_size", "1.5", "found 1.5"},
     {"vocab_size", "1e300", "vocab_size"},
-    {"vocab_size", "99999999999", "vocab_size"},
     {"vocab_size", "\"264\"", "found a string"},
-    {"vocab_size", "[264]", "found an array"},
-    {"vocab_size", "true", "found a boolean"},
     {"vocab_size", "257", "eos_token_id"},
     {"hidden_size", NULL, "hidden_size: required"},
-    {"hidden_size", "0", "hidden_size"},
-    {"hidden_size", "2147483648", "hidden_size"},
     {"hidden_size", "4294967296", "hidden_size"},
-    {"intermediate_size", NULL, "intermediate_size"},
     {"intermediate_size", "-1", "intermediate_size"},
-    {"num_hidden_layers", NULL, "num_hidden_layers"},
     {"num_hidden_layers", "0", "num_hidden_layers"},
-    {"num_hidden_layers", "1000000000", "num_hidden_layers"},
-    {"num_attention_heads", NULL, "num_attention_heads"},
     {"num_attention_heads", "0", "num_attention_heads"},
     {"num_key_value_heads", "2", "multiple of num_key_value_heads"},
-    {"num_key_value_heads", "6", "multiple of num_key_value_heads"},
     {"num_key_value_heads", "0", "num_key_value_heads"},
-    {"head_dim", "0", "head_dim"},
     {"head_dim", "63", "head_dim 63: expected an even"},
-    {"head_dim", "-64", "head_dim"},
-    {"head_dim", "2000", "head_dim"},
     {"head_dim", "{}", "head_dim: expected an integer, found an object"},
-    {"max_position_embeddings", "0", "max_position_embeddings"},
     {"max_position_embeddings", "1e12", "max_position_embeddings"},
     {"rms_norm_eps", "0", "rms_norm_eps"},
-    {"rms_norm_eps", "-1e-5", "rms_norm_eps"},
-    {"rms_norm_eps", "1e-50", "rms_norm_eps"},
     {"rms_norm_eps", "1e300", "found 1e+300"},
-    {"rms_norm_eps", "\"1e-5\"", "rms_norm_eps"},
     {"rope_theta", "0", "rope_theta"},
-    {"rope_theta", "-10000", "rope_theta"},
-    {"rope_theta", "1e300", "rope_theta"},
     {"rope_theta", "[10000]", "rope_theta"},
     {"initializer_range", "-1", "initializer_range"},
-    {"initializer_range", "1e9", "initializer_range"},
     {"tie_word_embeddings", "1", "tie_word_embeddings"},
-    {"tie_word_embeddings", "\"true\"", "tie_word_embeddings"},
     {"bos_token_id", "264", "bos_token_id"},
-    {"bos_token_id", "-1", "bos_token_id"},
     {"bos_token_id", "[1]", "bos_token_id"},
     {"eos_token_id", "264", "eos_token_id"},
     {"eos_token_id", "[264]", "eos_token_id"},
-    {"eos_token_id", "[\"x\"]", "eos_token_id"},
-    {"eos_token_id", "{}", "eos_token_id"},
     {"attention_bias", "true", "attention_bias: expected false, found true"},
     {"mlp_bias", "true", "mlp_bias"},
-    {"mlp_bias", "\"no\"", "mlp_bias"},
     {"hidden_act", "\"gelu\"", "hidden_act: expected silu, found \"gelu\""},
     {"hidden_act", "null", "hidden_act"},
     {"attention_dropout", "0.1", "attention_dropout"},
@@ -342,21 +314,14 @@ static const BadConfig bad_configs[] = {
     {"use_sliding_window", "true", "use_sliding_window"},
     {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types"},
     {"layer_types", "\"full_attention\"", "layer_types"},
-    {"layer_types", "[1]", "layer_types"},
-    {"layer_types", "[null]", "layer_types"},
     {"quantization_config", "{\"quant_method\": \"gptq\"}", "quantization_config"},
     {"partial_rotary_factor", "0.5", "partial_rotary_factor"},
     {"pretraining_tp", "2", "pretraining_tp"},
     {"rope_interleaved", "true", "rope_interleaved"},
     {"logit_scale", "0.0625", "logit_scale"},
-    {"logits_scaling", "8", "logits_scaling"},
     {"embedding_multiplier", "12", "embedding_multiplier"},
-    {"residual_multiplier", "0.22", "residual_multiplier"},
-    {"final_logit_softcapping", "30", "final_logit_softcapping"},
     {"auto_map", "{\"AutoModel\": \"x.y\"}", "auto_map"},
     {"qk_norm", "true", "qk_norm"},
-    {"num_local_experts", "8", "num_local_experts"},
-    {"is_encoder_decoder", "true", "is_encoder_decoder"},
     {"no_rope_layers", "[1, 0]", "no_rope_layers"},
     {"use_mrope", "true", "use_mrope"},
     {"rope_scaling", "{\"type\": \"linear\"}", "factor: required"},
@@ -374,8 +339,6 @@ static const BadConfig bad_configs[] = {
     {"rope_scaling", "{\"rope_type\": \"dynamic\"}", "found \"dynamic\""},
     {"rope_scaling", "{\"rope_type\": 3}", "rope_scaling: rope_type"},
     {"rope_scaling", "{\"factor\": 2.0}", "rope_type: required"},
-    {"rope_scaling", "2.0", "rope_scaling: expected an object"},
-    {"rope_scaling", "[]", "rope_scaling: expected an object"},
     {"rope_scaling", "{\"rope_type\": \"llama3\", \"type\": \"linear\"}", "expected one rope_type"},
     {"rope_scaling", "{\"rope_type\": \"llama3\"}", "factor: required"},
     {"rope_scaling",
@@ -390,7 +353,6 @@ static const BadConfig bad_configs[] = {
      "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4}",
      "original_max_position_embeddings: required"},
     {"rope_parameters", "{\"rope_theta\": 20000}", "rope_theta: expected one value"},
-    {"rope_parameters", "{\"rope_theta\": -1}", "rope_theta"},
     {"rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
      "partial_rotary"},
     {"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}", "one RoPE for all"},
@@ -523,13 +485,10 @@ TEST(harmless_values_are_accepted) {
     static const char *const good[][2] = {
         {"attention_bias", "null"},
         {"sliding_window", "null"},
-        {"use_sliding_window", "false"},
-        {"eos_token_id", "[]"},
         {"eos_token_id", "null"},
         {"bos_token_id", "null"},
         {"eos_token_id", "[257, 256]"},
         {"partial_rotary_factor", "1.0"},
-        {"rope_scaling", "null"},
         {"rope_scaling", "{\"type\": \"default\"}"},
         {"rope_scaling", "{}"},
         {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}"},
@@ -537,21 +496,13 @@ TEST(harmless_values_are_accepted) {
         {"rope_parameters",
          "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": null,"
          "\"truncate\": true, \"rope_theta\": 10000}"},
-        {"use_mrope", "false"},
-        {"no_rope_layers", "null"},
-        {"layer_types", "null"},
         {"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 10000}"},
         {"layer_types", "[\"full_attention\"]"},
-        {"_name_or_path", "\"x\""},
-        {"pad_token_id", "0"},
-        {"num_experts", "null"},
-        {"quantization_config", "null"},
         {"unheard_of", "{\"a\": [1]}"},
         {"architectures", "null"},
         {"architectures", "[\"LlamaForCausalLM\"]"},
         {"logit_scale", "1"},
         {"num_key_value_heads", "null"},
-        {"head_dim", "null"},
         {"rope_interleaved", "false"}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         LlamaConfig c;
@@ -564,15 +515,10 @@ TEST(harmless_values_are_accepted) {
 }
 
 TEST(other_json_is_refused) {
-    static const char *const texts[] = {"",
-                                        "[]",
-                                        "null",
-                                        "7",
-                                        "\"llama\"",
-                                        "{}",
-                                        "{\"model_type\":{}}",
-                                        "<html>",
-                                        "{\"vocab_size\":1,\"vocab_size\":2}"};
+    static const char *const texts[] = {"",       "[]",
+                                        "null",   "7",
+                                        "{}",     "{\"model_type\":{}}",
+                                        "<html>", "{\"vocab_size\":1,\"vocab_size\":2}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         LlamaConfig c;
         Error err = {0};
@@ -612,76 +558,9 @@ static bool try_text(const char *text, size_t n) {
     return ok;
 }
 
-TEST(every_prefix_is_refused) {
-    size_t n = strlen(llama_32_1b);
-    for (size_t i = 0; i < n; i++) CHECK(!try_text(llama_32_1b, i));
-    CHECK(try_text(llama_32_1b, n));
-}
-
-TEST(every_flipped_bit_is_survived) {
-    char text[sizeof llama_32_1b];
-    int accepted = 0;
-    memcpy(text, llama_32_1b, sizeof text);
-    for (size_t i = 0; i + 1 < sizeof text; i++)
-        for (int bit = 0; bit < 8; bit++) {
-            text[i] ^= (char)(1 << bit);
-            accepted += try_text(text, sizeof text - 1);
-            text[i] ^= (char)(1 << bit);
-        }
-    CHECK(accepted > 0);  // a digit that became another digit
-}
-
-static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"null",
-                                        "true",
-                                        "1e999",
-                                        "-1",
-                                        "0",
-                                        "[",
-                                        "]",
-                                        "{",
-                                        "}",
-                                        ",",
-                                        ":",
-                                        "\"",
-                                        "9007199254740993",
-                                        "\\u0000",
-                                        "4294967296",
-                                        "1e-400",
-                                        "\xff"};
-    uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(4);
-    if (kind == 0) {
-        text[at] = (char)test_rng_u32();
-    } else if (kind == 1) {
-        size_t cut = test_rng_below(20);
-        if (cut > n - at) cut = n - at;
-        memmove(text + at, text + at + cut, n - at - cut);
-        n -= cut;
-    } else {
-        const char *word = words[test_rng_below(sizeof words / sizeof *words)];
-        size_t length = strlen(word), over = kind == 2 ? 0 : test_rng_below(8);
-        if (over > n - at) over = n - at;
-        if (n + length - over > capacity) return n;
-        memmove(text + at + length, text + at + over, n - at - over);
-        memcpy(text + at, word, length);
-        n += length - over;
-    }
-    return n ? n : 1;
-}
-
-TEST(fuzz) {
-    static const char *const seeds[] = {smollm2_135m, llama_32_1b, llama_32_1b_new,
-                                        qwen2,        qwen3,       smollm3};
-    char text[4096];
-    int accepted = 0;
-    for (int i = 0; i < 20000; i++) {
-        const char *seed = seeds[i % 6];
-        size_t n = strlen(seed);
-        memcpy(text, seed, n);
-        for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = mutate(text, n, sizeof text);
-        accepted += try_text(text, n);
-    }
-    CHECK(accepted > 100 && accepted < 10000);
+TEST(damaged_texts_are_survived) {
+    static const char *const whole[] = {llama_32_1b_new, qwen3, smollm3};
+    for (int i = 0; i < 3; i++) CHECK(fuzz_text(whole[i], strlen(whole[i]), try_text, 3000) > 100);
 }
 
 TEST_MAIN()

@@ -67,50 +67,13 @@ fi
 cp -r packed resumed
 rm -r resumed/step-00000010 resumed/final
 check resume_from_step_5 "$cuda" "${common[@]}" --out resumed --steps 10 --resume
-for f in model.safetensors optimizer.safetensors; do
-    check "resumed_run_has_the_same_bits_$f" cmp {packed,resumed}/step-00000010/$f
-done
-# A cuBLASLt that prefers other algorithms: a resumed run uses those of the checkpoint, which has all
-# ranges of lengths by then. The other algorithms give other bits, else this would show nothing. A
-# checkpoint of another GPU gives a warning.
-if [[ $cuda = *emu* ]]; then
-    check other_algorithm_10_steps env EMU_LT_ALGO=1 \
-        "$cuda" "${common[@]}" --out algo --steps 10 --save-every 5 --keep 0
-    check algorithms_are_saved test -f algo/step-00000005/matmul.txt
-    differ other_algorithms_give_other_bits {packed,algo}/step-00000010/model.safetensors
-    cp -r algo repeated
-    rm -r repeated/step-00000010 repeated/final
-    check resume_repeats_algorithms "$cuda" "${common[@]}" --out repeated --steps 10 --resume
-    cp out.txt repeated.txt
-    check repeated_algorithms_have_the_same_bits \
-        cmp {algo,repeated}/step-00000010/model.safetensors
-    EMU_ARCH=80 timeout "$limit_s" "$cuda" "${common[@]}" --out repeated --steps 10 --resume > other.txt 2>&1
-    has another_gpu_gives_a_warning 'warning: .*matmul.txt: .*may not be bit-identical' other.txt
-    lacks the_same_gpu_gives_none 'warning: .*matmul' repeated.txt
-fi
-# Algorithms that the timing at the start selects, not the first suggestions, and those alone: a run
-# that resumes repeats them whatever it would measure itself. --deterministic times nothing.
-if [[ $cuda = *emu* ]]; then
-    check timed_10_steps env EMU_LT_MS=2,1 \
-        "$cuda" "${common[@]}" --out timed --steps 10 --save-every 5 --keep 0
-    has algorithms_are_timed 'matmul .*selected by timing' out.txt
-    differ faster_algorithms_give_other_bits {packed,timed}/step-00000010/model.safetensors
-    cp -r timed retimed
-    rm -r retimed/step-00000010 retimed/final
-    check resume_repeats_timed_algorithms "$cuda" "${common[@]}" --out retimed --steps 10 --resume
-    lacks a_resumed_run_times_nothing 'selected by timing' out.txt
-    check timed_algorithms_have_the_same_bits cmp {timed,retimed}/step-00000010/model.safetensors
-    check timed_deterministic_10_steps env EMU_LT_MS=2,1 \
-        "$cuda" "${common[@]}" --out exact --steps 10 --deterministic
-    lacks deterministic_runs_time_nothing 'selected by timing' out.txt
-    check deterministic_runs_have_the_same_bits cmp {deterministic,exact}/final/model.safetensors
-fi
+same_state resumed_run_has_the_same_bits {packed,resumed}/step-00000010
 cp -r packed crossed
 rm -r crossed/step-00000010 crossed/final
 check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 10 --resume
 check crossed_losses_match_the_cpu_backend python3 losses.py cpu crossed
 check check_packing "$cuda" "${common[@]}" --check-packing
-check compare "$cuda" "${common[@]}" --compare --compare-steps 1
+check compare "$cuda" "${common[@]}" --compare 1
 check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
     --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
 finish

@@ -65,14 +65,11 @@ for type in qwen2 qwen3 mistral smollm3; do
     run=("$cpu" --model $type "${common[@]}")
     check ${type}_trains "${run[@]}" --out $type-off --recompute off --save-every 2
     check ${type}_is_written_as_it_is python3 written.py $type $type-off/final
-    check ${type}_recomputes "${run[@]}" --out $type-full --recompute full
-    same_state ${type}_recomputed_has_the_same_bits $type-{off,full}/step-00000004
-    rm -r $type-full/step-* && cp -r $type-off/step-00000002 $type-full/
-    check ${type}_resumes "${run[@]}" --out $type-full --resume
+    mkdir $type-full && cp -r $type-off/step-00000002 $type-full/
+    check ${type}_resumes_and_recomputes "${run[@]}" --out $type-full --resume --recompute full
     same_state ${type}_resumed_has_the_same_bits $type-{off,full}/step-00000004
     check ${type}_packed_is_alone "$cpu" --model $type-off/final --train corpus --check-packing \
         --max-seqlen 96
-    outcome ${type}_plan 0 'parameters' "${run[@]}" --dry-run
     check ${type}_on_a_gpu "$cuda" --model $type "${common[@]}" --out $type-cuda --recompute on
     check ${type}_on_a_gpu_has_the_losses python3 near.py $type-{off,cuda}
 done

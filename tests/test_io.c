@@ -233,17 +233,6 @@ TEST(full_disk_is_exit_4) {
     CHECK_MSG(strstr(err.hint, "space"), "%s", err.hint);
 }
 
-TEST(file_write_all_replaces) {
-    Error err = {0};
-    uint64_t n = 0;
-    CHECK(file_write_all(scratch("whole"), "one", 3, &err));
-    CHECK(file_write_all(scratch("whole"), "second", 6, &err));
-    char *text = read_back(scratch("whole"), &n);
-    CHECK(n == 6 && strcmp(text, "second") == 0);
-    free(text);
-    CHECK(!file_write_all(scratch("no/such"), "x", 1, &err) && err.code == EXIT_DISK);
-}
-
 TEST(reads_are_exact) {
     File f;
     Error err = {0}, past = {0}, wrap = {0};
@@ -514,9 +503,16 @@ static bool json_accepts(const char *text, size_t n) {
 TEST(json_is_strict) {
     static const char *const good[] = {"{}", "null", "[1000000000000000019884624838656]",
                                        "{\"a\":1,\"A\":2}", "\"\\\\u0000\""},
-                      *const bad[] = {"", "{}x", "{}{}", "[1e400]", "\"\\u0000\"", "\"\xed\xa0\x80\"",
-                                      "\"\xc3\"", "{\"a\":1,\"a\":2}", "{\"a\":1,\"\\u0061\":2}",
-                                      "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]"};
+                             *const bad[] = {"",
+                                             "{}x",
+                                             "{}{}",
+                                             "[1e400]",
+                                             "\"\\u0000\"",
+                                             "\"\xed\xa0\x80\"",
+                                             "\"\xc3\"",
+                                             "{\"a\":1,\"a\":2}",
+                                             "{\"a\":1,\"\\u0061\":2}",
+                                             "[{\"b\":{\"a\":1,\"c\":0,\"a\":2}}]"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         CHECK_MSG(json_accepts(good[i], strlen(good[i])), "%s", good[i]);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
@@ -596,12 +592,14 @@ TEST(json_getters_check_type_and_range) {
 
 TEST(json_texts_are_those_of_hugging_face) {
     for (int indent = 0; indent <= 2; indent += 2) {
-        char *text = json_write(
-            json_pack("{s:i, s:[b, n], s:{}, s:f, s:f}", "a", -1, "b", true, "c", "d", 1e-5, "e", 5e5),
-            JSON_INDENT((size_t)indent));
-        const char *line = "{\"a\": -1, \"b\": [true, null], \"c\": {}, \"d\": 1e-5, \"e\": 500000.0}\n";
-        const char *page = "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
-                           "  \"d\": 1e-5,\n  \"e\": 500000.0\n}\n";
+        char *text = json_write(json_pack("{s:i, s:[b, n], s:{}, s:f, s:f}", "a", -1, "b", true,
+                                          "c", "d", 1e-5, "e", 5e5),
+                                JSON_INDENT((size_t)indent));
+        const char *line =
+            "{\"a\": -1, \"b\": [true, null], \"c\": {}, \"d\": 1e-5, \"e\": 500000.0}\n";
+        const char *page =
+            "{\n  \"a\": -1,\n  \"b\": [\n    true,\n    null\n  ],\n  \"c\": {},\n"
+            "  \"d\": 1e-5,\n  \"e\": 500000.0\n}\n";
         CHECK_MSG(strcmp(text, indent ? page : line) == 0, "%s", text);
         free(text);
     }
@@ -622,7 +620,8 @@ TEST(json_numbers_survive_a_round_trip) {
         const float single = (float)test_rng_normal();
         double value;
         memcpy(&value, &bits, 8);
-        json_auto_t *a = isfinite(value) ? there_and_back(json_real(value), text, sizeof text) : NULL;
+        json_auto_t *a =
+            isfinite(value) ? there_and_back(json_real(value), text, sizeof text) : NULL;
         CHECK_MSG(!a || json_number_value(a) == value, "%s", text);
         json_auto_t *b = there_and_back(json_float(single), text, sizeof text);
         CHECK_MSG((float)json_number_value(b) == single && strlen(text) <= 16, "%s", text);

@@ -1,31 +1,29 @@
 // The loader: the same steps as without a thread, in every layout; errors arrive with their step.
 #include <fcntl.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "../data/base/dir.h"
 #include "../data/base/error.h"
 #include "../data/base/hash.h"
-#include "../data/base/memory.h"
 #include "../data/batches/batch.h"
 #include "../data/batches/loader.h"
 #include "../data/batches/plan.h"
 #include "../data/shards/dataset.h"
+#include "../data/shards/shard_writer.h"
 #include "scratch.h"
 #include "test.h"
 
-enum { NUM_DOCS = 300, VOCAB = 1000, BLOCK = 64 };
+enum { NUM_DOCS = 300, VOCAB = 1000 };
 
 static char dir[64], path[96];  // of the data set, and of its shard
 static bool masked;             // it has a loss mask
 static int32_t lengths[NUM_DOCS];
-static uint64_t starts[NUM_DOCS + 1];
+static int64_t bad_doc = -1;  // its token 1 is not in the vocabulary
 
 // Tokens encode their position, so that any batch can be checked without the shard.
 static int32_t token_of(int64_t doc, int64_t i) { return (int32_t)((doc * 31 + i * 7) % VOCAB); }
@@ -35,97 +33,43 @@ static bool is_target(int64_t doc, int64_t i) {
     return i > 0 && (!masked || splitmix64((uint64_t)(doc << 20 | i / 8)) % 3 == 0);
 }
 
-static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
-
-static void write_all(const char *ending, const unsigned char *data, size_t n) {
-    char name[128];
-    snprintf(name, sizeof name, "%s/train_00000.%s", dir, ending);
-    FILE *f = fopen(name, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) abort();
-}
-
-// The index of the shard `bin`, with checksums of its tokens or, in version 1, without.
-static void write_index(const unsigned char *bin, bool checksums) {
-    const uint64_t total = starts[NUM_DOCS], blocks = checksums ? (total + BLOCK - 1) / BLOCK : 0,
-                   ends_at = checksums ? 40 : 32, size = ends_at + 8 * NUM_DOCS + 4 * blocks + 4;
-    unsigned char *idx = (unsigned char *)host_calloc(size, 1, "test");
-    memcpy(idx, checksums ? "UNPADIDX\2" : "UNPADIDX\1", 9);
-    memcpy(idx + 12, bin + 1020, 4);
-    put(idx + 16, NUM_DOCS, 8);
-    put(idx + 24, total, 8);
-    if (checksums) put(idx + 32, BLOCK, 8);
-    memcpy(idx + ends_at, starts + 1, 8 * NUM_DOCS);
-    for (uint64_t b = 0; b < blocks; b++) {
-        const uint64_t n = b + 1 < blocks ? BLOCK : total - b * BLOCK;
-        put(idx + ends_at + 8 * NUM_DOCS + 4 * b, crc32c(0, bin + 1024 + 2 * b * BLOCK, 2 * n), 4);
-    }
-    put(idx + size - 4, crc32c(0, idx, size - 4), 4);
-    write_all("idx", idx, size);
-    free(idx);
-}
-
-static void write_mask(const unsigned char *bin) {
-    const uint64_t total = starts[NUM_DOCS], size = 32 + (total + 7) / 8 + 4;
-    unsigned char *mask = (unsigned char *)host_calloc(size, 1, "test");
-    uint64_t ones = 0;
-    for (int d = 0; d < NUM_DOCS; d++)
-        for (int i = 0; i < lengths[d]; i++) {
-            const uint64_t bit = starts[d] + (uint64_t)i;
-            mask[32 + bit / 8] |= (unsigned char)(is_target(d, i) << bit % 8);
-            ones += is_target(d, i);
-        }
-    memcpy(mask, "UNPADMSK\1", 9);
-    memcpy(mask + 12, bin + 1020, 4);
-    put(mask + 16, total, 8);
-    put(mask + 24, ones, 8);
-    put(mask + size - 4, crc32c(0, mask, size - 4), 4);
-    write_all("mask", mask, size);
-    free(mask);
-}
-
-// One of our shards: mostly short documents, a few far longer than max_seqlen.
-static void write_shard(bool checksums) {
-    uint64_t total = 0;
-    for (int d = 0; d < NUM_DOCS; d++) {
-        lengths[d] = 2 + (int32_t)(splitmix64((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
-        starts[d] = total;
-        total += (uint64_t)lengths[d];
-    }
-    starts[NUM_DOCS] = total;
-    const size_t bin_size = 1024 + 2 * (size_t)total;
-    unsigned char *bin = (unsigned char *)host_calloc(bin_size, 1, "test");
-    const int32_t words[] = {20240520, 1,     (int32_t)total, 0,  0,  0,       0, 0, 0x44415055,
-                             1,        VOCAB, masked ? 4 : 0, -1, -1, NUM_DOCS};
-    memcpy(bin, words, sizeof words);
-    put(bin + 1020, crc32c(0, bin, 1020), 4);
-    for (int d = 0; d < NUM_DOCS; d++)
-        for (int i = 0; i < lengths[d]; i++)
-            put(bin + 1024 + 2 * (starts[d] + (uint64_t)i), (uint64_t)token_of(d, i), 2);
-    write_all("bin", bin, bin_size);
-    write_index(bin, checksums);
-    if (masked) write_mask(bin);
-    free(bin);
-}
-
-static void make_data(void) {
-    if (dir[0]) return;
-    snprintf(dir, sizeof dir, "%s", scratch("data"));
+// Mostly short documents, a few far longer than max_seqlen.
+static void write_shard(void) {
+    const ShardVocabulary vocabulary = {VOCAB, -1, -1, 0};
+    ShardWriter w;
+    Error err = {0};
+    if (dir[0])
+        CHECK(dir_remove_tree(dir, &err));
+    else
+        snprintf(dir, sizeof dir, "%s", scratch("data"));
     snprintf(path, sizeof path, "%s/train_00000.bin", dir);
-    CHECK(mkdir(dir, 0777) == 0);
-    write_shard(false);
+    CHECK(dir_create_all(dir, &err));
+    shard_writer_init(&w, dir, "train", &vocabulary);
+    for (int d = 0; d < NUM_DOCS; d++) {
+        uint16_t tokens[512];
+        unsigned char targets[512];
+        lengths[d] = 2 + (int32_t)(splitmix64((uint64_t)d) % (d % 20 == 0 ? 500 : 90));
+        for (int i = 0; i < lengths[d]; i++) {
+            tokens[i] = (uint16_t)(d == bad_doc && i == 1 ? VOCAB : token_of(d, i));
+            targets[i] = is_target(d, i);
+        }
+        const bool ok = shard_writer_add(&w, (const unsigned char *)tokens, (uint64_t)lengths[d],
+                                         masked ? targets : NULL, &err);
+        CHECK_MSG(ok, "%s", err.what);
+    }
+    CHECK_MSG(shard_writer_close(&w, &err), "%s", err.what);
+    shard_writer_free(&w);
 }
 
 // A test of the data set without a mask, and again with one.
 static void with_and_without_a_mask(void (*test)(void)) {
-    char name[128];
-    test();
-    masked = true;
-    write_shard(false);
-    test();
+    for (int i = 0; i < 2; i++) {
+        masked = i == 1;
+        write_shard();
+        test();
+    }
     masked = false;
-    snprintf(name, sizeof name, "%s/train_00000.mask", dir);
-    CHECK(unlink(name) == 0);
-    write_shard(false);
+    write_shard();
 }
 
 #define TEST_MASKS(name)                             \
@@ -136,7 +80,7 @@ static void with_and_without_a_mask(void (*test)(void)) {
 static void open_data(Dataset *ds) {
     Error err = {0};
     const DatasetOptions options = dataset_options();
-    make_data();
+    if (!dir[0]) write_shard();
     CHECK_MSG(dataset_open(ds, dir, &options, &err), "%s", err.what);
 }
 
@@ -205,18 +149,19 @@ static void check_tokens(const StepData *d) {
     }
 }
 
-TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
-    for (int layout = 0; layout < 4; layout++) {
-        Dataset ds;
+// From the beginning, and once more from the middle.
+static void check_thread(Layout layout) {
+    enum { STEPS = 40 };
+    Dataset ds;
+    Error err = {0};
+    const LoaderSettings s = settings_of(layout);
+    PlanState state = START, middle = START;
+    StepData plain = {0};
+    open_data(&ds);
+    for (int from = 0; from < STEPS; from += STEPS / 2) {
         Loader loader;
-        StepData plain;
-        Error err = {0};
-        const LoaderSettings s = settings_of((Layout)layout);
-        PlanState state = START;
-        memset(&plain, 0, sizeof plain);
-        open_data(&ds);
         CHECK(loader_start(&loader, &ds, &s, state, &err));
-        for (int step = 0; step < 60; step++) {
+        for (int step = from; step < STEPS; step++) {
             CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
             const StepData *d = loader_next(&loader, &err);
             CHECK_MSG(d != NULL, "%s", err.what);
@@ -227,33 +172,18 @@ TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
             check_counts(d, &s);
             if (layout == LAYOUT_PACKED) check_tokens(d);
             state = d->cursor_after;
+            if (step + 1 == STEPS / 2) middle = state;
         }
-        CHECK(state.epoch > 2 && state.step == 60);
+        CHECK(state.epoch > 1 && state.step == STEPS);
         loader_stop(&loader);
-        step_data_free(&plain);
-        dataset_close(&ds);
+        state = middle;
     }
+    step_data_free(&plain);
+    dataset_close(&ds);
 }
 
-TEST_MASKS(layouts_have_the_same_targets) {
-    Dataset ds;
-    StepData data[4];
-    Error err = {0};
-    PlanState state = START;
-    memset(data, 0, sizeof data);
-    open_data(&ds);
-    for (int step = 0; step < 50; step++) {
-        for (int layout = 0; layout < 4; layout++) {
-            const LoaderSettings s = settings_of((Layout)layout);
-            CHECK_MSG(loader_load_step(&data[layout], &ds, &s, state, &err), "%s", err.what);
-            CHECK(data[layout].num_targets == data[0].num_targets);
-            CHECK(data[layout].real_tokens == data[0].real_tokens);
-            CHECK(data[layout].num_segments == data[0].num_segments);
-        }
-        state = data[0].cursor_after;
-    }
-    for (int layout = 0; layout < 4; layout++) step_data_free(&data[layout]);
-    dataset_close(&ds);
+TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
+    for (int layout = 0; layout < 4; layout++) check_thread((Layout)layout);
 }
 
 // A work list that is a copy of cu_seqlens; counts its calls.
@@ -293,29 +223,6 @@ TEST_MASKS(work_lists_are_of_the_final_batch) {
     CHECK(loader_load_step(&d, &ds, &none, START, &err));
     CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
     step_data_free(&d);
-    dataset_close(&ds);
-}
-
-TEST_MASKS(a_loader_resumes_anywhere) {
-    enum { STEPS = 20 };
-    Dataset ds;
-    Loader loader;
-    Error err = {0};
-    const LoaderSettings s = settings_of(LAYOUT_PACKED);
-    PlanState states[STEPS + 1] = {START};
-    int64_t targets[STEPS];
-    open_data(&ds);
-    for (int from = 0; from < STEPS; from += 3) {
-        CHECK(loader_start(&loader, &ds, &s, states[from], &err));
-        for (int step = from; step < STEPS; step++) {
-            const StepData *d = loader_next(&loader, &err);
-            CHECK_MSG(d != NULL, "%s", err.what);
-            if (from == 0) targets[step] = d->num_targets;
-            CHECK(d->step == step && d->num_targets == targets[step]);
-            states[step + 1] = d->cursor_after;
-        }
-        loader_stop(&loader);
-    }
     dataset_close(&ds);
 }
 
@@ -374,12 +281,6 @@ TEST_MASKS(step_data_can_be_used_again) {
 // -------------------------------------------------------------------------------------------------
 // Errors
 
-static void poke_token(int64_t doc, int64_t i, uint16_t token) {
-    const int fd = open(path, O_RDWR);
-    CHECK(fd >= 0 && pwrite(fd, &token, 2, (off_t)(1024 + 2 * (starts[doc] + (uint64_t)i))) == 2);
-    CHECK(close(fd) == 0);
-}
-
 // The step that first holds a token.
 static int64_t step_with(Dataset *ds, const LoaderSettings *s, int64_t doc) {
     const DocIndex index = dataset_doc_index(ds);
@@ -400,38 +301,39 @@ static int64_t step_with(Dataset *ds, const LoaderSettings *s, int64_t doc) {
 
 TEST(a_bad_token_fails_only_its_step) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
-    for (int64_t doc = 0; doc < NUM_DOCS; doc += 17) {
+    for (bad_doc = 0; bad_doc < NUM_DOCS; bad_doc += 37) {
         Dataset ds;
         Loader loader;
         Error err = {0};
+        write_shard();
         open_data(&ds);
-        const int64_t bad_step = step_with(&ds, &s, doc);
-        poke_token(doc, 1, VOCAB);
+        const int64_t bad_step = step_with(&ds, &s, bad_doc);
         CHECK(loader_start(&loader, &ds, &s, START, &err));
         for (int64_t step = 0; step < bad_step; step++)
             CHECK_MSG(loader_next(&loader, &err) != NULL, "step %d: %s", (int)step, err.what);
         for (int again = 0; again < 3; again++) {
-            memset(&err, 0, sizeof err);
+            err = (Error){0};
             CHECK(loader_next(&loader, &err) == NULL);
             CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "found 1000"), "%s", err.what);
         }
         loader_stop(&loader);
-        poke_token(doc, 1, (uint16_t)token_of(doc, 1));
         dataset_close(&ds);
     }
+    bad_doc = -1;
+    write_shard();
 }
 
-// The steps before the first one that reads the block are unaffected.
+// At the latest at the step that reads the token.
 TEST(a_flipped_bit_fails_the_step_that_reads_it) {
     const LoaderSettings s = settings_of(LAYOUT_PACKED);
-    make_data();
-    write_shard(true);
     Dataset ds;
     Loader loader;
     Error err = {0};
     open_data(&ds);
-    const int64_t doc = 201, bad_step = step_with(&ds, &s, doc);
-    poke_token(doc, 1, (uint16_t)(token_of(doc, 1) ^ 1));
+    const int64_t bad_step = step_with(&ds, &s, 0);
+    const int fd = open(path, O_RDWR);
+    const uint16_t other = (uint16_t)(token_of(0, 0) ^ 1);
+    CHECK(fd >= 0 && pwrite(fd, &other, sizeof other, 1024) == sizeof other && close(fd) == 0);
     CHECK(loader_start(&loader, &ds, &s, START, &err));
     int64_t steps = 0;
     while (loader_next(&loader, &err)) steps++;
@@ -440,7 +342,7 @@ TEST(a_flipped_bit_fails_the_step_that_reads_it) {
     CHECK_MSG(strstr(err.what, "expected checksum"), "%s", err.what);
     loader_stop(&loader);
     dataset_close(&ds);
-    write_shard(false);
+    write_shard();
 }
 
 TEST(a_shrinking_file_fails_the_run) {
@@ -457,7 +359,7 @@ TEST(a_shrinking_file_fails_the_run) {
     CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "shrank"), "%s", err.what);
     loader_stop(&loader);
     dataset_close(&ds);
-    write_shard(false);
+    write_shard();
 }
 
 TEST(planning_errors_are_delivered) {

@@ -62,12 +62,6 @@ end_long() {    # end_long SIGNAL: sets $status; output in out.txt
 }
 
 # ---- tokenizer and config files in checkpoints ------------------------------------------------------
-for f in tokenizer.json tokenizer_config.json special_tokens_map.json; do [ -e corpus/$f ] || bad corpus "no $f"; done
-expect tokenizer_run 0 done "${run[@]}" --out t --steps 4 --save-every 2 --keep 2
-expect tokenizer_resumed 0 done "${run[@]}" --out t --steps 10 --save-every 2 --keep 2 --resume
-for f in tokenizer.json tokenizer_config.json special_tokens_map.json; do
-    for d in final step-00000010; do same "resumed_${d%-*}_has_$f" corpus/$f t/$d/$f; done
-done
 cp -r tiny chat
 companions=(tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json merges.txt
             tokenizer.model chat_template.jinja)
@@ -104,22 +98,6 @@ warnings starting_from_scratch_gives_a_warning 1
 mkdir m && cp -r old/final m
 expect overwrite_does_not_delete_its_own_model 2 'm/final' "$train" --model m/final --train corpus --max-seqlen 64 \
     --micro-batch-tokens 256 --out m --steps 1 --overwrite
-if [ $can_trace = yes ]; then
-    # killed at each rename and removal: the old run is still there with its newest checkpoint, or gone
-    broken=
-    for call in rename:2 rename:3 rename:4 rename:5 unlink:3 rmdir:1 rmdir:4; do
-        rm -rf o && cp -r old o
-        traced -e trace="${call%:*}" -e inject="${call%:*}:signal=KILL:when=${call#*:}" \
-            "${run[@]}" --out o --steps 1 --overwrite > out.txt 2>&1
-        [ $? -eq 137 ] || { broken="$call: not killed" && break; }
-        "${resume[@]}" --out o --steps 8 > out.txt 2>&1
-        code=$?
-        grep -q 'start .*o/step-0000000[2-6]' out.txt && broken="$call: an older checkpoint of the old run"
-        if ! grep -q 'start .*o/step-00000008' out.txt && [ $code -ne 3 ]; then broken="$call: exit code $code"; fi
-    done
-    [ -z "$broken" ] && ok overwrite_killed_is_all_or_nothing || bad overwrite_killed_is_all_or_nothing "$broken"
-else skip overwrite_killed_is_all_or_nothing 'strace does not work here'; fi
-
 # ---- --resume: which checkpoint ------------------------------------------------------------------------
 cp -r old r
 mv r/step-00000008 r/step-00000008.old-4711
@@ -144,27 +122,6 @@ expect checkpoints_deleted_log_kept 3 'log.jsonl' "${run[@]}" --out l --steps 8 
 same log_of_lost_checkpoints_is_kept l/log.jsonl old/log.jsonl
 sed -i '/"step": [3-9],/d' l/log.jsonl
 expect log_ends_where_the_first_checkpoint_was_due 0 'start +random weights' "${run[@]}" --out l --steps 8 --resume
-
-# ---- --init-from: weights and moments for a run of its own -------------------------------------------------
-# With one document all steps are alike, wherever a run is in its data.
-yes one | head -n 1 > one.txt
-prepare one.txt --out one
-alike=("$train" --threads 1 --model tiny --from-scratch --train one --max-seqlen 64 --micro-batch-tokens 64
-    --schedule constant --warmup-steps 0 --val-every 0 --num-samples 0 --lr 1e-3)
-expect whole_run 0 done "${alike[@]}" --out whole --steps 6
-expect first_run 0 done "${alike[@]}" --out first --steps 2
-init=("${alike[@]}" --init-from first/step-00000002)
-expect run_from_its_checkpoint 0 'start +first/step-00000002' "${init[@]}" --out second --steps 2
-expect run_from_that_checkpoint 0 done "${alike[@]}" --init-from second/step-00000002 --out third --steps 1 --save-every 1
-expect resume_of_such_a_run 0 done "${resume[@]}" --out third --steps 2
-for f in model optimizer; do
-    same "init_from_keeps_weights_and_moments_$f" {whole/step-00000006,third/step-00000002}/$f.safetensors
-done
-expect init_from_with_other_data_and_sizes 0 done "${run[@]}" --init-from first/step-00000002 --out other --steps 1
-expect init_from_and_resume 2 'resume and --init-from' "${init[@]}" --out second --resume
-expect init_from_into_a_run 2 'found a run' "${init[@]}" --out second
-expect init_from_a_model 3 'manifest.json' "${alike[@]}" --init-from tiny --out none
-expect init_from_what_overwrite_removes 2 'does not remove' "${init[@]}" --out first --overwrite
 
 # ---- --resume restores the options of the run ------------------------------------------------------------
 options=(--schedule cosine --weight-decay 0.2 --beta2 0.9 --seed 7 --long-docs truncate --deterministic --grad-clip 0.5
@@ -214,11 +171,6 @@ else skip log_is_synced_before_a_checkpoint 'strace does not work here'; fi
 cp -r old g
 printf '{"step": 9, "loss": 1}\n{"step": 10, "lo' >> g/log.jsonl
 expect longer_log 0 "^warning: g/log.jsonl: removed 2 records \([0-9]+ bytes\) after step 8" "${resume[@]}" --out g
-check_python longer_log_is_cut <<'PY'
-import json
-lines = [json.loads(l) for l in open("g/log.jsonl")]
-assert [l["step"] for l in lines if "event" not in l] == list(range(1, 9)) and lines[-1]["event"] == "resume"
-PY
 cp -r old h
 truncate -s $(($(grep -abo '{"step": 8,' h/log.jsonl | cut -d: -f1) + 5)) h/log.jsonl
 expect shorter_log 0 '^warning: h/log.jsonl: expected [0-9]+ bytes at step 8, found [0-9]+' "${resume[@]}" --out h
@@ -252,7 +204,7 @@ PY
 else skip full_disk_while_logging 'mounting a tmpfs needs root'; fi
 
 # ---- only finite values are saved ----------------------------------------------------------------------------
-wild=("${run[@]}" --batch-tokens 256 --warmup-steps 0 --schedule constant --grad-clip 0 --max-skips 3 --save-every 1
+wild=("${run[@]}" --batch-tokens 256 --warmup-steps 0 --schedule constant --grad-clip 0 --save-every 1
       --steps 60 --keep 0)
 cat > finite.py <<'PY'
 import glob, json, math, struct, sys
@@ -262,12 +214,8 @@ for path in glob.glob(sys.argv[1] + "/*/*.safetensors"):
     body = data[8 + header:]
     assert all(map(math.isfinite, struct.unpack("<%df" % (len(body) // 4), body))), path
 PY
-for settings in '--lr 30 --weight-decay 1' '--lr 1e15 --weight-decay 1' '--lr 1e30 --weight-decay 0.1'; do
-    name=$(echo "$settings" | tr -c 'a-z0-9\n' _)
-    # shellcheck disable=SC2086
-    outcome "diverges$name" 7 'error: .*(diverged|finite)' "${wild[@]}" --out "w$name" $settings
-    check "only_finite_values_saved$name" python3 finite.py "w$name"
-done
+outcome diverges 7 'error: .*(diverged|finite)' "${wild[@]}" --out w --lr 1e15 --weight-decay 1
+check only_finite_values_saved python3 finite.py w
 cp -r old n
 python3 - <<'PY'
 import struct
@@ -301,7 +249,7 @@ expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out
 status=$?
 [ $status -eq 4 ] && grep -q 'File too large' out.txt && ok file_size_limit_is_a_full_disk ||
     bad file_size_limit_is_a_full_disk "exit code $status"
-"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --max-skips 1 --steps 9 <&- >&- 2>&-
+"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 12 <&- >&- 2>&-
 status=$?
 check closed_descriptors_run test $status -eq 7
 check output_does_not_go_into_files_of_the_run python3 -c '
@@ -313,10 +261,6 @@ assert open("closed/.lock").read().count("\n") == 1'
 if small_disk little 128k; then
     outcome too_little_space 4 '^warning: little: .*0\.2 MiB.* found 0\.1 MiB.*save-every' "${run[@]}" --out little --steps 2
     warnings too_little_space_gives_one_warning 1
-    small_disk enough 4m
-    expect enough_space 0 done "${run[@]}" --out enough --steps 4 --save-every 1 --keep 2
-    warnings enough_space_gives_no_warning 0
-    outcome several_kept 4 'warning: enough/2: .*\(20 of 0\.2 MiB' "${run[@]}" --out enough/2 --steps 20 --save-every 1 --keep 0
 else skip too_little_space 'mounting a tmpfs needs root'; fi
 start_long s
 mv s s.aside

@@ -17,6 +17,7 @@
 
 #include <math.h>
 
+#include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -194,34 +195,27 @@ static bool same_float(float a, float b) {
     return memcmp(&a, &b, 4) == 0 || (isnan(a) && isnan(b));
 }
 
-TEST(every_f16) {
+// Every value of a format of 16 bits, with so many of them for the mantissa.
+static void check_every_16(const char *dtype, int mantissa_bits) {
     static uint16_t bits[65536];
     static float out[65536];
+    const int one = 1 << mantissa_bits, top = 32767 >> mantissa_bits, bias = top / 2;
     for (int i = 0; i < 65536; i++) bits[i] = (uint16_t)i;
-    write_one("F16", bits, 65536, 2);
-    CHECK(read_one(out, 65536) == 2 * 1024);
+    write_one(dtype, bits, 65536, 2);
+    CHECK(read_one(out, 65536) == 2 * (uint64_t)one);  // not finite
     for (int i = 0; i < 65536; i++) {
-        int exponent = (i >> 10) & 31, mantissa = i & 1023;
-        double value = exponent ? ldexp(1024 + mantissa, exponent - 25) : ldexp(mantissa, -24);
-        if (exponent == 31) value = mantissa ? NAN : INFINITY;
+        const int exponent = i >> mantissa_bits & top, mantissa = i & (one - 1);
+        double value = exponent ? ldexp(one + mantissa, exponent - bias - mantissa_bits)
+                                : ldexp(mantissa, 1 - bias - mantissa_bits);
+        if (exponent == top) value = mantissa ? NAN : INFINITY;
         CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i,
                   out[i]);
     }
 }
 
-TEST(every_bf16) {
-    static uint16_t bits[65536];
-    static float out[65536];
-    for (int i = 0; i < 65536; i++) bits[i] = (uint16_t)i;
-    write_one("BF16", bits, 65536, 2);
-    CHECK(read_one(out, 65536) == 2 * 128);
-    for (int i = 0; i < 65536; i++) {
-        int exponent = (i >> 7) & 255, mantissa = i & 127;
-        double value = exponent ? ldexp(128 + mantissa, exponent - 134) : ldexp(mantissa, -133);
-        if (exponent == 255) value = mantissa ? NAN : INFINITY;
-        CHECK_MSG(same_float(out[i], (float)(i & 0x8000 ? -value : value)), "%04x -> %g", i,
-                  out[i]);
-    }
+TEST(every_f16_and_bf16) {
+    check_every_16("F16", 10);
+    check_every_16("BF16", 7);
 }
 
 TEST(f32_and_f64) {
@@ -284,11 +278,8 @@ static const Header headers[] = {
     {"[]", 0, "expected {"},
     {" {}", 0, "expected {"},
     {"{}x", 0, "expected JSON"},
-    {"{]", 0, "expected JSON"},
     {"null", 0, "expected {"},
     {"{\"x\":null}", 0, "x: expected {dtype"},
-    {"{\"x\":[]}", 0, "x: expected {dtype"},
-    {"{\"x\":{}}", 0, "x: expected {dtype"},
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
     {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "x: expected {dtype"},
     {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]}}", 4, "data_offsets"},
@@ -300,10 +291,8 @@ static const Header headers[] = {
      "dtype: expected"},
     {"{\"x\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected a string"},
     {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
-    {"{" F32_AT("x", "[\"1\"]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[1.5]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[-1]", 0, 4) "}", 4, "shape: expected an integer"},
-    {"{" F32_AT("x", "[1e400]", 0, 4) "}", 4, "expected JSON"},
     {"{" F32_AT("x", "[18446744073709551616]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[9007199254740992]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[4294967296,4294967296]", 0, 0) "}", 0, "2^64"},
@@ -313,7 +302,6 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[2]", 0, 4) "}", 4, "expected 8 bytes for its shape"},
     {"{" F32_AT("x", "[1]", 0, 8) "}", 8, "expected 4 bytes for its shape"},
     {"{" F32_AT("x", "[1]", 4, 0) "}", 4, "data_offsets: expected an integer from 4"},
-    {"{" F32_AT("x", "[1]", -4, 0) "}", 4, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
     {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4,
@@ -335,9 +323,6 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("\\u0078", "[1]", 4, 8) "}", 8, "duplicate object"},
     {"{\"__metadata__\":[]}", 0, "__metadata__: expected an object"},
     {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__: expected strings"},
-    {"{\"__metadata__\":{\"a\":null}}", 0, "__metadata__: expected strings"},
-    {"{" F32_AT("\\u0000", "[1]", 0, 4) "}", 4, "expected JSON"},
-    {"{" F32_AT("\xff", "[1]", 0, 4) "}", 4, "expected JSON"},
 };
 
 TEST(hostile_headers) {
@@ -438,27 +423,6 @@ TEST(every_flipped_bit_is_refused_or_harmless) {
         }
 }
 
-static size_t mutate(char *text, size_t n, size_t capacity) {
-    static const char *const words[] = {"0",       "[",
-                                        "]",       "{",
-                                        "}",       ",",
-                                        ":",       "\"",
-                                        "-1",      "9007199254740993",
-                                        "1e99",    "18446744073709551615",
-                                        "BF16",    "null",
-                                        "\\u0000", "24",
-                                        "[0,0]"};
-    const char *word = words[test_rng_below(sizeof words / sizeof *words)];
-    uint32_t at = test_rng_below((uint32_t)n), kind = test_rng_below(3);
-    size_t length = kind ? strlen(word) : 0, over = test_rng_below(kind == 1 ? 1 : 12);
-    if (kind == 2 && over == 0) text[at] = (char)test_rng_u32();
-    if (over > n - at) over = n - at;
-    if (n + length - over > capacity) return n;
-    memmove(text + at + length, text + at + over, n - at - over);
-    memcpy(text + at, word, length);
-    return n + length > over ? n + length - over : 1;
-}
-
 // The guarantee of an accepted file: every byte of every tensor is inside it.
 static void check_set(SafetensorsSet *s) {
     for (int i = 0; i < s->num_tensors; i++) {
@@ -481,7 +445,7 @@ TEST(fuzz) {
         Error err = {0};
         size_t n = strlen(victim);
         memcpy(text, victim, n);
-        for (uint32_t k = 1 + test_rng_below(2); k > 0; k--) n = mutate(text, n, sizeof text);
+        for (uint32_t k = 1 + test_rng_below(2); k > 0; k--) n = fuzz_mutate(text, n, sizeof text);
         put_file(scratch("fuzz"), bytes, build(bytes, text, n, 32));
         bool ok = safetensors_open(&s, scratch("fuzz"), &err);
         CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));

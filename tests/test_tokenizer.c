@@ -224,8 +224,9 @@ static int32_t toy_rank(const Toy *toy, int32_t left, int32_t right) {
 }
 
 static void toy_make(Toy *toy) {
-    *toy = (Toy){.ignore_merges = test_rng_below(2), .individual_digits = test_rng_below(2),
-                  .narrow = test_rng_below(2)};
+    *toy = (Toy){.ignore_merges = test_rng_below(2),
+                 .individual_digits = test_rng_below(2),
+                 .narrow = test_rng_below(2)};
     for (int i = 0; i < TOY_BYTES; i++) toy_token(toy, &toy_bytes[i], 1);
     for (int tries = 0; tries < 20 * TOY_MERGES && toy->num_merges < TOY_MERGES; tries++) {
         const int32_t left = (int32_t)test_rng_below((uint32_t)toy->num_tokens),
@@ -341,8 +342,9 @@ TEST(bpe_encodes_as_the_naive_encoder) {
             CHECK_MSG(bpe_encode(e, (const unsigned char *)text, n, &err), "%s", err.what);
             const int wanted = toy_encode(&toy, text, n, expected);
             const int32_t *ids = bpe_ids(e, &count);
-            CHECK_MSG((int)count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
-                      "round %d: '%s': %zu ids, %d wanted", round, text, count, wanted);
+            CHECK_MSG(
+                (int)count == wanted && (!wanted || !memcmp(ids, expected, count * sizeof *ids)),
+                "round %d: '%s': %zu ids, %d wanted", round, text, count, wanted);
         }
         bpe_encoder_close(e);
         bpe_close(bpe);
@@ -501,9 +503,9 @@ TEST(white_space_is_unicodes) {
 
 TEST(wrong_files_are_refused) {
 #define MODEL(vocab_) "{\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"vocab\":" vocab_ "}}"
-#define ADDED(item_)                                                                          \
-    "{\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"vocab\":{\"a\":0}},\"added_tokens\":[{" \
-    item_ "}]}"
+#define ADDED(item_)                                                                           \
+    "{\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{\"vocab\":{\"a\":0}},\"added_tokens\":[" \
+    "{" item_ "}]}"
     static const char *const bad[] = {
         "",
         "[]",

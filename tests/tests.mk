@@ -10,16 +10,16 @@ DEV_TESTS := emu conform layout tensor_cores simple cuda_schedules witnesses
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
            opendir lstat fstat stat malloc calloc realloc)
-# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh
-RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync)
+# Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
+RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: check bench-ops test test-dev test-programs test-dev-programs test-arm64 test-sanitizers test-schedules \
-        simple
+.PHONY: check bench-ops test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+        test-schedules simple
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
 build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_fault.o \
-                               build/$(1)/libhost.a $(3)
+                               build/$(1)/tests/attention_fault.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
@@ -86,7 +86,7 @@ ARM64_CC := aarch64-linux-gnu-gcc
 ARM64   := build/arm64/test_ops
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
                     kernels/comm/mpi.c kernels/comm/cpu.c kernels/comm/watchdog.c \
-                    $(addprefix data/base/,clock.c error.c memory.c sum_tree.c)
+                    $(addprefix data/base/,clock.c error.c memory.c)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static \
 	    -ffunction-sections -Wl,--gc-sections $(filter %.c,$^) -o $@ -lm -lpthread

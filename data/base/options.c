@@ -46,8 +46,8 @@ static const struct {
 };
 
 static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
-    return error_set(err, EXIT_USAGE, "see --help-all", "--%s: expected %s, found \"%.100s\"", o->name,
-                     expected, text);
+    return error_set(err, EXIT_USAGE, "see --help-all", "--%s: expected %s, found \"%.100s\"",
+                     o->name, expected, text);
 }
 
 // min and max: of the type, where the option has no limits of its own.

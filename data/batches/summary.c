@@ -100,14 +100,14 @@ void data_summary_print_left_out(const DataSummary *d) {
 json_t *data_summary_json(const DataSummary *d) {
     const Dataset *ds = d->dataset;
     if (!ds) return json_null();
-    json_t *all = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "shards", (int64_t)ds->num_shards,
-        "unchecked_shards", (int64_t)dataset_num_unchecked(ds), "documents", ds->num_docs, "tokens",
-        ds->num_tokens, "empty_documents", ds->num_empty, "long_documents", num_long_docs(d),
-        "tokens_left_out", d->counts.tokens_left_out);
+    json_t *all =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "shards", (int64_t)ds->num_shards,
+                  "unchecked_shards", (int64_t)dataset_num_unchecked(ds), "documents", ds->num_docs,
+                  "tokens", ds->num_tokens, "empty_documents", ds->num_empty, "long_documents",
+                  num_long_docs(d), "tokens_left_out", d->counts.tokens_left_out);
     if (ds->masked)
-        json_object_update_new(all, json_pack("{s:I, s:I}", "targets", ds->num_targets,
-                                              "documents_without_target",
-                                              d->counts.docs_without_target));
+        json_object_update_new(
+            all, json_pack("{s:I, s:I}", "targets", ds->num_targets, "documents_without_target",
+                           d->counts.docs_without_target));
     return all;
 }

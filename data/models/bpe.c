@@ -160,8 +160,8 @@ static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) 
     }
     if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
         return bad_input(err,
-                         "model.merges: expected two tokens that make a third, found another thing "
-                         "at %zu",
+                         "model.merges: merge %zu is not a pair of tokens whose concatenation is a "
+                         "token",
                          rank);
     Merge *m = bpe_merge(b, ids[0], ids[1]);
     *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank, ids[2]};
@@ -206,10 +206,11 @@ static char *bpe_white_space(const char *pattern) {
 static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     int code = 0;
     size_t at = 0;
-    if (b->num_patterns == BPE_MAX_PATTERNS) return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
+    if (b->num_patterns == BPE_MAX_PATTERNS)
+        return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
     char *text = bpe_white_space(pattern);
-    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF,
-                                         &code, &at, NULL);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF, &code, &at, NULL);
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
@@ -225,7 +226,8 @@ static bool bpe_add_split(Bpe *b, const json_t *item, Error *err) {
     if (!json_get_string(item, "behavior", &behavior, true, err) ||
         !json_get_bool(item, "invert", &invert, false, err))
         return false;
-    if (strcmp(behavior, "Isolated") != 0 || invert) return bpe_unknown("a Split other than Isolated", err);
+    if (strcmp(behavior, "Isolated") != 0 || invert)
+        return bpe_unknown("a Split other than Isolated", err);
     if (!json_get_string(json_member(item, "pattern"), "Regex", &pattern, false, err) || !pattern)
         return bpe_unknown("a Split without a Regex", err);
     return bpe_add_pattern(b, pattern, err);

@@ -396,8 +396,7 @@ bool safetensors_create(SafetensorsWriter *w, const char *path, const TensorInfo
     char *text = json_write(header, 0);
     const uint64_t used = strlen(text) - 1, n = (used + 7) / 8 * 8;  // without the newline
     ok = ok && writer_open(&w->file, path, err) && writer_write(&w->file, &n, sizeof n, err) &&
-         writer_write(&w->file, text, used, err) &&
-         writer_write(&w->file, spaces, n - used, err);
+         writer_write(&w->file, text, used, err) && writer_write(&w->file, spaces, n - used, err);
     free(text);
     return ok;
 }

@@ -174,7 +174,8 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
                : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
         !path_printf(ck->dir, sizeof ck->dir, err, "%s.tmp-%ld", ck->publish, (long)getpid()))
         return false;
-    if (!dir_remove_tree(ck->dir, err)) return false;  // of a dead process with our pid
+    if (!dir_remove_tree(ck->dir, err))
+        return false;  // left by an earlier process with the same pid
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
     ck->active = true;
@@ -237,8 +238,7 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
     char old[IO_PATH_MAX];
     Error ignored = {0};
     if (!path_printf(old, sizeof old, err, "%s.old-%ld", ck->publish, (long)getpid()) ||
-        !manifest_write(ck, err) || !dir_sync(ck->dir, err) ||
-        !swap_in(ck, old, err)) {
+        !manifest_write(ck, err) || !dir_sync(ck->dir, err) || !swap_in(ck, old, err)) {
         checkpoint_abort(ck);
         return false;
     }

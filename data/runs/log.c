@@ -244,11 +244,11 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
         if (numbers[i].known)
             json_object_set_new(record, numbers[i].name, json_float((float)numbers[i].value));
     json_object_update_new(
-        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens",
-                          d->real_tokens, "targets", d->num_targets, "docs", d->num_segments,
-                          "longest_doc", (int64_t)d->longest_segment, "attention_pairs",
-                          d->attention_pairs, "padded_pairs", d->padded_pairs, "skipped",
-                          (int)r->skipped, "spike", (int)r->spike));
+        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens", d->real_tokens,
+                          "targets", d->num_targets, "docs", d->num_segments, "longest_doc",
+                          (int64_t)d->longest_segment, "attention_pairs", d->attention_pairs,
+                          "padded_pairs", d->padded_pairs, "skipped", (int)r->skipped, "spike",
+                          (int)r->spike));
     json_object_update_new(record, balance_json(&r->balance));
     log_write(log, record);
 }
@@ -271,9 +271,9 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds) {
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
     printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
            set->docs, text_plural(set->docs), set->targets);
-    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I}", "event", "val", "step", step,
-                             "loss", json_float((float)loss), "docs", set->docs, "real_tokens",
-                             set->tokens, "targets", set->targets));
+    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I}", "event", "val", "step", step, "loss",
+                             json_float((float)loss), "docs", set->docs, "real_tokens", set->tokens,
+                             "targets", set->targets));
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {

@@ -59,7 +59,8 @@ static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error 
         json_object_set_new(ids, "bos_token_id", json_integer(c->bos_token_id));
     if (c->eos_token_id >= 0)
         json_object_set_new(ids, "eos_token_id", json_integer(c->eos_token_id));
-    return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)), err);
+    return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)),
+                                 err);
 }
 
 static const struct {

@@ -5,6 +5,10 @@
 #include <algorithm>
 #include "attention.cuh"
 
+extern "C" {
+#include "../../data/base/error.h"
+}
+
 enum {
     COUNT_INTS = sizeof(WorkCounts) / sizeof(int32_t),
     ITEM_INTS = sizeof(WorkItem) / sizeof(int32_t),
@@ -91,9 +95,17 @@ static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
 // Which kernels run. NULL until the first use: then what fits the GPU best.
 static const char *path;
 
+// sm90 where it works
+static const char *best_path() {
+    const char *wrong = attention_has_sm90() ? probe_attention() : "";
+    if (wrong && *wrong)
+        warning("the attention kernels of sm90 %s on this GPU; sm80's take their place", wrong);
+    return wrong ? "sm80" : "sm90";
+}
+
 int attention_select(const char *name) {
     if (strcmp(name, "auto") == 0)
-        path = attention_has_sm90() ? "sm90" : "sm80";
+        path = best_path();
     else if (strcmp(name, "sm80") == 0)
         path = "sm80";
     else if (strcmp(name, "sm90") == 0 && attention_has_sm90())
@@ -104,7 +116,7 @@ int attention_select(const char *name) {
 }
 
 const char *attention_describe(void) {
-    if (!path) attention_select("auto");
+    if (!path) path = attention_has_sm90() ? "sm90" : "sm80";
     return path;
 }
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }

@@ -159,6 +159,10 @@ void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, cons
                              const AttentionShape &shape, const Rope &rope, int head_dim,
                              int64_t query_items, int64_t key_items);
 
+// probe.cu: what is wrong with sm_90's kernels on this GPU, or NULL. Runs a batch through them in a
+// process of its own, for at most half a minute; call it before any batch.
+const char *probe_attention();
+
 // attention_sm90.cu: TMA, mbarrier and wgmma, for sm_90a alone. True: this GPU is one, and the
 // program has code for it.
 bool attention_has_sm90();

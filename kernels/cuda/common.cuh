@@ -30,6 +30,11 @@ void *cuda_scratch();
 // rmsnorm.cu: dweight (C) += the rows of partial (num_partial, C), in a fixed order
 void add_partial_rows(real *dweight, const float *partial, int num_partial, int C);
 
+// probe.cu: does not return in a process that is to probe attention, on device probed_device() (-1:
+// another process).
+void probe_if_asked();
+int probed_device();
+
 // matmul.cu: takes cuBLASLt's handle and workspace; NULL, or one line that says what is missing.
 const char *matmul_init();
 

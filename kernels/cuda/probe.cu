@@ -1,0 +1,101 @@
+// At the start of a run on Hopper: one batch through its attention kernels and through sm_80's. A
+// process of its own does it, because a kernel that hangs or faults takes its process with it.
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "attention.cuh"
+
+enum { TOKENS = 195, LIMIT_S = 30, DIFFER = 1, NOT_PROBED = 2 };
+static const int32_t cu_seqlens[] = {0, 65, TOKENS};
+static const char *const DEVICE = "UNPAD_PROBE_DEVICE";
+
+template <class T>
+static T *upload(const T *x, size_t n) {
+    T *p = (T *)device_malloc(n * sizeof(T));
+    if (!p) _exit(NOT_PROBED);
+    device_upload(p, x, n * sizeof(T));
+    return p;
+}
+
+// out (T,H,D), then dqkv (T,H+2*Hkv,D), of numbers from -1 to 1; positions are 0: nothing is rotated
+static float *attend(const char *kernels, HeadShape heads) {
+    const size_t D = (size_t)heads.head_dim, n_out = TOKENS * D * (size_t)heads.num_heads,
+                 n = n_out + 2 * TOKENS * D * (size_t)heads.num_kv_heads;
+    const size_t most = attention_plan_size(TOKENS, 2) + n;
+    float *x = (float *)calloc(n + n_out, sizeof *x);
+    int32_t *ints = (int32_t *)calloc(most, sizeof *ints);
+    if (!x || !ints || attention_select(kernels) != 0) _exit(NOT_PROBED);
+    for (size_t i = 0; i < n; i++) x[i] = (float)((uint32_t)i * 2654435761u >> 24) / 128 - 1;
+    floatX *qkv = (floatX *)upload(x, n), *dout = (floatX *)upload(x, n), *out = qkv + n,
+           *dqkv = dout + n;  // of room for fp32
+    weights_from_host(qkv, NULL, x, n);
+    weights_from_host(dout, NULL, x, n_out);
+    int32_t *position_ids = upload(ints, TOKENS);
+    float *lse = (float *)upload(x, n), *delta = (float *)upload(x, n);
+    for (size_t i = 0; i < D; i++) x[i] = i % 2 == 0;
+    float *angles = upload(x, D);
+    const size_t used = attention_plan(ints, cu_seqlens, 2, heads);
+    const VarlenInfo docs = {upload(cu_seqlens, 3), upload(ints, used), TOKENS, 2, TOKENS - 65};
+    attention_forward(out, lse, qkv, &docs, heads);
+    attention_backward(dqkv, delta, dout, qkv, out, lse, position_ids, angles, &docs, heads);
+    activations_to_host(x, out, n_out);
+    activations_to_host(x + n_out, dqkv, n);
+    free(ints);
+    return x;
+}
+
+static bool agree(const float *a, const float *b, size_t n) {
+    float largest = 0;
+    for (size_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(b[i]));
+    for (size_t i = 0; i < n; i++)
+        if (!(fabsf(a[i] - b[i]) <= largest / 64)) return false;  // bf16: 1 / 128 at most
+    return true;
+}
+
+int probed_device() { return getenv(DEVICE) ? atoi(getenv(DEVICE)) : -1; }
+
+void probe_if_asked() {
+    const DeviceOptions options = {};
+    if (probed_device() < 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (device_init(&options)) _exit(NOT_PROBED);
+    for (int D = 64; D <= 128; D += 64) {
+        const HeadShape heads = {3, 1, D};
+        const size_t n_out = TOKENS * 3 * (size_t)D, n_qkv = TOKENS * 5 * (size_t)D;
+        const float *a = attend("sm90", heads), *b = attend("sm80", heads);
+        if (!agree(a, b, n_out) || !agree(a + n_out, b + n_out, n_qkv)) _exit(DIFFER);
+    }
+    _exit(0);
+}
+
+const char *probe_attention() {
+    char name[] = "probe", program[] = "/proc/self/exe", device[16];
+    char *argv[] = {name, NULL};
+    int index = 0, status = 0;
+    pid_t child;
+    posix_spawn_file_actions_t quiet;
+    CUDA_CHECK(cudaGetDevice(&index));
+    snprintf(device, sizeof device, "%d", index);
+    setenv(DEVICE, device, 1);
+    posix_spawn_file_actions_init(&quiet);
+    posix_spawn_file_actions_addopen(&quiet, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    const int failed = posix_spawn(&child, program, &quiet, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&quiet);
+    unsetenv(DEVICE);
+    if (failed) return NULL;
+    for (int ms = 0; waitpid(child, &status, WNOHANG) == 0; ms += 10) {
+        if (ms > LIMIT_S * 1000) {
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            return "do not return";
+        }
+        usleep(10000);
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_PROBED) return NULL;
+    if (WIFSIGNALED(status) || WEXITSTATUS(status) > DIFFER) return "fail";
+    return WEXITSTATUS(status) == DIFFER ? "give other results than those of sm80" : NULL;
+}
