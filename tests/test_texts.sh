@@ -138,8 +138,6 @@ check as_training "${run[@]}" --train notes.txt --val notes.txt --out r --overwr
 has tokenized_for_its_use '^texts   notes.txt -> r/val_tokens' out.txt
 
 check bpe_trains "${run_bpe[@]}" --train tree --out bpe-run --steps 1
-check init_from "${run[@]}" --init-from bpe-run/step-00000001 --train tree --out from --steps 1
-same_shards with_the_tokenizer_of_the_checkpoint from/tokens bpe-run/tokens
 
 # ---- --eval ------------------------------------------------------------------------------------------------
 mkdir tmp
