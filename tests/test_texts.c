@@ -27,8 +27,8 @@ static void make_texts(int more) {
     CHECK(dir_remove_tree(scratch("in"), &err) && dir_create_all(scratch("in"), &err));
     put("in/a.txt", "one");
     put("in/b.txt", "two!");
-    snprintf(line, sizeof line, "{\"parts\": [[\"and \", false], [\"three%.*s\", true]]}\n\n",
-             more, "!!!!!!!!!!");
+    snprintf(line, sizeof line, "{\"parts\": [[\"and \", false], [\"three%.*s\", true]]}\n\n", more,
+             "!!!!!!!!!!");
     put("in/c.jsonl", line);
 }
 
