@@ -242,28 +242,28 @@ def jinja_environment():
     return env
 
 
-def read_json(path):
-    """The object in a file; {} without one."""
-    if not os.path.isfile(path):
-        return {}
+def read_text(path):
     try:
         with open(path, encoding="utf-8") as f:
-            value = json.load(f)
-    except (OSError, ValueError, RecursionError) as e:
+            return f.read()
+    except (OSError, ValueError) as e:
+        raise PrepareError(BAD_INPUT, "%s: expected text in UTF-8: %s" % (path, e),
+                           "check --model and --chat-template") from None
+
+
+def read_json(path):
+    """The object in a file; {} without one."""
+    try:
+        return json.loads(read_text(path)) if os.path.isfile(path) else {}
+    except (ValueError, RecursionError) as e:
         raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (path, e), "copy it again") from None
-    return value if isinstance(value, dict) else {}
 
 
 def template_source(args):
     """(source, name): of the given file, of chat_template.jinja, or of tokenizer_config.json."""
     path = args.chat_template or os.path.join(args.model, "chat_template.jinja")
     if args.chat_template or os.path.isfile(path):
-        try:
-            with open(path, encoding="utf-8") as f:
-                return f.read(), path
-        except (OSError, ValueError) as e:
-            raise PrepareError(BAD_INPUT, "%s: expected a chat template in UTF-8: %s" % (path, e),
-                               "name another file by --chat-template") from None
+        return read_text(path), path
     path = os.path.join(args.model, "tokenizer_config.json")
     source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -274,10 +274,6 @@ def template_source(args):
         raise PrepareError(BAD_INPUT, "%s: expected a chat template, found none" % path,
                            "name a file with the template by --chat-template")
     return source, path
-
-
-def content_or_text(token):
-    return token.get("content") if isinstance(token, dict) else token
 
 
 class Template:
@@ -291,8 +287,9 @@ class Template:
         self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             for key, token in read_json(os.path.join(args.model, file)).items():
-                if key.endswith("_token") and isinstance(content_or_text(token), str):
-                    self.values[key] = content_or_text(token)
+                token = token.get("content") if isinstance(token, dict) else token
+                if key.endswith("_token") and isinstance(token, str):
+                    self.values[key] = token
         self.env = jinja_environment()
         try:
             self.template = self.env.from_string(source)
@@ -369,13 +366,6 @@ class Template:
 # The whole
 
 
-def text_of(record, key):
-    if not isinstance(record.get(key), str):
-        raise LeftOut("expected a string \"%s\", found %s" % (
-            key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8])))
-    return record[key]
-
-
 def documents(args, left_out):
     """What the lines say; records that are none are left out, or an error: with --strict, and where they
     are the first 1000."""
@@ -386,8 +376,12 @@ def documents(args, left_out):
                 raise record
             if not isinstance(record, dict):
                 raise LeftOut("expected an object, found " + kind_name(record))
-            found = {"parts": template.parts(record)} if template else \
-                {"text": text_of(record, args.text_key)}
+            text = record.get(args.text_key)
+            if not template and not isinstance(text, str):
+                raise LeftOut("expected a string \"%s\", found %s" % (
+                    args.text_key, kind_name(text) if args.text_key in record else
+                    ", ".join(sorted(record)[:8])))
+            found = {"parts": template.parts(record)} if template else {"text": text}
         except LeftOut as e:
             left_out.append("%s: %s" % (where, e))
             if args.strict or (count == 0 and len(left_out) == 1000):
@@ -397,12 +391,6 @@ def documents(args, left_out):
         if template or found["text"]:
             count += 1
             yield found
-
-
-def picture(parts):
-    """The text with what is trained in [[ ]]."""
-    shown = [("\n".join(map(printable, text.split("\n"))), trained) for text, trained in parts]
-    return "".join("[[%s]]" % text if trained else text for text, trained in shown)
 
 
 def write(args, left_out):
@@ -430,7 +418,9 @@ def prepare(args):
     left_out = []
     if args.show:
         for found in itertools.islice(documents(args, left_out), args.show):
-            print(picture(found.get("parts") or [[found["text"], False]]), end="\n\n")
+            parts = [("\n".join(map(printable, text.split("\n"))), trained)
+                     for text, trained in found.get("parts") or [[found["text"], False]]]
+            print("".join("[[%s]]" % text if trained else text for text, trained in parts), end="\n\n")
     else:
         count = write(args, left_out)
     for why in left_out[:MAX_NAMED]:

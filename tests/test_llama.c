@@ -895,7 +895,7 @@ TEST(bf16_rounds_to_the_nearest_even) {
 // A batch that fills a model to the last row has the same bits as in a model with room to spare: no
 // buffer is smaller than what is written to it.
 static void check_full(const LlamaConfig *c, LlamaRecompute recompute, Layout layout) {
-    enum { FULL = 2 * ROW, SPARE = 77 };
+    enum { FULL = 2 * ROW, SPARE = 3 * FULL };
     static const int full[] = {ROW, ROW};
     static LlamaModel m[2];
     double loss[2];

@@ -68,10 +68,10 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
     const PlanState *c = &s->cursor;
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
-    json_t *state = json_pack(
-        "{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i}", "format", 1, "version", version, "step",
-        c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off, "log_bytes",
-        s->log_bytes, "skips_in_a_row", s->skips_in_a_row);
+    json_t *state =
+        json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i}", "format", 1, "version", version,
+                  "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
+                  "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));
