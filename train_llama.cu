@@ -100,8 +100,9 @@ static const Option option_table[] = {
            "else 0.97"),
     CHOICE("long-docs", o.long_docs, "split", "split|truncate|drop|error",
            "documents longer than --max-seqlen"),
-    NUMBER("boundary-token", o.boundary_token, "-1", -1, 1 << 30,
-           "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
+    NUMBER(
+        "boundary-token", o.boundary_token, "-1", -1, 1 << 30,
+        "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
     FLAG("allow-other-tokenizer", o.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     FLAG("strict", o.strict, "texts: stop at a line of a .jsonl that has none, not leave it out"),
@@ -1118,7 +1119,7 @@ static void load_work_lists(LlamaModel *m) {
     const int32_t most = s->plan.micro_batch_tokens;
     s->work_list = llama_work_list;
     s->work_context = &m->heads;
-    s->max_work = attention_plan_size(most, most);
+    s->max_work = attention_work_list_size(most, most);
 }
 
 // The rule: every rank has at least one micro-batch of each step.
