@@ -8,10 +8,7 @@
 //   LlamaActs     a layer's activations that backward needs
 //   LlamaInputs   the micro-batch on the device: tokens, targets, positions, documents
 //
-// A step:  llama_zero_grads
-//          for each micro-batch: llama_set_batch, llama_forward, llama_head_train,
-//          llama_backward, llama_add_losses (before the last backward: llama_last_micro_batch)
-//          llama_reduce_grads, llama_update
+// A step is llama_train_step: every micro-batch forward, head and backward, then the update.
 // Gradients are sums, scaled at the loss by 1 / (targets of the whole step). The letters in shape
 // comments are those of kernels.h.
 #ifndef UNPAD_LLAMA_H
@@ -28,7 +25,9 @@
 
 #include "data/base/error.h"
 #include "data/base/memory.h"
+#include "data/base/path.h"
 #include "data/batches/batch.h"
+#include "data/batches/loader.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
@@ -598,20 +597,6 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     device_upload(m->staging, m->staging_host, used * sizeof(int32_t));
 }
 
-// For error messages: how many documents and tokens were staged last, and the first lengths.
-static inline void llama_describe_batch(const LlamaModel *m, char *text, size_t capacity) {
-    enum { SHOWN = 24 };
-    const VarlenInfo *docs = &m->in.docs;
-    if (!docs->cu_seqlens) return;
-    const int32_t *cu_seqlens = m->staging_host + (docs->cu_seqlens - m->staging);
-    size_t used = (size_t)snprintf(text, capacity, "%d documents, %d tokens, lengths",
-                                   docs->num_docs, docs->total_tokens);
-    for (int32_t d = 0; d < docs->num_docs && d < SHOWN && used < capacity; d++)
-        used += (size_t)snprintf(text + used, capacity - used, " %d",
-                                 cu_seqlens[d + 1] - cu_seqlens[d]);
-    if (docs->num_docs > SHOWN && used < capacity) snprintf(text + used, capacity - used, " ...");
-}
-
 // ------------------------------------------------------------------------------------------------
 // The step around them
 
@@ -623,7 +608,7 @@ static inline void llama_zero_sums(LlamaModel *m) {
 }
 
 // Begins a step of this many targets in all.
-static inline void llama_zero_grads(LlamaModel *m, int64_t num_targets) {
+static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
     assert(num_targets > 0 && m->sizes.train);
     llama_clear_grads(m);
@@ -691,6 +676,69 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
 static inline StepScalars llama_read_step(LlamaModel *m) {
     device_download(m->step_host, m->step, llama_result_bytes(m));
     return *m->step_host;
+}
+
+static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
+    comm_phase("forward", -1);
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_train(m);
+    comm_phase("backward", -1);
+    llama_backward(m);
+    llama_add_losses(m);
+}
+
+// Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
+static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
+    const LlamaRanks *ranks = &m->ranks;
+    int32_t first, last, i = 0;
+    rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        llama_select_loss_partial(m, leaf);
+        while (i < data->num_micro &&
+               sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+            llama_train_micro_batch(m, &data->micro[i++]);
+        llama_end_leaf(m, leaf, leaf + 1 == last);
+    }
+    assert(i == data->num_micro);
+}
+
+// A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
+// device_timer_ms is the time of the micro-batches.
+static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
+                                           float grad_clip) {
+    comm_phase("forward", hyper.t);
+    llama_begin_step(m, data->num_targets);
+    device_timer_start();
+    if (m->ranks.deterministic_reduction)
+        llama_train_leaves(m, data);
+    else
+        for (int32_t i = 0; i < data->num_micro; i++) {
+            if (i + 1 == data->num_micro) llama_last_micro_batch(m);
+            llama_train_micro_batch(m, &data->micro[i]);
+        }
+    device_timer_stop();
+    comm_phase("reduce", -1);
+    llama_reduce_grads(m);
+    comm_phase("update", -1);
+    llama_update(m, hyper, grad_clip);
+    return llama_read_step(m);
+}
+
+// Mean loss over the targets. Validation micro-batches are distributed across ranks too: each is one
+// part of the sum.
+static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
+    llama_zero_sums(m);
+    for (int32_t i = 0; i < data->num_micro; i++) {
+        comm_phase("validate", -1);
+        llama_select_loss_partial(m, data->own_micros[i]);
+        llama_set_batch(m, &data->micro[i]);
+        llama_forward(m);
+        llama_head_eval(m);
+        llama_add_losses(m);
+    }
+    llama_sum_losses(m);
+    return llama_read_step(m).loss_sum / (double)data->num_targets;
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
@@ -804,7 +852,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Memory: each arena is measured and then carved by the same function
+// Memory: one table of buffers, first to measure each arena and then to carve it
 
 // `count` elements of `size` bytes, 256-byte aligned; NULL while only measuring.
 static inline void *arena_take(Arena *a, size_t count, size_t size) {
@@ -813,102 +861,81 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
     return a->base ? a->base + first : NULL;
 }
 
-// Weights, gradients and optimizer state; partial sums where gradients are summed in order.
-static inline void llama_carve_parameters(LlamaModel *m) {
-    const size_t n = m->num_elements, partial = (size_t)m->sum.num_partial;
-    Arena *weights = &m->arenas[LLAMA_WEIGHTS], *grads = &m->arenas[LLAMA_GRADS],
-          *optimizer = &m->arenas[LLAMA_OPTIMIZER];
-    m->weights = arena_take(weights, n, sizeof(floatX));
-    if (master_lo_bytes()) m->master_lo = arena_take(weights, m->held_count, master_lo_bytes());
-    if (!m->sizes.train) return;
-    m->grads = arena_take(grads, n, sizeof(real));
-    if (partial) m->sum.partial = arena_take(grads, partial * n, sizeof(real));
-    m->m = arena_take(optimizer, m->held_count, sizeof(real));
-    m->v = arena_take(optimizer, m->held_count, sizeof(real));
-}
+// A row of the table: a buffer of count_ elements in an arena, where the condition holds
+#define LLAMA_BUFFER(arena_, pointer_, count_, exists_) \
+    if (exists_) pointer_ = arena_take(&m->arenas[arena_], count_, sizeof *(pointer_))
 
-static inline void llama_carve_activations(LlamaModel *m) {
-    const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
-                 F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
-    const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
-    Arena *a = &m->arenas[LLAMA_ACTIVATIONS];
-    for (int l = 0; l <= c->num_layers; l++) {
-        LlamaActs *x = &m->acts[l];
-        const bool own_resid = l == 0 || m->sizes.train,
-                   own_most = l == 0 || (own_resid && m->recompute != LLAMA_RECOMPUTE_FULL),
-                   own_all = l == 0 || (own_resid && m->recompute == LLAMA_RECOMPUTE_OFF);
-        if (l > 0) *x = m->acts[0];  // shares what is not its own
-        if (own_resid) x->resid_attn = arena_take(a, T * C, sizeof(floatX));
-        if (own_most) x->rstd_attn = arena_take(a, T, sizeof(real));
-        if (own_all) x->norm_attn = arena_take(a, T * C, sizeof(floatX));
-        if (l == c->num_layers) break;
-        if (own_most) {
-            x->proj = arena_take(a, T * qkv_dim, sizeof(floatX));
-            if (!c->qk_norm) x->qkv = x->proj;
-            x->attn = arena_take(a, T * q_dim, sizeof(floatX));
-            x->lse = arena_take(a, H * T, sizeof(real));
-            x->resid_mlp = arena_take(a, T * C, sizeof(floatX));
-            x->rstd_mlp = arena_take(a, T, sizeof(real));
-            x->gate_up = arena_take(a, T * 2 * F, sizeof(floatX));
-        }
-        if (!own_all) continue;
-        if (c->qk_norm) x->qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
-        x->norm_mlp = arena_take(a, T * C, sizeof(floatX));
-        x->swiglu = arena_take(a, T * F, sizeof(floatX));
-    }
-    m->scratch.losses = arena_take(a, T, sizeof(real));
-}
-
-// The batch, positions and everything that lives only inside a step
-static inline void llama_carve_workspace(LlamaModel *m) {
+// Sets the bytes of every arena and, where it exists, all that lies in it.
+static inline void llama_carve(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->head_chunk;
-    const size_t collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
-    Arena *a = &m->arenas[LLAMA_WORKSPACE];
+    const size_t n = m->num_elements, held = m->held_count;
+    const size_t partial = (size_t)m->sum.num_partial,
+                 collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
+    const bool train = m->sizes.train, repad = m->sizes.repad, ranks = llama_has_partial_sums(m);
     LlamaScratch *s = &m->scratch;
-    m->step =
-        arena_take(a, llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof(double), 1);
-    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->ranks.num_ranks);
-    m->loss_scale = arena_take(a, 1, sizeof(real));
-    m->staging = arena_take(a, m->staging_ints, sizeof(int32_t));
-    m->rope_table = arena_take(a, llama_rope_table_size(m) + (size_t)c->head_dim, sizeof(real));
-    if (c->no_rope_interval) m->unrotated = arena_take(a, T, sizeof(int32_t));
-    s->logits = arena_take(a, chunk * V, sizeof(floatX));
-    s->head_rows = arena_take(a, chunk * C, sizeof(floatX));
-    if (m->sizes.train) {
-        s->dresid = arena_take(a, T * C, sizeof(floatX));
-        s->dnorm = arena_take(a, T * C, sizeof(floatX));
-        s->dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
-        s->dattn = arena_take(a, T * q_dim, sizeof(floatX));
-        s->dgate_up = arena_take(a, T * 2 * F, sizeof(floatX));
-        s->dswiglu = arena_take(a, T * F, sizeof(floatX));
-        s->attn_delta = arena_take(a, H * T, sizeof(real));
-    }
-    if (m->sizes.repad) {
-        s->real_qkv = arena_take(a, T * qkv_dim, sizeof(floatX));
-        s->real_attn = arena_take(a, T * q_dim, sizeof(floatX));
-        s->real_dattn = arena_take(a, T * q_dim, sizeof(floatX));
-        s->real_dqkv = arena_take(a, T * qkv_dim, sizeof(floatX));
-    }
-    for (int l = 0; l < c->num_layers && m->cache_tokens; l++)
-        m->acts[l].kv_cache =
-            arena_take(a, (size_t)m->cache_tokens * (qkv_dim - q_dim), sizeof(floatX));
-    if (!llama_has_partial_sums(m)) return;
-    s->norm_partials = arena_take(a, LLAMA_NORM_BLOCKS, sizeof(double));
-    if (m->ranks.num_ranks > 1 && collected)
-        m->sum.collected = arena_take(a, collected * m->sum.block, sizeof(real));
-}
-
-// Sets the bytes of every arena and, where it exists, all that lies in it.
-static inline void llama_carve(LlamaModel *m) {
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
-    llama_carve_parameters(m);
-    llama_carve_activations(m);
-    llama_carve_workspace(m);
+
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, n, true);
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->master_lo, held, master_lo_bytes() > 0);
+    LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
+    LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
+    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->m, held, train);
+    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, held, train);
+
+    for (int l = 0; l <= c->num_layers; l++) {
+        LlamaActs *a = &m->acts[l];
+        const bool layer = l < c->num_layers, first = l == 0;
+        const bool resid = first || train,
+                   most = first || (train && m->recompute < LLAMA_RECOMPUTE_FULL),
+                   all = first || (train && m->recompute == LLAMA_RECOMPUTE_OFF);
+        if (l > 0) *a = m->acts[0];  // shares what is not its own
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->resid_attn, T * C, resid);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->rstd_attn, T, most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->norm_attn, T * C, all);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->proj, T * qkv_dim, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->qkv, T * qkv_dim, layer && all && c->qk_norm);
+        if (!c->qk_norm) a->qkv = a->proj;
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->attn, T * q_dim, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->lse, H * T, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->resid_mlp, T * C, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->rstd_mlp, T, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->norm_mlp, T * C, layer && all);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->gate_up, T * 2 * F, layer && most);
+        LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->swiglu, T * F, layer && all);
+        LLAMA_BUFFER(LLAMA_WORKSPACE, a->kv_cache, (size_t)m->cache_tokens * (qkv_dim - q_dim),
+                     layer && m->cache_tokens);
+    }
+    LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->losses, T, true);
+
+    // the scalars of a step, then what is summed over the ranks: one download
+    m->step = arena_take(&m->arenas[LLAMA_WORKSPACE],
+                         llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof(double), 1);
+    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->ranks.num_ranks);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
+                 true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->unrotated, T, c->no_rope_interval > 0);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->logits, chunk * V, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->head_rows, chunk * C, true);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dresid, T * C, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dnorm, T * C, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dqkv, T * qkv_dim, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dattn, T * q_dim, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dgate_up, T * 2 * F, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->dswiglu, T * F, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->attn_delta, H * T, train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_qkv, T * qkv_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, LLAMA_NORM_BLOCKS, ranks);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
+                 m->ranks.num_ranks > 1 && collected);
 }
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
@@ -1137,6 +1164,13 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return weights_load(llama_parameters(m), dir, err);
+}
+
+// The optimizer's moments of a checkpoint
+static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
+           moments_load(llama_parameters(m), path, err);
 }
 
 #endif

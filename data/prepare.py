@@ -47,11 +47,7 @@ START, END = "\ufdd0", "\ufdd1"  # noncharacters around what {% generation %} ma
 
 
 class PrepareError(Exception):
-    """One failure: exit code, what, hint."""
-
-    def __init__(self, code, what, hint=""):
-        super().__init__(what)
-        self.code, self.what, self.hint = code, what, hint
+    """Exit code, what, hint."""
 
 
 class LeftOut(Exception):
@@ -112,39 +108,25 @@ def json_records(path, _):
                 yield number, LeftOut("expected JSON: %s" % e)
 
 
-def choose_columns(name, found, keys):
-    columns = [column for column in found if column in keys]
-    if set(columns) - {"tools"}:
-        return columns
-    raise PrepareError(BAD_INPUT, "%s: expected a column %s, found %s" % (
-        name, ", ".join(key for key in keys if key != "tools"), ", ".join(found[:8]) or "none"),
-        "name it with --text-key; chats need --chat")
-
-
-def csv_records(path, keys):
+def csv_records(path, _):
     csv.field_size_limit(1 << 30)
     with open_input(path) as f:
         lines = codecs.getreader("utf-8-sig")(f, "replace")
         rows = csv.DictReader(lines, delimiter="\t" if ending(path) == ".tsv" else ",")
-        choose_columns(path, rows.fieldnames or [], keys)
         yield from enumerate(rows, 1)
 
 
 def parquet_records(path, keys):
     with require("pyarrow.parquet", path).ParquetFile(path) as file:
-        columns = choose_columns(path, file.schema_arrow.names, keys)
-        batches = file.iter_batches(1024, columns=columns)
+        found = file.schema_arrow.names
+        batches = file.iter_batches(1024, columns=[name for name in found if name in keys] or found)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
 
-def hub_records(name, keys):
+def hub_records(name, _):
     data_set, config, split = (name[len("hf:"):].split(":") + ["", ""])[:3]
-    rows = iter(require("datasets", name).load_dataset(data_set, config or None,
-                                                       split=split or "train", streaming=True))
-    for first in itertools.islice(rows, 1):
-        columns = choose_columns(name, list(first), keys)
-        for number, row in enumerate(itertools.chain([first], rows), 1):
-            yield number, {column: row.get(column) for column in columns}
+    yield from enumerate(require("datasets", name).load_dataset(
+        data_set, config or None, split=split or "train", streaming=True), 1)
 
 
 READERS = {".jsonl": json_records, ".ndjson": json_records, ".csv": csv_records,
@@ -159,9 +141,8 @@ def records(args):
         if not reader:
             raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
                                "train_llama reads text files and JSON arrays itself, unpacked")
-        found = reader(path, keys)
         try:
-            for number, record in found:
+            for number, record in reader(path, keys):
                 yield "%s:%d" % (path, number), record
         except PrepareError:
             raise
@@ -248,9 +229,8 @@ def jinja_environment():
     def raise_exception(message):
         raise jinja2.TemplateError(message)
 
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
-                          sort_keys=sort_keys)
+    def tojson(value, ensure_ascii=False, **layout):
+        return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
     env = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                                 extensions=[Generation, jinja2.ext.loopcontrols])
@@ -262,28 +242,28 @@ def jinja_environment():
     return env
 
 
-def read_json(path):
-    """The object in a file; {} without one."""
-    if not os.path.isfile(path):
-        return {}
+def read_text(path):
     try:
         with open(path, encoding="utf-8") as f:
-            value = json.load(f)
-    except (OSError, ValueError, RecursionError) as e:
-        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (path, e)) from None
-    return value if isinstance(value, dict) else {}
+            return f.read()
+    except (OSError, ValueError) as e:
+        raise PrepareError(BAD_INPUT, "%s: expected text in UTF-8: %s" % (path, e),
+                           "check --model and --chat-template") from None
+
+
+def read_json(path):
+    """The object in a file; {} without one."""
+    try:
+        return json.loads(read_text(path)) if os.path.isfile(path) else {}
+    except (ValueError, RecursionError) as e:
+        raise PrepareError(BAD_INPUT, "%s: expected JSON: %s" % (path, e), "copy it again") from None
 
 
 def template_source(args):
     """(source, name): of the given file, of chat_template.jinja, or of tokenizer_config.json."""
     path = args.chat_template or os.path.join(args.model, "chat_template.jinja")
     if args.chat_template or os.path.isfile(path):
-        try:
-            with open(path, encoding="utf-8") as f:
-                return f.read(), path
-        except (OSError, ValueError) as e:
-            raise PrepareError(BAD_INPUT, "%s: expected a chat template in UTF-8: %s" % (path, e),
-                               "name another file by --chat-template") from None
+        return read_text(path), path
     path = os.path.join(args.model, "tokenizer_config.json")
     source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -294,10 +274,6 @@ def template_source(args):
         raise PrepareError(BAD_INPUT, "%s: expected a chat template, found none" % path,
                            "name a file with the template by --chat-template")
     return source, path
-
-
-def content_or_text(token):
-    return token.get("content") if isinstance(token, dict) else token
 
 
 class Template:
@@ -311,8 +287,9 @@ class Template:
         self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
             for key, token in read_json(os.path.join(args.model, file)).items():
-                if key.endswith("_token") and isinstance(content_or_text(token), str):
-                    self.values[key] = content_or_text(token)
+                token = token.get("content") if isinstance(token, dict) else token
+                if key.endswith("_token") and isinstance(token, str):
+                    self.values[key] = token
         self.env = jinja_environment()
         try:
             self.template = self.env.from_string(source)
@@ -389,45 +366,31 @@ class Template:
 # The whole
 
 
-def text_of(record, key):
-    if not isinstance(record, dict):
-        raise LeftOut("expected an object, found " + kind_name(record))
-    if not isinstance(record.get(key), str):
-        raise LeftOut("expected a string \"%s\", found %s" % (
-            key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8])))
-    return record[key]
-
-
-def document(record, template, args):
-    """What the line of a record says; None: an empty text."""
-    if isinstance(record, LeftOut):
-        raise record
-    if template and isinstance(record, dict):
-        return {"parts": template.parts(record)}
-    text = text_of(record, args.text_key)
-    return {"text": text} if text else None
-
-
 def documents(args, left_out):
-    """The lines; records that are none are left out, or with --strict an error."""
-    template = Template(args) if args.chat else None
+    """What the lines say; records that are none are left out, or an error: with --strict, and where they
+    are the first 1000."""
+    template, count = Template(args) if args.chat else None, 0
     for where, record in records(args):
         try:
-            found = document(record, template, args)
+            if isinstance(record, LeftOut):
+                raise record
+            if not isinstance(record, dict):
+                raise LeftOut("expected an object, found " + kind_name(record))
+            text = record.get(args.text_key)
+            if not template and not isinstance(text, str):
+                raise LeftOut("expected a string \"%s\", found %s" % (
+                    args.text_key, kind_name(text) if args.text_key in record else
+                    ", ".join(sorted(record)[:8])))
+            found = {"parts": template.parts(record)} if template else {"text": text}
         except LeftOut as e:
-            if args.strict:
-                raise PrepareError(BAD_INPUT, "%s: %s" % (where, e),
-                                   "without --strict it is left out") from None
-            left_out.append("%s: %s" % (where, e) if len(left_out) < MAX_NAMED else None)
+            left_out.append("%s: %s" % (where, e))
+            if args.strict or (count == 0 and len(left_out) == 1000):
+                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field, --chat reads "
+                                   "chats; without --strict a record is left out") from None
             continue
-        if found:
+        if template or found["text"]:
+            count += 1
             yield found
-
-
-def picture(parts):
-    """The text with what is trained in [[ ]]."""
-    shown = [("\n".join(map(printable, text.split("\n"))), trained) for text, trained in parts]
-    return "".join("[[%s]]" % text if trained else text for text, trained in shown)
 
 
 def write(args, left_out):
@@ -438,11 +401,9 @@ def write(args, left_out):
         with open(temporary, "w", encoding="ascii", newline="\n") as f:
             for count, found in enumerate(documents(args, left_out), 1):
                 f.write(json.dumps(found) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
         if count == 0:
             raise PrepareError(BAD_INPUT, "%s: expected documents, found none" %
-                               " ".join(args.input), "left out: %s" % (left_out or ["nothing"])[0])
+                               " ".join(args.input), "left out: %s" % "; ".join(left_out[:3]))
         os.replace(temporary, args.out)
     except OSError as e:
         raise PrepareError(DISK, "%s: %s" % (e.filename or args.out, e.strerror),
@@ -457,10 +418,12 @@ def prepare(args):
     left_out = []
     if args.show:
         for found in itertools.islice(documents(args, left_out), args.show):
-            print(picture(found.get("parts") or [[found["text"], False]]), end="\n\n")
+            parts = [("\n".join(map(printable, text.split("\n"))), trained)
+                     for text, trained in found.get("parts") or [[found["text"], False]]]
+            print("".join("[[%s]]" % text if trained else text for text, trained in parts), end="\n\n")
     else:
         count = write(args, left_out)
-    for why in filter(None, left_out):
+    for why in left_out[:MAX_NAMED]:
         print("warning: left out: %s" % printable(why), file=sys.stderr)
     if len(left_out) > MAX_NAMED:
         print("warning: %d records left out in all" % len(left_out), file=sys.stderr)
@@ -498,9 +461,9 @@ def main(argv):
     try:
         prepare(parse_args(argv))
     except PrepareError as e:
-        print("error: %s" % printable(e.what), file=sys.stderr)
-        print("hint: %s" % printable(e.hint or "see data/README.md"), file=sys.stderr)
-        return e.code
+        code, what, hint = e.args
+        print("error: %s\nhint: %s" % (printable(what), printable(hint)), file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         print("error: interrupted; nothing was changed in --out", file=sys.stderr)
         return 130

@@ -246,7 +246,7 @@ def parse_compare(text):
 def compare(o, say, shard, lengths):
     row = o.row_len or max(lengths)
     command = [o.trainer, "--model", o.model, "--train", shard, "--boundary-token", 0,
-               *layout_options(lengths, row), "--compare", "--compare-steps", o.steps,
+               *layout_options(lengths, row), "--compare", o.steps,
                "--threads", o.threads, *o.options]
     text = run(*command)
     table = parse_compare(text)

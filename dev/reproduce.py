@@ -34,8 +34,7 @@ def compare(say, o, lengths, row_len):
     """--compare, o.repeats times. {layout: its row, with "ms" a list}"""
     with tempfile.TemporaryDirectory() as folder:
         command = [TRAINER, "--model", o.model, "--train", write_shard(folder + "/shard", lengths),
-                   "--boundary-token", 0, *layout_options(lengths, row_len), "--compare",
-                   "--compare-steps", o.steps]
+                   "--boundary-token", 0, *layout_options(lengths, row_len), "--compare", o.steps]
         tables = [parse_compare(run(*command)) for _ in range(o.repeats)]
     table = {layout: dict(row, ms=[t[layout]["ms"] for t in tables])
              for layout, row in tables[0].items()}

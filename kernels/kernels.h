@@ -77,7 +77,7 @@ const char *device_init(const DeviceOptions *options);
 const char *device_describe(void);
 // Callback that adds context to device error messages: `describe` writes one NUL-terminated line of
 // at most `capacity` bytes, e.g. the documents of the last batch. The CPU backend ignores it.
-void device_on_error(void (*describe)(char *text, size_t capacity));
+void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context);
 // Prints one error line (with the callback's context) and one hint; exits with code 11.
 __attribute__((noreturn, format(printf, 2, 3))) void device_fail(const char *hint,
                                                                  const char *format, ...);

@@ -37,8 +37,8 @@ common=(--max-seqlen 512 --micro-batch-tokens 1024)
 if grep -qw avx512_bf16 /proc/cpuinfo; then common+=(--bf16-matmul); fi
 ask() {
     printf 'What does %s mean?\n' lantern whisper brave > build/questions.txt
-    ./train_llama --model "$1" --generate --chat --prompt-file build/questions.txt \
-        --temperature 0 --max-new-tokens 60
+    ./train_llama --model "$1" --generate --chat --prompt @build/questions.txt \
+        --temperature 0 --sample-tokens 60
     ./train_llama --model "$1" --eval --val $shards "${common[@]}" | tail -n 1
 }
 
@@ -46,7 +46,7 @@ say 'before'
 ask $model
 
 say 'packed against padded: the same chats, the same losses'
-./train_llama --model $model --train $shards --compare --compare-steps 1 "${common[@]}" | tail -n 8
+./train_llama --model $model --train $shards --compare 1 "${common[@]}" | tail -n 8
 
 say 'train'
 ./train_llama --model $model --train $shards --out $out --overwrite "${common[@]}" --steps 120 \

@@ -16,7 +16,7 @@ options=(
     --max-seqlen 2048 --micro-batch-tokens 16384 --batch-tokens 262144
     --steps 2000
     # A tenth of the peak of SmolLM2-135M's pre-training, warmed up again because AdamW's moments
-    # start at zero; from a checkpoint of your own --init-from keeps them. All of it decays.
+    # start at zero. All of it decays.
     --schedule linear --lr 3e-4 --warmup-steps 100 --min-lr-frac 0.1 --weight-decay 0.01
     --val-every 200 --save-every 200
 )

@@ -43,4 +43,13 @@ __attribute__((unused)) static const char *scratch(const char *name) {
     return paths[next];
 }
 
+// Replaces the file.
+__attribute__((unused)) static bool file_write_all(const char *path, const void *data, size_t n,
+                                                   Error *err) {
+    FILE *file = fopen(path, "wb");
+    if (!file) return disk_error(err, path, "cannot create");
+    const bool ok = fwrite(data, 1, n, file) == n;
+    return fclose(file) == 0 && ok;
+}
+
 #endif

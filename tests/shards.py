@@ -61,6 +61,19 @@ def seal(stem):
         store(stem + ".mask", sealed(mask[:12] + head[1020:] + mask[16:-4]))
 
 
+def write(stem, documents, vocab=None):
+    """STEM.bin and .idx of lists of ids."""
+    ids, ends = [i for d in documents for i in d], []
+    for d in documents:
+        ends.append(len(d) + (ends[-1] if ends else 0))
+    words = [20240520, 1, len(ids)] + [0] * 252
+    words[8:15] = 0x44415055, 1, vocab or max(ids) + 1, 0, -1, -1, len(ends)
+    store(stem + ".bin", struct.pack("<255iI%dH" % len(ids), *words, 0, *ids))
+    store(stem + ".idx", struct.pack("<8sIIQQQ%dQI" % len(ends), b"UNPADIDX", 2, 0, len(ends), len(ids), BLOCK,
+                                     *ends, 0))
+    seal(stem)
+
+
 def mask(directory, rule):
     rule = compile(rule, "rule", "eval")
     for path in glob.glob(directory + "/*.bin"):

@@ -202,12 +202,19 @@ static void make_small(Batch *b, Layout layout) {
     X(REPAD, b->num_real_segments--)                                                         \
     X(REPAD, b->real_cu_seqlens[1]--)                                                        \
     X(REPAD, b->real_cu_seqlens[1] = 99)                                                     \
-    X(REPAD, (b->real_cu_seqlens[1] = b->real_max_seqlen = 7, b->real_rows[5] = 5))          \
+    X(REPAD, real_segment_over_its_row(b))                                                   \
     X(REPAD, b->real_rows[0] = 1)                                                            \
     X(REPAD, b->real_rows[4] = 5)                                                            \
     X(REPAD, b->real_rows[7] = -1)                                                           \
     X(REPAD, b->layout = LAYOUT_PADDED)                                                      \
     X(ALL & ~REPAD, b->layout = LAYOUT_REPAD)
+
+// The first one's seventh row is the second one's first.
+static void real_segment_over_its_row(Batch *b) {
+    static const int32_t rows[] = {0, 1, 2, 3, 4, 5, 6, 6};
+    memcpy(b->real_rows, rows, sizeof rows);
+    b->real_cu_seqlens[1] = b->real_max_seqlen = 7;
+}
 
 static void swap(int32_t *a, int32_t *b) {
     const int32_t t = *a;

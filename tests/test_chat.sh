@@ -128,8 +128,8 @@ check good_lines test "$(wc -l < good.jsonl)" -eq 3
 check rewriting run openai.jsonl --chat-template rewrites.jinja --out r.jsonl
 has rewriting_is_left_out 'left out: openai.jsonl:2: message 3: the template renders it and later' out.txt
 expect strict 3 'bad.jsonl:3: expected JSON' run bad.jsonl --strict --out none.jsonl
-expect no_template_file 3 'absent.jinja: expected a chat template' run openai.jsonl --chat-template absent.jinja --out none.jsonl
-expect a_binary_template 3 'latin.jinja: expected a chat template in UTF-8' run openai.jsonl --chat-template latin.jinja --out none.jsonl
+expect no_template_file 3 'absent.jinja: expected text in UTF-8' run openai.jsonl --chat-template absent.jinja --out none.jsonl
+expect a_binary_template 3 'latin.jinja: expected text in UTF-8' run openai.jsonl --chat-template latin.jinja --out none.jsonl
 expect a_broken_template 3 'syntax.jinja: expected a chat template' run openai.jsonl --chat-template syntax.jinja --out none.jsonl
 expect a_raising_template 3 'expected documents, found none' run openai.jsonl --chat-template raises.jinja --out none.jsonl
 expect templates_are_in_a_sandbox 3 unsafe run openai.jsonl --chat-template escape.jinja --strict --out none.jsonl

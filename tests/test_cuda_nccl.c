@@ -229,7 +229,7 @@ static void make_model(LlamaModel *m, bool tied) {
 
 static void step(LlamaModel *m, const Batch *b, bool overlapped, int64_t t) {
     const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, t};
-    llama_zero_grads(m, 64);
+    llama_begin_step(m, 64);
     for (int micro = 0; micro < 2; micro++) {
         llama_set_batch(m, &b[micro]);
         if (overlapped && micro == 1) llama_last_micro_batch(m);

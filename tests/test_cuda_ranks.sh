@@ -48,8 +48,6 @@ for n in "${counts[@]}"; do
     ranks "$n" "${exact[@]}" --out "d$n" --steps 3
     same_state "deterministic_on_${n}_ranks" d1/$end "d$n/$end"
 done
-ranks 2 "${exact[@]}" --out z --steps 3 --zero 0
-same_state deterministic_zero_0_is_zero_1 d1/$end z/$end
 steps=1
 for n in 1 2 1; do      # resumed with another number of ranks
     ranks $n "${exact[@]}" --out e --steps $steps --resume

@@ -73,7 +73,7 @@ rm -r crossed/step-00000010 crossed/final
 check a_cuda_checkpoint_resumes_on_the_cpu "$cpu" "${common[@]}" --out crossed --steps 10 --resume
 check crossed_losses_match_the_cpu_backend python3 losses.py cpu crossed
 check check_packing "$cuda" "${common[@]}" --check-packing
-check compare "$cuda" "${common[@]}" --compare --compare-steps 1
+check compare "$cuda" "${common[@]}" --compare 1
 check sample "$cuda" --model packed/final --train corpus --max-seqlen 96 --micro-batch-tokens 256 \
     --out sampled --steps 0 --num-samples 2 --sample-tokens 4 --prompt line --val-every 0
 finish

@@ -189,7 +189,7 @@ PY
 check resume_a_masked_run $(masked --steps 4 --resume=masked.run/step-00000002 --out resumed.run)
 same_state resume_under_a_mask_bit_for_bit masked.run/step-00000004 resumed.run/step-00000004
 expect check_packing_under_a_mask 0 '^packing does not change the result' $(masked --check-packing)
-said compare_under_a_mask 0 '^repad ' $(masked --compare --compare-steps 1)
+said compare_under_a_mask 0 '^repad ' $(masked --compare 1)
 check layouts_under_a_mask_have_one_loss \
     test "$(awk '/^(packed|padded|repad) / { print $NF }' said.txt | sort -u | wc -l)" -eq 1
 cp masked/train_00000.mask aside && mask_shards masked "$rest"

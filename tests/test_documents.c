@@ -129,6 +129,13 @@ static bool opens(const char *path, Error *err) {
     return true;
 }
 
+// Opens the data set, with the default options.
+static void open_data(Dataset *ds, const char *path) {
+    Error err = {0};
+    const DatasetOptions options = dataset_options();
+    CHECK_MSG(dataset_open(ds, path, &options, &err), "%s", err.what);
+}
+
 static void check_opens(const char *path) {
     Error err;
     const bool ok = opens(path, &err);
@@ -167,12 +174,10 @@ static void check_documents(Dataset *ds, int64_t first_doc) {
 
 // Opens NAME.bin, whose documents are those of f, and describes it.
 static void open_documents(Dataset *ds, const Files *f, const char *name, char text[256]) {
-    Error err = {0};
-    const DatasetOptions options = dataset_options();
     char bin[64];
     snprintf(bin, sizeof bin, "%s.bin", name);
     save(f, name);
-    CHECK_MSG(dataset_open(ds, scratch(bin), &options, &err), "%s", err.what);
+    open_data(ds, scratch(bin));
     CHECK(ds->num_docs == NUM_DOCS && ds->num_empty == 2);
     check_documents(ds, 0);
     dataset_describe(ds, text, 256);
@@ -344,7 +349,6 @@ TEST(a_bad_token_is_reported_at_any_position) {
             Files f;
             Dataset ds;
             Error err = {0};
-            const DatasetOptions options = dataset_options();
             int32_t out[64];
             char expected[128];
             make_files(&f, width);
@@ -352,7 +356,7 @@ TEST(a_bad_token_is_reported_at_any_position) {
             put(f.bin + 1024 + bad * width, id, (size_t)width);
             seal(&f);  // a writer's mistake, not a damaged file
             save(&f, "bad");
-            CHECK_MSG(dataset_open(&ds, scratch("bad.bin"), &options, &err), "%s", err.what);
+            open_data(&ds, scratch("bad.bin"));
             int64_t start = 0, failed = 0;
             for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
                 const int64_t n = dataset_doc_length(&ds, doc);
@@ -518,8 +522,7 @@ TEST(samples_of_other_trainers_are_read) {
         Dataset ds;
         Error err = {0};
         int32_t tokens[16];
-        const DatasetOptions options = dataset_options();
-        CHECK_MSG(dataset_open(&ds, samples[s].path, &options, &err), "%s", err.what);
+        open_data(&ds, samples[s].path);
         CHECK(ds.num_docs == 5 && ds.num_tokens == 22);
         for (int i = 0; i < 5; i++) {
             CHECK(dataset_doc_length(&ds, i) == lengths[i]);
@@ -529,6 +532,7 @@ TEST(samples_of_other_trainers_are_read) {
         }
         dataset_close(&ds);
     }
+    check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
 TEST(shards_of_other_formats_are_refused_with_a_hint) {
@@ -541,7 +545,7 @@ TEST(shards_of_other_formats_are_refused_with_a_hint) {
         CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
         CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
     }
-    CHECK(mkdir(scratch("npy"), 0777) == 0);  // also in a directory
+    CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
     write_bytes(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
     check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
 }
@@ -619,14 +623,6 @@ TEST(directories_globs_and_lists) {
     check_refused(",", "expected a path");
 }
 
-TEST(modded_nanogpt_names) {
-    Files f;
-    CHECK(mkdir(scratch("fineweb"), 0777) == 0);
-    make_llmc(&f, 2, 50256);
-    write_bytes(scratch("fineweb/fineweb_train_000001.bin"), f.bin, f.bin_size);
-    check_opens(scratch("fineweb"));
-}
-
 // One bad shard is enough to refuse the data set.
 TEST(all_shards_are_validated_first) {
     Files f;
@@ -643,7 +639,6 @@ TEST(more_shards_than_descriptors) {
     Files f;
     Dataset ds;
     Error err = {0};
-    const DatasetOptions options = dataset_options();
     int32_t out[8];
     make_files(&f, 2);
     CHECK(mkdir(scratch("many"), 0777) == 0);
@@ -652,7 +647,7 @@ TEST(more_shards_than_descriptors) {
         snprintf(stem, sizeof stem, "many/train_%05d", i);
         save(&f, stem);
     }
-    CHECK_MSG(dataset_open(&ds, scratch("many"), &options, &err), "%s", err.what);
+    open_data(&ds, scratch("many"));
     CHECK(ds.num_shards == SHARDS && ds.num_open <= DATASET_MAX_OPEN);
     for (int i = 0; i < 3000; i++) {
         const int64_t doc = test_rng_below(SHARDS) * NUM_DOCS + 2;
@@ -671,9 +666,7 @@ typedef struct {
 
 static Fingerprints fingerprints_of(const char *path) {
     Dataset ds;
-    Error err = {0};
-    const DatasetOptions options = dataset_options();
-    CHECK_MSG(dataset_open(&ds, path, &options, &err), "%s", err.what);
+    open_data(&ds, path);
     const Fingerprints found = {ds.fingerprint, ds.token_fingerprint};
     dataset_close(&ds);
     return found;
@@ -814,12 +807,10 @@ TEST(masks_are_read) {
     for (int width = 2; width <= 4; width += 2) {
         Files f, plain;
         Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
         char text[256];
         make_masked_files(&f, width);
         save(&f, "masked");
-        CHECK_MSG(dataset_open(&ds, scratch("masked.bin"), &options, &err), "%s", err.what);
+        open_data(&ds, scratch("masked.bin"));
         CHECK(ds.masked && ds.num_targets == NUM_TARGETS);
         check_documents(&ds, 0);
         check_mask(&ds);
@@ -832,7 +823,7 @@ TEST(masks_are_read) {
         char both[512];
         snprintf(both, sizeof both, "%s", scratch("masked.bin"));
         snprintf(both + strlen(both), sizeof both - strlen(both), ",%s", scratch("plain.bin"));
-        CHECK_MSG(dataset_open(&ds, both, &options, &err), "%s", err.what);
+        open_data(&ds, both);
         CHECK(ds.masked && ds.num_targets == NUM_TARGETS + NUM_TOKENS - NUM_DOCS);
         CHECK(dataset_count_targets(&ds, NUM_DOCS + 3, 1, 20) == 20);
         dataset_close(&ds);

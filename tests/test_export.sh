@@ -221,7 +221,7 @@ check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
 llama_cpp_agrees() {  # llama_cpp_agrees MODEL_DIR TYPE
     rm -f asked.gguf && export_as "$1" "$2" asked.gguf || return
     "$train" --model "$1" --eval --train one > eval.txt || return
-    "$train" --model "$1" --generate --temperature 0 --prompt 'line 7' --max-new-tokens 12 > text.txt 2> /dev/null || return
+    "$train" --model "$1" --generate --temperature 0 --prompt 'line 7' --sample-tokens 12 > text.txt 2> /dev/null || return
     python3 - "$2" << 'PY'
 import glob, re, sys, xllamacpp
 ids = list(memoryview(open(glob.glob("one/*.bin")[0], "rb").read()[1024:]).cast("H"))

@@ -37,7 +37,7 @@ cp -r tiny kind && cp chat.json kind/tokenizer_config.json
 cp -r kind plain && cp chatml.jinja plain/chat_template.jinja
 cp -r tiny other && cp other.json other/tokenizer_config.json
 run() { timeout -k 10 "$limit_s" "$@"; }
-of() { local model=$1; shift; run "$train" --model "$model" --from-scratch --generate --max-new-tokens 12 "$@"; }
+of() { local model=$1; shift; run "$train" --model "$model" --from-scratch --generate --sample-tokens 12 "$@"; }
 greedy() { of tiny --temperature 0 "$@"; }
 # text NAME COMMAND...: it succeeds; its standard output is NAME.txt
 text() {
@@ -70,16 +70,16 @@ same add_bos_token_leaves_it_out never.txt no_bos.txt
 printf 'line 7\nä\n\nof the\n' > prompts.txt
 text two greedy --prompt 'ä'
 text three greedy --prompt 'of the'
-text together greedy --prompt-file prompts.txt
+text together greedy --prompt @prompts.txt
 { for f in 1:line 2:two 3:three; do echo "--- ${f%:*}" && cat "${f#*:}.txt"; done; } > expected.txt
 same prompts_of_a_file_are_those_alone together.txt expected.txt
-text small greedy --prompt-file prompts.txt --max-seqlen 24 --micro-batch-tokens 24
+text small greedy --prompt @prompts.txt --max-seqlen 24 --micro-batch-tokens 24
 same one_after_another_when_memory_is_small together.txt small.txt
 seq 1 150 > many.txt
-text all greedy --prompt-file many.txt --max-new-tokens 2
+text all greedy --prompt @many.txt --sample-tokens 2
 check every_prompt_of_many test "$(grep -ac '^--- ' all.txt)" -eq 150
 # a text may end inside a character; the next text begins without its bytes
-text ends greedy --prompt-file many.txt --max-new-tokens 1
+text ends greedy --prompt @many.txt --sample-tokens 1
 check_python texts_end_with_whole_characters << 'PY'
 import re
 texts = re.split(r"^--- \d+\n", open("ends.txt", encoding="utf-8", newline="").read(), flags=re.M)[1:]
@@ -88,17 +88,15 @@ assert "\ufffd\n" in texts and len(set(texts)) > 5, texts
 PY
 
 # ---- the text ------------------------------------------------------------------------------------------
-text half greedy --prompt 'line 7' --max-new-tokens 5
+text half greedy --prompt 'line 7' --sample-tokens 5
 has max_new_tokens 'then 4 tokens' err.txt
 text seqlen greedy --prompt 'line 7' --max-seqlen 9
 has ends_at_max_seqlen 'then 2 tokens' err.txt
-text hot1 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200
-text hot2 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200
+text hot1 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
+text hot2 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 same a_seed_repeats_the_text hot1.txt hot2.txt
-text hot3 of tiny --prompt 'line 7' --temperature 3 --max-new-tokens 200 --seed 2
+text hot3 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 --seed 2
 differ another_seed_is_another_text hot1.txt hot3.txt
-text top of tiny --prompt 'line 7' --temperature 3 --top-k 1
-same top_k_1_is_greedy top.txt line.txt
 check_python output_is_utf8_without_control_characters << 'PY'
 for name in "hot1.txt", "hot3.txt", "together.txt":
     text = open(name, "rb").read().decode()
@@ -140,13 +138,12 @@ expect another_template 2 'error: other/tokenizer_config.json: --chat: expected 
 expect no_template 2 'error: tiny/tokenizer_config.json: --chat: .* found none' of tiny --chat --prompt a
 
 # a model that has learned to answer "ok" and to end its turn
-python3 - << 'PY'
-import struct
+PYTHONPATH=$root/tests python3 - << 'PY'
+import shards
 turns = [258, *b"user\nhi", 259, *b"\n", 258, *b"assistant\nok", 259]
-open("answers.ds", "wb").write(struct.pack("<%dH" % (50 * len(turns)), *turns * 50))
-open("answers.ds.index", "wb").write(struct.pack("<50Q", *(len(turns) * (i + 1) for i in range(50))))
+shards.write("answers", [turns] * 50)
 PY
-run "$train" --model plain --from-scratch --train answers.ds --max-seqlen 64 --micro-batch-tokens 128 --out learned \
+run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --micro-batch-tokens 128 --out learned \
     --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
 text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
 same an_answer_ends_its_turn answer.txt <(echo ok)
@@ -176,7 +173,7 @@ while True:
     sys.stderr.buffer.write(seen)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 PY
-ask() { run python3 terminal.py "$train" --generate --temperature 0 --max-new-tokens 12 "$@"; }
+ask() { run python3 terminal.py "$train" --generate --temperature 0 --sample-tokens 12 "$@"; }
 terminal() { ask --from-scratch "$@"; }
 if has_terminals; then
     text terminal terminal --model tiny
@@ -200,24 +197,22 @@ fi
 
 # ---- what is refused -----------------------------------------------------------------------------------
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
-expect max_new_tokens_alone 2 '--max-new-tokens belongs to --generate' "$train" --max-new-tokens 3
-expect compare_steps_alone 2 '--compare-steps belongs to --compare' "$train" --compare-steps 3 --dry-run
+expect steps_of_compare 2 'compare: expected 1 to 1000' "$train" --compare 0 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
 expect generate_and_eval 2 'expected at most one' of tiny --eval
-expect two_prompts 2 '--prompt and --prompt-file: expected at most one' of tiny --prompt a --prompt-file prompts.txt
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a
-expect no_prompt_file 3 'missing.txt' of tiny --prompt-file missing.txt
+expect no_prompt_file 3 'missing.txt' of tiny --prompt @missing.txt
 : > empty
-expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt-file empty
+expect empty_file 3 'empty: expected a prompt a line' of tiny --prompt @empty
 text fits greedy --prompt 'line 7' --max-seqlen 7
 has the_longest_prompt '^6 prompt tokens .* then 0 tokens' err.txt
 expect too_long 2 'raise --max-seqlen' of tiny --prompt 'line 7' --max-seqlen 6
 outcome dry_run 0 '^ *workspace ' of tiny --prompt a --dry-run
 
 # ---- --eval --------------------------------------------------------------------------------------------
-check_python shards "$golden" << 'PY'
-import json, struct, sys
+PYTHONPATH=$root/tests check_python shards "$golden" << 'PY'
+import json, shards, struct, sys
 data = open(sys.argv[1] + "/expected.safetensors", "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8:8 + n])
@@ -225,12 +220,11 @@ def values(name, kind):
     a, b = header[name]["data_offsets"]
     return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + n + a:8 + n + b])
 tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")[1:]
-open("golden.ds", "wb").write(struct.pack("<%dH" % len(tokens), *tokens))
-open("golden.ds.index", "wb").write(struct.pack("<%dQ" % len(ends), *ends))
+shards.write("golden", [tokens[a:b] for a, b in zip((0,) + ends, ends)])
 open("loss.txt", "w").write(repr(values("loss_fp64", "d")[0]))
 open("lengths.txt", "w").write(" ".join(str(b - a) for a, b in zip((0,) + ends, ends)))
 PY
-eval_golden() { run "$train" --model "$golden" --eval --val golden.ds --max-seqlen 96 "$@"; }
+eval_golden() { run "$train" --model "$golden" --eval --val golden.bin --max-seqlen 96 "$@"; }
 cat > table.py << 'PY'
 import math, sys
 docs, targets = int(sys.argv[2]), int(sys.argv[3])
@@ -264,7 +258,7 @@ check eval_writes_nothing test ! -e out
 ranks_can_run "$root/build/cpu/train_llama"
 if [ -z "$no_ranks" ]; then
     text eval_ranks run mpirun --oversubscribe --allow-run-as-root -n 3 "$root/build/cpu/train_llama" \
-        --model "$golden" --eval --val golden.ds --max-seqlen 96 --micro-batch-tokens 96
+        --model "$golden" --eval --val golden.bin --max-seqlen 96 --micro-batch-tokens 96
     check eval_of_three_ranks python3 table.py eval_ranks.txt 7 124 loss.txt
 else skip eval_of_three_ranks "$no_ranks"; fi
 finish

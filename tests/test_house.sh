@@ -42,7 +42,7 @@ no_machine_paths() { ! grep -rnE '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/
 check model_names_no_backend no_backend_names
 check kernels_h_has_no_batch_and_time no_batch_and_time
 check lines_up_to_100_columns short_lines train_llama.cu llama.h data/*/*.[ch] kernels/*.h \
-    kernels/*/* tests/*.[ch] tests/*.cu dev/*.[ch] dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
+    kernels/*/* tests/*.[ch] tests/*.cu dev/simple/*.c dev/emu/*.cpp dev/emu/*.h \
     dev/emu/include/* dev/emu/bugs/*
 check results_have_no_machine_paths no_machine_paths
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
@@ -50,8 +50,7 @@ else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 
 formatted() {
     local f wrong=0
-    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/* dev/*.[ch] dev/*.cu \
-        dev/simple/*.c; do
+    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/* dev/simple/*.c; do
         clang-format "$f" | cmp -s - "$f" || { echo "$f: clang-format -i changes it" && wrong=1; }
     done
     return $wrong
@@ -70,7 +69,7 @@ functions_are_used() {
     local objects=(build/cpu/data/*/*.o)
     exist "${objects[@]}" || return 1
     nm -g --defined-only "${objects[@]}" | awk '$2 == "T" { print $3 }' | sort -u > "$work/defined"
-    nm -u build/cpu/train_llama.o "${objects[@]}" build/cpu/kernels/*/*.o build/cpu/dev/*.o \
+    nm -u build/cpu/train_llama.o "${objects[@]}" build/cpu/kernels/*/*.o \
         build/asan/tests/*.o | awk '$1 == "U" { print $2 }' | sort -u > "$work/called"
     ! comm -23 "$work/defined" "$work/called" | grep .
 }
@@ -89,7 +88,7 @@ else skip simple_is_plain_c_for_clang 'clang is not installed'; fi
 # every C file of the program and its tests, warnings as errors (the build does the same with gcc)
 clang_accepts() {
     local f
-    for f in data/*/*.c kernels/*/*.c tests/*.c dev/*.c; do
+    for f in data/*/*.c kernels/*/*.c tests/*.c; do
         clang -fsyntax-only -fopenmp -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror "$f" || return 1
     done
     syntax clang && syntax clang -DBACKEND_CUDA

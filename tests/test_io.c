@@ -233,17 +233,6 @@ TEST(full_disk_is_exit_4) {
     CHECK_MSG(strstr(err.hint, "space"), "%s", err.hint);
 }
 
-TEST(file_write_all_replaces) {
-    Error err = {0};
-    uint64_t n = 0;
-    CHECK(file_write_all(scratch("whole"), "one", 3, &err));
-    CHECK(file_write_all(scratch("whole"), "second", 6, &err));
-    char *text = read_back(scratch("whole"), &n);
-    CHECK(n == 6 && strcmp(text, "second") == 0);
-    free(text);
-    CHECK(!file_write_all(scratch("no/such"), "x", 1, &err) && err.code == EXIT_DISK);
-}
-
 TEST(reads_are_exact) {
     File f;
     Error err = {0}, past = {0}, wrap = {0};

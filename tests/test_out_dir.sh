@@ -123,27 +123,6 @@ same log_of_lost_checkpoints_is_kept l/log.jsonl old/log.jsonl
 sed -i '/"step": [3-9],/d' l/log.jsonl
 expect log_ends_where_the_first_checkpoint_was_due 0 'start +random weights' "${run[@]}" --out l --steps 8 --resume
 
-# ---- --init-from: weights and moments for a run of its own -------------------------------------------------
-# With one document all steps are alike, wherever a run is in its data.
-yes one | head -n 1 > one.txt
-prepare one.txt --out one
-alike=("$train" --threads 1 --model tiny --from-scratch --train one --max-seqlen 64 --micro-batch-tokens 64
-    --schedule constant --warmup-steps 0 --val-every 0 --num-samples 0 --lr 1e-3)
-expect whole_run 0 done "${alike[@]}" --out whole --steps 6
-expect first_run 0 done "${alike[@]}" --out first --steps 2
-init=("${alike[@]}" --init-from first/step-00000002)
-expect run_from_its_checkpoint 0 'start +first/step-00000002' "${init[@]}" --out second --steps 2
-expect run_from_that_checkpoint 0 done "${alike[@]}" --init-from second/step-00000002 --out third --steps 1 --save-every 1
-expect resume_of_such_a_run 0 done "${resume[@]}" --out third --steps 2
-for f in model optimizer; do
-    same "init_from_keeps_weights_and_moments_$f" {whole/step-00000006,third/step-00000002}/$f.safetensors
-done
-expect init_from_with_other_data_and_sizes 0 done "${run[@]}" --init-from first/step-00000002 --out other --steps 1
-expect init_from_and_resume 2 'resume and --init-from' "${init[@]}" --out second --resume
-expect init_from_into_a_run 2 'found a run' "${init[@]}" --out second
-expect init_from_a_model 3 'manifest.json' "${alike[@]}" --init-from tiny --out none
-expect init_from_what_overwrite_removes 2 'does not remove' "${init[@]}" --out first --overwrite
-
 # ---- --resume restores the options of the run ------------------------------------------------------------
 options=(--schedule cosine --weight-decay 0.2 --beta2 0.9 --seed 7 --long-docs truncate --deterministic --grad-clip 0.5
          --min-lr-frac 0.1 --keep 0)
@@ -225,7 +204,7 @@ PY
 else skip full_disk_while_logging 'mounting a tmpfs needs root'; fi
 
 # ---- only finite values are saved ----------------------------------------------------------------------------
-wild=("${run[@]}" --batch-tokens 256 --warmup-steps 0 --schedule constant --grad-clip 0 --max-skips 3 --save-every 1
+wild=("${run[@]}" --batch-tokens 256 --warmup-steps 0 --schedule constant --grad-clip 0 --save-every 1
       --steps 60 --keep 0)
 cat > finite.py <<'PY'
 import glob, json, math, struct, sys
@@ -270,7 +249,7 @@ expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out
 status=$?
 [ $status -eq 4 ] && grep -q 'File too large' out.txt && ok file_size_limit_is_a_full_disk ||
     bad file_size_limit_is_a_full_disk "exit code $status"
-"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --max-skips 1 --steps 9 <&- >&- 2>&-
+"${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 12 <&- >&- 2>&-
 status=$?
 check closed_descriptors_run test $status -eq 7
 check output_does_not_go_into_files_of_the_run python3 -c '

@@ -40,12 +40,12 @@ like packed_lines lines.ndjson.gz
 like csv lines.csv
 like tsv lines.tsv
 like other_key other.jsonl --text-key body
-refused other_column 3 'lines.csv: expected a column body, found id, text' lines.csv --text-key body
+refused other_column 3 'lines.csv:1: expected a string "body", found id, text' lines.csv --text-key body
 refused a_cut_file 3 'cut.jsonl.gz: cannot read' cut.jsonl.gz
 refused no_such_file 3 'absent.jsonl: cannot read: No such file' absent.jsonl
 touch notes.txt
 refused text 3 'notes.txt: expected JSONL, CSV or Parquet' notes.txt
-refused nothing_good 3 'expected documents, found none' lines.jsonl --text-key body
+refused nothing_good 3 'lines.jsonl:1: expected a string "body", found id, text' lines.jsonl --text-key body
 refused strict 3 'bad.jsonl:3: expected JSON' bad.jsonl --strict
 check bad_lines run bad.jsonl --out bad.out.jsonl
 has bad_line 'left out: bad.jsonl:4: expected a string "text", found a number' out.txt
@@ -78,7 +78,7 @@ export PYTHONPATH=$work/hub${PYTHONPATH:+:$PYTHONPATH}
 like hub hf:lines.jsonl
 like hub_config_and_split hf:lines.jsonl:part:test
 refused no_such_data_set 3 "hf:no/such: cannot read: Dataset 'no/such' doesn't exist on the Hub" hf:no/such
-refused hub_other_column 3 'hf:lines.jsonl: expected a column body, found id, text' hf:lines.jsonl --text-key body
+refused hub_other_column 3 'hf:lines.jsonl:1: expected a string "body", found id, text' hf:lines.jsonl --text-key body
 PYTHONPATH=$work/missing refused without_datasets 2 'hf:lines.jsonl: needs the Python package datasets' hf:lines.jsonl
 
 # ---- Parquet ---------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ static void llama_make_batch(Batch *b, const LlamaConfig *c) {
 }
 
 static double llama_forward_backward(LlamaModel *m, const Batch *b) {
-    llama_zero_grads(m, b->num_targets);
+    llama_begin_step(m, b->num_targets);
     llama_set_batch(m, b);
     llama_forward(m);
     llama_head_train(m);

@@ -20,14 +20,15 @@ static void put(const char *name, const char *text) {
     CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
 }
 
-// Three documents of 3, 4 and 9 + `more` bytes
+// Three documents of 3, 4 and 9 + `more` bytes, the last one with a loss mask
 static void make_texts(int more) {
     Error err = {0};
-    char line[64];
+    char line[96];
     CHECK(dir_remove_tree(scratch("in"), &err) && dir_create_all(scratch("in"), &err));
     put("in/a.txt", "one");
     put("in/b.txt", "two!");
-    snprintf(line, sizeof line, "{\"text\": \"and three%.*s\"}\n\n", more, "!!!!!!!!!!");
+    snprintf(line, sizeof line, "{\"parts\": [[\"and \", false], [\"three%.*s\", true]]}\n\n", more,
+             "!!!!!!!!!!");
     put("in/c.jsonl", line);
 }
 
@@ -38,7 +39,7 @@ static bool convert(Error *err) {
     snprintf(in, sizeof in, "%s", scratch("in"));
     snprintf(dir, sizeof dir, "%s", scratch("out"));
     out = (OutDir){.path = dir};
-    const Texts t = {"demo", 264, 1, false, true, false, &out, &no_signal};
+    const Texts t = {"demo", 264, 1, true, false, &out, &no_signal};
     const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
     if (out.locked) dir_unlock(&out.lock);
     const bool made = spec != in;
@@ -56,7 +57,7 @@ static int64_t tokens_there(void) {
     CHECK(path_exists(scratch("out/tokens/tokenizer.json")));
     CHECK_MSG(dataset_open(&ds, scratch("out/tokens"), &options, &err), "%s", err.what);
     const int64_t tokens = ds.num_tokens;
-    CHECK(ds.num_docs == 3);
+    CHECK(ds.num_docs == 3 && ds.masked);
     dataset_close(&ds);
     return tokens;
 }

@@ -6,7 +6,6 @@ TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/t
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 DEV_TESTS := emu conform layout tensor_cores simple cuda_schedules witnesses
-DEV     := $(patsubst dev/%.c,%,$(wildcard dev/*.c)) $(patsubst dev/%.cu,%,$(wildcard dev/*.cu))
 # Calls that tests/fault.c can make fail; only our own objects are wrapped
 FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
@@ -26,8 +25,6 @@ build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_f
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
 	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
-$$(DEV:%=build/$(1)/%): build/$(1)/%: build/$(1)/dev/%.o build/$(1)/libhost.a $(3)
-	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1))
 .SECONDARY: $$(TESTS:%=build/$(1)/tests/test_%.o) $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
 endef
 
@@ -89,7 +86,7 @@ ARM64_CC := aarch64-linux-gnu-gcc
 ARM64   := build/arm64/test_ops
 build/arm64/test_%: tests/test_%.c $(wildcard kernels/cpu/*.[ch]) kernels/kernels.h Makefile \
                     kernels/comm/mpi.c kernels/comm/cpu.c kernels/comm/watchdog.c \
-                    $(addprefix data/base/,clock.c error.c memory.c sum_tree.c)
+                    $(addprefix data/base/,clock.c error.c memory.c)
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)$(ARM64_CC) $(filter-out -MMD -MP,$(CFLAGS)) -O2 -static \
 	    -ffunction-sections -Wl,--gc-sections $(filter %.c,$^) -o $@ -lm -lpthread

@@ -69,18 +69,6 @@ static bool dir_remove_level(const char *path, int depth, Error *err) {
 
 bool dir_remove_tree(const char *path, Error *err) { return dir_remove_level(path, 0, err); }
 
-bool file_write_all(const char *path, const void *data, size_t n, Error *err) {
-    char temp[IO_PATH_MAX], parent[IO_PATH_MAX];
-    if (!path_parent(parent, sizeof parent, path, err) ||
-        !path_printf(temp, sizeof temp, err, "%s.tmp-%ld", path, (long)getpid()))
-        return false;
-    unlink(temp);  // left by a dead process with our process id
-    if (!file_create(temp, data, n, err)) return false;
-    if (io_rename(temp, path, err)) return dir_sync(parent, err);
-    unlink(temp);
-    return false;
-}
-
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err) {
     struct statvfs st;
     if (statvfs(path, &st) != 0) return disk_error(err, path, "cannot read the free space");

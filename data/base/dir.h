@@ -1,5 +1,5 @@
-// Directories: create, sync, remove, probe, and lock for one writer; files replaced atomically.
-// Failures are EXIT_DISK unless noted.
+// Directories: create, sync, remove, probe, and lock for one writer. Failures are EXIT_DISK unless
+// noted.
 #ifndef UNPAD_DIR_H
 #define UNPAD_DIR_H
 
@@ -16,9 +16,6 @@ bool io_rename(const char *from, const char *to, Error *err);
 
 // rm -r; symbolic links are removed, not followed. A path that does not exist is not an error.
 bool dir_remove_tree(const char *path, Error *err);
-
-// Replaces a file atomically: temporary file, fsync, rename, fsync of the directory.
-bool file_write_all(const char *path, const void *data, size_t n, Error *err);
 
 // Bytes that an unprivileged process can still write to the file system of `path`.
 bool disk_free_bytes(const char *path, uint64_t *out, Error *err);

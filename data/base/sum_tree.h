@@ -19,19 +19,43 @@ enum { SUM_MAX_NODES = 64 };  // a block of up to 2^20 leaves joins to 40 nodes 
 
 // The leaf of a micro-batch. In packed layout each leaf has one micro-batch; other layouts need
 // more or fewer micro-batches than there are leaves.
-int32_t sum_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves);
+static inline int32_t sum_leaf(int32_t micro, int32_t num_micro, int32_t num_leaves) {
+    return (int32_t)((int64_t)micro * num_leaves / num_micro);
+}
 
 // The block [*first, *last) of n items in order that one rank owns.
-void rank_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first, int32_t *last);
+static inline void rank_block(int32_t n, int32_t rank, int32_t num_ranks, int32_t *first,
+                              int32_t *last) {
+    *first = (int32_t)((int64_t)n * rank / num_ranks);
+    *last = (int32_t)((int64_t)n * (rank + 1) / num_ranks);
+}
 
 // Are these two neighbours the children of one node?
-bool sum_nodes_join(SumNode left, SumNode right);
+static inline bool sum_nodes_join(SumNode left, SumNode right) {
+    return left.size == right.size && left.first % (2 * left.size) == 0;
+}
 
 // Adds the next leaf at the right end of nodes (num_nodes) and joins; returns the new num_nodes.
-int sum_add_leaf(SumNode *nodes, int num_nodes, int32_t leaf);
+static inline int sum_add_leaf(SumNode *nodes, int num_nodes, int32_t leaf) {
+    SumNode node = {leaf, 1};
+    while (num_nodes > 0 && sum_nodes_join(nodes[num_nodes - 1], node)) {
+        node = nodes[--num_nodes];
+        node.size *= 2;
+    }
+    nodes[num_nodes] = node;
+    return num_nodes + 1;
+}
 
 // Joins the leaves [first, last) into nodes (SUM_MAX_NODES); returns how many nodes remain. *most:
 // the largest number of nodes that existed when a leaf was added, that leaf not counted.
-int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, int *most);
+static inline int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, int *most) {
+    int n = 0;
+    *most = 0;
+    for (int32_t leaf = first; leaf < last; leaf++) {
+        if (n > *most) *most = n;
+        n = sum_add_leaf(nodes, n, leaf);
+    }
+    return n;
+}
 
 #endif

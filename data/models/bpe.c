@@ -160,8 +160,8 @@ static bool bpe_add_merge(Bpe *b, const json_t *merge, size_t rank, Error *err) 
     }
     if (ids[0] < 0 || ids[1] < 0 || ids[2] < 0)
         return bad_input(err,
-                         "model.merges: expected two tokens that make a third, found another thing "
-                         "at %zu",
+                         "model.merges: merge %zu is not a pair of tokens whose concatenation is a "
+                         "token",
                          rank);
     Merge *m = bpe_merge(b, ids[0], ids[1]);
     *m = (Merge){(uint64_t)ids[0] << 32 | (uint64_t)ids[1], (int32_t)rank, ids[2]};

@@ -174,7 +174,8 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
                : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
         !path_printf(ck->dir, sizeof ck->dir, err, "%s.tmp-%ld", ck->publish, (long)getpid()))
         return false;
-    if (!dir_remove_tree(ck->dir, err)) return false;  // of a dead process with our pid
+    if (!dir_remove_tree(ck->dir, err))
+        return false;  // left by an earlier process with the same pid
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
     ck->active = true;

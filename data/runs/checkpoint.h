@@ -81,16 +81,15 @@ bool checkpoint_prune(const char *out_dir, int64_t step, int keep, Error *err);
 // the newest one is still there or none is.
 bool checkpoint_remove_all(const char *out_dir, Error *err);
 
-// Reads every file that manifest.json names and compares sizes and checksums. Exit 3 otherwise. step
-// may be NULL.
+// Reads every file that manifest.json names and compares sizes and checksums; exit 3 where they
+// differ. step may be NULL.
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 
 // Called for each damaged checkpoint that is skipped, newest first.
 typedef void (*CheckpointReport)(const char *dir, const Error *why);
 
-// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. True with *step =
-// -1 when there is none at all; false when all are damaged. report may be
-// NULL.
+// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. True with
+// *step = -1 when there is none at all; false when all are damaged. report may be NULL.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
                             CheckpointReport report, Error *err);
 

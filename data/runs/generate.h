@@ -1,6 +1,6 @@
-// Texts that a model writes: samples of a run, and --generate. Those of one round grow together: their prompts are one packed batch,
-// then each pass takes the last token of every text and finds the others' keys and values in the
-// cache. What does not fit at one time waits for the next round.
+// Texts that a model writes: samples of a run, and --generate. Those of one round grow together:
+// their prompts are one packed batch, then each pass takes the last token of every text and finds
+// the others' keys and values in the cache. What does not fit at one time waits for the next round.
 #ifndef UNPAD_GENERATE_H
 #define UNPAD_GENERATE_H
 

@@ -21,7 +21,18 @@
                      "it is --recompute full; --dry-run prints what activations take"), \
     OPTION_ELSEWHERE("export|export-type|export-gguf", \
                      "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"), \
+    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"), \
     OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"), \
+    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"), \
+    OPTION_ELSEWHERE("prompt-file", "it is --prompt @FILE, one prompt per line"), \
+    OPTION_ELSEWHERE("zero", "several ranks always shard the optimizer state"), \
+    OPTION_ELSEWHERE("beta1|eps", "AdamW's beta1 is 0.9, its eps 1e-8"), \
+    OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"), \
+    OPTION_ELSEWHERE("max-new-tokens", "it is --sample-tokens"), \
+    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"), \
+    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"), \
+    OPTION_ELSEWHERE("boundary-ends", "data/convert.py writes an index"), \
+    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"), \
     OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"), \
     OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU")
 // clang-format on

@@ -42,8 +42,7 @@ static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
            json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
            json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
-           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
-           json_get_int64(state, "updates_before", 0, max, &s->updates_before, false, err);
+           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
@@ -69,10 +68,10 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
     const PlanState *c = &s->cursor;
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
-    json_t *state = json_pack(
-        "{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:I}", "format", 1, "version", version, "step",
-        c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off, "log_bytes",
-        s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "updates_before", s->updates_before);
+    json_t *state =
+        json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i}", "format", 1, "version", version,
+                  "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
+                  "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));
@@ -87,14 +86,6 @@ json_t *state_open(const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
     return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
-}
-
-bool state_updates(int64_t *updates, const char *dir, Error *err) {
-    TrainingState s = {0};
-    json_auto_t *state = state_open(dir, err);
-    if (!state || !read_cursor(state, &s, err)) return false;
-    *updates = s.updates_before + s.cursor.step;
-    return true;
 }
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,

@@ -14,7 +14,6 @@ typedef struct {
     PlanState cursor;   // of the next step to train
     int64_t log_bytes;  // of log.jsonl so far
     int skips_in_a_row;
-    int64_t updates_before;  // made to the moments by the run that this one was initialized from
 } TrainingState;
 
 // Writes the file into the checkpoint.
@@ -23,9 +22,6 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
 
 // The parsed file of `dir`, to be freed by the caller; NULL with *err.
 json_t *state_open(const char *dir, Error *err);
-
-// How many updates the moments in the checkpoint `dir` have seen.
-bool state_updates(int64_t *updates, const char *dir, Error *err);
 
 // Reads the state from `dir`. Exit 9 when plan or data differ from those it was written with: the
 // resumed run would see other documents in its steps.

@@ -56,7 +56,8 @@ enum { DATASET_MAX_OPEN = 256 };  // files open at a time
 DatasetOptions dataset_options(void);
 
 // spec: a file, a directory, a glob pattern, or several of these separated by commas. Errors are
-// EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the model's is fine: ids are checked against the shards' own.
+// EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the model's is fine: ids are
+// checked against the shards' own.
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err);
 void dataset_close(Dataset *ds);
 

@@ -167,8 +167,7 @@ static bool open_tokenizer(Job *j, Error *err) {
 
 static void make_key(Job *j) {
     const ShardVocabulary *v = &j->vocabulary;
-    const int64_t facts[] = {FORMAT, j->settings->strict,       v->vocab_size, v->bos,
-                             v->eos, (int64_t)v->tokenizer_hash};
+    const int64_t facts[] = {FORMAT, v->vocab_size, v->bos, v->eos, (int64_t)v->tokenizer_hash};
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
     for (size_t i = 0; i < j->in.n; i++) {
@@ -228,17 +227,14 @@ static void round_run(Round *r, Thread *threads, int num_threads) {
     while (--started > 0) pthread_join(threads[started].id, NULL);
 }
 
-static bool leave_out(Job *j, const Unit *u, Error *err) {
+static void leave_out(Job *j, const Unit *u) {
     LeftOut *left = &j->left_out;
     left->empty += u->num_empty;
     left->binary += u->num_binary;
     left->bad += u->num_bad;
-    if (u->num_bad == 0) return true;
-    if (j->settings->strict)
-        return error_set(err, EXIT_BAD_INPUT, "without --strict it is left out", "%s", u->bad.what);
+    if (u->num_bad == 0) return;
     if (left->first.code == 0) left->first = u->bad;
     if (left->named++ < MAX_NAMED) warning("left out: %s", u->bad.what);
-    return true;
 }
 
 static bool write_unit(Job *j, const Unit *u, Error *err) {
@@ -253,7 +249,8 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
                               d->end - d->first, d->masked ? u->targets + d->first : NULL, err))
             return false;
     }
-    return leave_out(j, u, err);
+    leave_out(j, u);
+    return true;
 }
 
 static void show_progress(Job *j, uint64_t bytes, bool end) {

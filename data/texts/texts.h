@@ -13,7 +13,6 @@ typedef struct {
     const char *model;   // the directory whose tokenizer.json is used, or "demo": bytes
     int32_t vocab_size;  // of the model
     int threads;         // 0: all cores
-    bool strict;         // a JSON line without a text is an error; else it is left out and counted
     bool writes;         // rank 0; others only learn the name of the directory
     bool replaces_run;   // what a run in *out was trained on may be replaced
     OutDir *out;         // locked before anything is written

@@ -139,22 +139,7 @@ void check_mbarriers_idle(Block *b) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// TMA tiles and bulk copies: doing them
-
-static void do_bulk(const AsyncOp &o) {
-    char *p = (char *)smem_ptr(o.smem, o.bytes, "bulk copy");
-    if (o.kind == AsyncOp::BULK_LOAD) {
-        memcpy(p, o.global, o.bytes);
-        if (opt.proxy) memcpy(async_view(o.smem, p), o.global, o.bytes);
-        return;
-    }
-    const char *src = async_view(o.smem, p);
-    for (uint32_t k = 0; k < o.bytes; k += sizeof(float)) {
-        float v;
-        memcpy(&v, src + k, sizeof v);
-        emu_rmw((float *)((char *)o.global + k), [&](float x) { return x + v; });
-    }
-}
+// TMA tiles: doing them
 
 // Sixteen bytes of one row of a box: outside the tensor, loads give zeros and stores do nothing.
 static void do_chunk(const AsyncOp &o, uint32_t a, char *row, int64_t x, bool row_inside) {
@@ -198,15 +183,12 @@ void async_exec(Block *b, size_t i) {
         b->async.erase(b->async.begin() + (ptrdiff_t)i);
     }
     Async context(b->warps[(size_t)o.owner->warp].get(), false, "TMA", o.file, o.line);
-    if (o.kind == AsyncOp::LOAD || o.kind == AsyncOp::STORE)
-        do_tile(o);
-    else
-        do_bulk(o);
+    do_tile(o);
     if (o.into_shared()) mbar_complete_tx(o.bar, o.bytes, o.file, o.line);
 }
 
 // ------------------------------------------------------------------------------------------------
-// TMA tiles and bulk copies: issuing them
+// TMA tiles: issuing them
 
 static void issue(AsyncOp o) {
     Block *b = cur.blk;
@@ -265,31 +247,6 @@ void tma_store(const CUtensorMap *map, uint32_t src, int rank, int c0, int c1, i
     issue(tile_op(AsyncOp::STORE, map, src, 0, rank, c0, c1, c2, file, line));
 }
 
-static AsyncOp bulk_op(AsyncOp::Kind kind, uint32_t s, const void *global, uint32_t bytes,
-                       uint32_t bar, const char *file, int line) {
-    if (s & 15 || (uintptr_t)global & 15 || bytes & 15)
-        fail("%s:%d bulk copy: 16-byte alignment (shared 0x%x, global %p, %u bytes)", file, line, s,
-             global, bytes);
-    AsyncOp o{};
-    o.kind = kind;
-    o.smem = s;
-    o.global = (void *)global;
-    o.bytes = bytes;
-    o.bar = bar;
-    o.file = file;
-    o.line = line;
-    smem_ptr(s, bytes, "bulk copy");
-    return o;
-}
-
-void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, const char *file,
-               int line) {
-    mbar_at(bar, "bulk copy", file, line);
-    issue(bulk_op(AsyncOp::BULK_LOAD, dst, src, bytes, bar, file, line));
-}
-void bulk_reduce_add(float *dst, uint32_t src, uint32_t bytes, const char *file, int line) {
-    issue(bulk_op(AsyncOp::REDUCE_ADD, src, dst, bytes, 0, file, line));
-}
 void bulk_commit() { cur.self->bulk_groups++; }
 
 // Waits for this thread's stores. Hardware lets "read" waits return when shared memory has been

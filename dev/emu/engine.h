@@ -3,7 +3,7 @@
 //   schedule.cpp  which thread runs next; blocks, grids, deadlock reports
 //   warp.cpp      warp collectives, __syncthreads and named barriers
 //   shared.cpp    shared memory: where it is, poison, the async proxy's view of it
-//   async.cpp     cp.async, mbarrier, TMA and bulk copies: queued, done as late as allowed
+//   async.cpp     cp.async, mbarrier, TMA: queued, done as late as allowed
 //   tensor.cpp    ldmatrix, mma.sync, wgmma
 //   streams.cpp   streams as threads
 //   nccl.cpp      NCCL between processes of one machine
@@ -148,8 +148,8 @@ struct Barrier {
     char tsan_tag[2];
 };
 
-struct AsyncOp {  // a TMA tile or a bulk copy
-    enum Kind { LOAD, STORE, BULK_LOAD, REDUCE_ADD } kind;
+struct AsyncOp {  // a TMA tile
+    enum Kind { LOAD, STORE } kind;
     Fiber *owner;
     int group;
     CUtensorMap map;
@@ -158,7 +158,7 @@ struct AsyncOp {  // a TMA tile or a bulk copy
     void *global;
     const char *file;
     int line;
-    bool into_shared() const { return kind == LOAD || kind == BULK_LOAD; }
+    bool into_shared() const { return kind == LOAD; }
 };
 
 struct Stats {

@@ -106,19 +106,6 @@ void fn_vote(void **slot, uint32_t mask) {
         if (mask >> l & 1) ((ShflArg *)slot[l])->ball = ballot;
 }
 
-// Any lane may be elected: out of order, any one is.
-static void fn_elect(void **slot, uint32_t mask) {
-    int chosen = opt.sched == FIFO ? __builtin_ctz(mask) : (int)(rnd(cur.blk) % 32);
-    while (!(mask >> chosen & 1)) chosen = (chosen + 1) % 32;
-    for (int l = 0; l < 32; l++)
-        if (mask >> l & 1) *(int *)slot[l] = l == chosen;
-}
-bool elect(const char *file, int line) {
-    int chosen = 0;
-    warp_coll(~0u, fn_elect, "elect.sync", &chosen, file, line, true);
-    return chosen;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Barriers of the block
 

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Makes tests/golden/chat: which tokens of a chat transformers trains, by its own
-apply_chat_template(..., return_assistant_tokens_mask=True), for prepare.py --chat to agree with.
+apply_chat_template(..., return_assistant_tokens_mask=True), for data/prepare.py --chat and the trainer to
+agree with.
 
     pip install transformers tokenizers==0.22.2 jinja2
     python3 dev/reference/make_chat_golden.py [SMOLLM2_DIR]
     python3 dev/reference/make_chat_golden.py --trl      # needs trl; its templates, nothing written
 
 SMOLLM2_DIR, of scripts/get_model.sh, adds SmolLM2's tokenizer to the byte tokenizer and a small BPE
-that is trained here. --trl compares data/chat.py with transformers on every training template of
+that is trained here. --trl compares data/prepare.py with transformers on every training template of
 TRL, and on TRL's masks of prompt and completion.
 """
+import argparse
 import json
 import pathlib
 import random
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -24,14 +27,17 @@ from transformers.utils.chat_template_utils import render_jinja_template
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUT = ROOT / "tests" / "golden" / "chat"
 sys.path.insert(0, str(ROOT / "data"))
-import chat as ours  # noqa: E402
 import prepare  # noqa: E402
 
+SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SMOLLM2 = prepare.CHATML.replace(
+    "{{", "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    + SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}{{", 1)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # each with {% generation %}; the test also takes it out
 MARKED = {
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\n" + ours.SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>system\n" + SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}"
     "{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
     "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}{% else %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
@@ -140,9 +146,8 @@ def messages_of(sample):
 
 def load_tokenizers(directories):
     with tempfile.TemporaryDirectory() as tmp:
-        for name, data in prepare.byte_tokenizer_files().items():
-            (pathlib.Path(tmp) / name).write_bytes(data)
-        found = {"byte": AutoTokenizer.from_pretrained(tmp)}
+        subprocess.run([ROOT / "train_llama", "--train", __file__, "--out", tmp, "--dry-run"], check=True)
+        found = {"byte": AutoTokenizer.from_pretrained(tmp + "/tokens")}
     return {**found, **{n: AutoTokenizer.from_pretrained(d) for n, d in directories.items()}}
 
 
@@ -154,13 +159,13 @@ def make(smollm2):
     for tokenizer_name, tokenizer in load_tokenizers(directories).items():
         for name, template in MARKED.items():
             if (tokenizer_name, name) == ("byte", "headers"):
-                continue  # prepare.py, not the template, writes the byte tokenizer's BOS
+                continue  # the trainer, not the template, writes the byte tokenizer's BOS
             for i, sample in enumerate(SAMPLES):
                 ids, trained, straddling = expected(tokenizer, messages_of(sample), template)
                 cases.append({"tokenizer": tokenizer_name, "template": name, "sample": i,
                               "ids": ids, "mask": "".join(map(str, trained)),
                               "straddling": straddling})
-    other = {"smollm2": ours.SMOLLM2, "open": None}
+    other = {"smollm2": SMOLLM2, "open": None}
     golden = {
         "templates": {n: {"marked": t, "plain": other[n] if n in other else plain(t)}
                       for n, t in MARKED.items()},
@@ -173,17 +178,18 @@ def make(smollm2):
 
 
 def our_mask(directory, template, record):
-    """ids and mask of data/chat.py, or why the sample is left out."""
+    """ids, and which of them lie in trained parts of data/prepare.py; or None and why it is left out."""
     with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
         f.write(template)
         f.flush()
-        options = {"tokenizer": str(directory), "bos": False, "eos": False, "chat": True,
-                   "chat_template": f.name, "train_on": "assistant", "now": ours.start_time()}
+        args = argparse.Namespace(model=str(directory), chat_template=f.name, train_on="assistant")
         try:
-            document = ours.Chat(options, prepare.make_tokenizer(options)).document(record)
-        except ours.LeftOut as e:
-            return None, e.args[1]
-    return document.ids, list(document.mask)
+            parts = prepare.Template(args).parts(record)
+        except prepare.LeftOut as e:
+            return None, e.args[0]
+    trained = [flag for text, flag in parts for _ in text]
+    found = Tokenizer.from_file(str(directory / "tokenizer.json")).encode("".join(t for t, _ in parts))
+    return found.ids, [int(all(trained[a:b])) for a, b in found.offsets]
 
 
 def against_trl():
@@ -211,7 +217,7 @@ def against_trl():
         print("%-38s %2d as in transformers, %d not, %d left out, %d refused; %d found without marks"
               % (path.name, same, other, left_out, refused, turns))
     for sample in SAMPLES[:4]:  # TRL: the prompt by itself, then what the completion adds to it
-        messages, template = messages_of(sample), ours.SMOLLM2
+        messages, template = messages_of(sample), SMOLLM2
         prompt, completion = messages[:-1], messages[-1:]
         before = tokenizer.apply_chat_template(prompt, add_generation_prompt=True,
                                                chat_template=template)

@@ -93,7 +93,7 @@ void comm_phase(const char *phase, int64_t step);
 void comm_progress(void);
 // A rank that makes no progress for this long, without waiting for others, says so and ends the job
 // with exit code 8; one that waits does after twice as long without a sign of life from rank 0. In
-// the phase "set-up" ten times as long. 60 by default; 0: never.
+// the phases "set-up" and "evaluate" ten times as long. 60 by default; 0: never.
 void comm_heartbeat(double seconds);
 
 #ifdef __cplusplus

@@ -57,8 +57,8 @@ static real *collected_sum(const OrderedSum *s, int i, int32_t rank) {
     return s->collected + row * s->block;
 }
 
-// Joins nodes (num_nodes) whose sums are in x (num_nodes, n each) as far as they join; with `all`
-// from the right to one. Returns how many are left.
+// Merges adjacent nodes (num_nodes) whose sums are in x (num_nodes, n each); `all`: down to one.
+// Returns how many are left.
 static int join_nodes(SumNode *nodes, real **x, int num_nodes, bool all, size_t n) {
     while (num_nodes > 1 && (all || sum_nodes_join(nodes[num_nodes - 2], nodes[num_nodes - 1]))) {
         num_nodes--;

@@ -18,7 +18,7 @@
 enum {
     LOOK_MS = 100,
     STOPPED_MS = 1000,   // the thread did not run for so long: this process was stopped
-    SET_UP_FACTOR = 10,  // in set-up libraries are loaded and drivers compile: no progress is seen
+    SET_UP_FACTOR = 10,  // see limit_ms
 };
 
 static struct {
@@ -53,11 +53,17 @@ const char *watchdog_where(void) {
     return text;
 }
 
+// In set-up libraries are loaded and drivers compile without a sign of progress, and ranks may read
+// at different speeds; an evaluation's ranks meet only at its end.
+static double limit_ms(bool waits) {
+    const bool apart = strcmp(watch.phase, "set-up") == 0 || strcmp(watch.phase, "evaluate") == 0;
+    return watch.limit_ms * (apart ? SET_UP_FACTOR : 1) * (waits ? 2 : 1);
+}
+
 static void look(double idle_ms) {
-    const bool in_set_up = strcmp(watch.phase, "set-up") == 0, waits = watch.waiting > 0;
-    const double limit_ms = watch.limit_ms * (in_set_up ? SET_UP_FACTOR : 1) * (waits ? 2 : 1);
+    const bool waits = watch.waiting > 0;
     char host[64] = "?";
-    if (limit_ms == 0 || idle_ms <= limit_ms) return;
+    if (watch.limit_ms == 0 || idle_ms <= limit_ms(waits)) return;
     gethostname(host, sizeof host - 1);
     exit_with(EXIT_PEER_LOST,
               strcmp(watch.phase, "start") == 0

@@ -54,7 +54,9 @@ bool cpu_has(const char *set) {
 }
 
 // CPU errors are unsupported shapes, never those of one batch: no context to add.
-void device_on_error(void (*describe)(char *text, size_t capacity)) { (void)describe; }
+void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context) {
+    (void)describe, (void)context;
+}
 
 void device_fail(const char *hint, const char *format, ...) {
     Error err = {0};
@@ -126,7 +128,6 @@ void device_timer_stop(void) {
 float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }
-
 
 size_t device_memory_free(void) {
     FILE *f = fopen("/proc/meminfo", "r");

@@ -31,7 +31,8 @@ static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
 static char gpu[128], description[192], failure[192];
-static void (*describe_work)(char *text, size_t capacity);
+static void (*describe_work)(void *context, char *text, size_t capacity);
+static void *describe_context;
 
 cudaStream_t cuda_stream() { return stream; }
 const char *cuda_gpu() { return gpu; }
@@ -59,7 +60,10 @@ static const char *hint_for(cudaError_t status) {
     return "see nvidia-smi; a kernel may have failed earlier: CUDA_LAUNCH_BLOCKING=1 shows which";
 }
 
-void device_on_error(void (*describe)(char *text, size_t capacity)) { describe_work = describe; }
+void device_on_error(void (*describe)(void *context, char *text, size_t capacity), void *context) {
+    describe_work = describe;
+    describe_context = context;
+}
 
 void device_fail(const char *hint, const char *format, ...) {
     Error err = {};
@@ -69,7 +73,7 @@ void device_fail(const char *hint, const char *format, ...) {
     va_end(args);
     const size_t used = strlen(err.what);
     char work[480] = "";
-    if (describe_work) describe_work(work, sizeof work);
+    if (describe_work) describe_work(describe_context, work, sizeof work);
     if (work[0]) snprintf(err.what + used, sizeof err.what - used, "; %s", work);
     error_exit(&err);
 }

@@ -68,7 +68,7 @@ PTX void named_bar_arrive(int id, int n) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// sm_90: mbarrier, TMA, bulk copies, elect
+// sm_90: mbarrier, TMA
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 PTX void mbar_init(uint32_t b, uint32_t n) {
@@ -123,19 +123,6 @@ PTX void tma_store_3d(const CUtensorMap *m, uint32_t src, int c0, int c1, int c2
         "r"(src), "r"(c0), "r"(c1), "r"(c2)
         : "memory");
 }
-PTX void bulk_load_1d(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(dst),
-        "l"(src), "r"(bytes), "r"(bar)
-        : "memory");
-}
-PTX void bulk_reduce_add_f32(float *dst, uint32_t src, uint32_t bytes) {
-    asm volatile(
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
-        "r"(src), "r"(bytes)
-        : "memory");
-}
 PTX void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N>
 PTX void bulk_wait() {
@@ -144,12 +131,6 @@ PTX void bulk_wait() {
 template <int N>
 PTX void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
-}
-PTX bool elect_one() {
-    uint32_t p;
-    asm volatile("{\n.reg .pred P;\nelect.sync _|P, 0xffffffff;\nselp.u32 %0, 1, 0, P;\n}"
-                 : "=r"(p));
-    return p;
 }
 #endif
 
@@ -287,12 +268,6 @@ PTX void tma_store_2d(const CUtensorMap *m, uint32_t src, int c0, int c1, EMU_LO
 PTX void tma_store_3d(const CUtensorMap *m, uint32_t src, int c0, int c1, int c2, EMU_LOC) {
     emu::tma_store(m, src, 3, c0, c1, c2, EMU_AT);
 }
-PTX void bulk_load_1d(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, EMU_LOC) {
-    emu::bulk_load(dst, src, bytes, bar, EMU_AT);
-}
-PTX void bulk_reduce_add_f32(float *dst, uint32_t src, uint32_t bytes, EMU_LOC) {
-    emu::bulk_reduce_add(dst, src, bytes, EMU_AT);
-}
 PTX void bulk_commit() { emu::bulk_commit(); }
 template <int N>
 PTX void bulk_wait() {
@@ -302,7 +277,6 @@ template <int N>
 PTX void bulk_wait_read() {
     emu::bulk_wait(N);
 }
-PTX bool elect_one(EMU_LOC) { return emu::elect(EMU_AT); }
 template <int N>
 PTX void setmaxnreg_inc(EMU_LOC) {
     emu::setmaxnreg(N, true, EMU_AT);

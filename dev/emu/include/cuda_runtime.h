@@ -1,6 +1,7 @@
 // The host API of the CUDA runtime, as far as this program and its tests call it. Work is done at
-// the call, in the caller's thread, or with EMU_STREAMS=1 by a thread of its stream. Memory and launches
-// are checked more strictly than by a GPU: what a GPU may let pass ends the program with a report.
+// the call, in the caller's thread, or with EMU_STREAMS=1 by a thread of its stream. Memory and
+// launches are checked more strictly than by a GPU: what a GPU may let pass ends the program with a
+// report.
 #pragma once
 #include "cuda_emu.h"
 #include "cuda.h"

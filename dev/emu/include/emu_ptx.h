@@ -7,7 +7,6 @@ namespace emu {
 // Warp-wide tensor operations
 void ldmatrix(uint32_t *r, int n, bool trans, uint32_t addr, const char *file, int line);
 void mma16816(float *d, const uint32_t *a, const uint32_t *b, const char *file, int line);
-bool elect(const char *file, int line);
 float ex2(float x);
 void exact_tensor_cores(int arch);  // from now on as with EMU_EXACT=1 and EMU_ARCH=arch
 
@@ -28,9 +27,6 @@ void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int rank, int 
               const char *file, int line);
 void tma_store(const CUtensorMap *map, uint32_t src, int rank, int c0, int c1, int c2,
                const char *file, int line);
-void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar, const char *file,
-               int line);
-void bulk_reduce_add(float *dst, uint32_t src, uint32_t bytes, const char *file, int line);
 void bulk_commit();
 void bulk_wait(int n);
 

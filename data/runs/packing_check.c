@@ -1,0 +1,63 @@
+#include "packing_check.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "../base/memory.h"
+
+// A NaN counts as infinite; fmax would drop it.
+static void keep_larger(double *largest, double difference) {
+    *largest = isnan(difference) ? INFINITY : fmax(*largest, fabs(difference));
+}
+
+static void compare(double *largest, const float *a, const float *b, int64_t n) {
+    for (int64_t i = 0; i < n; i++) keep_larger(largest, (double)a[i] - (double)b[i]);
+}
+
+// Document d of the packed batch as a batch of its own
+static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
+    const int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
+    const DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1,
+                         packed->masked ? packed->targets + first : NULL};
+    batch_pack(alone, &doc, 1);
+}
+
+static void compare_grads(PackingDelta *delta, const float *packed, const float *alone, size_t n) {
+    double error2 = 0, norm2 = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double difference = (double)packed[i] - (double)alone[i];
+        keep_larger(&delta->grad, difference);
+        error2 += difference * difference;
+        norm2 += (double)alone[i] * (double)alone[i];
+    }
+    delta->grad_error = sqrt(error2 / (norm2 > 0 ? norm2 : 1));
+}
+
+PackingDelta packing_check(const PackingSubject *s, const Batch *packed) {
+    const size_t T = (size_t)packed->total_tokens, V = (size_t)s->vocab_size;
+    float *logits = host_calloc(2 * T * V, sizeof(float), "logits"), *logits_alone = logits + T * V;
+    float *losses = host_calloc(2 * T, sizeof(float), "losses"), *losses_alone = losses + T;
+    float *grads = host_calloc(2 * s->num_grads, sizeof(float), "gradients");
+    Batch alone;
+    PackingDelta delta = {0};
+    batch_init(&alone, packed->total_tokens, 1);
+    s->begin(s->context, packed->num_targets);
+    s->pass(s->context, packed, losses, logits);
+    s->get_grads(s->context, grads);
+    s->begin(s->context, packed->num_targets);
+    for (int32_t d = 0; d < packed->num_docs; d++) {
+        const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
+        if (rows == 0) continue;
+        batch_alone(&alone, packed, d);
+        s->pass(s->context, &alone, losses_alone, logits_alone);
+        compare(&delta.loss, losses + first, losses_alone, rows);
+        compare(&delta.logit, logits + (size_t)first * V, logits_alone, rows * (int64_t)V);
+    }
+    s->get_grads(s->context, grads + s->num_grads);
+    compare_grads(&delta, grads, grads + s->num_grads, s->num_grads);
+    batch_free(&alone);
+    free(logits);
+    free(losses);
+    free(grads);
+    return delta;
+}

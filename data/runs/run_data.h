@@ -1,0 +1,44 @@
+// What a run is trained on: data sets, tokenizer and validation set, opened and checked before
+// anything is written.
+#ifndef UNPAD_RUN_DATA_H
+#define UNPAD_RUN_DATA_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../batches/loader.h"
+#include "../batches/summary.h"
+#include "../models/config.h"
+#include "../models/tokenizer.h"
+#include "../shards/dataset.h"
+#include "log.h"
+#include "model_files.h"
+#include "out_dir.h"
+#include "run_options.h"
+
+typedef struct {
+    Dataset train, val;
+    bool has_val;
+    DataSummary train_summary, val_summary;
+    LoaderSettings loader_settings;
+    StepData val_step;  // the fixed validation set
+    ValidationSet val_set;
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    ModelFiles files;  // of the model and its tokenizer; rank 0 only
+} Data;
+
+// Texts become shards in --out, and --train and --val the directories of these. Rank 0 writes.
+void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size,
+                    bool is_rank_0, const volatile sig_atomic_t *stop);
+
+// For --eval: the documents of --val, or of --train. Texts are tokenized into a temporary directory.
+void open_eval_data(Dataset *val, const Options *o, int32_t vocab_size,
+                    const volatile sig_atomic_t *stop);
+
+// Opens and checks everything; exits where something is wrong. *d is zeros at first.
+void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
+               int32_t rank, int32_t num_ranks);
+
+#endif

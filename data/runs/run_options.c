@@ -1,0 +1,239 @@
+#include "run_options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../base/error.h"
+#include "../models/config.h"
+#include "model_files.h"
+#include "other_trainers.h"
+#include "generate.h"
+#include "schedule.h"
+#include "state.h"
+
+static Options parsed;
+
+const Option run_option_table[] = {
+    OPTION_GROUP("model"),
+    TEXT("model", parsed.model, "demo",
+         "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
+         "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
+    FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
+    OPTION_GROUP("data"),
+    TEXT("train", parsed.train, "data/demo",
+         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
+         "them), which are tokenized once into --out"),
+    TEXT("val", parsed.val, NULL, "validation shards or texts; default: the val shards of --train"),
+    CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
+           "how documents fill a batch"),
+    NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
+           "longest segment; the row of other layouts"),
+    NUMBER("micro-batch-tokens", parsed.micro_batch_tokens, "4096", 1, 1 << 29,
+           "capacity of the 1D token buffer"),
+    NUMBER(
+        "batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
+        "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("fill", parsed.fill, "0", 0, 1,
+           "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
+           "0.97"),
+    CHOICE("long-docs", parsed.long_docs, "split", "split|truncate|drop|error",
+           "documents longer than --max-seqlen"),
+    NUMBER(
+        "boundary-token", parsed.boundary_token, "-1", -1, 1 << 30,
+        "llm.c's shards: the token that begins each document; -1: 50256, or 128000 of 32-bit ids"),
+    FLAG("allow-other-tokenizer", parsed.allow_other_tokenizer,
+         "train on shards that were not made with the model's tokenizer.json"),
+    OPTION_GROUP("run"),
+    TEXT("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
+    {"resume", OPTION_STRING, &parsed.resume, NULL, "newest", 0, 0,
+     "continue from a checkpoint with that run's options; options given here override them. "
+     "Without "
+     "DIR: the newest valid one in --out"},
+    FLAG("overwrite", parsed.overwrite,
+         "replace the run in --out: its checkpoints, final/ and log are removed"),
+    NUMBER("steps", parsed.steps, "300", 0, 1e12,
+           "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
+    NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
+    NUMBER("save-every", parsed.save_every, "0", 0, 1e12,
+           "steps between checkpoints; 0: only at the end"),
+    NUMBER("keep", parsed.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
+    CHOICE("final-dtype", parsed.final_dtype, "fp32", MODEL_DTYPES,
+           "of the weights in final/; checkpoints are fp32"),
+    NUMBER("val-every", parsed.val_every, "50", 0, 1e12,
+           "steps between validations, the first before training, the last after it; 0: never"),
+    NUMBER("val-tokens", parsed.val_tokens, "65536", 1, 1e12,
+           "most tokens of the validation set: whole documents, the first of a fixed order"),
+    OPTION_GROUP("optimizer"),
+    NUMBER("lr", parsed.lr, "2e-3", 0, 1e30, "peak learning rate"),
+    CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
+           "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
+    NUMBER("warmup-steps", parsed.warmup_steps, "20", 0, 1e12, "linear from 0"),
+    NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
+    NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "last learning rate / --lr"),
+    NUMBER("weight-decay", parsed.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
+    NUMBER("beta2", parsed.beta2, "0.95", 0, 0.999999, "AdamW"),
+    NUMBER("grad-clip", parsed.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
+    OPTION_GROUP("samples"),
+    NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
+           "steps between samples; 0: only at the end"),
+    NUMBER("num-samples", parsed.num_samples, "3", 0, MAX_SAMPLES,
+           "texts a round, packed into one batch where they fit; 0: none"),
+    NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
+           "tokens written per text, also by --generate"),
+    TEXT("prompt", parsed.prompt, NULL,
+         "how each text begins, or @FILE with one per line for --generate; default: as validation "
+         "documents do"),
+    NUMBER("temperature", parsed.temperature, "0.8", 0, 100, "0: always the likeliest token"),
+    NUMBER("top-p", parsed.top_p, "0.95", 0, 1, "sample from the likeliest that sum to p"),
+    OPTION_GROUP("machine"),
+    NUMBER("threads", parsed.threads, "0", 0, 4096, "CPU threads; 0: all cores"),
+    FLAG("bf16-matmul", parsed.bf16_matmul, "CPU: matmul inputs in bf16, sums in fp32"),
+    TEXT("attention", parsed.attention, "auto",
+         "attention kernels: auto; CUDA: sm80, sm90; CPU: avx512, avx2, portable"),
+    FLAG("deterministic", parsed.deterministic,
+         "same bits in every run (the CPU always does) and on any number of ranks; takes memory "
+         "for sums over micro-batches in a fixed order"),
+    CHOICE("recompute", parsed.recompute, "auto", "off|on|full|auto",
+           "activations that backward computes again instead of keeping, for the same bits: none, "
+           "norms and SwiGLU, or whole layers; auto: as little as fits into memory"),
+    NUMBER("heartbeat-seconds", parsed.heartbeat_seconds, "60", 0, 1e6,
+           "several ranks: seconds without progress before a rank is reported and the run ends "
+           "with exit code 8; 0: never"),
+    OPTION_GROUP("instead of training"),
+    FLAG("generate", parsed.generate,
+         "continue --prompt, or prompts from standard input: a terminal is asked line by line"),
+    FLAG("chat", parsed.chat,
+         "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
+    FLAG("eval", parsed.eval,
+         "loss and perplexity on every document of --val, or of --train, by document length"),
+    {"compare", OPTION_STRING, &parsed.compare, NULL, "3", 0, 0,
+     "time all layouts on the same documents, so many steps of each"},
+    FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
+    FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
+    FLAG("version", parsed.version, "print the version"),
+    OPTIONS_OF_OTHER_TRAINERS,
+    OPTION_END,
+};
+
+// What most runs need, for --help
+static const char options_of_help[] =
+    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
+    "lr|save-every|prompt|generate|dry-run";
+
+// What --resume does not take from the run it continues: options of this start and this machine.
+const char run_options_of_a_start[] =
+    "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
+    "dry-run|version";
+
+static const char options_of_generate[] =
+    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
+    "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
+static const char options_of_eval[] =
+    "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-scratch|"
+    "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
+
+// --batch-tokens 0 is one micro-batch; --generate and --eval take what --max-seqlen needs.
+static void resolve_sizes(Options *o) {
+    if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
+        o->micro_batch_tokens = o->max_seqlen;
+    if (o->batch_tokens == 0) o->batch_tokens = o->micro_batch_tokens;
+}
+
+Options *run_options_parse(int argc, char **argv) {
+    options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
+    options_belong_or_exit(argc, argv, "generate", "chat");
+    resolve_sizes(&parsed);
+    return &parsed;
+}
+
+json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
+    Error err = {0};
+    if (!at->dir[0]) return NULL;
+    json_auto_t *state = state_open(at->dir, &err);
+    must(state != NULL, &err);
+    json_t *stored = json_incref(json_object_get(state, "options"));
+    must(options_take(run_option_table, argc, argv, stored, run_options_of_a_start, &err) ||
+             error_prefix(&err, at->dir),
+         &err);
+    return stored;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Do they fit each other?
+
+// Every rank needs at least one micro-batch of each step, ideally the same number.
+static void check_ranks(const Options *o, int64_t ranks) {
+    const int64_t micros = o->batch_tokens / o->micro_batch_tokens;
+    char hint[160];
+    if (ranks > 1 && (o->compare || o->check_packing))
+        exit_with(EXIT_USAGE, "start one process without mpirun",
+                  "--compare and --check-packing work with one rank only");
+    if (micros >= ranks) return;
+    snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
+             ranks * o->micro_batch_tokens);
+    exit_with(EXIT_USAGE, hint,
+              "%ld ranks: expected at least one micro-batch of a step for each, ideally the same "
+              "number; found %ld (--batch-tokens / --micro-batch-tokens)",
+              ranks, micros);
+}
+
+void run_options_check(const Options *o, int num_ranks) {
+    Error err = {0};
+    if (o->overwrite && !model_is_builtin(o))
+        must(out_dir_keeps_model(o->out, o->model, &err), &err);
+    if (o->micro_batch_tokens < o->max_seqlen)
+        exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
+                  "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
+    if (o->compare && run_compare_steps(o) == 0)
+        exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
+    if (o->batch_tokens % o->micro_batch_tokens != 0)
+        exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
+                  "--batch-tokens must be a multiple of --micro-batch-tokens");
+    check_ranks(o, num_ranks);
+}
+
+void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
+    const char *mode = o->eval ? "eval" : "generate";
+    const char *other = options_given_besides(run_option_table, argc, argv,
+                                              o->eval ? options_of_eval : options_of_generate);
+    if (other)
+        exit_with(EXIT_USAGE, "leave one of them out", "--%s and --%s: expected at most one", mode,
+                  other);
+    if (model_is_builtin(o) && !o->from_scratch)
+        exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
+                  "--%s: expected a model with weights, found the name %s", mode, o->model);
+    if (!o->eval && num_ranks > 1)
+        exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
+                  mode);
+}
+
+// ------------------------------------------------------------------------------------------------
+// What they mean together
+
+int run_compare_steps(const Options *o) {
+    char *end;
+    const long steps = strtol(o->compare, &end, 10);
+    return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
+
+bool model_is_builtin(const Options *o) {
+    LlamaConfig c;
+    return llama_config_builtin(&c, o->model);
+}
+
+bool run_trains(const Options *o) {
+    return o->steps > 0 && !o->dry_run && !o->compare && !o->check_packing;
+}
+
+bool reduces_deterministically(const Options *o) {
+    return o->deterministic && !o->compare && !o->check_packing;
+}
+
+bool replaces_run(const Options *o, const ResumePoint *at) {
+    return o->overwrite || (o->resume && !at->dir[0]);
+}
+
+const char *weights_dir(const Options *o, const ResumePoint *at) {
+    if (at->dir[0]) return at->dir;
+    return o->from_scratch || model_is_builtin(o) ? NULL : o->model;
+}

@@ -1,0 +1,60 @@
+// What a run can be told: the options of ./train_llama, by one table that parses, documents and logs
+// them. They are constant once parsed, but for --train and --val, which name texts until these are
+// shards.
+#ifndef UNPAD_RUN_OPTIONS_H
+#define UNPAD_RUN_OPTIONS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../base/options.h"
+#include "out_dir.h"
+
+typedef struct {
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare;
+    bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
+        dry_run, version, allow_other_tokenizer;
+    int layout, schedule, long_docs, recompute, final_dtype;
+    int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
+    int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
+        seed;
+    float lr, decay_frac, min_lr_frac, weight_decay, beta2, fill, grad_clip, temperature, top_p,
+        heartbeat_seconds;
+} Options;
+
+extern const Option run_option_table[];
+
+// What --resume does not take from the run it continues: options of this start and this machine
+extern const char run_options_of_a_start[];
+
+// Parses the command line; exits where it is wrong, and after --help. The table's values are what
+// the result points to.
+Options *run_options_parse(int argc, char **argv);
+
+// Options that are not on the command line become those of the run whose checkpoint is resumed.
+// Returns the latter, or NULL without a checkpoint.
+json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
+
+// Exits where the options do not fit each other or the number of ranks: of a training run, or of
+// --generate and --eval.
+void run_options_check(const Options *o, int num_ranks);
+void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
+
+// Timed steps of --compare; 0: its value is not 1 to 1000.
+int run_compare_steps(const Options *o);
+
+bool model_is_builtin(const Options *o);
+
+// Not --compare, --steps 0 and the like, which leave --out alone
+bool run_trains(const Options *o);
+
+// What is in --out may be replaced.
+bool replaces_run(const Options *o, const ResumePoint *at);
+
+bool reduces_deterministically(const Options *o);
+
+// The directory of the weights; NULL: random ones.
+const char *weights_dir(const Options *o, const ResumePoint *at);
+
+#endif
