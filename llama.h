@@ -556,7 +556,7 @@ static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo
     if (num_work)
         memcpy(m->staging_host + *used, work, num_work * sizeof *work);
     else
-        num_work = attention_plan(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+        num_work = attention_work_list(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
     *used += num_work;
     assert(*used <= m->staging_ints);
 }
@@ -564,7 +564,7 @@ static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo
 // LoaderSettings.work_list, with the model's heads as its context.
 static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
                                      int num_docs) {
-    return attention_plan(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
+    return attention_work_list(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
 }
 
 // The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without a work list gets one here.
@@ -954,7 +954,7 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *s
 // Everything but the allocation: the table of parameters, and the bytes of each arena.
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSizes sizes) {
     const size_t layers = (size_t)config->num_layers, T = (size_t)sizes.micro_batch_tokens;
-    const size_t plan_ints = attention_plan_size((int64_t)T, (int64_t)T);
+    const size_t plan_ints = attention_work_list_size((int64_t)T, (int64_t)T);
     assert(T > 0 && sizes.max_seqlen > 0);
     *m = (LlamaModel){.config = *config, .sizes = sizes, .ranks = {.num_ranks = 1}};
     m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};

@@ -285,7 +285,7 @@ static void load_work_lists(LoaderSettings *s, LlamaModel *m) {
     const int32_t most = s->plan.micro_batch_tokens;
     s->work_list = llama_work_list;
     s->work_context = &m->heads;
-    s->max_work = attention_plan_size(most, most);
+    s->max_work = attention_work_list_size(most, most);
 }
 
 // --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on

@@ -125,7 +125,7 @@ void activations_to_host(float *dst_host, const floatX *src, size_t n);
 
 typedef struct {
     const int32_t *cu_seqlens;  // (num_docs + 1): [0] = 0, non-decreasing, [num_docs] = T
-    const int32_t *work;        // attention_plan's list, used by every layer and both passes
+    const int32_t *work;        // attention_work_list's list, used by every layer and both passes
     int32_t total_tokens;       // T
     int32_t num_docs;           // segments, empty ones included
     int32_t max_seqlen;         // length of the longest segment
@@ -136,12 +136,12 @@ typedef struct {
 } HeadShape;
 
 // Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_docs documents.
-size_t attention_plan_size(int64_t max_tokens, int64_t max_docs);
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs);
 // Writes the work list of one batch to work_host, costliest items first, and returns the number of
 // int32 written. Each (document, tile, head group) occurs exactly once; the layout is private to
 // the backend. Runs on the host, in any thread after device_init.
-size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
-                      HeadShape heads);
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+                           HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------
 // Embedding
@@ -212,7 +212,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads);
 // Selects the kernels: "auto" (the fastest), CUDA "sm80" or "sm90", CPU an instruction set. Returns
-// 0, or -1 when not available here. Work lists made before remain valid.
+// 0, or -1 when not available here. A work list is for the kernels selected when it was made.
 int attention_select(const char *name);
 const char *attention_describe(void);  // name of the kernels in use
 

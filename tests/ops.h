@@ -143,7 +143,7 @@ static inline int64_t dim(const Run *r, char letter) {
         case 'S':
             return r->num_docs + 1;
         case 'W':
-            return (int64_t)attention_plan_size(r->s.T, r->num_docs);
+            return (int64_t)attention_work_list_size(r->s.T, r->num_docs);
         default:
             return letter - '0';
     }

@@ -1,5 +1,5 @@
-// Runs the table of operations (ops.h) on the backend that it is linked with. Each case is a process
-// of its own with a time limit, so that a kernel that hangs or faults is named with its shape and
+// Runs the table of operations (ops.h) on the backend it is linked with. Each case is a process of
+// its own with a time limit, so that a kernel that hangs or faults is named with its shape and
 // the others still run:
 //   OPERATION KERNELS            every shape against plain fp64 code
 //   OPERATION KERNELS keeps bits results are the same bits again, with other bytes around the
@@ -130,7 +130,7 @@ static void fill_order(const Run *r, double *x) {
 }
 static void fill_work(const Run *r, double *x, int64_t n) {
     int32_t *work = take((size_t)n, sizeof *work);
-    const size_t used = attention_plan(work, r->cu_seqlens, r->num_docs, r->s.heads);
+    const size_t used = attention_work_list(work, r->cu_seqlens, r->num_docs, r->s.heads);
     CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
     EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
     free(work);
@@ -459,7 +459,7 @@ static void choose_rows(const Run *a, Change change, int doc, int *rows, int *le
     lengths[n] = -1;
 }
 
-// Where a row of output k of b may differ: its columns [*first, *end), none, or (return) all of them
+// May row t of output k differ? If not, or only in part, columns [*same_from, *same_to) may not.
 static bool may_differ(const Run *a, Change change, int k, int64_t t, int64_t spoiled,
                        int64_t start, int64_t end, int64_t *same_from, int64_t *same_to) {
     const bool same_doc = t >= start && t < end;
@@ -937,10 +937,10 @@ static void check_work_list_bound(void) {
         for (int docs = 1; docs <= 5000; docs *= 5) {
             for (int i = 0; i <= docs; i++)  // short ones first, the rest in the last
                 cu_seqlens[i] = i < docs && i < tokens ? i : tokens;
-            const size_t size = attention_plan_size(tokens, docs);
+            const size_t size = attention_work_list_size(tokens, docs);
             CHECK(size < sizeof work / sizeof *work && size <= 4 + 16 * (size_t)tokens);
             memset(work, 0xff, sizeof work);
-            const size_t used = attention_plan(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
+            const size_t used = attention_work_list(work, cu_seqlens, docs, (HeadShape){3, 1, 64});
             CHECK_MSG(used <= size && work[used] == -1, "%zu of %zu", used, size);
         }
 }

@@ -71,17 +71,17 @@ enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_D
 
 typedef struct {
     int32_t num_forward, num_backward, max_key_span, reserved;
-} PlanHeader;
+} WorkHeader;
 typedef struct {
     int32_t doc, first, end, pass, cost;
 } Item;  // tiles [first, end) of document doc
 
 enum {
-    HEADER_INTS = sizeof(PlanHeader) / sizeof(int32_t),
+    HEADER_INTS = sizeof(WorkHeader) / sizeof(int32_t),
     ITEM_INTS = sizeof(Item) / sizeof(int32_t)
 };
 
-size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs) {
     int64_t docs = at_most(max_docs, max_tokens);  // at most so many are not empty
     int64_t tiles = max_tokens / TILE + docs;
     return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;  // forward, dQ, dK and dV
@@ -110,9 +110,9 @@ static double doc_pairs(const int32_t *cu_seqlens, int doc) {
     return len * (len + 1) / 2;
 }
 
-size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
-                      HeadShape heads) {
-    PlanHeader *header = (PlanHeader *)work_host;
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+                           HeadShape heads) {
+    WorkHeader *header = (WorkHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in query-key pairs of one kv head
     for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
@@ -124,7 +124,7 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
             *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
     }
     Item *backward = item;
-    *header = (PlanHeader){.num_forward = (int32_t)(backward - forward)};
+    *header = (WorkHeader){.num_forward = (int32_t)(backward - forward)};
     for (int doc = 0; doc < num_docs; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc], tiles = num_tiles(len);
         int whole = doc_pairs(cu_seqlens_host, doc) <= share,
@@ -359,7 +359,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
     assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
-    const PlanHeader *plan = (const PlanHeader *)docs->work;
+    const WorkHeader *plan = (const WorkHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
     const int num_items = plan->num_forward * heads.num_kv_heads;
     const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
@@ -382,7 +382,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
     assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
-    const PlanHeader *plan = (const PlanHeader *)docs->work;
+    const WorkHeader *plan = (const WorkHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
     const int num_items = plan->num_backward * heads.num_kv_heads;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;

@@ -14,11 +14,11 @@ enum {
     ITEM_INTS = sizeof(WorkItem) / sizeof(int32_t),
 };
 
-size_t attention_plan_size(int64_t max_tokens, int64_t max_docs) {
-    int64_t items = max_work_items(max_tokens, max_docs, QUERY_TILE) +
-                    max_work_items(max_tokens, max_docs, KEY_TILE) +
-                    max_work_items(max_tokens, max_docs, UNIT_ROWS) +
-                    max_work_items(max_tokens, max_docs, BACKWARD_KEYS);
+static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
+
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs) {
+    const int64_t items = max_work_items(max_tokens, max_docs, sm90() ? UNIT_ROWS : QUERY_TILE) +
+                          max_work_items(max_tokens, max_docs, sm90() ? BACKWARD_KEYS : KEY_TILE);
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
@@ -29,7 +29,7 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
                      Tiles tiles, Cost cost) {
     WorkCounts *counts = reinterpret_cast<WorkCounts *>(work);
     WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1), *end;
-    for (int before = 0; before < list; before++) items += counts->items[before];
+    if (list == BACKWARD_ITEMS) items += counts->items[FORWARD_ITEMS];
     end = items;
     for (int doc = 0; doc < num_docs; doc++) {
         const int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
@@ -43,8 +43,8 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
     });
 }
 
-size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
-                      HeadShape heads) {
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+                           HeadShape heads) {
     const int consumers = forward_consumers(heads.head_dim);
     const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
     const auto add = [=](WorkList list, auto tiles, auto cost) {
@@ -52,23 +52,27 @@ size_t attention_plan(int32_t *work_host, const int32_t *cu_seqlens_host, int nu
     };
     const auto tiles_of = [](int tile) { return [=](int len) { return ceil_div(len, tile); }; };
     // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
-    add(QUERY_ITEMS, tiles_of(QUERY_TILE), [](const WorkItem &item) {
-        const int64_t end = (item.tile + 1) * (int64_t)QUERY_TILE;
-        return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
-    });
-    add(KEY_ITEMS, tiles_of(KEY_TILE),
-        [](const WorkItem &item) { return ceil_div<int>(item.len, KEY_TILE) - item.tile; });
-    add(
-        FORWARD_ITEMS,
-        [=](int len) { return ceil_div(ceil_div<int>(len, UNIT_ROWS) * shared, consumers); },
-        [=](const WorkItem &item) { return last_row_block(item, consumers, shared); });
-    add(BACKWARD_ITEMS, tiles_of(BACKWARD_KEYS), [](const WorkItem &item) {
-        return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (BACKWARD_KEYS / UNIT_ROWS);
-    });
-    size_t used = COUNT_INTS;
+    const auto queries_from = [](int keys) {
+        return [=](const WorkItem &item) {
+            return ceil_div<int>(item.len, UNIT_ROWS) - item.tile * (keys / UNIT_ROWS);
+        };
+    };
+    if (sm90()) {
+        add(
+            FORWARD_ITEMS,
+            [=](int len) { return ceil_div(ceil_div<int>(len, UNIT_ROWS) * shared, consumers); },
+            [=](const WorkItem &item) { return last_row_block(item, consumers, shared); });
+        add(BACKWARD_ITEMS, tiles_of(BACKWARD_KEYS), queries_from(BACKWARD_KEYS));
+    } else {
+        add(FORWARD_ITEMS, tiles_of(QUERY_TILE), [](const WorkItem &item) {
+            const int64_t end = (item.tile + 1) * (int64_t)QUERY_TILE;
+            return ceil_div<int64_t>(std::min<int64_t>(end, item.len), KEY_TILE);
+        });
+        add(BACKWARD_ITEMS, tiles_of(KEY_TILE), queries_from(KEY_TILE));
+    }
     const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work_host);
-    for (int32_t items : counts->items) used += (size_t)items * ITEM_INTS;
-    return used;
+    return COUNT_INTS +
+           (size_t)(counts->items[FORWARD_ITEMS] + counts->items[BACKWARD_ITEMS]) * ITEM_INTS;
 }
 
 static AttentionShape make_shape(HeadShape heads, int64_t total_tokens) {
@@ -119,8 +123,6 @@ const char *attention_describe(void) {
     if (!path) path = attention_has_sm90() ? "sm90" : "sm80";
     return path;
 }
-static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
-
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);

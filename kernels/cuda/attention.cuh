@@ -27,10 +27,10 @@ static inline int shared_heads(int group, int consumers) {
 // item is for every head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so
 // that the hardware starts the longest items first and heads that share keys run side by side.
 enum WorkList {
-    QUERY_ITEMS,     // of the forward and the dQ kernel: QUERY_TILE queries, all keys up to them
-    KEY_ITEMS,       // of the dK, dV kernel: KEY_TILE keys, all queries from them on
-    FORWARD_ITEMS,   // of sm_90's forward and dQ kernel: a few units, all keys up to the last
-    BACKWARD_ITEMS,  // of sm_90's dK, dV kernel: BACKWARD_KEYS keys, all queries from them on
+    // of the forward and the dQ kernel: QUERY_TILE queries (sm_90: a few units), all keys up to them
+    FORWARD_ITEMS,
+    // of the dK, dV kernel: KEY_TILE keys (sm_90: BACKWARD_KEYS), all queries from them on
+    BACKWARD_ITEMS,
     NUM_WORK_LISTS
 };
 struct WorkCounts {
@@ -62,8 +62,7 @@ __device__ __forceinline__ int work_count(const int32_t *work, WorkList list) {
 
 __device__ __forceinline__ WorkItem work_item(const int32_t *work, WorkList list, int index) {
     const WorkCounts *counts = reinterpret_cast<const WorkCounts *>(work);
-#pragma unroll
-    for (int before = 0; before < list; before++) index += counts->items[before];
+    if (list == BACKWARD_ITEMS) index += counts->items[FORWARD_ITEMS];
     return reinterpret_cast<const WorkItem *>(counts + 1)[index];
 }
 

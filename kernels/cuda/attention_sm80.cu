@@ -389,8 +389,8 @@ struct QueryTile {
     // False: there are no such queries.
     __device__ __forceinline__ bool take(const int32_t *work, const AttentionShape &s) {
         const int number = blockIdx.x / CTAS, index = number / s.num_heads;
-        if (index >= work_count(work, QUERY_ITEMS)) return false;
-        item = work_item(work, QUERY_ITEMS, index);
+        if (index >= work_count(work, FORWARD_ITEMS)) return false;
+        item = work_item(work, FORWARD_ITEMS, index);
         head = number % s.num_heads;
         first = item.tile * QUERY_TILE + (int)blockIdx.x % CTAS * QUERIES;
         end = min(first + QUERIES, item.len);
@@ -632,8 +632,8 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
                                  AttentionShape s, Rope rope) {
     typedef BackwardKvSizes<D, QUERIES> Z;
     const int index = blockIdx.x / s.num_kv_heads;
-    if (!runs_here<Z>() || index >= work_count(work, KEY_ITEMS)) return;
-    const WorkItem item = work_item(work, KEY_ITEMS, index);
+    if (!runs_here<Z>() || index >= work_count(work, BACKWARD_ITEMS)) return;
+    const WorkItem item = work_item(work, BACKWARD_ITEMS, index);
     const int kv_head = blockIdx.x % s.num_kv_heads, first_head = kv_head * s.group;
     const int first = item.tile * KEY_TILE, end = min(first + (int)KEY_TILE, item.len);
     const int own = warp_id() * Z::ROWS, own_first = first + own;  // in the tile, in the document

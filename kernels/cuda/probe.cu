@@ -21,11 +21,11 @@ static T *upload(const T *x, size_t n) {
     return p;
 }
 
-// out (T,H,D), then dqkv (T,H+2*Hkv,D), of numbers from -1 to 1; positions are 0: nothing is rotated
+// out (T,H,D), then dqkv (T,H+2*Hkv,D), of numbers from -1 to 1; all at position 0, not rotated
 static float *attend(const char *kernels, HeadShape heads) {
     const size_t D = (size_t)heads.head_dim, n_out = TOKENS * D * (size_t)heads.num_heads,
                  n = n_out + 2 * TOKENS * D * (size_t)heads.num_kv_heads;
-    const size_t most = attention_plan_size(TOKENS, 2) + n;
+    const size_t most = attention_work_list_size(TOKENS, 2) + n;
     float *x = (float *)calloc(n + n_out, sizeof *x);
     int32_t *ints = (int32_t *)calloc(most, sizeof *ints);
     if (!x || !ints || attention_select(kernels) != 0) _exit(NOT_PROBED);
@@ -38,7 +38,7 @@ static float *attend(const char *kernels, HeadShape heads) {
     float *lse = (float *)upload(x, n), *delta = (float *)upload(x, n);
     for (size_t i = 0; i < D; i++) x[i] = i % 2 == 0;
     float *angles = upload(x, D);
-    const size_t used = attention_plan(ints, cu_seqlens, 2, heads);
+    const size_t used = attention_work_list(ints, cu_seqlens, 2, heads);
     const VarlenInfo docs = {upload(cu_seqlens, 3), upload(ints, used), TOKENS, 2, TOKENS - 65};
     attention_forward(out, lse, qkv, &docs, heads);
     attention_backward(dqkv, delta, dout, qkv, out, lse, position_ids, angles, &docs, heads);
