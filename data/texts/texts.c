@@ -439,6 +439,7 @@ static void remove_temporary_dir(void) { dir_remove_tree(temporary_dir, &(Error)
 
 bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err) {
     static OutDir out = {.path = temporary_dir};
+    static char tokens[IO_PATH_MAX];
     const char *parent = getenv("TMPDIR");
     Texts settings = *t;
     settings.out = &out;
@@ -450,5 +451,9 @@ bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err) {
         return error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
                          "%s: cannot create a directory: %s", parent, strerror(errno));
     atexit(remove_temporary_dir);
-    return texts_to_shards(spec, "tokens", 1, &settings, err);
+    if (!texts_to_shards(spec, "tokens", 1, &settings, err)) return false;
+    text_copy(tokens, sizeof tokens, *spec);
+    free((char *)*spec);
+    *spec = tokens;
+    return true;
 }
