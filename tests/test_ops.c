@@ -682,9 +682,8 @@ static int exit_code_of(void (*call)(int), int argument, char *text, size_t size
     return WEXITSTATUS(status);
 }
 
-static void describe_work(void *unused, char *text, size_t size) {
-    (void)unused;
-    snprintf(text, size, "lengths 5 7");
+static void describe_work(void *context, char *text, size_t size) {
+    snprintf(text, size, "%s", (const char *)context);
 }
 
 static const HeadShape wrong_heads[] = {{4, 3, 64},
@@ -701,7 +700,8 @@ static const HeadShape wrong_heads[] = {{4, 3, 64},
 static void call_unsupported(int i) {
     const DeviceOptions options = {0, 0};
     if (device_init(&options)) _exit(77);
-    device_on_error(describe_work, NULL);
+    static char lengths[] = "lengths 5 7";
+    device_on_error(describe_work, lengths);
     int32_t cu_seqlens[] = {0}, work[64] = {0};
     const VarlenInfo docs = {cu_seqlens, work, 0, 0, 0};
     if (i < 5) attention_forward(NULL, NULL, NULL, &docs, wrong_heads[i]);

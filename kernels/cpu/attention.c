@@ -70,7 +70,7 @@ static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 enum { PASS_FORWARD = 0, PASS_DQ = 1, PASS_DKV = 2, PASS_BOTH = PASS_DQ | PASS_DKV };
 
 typedef struct {
-    int32_t num_forward, num_backward, max_key_span, reserved;
+    int32_t num_forward, num_backward, max_key_span;
 } WorkHeader;
 typedef struct {
     int32_t doc, first, end, pass, cost;
@@ -244,8 +244,10 @@ static size_t carve(Scratch *s, real *base, const AttentionShape *h, int key_spa
         {&s->ds, TILE * TILE},   {&s->dk, span},
         {&s->dv, span},
     };
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); n += parts[i++].n)
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         *parts[i].slot = base ? base + n : NULL;
+        n += parts[i].n;
+    }
     return n;
 }
 
@@ -346,10 +348,11 @@ int attention_select(const char *name) {
     return -1;
 }
 
-const char *attention_describe(void) {
+static const Isa *selected(void) {
     if (!isa) attention_select("auto");
-    return isa->name;
+    return isa;
 }
+const char *attention_describe(void) { return selected()->name; }
 
 // -------------------------------------------------------------------------------------------------
 // Entry points
@@ -359,19 +362,19 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
     assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
-    const WorkHeader *plan = (const WorkHeader *)docs->work;
+    const WorkHeader *work = (const WorkHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
-    const int num_items = plan->num_forward * heads.num_kv_heads;
+    const int num_items = work->num_forward * heads.num_kv_heads;
     const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
     real *arena = scratch_of_all(size);
-    if (!isa) attention_select("auto");
+    const Isa *kernels = selected();
 #pragma omp parallel
     {
         Scratch s;
         carve(&s, arena + size * omp_get_thread_num(), &f.shape, 0);
 #pragma omp for schedule(dynamic)
         for (int i = 0; i < num_items; i++)
-            isa->forward(&f, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
+            kernels->forward(&f, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
     }
 }
 
@@ -382,24 +385,25 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
     assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
-    const WorkHeader *plan = (const WorkHeader *)docs->work;
-    const Item *items = (const Item *)(docs->work + HEADER_INTS) + plan->num_forward;
-    const int num_items = plan->num_backward * heads.num_kv_heads;
+    const WorkHeader *work = (const WorkHeader *)docs->work;
+    const Item *items = (const Item *)(docs->work + HEADER_INTS) + work->num_forward;
+    const int num_items = work->num_backward * heads.num_kv_heads;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
-    const size_t size = carve(&(Scratch){0}, NULL, &b.shape, plan->max_key_span);
+    const size_t size = carve(&(Scratch){0}, NULL, &b.shape, work->max_key_span);
     real *arena = scratch_of_all(size);
-    if (!isa) attention_select("auto");
+    const Isa *kernels = selected();
 #pragma omp parallel
     {
         Scratch s;
-        carve(&s, arena + size * omp_get_thread_num(), &b.shape, plan->max_key_span);
+        carve(&s, arena + size * omp_get_thread_num(), &b.shape, work->max_key_span);
 #pragma omp for
         for (int64_t t = 0; t < T; t++)
             for (int64_t h = 0; h < H; h++)
-                delta[h * T + t] = isa->dot(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
+                delta[h * T + t] =
+                    kernels->dot(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
 #pragma omp for schedule(dynamic)
         for (int i = 0; i < num_items; i++)
-            isa->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
+            kernels->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
     }
     rope_inverse(dqkv, position_ids, rope_table, T, heads);
 }

@@ -64,19 +64,12 @@ __host__ __device__ constexpr I ceil_div(I a, I b) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Sums and maxima over a warp: butterflies, so that every lane ends with the same bits
+// Sums over a warp: butterflies, so that every lane ends with the same bits
 
 template <class R>
 __device__ __forceinline__ R warp_sum(R x) {
 #pragma unroll
     for (int lane = WARP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
-    return x;
-}
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int lane = WARP / 2; lane > 0; lane /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
     return x;
 }
 
