@@ -567,7 +567,8 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
     return attention_work_list(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
 }
 
-// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without a work list gets one here.
+// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without
+// a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -725,8 +726,8 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return llama_read_step(m);
 }
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too: each is one
-// part of the sum.
+// Mean loss over the targets. Validation micro-batches are distributed across ranks too: each is
+// one part of the sum.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int32_t i = 0; i < data->num_micro; i++) {

@@ -13,13 +13,11 @@
 #include <assert.h>
 #include <jansson.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <math.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -46,6 +44,7 @@
 #include "data/runs/schedule.h"
 #include "data/runs/state.h"
 #include "data/shards/dataset.h"
+#include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
 #include "kernels/comm/comm.h"
 #include "kernels/kernels.h"  // defines: the device
@@ -174,6 +173,17 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the model %s, found another config.json", at->dir, o->model);
     return config;
+}
+
+// Texts become shards in --out, and --train and --val the directories of these. Rank 0 writes.
+static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
+    Error err = {0};
+    const char *model = at->dir[0] ? at->dir : o->model;
+    const Texts t = {model, vocab_size,  o->threads, is_rank_0(), replaces_run(o, at),
+                     out,   &stop_signal};
+    must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
+    if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
+    comm_barrier();
 }
 
 static Samples make_samples(const Options *o, Data *d) {
@@ -802,14 +812,6 @@ static PackingSubject packing_subject(LlamaModel *m) {
         m, m->config.vocab_size, m->num_elements, subject_begin, subject_pass, subject_grads};
 }
 
-// Losses and logits must agree to rounding of one row's sums, gradients to that of a sum over T
-// rows. In bf16 a matmul of another T may add in another order, and every layer rounds to 2^-9.
-static bool packing_is_rounding(const PackingDelta *d) {
-    const bool bf16 = sizeof(floatX) == 2;
-    const double row_bound = bf16 ? 0x1p-4 : 1e-4, grad_bound = bf16 ? 0x1p-5 : 1e-5;
-    return d->loss <= row_bound && d->logit <= row_bound && d->grad_error <= grad_bound;
-}
-
 static void check_packing(LlamaModel *m, Data *d) {
     Error err = {0};
     StepData data = {0};
@@ -819,15 +821,9 @@ static void check_packing(LlamaModel *m, Data *d) {
     const Batch *b = &data.micro[0];
     const PackingSubject subject = packing_subject(m);
     const PackingDelta delta = packing_check(&subject, b);
-    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
-    printf("  max |delta| of a token's loss  %.3g%s\n", delta.loss,
-           delta.loss == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a logit         %.3g%s\n", delta.logit,
-           delta.logit == 0 ? "  (bit for bit)" : "");
-    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", delta.grad,
-           delta.grad_error);
+    packing_print(&delta, b);
     step_data_free(&data);
-    const bool good = packing_is_rounding(&delta);
+    const bool good = packing_is_rounding(&delta, sizeof(floatX) == 2);
     printf("%s\n", good ? "packing does not change the result" : "PACKING CHANGES THE RESULT");
     if (!good)
         exit_with(EXIT_DEVICE_ERROR,
@@ -888,7 +884,10 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
                            const DeviceRoom *room) {
     static Dataset val;
     Error err = {0};
-    open_eval_data(&val, o, config->vocab_size, &stop_signal);
+    const char *path = o->val ? o->val : o->train;
+    const Texts t = {o->model, config->vocab_size, o->threads, .stop = &stop_signal};
+    must(texts_to_temporary_shards(&path, &t, &err), &err);
+    open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
     const Evaluation e = {
@@ -966,8 +965,7 @@ int main(int argc, char **argv) {
 
     // inputs are proven good before anything is written
     const LlamaConfig config = load_config(o, &at, options_given(argc, argv, "model"));
-    tokenize_texts(o, &out, &at, config.vocab_size, is_rank_0(), &stop_signal);
-    comm_barrier();  // rank 0 has written their shards
+    tokenize_texts(o, &out, &at, config.vocab_size);
     if (is_rank_0())
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());

@@ -3,9 +3,10 @@
 //
 //   FAULT=kill:2:reduce:5      rank 2, on entering the reduce of step 5
 //   FAULT='slow:0:save:4 stop:2:forward:6'     several
-// Faults: kill, stop; cut (killed at the third fsync from here); spin; fail (exit code 3); exit (code
-// 7, without a word); signal (USR1, as a user sends it); quiet (no progress for SLOW_MS); slow (each
-// later fsync takes SLOW_MS); drift (changes one weight in this step and all later ones).
+// Faults: kill, stop; cut (killed at the third fsync from here); spin; fail (exit code 3); exit
+// (code 7, without a word); signal (USR1, as a user sends it); quiet (no progress for SLOW_MS);
+// slow (each later fsync takes SLOW_MS); drift (changes one weight in this step and all later
+// ones).
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

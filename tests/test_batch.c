@@ -1,4 +1,5 @@
-// Batch: every token at its place in the four layouts, and batch_is_valid against corrupted batches.
+// Batch: every token at its place in the four layouts, and batch_is_valid against corrupted
+// batches.
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -48,9 +48,34 @@ check results_have_no_machine_paths no_machine_paths
 if git rev-parse --git-dir > /dev/null 2>&1; then check top_level_is_the_agreed_one top_level
 else skip top_level_is_the_agreed_one 'not a git checkout'; fi
 
+# Ceilings in lines, so that growth is a decision. Where the aim is lower, it stands behind.
+lines_of() { git ls-files -z -- "$@" | xargs -0 -r cat | wc -l; }
+ceiling() {     # ceiling MOST WHAT PATTERN...
+    local most=$1 what=$2 n
+    shift 2
+    n=$(lines_of "$@")
+    [ "$n" -gt 0 ] && [ "$n" -le "$most" ] || { echo "$what: $n lines, at most $most" && return 1; }
+}
+ceilings() {
+    local wrong=0
+    ceiling 22010 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+        ':!tests' ':!dev' || wrong=1                                             # 18,500
+    ceiling 1000 train_llama.cu train_llama.cu || wrong=1
+    ceiling 1180 llama.h llama.h || wrong=1                                      # 900
+    ceiling 312 kernels.h kernels/kernels.h || wrong=1                           # 300
+    ceiling 17200 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
+    ceiling 8500 dev dev ':!dev/results' || wrong=1
+    ceiling 2110 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
+    ceiling 124 Makefile Makefile || wrong=1                                     # 120
+    ceiling 170 README README.md || wrong=1
+    return $wrong
+}
+if git rev-parse --git-dir > /dev/null 2>&1; then check ceilings_hold ceilings
+else skip ceilings_hold 'not a git checkout'; fi
+
 formatted() {
     local f wrong=0
-    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/* dev/simple/*.c; do
+    for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* dev/simple/*.c; do
         clang-format "$f" | cmp -s - "$f" || { echo "$f: clang-format -i changes it" && wrong=1; }
     done
     return $wrong

@@ -490,7 +490,7 @@ static void check_packing_check(bool masked) {
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, docs, NUM_DOCS);
     PackingDelta d = packing_delta(&m, &b);
-    CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d));
+    CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d, false));
     int32_t row = 3;
     while (b.targets[row] < 0) row++;
     double expected;
@@ -499,18 +499,18 @@ static void check_packing_check(bool masked) {
     // two losses, each a log-sum-exp minus a logit, all below 8: 4 roundings of 8 * 2^-24
     CHECK_MSG(expected > 0.1 && fabs(d.loss - expected) <= 32 * 0x1p-24,
               "max_loss %.9g, expected %.9g", d.loss, expected);
-    CHECK(d.logit == 0 && !packing_is_rounding(&d));
+    CHECK(d.logit == 0 && !packing_is_rounding(&d, false));
     batch_pack(&b, docs, NUM_DOCS);
     for (int i = 17; i < 24; i++) b.position_ids[i]++;  // and other logits
     d = packing_delta(&m, &b);
-    CHECK(d.logit > 1e-4 && !packing_is_rounding(&d));
+    CHECK(d.logit > 1e-4 && !packing_is_rounding(&d, false));
     const PackingDelta usual = {5e-5, 5e-5, 1, 5e-6};
     for (int i = 0; i < 9; i++) {
         PackingDelta x = usual;
         double *const field[] = {&x.loss, &x.logit, &x.grad_error};
-        CHECK(packing_is_rounding(&x));
+        CHECK(packing_is_rounding(&x, false));
         *field[i % 3] = i < 3 ? *field[i % 3] * 5 : i < 6 ? INFINITY : NAN;
-        CHECK_MSG(!packing_is_rounding(&x), "%d", i);
+        CHECK_MSG(!packing_is_rounding(&x, false), "%d", i);
     }
     batch_free(&b);
     llama_free(&m);
@@ -534,7 +534,7 @@ TEST(check_packing_sees_a_nan_logit_of_a_row_without_target) {
     batch_init(&b, 256, 2);
     batch_pack(&b, docs, 2);
     const PackingDelta d = packing_delta(&m, &b);
-    CHECK_MSG(!(d.logit <= 1) && !packing_is_rounding(&d), "%g", d.logit);
+    CHECK_MSG(!(d.logit <= 1) && !packing_is_rounding(&d, false), "%g", d.logit);
     batch_free(&b);
     llama_free(&m);
 }

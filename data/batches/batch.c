@@ -187,7 +187,8 @@ void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row
 // ------------------------------------------------------------------------------------------------
 // Checking
 
-// cu (count + 1) starts at 0, never decreases and ends at total; the longest segment has max_seqlen.
+// cu (count + 1) starts at 0, never decreases and ends at total; the longest segment has
+// max_seqlen.
 static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
                                int32_t max_seqlen) {
     int32_t longest = 0;

@@ -29,8 +29,8 @@ void plan_layout_rows(StepPlan *p, const PlanSettings *s);
 // returns how many. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
 // num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that those computed at the
 // same time are alike; in each round the heaviest goes to the rank with the least work so far.
-// num_leaves > 0, for deterministic reduction: each rank has a contiguous block of the leaves of its
-// sums (sum_tree.h), and their micro-batches in order.
+// num_leaves > 0, for deterministic reduction: each rank has a contiguous block of the leaves of
+// its sums (sum_tree.h), and their micro-batches in order.
 int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
                          int32_t *out, double *imbalance);
 

@@ -92,8 +92,8 @@ enum { PLAN_MAX_SEQLEN = 1 << 24 };
 // EXIT_USAGE when a value is out of range.
 bool plan_settings_check(const PlanSettings *s, Error *err);
 
-// Predicted work of a segment: linear layers of its tokens, and attention in tiles of 128 x 128. The
-// ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
+// Predicted work of a segment: linear layers of its tokens, and attention in tiles of 128 x 128.
+// The ratio is that of SmolLM2-135M, where both are equal at 4,400 tokens.
 int64_t plan_work(int64_t length);
 
 // The most tokens that a step may use.

@@ -1,6 +1,7 @@
 #include "packing_check.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "../base/memory.h"
@@ -60,4 +61,18 @@ PackingDelta packing_check(const PackingSubject *s, const Batch *packed) {
     free(losses);
     free(grads);
     return delta;
+}
+
+bool packing_is_rounding(const PackingDelta *d, bool bf16) {
+    const double row_bound = bf16 ? 0x1p-4 : 1e-4, grad_bound = bf16 ? 0x1p-5 : 1e-5;
+    return d->loss <= row_bound && d->logit <= row_bound && d->grad_error <= grad_bound;
+}
+
+void packing_print(const PackingDelta *d, const Batch *b) {
+    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
+    printf("  max |delta| of a token's loss  %.3g%s\n", d->loss,
+           d->loss == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a logit         %.3g%s\n", d->logit,
+           d->logit == 0 ? "  (bit for bit)" : "");
+    printf("  max |delta| of a gradient      %.3g, relative L2 %.3g\n", d->grad, d->grad_error);
 }

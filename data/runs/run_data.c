@@ -6,17 +6,7 @@
 
 #include "../base/error.h"
 #include "../base/path.h"
-#include "../texts/texts.h"
 #include "vocabulary.h"
-
-void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size,
-                    bool is_rank_0, const volatile sig_atomic_t *stop) {
-    Error err = {0};
-    const char *model = at->dir[0] ? at->dir : o->model;
-    const Texts t = {model, vocab_size, o->threads, is_rank_0, replaces_run(o, at), out, stop};
-    must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
-    if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
-}
 
 static DatasetOptions data_options(const Options *o, const char *split, int32_t vocab_size) {
     DatasetOptions options = dataset_options();
@@ -114,12 +104,8 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     load_validation(d, o);
 }
 
-void open_eval_data(Dataset *val, const Options *o, int32_t vocab_size,
-                    const volatile sig_atomic_t *stop) {
+void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {
     Error err = {0};
-    const char *path = o->val ? o->val : o->train;
-    const Texts t = {o->model, vocab_size, o->threads, .stop = stop};
-    must(texts_to_temporary_shards(&path, &t, &err), &err);
     DatasetOptions options = data_options(o, "val", vocab_size);
     if (!path_is_dir(path) || !dataset_open(val, path, &options, &(Error){0})) {
         options.split = "train";

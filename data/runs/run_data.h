@@ -3,7 +3,6 @@
 #ifndef UNPAD_RUN_DATA_H
 #define UNPAD_RUN_DATA_H
 
-#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -29,13 +28,8 @@ typedef struct {
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
 } Data;
 
-// Texts become shards in --out, and --train and --val the directories of these. Rank 0 writes.
-void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size,
-                    bool is_rank_0, const volatile sig_atomic_t *stop);
-
-// For --eval: the documents of --val, or of --train. Texts are tokenized into a temporary directory.
-void open_eval_data(Dataset *val, const Options *o, int32_t vocab_size,
-                    const volatile sig_atomic_t *stop);
+// For --eval: the validation documents of `path`, or else all of them
+void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size);
 
 // Opens and checks everything; exits where something is wrong. *d is zeros at first.
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,

@@ -1,6 +1,6 @@
-// What a run can be told: the options of ./train_llama, by one table that parses, documents and logs
-// them. They are constant once parsed, but for --train and --val, which name texts until these are
-// shards.
+// What a run can be told: the options of ./train_llama, by one table that parses, documents and
+// logs them. They are constant once parsed, but for --train and --val, which name texts until these
+// are shards.
 #ifndef UNPAD_RUN_OPTIONS_H
 #define UNPAD_RUN_OPTIONS_H
 

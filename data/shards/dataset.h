@@ -1,7 +1,8 @@
 // A data set: token shards whose sizes and indexes are validated when opened, read by document.
 //
 // Formats: ours with .idx and .mask, and llm.c's v1 and v7 (modded-nanogpt's are v1), whose index
-// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py makes ours of others.
+// is built by reading all tokens. Byte layouts: data/README.md. data/convert.py makes ours of
+// others.
 //
 // Documents are numbered from 0 over all shards in order; empty ones are skipped and counted. Every
 // shard must have exactly the size that its header implies, and every count is bounded by a file

@@ -27,7 +27,8 @@ static inline int shared_heads(int group, int consumers) {
 // item is for every head: a kernel takes item blockIdx.x / heads for head blockIdx.x % heads, so
 // that the hardware starts the longest items first and heads that share keys run side by side.
 enum WorkList {
-    // of the forward and the dQ kernel: QUERY_TILE queries (sm_90: a few units), all keys up to them
+    // of the forward and the dQ kernel: QUERY_TILE queries (sm_90: a few units), all keys up to
+    // them
     FORWARD_ITEMS,
     // of the dK, dV kernel: KEY_TILE keys (sm_90: BACKWARD_KEYS), all queries from them on
     BACKWARD_ITEMS,

@@ -11,9 +11,9 @@
 // a fixed order are allowed.
 //
 // Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T rarely needs
-// cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket and its
-// first answer is taken, so that the algorithm does not depend on which T came first and two runs
-// give the same bits.
+// cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket and
+// its first answer is taken, so that the algorithm does not depend on which T came first and two
+// runs give the same bits.
 
 #include "common.cuh"
 
