@@ -546,25 +546,25 @@ static inline int32_t *llama_stage(LlamaModel *m, size_t *used, const int32_t *s
 }
 
 static inline void llama_stage_documents(LlamaModel *m, size_t *used, VarlenInfo *docs,
-                                         const int32_t *cu_seqlens, int32_t num_docs,
+                                         const int32_t *cu_seqlens, int32_t num_segments,
                                          int32_t max_seqlen, const int32_t *work, size_t num_work) {
-    docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_docs + 1);
+    docs->cu_seqlens = llama_stage(m, used, cu_seqlens, num_segments + 1);
     docs->work = m->staging + *used;
-    docs->num_docs = num_docs;
+    docs->num_segments = num_segments;
     docs->max_seqlen = max_seqlen;
-    docs->total_tokens = cu_seqlens[num_docs];
+    docs->total_tokens = cu_seqlens[num_segments];
     if (num_work)
         memcpy(m->staging_host + *used, work, num_work * sizeof *work);
     else
-        num_work = attention_work_list(m->staging_host + *used, cu_seqlens, num_docs, m->heads);
+        num_work = attention_work_list(m->staging_host + *used, cu_seqlens, num_segments, m->heads);
     *used += num_work;
     assert(*used <= m->staging_ints);
 }
 
 // LoaderSettings.work_list, with the model's heads as its context.
 static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *cu_seqlens,
-                                     int num_docs) {
-    return attention_work_list(out, cu_seqlens, num_docs, *(const HeadShape *)heads);
+                                     int num_segments) {
+    return attention_work_list(out, cu_seqlens, num_segments, *(const HeadShape *)heads);
 }
 
 // The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without
@@ -583,8 +583,8 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     in->cache_rows = b->cache_rows ? llama_stage(m, &used, b->cache_rows, b->total_tokens) : NULL;
     in->decode = b->decode;
     in->num_targets = b->num_targets;
-    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_docs, b->max_seqlen, b->work,
-                          b->num_work);
+    llama_stage_documents(m, &used, &in->docs, b->cu_seqlens, b->num_segments, b->max_seqlen,
+                          b->work, b->num_work);
     in->num_real_rows = b->num_real_rows;
     if (b->num_real_rows) {
         in->real_rows = llama_stage(m, &used, b->real_rows, b->num_real_rows);

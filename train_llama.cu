@@ -134,9 +134,9 @@ static ResumePoint find_resume(const Options *o, OutDir *out) {
 // A device error is found after the call that made it: at the latest at the end of the step.
 static void describe_work(void *model, char *text, size_t capacity) {
     const VarlenInfo *docs = &((const LlamaModel *)model)->in.docs;
-    if (docs->num_docs > 0)
+    if (docs->num_segments > 0)
         snprintf(text, capacity, "last batch: %d documents of up to %d tokens, %d in all",
-                 docs->num_docs, docs->max_seqlen, docs->total_tokens);
+                 docs->num_segments, docs->max_seqlen, docs->total_tokens);
 }
 
 // Without --bf16-matmul, which needs a recent CPU, only a GPU can be missing.

@@ -124,10 +124,10 @@ void activations_to_host(float *dst_host, const floatX *src, size_t n);
 // The segments of one micro-batch
 
 typedef struct {
-    const int32_t *cu_seqlens;  // (num_docs + 1): [0] = 0, non-decreasing, [num_docs] = T
+    const int32_t *cu_seqlens;  // (num_segments + 1): [0] = 0, non-decreasing, [num_segments] = T
     const int32_t *work;        // attention_work_list's list, used by every layer and both passes
     int32_t total_tokens;       // T
-    int32_t num_docs;           // segments, empty ones included
+    int32_t num_segments;       // empty ones included
     int32_t max_seqlen;         // length of the longest segment
 } VarlenInfo;
 
@@ -135,12 +135,12 @@ typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
 } HeadShape;
 
-// Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_docs documents.
-size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs);
+// Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_segments documents.
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments);
 // Writes the work list of one batch to work_host, costliest items first, and returns the number of
 // int32 written. Each (document, tile, head group) occurs exactly once; the layout is private to
 // the backend. Runs on the host, in any thread after device_init.
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
                            HeadShape heads);
 
 // ------------------------------------------------------------------------------------------------

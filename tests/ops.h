@@ -86,7 +86,7 @@ typedef struct Operation Operation;
 typedef struct {
     const Operation *op;
     Shape s;
-    int num_docs;
+    int num_segments;
     int32_t *cu_seqlens;
     int64_t n[MAX_OPERANDS];                         // elements
     double *x[MAX_OPERANDS];                         // values before
@@ -141,9 +141,9 @@ static inline int64_t dim(const Run *r, char letter) {
         case 'P':
             return MAX_POSITION;
         case 'S':
-            return r->num_docs + 1;
+            return r->num_segments + 1;
         case 'W':
-            return (int64_t)attention_work_list_size(r->s.T, r->num_docs);
+            return (int64_t)attention_work_list_size(r->s.T, r->num_segments);
         default:
             return letter - '0';
     }
@@ -365,7 +365,7 @@ static void attend(const Run *r, const double *qkv, double *out, double *lse, do
     const HeadShape h = r->s.heads;
     const int64_t D = h.head_dim, row = dim(r, 'Q'), group = h.num_heads / h.num_kv_heads;
     double *p = malloc((size_t)(r->s.T + 1) * sizeof *p);
-    EACH(doc, r->num_docs)
+    EACH(doc, r->num_segments)
     EACH(head, h.num_heads)
     for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++) {
         const double *k = qkv + start * row + (h.num_heads + head / group) * D;
@@ -444,7 +444,7 @@ CALL(attention_backward, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], &r->doc
 REFERENCE(attention_backward) {
     const int64_t D = r->s.heads.head_dim, half = D / 2, n = r->n[0];
     Gradient *g = calloc((size_t)(n + 1), sizeof *g);
-    EACH(doc, r->num_docs)
+    EACH(doc, r->num_segments)
     EACH(head, r->s.heads.num_heads)
     for (int64_t start = r->cu_seqlens[doc], t = start; t < r->cu_seqlens[doc + 1]; t++)
         add_query_gradient(r, x, g, head, start, t);
@@ -492,7 +492,7 @@ REFERENCE(attention_decode) {
 }
 static double attention_pairs(const Run *r) {
     double pairs = 0;
-    EACH(doc, r->num_docs) {
+    EACH(doc, r->num_segments) {
         const double n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
         pairs += n * (n + 1) / 2;
     }

@@ -89,18 +89,18 @@ TEST(layouts_hold_every_token_at_its_place) {
             check_places(&b, &c);
             CHECK(b.num_real_docs == c.n && b.num_targets == c.num_targets);
             const int64_t pairs = repad ? pairs_of(b.real_cu_seqlens, b.num_real_segments)
-                                        : pairs_of(b.cu_seqlens, b.num_docs);
+                                        : pairs_of(b.cu_seqlens, b.num_segments);
             CHECK(b.attention_pairs == pairs && b.masked == c.masked);
             if (layout == LAYOUT_PACKED) CHECK(b.total_tokens == c.real_tokens);
-            if (padded) CHECK(b.total_tokens == c.n * row_len && b.num_docs == c.n);
+            if (padded) CHECK(b.total_tokens == c.n * row_len && b.num_segments == c.n);
             if (layout == LAYOUT_ROWS) {
                 CHECK(b.total_tokens >= c.real_tokens && b.total_tokens - c.real_tokens < row_len);
                 for (int32_t i = 0; i < b.total_tokens; i++)
                     CHECK(b.position_ids[i] == i % row_len);
             }
             if (!repad) continue;  // attention sees the segments of packed
-            CHECK(packed.num_docs == b.num_real_segments && packed.max_seqlen == b.real_max_seqlen);
-            for (int32_t s = 0; s <= packed.num_docs; s++)
+            CHECK(packed.num_segments == b.num_real_segments && packed.max_seqlen == b.real_max_seqlen);
+            for (int32_t s = 0; s <= packed.num_segments; s++)
                 CHECK(packed.cu_seqlens[s] == b.real_cu_seqlens[s]);
         }
     }
@@ -165,10 +165,10 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->total_tokens--)                                                                \
     X(ALL, b->total_tokens = -1)                                                             \
     X(ALL, b->micro_batch_tokens = b->total_tokens - 1)                                      \
-    X(ALL, b->num_docs++)                                                                    \
-    X(ALL, b->num_docs--)                                                                    \
-    X(ALL, b->num_docs = -1)                                                                 \
-    X(ALL, b->max_docs = b->num_docs - 1)                                                    \
+    X(ALL, b->num_segments++)                                                                    \
+    X(ALL, b->num_segments--)                                                                    \
+    X(ALL, b->num_segments = -1)                                                                 \
+    X(ALL, b->max_segments = b->num_segments - 1)                                                    \
     X(ALL, b->max_seqlen++)                                                                  \
     X(ALL, b->max_seqlen--)                                                                  \
     X(ALL, b->num_targets++)                                                                 \
@@ -196,7 +196,7 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->num_real_rows++)                                                               \
     X(ALL, b->num_real_rows = -1)                                                            \
     X(ALL, b->num_real_segments++)                                                           \
-    X(ALL, b->num_real_segments = b->max_docs + 1)                                           \
+    X(ALL, b->num_real_segments = b->max_segments + 1)                                           \
     X(ALL, b->real_max_seqlen++)                                                             \
     X(ALL, b->real_cu_seqlens[0] = 1)                                                        \
     X(REPAD, b->num_real_rows--)                                                             \
@@ -244,7 +244,7 @@ TEST(random_bits_are_refused_without_a_crash) {
         make_small(&b, (Layout)(round & 3));
         int32_t *const arrays[] = {b.tokens,      b.targets,    b.position_ids,
                                    b.token_order, b.cu_seqlens, b.real_cu_seqlens,
-                                   b.real_rows,   &b.num_docs,  &b.num_real_segments};
+                                   b.real_rows,   &b.num_segments,  &b.num_real_segments};
         const uint32_t i = test_rng_below(sizeof arrays / sizeof *arrays);
         arrays[i][i < 7 ? test_rng_below(3) : 0] ^= (int32_t)(1u << test_rng_below(32));
         refused += !batch_is_valid(&b, VOCAB);

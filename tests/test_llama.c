@@ -266,7 +266,7 @@ static void check_golden(const char *name, int chunk) {
               "%s: loss %.9g, expected %.9g", name, loss, (double)expected[0]);
     golden_gradients(&g);
     if (chunk == 0) golden_logits(&g);
-    if (chunk == 0) golden_mask(&g, g.batch.num_docs);
+    if (chunk == 0) golden_mask(&g, g.batch.num_segments);
     if (chunk == 0) golden_training(&g);
     golden_close(&g);
 }

@@ -100,8 +100,8 @@ static const PlanState START = {0, 0, 0, 0};
 
 static bool same_batch(const Batch *a, const Batch *b) {
     const size_t rows = (size_t)a->total_tokens * sizeof(int32_t);
-    const size_t docs = ((size_t)a->num_docs + 1) * sizeof(int32_t);
-    return a->total_tokens == b->total_tokens && a->num_docs == b->num_docs &&
+    const size_t docs = ((size_t)a->num_segments + 1) * sizeof(int32_t);
+    return a->total_tokens == b->total_tokens && a->num_segments == b->num_segments &&
            a->num_targets == b->num_targets && a->attention_pairs == b->attention_pairs &&
            memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->targets, b->targets, rows) == 0 &&
            memcmp(a->cu_seqlens, b->cu_seqlens, docs) == 0 &&
@@ -136,7 +136,7 @@ static void check_tokens(const StepData *d) {
     for (int32_t m = 0; m < d->num_micro; m++) {
         const Batch *b = &d->micro[m];
         const Segment *segment = d->plan.segments + d->plan.micro_start[d->own_micros[m]];
-        for (int32_t s = 0; s < b->num_docs; s++, segment++) {
+        for (int32_t s = 0; s < b->num_segments; s++, segment++) {
             CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == segment->length);
             for (int32_t k = 0; k < segment->length; k++) {
                 const int64_t i = segment->tok_off + k;
@@ -187,10 +187,10 @@ TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
 }
 
 // A work list that is a copy of cu_seqlens; counts its calls.
-static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_docs) {
+static size_t list_again(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments) {
     ++*(int *)context;
-    memcpy(out, cu_seqlens, ((size_t)num_docs + 1) * sizeof *out);
-    return (size_t)num_docs + 1;
+    memcpy(out, cu_seqlens, ((size_t)num_segments + 1) * sizeof *out);
+    return (size_t)num_segments + 1;
 }
 
 static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlens, int32_t n) {
@@ -211,7 +211,7 @@ TEST_MASKS(work_lists_are_of_the_final_batch) {
         CHECK_MSG(loader_load_step(&d, &ds, &s, START, &err), "%s", err.what);
         CHECK(calls == d.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1));
         for (Batch *b = d.micro; b < d.micro + d.num_micro; b++) {
-            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_docs));
+            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_segments));
             CHECK(s.layout == LAYOUT_REPAD ? lists(b->real_work, b->num_real_work,
                                                    b->real_cu_seqlens, b->num_real_segments)
                                            : b->num_real_work == 0);

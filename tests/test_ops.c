@@ -130,7 +130,7 @@ static void fill_order(const Run *r, double *x) {
 }
 static void fill_work(const Run *r, double *x, int64_t n) {
     int32_t *work = take((size_t)n, sizeof *work);
-    const size_t used = attention_work_list(work, r->cu_seqlens, r->num_docs, r->s.heads);
+    const size_t used = attention_work_list(work, r->cu_seqlens, r->num_segments, r->s.heads);
     CHECK_MSG(used <= (size_t)n, "a work list of %zu words, announced were %ld", used, (long)n);
     EACH(i, n) x[i] = i < (int64_t)used ? work[i] : -1;
     free(work);
@@ -185,9 +185,9 @@ static void add_docs(Run *r, const int *lengths) {
     r->cu_seqlens = take(MAX_DOCS + 1, sizeof(int32_t));
     const int one[] = {(int)r->s.T, -1};
     const int *len = lengths ? lengths : one;
-    for (; len[r->num_docs] >= 0; r->num_docs++)
-        r->cu_seqlens[r->num_docs + 1] = r->cu_seqlens[r->num_docs] + len[r->num_docs];
-    if (lengths) r->s.T = r->cu_seqlens[r->num_docs];
+    for (; len[r->num_segments] >= 0; r->num_segments++)
+        r->cu_seqlens[r->num_segments + 1] = r->cu_seqlens[r->num_segments] + len[r->num_segments];
+    if (lengths) r->s.T = r->cu_seqlens[r->num_segments];
 }
 
 static bool has_rows(const Run *r, int k) {
@@ -226,7 +226,7 @@ static const char *shape_text(const Run *r) {
                       s.heads.num_kv_heads, s.heads.head_dim);
     if (s.scale != 0) n += snprintf(text + n, sizeof text - (size_t)n, ", scale %g", s.scale);
     if (s.spike) n += snprintf(text + n, sizeof text - (size_t)n, ", spike %d", s.spike);
-    for (int doc = 0; doc < r->num_docs && r->num_docs > 1 && n < PROGRESS_BYTES - 30; doc++)
+    for (int doc = 0; doc < r->num_segments && r->num_segments > 1 && n < PROGRESS_BYTES - 30; doc++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%d", doc ? " " : ", documents ",
                       r->cu_seqlens[doc + 1] - r->cu_seqlens[doc]);
     return text;
@@ -294,12 +294,12 @@ static void put_on_device(Run *r, Memory m) {
     for (int k = 0; k < MAX_OPERANDS && r->op->operands[k].name; k++) upload(r, k, m);
     const int ends = find_content(r, DOC_ENDS), work = find_content(r, WORK);
     int32_t longest = 0;
-    for (int doc = 0; doc < r->num_docs; doc++) {
+    for (int doc = 0; doc < r->num_segments; doc++) {
         const int32_t n = r->cu_seqlens[doc + 1] - r->cu_seqlens[doc];
         longest = n > longest ? n : longest;
     }
     if (ends >= 0)
-        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_docs, longest};
+        r->docs = (VarlenInfo){r->p[ends], r->p[work], (int32_t)r->s.T, r->num_segments, longest};
 }
 static void take_off_device(Run *r) {
     for (int k = 0; k < MAX_OPERANDS; k++) device_free(r->p[k]), r->p[k] = NULL;
@@ -446,7 +446,7 @@ static void shuffle(int *x, int n) {
 // The rows and documents that b has of a; `doc`: which document is alone
 static void choose_rows(const Run *a, Change change, int doc, int *rows, int *lengths) {
     int order[2 * MAX_DOCS], n = 0, t = 0;
-    for (int i = 0; i < a->num_docs; i++) {
+    for (int i = 0; i < a->num_segments; i++) {
         if (change == EMPTY_DOCS && i % 2 == 0) order[n++] = -1;
         if (change != ALONE || i == doc) order[n++] = i;
     }
@@ -521,13 +521,13 @@ static void check_changes(const Run *a, int round) {
     by_rows = by_rows || flags & CPU_ROWS;
 #endif
     for (Change change = 0; change < NUM_CHANGES; change++) {
-        const int doc = (int)test_rng_below((uint32_t)a->num_docs);
+        const int doc = (int)test_rng_below((uint32_t)a->num_segments);
         const bool poisons = change == POISONED && flags & (BY_ROWS | BY_DOCS | CPU_ROWS);
         if (change >= ALONE && !by_rows && !poisons) continue;
         if (change >= EMPTY_DOCS && !(flags & BY_DOCS)) continue;
         if (change == (strcmp(a->op->name, "attention_forward") ? LATER_TOKEN : LATER_GRADIENT))
             continue;
-        for (int i = 0; i < (change == ALONE ? a->num_docs : 1); i++)
+        for (int i = 0; i < (change == ALONE ? a->num_segments : 1); i++)
             check_change(a, change, change == ALONE ? i : doc, round);
     }
 }

@@ -30,7 +30,7 @@ static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t
 static int most_docs;  // of one batch
 
 static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t n, float *logits) {
-    if (b->num_docs > most_docs) most_docs = b->num_docs;
+    if (b->num_segments > most_docs) most_docs = b->num_segments;
     llama_next_logits(model, b, rows, n, logits);
 }
 

@@ -116,11 +116,11 @@ static Config make_config(const LlamaConfig *c) {
 }
 
 static Batch make_batch(const LlamaBatch *from) {
-    Batch b = {from->total_tokens, from->num_docs, from->num_targets, {0}, {0}, {0}};
-    CHECK(from->total_tokens <= MAX_TOKENS && from->num_docs <= MAX_DOCS);
+    Batch b = {from->total_tokens, from->num_segments, from->num_targets, {0}, {0}, {0}};
+    CHECK(from->total_tokens <= MAX_TOKENS && from->num_segments <= MAX_DOCS);
     memcpy(b.tokens, from->tokens, (size_t)from->total_tokens * sizeof(int));
     memcpy(b.targets, from->targets, (size_t)from->total_tokens * sizeof(int));
-    memcpy(b.cu_seqlens, from->cu_seqlens, (size_t)(from->num_docs + 1) * sizeof(int));
+    memcpy(b.cu_seqlens, from->cu_seqlens, (size_t)(from->num_segments + 1) * sizeof(int));
     return b;
 }
 

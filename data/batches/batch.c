@@ -14,11 +14,11 @@ const char *layout_name(Layout layout) {
     return (unsigned)layout < 4 ? names[layout] : "unknown";
 }
 
-void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_docs) {
+void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
     assert(micro_batch_tokens > 0 && micro_batch_tokens <= BATCH_MAX_ROWS);
-    assert(max_docs > 0 && max_docs < INT32_MAX);
-    const size_t rows = (size_t)micro_batch_tokens, docs = (size_t)max_docs + 1;
-    *b = (Batch){.micro_batch_tokens = micro_batch_tokens, .max_docs = max_docs};
+    assert(max_segments > 0 && max_segments < INT32_MAX);
+    const size_t rows = (size_t)micro_batch_tokens, docs = (size_t)max_segments + 1;
+    *b = (Batch){.micro_batch_tokens = micro_batch_tokens, .max_segments = max_segments};
     b->tokens = host_calloc(rows, sizeof(int32_t), "batch tokens");
     b->targets = host_calloc(rows, sizeof(int32_t), "batch targets");
     b->position_ids = host_calloc(rows, sizeof(int32_t), "batch positions");
@@ -81,7 +81,7 @@ static void batch_sort_tokens(Batch *b) {
 
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
-    b->total_tokens = b->num_docs = b->max_seqlen = b->num_targets = 0;
+    b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
     b->real_tokens = b->num_real_docs = 0;
     b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
@@ -108,10 +108,10 @@ static void batch_append(Batch *b, const DocView *doc) {
 
 // Ends a segment at the current end of the buffer; its positions start at 0.
 static void batch_end_segment(Batch *b) {
-    const int32_t start = b->cu_seqlens[b->num_docs], n = b->total_tokens - start;
-    assert(n >= 0 && b->num_docs < b->max_docs);
+    const int32_t start = b->cu_seqlens[b->num_segments], n = b->total_tokens - start;
+    assert(n >= 0 && b->num_segments < b->max_segments);
     for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
-    b->cu_seqlens[++b->num_docs] = b->total_tokens;
+    b->cu_seqlens[++b->num_segments] = b->total_tokens;
     if (n > b->max_seqlen) b->max_seqlen = n;
     b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
@@ -203,7 +203,7 @@ static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
 // Ids are in the vocabulary, positions restart with each segment, num_targets is right.
 static bool rows_are_valid(const Batch *b, int vocab_size) {
     int32_t targets = 0;
-    for (int32_t s = 0; s < b->num_docs; s++) {
+    for (int32_t s = 0; s < b->num_segments; s++) {
         for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) {
             if (b->tokens[i] < 0 || b->tokens[i] >= vocab_size || b->targets[i] < -1 ||
                 b->targets[i] >= vocab_size || b->position_ids[i] != i - b->cu_seqlens[s])
@@ -238,10 +238,10 @@ static bool real_rows_are_valid(const Batch *b) {
 
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
-    return b->total_tokens <= b->micro_batch_tokens && b->num_docs >= 0 &&
-           b->num_docs <= b->max_docs && b->num_real_rows == (repad ? b->real_tokens : 0) &&
-           b->num_real_segments == (repad ? b->num_docs : 0) &&
-           segments_are_valid(b->cu_seqlens, b->num_docs, b->total_tokens, b->max_seqlen) &&
+    return b->total_tokens <= b->micro_batch_tokens && b->num_segments >= 0 &&
+           b->num_segments <= b->max_segments && b->num_real_rows == (repad ? b->real_tokens : 0) &&
+           b->num_real_segments == (repad ? b->num_segments : 0) &&
+           segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) &&
            segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
                               b->real_max_seqlen) &&
            rows_are_valid(b, vocab_size) && order_is_valid(b) && real_rows_are_valid(b);

@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     Layout layout;            // set by the filling call
     int32_t total_tokens;     // rows that the layers work on, padding included
-    int32_t num_docs;         // segments of cu_seqlens
+    int32_t num_segments;     // segments of cu_seqlens
     int32_t max_seqlen;       // length of the longest of them
     int32_t num_targets;      // rows with a target
     bool masked;              // a document has a loss mask
@@ -43,7 +43,7 @@ typedef struct {
     int32_t *targets;         // (T) -1: no target
     int32_t *position_ids;    // (T)
     int32_t *token_order;     // (T) rows sorted by (token, row), for embedding_backward
-    int32_t *cu_seqlens;      // (num_docs + 1)
+    int32_t *cu_seqlens;      // (num_segments + 1)
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;
@@ -60,7 +60,7 @@ typedef struct {
     int32_t *cache_rows;
     bool decode;
     // what the arrays have room for
-    int32_t micro_batch_tokens, max_docs;
+    int32_t micro_batch_tokens, max_segments;
     int32_t *sort_scratch;  // (micro_batch_tokens)
 } Batch;
 
@@ -69,8 +69,8 @@ enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// Room for micro_batch_tokens rows and max_docs segments; exits with code 5 when memory is refused.
-void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_docs);
+// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is refused.
+void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 
 // ------------------------------------------------------------------------------------------------

@@ -97,9 +97,9 @@ static void step_data_count(StepData *d, const PlanSettings *s, const PlanState 
 
 // The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
 static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int32_t *cu_seqlens,
-                             int32_t num_docs) {
+                             int32_t num_segments) {
     if (!*work) *work = host_calloc(s->max_work, sizeof(int32_t), "attention work lists");
-    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_docs);
+    const size_t used = s->work_list(s->work_context, *work, cu_seqlens, num_segments);
     assert(used <= s->max_work);
     return used;
 }
@@ -143,7 +143,7 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     assert(!ds->masked || b->num_targets == num_targets);  // as the plan counts them
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
-    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_docs);
+    if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_segments);
     if (s->work_list && b->num_real_segments > 0)
         b->num_real_work =
             step_data_work(&b->real_work, s, b->real_cu_seqlens, b->num_real_segments);

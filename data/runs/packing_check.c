@@ -46,7 +46,7 @@ PackingDelta packing_check(const PackingSubject *s, const Batch *packed) {
     s->pass(s->context, packed, losses, logits);
     s->get_grads(s->context, grads);
     s->begin(s->context, packed->num_targets);
-    for (int32_t d = 0; d < packed->num_docs; d++) {
+    for (int32_t d = 0; d < packed->num_segments; d++) {
         const int64_t first = packed->cu_seqlens[d], rows = packed->cu_seqlens[d + 1] - first;
         if (rows == 0) continue;
         batch_alone(&alone, packed, d);
@@ -69,7 +69,7 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16) {
 }
 
 void packing_print(const PackingDelta *d, const Batch *b) {
-    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_docs, b->total_tokens);
+    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments, b->total_tokens);
     printf("  max |delta| of a token's loss  %.3g%s\n", d->loss,
            d->loss == 0 ? "  (bit for bit)" : "");
     printf("  max |delta| of a logit         %.3g%s\n", d->logit,

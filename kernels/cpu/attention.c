@@ -81,8 +81,8 @@ enum {
     ITEM_INTS = sizeof(Item) / sizeof(int32_t)
 };
 
-size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs) {
-    int64_t docs = at_most(max_docs, max_tokens);  // at most so many are not empty
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
+    int64_t docs = at_most(max_segments, max_tokens);  // at most so many are not empty
     int64_t tiles = max_tokens / TILE + docs;
     return HEADER_INTS + (size_t)(3 * tiles) * ITEM_INTS;  // forward, dQ, dK and dV
 }
@@ -110,22 +110,22 @@ static double doc_pairs(const int32_t *cu_seqlens, int doc) {
     return len * (len + 1) / 2;
 }
 
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
                            HeadShape heads) {
     WorkHeader *header = (WorkHeader *)work_host;
     Item *forward = (Item *)(work_host + HEADER_INTS), *item = forward;
     double share = 0;  // of one thread, in query-key pairs of one kv head
-    for (int doc = 0; doc < num_docs; doc++) share += doc_pairs(cu_seqlens_host, doc);
+    for (int doc = 0; doc < num_segments; doc++) share += doc_pairs(cu_seqlens_host, doc);
     share = share * heads.num_kv_heads / cpu_threads();
 
-    for (int doc = 0; doc < num_docs; doc++) {
+    for (int doc = 0; doc < num_segments; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc];
         for (int t = 0; t < num_tiles(len); t++)
             *item++ = make_item(doc, len, t, t + 1, PASS_FORWARD);
     }
     Item *backward = item;
     *header = (WorkHeader){.num_forward = (int32_t)(backward - forward)};
-    for (int doc = 0; doc < num_docs; doc++) {
+    for (int doc = 0; doc < num_segments; doc++) {
         int len = cu_seqlens_host[doc + 1] - cu_seqlens_host[doc], tiles = num_tiles(len);
         int whole = doc_pairs(cu_seqlens_host, doc) <= share,
             span = whole ? tiles : at_most(KEY_SPAN, tiles);
@@ -361,7 +361,7 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
                        HeadShape heads) {
     const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
-    assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
+    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
     const WorkHeader *work = (const WorkHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS);
     const int num_items = work->num_forward * heads.num_kv_heads;
@@ -384,7 +384,7 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
     const Backward b = {
         make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
     if (docs->total_tokens == 0) return;
-    assert(docs->cu_seqlens[docs->num_docs] == docs->total_tokens);
+    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
     const WorkHeader *work = (const WorkHeader *)docs->work;
     const Item *items = (const Item *)(docs->work + HEADER_INTS) + work->num_forward;
     const int num_items = work->num_backward * heads.num_kv_heads;

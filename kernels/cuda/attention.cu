@@ -16,22 +16,23 @@ enum {
 
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
 
-size_t attention_work_list_size(int64_t max_tokens, int64_t max_docs) {
-    const int64_t items = max_work_items(max_tokens, max_docs, sm90() ? UNIT_ROWS : QUERY_TILE) +
-                          max_work_items(max_tokens, max_docs, sm90() ? BACKWARD_KEYS : KEY_TILE);
+size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
+    const int64_t items =
+        max_work_items(max_tokens, max_segments, sm90() ? UNIT_ROWS : QUERY_TILE) +
+        max_work_items(max_tokens, max_segments, sm90() ? BACKWARD_KEYS : KEY_TILE);
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
 // Appends a list to `work`: `tiles(len)` items for each document of `len` tokens, by falling cost.
 // Equal costs are in the order of the buffer: neighbours in the list are neighbours in the cache.
 template <class Tiles, class Cost>
-static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_host, int num_docs,
+static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_host, int num_segments,
                      Tiles tiles, Cost cost) {
     WorkCounts *counts = reinterpret_cast<WorkCounts *>(work);
     WorkItem *items = reinterpret_cast<WorkItem *>(counts + 1), *end;
     if (list == BACKWARD_ITEMS) items += counts->items[FORWARD_ITEMS];
     end = items;
-    for (int doc = 0; doc < num_docs; doc++) {
+    for (int doc = 0; doc < num_segments; doc++) {
         const int32_t start = cu_seqlens_host[doc], len = cu_seqlens_host[doc + 1] - start;
         assert(start >= 0 && len >= 0);
         for (int t = 0; t < tiles(len); t++) *end++ = {start, len, t};
@@ -43,12 +44,12 @@ static void add_list(int32_t *work, WorkList list, const int32_t *cu_seqlens_hos
     });
 }
 
-size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_docs,
+size_t attention_work_list(int32_t *work_host, const int32_t *cu_seqlens_host, int num_segments,
                            HeadShape heads) {
     const int consumers = forward_consumers(heads.head_dim);
     const int shared = shared_heads(heads.num_heads / heads.num_kv_heads, consumers);
     const auto add = [=](WorkList list, auto tiles, auto cost) {
-        add_list(work_host, list, cu_seqlens_host, num_docs, tiles, cost);
+        add_list(work_host, list, cu_seqlens_host, num_segments, tiles, cost);
     };
     const auto tiles_of = [](int tile) { return [=](int len) { return ceil_div(len, tile); }; };
     // Cost: blocks of 64 keys that the last query sees, or of 64 queries from the first key on
@@ -127,13 +128,13 @@ void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenIn
                        HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
-    assert(docs->num_docs > 0 && docs->work);
+    assert(docs->num_segments > 0 && docs->work);
     if (sm90())
         return attention_forward_sm90(
             out, lse, qkv, docs->work, s, heads.head_dim,
-            max_work_items(docs->total_tokens, docs->num_docs, UNIT_ROWS));
+            max_work_items(docs->total_tokens, docs->num_segments, UNIT_ROWS));
     attention_forward_sm80(out, lse, qkv, docs->work, s, heads.head_dim,
-                           max_work_items(docs->total_tokens, docs->num_docs, QUERY_TILE));
+                           max_work_items(docs->total_tokens, docs->num_segments, QUERY_TILE));
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
@@ -141,14 +142,14 @@ void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const flo
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
     const AttentionShape s = make_shape(heads, docs->total_tokens);
     if (docs->total_tokens == 0) return;
-    assert(docs->num_docs > 0 && docs->work);
+    assert(docs->num_segments > 0 && docs->work);
     const Rope rope = {position_ids, rope_table};
     if (sm90())
         return attention_backward_sm90(
             dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
-            max_work_items(docs->total_tokens, docs->num_docs, UNIT_ROWS),
-            max_work_items(docs->total_tokens, docs->num_docs, BACKWARD_KEYS));
+            max_work_items(docs->total_tokens, docs->num_segments, UNIT_ROWS),
+            max_work_items(docs->total_tokens, docs->num_segments, BACKWARD_KEYS));
     attention_backward_sm80(dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
-                            max_work_items(docs->total_tokens, docs->num_docs, QUERY_TILE),
-                            max_work_items(docs->total_tokens, docs->num_docs, KEY_TILE));
+                            max_work_items(docs->total_tokens, docs->num_segments, QUERY_TILE),
+                            max_work_items(docs->total_tokens, docs->num_segments, KEY_TILE));
 }
