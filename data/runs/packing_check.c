@@ -15,12 +15,14 @@ static void compare(double *largest, const float *a, const float *b, int64_t n) 
     for (int64_t i = 0; i < n; i++) keep_larger(largest, (double)a[i] - (double)b[i]);
 }
 
-// Document d of the packed batch as a batch of its own
+// Document d of the packed batch as a batch of its own. Its targets are the next tokens, not those
+// of the packed batch, which may be wrong; a mask is taken over.
 static void batch_alone(Batch *alone, const Batch *packed, int32_t d) {
     const int32_t first = packed->cu_seqlens[d], n = packed->cu_seqlens[d + 1] - first;
-    const DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1,
-                         packed->masked ? packed->targets + first : NULL};
+    const DocView doc = {packed->tokens + first, n, n ? packed->targets[first + n - 1] : -1, NULL};
     batch_pack(alone, &doc, 1);
+    for (int32_t t = 0; packed->masked && t < n; t++)
+        if (packed->targets[first + t] < 0) alone->targets[t] = -1;
 }
 
 static void compare_grads(PackingDelta *delta, const float *packed, const float *alone, size_t n) {
@@ -69,7 +71,8 @@ bool packing_is_rounding(const PackingDelta *d, bool bf16) {
 }
 
 void packing_print(const PackingDelta *d, const Batch *b) {
-    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments, b->total_tokens);
+    printf("\n%d documents, %d tokens, packed against each alone:\n", b->num_segments,
+           b->total_tokens);
     printf("  max |delta| of a token's loss  %.3g%s\n", d->loss,
            d->loss == 0 ? "  (bit for bit)" : "");
     printf("  max |delta| of a logit         %.3g%s\n", d->logit,
