@@ -135,7 +135,7 @@ typedef struct {
     int num_heads, num_kv_heads, head_dim;  // num_heads % num_kv_heads == 0; head_dim even
 } HeadShape;
 
-// Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_segments documents.
+// Upper bound, in int32, of the work list of any batch of max_tokens tokens in max_segments.
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments);
 // Writes the work list of one batch to work_host, costliest items first, and returns the number of
 // int32 written. Each (document, tile, head group) occurs exactly once; the layout is private to

@@ -99,7 +99,8 @@ TEST(layouts_hold_every_token_at_its_place) {
                     CHECK(b.position_ids[i] == i % row_len);
             }
             if (!repad) continue;  // attention sees the segments of packed
-            CHECK(packed.num_segments == b.num_real_segments && packed.max_seqlen == b.real_max_seqlen);
+            CHECK(packed.num_segments == b.num_real_segments &&
+                  packed.max_seqlen == b.real_max_seqlen);
             for (int32_t s = 0; s <= packed.num_segments; s++)
                 CHECK(packed.cu_seqlens[s] == b.real_cu_seqlens[s]);
         }
@@ -165,10 +166,10 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->total_tokens--)                                                                \
     X(ALL, b->total_tokens = -1)                                                             \
     X(ALL, b->micro_batch_tokens = b->total_tokens - 1)                                      \
-    X(ALL, b->num_segments++)                                                                    \
-    X(ALL, b->num_segments--)                                                                    \
-    X(ALL, b->num_segments = -1)                                                                 \
-    X(ALL, b->max_segments = b->num_segments - 1)                                                    \
+    X(ALL, b->num_segments++)                                                                \
+    X(ALL, b->num_segments--)                                                                \
+    X(ALL, b->num_segments = -1)                                                             \
+    X(ALL, b->max_segments = b->num_segments - 1)                                            \
     X(ALL, b->max_seqlen++)                                                                  \
     X(ALL, b->max_seqlen--)                                                                  \
     X(ALL, b->num_targets++)                                                                 \
@@ -196,7 +197,7 @@ static void make_small(Batch *b, Layout layout) {
     X(ALL, b->num_real_rows++)                                                               \
     X(ALL, b->num_real_rows = -1)                                                            \
     X(ALL, b->num_real_segments++)                                                           \
-    X(ALL, b->num_real_segments = b->max_segments + 1)                                           \
+    X(ALL, b->num_real_segments = b->max_segments + 1)                                       \
     X(ALL, b->real_max_seqlen++)                                                             \
     X(ALL, b->real_cu_seqlens[0] = 1)                                                        \
     X(REPAD, b->num_real_rows--)                                                             \

@@ -4,6 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 scratch convert
 export PYTHONPATH=$root/tests
+python3 -c 'import numpy' 2> /dev/null || PATH=/usr/bin:$PATH  # the system's Python may have it
 python3 -c 'import numpy' 2> /dev/null || skip_all convert 'the Python package numpy is not installed'
 golden=$root/tests/golden/shards
 convert() { python3 "$root/data/convert.py" "$@"; }

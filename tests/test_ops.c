@@ -226,7 +226,8 @@ static const char *shape_text(const Run *r) {
                       s.heads.num_kv_heads, s.heads.head_dim);
     if (s.scale != 0) n += snprintf(text + n, sizeof text - (size_t)n, ", scale %g", s.scale);
     if (s.spike) n += snprintf(text + n, sizeof text - (size_t)n, ", spike %d", s.spike);
-    for (int doc = 0; doc < r->num_segments && r->num_segments > 1 && n < PROGRESS_BYTES - 30; doc++)
+    const int segments = r->num_segments;
+    for (int doc = 0; doc < segments && segments > 1 && n < PROGRESS_BYTES - 30; doc++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%d", doc ? " " : ", documents ",
                       r->cu_seqlens[doc + 1] - r->cu_seqlens[doc]);
     return text;

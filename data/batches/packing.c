@@ -22,7 +22,7 @@ void plan_reserve_stream(StepPlan *p, size_t n) {
     p->stream_capacity = c;
 }
 
-void plan_reserve_segments(StepPlan *p, size_t n) {
+static void plan_reserve_segments(StepPlan *p, size_t n) {
     p->segments = host_grow(p->segments, &p->segment_capacity, n, sizeof *p->segments, owner);
 }
 

@@ -8,9 +8,8 @@
 
 #include "plan.h"
 
-// Room for n segments of the stream, or in micro-batches, or for n micro-batches.
+// Room for n segments of the stream, or for n micro-batches.
 void plan_reserve_stream(StepPlan *p, size_t n);
-void plan_reserve_segments(StepPlan *p, size_t n);
 void plan_reserve_micros(StepPlan *p, size_t n);
 
 // Longest segment first, each into the micro-batch with the least work among those with room; where

@@ -16,7 +16,8 @@ uint64_t shard_word(const unsigned char *p, size_t bytes) {
     return value;
 }
 
-uint64_t shard_num_blocks(const Shard *s) {
+// Blocks of tokens with a checksum each; 0: tokens have none.
+static uint64_t shard_num_blocks(const Shard *s) {
     const uint64_t block = (uint64_t)s->block_tokens;
     return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
 }

@@ -54,9 +54,6 @@ bool shard_open(Shard *s, const DatasetOptions *options, Error *err);
 // The little-endian number of `bytes` bytes at p.
 uint64_t shard_word(const unsigned char *p, size_t bytes);
 
-// Blocks of tokens with a checksum each; 0: tokens have none.
-uint64_t shard_num_blocks(const Shard *s);
-
 bool mask_bit(const unsigned char *mask, int64_t i);
 
 // Ones among bits [from, to).
