@@ -561,12 +561,16 @@ static Shape random_docs(int *lengths) {
 static const char *const kernels_of_attention[] = {
 #ifdef BACKEND_CUDA
     "sm80", "sm90",
+#elif defined(GRADCHECK)
+    "portable",
 #else
     "portable", ODD("avx2", "avx512")
 #endif
     NULL};
 static const char *const kernels_of_products[] = {
-#ifndef BACKEND_CUDA
+#ifdef GRADCHECK
+    "portable",
+#elif !defined(BACKEND_CUDA)
     "portable", "avx2", "avx512", "avx512_bf16",
 #endif
     NULL};

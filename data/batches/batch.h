@@ -69,7 +69,8 @@ enum { BATCH_MAX_ROWS = 1 << 30 };
 
 const char *layout_name(Layout layout);
 
-// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is refused.
+// Room for micro_batch_tokens rows and max_segments segments; exits with code 5 when memory is
+// refused.
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments);
 void batch_free(Batch *b);
 

@@ -23,8 +23,8 @@ typedef struct {
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
     bool
         deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
-    // Writes the attention work list of cu_seqlens (num_segments + 1) into out (max_work), and returns
-    // the int32 used; called by the thread that loads. NULL: batches have no work lists.
+    // Writes the attention work list of cu_seqlens (num_segments + 1) into out (max_work), and
+    // returns the int32 used; called by the thread that loads. NULL: batches have no work lists.
     size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments);
     void *work_context;
     size_t max_work;  // int32 that a micro-batch may need; follows from plan.micro_batch_tokens
