@@ -128,12 +128,11 @@ typedef struct {
     size_t io_chunk;             // elements that pass the host at a time; 0: 2^20
 } LlamaSizes;
 
-// How a step is shared with other ranks. Gradients are summed over all micro-batches of all ranks;
-// deterministic_reduction does it along the tree of sum_tree.h, so that the bits do not depend on
-// the number of ranks.
+// How a step is shared with other ranks, which hold a shard of the optimizer state each (ZeRO-1).
+// Gradients are summed over all micro-batches of all ranks; deterministic_reduction does it along
+// the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
 typedef struct {
     int32_t rank, num_ranks;
-    bool shard_optimizer;  // ZeRO-1: a rank updates its shard only, and has m, v, master_lo of it
     bool deterministic_reduction;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
@@ -523,15 +522,13 @@ static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
     if (!last) llama_clear_grads(m);
 }
 
-// After the last micro-batch: this rank's shard of the gradients, or all of them when it updates
-// all, are the sum over all ranks.
+// After the last micro-batch: this rank's shard of the gradients is the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
     llama_complete_grads(m);
     if (m->ranks.deterministic_reduction)
         ordered_sum_finish(&m->sum, m->grads, m->shard);
     else if (m->ranks.num_ranks > 1)
         llama_await_grads(m);
-    if (m->ranks.num_ranks > 1 && !m->ranks.shard_optimizer) comm_all_gather(m->grads, m->shard);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -657,7 +654,7 @@ static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, s
 }
 
 // Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
-// nothing. With a sharded optimizer the other ranks' weights come from them.
+// nothing. The other ranks' weights come from them (ZeRO-1).
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     const size_t first = m->held_first, last = first + m->held_count;
     const size_t border = m->num_decayed < first  ? first
@@ -670,7 +667,7 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
-    if (m->ranks.shard_optimizer) llama_send_all_weights(m);
+    if (m->buckets) llama_send_all_weights(m);
 }
 
 // Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
@@ -1008,10 +1005,8 @@ static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
     if (ranks.num_ranks > 1) llama_plan_buckets(m);
     if (ranks.deterministic_reduction)
         ordered_sum_plan(&m->sum, m->num_elements, ranks.rank, ranks.num_ranks, ranks.num_leaves);
-    if (ranks.shard_optimizer) {
-        m->held_first = m->shard[ranks.rank];
-        m->held_count = m->shard[ranks.rank + 1] - m->held_first;
-    }
+    m->held_first = m->shard[ranks.rank];
+    m->held_count = m->shard[ranks.rank + 1] - m->held_first;
     llama_carve(m);
 }
 
@@ -1139,7 +1134,7 @@ static inline void llama_put(void *model, ParameterArena arena, size_t offset, c
         device_upload(llama_moment(m, arena, first), values, count * sizeof(float));
 }
 
-// With a sharded optimizer they come from the ranks that hold them to rank 0: all ranks call.
+// They come from the ranks that hold them to rank 0: all ranks call.
 static inline void llama_get(void *model, ParameterArena arena, size_t offset, float *values,
                              size_t n) {
     const LlamaModel *m = model;
@@ -1149,7 +1144,7 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
         weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
     else if (count)
         device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
-    if (m->ranks.shard_optimizer)
+    if (m->ranks.num_ranks > 1)
         comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
 }
 

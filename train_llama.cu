@@ -282,7 +282,6 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
     llama_plan(m, config, sizes);
     const LlamaRanks share = {.rank = comm_rank(),
                               .num_ranks = ranks,
-                              .shard_optimizer = ranks > 1,
                               .deterministic_reduction = reduces_deterministically(o),
                               .num_leaves = leaves,
                               .num_losses = losses};
@@ -427,7 +426,7 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
                        : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok && m->ranks.shard_optimizer) parameters_visit(p, moments);
+    if (ok) parameters_visit(p, moments);
     return ok;
 }
 

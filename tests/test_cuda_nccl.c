@@ -110,18 +110,6 @@ TEST(gathered_weights_are_their_owners) {
     device_free(w);
 }
 
-TEST(all_gather_of_sums) {
-    start();
-    for (int kind = 0; kind < SPLITS; kind++) {
-        split(kind, N);
-        real *x = upload_parts();
-        comm_all_gather(x, first);
-        device_download(other, x, N * sizeof *x);
-        for (size_t i = 0; i < N; i++) CHECK(other[i] == part(owner(i), i));
-        device_free(x);
-    }
-}
-
 TEST(collected_rows_are_each_ranks_part_of_this_shard) {
     start();
     enum { CHUNK = 300 };
@@ -215,7 +203,7 @@ static void make_model(LlamaModel *m, bool tied) {
     Error err = {0};
     LlamaConfig c;
     const LlamaSizes sizes = {64, 32, false, true, 0, 0};
-    const LlamaRanks shard = {rank, ranks, ranks > 1, false, ranks, ranks};
+    const LlamaRanks shard = {rank, ranks, false, ranks, ranks};
     memset(&c, 0, sizeof c);
     c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;
     c.num_heads = 2, c.num_kv_heads = 1, c.head_dim = 64, c.max_position_embeddings = 64;

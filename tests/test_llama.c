@@ -614,7 +614,7 @@ TEST(deterministic_sums_follow_the_tree) {
     LlamaConfig c = tiny_config(3, 1, 4, false);
     LlamaSizes sizes = {16, 16, false, true, 0, 0};
     for (int leaves = 1; leaves <= MOST; leaves++) {
-        LlamaRanks alone = {0, 1, false, true, leaves, leaves};
+        LlamaRanks alone = {0, 1, true, leaves, leaves};
         llama_plan(&m, &c, sizes);
         llama_plan_ranks(&m, alone);
         CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
@@ -640,7 +640,7 @@ TEST(deterministic_sums_follow_the_tree) {
 static void check_left_over_gradients(bool tied) {
     static LlamaModel m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);
-    const LlamaRanks in_order = {0, 1, false, true, 2, 2};
+    const LlamaRanks in_order = {0, 1, true, 2, 2};
     Batch b;
     Error err = {0};
     llama_plan(&m, &c, (LlamaSizes){256, ROW, false, true, 64, 0});

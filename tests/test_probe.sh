@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The probe of Hopper's attention at the start of a run, emulated: kernels that are wrong, crash or
-# hang (tests/attention_fault.c) are replaced by sm_80's, with a warning, and the run goes on.
+# hang (tests/attention_fault.c) are replaced by sm_80's, with a warning, and the run continues.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)
 scratch probe

@@ -59,8 +59,6 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
 // Counts as progress.
 void comm_wait(uint64_t handle);
 
-// every shard of x =  its owner's
-void comm_all_gather(real *x, const size_t *first);
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
 // at most `block` of them. Not reduced: the caller sums in the order it needs.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);

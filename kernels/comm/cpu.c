@@ -129,10 +129,6 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
     return 0;
 }
 
-void comm_all_gather(real *x, const size_t *first) {
-    if (comm_num_ranks() > 1) gather(x, first, 0, first[comm_num_ranks()]);
-}
-
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     if (comm_num_ranks() > 1)
         collect(out, x, first, at, block);

@@ -38,7 +38,6 @@ const char *buffers_error(void) { return nullptr; }
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
 void comm_wait(uint64_t) {}
-void comm_all_gather(real *, const size_t *) {}
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     device_copy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
 }
@@ -228,14 +227,6 @@ void comm_wait(uint64_t handle) {
     if (handle <= waited) return;
     CUDA_CHECK(cudaStreamWaitEvent(stream, communicated[handle % NUM_EVENTS], 0));
     waited = handle;
-}
-
-void comm_all_gather(real *x, const size_t *first) {
-    if (!nccl) return;
-    comm_wait(begun);
-    group_start(stream);
-    broadcast_shards(x, sizeof *x, first, 0, first[num_ranks], stream);
-    group_end(stream);
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
