@@ -20,10 +20,10 @@ static Samples greedy_samples(int32_t max_seqlen) {
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
     Error err = {0};
     LlamaConfig config;
-    LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
-    llama_plan(m, &config, sizes);
-    llama_plan_cache(m, capacity);
+    llama_plan(m, &config, settings);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
 }
 
@@ -38,8 +38,8 @@ static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
                          -1,
-                         m->cache_tokens,
-                         m->head_chunk,
+                         m->settings.cache_tokens,
+                         m->settings.head_chunk,
                          m,
                          count_docs};
 }
