@@ -74,7 +74,7 @@ typedef struct {
     RunLog log;
     PlanState cursor;  // of the next step to train
     LossTrend trend;
-    Samples samples;
+    Generator samples;
     Checkpoint checkpoint;
     int failed_saves, skips_in_a_row, stopped_by;
 } Run;
@@ -186,20 +186,6 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     comm_barrier();
 }
 
-static Samples make_samples(const Options *o, Data *d) {
-    Error err = {0};
-    Samples s = {.num_samples = o->num_samples,
-                 .sample_tokens = o->sample_tokens,
-                 .prompt = o->prompt,
-                 .documents = d->has_val ? &d->val : &d->train,
-                 .tokenizer = d->has_tokenizer ? &d->tokenizer : NULL,
-                 .how = {o->temperature, 0, o->top_p},
-                 .seed = (uint64_t)o->seed,
-                 .max_seqlen = o->max_seqlen};
-    must(samples_encode_prompt(&s, &err), &err);
-    return s;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
@@ -271,7 +257,7 @@ static void check_ranks_still_agree(const Run *run) {
 
 // llama_plan for this rank's part of the training
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
-                       const Samples *samples) {
+                       const Generator *samples) {
     const LlamaSizes sizes = {.micro_batch_tokens = o->micro_batch_tokens,
                               .max_seqlen = o->max_seqlen,
                               .repad = o->layout == LAYOUT_REPAD,
@@ -286,7 +272,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                               .num_leaves = leaves,
                               .num_losses = losses};
     if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
-    llama_plan_cache(m, samples_cache_tokens(samples, sizes.micro_batch_tokens));
+    llama_plan_cache(m, generator_cache_tokens(samples, sizes.micro_batch_tokens));
 }
 
 // The loader thread makes the attention work lists; only the planned model knows its heads.
@@ -540,7 +526,6 @@ static void validate(Run *run, int64_t step) {
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
                          .end_of_text = m->config.eos_token_id,
-                         .end_of_turn = -1,
                          .cache_tokens = m->cache_tokens,
                          .max_rows = m->head_chunk,
                          .context = m,
@@ -855,17 +840,10 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Generator g;
     Error err = {0};
-    const Samples samples = {.sample_tokens = o->sample_tokens,
-                             .how = {o->temperature, 0, o->top_p},
-                             .seed = (uint64_t)o->seed,
-                             .max_seqlen = o->max_seqlen};
-    const bool file = o->prompt && o->prompt[0] == '@';
-    const Prompts prompts = {file ? NULL : o->prompt, file ? o->prompt + 1 : NULL, o->model,
-                             o->chat};
-    must(generator_open(&g, &samples, &prompts, &err), &err);
+    must(generator_open(&g, o, &err), &err);
     const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
     load_for_inference(m, config, o, room, tokens, tokens);
-    SampleModel model = sample_model(m);
+    const SampleModel model = sample_model(m);
     must(generator_run(&g, &model, &err), &err);
 }
 
@@ -969,7 +947,7 @@ int main(int argc, char **argv) {
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
-    run.samples = make_samples(o, &data);
+    must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);
 
