@@ -552,9 +552,9 @@ static bool pause_training(Run *run, int64_t step) {
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
-static double useful_flops(const Run *run, const StepData *d) {
+static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_useful_flops(&run->model->config, d->real_tokens, d->attention_pairs);
+    return llama_useful_flops(&run->model->config, p->real_tokens, p->attention_pairs);
 }
 
 // Of all steps so far
@@ -582,6 +582,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
     must(data != NULL, &err);
+    const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
     const DeviceMemory before = device_memory();
@@ -589,7 +590,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)data->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
     const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
     const StepReport report = {.step = step + 1,
@@ -601,16 +602,16 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
                                .lr = hyper.lr,
-                               .useful_flops = useful_flops(run, data),
+                               .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
                                .balance = read_notes(run, data)};
-    report_step(&run->log, &report, data);
+    report_step(&run->log, &report, plan);
     t->steps++;
-    t->tokens += data->real_tokens;
-    t->targets += data->num_targets;
+    t->tokens += plan->real_tokens;
+    t->targets += plan->num_targets;
     t->ms += ms;
-    run->cursor = data->cursor_after;
+    run->cursor = plan->cursor_after;
     leave_if_diverged(run, &scalars);
 }
 
@@ -735,13 +736,15 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
     const double median_ms = time_steps(&m, &data, o, &scalars);
-    if (layout == LAYOUT_PACKED) *packed_pairs = data.attention_pairs;
-    const double real_tokens = (double)data.real_tokens,
-                 flops = llama_useful_flops(&m.config, data.real_tokens, *packed_pairs);
+    const StepPlan *plan = &data.plan;
+    if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
+    const double real_tokens = (double)plan->real_tokens,
+                 flops = llama_useful_flops(&m.config, plan->real_tokens, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
-           100.0 * (1.0 - real_tokens / (double)data.local_tokens), data.attention_pairs,
-           (double)llama_memory_total(&m) / 1048576.0, scalars.loss_sum / (double)data.num_targets);
+           100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
+           (double)llama_memory_total(&m) / 1048576.0,
+           scalars.loss_sum / (double)plan->num_targets);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);
