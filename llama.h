@@ -703,7 +703,7 @@ static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
-    llama_begin_step(m, data->num_targets);
+    llama_begin_step(m, data->plan.num_targets);
     device_timer_start();
     if (m->settings.deterministic_reduction)
         llama_train_leaves(m, data);
@@ -733,7 +733,7 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
         llama_add_losses(m);
     }
     llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->num_targets;
+    return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
 }
 
 // Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.

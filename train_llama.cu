@@ -74,7 +74,7 @@ typedef struct {
     RunLog log;
     PlanState cursor;  // of the next step to train
     LossTrend trend;
-    Samples samples;
+    Generator samples;
     Checkpoint checkpoint;
     int failed_saves, skips_in_a_row, stopped_by;
 } Run;
@@ -186,20 +186,6 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     comm_barrier();
 }
 
-static Samples make_samples(const Options *o, Data *d) {
-    Error err = {0};
-    Samples s = {.num_samples = o->num_samples,
-                 .sample_tokens = o->sample_tokens,
-                 .prompt = o->prompt,
-                 .documents = d->has_val ? &d->val : &d->train,
-                 .tokenizer = d->has_tokenizer ? &d->tokenizer : NULL,
-                 .how = {o->temperature, 0, o->top_p},
-                 .seed = (uint64_t)o->seed,
-                 .max_seqlen = o->max_seqlen};
-    must(samples_encode_prompt(&s, &err), &err);
-    return s;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
@@ -273,14 +259,14 @@ static void check_ranks_still_agree(const Run *run) {
 // The model of this rank's part of the training. Without --recompute it recomputes as little as
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
-                       const Samples *samples, DeviceRoom *room) {
+                       const Generator *samples, DeviceRoom *room) {
     const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
-                       .cache_tokens = samples_cache_tokens(samples, o->micro_batch_tokens),
+                       .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
                        .deterministic_reduction = reduces_deterministically(o),
@@ -529,7 +515,6 @@ static void validate(Run *run, int64_t step) {
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
                          .end_of_text = m->config.eos_token_id,
-                         .end_of_turn = -1,
                          .cache_tokens = m->settings.cache_tokens,
                          .max_rows = m->settings.head_chunk,
                          .context = m,
@@ -556,9 +541,9 @@ static bool pause_training(Run *run, int64_t step) {
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
-static double useful_flops(const Run *run, const StepData *d) {
+static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_config_flops(&run->model->config, d->real_tokens, d->attention_pairs);
+    return llama_config_flops(&run->model->config, p->real_tokens, p->attention_pairs);
 }
 
 // Of all steps so far
@@ -586,6 +571,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
     must(data != NULL, &err);
+    const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
     const DeviceMemory before = device_memory();
@@ -593,7 +579,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)data->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
     const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
     const StepReport report = {.step = step + 1,
@@ -605,16 +591,16 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
                                .lr = hyper.lr,
-                               .useful_flops = useful_flops(run, data),
+                               .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
                                .balance = read_notes(run, data)};
-    report_step(&run->log, &report, data);
+    report_step(&run->log, &report, plan);
     t->steps++;
-    t->tokens += data->real_tokens;
-    t->targets += data->num_targets;
+    t->tokens += plan->real_tokens;
+    t->targets += plan->num_targets;
     t->ms += ms;
-    run->cursor = data->cursor_after;
+    run->cursor = plan->cursor_after;
     leave_if_diverged(run, &scalars);
 }
 
@@ -740,13 +726,15 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
     const double median_ms = time_steps(&m, &data, o, &scalars);
-    if (layout == LAYOUT_PACKED) *packed_pairs = data.attention_pairs;
-    const double real_tokens = (double)data.real_tokens,
-                 flops = llama_config_flops(&m.config, data.real_tokens, *packed_pairs);
+    const StepPlan *plan = &data.plan;
+    if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
+    const double real_tokens = (double)plan->real_tokens,
+                 flops = llama_config_flops(&m.config, plan->real_tokens, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
-           100.0 * (1.0 - real_tokens / (double)data.local_tokens), data.attention_pairs,
-           (double)llama_memory_total(&m) / 1048576.0, scalars.loss_sum / (double)data.num_targets);
+           100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
+           (double)llama_memory_total(&m) / 1048576.0,
+           scalars.loss_sum / (double)plan->num_targets);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);
@@ -845,17 +833,10 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Generator g;
     Error err = {0};
-    const Samples samples = {.sample_tokens = o->sample_tokens,
-                             .how = {o->temperature, 0, o->top_p},
-                             .seed = (uint64_t)o->seed,
-                             .max_seqlen = o->max_seqlen};
-    const bool file = o->prompt && o->prompt[0] == '@';
-    const Prompts prompts = {file ? NULL : o->prompt, file ? o->prompt + 1 : NULL, o->model,
-                             o->chat};
-    must(generator_open(&g, &samples, &prompts, &err), &err);
+    must(generator_open(&g, o, &err), &err);
     const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
     load_for_inference(m, config, o, room, tokens, tokens);
-    SampleModel model = sample_model(m);
+    const SampleModel model = sample_model(m);
     must(generator_run(&g, &model, &err), &err);
 }
 
@@ -959,7 +940,7 @@ int main(int argc, char **argv) {
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
-    run.samples = make_samples(o, &data);
+    must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);
 
