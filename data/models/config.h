@@ -52,6 +52,11 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 
+// Multiply-adds that training on these tokens needs, times two: forward and backward of every
+// matrix, and of attention over the (query, key) pairs that its mask leaves. What is recomputed or
+// spent on padding does not count.
+double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs);
+
 // config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in
 // memory the caller frees. torch_dtype: "float32", "bfloat16".
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype);

@@ -171,8 +171,8 @@ bool loss_is_spike(LossTrend *t, double loss) {
     return spike;
 }
 
-static double fill_of(const StepData *d) {
-    return (double)d->real_tokens / (double)d->buffer_tokens;
+static double fill_of(const StepPlan *p) {
+    return (double)p->real_tokens / (double)p->buffer_tokens;
 }
 
 void print_duration(double seconds) {
@@ -206,23 +206,23 @@ static json_t *balance_json(const StepBalance *b) {
 
 static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
 
-static void print_step(const StepReport *r, const StepData *d) {
+static void print_step(const StepReport *r, const StepPlan *p) {
     char trained[48] = "";
-    if (d->masked)
-        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(d->num_targets, r));
+    if (p->masked)
+        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(p->num_targets, r));
     printf(
         "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | "
         "%ld doc%s | pairs %.1f %%",
         r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
-        per_second(d->real_tokens, r), trained, 100 * fill_of(d), d->num_segments,
-        text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+        per_second(p->real_tokens, r), trained, 100 * fill_of(p), p->num_stream,
+        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
     print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
     printf("%s\n", r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
 }
 
-static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
+static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     const struct {
         const char *name;
         double value;
@@ -234,28 +234,28 @@ static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
         {"ms", r->ms, true},
         {"read_ms", r->read_ms, true},
         {"passes_ms", r->passes_ms, true},
-        {"tokens_per_s", per_second(d->real_tokens, r), true},
-        {"trained_tokens_per_s", per_second(d->num_targets, r), d->masked},
+        {"tokens_per_s", per_second(p->real_tokens, r), true},
+        {"trained_tokens_per_s", per_second(p->num_targets, r), p->masked},
         {"useful_tflops", r->useful_flops / r->ms * 1e-9, r->useful_flops > 0},
-        {"fill", fill_of(d), true},
+        {"fill", fill_of(p), true},
     };
     json_t *record = json_pack("{s:I}", "step", r->step);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].known)
             json_object_set_new(record, numbers[i].name, json_float((float)numbers[i].value));
     json_object_update_new(
-        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens", d->real_tokens,
-                          "targets", d->num_targets, "docs", d->num_segments, "longest_doc",
-                          (int64_t)d->longest_segment, "attention_pairs", d->attention_pairs,
-                          "padded_pairs", d->padded_pairs, "skipped", (int)r->skipped, "spike",
+        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens", p->real_tokens,
+                          "targets", p->num_targets, "docs", p->num_stream, "longest_doc",
+                          (int64_t)p->longest_segment, "attention_pairs", p->attention_pairs,
+                          "padded_pairs", p->padded_pairs, "skipped", (int)r->skipped, "spike",
                           (int)r->spike));
     json_object_update_new(record, balance_json(&r->balance));
     log_write(log, record);
 }
 
-void report_step(RunLog *log, const StepReport *r, const StepData *d) {
-    print_step(r, d);
-    log_step(log, r, d);
+void report_step(RunLog *log, const StepReport *r, const StepPlan *p) {
+    print_step(r, p);
+    log_step(log, r, p);
 }
 
 void print_validation_set(const ValidationSet *set, const Dataset *ds) {

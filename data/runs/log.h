@@ -5,7 +5,7 @@
 #include "../base/error.h"
 #include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/loader.h"
+#include "../batches/plan.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
 #include "../shards/dataset.h"
@@ -86,7 +86,7 @@ typedef struct {
 // set NULL: there will be no validation. ds: what it is part of.
 void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
-void report_step(RunLog *log, const StepReport *r, const StepData *data);
+void report_step(RunLog *log, const StepReport *r, const StepPlan *plan);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
 
 // number: 1-based, of the samples after this step. ended: by the model's end of text.

@@ -84,10 +84,11 @@ static void load_validation(Data *d, const Options *o) {
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o->val_tokens, &err), &err);
     must(loader_load_step(&d->val_step, &d->val, &s, (PlanState){0}, &err), &err);
-    assert(d->val_step.real_tokens == s.plan.set_tokens);
-    d->val_set = (ValidationSet){0, d->val_step.real_tokens, d->val_step.num_targets};
-    const Segment *c = d->val_step.plan.stream;
-    for (int64_t i = 0; i < d->val_step.plan.num_stream; i++)
+    const StepPlan *p = &d->val_step.plan;
+    assert(p->real_tokens == s.plan.set_tokens);
+    d->val_set = (ValidationSet){0, p->real_tokens, p->num_targets};
+    const Segment *c = p->stream;
+    for (int64_t i = 0; i < p->num_stream; i++)
         d->val_set.docs += i == 0 || c[i].doc != c[i - 1].doc;
 }
 
