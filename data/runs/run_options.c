@@ -7,7 +7,6 @@
 #include "../models/config.h"
 #include "model_files.h"
 #include "other_trainers.h"
-#include "generate.h"
 #include "schedule.h"
 #include "state.h"
 
@@ -76,7 +75,7 @@ const Option run_option_table[] = {
     OPTION_GROUP("samples"),
     NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
            "steps between samples; 0: only at the end"),
-    NUMBER("num-samples", parsed.num_samples, "3", 0, MAX_SAMPLES,
+    NUMBER("num-samples", parsed.num_samples, "3", 0, 64,
            "texts a round, packed into one batch where they fit; 0: none"),
     NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
            "tokens written per text, also by --generate"),
@@ -141,7 +140,8 @@ static void resolve_sizes(Options *o) {
 
 Options *run_options_parse(int argc, char **argv) {
     options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
-    options_belong_or_exit(argc, argv, "generate", "chat");
+    if (parsed.chat && !parsed.generate)
+        exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     resolve_sizes(&parsed);
     return &parsed;
 }

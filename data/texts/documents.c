@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 #include "../base/hash.h"
 #include "../base/json.h"
@@ -195,7 +196,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
         u->left_out.empty++;
         return true;
     }
-    if (!options->tokenizer->byte_ids && !utf8_is_valid(bytes, n)) {
+    if (!options->tokenizer->byte_ids && u8_check(bytes, n)) {
         bytes = valid = host_calloc(n, 3, "a text");
         n = utf8_replace(text->bytes, n, valid);
     }
