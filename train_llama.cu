@@ -401,7 +401,7 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
                        : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok) parameters_visit(p, moments);
+    if (ok) parameters_save(p, moments, "F32", NULL, NULL, err);
     return ok;
 }
 

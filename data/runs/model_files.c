@@ -81,13 +81,10 @@ bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtyp
 static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
                           Checkpoint *ck, Error *err) {
     char path[IO_PATH_MAX];
-    SafetensorsWriter w;
-    if (!checkpoint_path(ck, name, path, sizeof path, err)) {
-        parameters_visit(p, moments);
-        return false;
-    }
-    return (moments ? moments_save(p, path, &w, err) : weights_save(p, dtype, path, &w, err)) &&
-           checkpoint_register(ck, name, w.file.size_bytes, w.file.crc, err);
+    FileWriter w;
+    const bool room = checkpoint_path(ck, name, path, sizeof path, err);
+    return parameters_save(p, moments, dtype, room ? path : NULL, &w, err) &&
+           checkpoint_register(ck, name, w.size_bytes, w.crc, err);
 }
 
 bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err) {
@@ -132,7 +129,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
         if (ok)
             ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
         else
-            parameters_visit(file, false);
+            parameters_save(file, false, "F32", NULL, NULL, err);
         p = rest_after(p, file.num);
     }
     char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
