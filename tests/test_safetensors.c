@@ -24,6 +24,16 @@
 // ------------------------------------------------------------------------------------------------
 // Files made by hand
 
+// JSON with ' for "; valid until the fourth call after this one
+static const char *json(const char *text) {
+    static char texts[4][1024];
+    static int next;
+    char *copy = texts[next = (next + 1) % 4];
+    snprintf(copy, sizeof texts[0], "%s", text);
+    for (char *p = copy; (p = strchr(p, '\''));) *p = '"';
+    return copy;
+}
+
 static void put_file(const char *path, const void *data, size_t n) {
     Error err = {0};
     CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
@@ -50,7 +60,7 @@ static bool opens(const char *path, Error *err) {
 
 static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     char bytes[4096];
-    size_t n = build(bytes, header, strlen(header), data_bytes);
+    size_t n = build(bytes, json(header), strlen(header), data_bytes);
     put_file(scratch("built.safetensors"), bytes, n);
     return opens(scratch("built.safetensors"), err);
 }
@@ -205,9 +215,8 @@ TEST(integers_are_not_read_as_floats) {
 // ------------------------------------------------------------------------------------------------
 // Hostile headers
 
-#define F32_AT(name_, shape_, begin_, end_)                                                      \
-    "\"" name_ "\":{\"dtype\":\"F32\",\"shape\":" shape_ ",\"data_offsets\":[" #begin_ "," #end_ \
-    "]}"
+#define F32_AT(name_, shape_, begin_, end_) \
+    "'" name_ "':{'dtype':'F32','shape':" shape_ ",'data_offsets':[" #begin_ "," #end_ "]}"
 
 typedef struct {
     const char *header;
@@ -218,8 +227,8 @@ typedef struct {
 static const Header headers[] = {
     {"{}", 0, NULL},
     {"{}      ", 0, NULL},
-    {"{\"__metadata__\":{}}", 0, NULL},
-    {"{\"__metadata__\":{\"a\":\"b\"}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
+    {"{'__metadata__':{}}", 0, NULL},
+    {"{'__metadata__':{'a':'b'}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},
     {"{" F32_AT("x", "[0]", 0, 0) "}", 0, NULL},
@@ -227,23 +236,21 @@ static const Header headers[] = {
     {"{" F32_AT("e", "[0]", 4, 4) "," F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 4, 8) "}", 8,
      NULL},
     {"{" F32_AT("x", "[1,1,1,1,1,1,1,1]", 0, 4) "}", 4, NULL},
-    {"{\"x\":{\"data_offsets\":[0,2],\"shape\":[2],\"dtype\":\"F8_E4M3\"}}", 2, NULL},
+    {"{'x':{'data_offsets':[0,2],'shape':[2],'dtype':'F8_E4M3'}}", 2, NULL},
     {"", 0, "header: expected 2"},
     {"{", 0, "header: expected 2"},
     {"[]", 0, "expected {"},
     {" {}", 0, "expected {"},
     {"{}x", 0, "expected JSON"},
     {"null", 0, "expected {"},
-    {"{\"x\":null}", 0, "x: expected {dtype"},
+    {"{'x':null}", 0, "x: expected {dtype"},
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "x: expected {dtype"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]}}", 4, "data_offsets"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"a\":1}}", 4,
-     "x: expected {dtype"},
-    {"{\"x\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
-    {"{\"x\":{\"dtype\":\"F32F32F32F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-     "dtype: expected"},
-    {"{\"x\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected a string"},
+    {"{'x':{'dtype':'F32','shape':[1]}}", 4, "x: expected {dtype"},
+    {"{'x':{'dtype':'F32','shape':[1],'offsets':[0,4]}}", 4, "data_offsets"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0,4],'a':1}}", 4, "x: expected {dtype"},
+    {"{'x':{'dtype':'F31','shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected"},
+    {"{'x':{'dtype':'F32F32F32F32','shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected"},
+    {"{'x':{'dtype':32,'shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected a string"},
     {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
     {"{" F32_AT("x", "[1.5]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[-1]", 0, 4) "}", 4, "shape: expected an integer"},
@@ -259,12 +266,10 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[1]", 4, 0) "}", 4, "data_offsets: expected an integer from 4"},
     {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4,
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0]}}", 4, "data_offsets: expected [begin"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0,4,8]}}", 8,
      "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8,
-     "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{}}}", 4,
-     "data_offsets: expected [begin"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':{}}}", 4, "data_offsets: expected [begin"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 3, "expected 4 bytes of tensors, found 3"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 5, "expected 4 bytes of tensors, found 5"},
     {"{}", 1, "expected 0 bytes of tensors, found 1"},
@@ -311,8 +316,8 @@ TEST(names_of_any_length) {
         Error err;
         memset(name, 'n', n);
         name[n] = 0;
-        snprintf(header, sizeof header,
-                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
+        snprintf(header, sizeof header, "{'%s':{'dtype':'U8','shape':[0],'data_offsets':[0,0]}}",
+                 name);
         CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
     }
 }
@@ -321,8 +326,8 @@ TEST(names_of_any_length) {
 // Damage
 
 static const char victim[] =
-    "{\"__metadata__\":{\"format\":\"pt\"}," F32_AT("ab", "[2,3]", 0, 24) ","
-    "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}  ";
+    "{'__metadata__':{'format':'pt'}," F32_AT("ab", "[2,3]", 0, 24) ","
+    "'c':{'dtype':'BF16','shape':[4],'data_offsets':[24,32]}}  ";
 
 // The guarantee of an accepted file: every byte of every tensor is inside it.
 static void check_set(SafetensorsSet *s) {
@@ -347,7 +352,7 @@ static bool try_file(const char *bytes, size_t n) {
 
 TEST(damaged_files_are_survived) {
     char bytes[1024];
-    const size_t n = build(bytes, victim, strlen(victim), 32);
+    const size_t n = build(bytes, json(victim), strlen(victim), 32);
     CHECK(fuzz_text(bytes, n, try_file, 5000) > 100);
     memset(bytes + n, 0, 64);
     for (size_t more = 1; more <= 64; more++) CHECK(!try_file(bytes, n + more));
@@ -360,7 +365,8 @@ static bool try_header(const char *text, size_t n) {
 }
 
 TEST(damaged_headers_are_survived) {
-    CHECK(fuzz_text(victim, strlen(victim) - 2, try_header, 10000) > 100);  // without the spaces
+    CHECK(fuzz_text(json(victim), strlen(victim) - 2, try_header, 10000) >
+          100);  // without the spaces
 }
 
 // Shapes, dtypes and bytes as in `victim`; a flip may at most change the letter of a name.
@@ -384,7 +390,7 @@ static bool means_the_same(const char *path) {
 
 TEST(every_flipped_bit_is_refused_or_harmless) {
     char bytes[1024];
-    size_t n = build(bytes, victim, strlen(victim), 32);
+    size_t n = build(bytes, json(victim), strlen(victim), 32);
     for (size_t bit = 0; bit < 8 * (n - 32); bit++) {
         bytes[bit / 8] ^= (char)(1 << bit % 8);
         put_file(scratch("flipped"), bytes, n);
@@ -401,12 +407,12 @@ static void make_shards(void) {
                      c = {"c", "F32", 1, {3}, 0, 0, 0};
     Error err = {0};
     CHECK(dir_remove_tree(scratch("dir"), &err) && dir_create_all(scratch("dir"), &err));
-    write_set(scratch("dir/s1.safetensors"), ab, 2, "aaaaaaaabbbb", 12);
-    write_set(scratch("dir/s2.safetensors"), &c, 1, "cccccccccccc", 12);
+    write_set(scratch("dir/s1"), ab, 2, "aaaaaaaabbbb", 12);
+    write_set(scratch("dir/s2"), &c, 1, "cccccccccccc", 12);
 }
 
 static bool opens_index(const char *index, Error *err) {
-    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
     return opens(scratch("dir"), err);
 }
 
@@ -414,11 +420,9 @@ TEST(shards_are_read_as_one) {
     SafetensorsSet s;
     Error err = {0};
     unsigned char first = 0;
-    const char *index =
-        "{\"metadata\":{\"total_size\":24},\"weight_map\":{\"a\":\"s1.safetensors\","
-        "\"c\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}";
+    const char *index = "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
     make_shards();
-    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
     CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
     CHECK(s.num_files == 2 && s.num_tensors == 3);
     CHECK(read_raw(&s, safetensors_find(&s, "c"), &first, 1) && first == 'c');
@@ -431,27 +435,19 @@ TEST(inconsistent_indexes) {
     static const char *const bad[][2] = {
         {"[]", "weight_map"},
         {"{}", "weight_map"},
-        {"{\"weight_map\":{}}", "weight_map"},
-        {"{\"weight_map\":{\"a\":1}}", "weight_map: expected file names"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\"}}", "expected all 2 tensors"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s3."
-         "safetensors\"}}",
-         "cannot open"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2."
-         "safetensors\"}}",
-         "b: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2."
-         "safetensors\","
-         "\"d\":\"s2.safetensors\"}}",
-         "d: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}",
-         "expected all 3 tensors"},
-        {"{\"weight_map\":{\"a\":\"../dir/s1.safetensors\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"..\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", "duplicate"},
-        {"{\"weight_map\":{\"a\":\"model.safetensors.index.json\"}}", "header"},
+        {"{'weight_map':{}}", "weight_map"},
+        {"{'weight_map':{'a':1}}", "weight_map: expected file names"},
+        {"{'weight_map':{'a':'s1'}}", "expected all 2 tensors"},
+        {"{'weight_map':{'a':'s1','b':'s1','c':'s3'}}", "cannot open"},
+        {"{'weight_map':{'a':'s1','b':'s2','c':'s2'}}", "b: expected in s2"},
+        {"{'weight_map':{'a':'s1','b':'s1','c':'s2','d':'s2'}}", "d: expected in s2"},
+        {"{'weight_map':{'a':'s1','c':'s2'}}", "expected all 3 tensors"},
+        {"{'weight_map':{'a':'../dir/s1'}}", "plain file name"},
+        {"{'weight_map':{'a':'/etc/passwd'}}", "plain file name"},
+        {"{'weight_map':{'a':'..'}}", "plain file name"},
+        {"{'weight_map':{'a':''}}", "plain file name"},
+        {"{'weight_map':{'a':'s1','a':'s2'}}", "duplicate"},
+        {"{'weight_map':{'a':'model.safetensors.index.json'}}", "header"},
     };
     make_shards();
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -465,11 +461,8 @@ TEST(one_tensor_in_two_files) {
     const TensorInfo ca[2] = {{"c", "F32", 1, {3}, 0, 0, 0}, {"a", "F32", 1, {2}, 0, 0, 0}};
     Error err;
     make_shards();
-    write_set(scratch("dir/s2.safetensors"), ca, 2, "ccccccccccccaaaaaaaa", 20);
-    CHECK(
-        !opens_index("{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\","
-                     "\"c\":\"s2.safetensors\"}}",
-                     &err));
+    write_set(scratch("dir/s2"), ca, 2, "ccccccccccccaaaaaaaa", 20);
+    CHECK(!opens_index("{'weight_map':{'a':'s1','b':'s1','c':'s2'}}", &err));
     CHECK_MSG(strstr(err.what, "weight_map: "), "%s", err.what);
 }
 
