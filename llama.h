@@ -149,7 +149,9 @@ typedef struct {
     size_t first, last;  // elements first .. last - 1
     uint64_t weights;    // handle of comm_gather_begin
 } LlamaBucket;
-enum { LLAMA_HEAD, LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };  // LLAMA_LAYERS + l: layer l
+// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer the
+// head. Backward completes their gradients in the reverse order.
+enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 typedef struct {
     LlamaConfig config;
@@ -160,7 +162,7 @@ typedef struct {
     // held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
-    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
+    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
     Parameter *tensors;
@@ -207,6 +209,8 @@ static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
 static inline size_t llama_rope_table_size(const LlamaModel *m) {
     return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
+
+static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
 
 static inline bool llama_has_rope(const LlamaConfig *c, int l) {
     return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
@@ -330,7 +334,7 @@ static inline void llama_forward(LlamaModel *m) {
                            C);  // (T, C)
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
-    llama_await_weights(m, LLAMA_HEAD);
+    llama_await_weights(m, llama_head_bucket(c));
 }
 
 // scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
@@ -384,7 +388,7 @@ static inline void llama_backward(LlamaModel *m) {
     if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
     const bool sum = m->has_grads;        // of several micro-batches
 
-    llama_grads_done(m, LLAMA_HEAD);
+    llama_grads_done(m, llama_head_bucket(c));
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
                      C);  // +=
@@ -413,9 +417,9 @@ static inline void llama_backward(LlamaModel *m) {
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
+    llama_grads_done(m, LLAMA_NORMS);
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
     llama_grads_done(m, LLAMA_EMBEDDING);
-    llama_grads_done(m, LLAMA_NORMS);
     m->has_grads = true;
 }
 
@@ -498,19 +502,14 @@ static inline void llama_await_weights(LlamaModel *m, int bucket) {
 }
 
 static inline void llama_await_all_weights(LlamaModel *m) {
-    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
+    llama_await_weights(m, llama_head_bucket(&m->config));  // the last one sent
 }
 
-static inline void llama_send_weights(LlamaModel *m, int bucket) {
-    LlamaBucket *s = &m->buckets[bucket];
-    s->weights = comm_gather_begin(m->weights, m->shard, s->first, s->last);
-}
-
-static inline void llama_send_all_weights(LlamaModel *m) {
-    llama_send_weights(m, LLAMA_EMBEDDING);
-    llama_send_weights(m, LLAMA_NORMS);
-    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
-    llama_send_weights(m, LLAMA_HEAD);
+static inline void llama_send_weights(LlamaModel *m) {
+    for (int i = 0; m->buckets && i <= llama_head_bucket(&m->config); i++) {
+        LlamaBucket *b = &m->buckets[i];
+        b->weights = comm_gather_begin(m->weights, m->shard, b->first, b->last);
+    }
 }
 
 // Gradients of a bucket are those of the whole micro-batch.
@@ -531,10 +530,7 @@ static inline void llama_last_micro_batch(LlamaModel *m) {
 static inline void llama_await_grads(LlamaModel *m) {
     if (!m->last_micro_batch) {
         llama_last_micro_batch(m);
-        llama_grads_done(m, LLAMA_HEAD);
-        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
-        llama_grads_done(m, LLAMA_EMBEDDING);
-        llama_grads_done(m, LLAMA_NORMS);
+        for (int i = llama_head_bucket(&m->config); i >= 0; i--) llama_grads_done(m, i);
     }
     comm_wait(m->reduced);
     m->last_micro_batch = false;
@@ -704,7 +700,7 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
-    if (m->buckets) llama_send_all_weights(m);
+    llama_send_weights(m);
 }
 
 static inline StepScalars llama_read_step(LlamaModel *m) {
@@ -997,23 +993,20 @@ static inline void llama_plan_shards(LlamaModel *m) {
         ordered_sum_plan(&m->sum, n, s->rank, s->num_ranks, s->num_leaves);
 }
 
-// The head's is empty where the head is the embedding.
+// The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
+static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
+    return m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
+}
+
 static inline void llama_plan_buckets(LlamaModel *m) {
     const int L = m->config.num_layers;
-    size_t end = m->num_decayed;
-    m->buckets = host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaBucket), "buckets");
-    m->buckets[LLAMA_NORMS].first = end;
-    m->buckets[LLAMA_NORMS].last = m->num_elements;
-    m->buckets[LLAMA_HEAD].last = end;
-    // the table has the embedding, the matrices of every layer, then the head
-    if (!m->config.tie_word_embeddings) end = m->tensors[1 + LLAMA_LAYER_MATRICES * L].offset;
-    m->buckets[LLAMA_HEAD].first = end;
-    for (int l = L - 1; l >= 0; l--) {
-        m->buckets[LLAMA_LAYERS + l].last = end;
-        end = m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
-        m->buckets[LLAMA_LAYERS + l].first = end;
-    }
-    m->buckets[LLAMA_EMBEDDING].last = end;
+    m->buckets = host_calloc((size_t)L + LLAMA_LAYERS + 1, sizeof(LlamaBucket), "buckets");
+    m->buckets[LLAMA_EMBEDDING].last = llama_layer_offset(m, 0);
+    m->buckets[LLAMA_NORMS] = (LlamaBucket){.first = m->num_decayed, .last = m->num_elements};
+    for (int l = 0; l <= L; l++)
+        m->buckets[LLAMA_LAYERS + l] =
+            (LlamaBucket){.first = llama_layer_offset(m, l),
+                          .last = l < L ? llama_layer_offset(m, l + 1) : m->num_decayed};
 }
 
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings) {
