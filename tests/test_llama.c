@@ -39,14 +39,19 @@ static void vary_vectors(LlamaModel *m) {
     }
 }
 
-static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
-                       bool repad) {
+static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
     Error err = {0};
-    LlamaSizes sizes = {capacity, max_seqlen, repad, true, 0, 0};
-    llama_plan(m, c, sizes);
+    llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
     vary_vectors(m);
+}
+
+static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
+                       bool repad) {
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .repad = repad, .train = true};
+    start_model(m, c, settings);
 }
 
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
@@ -160,8 +165,12 @@ static void golden_open(Golden *g, const char *name, int chunk) {
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
     // slack rows are NaN in a poison build
-    LlamaSizes sizes = {num_tokens + 5, longest, false, true, chunk, (size_t)chunk};
-    llama_plan(&g->model, &config, sizes);
+    const LlamaSettings settings = {.micro_batch_tokens = num_tokens + 5,
+                                    .max_seqlen = longest,
+                                    .train = true,
+                                    .head_chunk = chunk,
+                                    .io_chunk = (size_t)chunk};
+    llama_plan(&g->model, &config, settings);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
 }
@@ -258,7 +267,7 @@ static void check_golden(const char *name, int chunk) {
     static Golden g;
     size_t n = 0;
     golden_open(&g, name, chunk);
-    CHECK(chunk == 0 || (g.model.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
+    CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
     CHECK(expected && n == 1);
@@ -295,9 +304,9 @@ static float *load_weights(const char *dir, size_t *n) {
     Error err = {0};
     LlamaConfig config;
     LlamaModel m;
-    LlamaSizes sizes = {16, 16, false, false, 0, 0};
+    const LlamaSettings settings = {.micro_batch_tokens = 16, .max_seqlen = 16};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
-    llama_plan(&m, &config, sizes);
+    llama_plan(&m, &config, settings);
     CHECK_MSG(llama_allocate(&m, &err) && llama_load(&m, dir, &err), "%s", err.what);
     *n = m.num_elements;
     float *w = (float *)host_calloc(*n, sizeof *w, "weights");
@@ -427,18 +436,15 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
 static void check_recompute(LlamaConfig c) {
     static LlamaModel m[LLAMA_NUM_RECOMPUTES];
     const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD};
-    const LlamaSizes sizes = {NUM_DOCS * ROW, ROW, true, true, 0, 0};
-    Error err = {0};
+    LlamaSettings settings = {
+        .micro_batch_tokens = NUM_DOCS * ROW, .max_seqlen = ROW, .repad = true, .train = true};
     Batch b;
     c.num_layers = 3;
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) {
-        llama_plan(&m[i], &c, sizes);
-        llama_plan_recompute(&m[i], (LlamaRecompute)i);
-        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
+        settings.recompute = (LlamaRecompute)i;
+        start_model(&m[i], &c, settings);
         CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
-        llama_init(&m[i], 7);
-        vary_vectors(&m[i]);
     }
     for (int k = 0; k < 3; k++) {
         make_docs(lengths, NUM_DOCS, c.vocab_size);
@@ -612,11 +618,11 @@ TEST(deterministic_sums_follow_the_tree) {
     enum { MOST = 23 };
     Error err = {0};
     LlamaConfig c = tiny_config(3, 1, 4, false);
-    LlamaSizes sizes = {16, 16, false, true, 0, 0};
+    LlamaSettings settings = {
+        .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .deterministic_reduction = true};
     for (int leaves = 1; leaves <= MOST; leaves++) {
-        LlamaRanks alone = {0, 1, true, leaves, leaves};
-        llama_plan(&m, &c, sizes);
-        llama_plan_ranks(&m, alone);
+        settings.num_leaves = settings.num_losses = leaves;
+        llama_plan(&m, &c, settings);
         CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
@@ -640,11 +646,16 @@ TEST(deterministic_sums_follow_the_tree) {
 static void check_left_over_gradients(bool tied) {
     static LlamaModel m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);
-    const LlamaRanks in_order = {0, 1, true, 2, 2};
+    const LlamaSettings in_order = {.micro_batch_tokens = 256,
+                                    .max_seqlen = ROW,
+                                    .train = true,
+                                    .head_chunk = 64,
+                                    .deterministic_reduction = true,
+                                    .num_leaves = 2,
+                                    .num_losses = 2};
     Batch b;
     Error err = {0};
-    llama_plan(&m, &c, (LlamaSizes){256, ROW, false, true, 64, 0});
-    llama_plan_ranks(&m, in_order);
+    llama_plan(&m, &c, in_order);
     CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
     llama_init(&m, 3);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
@@ -750,7 +761,7 @@ static void check_saving(size_t io_chunk) {
     make_model(&a, &c, 16, 16, false);
     make_model(&b, &c, 16, 16, false);
     if (io_chunk) {  // the same initial weights
-        a.sizes.io_chunk = b.sizes.io_chunk = io_chunk;
+        a.settings.io_chunk = b.settings.io_chunk = io_chunk;
         llama_init(&b, 7);
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
@@ -900,17 +911,17 @@ static void check_full(const LlamaConfig *c, LlamaRecompute recompute, Layout la
     static LlamaModel m[2];
     double loss[2];
     Batch b;
-    Error err = {0};
     make_docs(full, 2, c->vocab_size);
     batch_init(&b, FULL, 2);
     batch_fill(&b, layout, docs, 2, ROW);
     for (int i = 0; i < 2; i++) {
-        const LlamaSizes sizes = {FULL + i * SPARE, ROW + i, layout == LAYOUT_REPAD, true, 50, 0};
-        llama_plan(&m[i], c, sizes);
-        llama_plan_recompute(&m[i], recompute);
-        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
-        llama_init(&m[i], 7);
-        vary_vectors(&m[i]);
+        const LlamaSettings settings = {.micro_batch_tokens = FULL + i * SPARE,
+                                        .max_seqlen = ROW + i,
+                                        .repad = layout == LAYOUT_REPAD,
+                                        .train = true,
+                                        .recompute = recompute,
+                                        .head_chunk = 50};
+        start_model(&m[i], c, settings);
         loss[i] = forward_backward(&m[i], &b);
     }
     CHECK(loss[0] == loss[1] && isfinite(loss[0]));
@@ -937,8 +948,8 @@ TEST(tokens_of_a_head_chunk) {
     if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
     for (int i = 0; i < 4; i++) {
         c.vocab_size = vocab[i];
-        const LlamaSizes large = {.micro_batch_tokens = 1 << 20};
-        const LlamaSizes small = {.micro_batch_tokens = 100};
+        const LlamaSettings large = {.micro_batch_tokens = 1 << 20};
+        const LlamaSettings small = {.micro_batch_tokens = 100};
         CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
     }
 }

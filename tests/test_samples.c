@@ -15,10 +15,10 @@ static Options greedy(int32_t max_seqlen) {
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
     Error err = {0};
     LlamaConfig config;
-    LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
-    llama_plan(m, &config, sizes);
-    llama_plan_cache(m, capacity);
+    llama_plan(m, &config, settings);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
 }
 
@@ -32,8 +32,8 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
-                         m->cache_tokens,
-                         m->head_chunk,
+                         m->settings.cache_tokens,
+                         m->settings.head_chunk,
                          m,
                          count_docs};
 }

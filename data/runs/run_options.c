@@ -166,7 +166,8 @@ static void resolve_sizes(Options *o) {
 
 Options *run_options_parse(int argc, char **argv) {
     options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
-    options_belong_or_exit(argc, argv, "generate", "chat");
+    if (parsed.chat && !parsed.generate)
+        exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     resolve_sizes(&parsed);
     return &parsed;
 }
