@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <uninorm.h>
+#include <unistr.h>
 
 #include "../base/hash.h"
 #include "../base/heap.h"
@@ -534,20 +535,15 @@ bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Prompts
 
-static bool bpe_check_utf8(const unsigned char *p, size_t n, Error *err) {
-    for (size_t i = 0, length; i < n; i += length) {
-        length = utf8_length(p + i, n - i);
-        if (length == 0)
-            return error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", p[i],
-                             i);
-    }
-    return true;
-}
-
 // All ids of a text; NULL with *err.
 static BpeEncoder *encode_prompt(const Bpe *b, const unsigned char *p, size_t n, Error *err) {
     const Tokenizer *t = b->tokenizer;
-    if (!t->byte_ids && !bpe_check_utf8(p, n, err)) return NULL;
+    const unsigned char *wrong = t->byte_ids ? NULL : u8_check(p, n);
+    if (wrong) {
+        error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", *wrong,
+                  (size_t)(wrong - p));
+        return NULL;
+    }
     BpeEncoder *e = bpe_encoder_open(b);
     if (t->bos >= 0 && t->bos != t->eos) bpe_add_id(e, t->bos);
     if (bpe_encode(e, p, n, err)) return e;

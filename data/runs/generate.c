@@ -99,15 +99,13 @@ bool samples_open(Generator *g, const Options *o, Data *data, Error *err) {
 static void text_printer_flush(TextPrinter *p, bool end) {
     while (p->n > 0) {
         const unsigned char first = p->bytes[0];
-        const size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
-        size_t n = utf8_length(p->bytes, p->n), continued = 1;
-        while (continued < p->n && (p->bytes[continued] & 0xc0) == 0x80) continued++;
-        if (n == 0 && continued == p->n && p->n < whole && !end) return;
-        if (n == 0)
+        const int length = utf8_length(p->bytes, p->n);
+        const size_t n = (size_t)abs(length);
+        if (length < 0 && n == p->n && first >= 0xc2 && first < 0xf5 && !end) return;  // goes on
+        if (length < 0)
             fputs("\xef\xbf\xbd", p->to);
         else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
             fwrite(p->bytes, 1, n, p->to);
-        if (n == 0) n = continued < whole ? continued : 1;
         p->n -= n;
         memmove(p->bytes, p->bytes + n, p->n);
     }
