@@ -2,7 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
-#include "../data/runs/model_files.h"
+#include "../data/runs/checkpoint_files.h"
 #include "trainer.h"
 
 #include <dirent.h>
