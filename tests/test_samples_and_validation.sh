@@ -48,6 +48,14 @@ samples 64 64 7 5
 samples 1 1 2 4
 samples 64 200 12 128
 
+# a round begins again from the prompts: the same weights write the same texts
+check two_rounds "${run[@]}" --val uneven.bin --out rounds --steps 2 --lr 0 --sample-every 1 --val-every 0 \
+    --num-samples 2 --temperature 0
+grep -a -A 1 '^--- sample .* after step 1' out.txt | sed 's/step 1/step 2/' > first.txt
+grep -a -A 1 '^--- sample .* after step 2' out.txt > second.txt
+check rounds_have_texts test "$(grep -c '^<' second.txt)" -eq 2
+same every_round_begins_with_the_prompts first.txt second.txt
+
 # ---- validation: exactly the documents that the start line reports -------------------------------------
 # val OUT ARGUMENTS...: one training step; the validations are in its log
 val() {
