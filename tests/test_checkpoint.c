@@ -41,11 +41,6 @@ static const char *out_dir(void) {
     return path;
 }
 
-static void fresh_out_dir(void) {
-    Error err = {0};
-    CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
-}
-
 // A checkpoint with the same kinds of files as a real one: a stream and small files. The step
 // determines the contents.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
@@ -75,6 +70,13 @@ static bool save(int64_t step, const char *name, Error *err) {
 static void must_save(int64_t step, const char *name) {
     Error err = {0};
     CHECK_MSG(save(step, name, &err), "%s", err.what);
+}
+
+// A run with checkpoints 1 .. n.
+static void fresh_run(int n) {
+    Error err = {0};
+    CHECK_MSG(dir_remove_tree(out_dir(), &err) && dir_create_all(out_dir(), &err), "%s", err.what);
+    for (int step = 1; step <= n; step++) must_save(step, NULL);
 }
 
 static int parts_moved;
@@ -135,17 +137,21 @@ static int count_names(const char *part) {
 // ------------------------------------------------------------------------------------------------
 // Save, find, prune
 
-TEST(save_verify_find) {
-    int64_t step = -1;
+// More than the list has room for at first.
+TEST(save_verify_list_find) {
+    enum { MANY = 40 };
+    int64_t step = -1, *steps;
+    int n = 0;
     Error err = {0};
-    fresh_out_dir();
+    fresh_run(0);
     CHECK(newest() == -1);
-    must_save(7, NULL);
-    must_save(100, NULL);
-    must_save(20, NULL);
-    CHECK(newest() == 100 && damaged_seen == 0);
+    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
+    CHECK(newest() == MANY && damaged_seen == 0);
     CHECK(checkpoint_verify(scratch("out/step-00000020"), &step, &err) && step == 20);
-    CHECK(count_names("tmp") == 0 && count_names("step-") == 3);
+    CHECK(count_names("tmp") == 0 && count_names("step-") == MANY);
+    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
+    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %ld", i, steps[i]);
+    free(steps);
     json_t *root = json_read(scratch("out/step-00000007/manifest.json"), 4096, "", &err);
     CHECK_MSG(root && json_array_size(json_member(root, "files")) == 3, "%s", err.what);
     json_decref(root);
@@ -163,8 +169,7 @@ TEST(names_that_are_not_ours_are_left_alone) {
                                          "step-99999999999999999999",
                                          "notes.old-1"};
     Error err = {0};
-    fresh_out_dir();
-    must_save(1, NULL);
+    fresh_run(1);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char path[IO_PATH_MAX];
         CHECK(path_join(path, sizeof path, out_dir(), others[i], &err));
@@ -176,41 +181,27 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
 
-// As with --keep 0: more than the list has room for at first.
-TEST(many_checkpoints_are_listed_newest_first) {
-    enum { MANY = 40 };
-    Error err = {0};
-    int64_t *steps;
-    int n = 0;
-    fresh_out_dir();
-    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
-    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
-    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %ld", i, steps[i]);
-    free(steps);
-}
-
 TEST(prune_keeps_the_newest) {
     Error err = {0};
-    fresh_out_dir();
-    for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
-    CHECK(checkpoint_prune(out_dir(), 60, 0, &err) && count_names("step-") == 6);
-    CHECK(checkpoint_prune(out_dir(), 60, 3, &err) && count_names("step-") == 3 && newest() == 60);
-    CHECK(unlink(scratch("out/step-00000050/manifest.json")) == 0);  // a removal that was cut short
+    fresh_run(6);
+    CHECK(checkpoint_prune(out_dir(), 6, 0, &err) && count_names("step-") == 6);
+    CHECK(checkpoint_prune(out_dir(), 6, 3, &err) && count_names("step-") == 3 && newest() == 6);
+    CHECK(unlink(scratch("out/step-00000005/manifest.json")) == 0);  // a removal that was cut short
     CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
-    CHECK(checkpoint_prune(out_dir(), 60, 2, &err) && newest() == 60 && damaged_seen == 0);
-    CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000040")));
-    CHECK(checkpoint_prune(out_dir(), 40, 1, &err) && newest() == 60);  // later ones are ignored
+    CHECK(checkpoint_prune(out_dir(), 6, 2, &err) && newest() == 6 && damaged_seen == 0);
+    CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000004")));
+    CHECK(checkpoint_prune(out_dir(), 4, 1, &err) && newest() == 6);  // later ones are ignored
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
     Error err = {0};
-    fresh_out_dir();
+    fresh_run(0);
     CHECK(checkpoint_remove_all(out_dir(), &err));
-    for (int step = 10; step <= 60; step += 10) must_save(step, NULL);
-    must_save(60, "final");
+    fresh_run(6);
+    must_save(6, "final");
     CHECK(file_write_all(scratch("out/log.jsonl"), "x\n", 2, &err));
-    CHECK(dir_create_all(scratch("out/step-00000040.tmp-4711"), &err));
-    CHECK(rename(scratch("out/step-00000050"), scratch("out/step-00000050.old-4711")) == 0);
+    CHECK(dir_create_all(scratch("out/step-00000004.tmp-4711"), &err));
+    CHECK(rename(scratch("out/step-00000005"), scratch("out/step-00000005.old-4711")) == 0);
     CHECK_MSG(checkpoint_remove_all(out_dir(), &err), "%s", err.what);
     CHECK(newest() == -1 && damaged_seen == 0 && count_names("") == 3);  // log.jsonl, . and ..
 }
@@ -218,7 +209,7 @@ TEST(remove_all_leaves_what_is_not_ours) {
 TEST(a_checkpoint_saved_again_is_replaced) {
     int64_t step = 0;
     Error err = {0};
-    fresh_out_dir();
+    fresh_run(0);
     must_save(5, NULL);
     FILE *f = fopen(scratch("out/step-00000005/state.json"), "w");
     CHECK(f && fclose(f) == 0 && newest() == -2 && damaged_seen == 1);
@@ -233,7 +224,7 @@ TEST(a_checkpoint_saved_again_is_replaced) {
 TEST(recover_restores_a_checkpoint_being_replaced) {
     Error err = {0};
     int64_t step = 0;
-    fresh_out_dir();
+    fresh_run(0);
     must_save(5, "final");
     CHECK(rename(scratch("out/final"), scratch("out/final.old-123")) == 0);
     CHECK(dir_create_all(scratch("out/final.tmp-123"), &err));
@@ -257,10 +248,8 @@ static void part_path(char *path, const char *part) {
 
 TEST(every_flipped_byte_is_found) {
     char path[IO_PATH_MAX];
-    fresh_out_dir();
-    must_save(1, NULL);
-    must_save(2, NULL);
-    for (int p = 0; p < 4; p++) {
+    fresh_run(2);
+    for (int p = 1; p < 4; p++) {  // the manifest: below
         uint64_t n = 0;
         Error err = {0};
         part_path(path, parts[p]);
@@ -289,7 +278,7 @@ TEST(every_bit_of_the_manifest_counts) {
     char path[IO_PATH_MAX], dir[IO_PATH_MAX];
     uint64_t n = 0;
     Error err = {0};
-    fresh_out_dir();
+    fresh_run(0);
     must_save(2, NULL);
     part_path(path, "manifest.json");
     part_path(dir, "");
@@ -313,9 +302,7 @@ TEST(every_missing_short_or_longer_file_is_found) {
     Error err = {0};
     for (int p = 0; p < 4; p++)
         for (int how = 0; how < 4; how++) {
-            fresh_out_dir();
-            must_save(1, NULL);
-            must_save(2, NULL);
+            fresh_run(2);
             part_path(path, parts[p]);
             struct stat st;
             CHECK(stat(path, &st) == 0);
@@ -330,9 +317,7 @@ TEST(every_missing_short_or_longer_file_is_found) {
 }
 
 TEST(a_renamed_checkpoint_is_refused) {
-    fresh_out_dir();
-    must_save(1, NULL);
-    must_save(2, NULL);
+    fresh_run(2);
     CHECK(rename(scratch("out/step-00000002"), scratch("out/step-00000003")) == 0);
     CHECK(newest() == 1 && damaged_seen == 1);
 }
@@ -344,7 +329,7 @@ TEST(fuzz_manifest) {
         "\"state.json\", "
         "\"size_bytes\": 12, \"crc32c\": \"00000000\"}\n  ]";
     char text[1024], path[IO_PATH_MAX], dir[IO_PATH_MAX];
-    fresh_out_dir();
+    fresh_run(0);
     must_save(2, NULL);
     part_path(path, "manifest.json");
     part_path(dir, "");
@@ -412,8 +397,7 @@ static bool without_fsync(char *out, const char *trace, int nth) {
 TEST(writes_fsyncs_and_renames_are_in_order) {
     static char temp[IO_PATH_MAX], final_dir[IO_PATH_MAX], cut[FAULT_TRACE];
     Error err = {0};
-    fresh_out_dir();
-    must_save(1, NULL);
+    fresh_run(1);
     CHECK(path_join(final_dir, sizeof final_dir, out_dir(), "step-00000001", &err));
     CHECK(path_printf(temp, sizeof temp, &err, "%s.tmp-%d", final_dir, (int)getpid()));
     fault_arm(FAULT_IO, 0, 0, false);
@@ -461,8 +445,7 @@ static bool may_be_interrupted(const char *name) {
 static void sweep_one(long nth, int error, bool persistent, bool replace, long *calls) {
     char where[128];
     Error err = {0};
-    fresh_out_dir();
-    must_save(1, NULL);
+    fresh_run(1);
     if (replace) must_save(2, NULL);
     int fds = fault_open_fds();
     fault_arm(FAULT_IO, nth, error, persistent);
@@ -501,8 +484,7 @@ TEST(every_io_call_around_a_save_fails_in_turn) {
         for (long nth = 1; nth == 1 || calls >= nth - 1; nth++, failures++) {
             Error err = {0};
             int64_t step = -7;
-            fresh_out_dir();
-            for (int i = 1; i <= 4; i++) must_save(i, NULL);
+            fresh_run(4);
             must_save(3, "final");
             CHECK(dir_create_all(scratch("out/step-00000009.tmp-1"), &err));
             int fds = fault_open_fds();
@@ -567,9 +549,7 @@ TEST(every_allocation_fails_in_turn) {
     CHECK(file_write_all(scratch("config.json"), text, strlen(text), &setup));
     free(text);
     for (int what = 0; what < 6; what++) {
-        fresh_out_dir();
-        must_save(1, NULL);
-        must_save(2, NULL);
+        fresh_run(2);
         for (long nth = 1;; nth++, sites++) {
             Error err = {0};
             int fds = fault_open_fds();
@@ -596,7 +576,7 @@ TEST(nothing_is_allocated_by_an_unchecked_length) {
     SafetensorsSet s;
     Error err = {0};
     char bytes[40] = "\xff\xe0\xf5\x05\0\0\0\0{}";
-    fresh_out_dir();
+    fresh_run(0);
     CHECK(file_write_all(scratch("claims"), bytes, sizeof bytes, &err));
     fault_arm(FAULT_ALLOC, 0, 0, false);
     bool ok = safetensors_open(&s, scratch("claims"), &err);
@@ -643,9 +623,7 @@ TEST(killed_at_every_io_call) {
     for (int how = FAULT_KILL; how >= FAULT_KILL_HALF; how--)
         for (long nth = 1;; nth++) {
             int status = 0;
-            fresh_out_dir();
-            must_save(1, NULL);
-            must_save(2, NULL);
+            fresh_run(2);
             must_save(1, "final");
             // the directory's order must not happen to put the manifest first
             CHECK(rename(scratch("out/step-00000001/state.json"), scratch("x")) == 0);
@@ -672,8 +650,7 @@ TEST(killed_while_all_is_removed) {
     for (long nth = 1, status = 137; status; nth++) {
         Error err = {0};
         int wait_status = 0;
-        fresh_out_dir();
-        for (int step = 1; step <= 3; step++) must_save(step, NULL);
+        fresh_run(3);
         must_save(3, "final");
         fflush(stdout);
         pid_t child = fork();

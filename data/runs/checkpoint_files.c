@@ -89,38 +89,34 @@ bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err) {
     return write_tensors(p, "F32", true, "optimizer.safetensors", ck, err);
 }
 
-// The parameters of a file: from the first of p on, as many as max_bytes hold, but at least one.
-static Parameters file_of(Parameters p, uint64_t element_bytes, uint64_t max_bytes) {
-    uint64_t bytes = p.list[0].count * element_bytes;
-    int num = 1;
-    while (num < p.num && (bytes += p.list[num].count * element_bytes) <= max_bytes) num++;
-    p.num = num;
-    return p;
-}
-
-static Parameters rest_after(Parameters p, int num) {
-    p.list += num;
-    p.num -= num;
-    return p;
-}
-
-static int num_files(Parameters p, uint64_t element_bytes, uint64_t max_bytes) {
-    int num = 0;
-    for (; p.num > 0; num++) p = rest_after(p, file_of(p, element_bytes, max_bytes).num);
-    return num;
+// Takes the parameters of the next file off *rest: as many as max_bytes hold, but at least one.
+static Parameters take_file(Parameters *rest, uint64_t element_bytes, uint64_t max_bytes) {
+    Parameters file = *rest;
+    uint64_t bytes = 0;
+    file.num = 0;
+    while (file.num < rest->num) {
+        bytes += file.list[file.num].count * element_bytes;
+        if (file.num > 0 && bytes > max_bytes) break;
+        file.num++;
+    }
+    rest->list += file.num;
+    rest->num -= file.num;
+    return file;
 }
 
 bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
                                Checkpoint *ck, Error *err) {
     const char *index_name = "model.safetensors.index.json";
     const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
-    const int files = num_files(p, element_bytes, max_file_bytes);
+    Parameters rest = p;
     json_t *map = json_object();
     char name[64] = "model.safetensors";
     uint64_t elements = 0;
+    int files = 0;
     bool ok = true;
+    for (; rest.num > 0; files++) take_file(&rest, element_bytes, max_file_bytes);
     for (int i = 1; i <= files; i++) {
-        const Parameters file = file_of(p, element_bytes, max_file_bytes);
+        const Parameters file = take_file(&p, element_bytes, max_file_bytes);
         if (files > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, files);
         for (int k = 0; k < file.num; elements += file.list[k++].count)
             json_object_set_new(map, file.list[k].name, json_string(name));
@@ -128,7 +124,6 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
             ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
         else
             parameters_save(file, false, "F32", NULL, NULL, err);
-        p = rest_after(p, file.num);
     }
     char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
                                        (int64_t)(elements * element_bytes), "weight_map", map),
