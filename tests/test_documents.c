@@ -281,16 +281,16 @@ static const Damage damages[] = {
     {WORD(12, VOCAB), "BOS 100"},
     {WORD(13, -2), "EOS -2"},
     {WORD(11, 3), "expected no mask beside a shard without flag 4"},
-    {'b', 56, 8, 0, "expected exactly"},
-    {'b', 56, 8, NUM_ENDS - 1, "expected exactly"},
-    {'b', 56, 8, NUM_ENDS + 1, "expected exactly"},
-    {'b', 56, 8, 1ull << 40, "expected exactly"},
-    {'b', 56, 8, 1ull << 61, "expected exactly"},
-    {'b', 56, 8, UINT64_MAX, "expected exactly"},
+    {'b', 56, 8, 0, "index of another shard"},
+    {'b', 56, 8, NUM_ENDS - 1, "index of another shard"},
+    {'b', 56, 8, NUM_ENDS + 1, "index of another shard"},
+    {'b', 56, 8, 1ull << 40, "index of another shard"},
+    {'b', 56, 8, 1ull << 61, "index of another shard"},
+    {'b', 56, 8, UINT64_MAX, "index of another shard"},
     {'i', 16, 8, NUM_ENDS + 1, "another shard"},
     {'i', 24, 8, NUM_TOKENS + 1, "another shard"},
-    {'i', 8, 4, 1, "version 2"},
-    {'i', 8, 4, 3, "version 2"},
+    {'i', 8, 4, 1, "expected index version 2"},
+    {'i', 8, 4, 3, "expected index version 2"},
     {'i', 32, 8, 0, "found 0"},
     {'i', 32, 8, UINT64_MAX, "found 18446744073709551615"},
     {'i', 32, 8, BLOCK - 8, "expected exactly"},
@@ -299,8 +299,8 @@ static const Damage damages[] = {
     {END(3, 5), "document 3 ends"},
     {END(6, NUM_TOKENS - 1), "documents end at token 44"},
     {END(6, NUM_TOKENS - 3), "document 6 ends"},
-    {'m', 7, 1, 'k', "expected a mask of version 1"},
-    {'m', 8, 4, 2, "expected a mask of version 1"},
+    {'m', 7, 1, 'k', "expected mask version 1"},
+    {'m', 8, 4, 2, "expected mask version 1"},
     {'m', 16, 8, NUM_TOKENS + 1, "the mask of another shard"},
     {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
     {'m', 24, 8, UINT64_MAX, "ones, found 14"},
@@ -620,7 +620,7 @@ TEST(directories_globs_and_lists) {
     dataset_close(&ds);
     snprintf(list, sizeof list, "%s,%s", scratch("part2.bin"), scratch("part3.bin"));
     check_refused(list, "part3.bin");
-    check_refused(",", "expected a path");
+    check_refused(",", "expected paths");
 }
 
 // One bad shard is enough to refuse the data set.

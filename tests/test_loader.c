@@ -108,10 +108,11 @@ static bool same_batch(const Batch *a, const Batch *b) {
            memcmp(a->token_order, b->token_order, rows) == 0;
 }
 
-// Checks the counts of a step against its batches.
+// Checks the counts of a step's plan against its batches.
 static void check_counts(const StepData *d, const LoaderSettings *s) {
     int64_t targets = 0, real = 0, total = 0, pairs = 0, docs = 0;
-    const int64_t row_pairs = (int64_t)s->plan.max_seqlen * (s->plan.max_seqlen + 1) / 2;
+    const StepPlan *p = &d->plan;
+    const int64_t S = s->plan.max_seqlen, padded = p->num_stream * S;
     for (int32_t m = 0; m < d->num_micro; m++) {
         CHECK(batch_is_valid(&d->micro[m], VOCAB));
         targets += d->micro[m].num_targets;
@@ -120,15 +121,12 @@ static void check_counts(const StepData *d, const LoaderSettings *s) {
         pairs += d->micro[m].attention_pairs;
         docs += d->micro[m].num_real_docs;
     }
-    CHECK(targets == d->num_targets && real == d->real_tokens && pairs == d->attention_pairs);
-    CHECK(total == d->total_tokens && total == d->local_tokens && total <= d->buffer_tokens);
-    CHECK(s->layout == LAYOUT_ROWS ? docs >= d->num_segments : docs == d->num_segments);
-    CHECK(d->padded_pairs == d->num_segments * row_pairs && d->real_pairs <= d->padded_pairs);
-    const int64_t padded_tokens = d->num_segments * s->plan.max_seqlen;
-    if (s->layout == LAYOUT_PADDED) CHECK(pairs == d->padded_pairs && total == padded_tokens);
-    if (s->layout == LAYOUT_PACKED) CHECK(total == real && pairs == d->real_pairs);
-    if (s->layout == LAYOUT_REPAD) CHECK(pairs == d->real_pairs && total == padded_tokens);
-    CHECK(d->longest_segment <= s->plan.max_seqlen);
+    CHECK(targets == p->num_targets && real == p->real_tokens && pairs == p->attention_pairs);
+    CHECK(total == d->local_tokens && total <= p->buffer_tokens && p->masked == masked);
+    CHECK(s->layout == LAYOUT_ROWS ? docs >= p->num_stream : docs == p->num_stream);
+    CHECK(p->padded_pairs == padded * (S + 1) / 2 && pairs <= p->padded_pairs);
+    CHECK(s->layout == LAYOUT_PACKED ? total == real : s->layout == LAYOUT_ROWS || total == padded);
+    CHECK(p->longest_segment <= S);
 }
 
 // Checks a packed step, token by token, against the segments of the plan.
@@ -165,13 +163,13 @@ static void check_thread(Layout layout) {
             CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
             const StepData *d = loader_next(&loader, &err);
             CHECK_MSG(d != NULL, "%s", err.what);
-            CHECK(d->step == step && d->num_micro == plain.num_micro);
+            CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
             for (int32_t m = 0; m < d->num_micro; m++)
                 CHECK(same_batch(&d->micro[m], &plain.micro[m]));
-            CHECK(memcmp(&d->cursor_after, &plain.cursor_after, sizeof(PlanState)) == 0);
+            CHECK(memcmp(&d->plan.cursor_after, &plain.plan.cursor_after, sizeof(PlanState)) == 0);
             check_counts(d, &s);
             if (layout == LAYOUT_PACKED) check_tokens(d);
-            state = d->cursor_after;
+            state = d->plan.cursor_after;
             if (step + 1 == STEPS / 2) middle = state;
         }
         CHECK(state.epoch > 1 && state.step == STEPS);
@@ -241,12 +239,12 @@ TEST_MASKS(ranks_read_their_own_part) {
             int32_t micros = 0;
             for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
                 CHECK_MSG(loader_load_step(&own, &ds, &s, START, &err), "%s", err.what);
-                CHECK(own.num_targets == all.num_targets && own.total_tokens == all.total_tokens);
+                CHECK(own.plan.num_targets == all.plan.num_targets);
                 for (int32_t m = 0; m < own.num_micro; m++) targets += own.micro[m].num_targets;
                 rows += own.local_tokens;
                 micros += own.num_micro;
             }
-            CHECK(targets == all.num_targets && rows == all.total_tokens);
+            CHECK(targets == all.plan.num_targets && rows == all.local_tokens);
             CHECK(micros == all.num_micro);
         }
     }
@@ -255,18 +253,16 @@ TEST_MASKS(ranks_read_their_own_part) {
     dataset_close(&ds);
 }
 
-// Settings may change between calls: batches of another size are allocated again.
+// Other steps and layouts, of more or fewer micro-batches, in the same memory
 TEST_MASKS(step_data_can_be_used_again) {
     Dataset ds;
-    StepData used, fresh;
+    StepData used = {0};
     Error err = {0};
-    memset(&used, 0, sizeof used);
     open_data(&ds);
     for (int round = 0; round < 40; round++) {
         LoaderSettings s = settings_of((Layout)test_rng_below(4));
-        s.plan.micro_batch_tokens = 64 + (int32_t)test_rng_below(400);
+        StepData fresh = {0};
         s.plan.num_micro = 1 + (int32_t)test_rng_below(9);
-        memset(&fresh, 0, sizeof fresh);
         CHECK_MSG(loader_load_step(&used, &ds, &s, START, &err), "%s", err.what);
         CHECK_MSG(loader_load_step(&fresh, &ds, &s, START, &err), "%s", err.what);
         CHECK(used.num_micro == fresh.num_micro);

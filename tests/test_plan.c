@@ -12,7 +12,6 @@
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
 #include "../data/batches/batch.h"
-#include "../data/batches/packing.h"
 #include "../data/batches/plan.h"
 
 #include "test.h"
