@@ -149,7 +149,9 @@ typedef struct {
     size_t first, last;  // elements first .. last - 1
     uint64_t weights;    // handle of comm_gather_begin
 } LlamaBucket;
-enum { LLAMA_HEAD, LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };  // LLAMA_LAYERS + l: layer l
+// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer the
+// head. Backward completes their gradients in the reverse order.
+enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 typedef struct {
     LlamaConfig config;
@@ -160,7 +162,7 @@ typedef struct {
     // held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
-    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
+    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
     Parameter *tensors;
@@ -208,9 +210,56 @@ static inline size_t llama_rope_table_size(const LlamaModel *m) {
     return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
 
+static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
+
 static inline bool llama_has_rope(const LlamaConfig *c, int l) {
     return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
 }
+
+// ------------------------------------------------------------------------------------------------
+// What a run calls, in this order. Every rank makes the same calls.
+
+// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
+// arena.
+static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings);
+static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all arenas
+// Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
+static inline bool llama_allocate(LlamaModel *m, Error *err);
+
+// The weights: random, or of a Hugging Face directory; and the optimizer's moments of a checkpoint.
+static inline void llama_init(LlamaModel *m, uint64_t seed);
+static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
+static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
+
+// A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
+// device_timer_ms is the time of the micro-batches.
+static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
+                                           float grad_clip);
+// It begins a step of this many targets in all,
+static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
+// for each micro-batch makes these five calls: the batch must satisfy batch_is_valid, and may be
+// reused as soon as llama_set_batch returns;
+static inline void llama_set_batch(LlamaModel *m, const Batch *b);
+static inline void llama_forward(LlamaModel *m);     // up to the final norm
+static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
+static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
+static inline void llama_add_losses(LlamaModel *m);  // to those of the step
+// then this rank's shard of the gradients becomes the sum over all ranks,
+static inline void llama_reduce_grads(LlamaModel *m);
+// gradient norm, clip factor and AdamW, on the device: a non-finite loss or norm changes nothing,
+static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
+// and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
+static inline StepScalars llama_read_step(LlamaModel *m);
+
+// Mean loss over the targets. Validation micro-batches are distributed across ranks too.
+static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
+// logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
+// n <= head_chunk. model: a LlamaModel.
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
+                                     int32_t n, float *logits_host);
+// What weights.h saves: all ranks send what they hold to rank 0.
+static inline Parameters llama_parameters(LlamaModel *m);
+static inline void llama_free(LlamaModel *m);
 
 // ------------------------------------------------------------------------------------------------
 // Forward and backward
@@ -285,7 +334,7 @@ static inline void llama_forward(LlamaModel *m) {
                            C);  // (T, C)
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
-    llama_await_weights(m, LLAMA_HEAD);
+    llama_await_weights(m, llama_head_bucket(c));
 }
 
 // scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
@@ -323,12 +372,11 @@ static inline void llama_head_train(LlamaModel *m) {
     }
 }
 
-// Adds the losses of the micro-batch to those of the step.
 static inline void llama_add_losses(LlamaModel *m) {
     losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
-// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+// Starts from scratch.dnorm, which llama_head_train left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -340,7 +388,7 @@ static inline void llama_backward(LlamaModel *m) {
     if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
     const bool sum = m->has_grads;        // of several micro-batches
 
-    llama_grads_done(m, LLAMA_HEAD);
+    llama_grads_done(m, llama_head_bucket(c));
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
                      C);  // +=
@@ -369,9 +417,9 @@ static inline void llama_backward(LlamaModel *m) {
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
+    llama_grads_done(m, LLAMA_NORMS);
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
     llama_grads_done(m, LLAMA_EMBEDDING);
-    llama_grads_done(m, LLAMA_NORMS);
     m->has_grads = true;
 }
 
@@ -454,19 +502,14 @@ static inline void llama_await_weights(LlamaModel *m, int bucket) {
 }
 
 static inline void llama_await_all_weights(LlamaModel *m) {
-    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
+    llama_await_weights(m, llama_head_bucket(&m->config));  // the last one sent
 }
 
-static inline void llama_send_weights(LlamaModel *m, int bucket) {
-    LlamaBucket *s = &m->buckets[bucket];
-    s->weights = comm_gather_begin(m->weights, m->shard, s->first, s->last);
-}
-
-static inline void llama_send_all_weights(LlamaModel *m) {
-    llama_send_weights(m, LLAMA_EMBEDDING);
-    llama_send_weights(m, LLAMA_NORMS);
-    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
-    llama_send_weights(m, LLAMA_HEAD);
+static inline void llama_send_weights(LlamaModel *m) {
+    for (int i = 0; m->buckets && i <= llama_head_bucket(&m->config); i++) {
+        LlamaBucket *b = &m->buckets[i];
+        b->weights = comm_gather_begin(m->weights, m->shard, b->first, b->last);
+    }
 }
 
 // Gradients of a bucket are those of the whole micro-batch.
@@ -487,10 +530,7 @@ static inline void llama_last_micro_batch(LlamaModel *m) {
 static inline void llama_await_grads(LlamaModel *m) {
     if (!m->last_micro_batch) {
         llama_last_micro_batch(m);
-        llama_grads_done(m, LLAMA_HEAD);
-        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
-        llama_grads_done(m, LLAMA_EMBEDDING);
-        llama_grads_done(m, LLAMA_NORMS);
+        for (int i = llama_head_bucket(&m->config); i >= 0; i--) llama_grads_done(m, i);
     }
     comm_wait(m->reduced);
     m->last_micro_batch = false;
@@ -518,7 +558,6 @@ static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
     if (!last) llama_clear_grads(m);
 }
 
-// After the last micro-batch: this rank's shard of the gradients is the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
     llama_complete_grads(m);
     if (m->settings.deterministic_reduction)
@@ -560,8 +599,7 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
     return attention_work_list(out, cu_seqlens, num_segments, *(const HeadShape *)heads);
 }
 
-// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without
-// a work list gets one here.
+// A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
@@ -602,7 +640,6 @@ static inline void llama_zero_sums(LlamaModel *m) {
     m->loss_sum = m->scratch.loss_partials + m->settings.rank;
 }
 
-// Begins a step of this many targets in all.
 static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
     assert(num_targets > 0 && m->settings.train);
@@ -650,8 +687,7 @@ static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, s
                  m->grads + first, m->step, hyper, last - first);
 }
 
-// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
-// nothing. The other ranks' weights come from them (ZeRO-1).
+// The other ranks' weights come from them (ZeRO-1).
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     const size_t first = m->held_first, last = first + m->held_count;
     const size_t border = m->num_decayed < first  ? first
@@ -664,10 +700,9 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
-    if (m->buckets) llama_send_all_weights(m);
+    llama_send_weights(m);
 }
 
-// Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m) {
     device_download(m->step_host, m->step, llama_result_bytes(m));
     return *m->step_host;
@@ -698,8 +733,6 @@ static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
     assert(i == data->num_micro);
 }
 
-// A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
-// device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
@@ -720,8 +753,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return llama_read_step(m);
 }
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too: each is
-// one part of the sum.
+// Each micro-batch is one part of the sum.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -736,7 +768,7 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
     return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
 }
 
-// Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
+// Logits of rows of the current batch, after llama_forward
 static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
@@ -750,14 +782,13 @@ static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-// A forward pass and llama_logits, for texts that grow token by token.
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
-                                     int32_t n, float *logits) {
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
+                                     int32_t n, float *logits_host) {
     LlamaModel *m = model;
     comm_progress();
     llama_set_batch(m, batch);
     llama_forward(m);
-    llama_logits(m, logits, rows, n);
+    llama_logits(m, logits_host, rows_host, n);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -962,27 +993,22 @@ static inline void llama_plan_shards(LlamaModel *m) {
         ordered_sum_plan(&m->sum, n, s->rank, s->num_ranks, s->num_leaves);
 }
 
-// The head's is empty where the head is the embedding.
-static inline void llama_plan_buckets(LlamaModel *m) {
-    const int L = m->config.num_layers;
-    size_t end = m->num_decayed;
-    m->buckets = host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaBucket), "buckets");
-    m->buckets[LLAMA_NORMS].first = end;
-    m->buckets[LLAMA_NORMS].last = m->num_elements;
-    m->buckets[LLAMA_HEAD].last = end;
-    // the table has the embedding, the matrices of every layer, then the head
-    if (!m->config.tie_word_embeddings) end = m->tensors[1 + LLAMA_LAYER_MATRICES * L].offset;
-    m->buckets[LLAMA_HEAD].first = end;
-    for (int l = L - 1; l >= 0; l--) {
-        m->buckets[LLAMA_LAYERS + l].last = end;
-        end = m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
-        m->buckets[LLAMA_LAYERS + l].first = end;
-    }
-    m->buckets[LLAMA_EMBEDDING].last = end;
+// The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
+static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
+    return m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
-// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
-// arena.
+static inline void llama_plan_buckets(LlamaModel *m) {
+    const int L = m->config.num_layers;
+    m->buckets = host_calloc((size_t)L + LLAMA_LAYERS + 1, sizeof(LlamaBucket), "buckets");
+    m->buckets[LLAMA_EMBEDDING].last = llama_layer_offset(m, 0);
+    m->buckets[LLAMA_NORMS] = (LlamaBucket){.first = m->num_decayed, .last = m->num_elements};
+    for (int l = 0; l <= L; l++)
+        m->buckets[LLAMA_LAYERS + l] =
+            (LlamaBucket){.first = llama_layer_offset(m, l),
+                          .last = l < L ? llama_layer_offset(m, l + 1) : m->num_decayed};
+}
+
 static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings) {
     const size_t layers = (size_t)config->num_layers, T = (size_t)settings.micro_batch_tokens;
     const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
@@ -1052,8 +1078,6 @@ static inline void llama_fill_rope_table(LlamaModel *m) {
     free(table);
 }
 
-// Allocates the memory planned by llama_plan. Parameter arenas are zeroed, the rest is
-// uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
     const size_t planned = llama_memory_total(m);
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) {
@@ -1139,7 +1163,6 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return weights_load(llama_parameters(m), dir, err);
 }
 
-// The optimizer's moments of a checkpoint
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&

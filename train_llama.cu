@@ -33,16 +33,14 @@
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/checkpoint_files.h"
 #include "data/runs/evaluate.h"
 #include "data/runs/generate.h"
 #include "data/runs/log.h"
-#include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
-#include "data/runs/schedule.h"
-#include "data/runs/state.h"
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
@@ -199,7 +197,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     if (comm_num_ranks() == 1) return;
     char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
-    rank_field_program(&own);
+    rank_field_file(&own, "the program file", "/proc/self/exe");
     rank_field_options(&own, run_option_table);
     rank_field_text(&own, "model", model);
     free(model);
@@ -401,13 +399,13 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
                        : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok) parameters_visit(p, moments);
+    if (ok) parameters_save(p, moments, "F32", NULL, NULL, err);
     return ok;
 }
 
 // Everything beside parameters that --resume needs
 static bool save_state(Run *run, Error *err) {
-    const TrainingState state = {run->cursor, log_bytes(&run->log), run->skips_in_a_row};
+    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row};
     return state_write(&run->checkpoint, &state, &run->data->loader_settings.plan,
                        &run->data->train, UNPAD_VERSION, run_option_table, err);
 }
@@ -458,9 +456,7 @@ static void save_or_warn(Run *run, bool last) {
 // The loop
 
 static AdamW adamw_of_step(const Options *o, int64_t step) {
-    const Schedule schedule = {
-        (ScheduleKind)o->schedule, o->steps, o->warmup_steps, o->lr, o->min_lr_frac, o->decay_frac};
-    return (AdamW){.lr = schedule_lr(&schedule, step),
+    return (AdamW){.lr = learning_rate(o, step),
                    .beta1 = ADAMW_BETA1,
                    .beta2 = o->beta2,
                    .eps = ADAMW_EPS,
@@ -860,9 +856,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
-    const Evaluation e = {
-        o->max_seqlen, o->micro_batch_tokens, (LongDocs)o->long_docs, comm_rank(), ranks, m,
-        batch_losses};
+    const Evaluation e = {o, comm_rank(), ranks, m, batch_losses};
     EvaluationRow own[EVALUATION_ROWS] = {0};
     EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
     comm_phase("evaluate", 0);

@@ -6,6 +6,7 @@
     shards.py flip FILE OFFSET   flips the lowest bit of that byte
 """
 import glob
+import json
 import os
 import struct
 import sys
@@ -126,6 +127,19 @@ def read(directory, split="train"):
             assert not bits or not bits[first], "a first token is trained"
             found.append((list(tokens[first:end]), bits and bits[first:end]))
     return found
+
+
+def golden(directory):
+    """The documents of a golden model, and transformers' loss on them."""
+    data = load(directory + "/expected.safetensors")
+    size = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:8 + size])
+
+    def values(name, kind):
+        a, b = header[name]["data_offsets"]
+        return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + size + a:8 + size + b])
+    tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")
+    return [tokens[a:b] for a, b in zip(ends, ends[1:])], values("loss_fp64", "d")[0]
 
 
 if __name__ == "__main__":

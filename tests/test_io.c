@@ -20,10 +20,8 @@
 #include "../data/base/json.h"
 #include "../data/base/memory.h"
 #include "../data/base/path.h"
-#include "../data/runs/log.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "scratch.h"
@@ -384,86 +382,6 @@ TEST(replacing_the_locked_directory_is_noticed) {
     CHECK(dir_create_all(place, &err) && !dir_lock_check(&lock, place, &replaced));
     CHECK(rmdir(place) == 0 && rename(aside, place) == 0 && dir_lock_check(&lock, place, &err));
     dir_unlock(&lock);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Logs
-
-static const char lines[] = "one\ntwo\nthree\n";
-
-static void put_line(LineFile *f, const char *line) {
-    Error err = {0};
-    CHECK_MSG(lines_append(f, line, strlen(line), &err), "%s", err.what);
-}
-
-static void check_lines(const char *path, const char *expected) {
-    uint64_t n = 0;
-    char *text = read_back(path, &n);
-    CHECK_MSG(text && strcmp(text, expected) == 0, "found \"%s\"", text ? text : "");
-    free(text);
-}
-
-TEST(lines_are_appended_and_cut) {
-    // bytes to keep, bytes left, lines removed
-    static const struct {
-        int64_t keep;
-        const char *left;
-        int64_t removed;
-    } cuts[] = {{100, "one\ntwo\nthree\n", 0},
-                {14, "one\ntwo\nthree\n", 0},
-                {13, "one\ntwo\n", 1},
-                {8, "one\ntwo\n", 1},
-                {7, "one\n", 2},
-                {4, "one\n", 2},
-                {3, "", 3},
-                {0, "", 3}};
-    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        LineFile f;
-        Error err = {0};
-        int64_t removed = -1;
-        CHECK(lines_open(&f, scratch("log"), true, &err));
-        for (const char *line = lines; *line; line = strchr(line, '\n') + 1)
-            CHECK(lines_append(&f, line, (size_t)(strchr(line, '\n') + 1 - line), &err));
-        lines_close(&f);
-        CHECK(lines_open(&f, scratch("log"), false, &err) && f.size_bytes == 14);
-        CHECK(lines_cut(&f, cuts[i].keep, &removed, &err) && removed == cuts[i].removed);
-        check_lines(scratch("log"), cuts[i].left);
-        put_line(&f, "x\n");
-        CHECK(lines_sync(&f, &err) && f.size_bytes == (int64_t)strlen(cuts[i].left) + 2);
-        lines_close(&f);
-    }
-}
-
-TEST(an_incomplete_last_line_counts_as_one) {
-    LineFile f;
-    Error err = {0};
-    int64_t removed = -1;
-    CHECK(file_write_all(scratch("torn"), "one\ntwo\nthr", 11, &err));
-    CHECK(lines_open(&f, scratch("torn"), false, &err) && lines_cut(&f, 11, &removed, &err));
-    CHECK(removed == 1 && f.size_bytes == 8);
-    lines_close(&f);
-    check_lines(scratch("torn"), "one\ntwo\n");
-}
-
-// The file size is limited to 10 bytes, then to 100: the line in between is lost as a whole.
-TEST(lines_are_whole_on_a_full_disk) {
-    struct rlimit before, full = {10, 0}, roomy = {100, 0};
-    LineFile f;
-    Error err = {0}, full_err = {0}, again = {0};
-    CHECK(lines_open(&f, scratch("full"), true, &err) && getrlimit(RLIMIT_FSIZE, &before) == 0);
-    full.rlim_max = roomy.rlim_max = before.rlim_max;
-    signal(SIGXFSZ, SIG_IGN);
-    put_line(&f, "12345\n");
-    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
-    CHECK(!lines_append(&f, "abcdefgh\n", 9, &full_err) && full_err.code == EXIT_DISK);
-    CHECK(!lines_append(&f, "abcdefgh\n", 9, &again) && f.lost == 2 && f.size_bytes == 6);
-    CHECK(setrlimit(RLIMIT_FSIZE, &roomy) == 0);
-    check_lines(scratch("full"), "12345\n");
-    put_line(&f, "67890\n");
-    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
-    signal(SIGXFSZ, SIG_DFL);
-    lines_close(&f);
-    check_lines(scratch("full"), "12345\n67890\n");
 }
 
 TEST(closed_standard_streams_become_dev_null) {

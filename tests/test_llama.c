@@ -2,7 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
-#include "../data/runs/model_files.h"
+#include "../data/runs/checkpoint_files.h"
 #include "trainer.h"
 
 #include <dirent.h>
@@ -90,11 +90,7 @@ static void mask_docs(int n) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
     llama_begin_step(m, b->num_targets > 0 ? b->num_targets : 1);
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m);
-    llama_backward(m);
-    llama_add_losses(m);
+    llama_train_micro_batch(m, b);
     return llama_read_step(m).loss_sum / b->num_targets;
 }
 
@@ -139,7 +135,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     *n = (int)tensor_num_elements(info);
     int32_t *x = (int32_t *)host_calloc((size_t)*n, sizeof *x, name);
     g->arrays[g->num_arrays++] = x;
-    CHECK(safetensors_read_raw(&g->set, info, x, 0, (uint64_t)*n * 4, &err));
+    CHECK(file_read_at(&g->set.files[info->file].file, x, (uint64_t)*n * 4, info->begin, &err));
     return x;
 }
 
@@ -338,6 +334,20 @@ TEST(sharded_bf16_weights_are_the_rounded_ones) {
 static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
 enum { NUM_DOCS = sizeof lengths / sizeof *lengths, ROW = 64 };
 
+// A model, and a packed batch of documents of these lengths
+static void open_packed(LlamaModel *m, Batch *b, const LlamaConfig *c, bool masked) {
+    make_model(m, c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c->vocab_size);
+    if (masked) mask_docs(NUM_DOCS);
+    batch_init(b, 256, NUM_DOCS);
+    batch_pack(b, docs, NUM_DOCS);
+}
+
+static void close_packed(LlamaModel *m, Batch *b) {
+    batch_free(b);
+    llama_free(m);
+}
+
 static void check_layouts(const LlamaConfig *c, bool masked) {
     static LlamaModel m;
     const Layout layouts[] = {LAYOUT_PADDED, LAYOUT_REPAD};
@@ -490,11 +500,7 @@ static void check_packing_check(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, masked);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d, false));
     int32_t row = 3;
@@ -518,8 +524,7 @@ static void check_packing_check(bool masked) {
         *field[i % 3] = i < 3 ? *field[i % 3] * 5 : i < 6 ? INFINITY : NAN;
         CHECK_MSG(!packing_is_rounding(&x, false), "%d", i);
     }
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 TEST(check_packing_tells_rounding_from_a_bug) {
@@ -549,11 +554,7 @@ static void check_micro_batches(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, masked);
     int32_t targets = b.num_targets;
     double loss = forward_backward(&m, &b), sum = 0;
     float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
@@ -561,19 +562,14 @@ static void check_micro_batches(bool masked) {
     llama_begin_step(&m, targets);
     for (int first = 0; first < NUM_DOCS; first += 4) {
         batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
-        llama_set_batch(&m, &b);
-        llama_forward(&m);
-        llama_head_train(&m);
-        llama_backward(&m);
-        llama_add_losses(&m);
+        llama_train_micro_batch(&m, &b);
     }
     sum = llama_read_step(&m).loss_sum / targets;
     CHECK_MSG(fabs(sum - loss) <= 1e-7 * loss, "%.9g %.9g", sum, loss);
     CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g",
               relative_l2(m.grads, grads, m.num_elements));
     free(grads);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
@@ -586,22 +582,14 @@ TEST(a_micro_batch_without_a_target_adds_nothing) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
+    open_packed(&m, &b, &c, true);
     batch_pack(&b, &docs[6], 1);
     CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_is_valid(&b, c.vocab_size));
     llama_begin_step(&m, 100);
-    llama_set_batch(&m, &b);
-    llama_forward(&m);
-    llama_head_train(&m);
-    llama_backward(&m);
-    llama_add_losses(&m);
+    llama_train_micro_batch(&m, &b);
     CHECK(llama_read_step(&m).loss_sum == 0);
     for (size_t i = 0; i < m.num_elements; i++) CHECK(m.grads[i] == 0);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 // The summation tree by another definition: the largest power of two of partial sums, then the
@@ -693,10 +681,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
     AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1};
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, false);
     float *before = (float *)host_calloc(m.num_elements, sizeof *before, "weights");
     for (int i = 0; i < m.num_tensors; i++) {
         forward_backward(&m, &b);
@@ -708,8 +693,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
         for (size_t k = 0; k < m.num_elements; k++) CHECK(m.m[k] == 0 && m.v[k] == 0);
     }
     free(before);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -750,7 +734,7 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
 static void check_saving(size_t io_chunk) {
     static LlamaModel a, b;
     Error err = {0};
-    SafetensorsWriter w;
+    FileWriter w;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
     char dir[256], path[300], optimizer[300];
@@ -771,8 +755,8 @@ static void check_saving(size_t io_chunk) {
         for (size_t k = 0; k < a.tensors[i].count; k++)
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(weights_save(llama_parameters(&a), "F32", path, &w, &err) &&
-                  moments_save(llama_parameters(&a), optimizer, &w, &err),
+    CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
+                  parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
     CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
               "%s", err.what);

@@ -61,9 +61,8 @@ static void step_data_mask(const Dataset *ds, const Segment *segment, const int3
     dataset_mask_tokens(ds, segment->doc, segment->tok_off + 1, n, targets);
 }
 
-// Reads the segments of one micro-batch, each with its next token if it has one, and fills *b.
-static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
-                           int32_t micro, Error *err) {
+bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
+                    Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
     const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.micro_batch_tokens + n;
