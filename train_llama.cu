@@ -78,20 +78,30 @@ typedef struct {
 } Run;
 
 static volatile sig_atomic_t stop_signal;
+// What a second signal prints; a handler must not format it.
+static char quit_text[128] = "quit: nothing was trained yet\n";
 
-// The first signal ends the run after the current step, with a checkpoint; the second ends it at
-// once (nothing is ever half-written under its final name).
-static void on_signal(int sig) {
-    if (stop_signal) _exit(EXIT_RESUMABLE);
-    stop_signal = sig;
+static void write_text(const char *text) {
+    if (comm_rank() > 0 || write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }
 
-static void catch_signals(void) {
+// The first signal ends a training run after the current step, with a checkpoint; the second ends
+// it at once (nothing is ever half-written under its final name).
+static void on_signal(int sig) {
+    if (stop_signal) {
+        write_text(quit_text);
+        _exit(128 + sig);
+    }
+    stop_signal = sig;
+    write_text("\nstopping after this step, then saving; again: quit without saving\n");
+}
+
+static void catch_signals(void (*handler)(int)) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGXCPU};
-    const struct sigaction action = {.sa_handler = on_signal};
+    const struct sigaction action = {.sa_handler = handler};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         sigaction(signals[i], &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
+    signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
 }
 
@@ -609,6 +619,8 @@ static void train(Run *run) {
     must(loader_start(&loader, &d->train, &d->loader_settings, run->cursor, &err), &err);
     if (!run->resume->dir[0]) validate(run, 0);
     while (run->cursor.step < run->o->steps && !stop_requested(run)) {
+        snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
+                 last_saved > 0 ? last_saved : 0);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         if (pause_training(run, run->cursor.step)) last_saved = run->cursor.step;
@@ -883,8 +895,11 @@ static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
 static Options *start_process(int argc, char **argv) {
     io_open_standard_streams();
     device_prepare_process(argv);
+    catch_signals(on_signal);  // first: what follows may take seconds
     comm_init();
     Options *o = run_options_parse(argc, argv);
+    if (!run_trains(o)) catch_signals(SIG_DFL);  // nothing to save
+    if (!run_trains(o) && stop_signal) raise((int)stop_signal);
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
@@ -921,7 +936,6 @@ int main(int argc, char **argv) {
         comm_finalize();
         return EXIT_DONE;
     }
-    catch_signals();
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
     run_options_check(o, comm_num_ranks());

@@ -167,6 +167,25 @@ wait $owner
 status=$?
 cp long.txt out.txt
 if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
+# both signals wait until the process goes on, and arrive in one step
+"${run[@]}" --out quit --steps 100000 > long.txt 2>&1 &
+quitter=$!
+await_line $quitter '^step' long.txt
+kill -STOP $quitter
+kill -USR1 $quitter
+kill -TERM $quitter
+kill -CONT $quitter
+wait $quitter
+status=$?
+grep -q '^stopping after this step, then saving' long.txt && grep -q '^quit: steps after 0 are lost' long.txt &&
+    [ $status -gt 128 ] && [ -z "$(ls -d quit/step-* 2> /dev/null)" ] && ok second_signal_quits ||
+    bad second_signal_quits "exit code $status"
+"${run[@]}" --compare=1000 > long.txt 2>&1 &
+comparer=$!
+await_line $comparer '^layout' long.txt
+kill -TERM $comparer
+wait $comparer
+check compare_stops_at_the_first_signal test $? -eq 143
 expect prompt_too_long 2 'prompt: [0-9]+ tokens' "${run[@]}" --out p --steps 1 --prompt "$(seq -s ' ' 200)"
 mkdir bpe && cp "$root/tests/golden/tokenizers/smollm2/tokenizer.json" bpe
 sed 's/"vocab_size": 264/"vocab_size": 401/' tiny/config.json > bpe/config.json

@@ -276,7 +276,8 @@ bool model_is_builtin(const Options *o) {
 }
 
 bool run_trains(const Options *o) {
-    return o->steps > 0 && !o->dry_run && !o->compare && !o->check_packing;
+    return o->steps > 0 && !o->dry_run && !o->compare && !o->check_packing && !o->generate &&
+           !o->eval;
 }
 
 bool reduces_deterministically(const Options *o) {
