@@ -197,7 +197,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     if (comm_num_ranks() == 1) return;
     char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
-    rank_field_program(&own);
+    rank_field_file(&own, "the program file", "/proc/self/exe");
     rank_field_options(&own, run_option_table);
     rank_field_text(&own, "model", model);
     free(model);

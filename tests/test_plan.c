@@ -573,14 +573,10 @@ typedef struct {
 
 // Adds a node at the right end and joins as far as possible.
 static void tree_add(Tree *t, SumNode node, uint64_t sum) {
-    while (t->n > 0 && sum_nodes_join(t->nodes[t->n - 1], node)) {
-        t->n--;
-        sum = sum_of(t->sums[t->n], sum);
-        node = t->nodes[t->n];
-        node.size *= 2;
-    }
-    t->nodes[t->n] = node;
-    t->sums[t->n++] = sum;
+    int i = t->n;
+    t->sums[i] = sum;
+    for (t->n = sum_add_node(t->nodes, i, node); i >= t->n; i--)
+        t->sums[i - 1] = sum_of(t->sums[i - 1], t->sums[i]);
 }
 
 static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
