@@ -165,30 +165,15 @@ static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
     return longest == max_seqlen;
 }
 
-// Ids are in the vocabulary, positions restart with each segment, num_targets is right.
-static bool rows_are_valid(const Batch *b, int vocab_size) {
-    int32_t targets = 0;
-    for (int32_t s = 0; s < b->num_segments; s++) {
-        for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) {
-            if (b->tokens[i] < 0 || b->tokens[i] >= vocab_size || b->targets[i] < -1 ||
-                b->targets[i] >= vocab_size || b->position_ids[i] != i - b->cu_seqlens[s])
-                return false;
-            targets += b->targets[i] >= 0;
-        }
-    }
-    return targets == b->num_targets;
-}
-
-// A permutation of the rows, by (token, row)
-static bool order_is_valid(const Batch *b) {
-    for (int32_t i = 0; i < b->total_tokens; i++) {
-        const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
-        if (at < 0 || at >= b->total_tokens) return false;
-        if (i > 0 && (b->tokens[before] > b->tokens[at] ||
-                      (b->tokens[before] == b->tokens[at] && before >= at)))
-            return false;
-    }
-    return true;
+// Row i, in segment s: ids are in the vocabulary, positions restart with each segment, and
+// token_order is sorted by (token, row), so that no row is in it twice.
+static bool row_is_valid(const Batch *b, int32_t s, int32_t i, int vocab_size) {
+    const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
+    return b->tokens[i] >= 0 && b->tokens[i] < vocab_size && b->targets[i] >= -1 &&
+           b->targets[i] < vocab_size && b->position_ids[i] == i - b->cu_seqlens[s] && at >= 0 &&
+           at < b->total_tokens &&
+           (i == 0 || b->tokens[before] < b->tokens[at] ||
+            (b->tokens[before] == b->tokens[at] && before < at));
 }
 
 // repad: segment s of real_rows is the beginning of segment s.
@@ -203,11 +188,18 @@ static bool real_rows_are_valid(const Batch *b) {
 
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
-    return b->total_tokens <= b->micro_batch_tokens && b->num_segments >= 0 &&
-           b->num_segments <= b->max_segments && b->num_real_rows == (repad ? b->real_tokens : 0) &&
-           b->num_real_segments == (repad ? b->num_segments : 0) &&
-           segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) &&
-           segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
-                              b->real_max_seqlen) &&
-           rows_are_valid(b, vocab_size) && order_is_valid(b) && real_rows_are_valid(b);
+    int32_t targets = 0;
+    if (b->total_tokens > b->micro_batch_tokens || b->num_segments < 0 ||
+        b->num_segments > b->max_segments || b->num_real_rows != (repad ? b->real_tokens : 0) ||
+        b->num_real_segments != (repad ? b->num_segments : 0) ||
+        !segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) ||
+        !segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
+                            b->real_max_seqlen))
+        return false;
+    for (int32_t s = 0, i = 0; s < b->num_segments; s++)
+        for (; i < b->cu_seqlens[s + 1]; i++) {
+            if (!row_is_valid(b, s, i, vocab_size)) return false;
+            targets += b->targets[i] >= 0;
+        }
+    return targets == b->num_targets && real_rows_are_valid(b);
 }
