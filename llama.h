@@ -119,24 +119,24 @@ typedef struct {
     size_t bytes;
 } Arena;
 
+// What a model is planned for; 0 is off, or the default that a comment names.
 typedef struct {
     int32_t micro_batch_tokens;  // of the largest micro-batch
     int32_t max_seqlen;          // longest segment: positions in the rope table
     bool repad;                  // room for the repad layout
     bool train;                  // gradients and optimizer state
-    int32_t head_chunk;          // tokens whose logits exist at one time; 0: see llama_head_chunk
-    size_t io_chunk;             // elements that pass the host at a time; 0: 2^20
-} LlamaSizes;
-
-// How a step is shared with other ranks, which hold a shard of the optimizer state each (ZeRO-1).
-// Gradients are summed over all micro-batches of all ranks; deterministic_reduction does it along
-// the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
-typedef struct {
-    int32_t rank, num_ranks;
+    LlamaRecompute recompute;
+    int32_t cache_tokens;  // generation: tokens whose keys and values are kept
+    int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
+    size_t io_chunk;       // elements that pass the host at a time; 0: 2^20
+    // A step is shared with other ranks, which hold a shard of the optimizer state each (ZeRO-1).
+    // Gradients are summed over all micro-batches of all ranks; deterministic_reduction does it
+    // along the tree of sum_tree.h, so that the bits do not depend on the number of ranks.
+    int32_t rank, num_ranks;  // num_ranks 0: alone
     bool deterministic_reduction;
     int32_t num_leaves;  // of the tree
     int32_t num_losses;  // parts that a sum of losses can have
-} LlamaRanks;
+} LlamaSettings;
 
 // What each rank tells all others with its losses, so that a step needs no exchange for it: the
 // time of its micro-batches in the step before, and the signal that asks it to stop, 0: none.
@@ -149,24 +149,22 @@ typedef struct {
     size_t first, last;  // elements first .. last - 1
     uint64_t weights;    // handle of comm_gather_begin
 } LlamaBucket;
-enum { LLAMA_HEAD, LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };  // LLAMA_LAYERS + l: layer l
+// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer the
+// head. Backward completes their gradients in the reverse order.
+enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 typedef struct {
     LlamaConfig config;
     HeadShape heads;
-    LlamaSizes sizes;
-    LlamaRecompute recompute;
-    LlamaRanks ranks;
+    LlamaSettings settings;
     OrderedSum sum;  // of the gradients, where sums are in order
     // this rank updates elements shard[rank] to shard[rank + 1]; it has master_lo, m and v of the
     // held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
-    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers); NULL without other ranks
+    LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
-    int32_t head_chunk;     // tokens whose logits exist at one time
-    int32_t cache_tokens;   // rows of the key-value cache; 0: none
     Parameter *tensors;
     int num_tensors;
     size_t num_elements;  // of a parameter arena, gaps included
@@ -209,12 +207,59 @@ static inline int64_t llama_qkv_dim(const LlamaConfig *c) {
 
 // Elements of the rope table up to its last row
 static inline size_t llama_rope_table_size(const LlamaModel *m) {
-    return (size_t)m->sizes.max_seqlen * (size_t)m->config.head_dim;
+    return (size_t)m->settings.max_seqlen * (size_t)m->config.head_dim;
 }
+
+static inline int llama_head_bucket(const LlamaConfig *c) { return LLAMA_LAYERS + c->num_layers; }
 
 static inline bool llama_has_rope(const LlamaConfig *c, int l) {
     return c->no_rope_interval == 0 || (l + 1) % c->no_rope_interval != 0;
 }
+
+// ------------------------------------------------------------------------------------------------
+// What a run calls, in this order. Every rank makes the same calls.
+
+// Everything but the allocation: the table of parameters, this rank's shard, the bytes of each
+// arena.
+static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings);
+static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all arenas
+// Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
+static inline bool llama_allocate(LlamaModel *m, Error *err);
+
+// The weights: random, or of a Hugging Face directory; and the optimizer's moments of a checkpoint.
+static inline void llama_init(LlamaModel *m, uint64_t seed);
+static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
+static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
+
+// A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
+// device_timer_ms is the time of the micro-batches.
+static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
+                                           float grad_clip);
+// It begins a step of this many targets in all,
+static inline void llama_begin_step(LlamaModel *m, int64_t num_targets);
+// for each micro-batch makes these five calls: the batch must satisfy batch_is_valid, and may be
+// reused as soon as llama_set_batch returns;
+static inline void llama_set_batch(LlamaModel *m, const Batch *b);
+static inline void llama_forward(LlamaModel *m);     // up to the final norm
+static inline void llama_head_train(LlamaModel *m);  // losses, and the head's backward
+static inline void llama_backward(LlamaModel *m);    // llama_forward's list from bottom to top
+static inline void llama_add_losses(LlamaModel *m);  // to those of the step
+// then this rank's shard of the gradients becomes the sum over all ranks,
+static inline void llama_reduce_grads(LlamaModel *m);
+// gradient norm, clip factor and AdamW, on the device: a non-finite loss or norm changes nothing,
+static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
+// and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
+static inline StepScalars llama_read_step(LlamaModel *m);
+
+// Mean loss over the targets. Validation micro-batches are distributed across ranks too.
+static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
+// logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
+// n <= head_chunk. model: a LlamaModel.
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
+                                     int32_t n, float *logits_host);
+// What weights.h saves: all ranks send what they hold to rank 0.
+static inline Parameters llama_parameters(LlamaModel *m);
+static inline void llama_free(LlamaModel *m);
 
 // ------------------------------------------------------------------------------------------------
 // Forward and backward
@@ -264,8 +309,8 @@ static inline void llama_restore_layer(LlamaModel *m, int l) {
     const int64_t T = m->in.docs.total_tokens;
     const int C = m->config.hidden_size;
     const float eps = m->config.rms_norm_eps;
-    if (m->recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
-    if (m->recompute != LLAMA_RECOMPUTE_ON) return;
+    if (m->settings.recompute == LLAMA_RECOMPUTE_FULL) llama_forward_layer(m, l);
+    if (m->settings.recompute != LLAMA_RECOMPUTE_ON) return;
     if (m->config.qk_norm) llama_rotate(m, l);
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
@@ -289,13 +334,13 @@ static inline void llama_forward(LlamaModel *m) {
                            C);  // (T, C)
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
-    llama_await_weights(m, LLAMA_HEAD);
+    llama_await_weights(m, llama_head_bucket(c));
 }
 
 // scratch.logits (n,V) =  those of the n rows from t on. All (T,V) never exist at one time.
 static inline int64_t llama_chunk_logits(LlamaModel *m, int64_t t) {
     const int64_t rest = m->in.docs.total_tokens - t,
-                  n = rest < m->head_chunk ? rest : m->head_chunk;
+                  n = rest < m->settings.head_chunk ? rest : m->settings.head_chunk;
     const int C = m->config.hidden_size;
     const floatX *norm = m->acts[m->config.num_layers].norm_attn + t * C;
     comm_progress();
@@ -327,12 +372,11 @@ static inline void llama_head_train(LlamaModel *m) {
     }
 }
 
-// Adds the losses of the micro-batch to those of the step.
 static inline void llama_add_losses(LlamaModel *m) {
     losses_sum(m->loss_sum, m->scratch.losses, m->in.docs.total_tokens);
 }
 
-// llama_forward's list from bottom to top; starts from scratch.dnorm, which llama_head_train left.
+// Starts from scratch.dnorm, which llama_head_train left.
 static inline void llama_backward(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const LlamaInputs *in = &m->in;
@@ -344,7 +388,7 @@ static inline void llama_backward(LlamaModel *m) {
     if (T == 0) llama_complete_grads(m);  // no operation below would overwrite them
     const bool sum = m->has_grads;        // of several micro-batches
 
-    llama_grads_done(m, LLAMA_HEAD);
+    llama_grads_done(m, llama_head_bucket(c));
     device_zero(s->dresid, (size_t)T * (size_t)C * sizeof(floatX));
     rmsnorm_backward(s->dresid, m->dnorm, s->dnorm, a->resid_attn, m->norm, a->rstd_attn, T,
                      C);  // +=
@@ -373,9 +417,9 @@ static inline void llama_backward(LlamaModel *m) {
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
     }
+    llama_grads_done(m, LLAMA_NORMS);
     embedding_backward(m->dembed_tokens, s->dresid, in->tokens, in->order, T, C);  // +=
     llama_grads_done(m, LLAMA_EMBEDDING);
-    llama_grads_done(m, LLAMA_NORMS);
     m->has_grads = true;
 }
 
@@ -438,12 +482,12 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
 enum { LLAMA_NORM_BLOCKS = 256 };
 
 static inline bool llama_has_partial_sums(const LlamaModel *m) {
-    return m->ranks.num_ranks > 1 || m->ranks.deterministic_reduction;
+    return m->settings.num_ranks > 1 || m->settings.deterministic_reduction;
 }
 
 // Of a step, what the host reads: scalars and notes
 static inline size_t llama_result_bytes(const LlamaModel *m) {
-    return sizeof(StepScalars) + (size_t)m->ranks.num_ranks * sizeof(RankNote);
+    return sizeof(StepScalars) + (size_t)m->settings.num_ranks * sizeof(RankNote);
 }
 
 static inline RankNote *llama_notes(StepScalars *step) { return (RankNote *)(step + 1); }
@@ -458,19 +502,14 @@ static inline void llama_await_weights(LlamaModel *m, int bucket) {
 }
 
 static inline void llama_await_all_weights(LlamaModel *m) {
-    llama_await_weights(m, LLAMA_HEAD);  // the last one sent
+    llama_await_weights(m, llama_head_bucket(&m->config));  // the last one sent
 }
 
-static inline void llama_send_weights(LlamaModel *m, int bucket) {
-    LlamaBucket *s = &m->buckets[bucket];
-    s->weights = comm_gather_begin(m->weights, m->shard, s->first, s->last);
-}
-
-static inline void llama_send_all_weights(LlamaModel *m) {
-    llama_send_weights(m, LLAMA_EMBEDDING);
-    llama_send_weights(m, LLAMA_NORMS);
-    for (int l = 0; l < m->config.num_layers; l++) llama_send_weights(m, LLAMA_LAYERS + l);
-    llama_send_weights(m, LLAMA_HEAD);
+static inline void llama_send_weights(LlamaModel *m) {
+    for (int i = 0; m->buckets && i <= llama_head_bucket(&m->config); i++) {
+        LlamaBucket *b = &m->buckets[i];
+        b->weights = comm_gather_begin(m->weights, m->shard, b->first, b->last);
+    }
 }
 
 // Gradients of a bucket are those of the whole micro-batch.
@@ -483,7 +522,7 @@ static inline void llama_grads_done(LlamaModel *m, int bucket) {
 
 // The backward that follows is the last of this step.
 static inline void llama_last_micro_batch(LlamaModel *m) {
-    m->last_micro_batch = m->ranks.num_ranks > 1 && !m->ranks.deterministic_reduction;
+    m->last_micro_batch = m->settings.num_ranks > 1 && !m->settings.deterministic_reduction;
 }
 
 // This rank's shard of the gradients becomes the sum. Where there was no last micro-batch, all
@@ -491,10 +530,7 @@ static inline void llama_last_micro_batch(LlamaModel *m) {
 static inline void llama_await_grads(LlamaModel *m) {
     if (!m->last_micro_batch) {
         llama_last_micro_batch(m);
-        llama_grads_done(m, LLAMA_HEAD);
-        for (int l = m->config.num_layers - 1; l >= 0; l--) llama_grads_done(m, LLAMA_LAYERS + l);
-        llama_grads_done(m, LLAMA_EMBEDDING);
-        llama_grads_done(m, LLAMA_NORMS);
+        for (int i = llama_head_bucket(&m->config); i >= 0; i--) llama_grads_done(m, i);
     }
     comm_wait(m->reduced);
     m->last_micro_batch = false;
@@ -522,12 +558,11 @@ static inline void llama_end_leaf(LlamaModel *m, int32_t leaf, bool last) {
     if (!last) llama_clear_grads(m);
 }
 
-// After the last micro-batch: this rank's shard of the gradients is the sum over all ranks.
 static inline void llama_reduce_grads(LlamaModel *m) {
     llama_complete_grads(m);
-    if (m->ranks.deterministic_reduction)
+    if (m->settings.deterministic_reduction)
         ordered_sum_finish(&m->sum, m->grads, m->shard);
-    else if (m->ranks.num_ranks > 1)
+    else if (m->settings.num_ranks > 1)
         llama_await_grads(m);
 }
 
@@ -564,15 +599,14 @@ static inline size_t llama_work_list(void *heads, int32_t *out, const int32_t *c
     return attention_work_list(out, cu_seqlens, num_segments, *(const HeadShape *)heads);
 }
 
-// The batch must satisfy batch_is_valid; it may be reused as soon as this returns. A batch without
-// a work list gets one here.
+// A batch without a work list gets one here.
 static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
     LlamaInputs *in = &m->in;
     size_t used = 0;
-    assert(b->total_tokens <= m->sizes.micro_batch_tokens);
-    assert(b->max_seqlen <= m->sizes.max_seqlen);  // positions of the rope table
-    assert(b->num_real_rows == 0 || m->sizes.repad);
-    assert(!b->cache_rows || m->cache_tokens);
+    assert(b->total_tokens <= m->settings.micro_batch_tokens);
+    assert(b->max_seqlen <= m->settings.max_seqlen);  // positions of the rope table
+    assert(b->num_real_rows == 0 || m->settings.repad);
+    assert(!b->cache_rows || m->settings.cache_tokens);
     in->tokens = llama_stage(m, &used, b->tokens, b->total_tokens);
     in->targets = llama_stage(m, &used, b->targets, b->total_tokens);
     in->position_ids = llama_stage(m, &used, b->position_ids, b->total_tokens);
@@ -599,16 +633,16 @@ static inline void llama_set_batch(LlamaModel *m, const Batch *b) {
 // The step around them
 
 static inline void llama_zero_sums(LlamaModel *m) {
-    device_zero(m->step, llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof *m->loss_sum);
+    device_zero(m->step,
+                llama_result_bytes(m) + (size_t)m->settings.num_losses * sizeof *m->loss_sum);
     if (!llama_has_partial_sums(m)) return;
     device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
-    m->loss_sum = m->scratch.loss_partials + m->ranks.rank;
+    m->loss_sum = m->scratch.loss_partials + m->settings.rank;
 }
 
-// Begins a step of this many targets in all.
 static inline void llama_begin_step(LlamaModel *m, int64_t num_targets) {
     const real loss_scale = (real)1 / (real)num_targets;
-    assert(num_targets > 0 && m->sizes.train);
+    assert(num_targets > 0 && m->settings.train);
     llama_clear_grads(m);
     device_upload(m->loss_scale, &loss_scale, sizeof loss_scale);
     llama_zero_sums(m);
@@ -622,9 +656,9 @@ static inline void llama_select_loss_partial(LlamaModel *m, int32_t part) {
 static inline void llama_sum_losses(LlamaModel *m) {
     if (!llama_has_partial_sums(m)) return;
     RankNote *notes = llama_notes(m->step);
-    device_upload(notes + m->ranks.rank, &m->note, sizeof m->note);
-    comm_sum_in_order(&m->step->loss_sum, &notes->passes_ms, 2 * (size_t)m->ranks.num_ranks,
-                      (size_t)m->ranks.num_losses);
+    device_upload(notes + m->settings.rank, &m->note, sizeof m->note);
+    comm_sum_in_order(&m->step->loss_sum, &notes->passes_ms, 2 * (size_t)m->settings.num_ranks,
+                      (size_t)m->settings.num_losses);
 }
 
 // The norm of the summed gradients: each rank sums the squares of its shard, block by block.
@@ -635,8 +669,8 @@ static inline void llama_grad_norm(LlamaModel *m) {
         global_norm_squared(sum, m->grads, n);
         return;
     }
-    const size_t last = m->shard[m->ranks.rank + 1];
-    for (size_t at = m->shard[m->ranks.rank]; at < last; at += block)
+    const size_t last = m->shard[m->settings.rank + 1];
+    for (size_t at = m->shard[m->settings.rank]; at < last; at += block)
         global_norm_squared(parts + at / block, m->grads + at, n - at < block ? n - at : block);
     comm_sum_in_order(sum, parts, 0, LLAMA_NORM_BLOCKS);
 }
@@ -653,24 +687,22 @@ static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, s
                  m->grads + first, m->step, hyper, last - first);
 }
 
-// Gradient norm and clip factor on the device, then AdamW; a non-finite loss or norm changes
-// nothing. The other ranks' weights come from them (ZeRO-1).
+// The other ranks' weights come from them (ZeRO-1).
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
     const size_t first = m->held_first, last = first + m->held_count;
     const size_t border = m->num_decayed < first  ? first
                           : m->num_decayed < last ? m->num_decayed
                                                   : last;
-    assert(m->sizes.train && hyper.t >= 1);
+    assert(m->settings.train && hyper.t >= 1);
     llama_sum_losses(m);
     llama_grad_norm(m);
     clip_scale(m->step, grad_clip);
     llama_update_span(m, hyper, first, border);
     hyper.weight_decay = 0;
     llama_update_span(m, hyper, border, last);
-    if (m->buckets) llama_send_all_weights(m);
+    llama_send_weights(m);
 }
 
-// Waits for the step and reads its loss sum, gradient norm and clip factor, and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m) {
     device_download(m->step_host, m->step, llama_result_bytes(m));
     return *m->step_host;
@@ -688,27 +720,25 @@ static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
 
 // Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
 static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
-    const LlamaRanks *ranks = &m->ranks;
+    const LlamaSettings *s = &m->settings;
     int32_t first, last, i = 0;
-    rank_block(ranks->num_leaves, ranks->rank, ranks->num_ranks, &first, &last);
+    rank_block(s->num_leaves, s->rank, s->num_ranks, &first, &last);
     for (int32_t leaf = first; leaf < last; leaf++) {
         llama_select_loss_partial(m, leaf);
         while (i < data->num_micro &&
-               sum_leaf(data->own_micros[i], data->plan.num_micro, ranks->num_leaves) == leaf)
+               sum_leaf(data->own_micros[i], data->plan.num_micro, s->num_leaves) == leaf)
             llama_train_micro_batch(m, &data->micro[i++]);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
     assert(i == data->num_micro);
 }
 
-// A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
-// device_timer_ms is the time of the micro-batches.
 static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, AdamW hyper,
                                            float grad_clip) {
     comm_phase("forward", hyper.t);
-    llama_begin_step(m, data->num_targets);
+    llama_begin_step(m, data->plan.num_targets);
     device_timer_start();
-    if (m->ranks.deterministic_reduction)
+    if (m->settings.deterministic_reduction)
         llama_train_leaves(m, data);
     else
         for (int32_t i = 0; i < data->num_micro; i++) {
@@ -723,8 +753,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     return llama_read_step(m);
 }
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too: each is
-// one part of the sum.
+// Each micro-batch is one part of the sum.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data) {
     llama_zero_sums(m);
     for (int32_t i = 0; i < data->num_micro; i++) {
@@ -736,31 +765,30 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
         llama_add_losses(m);
     }
     llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->num_targets;
+    return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
 }
 
-// Logits (n, V) of rows (n, ascending) of the current batch after llama_forward; n <= head_chunk.
+// Logits of rows of the current batch, after llama_forward
 static inline void llama_logits(LlamaModel *m, float *logits_host, const int32_t *rows_host,
                                 int32_t n) {
     LlamaScratch *s = &m->scratch;
     const int64_t C = m->config.hidden_size, V = m->config.vocab_size;
     // behind the batch, see llama_plan
-    int32_t *rows = m->staging + m->staging_ints - m->sizes.micro_batch_tokens;
-    assert(n <= m->head_chunk);
+    int32_t *rows = m->staging + m->staging_ints - m->settings.micro_batch_tokens;
+    assert(n <= m->settings.head_chunk);
     device_upload(rows, rows_host, (size_t)n * sizeof(int32_t));
     gather_rows(s->head_rows, m->acts[m->config.num_layers].norm_attn, rows, n, C);
     matmul_forward(s->logits, s->head_rows, m->lm_head, n, C, V);
     activations_to_host(logits_host, s->logits, (size_t)n * (size_t)V);
 }
 
-// A forward pass and llama_logits, for texts that grow token by token.
-static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows,
-                                     int32_t n, float *logits) {
+static inline void llama_next_logits(void *model, const Batch *batch, const int32_t *rows_host,
+                                     int32_t n, float *logits_host) {
     LlamaModel *m = model;
     comm_progress();
     llama_set_batch(m, batch);
     llama_forward(m);
-    llama_logits(m, logits, rows, n);
+    llama_logits(m, logits_host, rows_host, n);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -866,14 +894,15 @@ static inline void *arena_take(Arena *a, size_t count, size_t size) {
 // Sets the bytes of every arena and, where it exists, all that lies in it.
 static inline void llama_carve(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
-    const size_t T = (size_t)m->sizes.micro_batch_tokens, C = (size_t)c->hidden_size,
+    const size_t T = (size_t)m->settings.micro_batch_tokens, C = (size_t)c->hidden_size,
                  F = (size_t)c->intermediate_size, H = (size_t)c->num_heads;
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
-    const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->head_chunk;
+    const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
     const size_t n = m->num_elements, held = m->held_count;
     const size_t partial = (size_t)m->sum.num_partial,
-                 collected = (size_t)m->sum.num_collected * (size_t)m->ranks.num_ranks;
-    const bool train = m->sizes.train, repad = m->sizes.repad, ranks = llama_has_partial_sums(m);
+                 collected = (size_t)m->sum.num_collected * (size_t)m->settings.num_ranks;
+    const bool train = m->settings.train, repad = m->settings.repad,
+               ranks = llama_has_partial_sums(m);
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
@@ -888,8 +917,8 @@ static inline void llama_carve(LlamaModel *m) {
         LlamaActs *a = &m->acts[l];
         const bool layer = l < c->num_layers, first = l == 0;
         const bool resid = first || train,
-                   most = first || (train && m->recompute < LLAMA_RECOMPUTE_FULL),
-                   all = first || (train && m->recompute == LLAMA_RECOMPUTE_OFF);
+                   most = first || (train && m->settings.recompute < LLAMA_RECOMPUTE_FULL),
+                   all = first || (train && m->settings.recompute == LLAMA_RECOMPUTE_OFF);
         if (l > 0) *a = m->acts[0];  // shares what is not its own
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->resid_attn, T * C, resid);
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->rstd_attn, T, most);
@@ -904,15 +933,17 @@ static inline void llama_carve(LlamaModel *m) {
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->norm_mlp, T * C, layer && all);
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->gate_up, T * 2 * F, layer && most);
         LLAMA_BUFFER(LLAMA_ACTIVATIONS, a->swiglu, T * F, layer && all);
-        LLAMA_BUFFER(LLAMA_WORKSPACE, a->kv_cache, (size_t)m->cache_tokens * (qkv_dim - q_dim),
-                     layer && m->cache_tokens);
+        LLAMA_BUFFER(LLAMA_WORKSPACE, a->kv_cache,
+                     (size_t)m->settings.cache_tokens * (qkv_dim - q_dim),
+                     layer && m->settings.cache_tokens);
     }
     LLAMA_BUFFER(LLAMA_ACTIVATIONS, s->losses, T, true);
 
     // the scalars of a step, then what is summed over the ranks: one download
-    m->step = arena_take(&m->arenas[LLAMA_WORKSPACE],
-                         llama_result_bytes(m) + (size_t)m->ranks.num_losses * sizeof(double), 1);
-    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->ranks.num_ranks);
+    m->step =
+        arena_take(&m->arenas[LLAMA_WORKSPACE],
+                   llama_result_bytes(m) + (size_t)m->settings.num_losses * sizeof(double), 1);
+    if (m->step) s->loss_partials = (double *)(llama_notes(m->step) + m->settings.num_ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->loss_scale, 1, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->staging, m->staging_ints, true);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->rope_table, llama_rope_table_size(m) + (size_t)c->head_dim,
@@ -933,93 +964,70 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, LLAMA_NORM_BLOCKS, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
-                 m->ranks.num_ranks > 1 && collected);
+                 m->settings.num_ranks > 1 && collected);
 }
 
 // Logits of one chunk take about 192 MiB: the head's weights and their gradient pass through memory
 // once a chunk, which 1,024 tokens of a 49,152 vocabulary pay for (at 256 they cost 13 % of the
 // head's time on two CPU cores). A GPU, where floatX is bf16, takes 1056 MiB, in multiples of 11
 // row tiles of 128: with 12 column tiles, or 44 row tiles with 3, they fill 132 SMs.
-static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSizes *sizes) {
+static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings *s) {
     const bool gpu = sizeof(floatX) == 2;
     const int64_t tokens = gpu ? 11 * 128 : 128, bytes = (int64_t)(gpu ? 1056 : 192) << 20;
     int64_t chunk = bytes / ((int64_t)sizeof(floatX) * c->vocab_size) / tokens * tokens;
     if (chunk < tokens) chunk = tokens;
-    if (sizes->head_chunk > 0) chunk = sizes->head_chunk;
-    return chunk < sizes->micro_batch_tokens ? (int32_t)chunk : sizes->micro_batch_tokens;
+    if (s->head_chunk > 0) chunk = s->head_chunk;
+    return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
-// Everything but the allocation: the table of parameters, and the bytes of each arena.
-static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSizes sizes) {
-    const size_t layers = (size_t)config->num_layers, T = (size_t)sizes.micro_batch_tokens;
-    const size_t plan_ints = attention_work_list_size((int64_t)T, (int64_t)T);
-    assert(T > 0 && sizes.max_seqlen > 0);
-    *m = (LlamaModel){.config = *config, .sizes = sizes, .ranks = {.num_ranks = 1}};
+static inline void llama_plan_shards(LlamaModel *m) {
+    const LlamaSettings *s = &m->settings;
+    const size_t ranks = (size_t)s->num_ranks, n = m->num_elements, block = llama_norm_block(m);
+    const size_t blocks = (n + block - 1) / block;
+    m->shard = host_calloc(ranks + 1, sizeof(size_t), "shards");
+    for (size_t r = 0; r <= ranks; r++) m->shard[r] = blocks * r / ranks * block;
+    m->shard[ranks] = n;  // the last block may be shorter
+    m->held_first = m->shard[s->rank];
+    m->held_count = m->shard[s->rank + 1] - m->held_first;
+    if (s->deterministic_reduction)
+        ordered_sum_plan(&m->sum, n, s->rank, s->num_ranks, s->num_leaves);
+}
+
+// The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
+static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
+    return m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
+}
+
+static inline void llama_plan_buckets(LlamaModel *m) {
+    const int L = m->config.num_layers;
+    m->buckets = host_calloc((size_t)L + LLAMA_LAYERS + 1, sizeof(LlamaBucket), "buckets");
+    m->buckets[LLAMA_EMBEDDING].last = llama_layer_offset(m, 0);
+    m->buckets[LLAMA_NORMS] = (LlamaBucket){.first = m->num_decayed, .last = m->num_elements};
+    for (int l = 0; l <= L; l++)
+        m->buckets[LLAMA_LAYERS + l] =
+            (LlamaBucket){.first = llama_layer_offset(m, l),
+                          .last = l < L ? llama_layer_offset(m, l + 1) : m->num_decayed};
+}
+
+static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSettings settings) {
+    const size_t layers = (size_t)config->num_layers, T = (size_t)settings.micro_batch_tokens;
+    const size_t work_ints = attention_work_list_size((int64_t)T, (int64_t)T);
+    assert(T > 0 && settings.max_seqlen > 0);
+    *m = (LlamaModel){.config = *config, .settings = settings};
     m->heads = (HeadShape){config->num_heads, config->num_kv_heads, config->head_dim};
-    m->head_chunk = llama_head_chunk(config, &sizes);
-    if (sizes.io_chunk == 0) m->sizes.io_chunk = 1 << 20;
-    m->staging_ints = 4 * T + (T + 1) + plan_ints + (sizes.repad ? 3 * T + 1 + plan_ints : 0);
-    m->staging_ints += T;  // the rows of llama_logits, at the end
+    m->settings.head_chunk = llama_head_chunk(config, &settings);
+    if (settings.io_chunk == 0) m->settings.io_chunk = 1 << 20;
+    if (settings.num_ranks == 0) m->settings.num_ranks = 1;
+    m->staging_ints = 4 * T + (T + 1) + work_ints + (settings.repad ? 3 * T + 1 + work_ints : 0);
+    m->staging_ints += settings.cache_tokens ? 2 * T : T;  // the rows of llama_logits, at the end
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
     m->tensors = host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS) * layers + 3,
                              sizeof(Parameter), "tensors");
     llama_build_tensors(m);
-    m->held_count = m->num_elements;
-    llama_carve(m);
-}
-
-static inline void llama_plan_shards(LlamaModel *m) {
-    const size_t ranks = (size_t)m->ranks.num_ranks, n = m->num_elements,
-                 block = llama_norm_block(m);
-    const size_t blocks = (n + block - 1) / block;
-    m->shard = host_calloc(ranks + 1, sizeof(size_t), "shards");
-    for (size_t r = 0; r <= ranks; r++) m->shard[r] = blocks * r / ranks * block;
-    m->shard[ranks] = n;  // the last block may be shorter
-}
-
-// The head's is empty where the head is the embedding.
-static inline void llama_plan_buckets(LlamaModel *m) {
-    const int L = m->config.num_layers;
-    size_t end = m->num_decayed;
-    m->buckets = host_calloc((size_t)(LLAMA_LAYERS + L), sizeof(LlamaBucket), "buckets");
-    m->buckets[LLAMA_NORMS].first = end;
-    m->buckets[LLAMA_NORMS].last = m->num_elements;
-    m->buckets[LLAMA_HEAD].last = end;
-    // the table has the embedding, the matrices of every layer, then the head
-    if (!m->config.tie_word_embeddings) end = m->tensors[1 + LLAMA_LAYER_MATRICES * L].offset;
-    m->buckets[LLAMA_HEAD].first = end;
-    for (int l = L - 1; l >= 0; l--) {
-        m->buckets[LLAMA_LAYERS + l].last = end;
-        end = m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
-        m->buckets[LLAMA_LAYERS + l].first = end;
-    }
-    m->buckets[LLAMA_EMBEDDING].last = end;
-}
-
-// After llama_plan, when there are other ranks or sums are in order: what this rank then holds.
-static inline void llama_plan_ranks(LlamaModel *m, LlamaRanks ranks) {
-    m->ranks = ranks;
     llama_plan_shards(m);
-    if (ranks.num_ranks > 1) llama_plan_buckets(m);
-    if (ranks.deterministic_reduction)
-        ordered_sum_plan(&m->sum, m->num_elements, ranks.rank, ranks.num_ranks, ranks.num_leaves);
-    m->held_first = m->shard[ranks.rank];
-    m->held_count = m->shard[ranks.rank + 1] - m->held_first;
-    llama_carve(m);
-}
-
-// After llama_plan, for generation: keys and values of `tokens` tokens are kept.
-static inline void llama_plan_cache(LlamaModel *m, int32_t tokens) {
-    m->cache_tokens = tokens;
-    if (tokens) m->staging_ints += (size_t)m->sizes.micro_batch_tokens;
-    llama_carve(m);
-}
-
-// After llama_plan: without this call nothing is recomputed.
-static inline void llama_plan_recompute(LlamaModel *m, LlamaRecompute recompute) {
-    m->recompute = recompute;
+    if (m->settings.num_ranks > 1) llama_plan_buckets(m);
     llama_carve(m);
 }
 
@@ -1042,10 +1050,34 @@ static inline void llama_free(LlamaModel *m) {
     *m = (LlamaModel){0};
 }
 
-static inline void llama_fill_rope_table(LlamaModel *m);
+// Bytes of device memory that a model would take
+static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSettings settings) {
+    LlamaModel m;
+    llama_plan(&m, config, settings);
+    const size_t bytes = llama_memory_total(&m);
+    llama_free(&m);
+    return bytes;
+}
 
-// Allocates the memory planned by llama_plan. Parameter arenas are zeroed, the rest is
-// uninitialised.
+// As Hugging Face computes it: frequencies and angles in fp32
+static inline void llama_fill_rope_table(LlamaModel *m) {
+    const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
+    const double scale = rope_attention_factor(&m->config);
+    real *table = host_calloc(count + D, sizeof(real), "rope table");
+    for (size_t i = 0; i < D; i += 2) {
+        const float freq = rope_frequency(&m->config, (int)i / 2);
+        for (int32_t pos = 0; pos < m->settings.max_seqlen; pos++) {
+            const float angle = (float)pos * freq;
+            real *pair = table + (size_t)pos * D + i;
+            pair[0] = (real)(scale * cos((double)angle));
+            pair[1] = (real)(scale * sin((double)angle));
+        }
+        table[count + i] = 1;
+    }
+    device_upload(m->rope_table, table, (count + D) * sizeof(real));
+    free(table);
+}
+
 static inline bool llama_allocate(LlamaModel *m, Error *err) {
     const size_t planned = llama_memory_total(m);
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) {
@@ -1066,40 +1098,9 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
     llama_fill_rope_table(m);
     device_zero(m->step, sizeof(StepScalars));
     if (m->unrotated)
-        device_zero(m->unrotated, (size_t)m->sizes.micro_batch_tokens * sizeof(int32_t));
+        device_zero(m->unrotated, (size_t)m->settings.micro_batch_tokens * sizeof(int32_t));
     m->loss_sum = &m->step->loss_sum;
     return true;
-}
-
-// Multiply-adds that training on these tokens needs, times two: forward and backward of every
-// matrix, and of attention over the (query, key) pairs that its mask leaves. What is recomputed or
-// spent on padding does not count.
-static inline double llama_useful_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs) {
-    const double C = c->hidden_size, F = c->intermediate_size, L = c->num_layers;
-    const double q_dim = (double)c->num_heads * c->head_dim;
-    const double matrices = L * C * (3 * F + q_dim + llama_qkv_dim(c)) + C * (double)c->vocab_size;
-    return 6 * matrices * (double)tokens + 12 * L * q_dim * (double)pairs;
-}
-
-// ------------------------------------------------------------------------------------------------
-// Rope table, as Hugging Face computes it: frequencies and angles in fp32
-
-static inline void llama_fill_rope_table(LlamaModel *m) {
-    const size_t D = (size_t)m->config.head_dim, count = llama_rope_table_size(m);
-    const double scale = rope_attention_factor(&m->config);
-    real *table = host_calloc(count + D, sizeof(real), "rope table");
-    for (size_t i = 0; i < D; i += 2) {
-        const float freq = rope_frequency(&m->config, (int)i / 2);
-        for (int32_t pos = 0; pos < m->sizes.max_seqlen; pos++) {
-            const float angle = (float)pos * freq;
-            real *pair = table + (size_t)pos * D + i;
-            pair[0] = (real)(scale * cos((double)angle));
-            pair[1] = (real)(scale * sin((double)angle));
-        }
-        table[count + i] = 1;
-    }
-    device_upload(m->rope_table, table, (count + D) * sizeof(real));
-    free(table);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1144,13 +1145,13 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
         weights_to_host(values + at, m->weights + first, llama_low_bits(m, first), count);
     else if (count)
         device_download(values + at, llama_moment(m, arena, first), count * sizeof(float));
-    if (m->ranks.num_ranks > 1)
+    if (m->settings.num_ranks > 1)
         comm_merge(values, n * sizeof(float), at * sizeof(float), count * sizeof(float));
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
     return (Parameters){
-        m->tensors, m->num_tensors, m->config.tie_word_embeddings, m->sizes.io_chunk, m,
+        m->tensors, m->num_tensors, m->config.tie_word_embeddings, m->settings.io_chunk, m,
         llama_put,  llama_get};
 }
 
@@ -1159,14 +1160,13 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 }
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
-    return weights_load(llama_parameters(m), dir, err);
+    return parameters_load(llama_parameters(m), false, dir, err);
 }
 
-// The optimizer's moments of a checkpoint
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
-           moments_load(llama_parameters(m), path, err);
+           parameters_load(llama_parameters(m), true, path, err);
 }
 
 #endif

@@ -33,16 +33,14 @@
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
+#include "data/runs/checkpoint_files.h"
 #include "data/runs/evaluate.h"
 #include "data/runs/generate.h"
 #include "data/runs/log.h"
-#include "data/runs/model_files.h"
 #include "data/runs/out_dir.h"
 #include "data/runs/packing_check.h"
 #include "data/runs/run_data.h"
 #include "data/runs/run_options.h"
-#include "data/runs/schedule.h"
-#include "data/runs/state.h"
 #include "data/shards/dataset.h"
 #include "data/texts/texts.h"
 #include "kernels/comm/agree.h"
@@ -74,7 +72,7 @@ typedef struct {
     RunLog log;
     PlanState cursor;  // of the next step to train
     LossTrend trend;
-    Samples samples;
+    Generator samples;
     Checkpoint checkpoint;
     int failed_saves, skips_in_a_row, stopped_by;
 } Run;
@@ -186,20 +184,6 @@ static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32
     comm_barrier();
 }
 
-static Samples make_samples(const Options *o, Data *d) {
-    Error err = {0};
-    Samples s = {.num_samples = o->num_samples,
-                 .sample_tokens = o->sample_tokens,
-                 .prompt = o->prompt,
-                 .documents = d->has_val ? &d->val : &d->train,
-                 .tokenizer = d->has_tokenizer ? &d->tokenizer : NULL,
-                 .how = {o->temperature, 0, o->top_p},
-                 .seed = (uint64_t)o->seed,
-                 .max_seqlen = o->max_seqlen};
-    must(samples_encode_prompt(&s, &err), &err);
-    return s;
-}
-
 // ------------------------------------------------------------------------------------------------
 // Ranks: what must be the same on all of them
 
@@ -213,7 +197,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     if (comm_num_ranks() == 1) return;
     char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
-    rank_field_program(&own);
+    rank_field_file(&own, "the program file", "/proc/self/exe");
     rank_field_options(&own, run_option_table);
     rank_field_text(&own, "model", model);
     free(model);
@@ -230,10 +214,11 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
     const bool exact = m->master_lo && m->held_count == m->num_elements;
-    float *chunk = host_calloc(m->sizes.io_chunk, sizeof(float), "weights");
+    float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
     for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < m->sizes.io_chunk ? m->num_elements - at : m->sizes.io_chunk;
+        n = m->num_elements - at < m->settings.io_chunk ? m->num_elements - at
+                                                        : m->settings.io_chunk;
         comm_progress();
         weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
@@ -269,24 +254,32 @@ static void check_ranks_still_agree(const Run *run) {
 // ------------------------------------------------------------------------------------------------
 // The model's memory: planned, printed and checked before anything is allocated
 
-// llama_plan for this rank's part of the training
+// The model of this rank's part of the training. Without --recompute it recomputes as little as
+// fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
-                       const Samples *samples) {
-    const LlamaSizes sizes = {.micro_batch_tokens = o->micro_batch_tokens,
-                              .max_seqlen = o->max_seqlen,
-                              .repad = o->layout == LAYOUT_REPAD,
-                              .train = true};
-    const int32_t ranks = comm_num_ranks(), leaves = d->loader_settings.plan.num_micro;
-    int32_t losses = leaves > ranks ? leaves : ranks;
-    if (d->val_step.plan.num_micro > losses) losses = d->val_step.plan.num_micro;
-    llama_plan(m, config, sizes);
-    const LlamaRanks share = {.rank = comm_rank(),
-                              .num_ranks = ranks,
-                              .deterministic_reduction = reduces_deterministically(o),
-                              .num_leaves = leaves,
-                              .num_losses = losses};
-    if (ranks > 1 || share.deterministic_reduction) llama_plan_ranks(m, share);
-    llama_plan_cache(m, samples_cache_tokens(samples, sizes.micro_batch_tokens));
+                       const Generator *samples, DeviceRoom *room) {
+    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
+    const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
+    LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
+                       .max_seqlen = o->max_seqlen,
+                       .repad = o->layout == LAYOUT_REPAD,
+                       .train = true,
+                       .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
+                       .rank = comm_rank(),
+                       .num_ranks = ranks,
+                       .deterministic_reduction = reduces_deterministically(o),
+                       .num_leaves = leaves,
+                       .num_losses = most > ranks ? most : ranks};
+    const size_t free_bytes = room->free_bytes, usable = free_bytes - free_bytes / 16;
+    int chosen = LLAMA_RECOMPUTE_FULL;
+    for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
+        s.recompute = (LlamaRecompute)i;
+        room->recompute_bytes[i] = llama_memory_needed(config, s);
+        if (free_bytes == 0 || room->recompute_bytes[i] <= usable) chosen = i;
+    }
+    if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
+    s.recompute = (LlamaRecompute)comm_max(chosen);
+    llama_plan(m, config, s);
 }
 
 // The loader thread makes the attention work lists; only the planned model knows its heads.
@@ -295,20 +288,6 @@ static void load_work_lists(LoaderSettings *s, LlamaModel *m) {
     s->work_list = llama_work_list;
     s->work_context = &m->heads;
     s->max_work = attention_work_list_size(most, most);
-}
-
-// --recompute, or as little as fits with a 16th of the memory to spare for libraries; the same on
-// all ranks.
-static void choose_recompute(LlamaModel *m, const Options *o, DeviceRoom *room) {
-    const size_t free_bytes = room->free_bytes, usable = free_bytes - free_bytes / 16;
-    int chosen = LLAMA_RECOMPUTE_FULL;
-    for (int i = LLAMA_RECOMPUTE_FULL; i >= LLAMA_RECOMPUTE_OFF; i--) {
-        llama_plan_recompute(m, (LlamaRecompute)i);
-        room->recompute_bytes[i] = llama_memory_total(m);
-        if (free_bytes == 0 || room->recompute_bytes[i] <= usable) chosen = i;
-    }
-    if (o->recompute < LLAMA_NUM_RECOMPUTES) chosen = o->recompute;  // not auto
-    llama_plan_recompute(m, (LlamaRecompute)comm_max(chosen));
 }
 
 static void print_bytes(const char *name, size_t bytes) {
@@ -330,7 +309,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->ranks.num_ranks > 1 ? " of a rank" : "");
+    printf("memory%s\n", m->settings.num_ranks > 1 ? " of a rank" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -338,11 +317,11 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 }
 
 static void print_ranks(const LlamaModel *m) {
-    const int32_t ranks = m->ranks.num_ranks;
+    const int32_t ranks = m->settings.num_ranks;
     if (ranks == 1) return;
     printf("ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank\n",
            ranks,
-           m->ranks.deterministic_reduction
+           m->settings.deterministic_reduction
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
            (double)(m->num_elements - m->held_count) *
@@ -366,7 +345,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++)
         printf("%s%s %.1f MiB%s", i == 0 ? "recompute " : ", ", llama_recompute_names[i],
                (double)(room->backend_bytes + room->recompute_bytes[i]) / 1048576.0,
-               i == (int)m->recompute ? " (chosen)" : "");
+               i == (int)m->settings.recompute ? " (chosen)" : "");
     printf("\n");
     print_memory(m, room);
 }
@@ -374,21 +353,15 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
 // The largest --micro-batch-tokens with which the model fits into `free_bytes`, a multiple of 128,
 // preferably a divisor of --batch-tokens; 0 when none does.
 static int32_t largest_micro_batch(const LlamaModel *m, size_t free_bytes, const Options *o) {
-    int32_t low = 0, high = m->sizes.micro_batch_tokens / 128;
-    LlamaSizes sizes = m->sizes;
+    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
+    LlamaSettings settings = m->settings;
     while (low < high) {
-        static LlamaModel trial;
         const int32_t middle = low + (high - low + 1) / 2;
-        sizes.micro_batch_tokens = middle * 128;
-        llama_plan(&trial, &m->config, sizes);
-        if (m->shard) llama_plan_ranks(&trial, m->ranks);
-        llama_plan_cache(&trial, m->cache_tokens);
-        llama_plan_recompute(&trial, m->recompute);
-        if (llama_memory_total(&trial) <= free_bytes)
+        settings.micro_batch_tokens = middle * 128;
+        if (llama_memory_needed(&m->config, settings) <= free_bytes)
             low = middle;
         else
             high = middle - 1;
-        llama_free(&trial);
     }
     for (int32_t n = low * 128; n >= o->max_seqlen && n > 0; n -= 128)
         if (o->batch_tokens % n == 0) return n;
@@ -426,13 +399,13 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
                        : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok) parameters_visit(p, moments);
+    if (ok) parameters_save(p, moments, "F32", NULL, NULL, err);
     return ok;
 }
 
 // Everything beside parameters that --resume needs
 static bool save_state(Run *run, Error *err) {
-    const TrainingState state = {run->cursor, log_bytes(&run->log), run->skips_in_a_row};
+    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row};
     return state_write(&run->checkpoint, &state, &run->data->loader_settings.plan,
                        &run->data->train, UNPAD_VERSION, run_option_table, err);
 }
@@ -483,9 +456,7 @@ static void save_or_warn(Run *run, bool last) {
 // The loop
 
 static AdamW adamw_of_step(const Options *o, int64_t step) {
-    const Schedule schedule = {
-        (ScheduleKind)o->schedule, o->steps, o->warmup_steps, o->lr, o->min_lr_frac, o->decay_frac};
-    return (AdamW){.lr = schedule_lr(&schedule, step),
+    return (AdamW){.lr = learning_rate(o, step),
                    .beta1 = ADAMW_BETA1,
                    .beta2 = o->beta2,
                    .eps = ADAMW_EPS,
@@ -499,7 +470,7 @@ static StepBalance read_notes(Run *run, const StepData *data) {
     StepBalance b = {.planned = data->imbalance};
     LlamaModel *m = run->model;
     const RankNote *notes = llama_notes(m->step_host);
-    const int32_t ranks = m->ranks.num_ranks;
+    const int32_t ranks = m->settings.num_ranks;
     double sum = 0;
     if (ranks == 1) return (StepBalance){0};
     for (int32_t r = 0; r < ranks; r++) {
@@ -540,9 +511,8 @@ static void validate(Run *run, int64_t step) {
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
                          .end_of_text = m->config.eos_token_id,
-                         .end_of_turn = -1,
-                         .cache_tokens = m->cache_tokens,
-                         .max_rows = m->head_chunk,
+                         .cache_tokens = m->settings.cache_tokens,
+                         .max_rows = m->settings.head_chunk,
                          .context = m,
                          .next_logits = llama_next_logits};
 }
@@ -567,9 +537,9 @@ static bool pause_training(Run *run, int64_t step) {
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
-static double useful_flops(const Run *run, const StepData *d) {
+static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_useful_flops(&run->model->config, d->real_tokens, d->attention_pairs);
+    return llama_config_flops(&run->model->config, p->real_tokens, p->attention_pairs);
 }
 
 // Of all steps so far
@@ -597,6 +567,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
     must(data != NULL, &err);
+    const StepPlan *plan = &data->plan;
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
     const DeviceMemory before = device_memory();
@@ -604,7 +575,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
     assert(device_memory().waits == before.waits + 1);
-    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)data->num_targets;
+    const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
     const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
     const StepReport report = {.step = step + 1,
@@ -616,16 +587,16 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .loss = loss,
                                .grad_norm = scalars.grad_norm,
                                .lr = hyper.lr,
-                               .useful_flops = useful_flops(run, data),
+                               .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
                                .balance = read_notes(run, data)};
-    report_step(&run->log, &report, data);
+    report_step(&run->log, &report, plan);
     t->steps++;
-    t->tokens += data->real_tokens;
-    t->targets += data->num_targets;
+    t->tokens += plan->real_tokens;
+    t->targets += plan->num_targets;
     t->ms += ms;
-    run->cursor = data->cursor_after;
+    run->cursor = plan->cursor_after;
     leave_if_diverged(run, &scalars);
 }
 
@@ -740,23 +711,26 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     StepScalars scalars = {0};
     settings.layout = layout;
     must(loader_load_step(&data, &d->train, &settings, (PlanState){0}, &err), &err);
-    LlamaSizes sizes = {
-        .max_seqlen = o->max_seqlen, .repad = layout == LAYOUT_REPAD, .train = true};
+    LlamaSettings model = {.max_seqlen = o->max_seqlen,
+                           .repad = layout == LAYOUT_REPAD,
+                           .train = true,
+                           .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
-        if (data.micro[i].total_tokens > sizes.micro_batch_tokens)
-            sizes.micro_batch_tokens = data.micro[i].total_tokens;
-    llama_plan(&m, &planned->config, sizes);
-    llama_plan_recompute(&m, planned->recompute);
+        if (data.micro[i].total_tokens > model.micro_batch_tokens)
+            model.micro_batch_tokens = data.micro[i].total_tokens;
+    llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
     const double median_ms = time_steps(&m, &data, o, &scalars);
-    if (layout == LAYOUT_PACKED) *packed_pairs = data.attention_pairs;
-    const double real_tokens = (double)data.real_tokens,
-                 flops = llama_useful_flops(&m.config, data.real_tokens, *packed_pairs);
+    const StepPlan *plan = &data.plan;
+    if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
+    const double real_tokens = (double)plan->real_tokens,
+                 flops = llama_config_flops(&m.config, plan->real_tokens, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
-           100.0 * (1.0 - real_tokens / (double)data.local_tokens), data.attention_pairs,
-           (double)llama_memory_total(&m) / 1048576.0, scalars.loss_sum / (double)data.num_targets);
+           100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
+           (double)llama_memory_total(&m) / 1048576.0,
+           scalars.loss_sum / (double)plan->num_targets);
     fflush(stdout);
     llama_free(&m);
     step_data_free(&data);
@@ -792,9 +766,9 @@ static void subject_pass(void *model, const Batch *b, float *losses, float *logi
     for (int32_t t = 0; t < T; t++) rows[t] = t;
     llama_set_batch(m, b);
     llama_forward(m);
-    for (int32_t t = 0; t < T; t += m->head_chunk)
+    for (int32_t t = 0; t < T; t += m->settings.head_chunk)
         llama_logits(m, logits + (int64_t)t * V, rows + t,
-                     T - t < m->head_chunk ? T - t : m->head_chunk);
+                     T - t < m->settings.head_chunk ? T - t : m->settings.head_chunk);
     free(rows);
     llama_head_train(m);
     device_download(losses, m->scratch.losses, (size_t)T * sizeof(real));
@@ -837,11 +811,11 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
                                const DeviceRoom *room, int32_t micro_batch_tokens,
                                int32_t cache_tokens) {
     Error err = {0};
-    const LlamaSizes sizes = {.micro_batch_tokens = micro_batch_tokens,
-                              .max_seqlen = o->max_seqlen};
+    const LlamaSettings settings = {.micro_batch_tokens = micro_batch_tokens,
+                                    .max_seqlen = o->max_seqlen,
+                                    .cache_tokens = cache_tokens};
     const char *weights = o->from_scratch ? NULL : o->model;
-    llama_plan(m, config, sizes);
-    llama_plan_cache(m, cache_tokens);
+    llama_plan(m, config, settings);
     if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
     if (weights) must(weights_check(llama_parameters(m), weights, &err), &err);
@@ -855,17 +829,10 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
                      const DeviceRoom *room) {
     static Generator g;
     Error err = {0};
-    const Samples samples = {.sample_tokens = o->sample_tokens,
-                             .how = {o->temperature, 0, o->top_p},
-                             .seed = (uint64_t)o->seed,
-                             .max_seqlen = o->max_seqlen};
-    const bool file = o->prompt && o->prompt[0] == '@';
-    const Prompts prompts = {file ? NULL : o->prompt, file ? o->prompt + 1 : NULL, o->model,
-                             o->chat};
-    must(generator_open(&g, &samples, &prompts, &err), &err);
+    must(generator_open(&g, o, &err), &err);
     const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
     load_for_inference(m, config, o, room, tokens, tokens);
-    SampleModel model = sample_model(m);
+    const SampleModel model = sample_model(m);
     must(generator_run(&g, &model, &err), &err);
 }
 
@@ -889,9 +856,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
-    const Evaluation e = {
-        o->max_seqlen, o->micro_batch_tokens, (LongDocs)o->long_docs, comm_rank(), ranks, m,
-        batch_losses};
+    const Evaluation e = {o, comm_rank(), ranks, m, batch_losses};
     EvaluationRow own[EVALUATION_ROWS] = {0};
     EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
     comm_phase("evaluate", 0);
@@ -969,13 +934,12 @@ int main(int argc, char **argv) {
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
     run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
-    run.samples = make_samples(o, &data);
+    must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);
 
     const char *weights = weights_dir(o, &at);
-    plan_model(&model, &config, o, &data, &run.samples);
-    choose_recompute(&model, o, &room);
+    plan_model(&model, &config, o, &data, &run.samples, &room);
     load_work_lists(&data.loader_settings, &model);
     print_plan(&run, &room, weights);
     if (weights) must(weights_check(llama_parameters(&model), weights, &err), &err);

@@ -3,8 +3,10 @@
     shards.py seal STEM          computes all checksums of STEM.bin, .idx and .mask again
     shards.py mask DIR RULE      gives the shards of DIR loss masks: token i > 0 of document d is a target
                                  where RULE, in Python, is true
+    shards.py flip FILE OFFSET   flips the lowest bit of that byte
 """
 import glob
+import json
 import os
 import struct
 import sys
@@ -40,6 +42,12 @@ def load(path):
 def store(path, data):
     with open(path, "wb") as f:
         f.write(data)
+
+
+def flip(path, offset):
+    data = bytearray(load(path))
+    data[int(offset)] ^= 1
+    store(path, data)
 
 
 def ends_of(stem):
@@ -121,5 +129,18 @@ def read(directory, split="train"):
     return found
 
 
+def golden(directory):
+    """The documents of a golden model, and transformers' loss on them."""
+    data = load(directory + "/expected.safetensors")
+    size = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:8 + size])
+
+    def values(name, kind):
+        a, b = header[name]["data_offsets"]
+        return struct.unpack("<%d%s" % ((b - a) // struct.calcsize(kind), kind), data[8 + size + a:8 + size + b])
+    tokens, ends = values("tokens", "i"), values("cu_seqlens", "i")
+    return [tokens[a:b] for a, b in zip(ends, ends[1:])], values("loss_fp64", "d")[0]
+
+
 if __name__ == "__main__":
-    {"seal": seal, "mask": mask}[sys.argv[1]](*sys.argv[2:])
+    {"seal": seal, "mask": mask, "flip": flip}[sys.argv[1]](*sys.argv[2:])

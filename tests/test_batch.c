@@ -1,10 +1,5 @@
 // Batch: every token at its place in the four layouts, and batch_is_valid against corrupted
 // batches.
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
 #include "../data/batches/batch.h"
 #include "test.h"
 
@@ -131,21 +126,6 @@ TEST(token_order_is_sorted_by_token_then_position) {
     batch_free(&b);
 }
 
-TEST(empty_batches_and_empty_documents) {
-    const DocView empty[] = {{NULL, 0, -1, NULL}, {NULL, 0, -1, NULL}};
-    Batch b;
-    batch_init(&b, 16, 16);
-    for (int n = 0; n <= 2; n++)
-        for (int layout = 0; layout < 4; layout++) {
-            const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
-            batch_fill(&b, (Layout)layout, empty, n, 4);
-            CHECK_MSG(batch_is_valid(&b, 1), "%s, %d", layout_name((Layout)layout), n);
-            CHECK(b.num_targets == 0 && b.real_tokens == 0);
-            CHECK(b.total_tokens == (padded ? 4 * n : 0));
-        }
-    batch_free(&b);
-}
-
 // -------------------------------------------------------------------------------------------------
 // batch_is_valid
 
@@ -236,22 +216,5 @@ static void swap(int32_t *a, int32_t *b) {
     }
 
 TEST(every_planted_corruption_is_refused){CORRUPTIONS(CORRUPT)}
-
-// Random bits: nothing is read outside the arrays (under the sanitizers).
-TEST(random_bits_are_refused_without_a_crash) {
-    int refused = 0;
-    for (int round = 0; round < 5000; round++) {
-        Batch b;
-        make_small(&b, (Layout)(round & 3));
-        int32_t *const arrays[] = {b.tokens,      b.targets,    b.position_ids,
-                                   b.token_order, b.cu_seqlens, b.real_cu_seqlens,
-                                   b.real_rows,   &b.num_segments,  &b.num_real_segments};
-        const uint32_t i = test_rng_below(sizeof arrays / sizeof *arrays);
-        arrays[i][i < 7 ? test_rng_below(3) : 0] ^= (int32_t)(1u << test_rng_below(32));
-        refused += !batch_is_valid(&b, VOCAB);
-        batch_free(&b);
-    }
-    CHECK_MSG(refused > 3000, "%d", refused);
-}
 
 TEST_MAIN()

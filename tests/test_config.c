@@ -20,102 +20,101 @@ static const char *const names[] = {"demo",         "smollm2-135m", "smollm2-360
                                     "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"};
 enum { NUM_NAMES = sizeof names / sizeof *names };
 
+// JSON with ' for "
+static json_t *json_of(const char *text, size_t n, Error *err) {
+    char *copy = malloc(n);  // of exactly its size, so that the sanitizer sees one byte too many
+    for (size_t i = 0; i < n; i++) copy[i] = text[i] == '\'' ? '"' : text[i];
+    json_t *root = json_parse(copy, n, "config.json", err);
+    free(copy);
+    return root;
+}
+
 static bool parse(LlamaConfig *c, const char *text, size_t n, Error *err) {
-    json_t *root = json_parse(text, n, "config.json", err);
-    bool ok = root && llama_config_parse(c, root, "config.json", err);
-    json_decref(root);
+    json_auto_t *root = json_of(text, n, err);
+    const bool ok = root && llama_config_parse(c, root, "config.json", err);
+    CHECK(ok == (err->code == 0) && (ok || (err->code == EXIT_BAD_INPUT && err->what[0])));
     return ok;
+}
+
+static LlamaConfig must_parse(const char *text) {
+    LlamaConfig c;
+    Error err = {0};
+    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+    return c;
 }
 
 // As Hugging Face publishes them, with keys to be ignored.
 static const char smollm2_135m[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
-    "0.0,"
-    "\"bos_token_id\": 0, \"eos_token_id\": 0, \"hidden_act\": \"silu\", \"hidden_size\": 576,"
-    "\"initializer_range\": 0.041666666666666664, \"intermediate_size\": 1536, "
-    "\"is_llama_config\": true,"
-    "\"max_position_embeddings\": 8192, \"model_type\": \"llama\", \"num_attention_heads\": 9,"
-    "\"num_hidden_layers\": 30, \"num_key_value_heads\": 3, \"pretraining_tp\": 1, "
-    "\"rms_norm_eps\": 1e-05,"
-    "\"rope_interleaved\": false, \"rope_scaling\": null, \"rope_theta\": 100000,"
-    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"transformers_version\": "
-    "\"4.40.1\","
-    "\"use_cache\": true, \"vocab_size\": 49152}";
+    "{'architectures': ['LlamaForCausalLM'], 'attention_bias': false, 'attention_dropout': 0.0, "
+    "'bos_token_id': 0, 'eos_token_id': 0, 'hidden_act': 'silu', 'hidden_size': 576, "
+    "'initializer_range': 0.041666666666666664, 'intermediate_size': 1536, "
+    "'is_llama_config': true, 'max_position_embeddings': 8192, 'model_type': 'llama', "
+    "'num_attention_heads': 9, 'num_hidden_layers': 30, 'num_key_value_heads': 3, "
+    "'pretraining_tp': 1, 'rms_norm_eps': 1e-05, 'rope_interleaved': false, 'rope_scaling': null, "
+    "'rope_theta': 100000, 'tie_word_embeddings': true, 'torch_dtype': 'bfloat16', "
+    "'transformers_version': '4.40.1', 'use_cache': true, 'vocab_size': 49152}";
 
 static const char llama_32_1b[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
-    "0.0,"
-    "\"bos_token_id\": 128000, \"eos_token_id\": [128001, 128008, 128009], \"head_dim\": 64,"
-    "\"hidden_act\": \"silu\", \"hidden_size\": 2048, \"initializer_range\": 0.02,"
-    "\"intermediate_size\": 8192, \"max_position_embeddings\": 131072, \"mlp_bias\": false,"
-    "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
-    "\"num_key_value_heads\": 8, \"pretraining_tp\": 1, \"rms_norm_eps\": 1e-05, \"rope_scaling\":"
-    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0,"
-    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"}, \"rope_theta\": "
-    "500000.0,"
-    "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\", \"use_cache\": true,"
-    "\"vocab_size\": 128256}";
+    "{'architectures': ['LlamaForCausalLM'], 'attention_bias': false, 'attention_dropout': 0.0, "
+    "'bos_token_id': 128000, 'eos_token_id': [128001, 128008, 128009], 'head_dim': 64, "
+    "'hidden_act': 'silu', 'hidden_size': 2048, 'initializer_range': 0.02, "
+    "'intermediate_size': 8192, 'max_position_embeddings': 131072, 'mlp_bias': false, "
+    "'model_type': 'llama', 'num_attention_heads': 32, 'num_hidden_layers': 16, "
+    "'num_key_value_heads': 8, 'pretraining_tp': 1, 'rms_norm_eps': 1e-05, "
+    "'rope_scaling':{'factor': 32.0, 'high_freq_factor': 4.0, 'low_freq_factor': 1.0, "
+    "'original_max_position_embeddings': 8192, 'rope_type': 'llama3'}, 'rope_theta': 500000.0, "
+    "'tie_word_embeddings': true, 'torch_dtype': 'bfloat16', 'use_cache': true, "
+    "'vocab_size': 128256}";
 
 // The same model as newer transformers writes it.
 static const char llama_32_1b_new[] =
-    "{\"architectures\": [\"LlamaForCausalLM\"], \"bos_token_id\": 128000, \"eos_token_id\": "
-    "128001,"
-    "\"dtype\": \"bfloat16\", \"head_dim\": 64, \"hidden_act\": \"silu\", \"hidden_size\": 2048,"
-    "\"initializer_range\": 0.02, \"intermediate_size\": 8192, \"max_position_embeddings\": 131072,"
-    "\"model_type\": \"llama\", \"num_attention_heads\": 32, \"num_hidden_layers\": 16,"
-    "\"num_key_value_heads\": 8, \"pad_token_id\": null, \"rms_norm_eps\": 1e-05, "
-    "\"rope_parameters\":"
-    "{\"factor\": 32.0, \"high_freq_factor\": 4.0, \"low_freq_factor\": 1.0, \"rope_theta\": "
-    "500000.0,"
-    "\"original_max_position_embeddings\": 8192, \"rope_type\": \"llama3\"},"
-    "\"tie_word_embeddings\": true, \"vocab_size\": 128256}";
+    "{'architectures': ['LlamaForCausalLM'], 'bos_token_id': 128000, 'eos_token_id': 128001, "
+    "'dtype': 'bfloat16', 'head_dim': 64, 'hidden_act': 'silu', 'hidden_size': 2048, "
+    "'initializer_range': 0.02, 'intermediate_size': 8192, 'max_position_embeddings': 131072, "
+    "'model_type': 'llama', 'num_attention_heads': 32, 'num_hidden_layers': 16, "
+    "'num_key_value_heads': 8, 'pad_token_id': null, 'rms_norm_eps': 1e-05, "
+    "'rope_parameters':{'factor': 32.0, 'high_freq_factor': 4.0, 'low_freq_factor': 1.0, "
+    "'rope_theta': 500000.0, 'original_max_position_embeddings': 8192, 'rope_type': 'llama3'}, "
+    "'tie_word_embeddings': true, 'vocab_size': 128256}";
 
 // Other types: published files of Qwen2.5-0.5B, Qwen3-0.6B, Mistral-7B-v0.3 and SmolLM3-3B
 static const char qwen2[] =
-    "{\"architectures\": [\"Qwen2ForCausalLM\"], \"attention_dropout\": 0.0, \"bos_token_id\": "
-    "151643,"
-    "\"eos_token_id\": 151643, \"hidden_act\": \"silu\", \"hidden_size\": 896,"
-    "\"initializer_range\": 0.02, \"intermediate_size\": 4864, \"max_position_embeddings\": 32768,"
-    "\"max_window_layers\": 24, \"model_type\": \"qwen2\", \"num_attention_heads\": 14,"
-    "\"num_hidden_layers\": 24, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-06,"
-    "\"rope_theta\": 1000000.0, \"sliding_window\": 32768, \"tie_word_embeddings\": true,"
-    "\"torch_dtype\": \"bfloat16\", \"use_cache\": true, \"use_mrope\": false,"
-    "\"use_sliding_window\": false, \"vocab_size\": 151936}";
+    "{'architectures': ['Qwen2ForCausalLM'], 'attention_dropout': 0.0, 'bos_token_id': 151643, "
+    "'eos_token_id': 151643, 'hidden_act': 'silu', 'hidden_size': 896, 'initializer_range': 0.02, "
+    "'intermediate_size': 4864, 'max_position_embeddings': 32768, 'max_window_layers': 24, "
+    "'model_type': 'qwen2', 'num_attention_heads': 14, 'num_hidden_layers': 24, "
+    "'num_key_value_heads': 2, 'rms_norm_eps': 1e-06, 'rope_theta': 1000000.0, "
+    "'sliding_window': 32768, 'tie_word_embeddings': true, 'torch_dtype': 'bfloat16', "
+    "'use_cache': true, 'use_mrope': false, 'use_sliding_window': false, 'vocab_size': 151936}";
 static const char qwen3[] =
-    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"attention_bias\": false, \"attention_dropout\": "
-    "0.0,"
-    "\"bos_token_id\": 151643, \"eos_token_id\": 151645, \"head_dim\": 128, \"hidden_act\": "
-    "\"silu\","
-    "\"hidden_size\": 1024, \"initializer_range\": 0.02, \"intermediate_size\": 3072,"
-    "\"max_position_embeddings\": 40960, \"max_window_layers\": 28, \"model_type\": \"qwen3\","
-    "\"num_attention_heads\": 16, \"num_hidden_layers\": 28, \"num_key_value_heads\": 8,"
-    "\"rms_norm_eps\": 1e-06, \"rope_scaling\": null, \"rope_theta\": 1000000,"
-    "\"sliding_window\": null, \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\","
-    "\"use_cache\": true, \"use_sliding_window\": false, \"vocab_size\": 151936}";
+    "{'architectures': ['Qwen3ForCausalLM'], 'attention_bias': false, 'attention_dropout': 0.0, "
+    "'bos_token_id': 151643, 'eos_token_id': 151645, 'head_dim': 128, 'hidden_act': 'silu', "
+    "'hidden_size': 1024, 'initializer_range': 0.02, 'intermediate_size': 3072, "
+    "'max_position_embeddings': 40960, 'max_window_layers': 28, 'model_type': 'qwen3', "
+    "'num_attention_heads': 16, 'num_hidden_layers': 28, 'num_key_value_heads': 8, "
+    "'rms_norm_eps': 1e-06, 'rope_scaling': null, 'rope_theta': 1000000, 'sliding_window': null, "
+    "'tie_word_embeddings': true, 'torch_dtype': 'bfloat16', 'use_cache': true, "
+    "'use_sliding_window': false, 'vocab_size': 151936}";
 static const char mistral[] =
-    "{\"architectures\": [\"MistralForCausalLM\"], \"attention_dropout\": 0.0, \"bos_token_id\": 1,"
-    "\"eos_token_id\": 2, \"hidden_act\": \"silu\", \"hidden_size\": 4096,"
-    "\"initializer_range\": 0.02, \"intermediate_size\": 14336, \"max_position_embeddings\": 32768,"
-    "\"model_type\": \"mistral\", \"num_attention_heads\": 32, \"num_hidden_layers\": 32,"
-    "\"num_key_value_heads\": 8, \"rms_norm_eps\": 1e-05, \"rope_theta\": 1000000.0,"
-    "\"sliding_window\": null, \"tie_word_embeddings\": false, \"torch_dtype\": \"bfloat16\","
-    "\"use_cache\": true, \"vocab_size\": 32768}";
+    "{'architectures': ['MistralForCausalLM'], 'attention_dropout': 0.0, 'bos_token_id': 1, "
+    "'eos_token_id': 2, 'hidden_act': 'silu', 'hidden_size': 4096, 'initializer_range': 0.02, "
+    "'intermediate_size': 14336, 'max_position_embeddings': 32768, 'model_type': 'mistral', "
+    "'num_attention_heads': 32, 'num_hidden_layers': 32, 'num_key_value_heads': 8, "
+    "'rms_norm_eps': 1e-05, 'rope_theta': 1000000.0, 'sliding_window': null, "
+    "'tie_word_embeddings': false, 'torch_dtype': 'bfloat16', 'use_cache': true, "
+    "'vocab_size': 32768}";
 static const char smollm3[] =
-    "{\"architectures\": [\"SmolLM3ForCausalLM\"], \"attention_bias\": false, "
-    "\"attention_dropout\": 0.0,"
-    "\"bos_token_id\": null, \"eos_token_id\": 128001, \"hidden_act\": \"silu\", \"hidden_size\": "
-    "2048,"
-    "\"initializer_range\": 0.02, \"intermediate_size\": 11008, \"layer_types\": "
-    "[\"full_attention\"],"
-    "\"max_position_embeddings\": 65536, \"max_window_layers\": 28, \"mlp_bias\": false,"
-    "\"model_type\": \"smollm3\", \"no_rope_layer_interval\": 4, \"no_rope_layers\": [1, 1, 1, 0, "
-    "1,"
-    "1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0],"
-    "\"num_attention_heads\": 16, \"num_hidden_layers\": 36, \"num_key_value_heads\": 4,"
-    "\"pad_token_id\": 128004, \"pretraining_tp\": 2, \"rms_norm_eps\": 1e-06, \"rope_scaling\": "
-    "null,"
-    "\"rope_theta\": 5000000.0, \"sliding_window\": null, \"torch_dtype\": \"bfloat16\","
-    "\"use_cache\": false, \"use_sliding_window\": false, \"vocab_size\": 128256}";
+    "{'architectures': ['SmolLM3ForCausalLM'], 'attention_bias': false, 'attention_dropout': 0.0, "
+    "'bos_token_id': null, 'eos_token_id': 128001, 'hidden_act': 'silu', 'hidden_size': 2048, "
+    "'initializer_range': 0.02, 'intermediate_size': 11008, 'layer_types': ['full_attention'], "
+    "'max_position_embeddings': 65536, 'max_window_layers': 28, 'mlp_bias': false, "
+    "'model_type': 'smollm3', 'no_rope_layer_interval': 4, "
+    "'no_rope_layers': [1, 1, 1, 0, 1,1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, "
+    "1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0], 'num_attention_heads': 16, 'num_hidden_layers': 36, "
+    "'num_key_value_heads': 4, 'pad_token_id': 128004, 'pretraining_tp': 2, "
+    "'rms_norm_eps': 1e-06, 'rope_scaling': null, 'rope_theta': 5000000.0, "
+    "'sliding_window': null, 'torch_dtype': 'bfloat16', 'use_cache': false, "
+    "'use_sliding_window': false, 'vocab_size': 128256}";
 
 static const struct {
     const char *text;
@@ -150,19 +149,15 @@ static bool same_config(const LlamaConfig *a, const LlamaConfig *b) {
 }
 
 static void check_written(const LlamaConfig *c) {
-    LlamaConfig back;
-    Error err = {0};
     char *text = llama_config_text(c, "float32");
-    CHECK_MSG(parse(&back, text, strlen(text), &err) && same_config(c, &back), "%s %s", text,
-              err.what);
+    const LlamaConfig back = must_parse(text);
+    CHECK_MSG(same_config(c, &back), "%s", text);
     free(text);
 }
 
 TEST(published_configs_of_other_types) {
     for (int i = 0; i < NUM_PUBLISHED; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        CHECK_MSG(parse(&c, published[i].text, strlen(published[i].text), &err), "%s", err.what);
+        const LlamaConfig c = must_parse(published[i].text);
         CHECK(c.model_type == published[i].type && c.qkv_bias == published[i].qkv_bias);
         CHECK(c.qk_norm == published[i].qk_norm && c.tie_word_embeddings == published[i].tied);
         CHECK(c.no_rope_interval == published[i].no_rope_interval);
@@ -173,46 +168,39 @@ TEST(published_configs_of_other_types) {
     }
 }
 
-static void check_same_as(const char *text, const char *name) {
-    LlamaConfig c, expected;
-    Error err = {0};
-    CHECK(llama_config_builtin(&expected, name));
-    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
-    CHECK_MSG(same_config(&c, &expected), "%s", name);
-}
-
 TEST(published_configs_are_the_built_in_ones) {
-    check_same_as(smollm2_135m, "smollm2-135m");
-    check_same_as(llama_32_1b, "llama-3.2-1b");
-    check_same_as(llama_32_1b_new, "llama-3.2-1b");
+    static const char *const same[][2] = {{smollm2_135m, "smollm2-135m"},
+                                          {llama_32_1b, "llama-3.2-1b"},
+                                          {llama_32_1b_new, "llama-3.2-1b"}};
+    for (int i = 0; i < 3; i++) {
+        const LlamaConfig c = must_parse(same[i][0]);
+        LlamaConfig expected;
+        CHECK(llama_config_builtin(&expected, same[i][1]) && same_config(&c, &expected));
+    }
 }
 
-TEST(parameter_counts) {
+TEST(built_in_configs_have_their_sizes_and_come_back) {
     static const uint64_t counts[] = {2412480,    134515008,  361821120, 1711376384,
                                       1235814400, 3212749824, 8030261248};
-    for (int i = 0; i < NUM_NAMES; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        CHECK(llama_config_builtin(&c, names[i]) && llama_config_check(&c, "", &err));
-        CHECK_MSG(llama_config_num_params(&c) == counts[i], "%s", names[i]);
-        CHECK(!llama_config_find(&c, "none", &err) && strstr(err.hint, names[i]));
-    }
-    LlamaConfig c;
-    CHECK(!llama_config_builtin(&c, "llama") && !llama_config_builtin(&c, ""));
-}
-
-TEST(write_then_read_is_the_same) {
     const RopeScaling scalings[] = {{ROPE_LINEAR, 2.5, 0, 0, 0, 0},
                                     {ROPE_YARN, 4, 1, 32, 32768, 1.1386294361119891}};
     for (int i = 0; i < NUM_NAMES; i++) {
-        LlamaConfig c;
-        llama_config_builtin(&c, names[i]);
+        LlamaConfig c, none;
+        Error err = {0};
+        CHECK(llama_config_find(&c, names[i], &err));
+        CHECK_MSG(llama_config_num_params(&c) == counts[i], "%s", names[i]);
+        CHECK(!llama_config_find(&none, "none", &err) && strstr(err.hint, names[i]));
         c.rms_norm_eps *= 1 + (float)i;
         c.rope_theta += i / 7.0;
         c.eos_token_id = i == 3 ? -1 : c.eos_token_id;
         if (i < 2) c.rope_scaling = scalings[i];
         check_written(&c);
     }
+    LlamaConfig c;
+    CHECK(!llama_config_builtin(&c, "llama") && !llama_config_builtin(&c, ""));
+}
+
+TEST(files_and_directories_are_read) {
     LlamaConfig c, back;
     Error err = {0};
     llama_config_builtin(&c, "demo");
@@ -220,46 +208,35 @@ TEST(write_then_read_is_the_same) {
     CHECK(file_write_all(scratch("config.json"), text, strlen(text), &err));
     free(text);
     CHECK(llama_config_read(&back, scratch("config.json"), &err) && same_config(&c, &back));
-    CHECK(llama_config_read(&back, scratch(""), &err));  // the directory alone is enough
-}
-
-TEST(missing_keys_have_hugging_face_defaults) {
-    LlamaConfig c;
-    Error err = {0};
-    const char *text =
-        "{\"model_type\":\"llama\",\"vocab_size\":100,\"hidden_size\":48,"
-        "\"intermediate_size\":7,\"num_hidden_layers\":2,\"num_attention_heads\":3}";
-    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
-    CHECK(c.num_kv_heads == 3 && c.head_dim == 16 && c.max_position_embeddings == 2048);
-    CHECK(c.rms_norm_eps == 1e-6f && c.rope_theta == 10000 && c.rope_scaling.type == ROPE_PLAIN);
-    CHECK(!c.tie_word_embeddings && c.initializer_range == 0.02f);
-    CHECK(c.bos_token_id == 1 && c.eos_token_id == 2);
+    CHECK(llama_config_find(&back, scratch(""), &err) && same_config(&c, &back));
+    CHECK(!llama_config_read(&c, scratch("nothing.json"), &err) && strstr(err.hint, "config.json"));
 }
 
 TEST(missing_keys_have_the_defaults_of_their_type) {
     static const struct {
         const char *type, *more;
-        int kv_heads, head_dim, positions, eos;
+        int kv_heads, head_dim, positions, bos, eos;
         double theta;
         bool tied;
-    } cases[] = {{"mistral", "\"sliding_window\":null,", 8, 16, 131072, 2, 1e4, false},
-                 {"qwen2", "", 32, 16, 32768, -1, 1e4, false},
-                 {"qwen3", "", 32, 128, 32768, -1, 1e4, false},
-                 {"smollm3", "", 4, 16, 32768, -1, 2e6, true}};  // 128001 is not in the vocabulary
-    for (int i = 0; i < 4; i++) {
-        LlamaConfig c;
-        Error err = {0};
+    } cases[] = {
+        {"llama", "", 32, 16, 2048, 1, 2, 1e4, false},
+        {"mistral", "'sliding_window':null,", 8, 16, 131072, 1, 2, 1e4, false},
+        {"qwen2", "", 32, 16, 32768, -1, -1, 1e4, false},
+        {"qwen3", "", 32, 128, 32768, -1, -1, 1e4, false},
+        {"smollm3", "", 4, 16, 32768, -1, -1, 2e6, true}};  // 128001: not in its vocabulary
+    for (int i = 0; i < 5; i++) {
         char text[400];
-        const int n = snprintf(text, sizeof text,
-                               "{\"model_type\":\"%s\",%s\"vocab_size\":100,\"hidden_size\":512,"
-                               "\"intermediate_size\":7,\"num_hidden_layers\":8,"
-                               "\"num_attention_heads\":32}",
-                               cases[i].type, cases[i].more);
-        CHECK_MSG(parse(&c, text, (size_t)n, &err), "%s", err.what);
+        snprintf(text, sizeof text,
+                 "{'model_type':'%s',%s'vocab_size':100,'hidden_size':512,'intermediate_size':7,"
+                 "'num_hidden_layers':8,'num_attention_heads':32}",
+                 cases[i].type, cases[i].more);
+        const LlamaConfig c = must_parse(text);
         CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
-        CHECK(c.max_position_embeddings == cases[i].positions && c.eos_token_id == cases[i].eos);
+        CHECK(c.max_position_embeddings == cases[i].positions);
+        CHECK(c.bos_token_id == cases[i].bos && c.eos_token_id == cases[i].eos);
         CHECK(c.rope_theta == cases[i].theta && c.tie_word_embeddings == cases[i].tied);
-        CHECK(c.no_rope_interval == (i == 3 ? 4 : 0));
+        CHECK(c.rms_norm_eps == 1e-6f && c.initializer_range == 0.02f);
+        CHECK(c.rope_scaling.type == ROPE_PLAIN && c.no_rope_interval == (i == 4 ? 4 : 0));
     }
 }
 
@@ -271,19 +248,16 @@ typedef struct {
 } BadConfig;
 
 static const BadConfig bad_configs[] = {
-    {"model_type", "\"gemma\"", "model_type: expected llama, mistral, qwen2, qwen3 or smollm3"},
-    {"model_type", "\"qwen3_moe\"", "found \"qwen3_moe\""},
-    {"model_type", "\"mistral\"", "sliding_window: expected null, not found"},
-    {"model_type", "\"qwen2\"", "architectures: expected Qwen2ForCausalLM"},
+    {"model_type", "'gemma'", "model_type: expected llama, mistral, qwen2, qwen3 or smollm3"},
+    {"model_type", "'qwen3_moe'", "found \"qwen3_moe\""},
+    {"model_type", "'mistral'", "sliding_window: expected null, not found"},
     {"model_type", "null", "model_type"},
     {"model_type", NULL, "model_type: required"},
-    {"architectures", "[\"MistralForCausalLM\"]", "architectures"},
-    {"architectures", "\"LlamaForCausalLM\"", "architectures: expected an array"},
     {"vocab_size", NULL, "vocab_size: required"},
     {"vocab_size", "0", "vocab_size"},
     {"vocab_size", "1.5", "found 1.5"},
     {"vocab_size", "1e300", "vocab_size"},
-    {"vocab_size", "\"264\"", "found a string"},
+    {"vocab_size", "'264'", "found a string"},
     {"vocab_size", "257", "eos_token_id"},
     {"hidden_size", NULL, "hidden_size: required"},
     {"hidden_size", "4294967296", "hidden_size"},
@@ -307,83 +281,85 @@ static const BadConfig bad_configs[] = {
     {"eos_token_id", "[264]", "eos_token_id"},
     {"attention_bias", "true", "attention_bias: expected false, found true"},
     {"mlp_bias", "true", "mlp_bias"},
-    {"hidden_act", "\"gelu\"", "hidden_act: expected silu, found \"gelu\""},
+    {"hidden_act", "'gelu'", "hidden_act: expected silu, found \"gelu\""},
     {"hidden_act", "null", "hidden_act"},
     {"attention_dropout", "0.1", "attention_dropout"},
     {"sliding_window", "4096", "sliding_window"},
     {"use_sliding_window", "true", "use_sliding_window"},
-    {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types"},
-    {"layer_types", "\"full_attention\"", "layer_types"},
-    {"quantization_config", "{\"quant_method\": \"gptq\"}", "quantization_config"},
+    {"layer_types", "['full_attention', 'sliding_attention']", "layer_types"},
+    {"quantization_config", "{'quant_method': 'gptq'}", "quantization_config"},
     {"partial_rotary_factor", "0.5", "partial_rotary_factor"},
     {"pretraining_tp", "2", "pretraining_tp"},
     {"rope_interleaved", "true", "rope_interleaved"},
     {"logit_scale", "0.0625", "logit_scale"},
     {"embedding_multiplier", "12", "embedding_multiplier"},
-    {"auto_map", "{\"AutoModel\": \"x.y\"}", "auto_map"},
+    {"auto_map", "{'AutoModel': 'x.y'}", "auto_map"},
     {"qk_norm", "true", "qk_norm"},
     {"no_rope_layers", "[1, 0]", "no_rope_layers"},
     {"use_mrope", "true", "use_mrope"},
-    {"rope_scaling", "{\"type\": \"linear\"}", "factor: required"},
-    {"rope_scaling", "{\"type\": \"linear\", \"factor\": 0.5}", "factor"},
-    {"rope_scaling", "{\"rope_type\": \"longrope\", \"factor\": 2.0}", "found \"longrope\""},
-    {"rope_scaling", "{\"rope_type\": \"yarn\"}", "factor: required"},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale\": 0.7}", "mscale"},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale_all_dim\": 1.0}",
+    {"rope_scaling", "{'type': 'linear'}", "factor: required"},
+    {"rope_scaling", "{'type': 'linear', 'factor': 0.5}", "factor"},
+    {"rope_scaling", "{'rope_type': 'longrope', 'factor': 2.0}", "found \"longrope\""},
+    {"rope_scaling", "{'rope_type': 'yarn'}", "factor: required"},
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'mscale': 0.7}", "mscale"},
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'mscale_all_dim': 1.0}",
      "mscale_all_dim"},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"truncate\": false}",
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'truncate': false}",
      "truncate: expected true, found false"},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 1}", "beta_fast 1"},
-    {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"attention_factor\": 0}",
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'beta_fast': 1}", "beta_fast 1"},
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'attention_factor': 0}",
      "attention_factor"},
-    {"rope_scaling", "{\"rope_type\": \"dynamic\"}", "found \"dynamic\""},
-    {"rope_scaling", "{\"rope_type\": 3}", "rope_scaling: rope_type"},
-    {"rope_scaling", "{\"factor\": 2.0}", "rope_type: required"},
-    {"rope_scaling", "{\"rope_type\": \"llama3\", \"type\": \"linear\"}", "expected one rope_type"},
-    {"rope_scaling", "{\"rope_type\": \"llama3\"}", "factor: required"},
+    {"rope_scaling", "{'rope_type': 'dynamic'}", "found \"dynamic\""},
+    {"rope_scaling", "{'rope_type': 3}", "rope_scaling: rope_type"},
+    {"rope_scaling", "{'factor': 2.0}", "rope_type: required"},
+    {"rope_scaling", "{'rope_type': 'llama3', 'type': 'linear', 'factor': 2}", "low_freq_factor"},
+    {"rope_scaling", "{'rope_type': 'llama3'}", "factor: required"},
     {"rope_scaling",
-     "{\"rope_type\": \"llama3\", \"factor\": 0, \"low_freq_factor\": 1, \"high_freq_factor\": 4,"
-     "\"original_max_position_embeddings\": 8192}",
+     "{'rope_type': 'llama3', 'factor': 0, 'low_freq_factor': 1, 'high_freq_factor': 4,"
+     "'original_max_position_embeddings': 8192}",
      "factor"},
     {"rope_scaling",
-     "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 4,"
-     "\"original_max_position_embeddings\": 8192}",
+     "{'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 4, 'high_freq_factor': 4,"
+     "'original_max_position_embeddings': 8192}",
      "high_freq_factor"},
     {"rope_scaling",
-     "{\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 1, \"high_freq_factor\": 4}",
+     "{'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 1, 'high_freq_factor': 4}",
      "original_max_position_embeddings: required"},
-    {"rope_parameters", "{\"rope_theta\": 20000}", "rope_theta: expected one value"},
-    {"rope_parameters", "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
-     "partial_rotary"},
-    {"rope_parameters", "{\"full_attention\": {\"rope_theta\": 1e6}}", "one RoPE for all"},
+    {"rope_parameters", "{'rope_theta': 20000}", "rope_theta: expected one value"},
+    {"rope_parameters", "{'rope_type': 'default', 'partial_rotary_factor': 0.5}", "partial_rotary"},
+    {"rope_parameters", "{'full_attention': {'rope_theta': 1e6}}", "one RoPE for all"},
     {"rope_parameters", "7", "rope_parameters: expected an object"},
+    // each member is in its range, but not their combination
+    {"head_dim", "1024, 'num_attention_heads': 1024, 'num_key_value_heads': 1",
+     "num_attention_heads 1024 x head_dim 1024: expected at most"},
+    {"hidden_size", "262144, 'intermediate_size': 262144, 'num_hidden_layers': 1024",
+     "2^40 parameters"},
 };
 
-// Another type's config, or (NULL) the demo's, with one member replaced
+// Another type's config, or (NULL) the demo's, with one member replaced; the caller frees it.
 static char *config_with(const char *base, const char *key, const char *value) {
     LlamaConfig c;
     Error err = {0};
+    char member[400];
     llama_config_builtin(&c, "demo");
     char *demo = llama_config_text(&c, "float32");
     if (!base) base = demo;
-    json_t *root = json_parse(base, strlen(base), "demo", &err);
+    json_auto_t *root = json_of(base, strlen(base), &err);
+    const int n = snprintf(member, sizeof member, value ? "{'%s': %s}" : "{}", key, value);
     json_object_del(root, key);
-    if (value) json_object_set_new(root, key, json_parse(value, strlen(value), key, &err));
-    char *out = json_dumps(root, JSON_COMPACT);
-    json_decref(root);
+    json_object_update_new(root, json_of(member, (size_t)n, &err));
     free(demo);
-    return out;
+    return json_dumps(root, JSON_COMPACT);
 }
 
 static const BadConfig bad_mistral[] = {
     {"sliding_window", "4096", "sliding_window: expected null, found 4096"},
     {"sliding_window", NULL, "sliding_window"},
-    {"architectures", "[\"LlamaForCausalLM\"]", "architectures: expected MistralForCausalLM"},
     {"no_rope_layers", "[1, 0]", "no_rope_layers"},
 };
 static const BadConfig bad_qwen3[] = {
     {"use_sliding_window", "true", "use_sliding_window: expected false, found true"},
-    {"layer_types", "[\"full_attention\", \"sliding_attention\"]", "layer_types"},
+    {"layer_types", "['full_attention', 'sliding_attention']", "layer_types"},
     {"attention_bias", "true", "attention_bias"},
     {"num_experts", "128", "num_experts"},
     {"use_mrope", "true", "use_mrope"},
@@ -391,29 +367,22 @@ static const BadConfig bad_qwen3[] = {
 static const BadConfig bad_smollm3[] = {
     {"no_rope_layers", "[1, 1]", "no_rope_layers: expected an array with a number for each layer"},
     {"no_rope_layers", "7", "no_rope_layers"},
-    {"no_rope_layers",
-     "[1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1,"
-     "0, 1, 1, 1, 1]",
+    {"no_rope_layers", "[1, 1, 1, 0, 1, 1, 1, 1], 'num_hidden_layers': 8",
      "no_rope_layers: expected 1, and 0 at equal intervals, found 1"},
-    {"no_rope_layers",
-     "[1, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1,"
-     "0, 1, 1, 1, 0]",
+    {"no_rope_layers", "[1, 1, 1, 0, 0, 1, 1, 0], 'num_hidden_layers': 8",
      "no_rope_layers: expected 1, and 0 at equal intervals, found 0"},
     {"attention_bias", "true", "attention_bias"},
     {"mlp_bias", "true", "mlp_bias"},
 };
 
 static void check_bad(const char *base, const BadConfig *list, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const BadConfig *bad = &list[i];
+    for (const BadConfig *bad = list; bad < list + count; bad++) {
         LlamaConfig c;
         Error err = {0};
         char *text = config_with(base, bad->key, bad->value);
         bool ok = parse(&c, text, strlen(text), &err);
         free(text);
-        CHECK_MSG(!ok, "%s = %s was accepted", bad->key, bad->value ? bad->value : "(none)");
-        CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, bad->expected) &&
-                      strncmp(err.what, "config.json: ", 13) == 0,
+        CHECK_MSG(!ok && strstr(err.what, bad->expected) && !strncmp(err.what, "config.json: ", 13),
                   "%s = %s: %s", bad->key, bad->value ? bad->value : "(none)", err.what);
     }
 }
@@ -426,12 +395,15 @@ TEST(bad_configs_are_refused_by_name) {
     check_bad(smollm3, bad_smollm3, sizeof bad_smollm3 / sizeof *bad_smollm3);
 }
 
-TEST(yarn_has_the_defaults_of_its_paper) {
-    LlamaConfig c;
-    Error err = {0};
-    char *text = config_with(NULL, "rope_scaling", "{\"type\": \"yarn\", \"factor\": 4}");
-    CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
+static LlamaConfig config_of(const char *base, const char *key, const char *value) {
+    char *text = config_with(base, key, value);
+    const LlamaConfig c = must_parse(text);
     free(text);
+    return c;
+}
+
+TEST(yarn_has_the_defaults_of_its_paper) {
+    const LlamaConfig c = config_of(NULL, "rope_scaling", "{'type': 'yarn', 'factor': 4}");
     const RopeScaling *r = &c.rope_scaling;
     CHECK(r->type == ROPE_YARN && r->factor == 4 && r->low_freq_factor == 1);
     CHECK(r->high_freq_factor == 32 && r->original_max_position_embeddings == 8192);
@@ -440,44 +412,13 @@ TEST(yarn_has_the_defaults_of_its_paper) {
 
 // The list of layers says more than the interval; an interval beyond the layers is none.
 TEST(layers_without_rope) {
-    static const struct {
-        const char *key, *value;
-        int interval;
-    } cases[] = {{"no_rope_layers", NULL, 4},
-                 {"no_rope_layers",
-                  "[1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,"
-                  "1,0,1,0]",
-                  2},
-                 {"no_rope_layers",
-                  "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
-                  "1,1,1,1]",
-                  0}};
-    for (int i = 0; i < 3; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        char *text = config_with(smollm3, cases[i].key, cases[i].value);
-        CHECK_MSG(parse(&c, text, strlen(text), &err), "%s", err.what);
-        free(text);
-        CHECK_MSG(c.no_rope_interval == cases[i].interval, "%d", c.no_rope_interval);
+    for (int interval = 0; interval <= 36; interval += interval == 4 ? 32 : 2) {
+        char list[120] = "[1", *end = list + 2;
+        for (int l = 2; l <= 36; l++) end += sprintf(end, ",%d", !interval || l % interval != 0);
+        sprintf(end, "]");
+        const LlamaConfig c = config_of(smollm3, "no_rope_layers", interval == 4 ? NULL : list);
+        CHECK_MSG(c.no_rope_interval == interval, "%d, %d wanted", c.no_rope_interval, interval);
         check_written(&c);
-    }
-}
-
-// Each member is in its range, but not their combination.
-TEST(members_that_do_not_go_together_are_refused) {
-    const char *const said[] = {"num_attention_heads 1024 x head_dim 1024: expected at most",
-                                "bos_token_id 400", "eos_token_id 401", "2^40 parameters"};
-    for (int i = 0; i < 4; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        CHECK(llama_config_builtin(&c, "demo") && llama_config_check(&c, "demo", &err));
-        c.vocab_size = 400;
-        if (i == 0) c.num_heads = 1024, c.num_kv_heads = 1, c.head_dim = 1024;
-        if (i == 1) c.bos_token_id = 400;
-        if (i == 2) c.eos_token_id = 401;
-        if (i == 3) c.hidden_size = c.intermediate_size = 1 << 18, c.num_layers = 1024;
-        CHECK(!llama_config_check(&c, "demo", &err) && err.code == EXIT_BAD_INPUT);
-        CHECK_MSG(strstr(err.what, said[i]), "%s", err.what);
     }
 }
 
@@ -489,44 +430,32 @@ TEST(harmless_values_are_accepted) {
         {"bos_token_id", "null"},
         {"eos_token_id", "[257, 256]"},
         {"partial_rotary_factor", "1.0"},
-        {"rope_scaling", "{\"type\": \"default\"}"},
+        {"rope_scaling", "{'type': 'default'}"},
         {"rope_scaling", "{}"},
-        {"rope_scaling", "{\"type\": \"linear\", \"factor\": 2.0}"},
-        {"rope_scaling", "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"mscale\": null}"},
+        {"rope_scaling", "{'type': 'linear', 'factor': 2.0}"},
+        {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'mscale': null}"},
         {"rope_parameters",
-         "{\"rope_type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": null,"
-         "\"truncate\": true, \"rope_theta\": 10000}"},
-        {"rope_parameters", "{\"rope_type\": \"default\", \"rope_theta\": 10000}"},
-        {"layer_types", "[\"full_attention\"]"},
-        {"unheard_of", "{\"a\": [1]}"},
+         "{'rope_type': 'yarn', 'factor': 2.0, 'beta_fast': null,"
+         "'truncate': true, 'rope_theta': 10000}"},
+        {"rope_parameters", "{'rope_type': 'default', 'rope_theta': 10000}"},
+        {"layer_types", "['full_attention']"},
+        {"unheard_of", "{'a': [1]}"},
         {"architectures", "null"},
-        {"architectures", "[\"LlamaForCausalLM\"]"},
+        {"architectures", "['LlamaForCausalLM']"},
         {"logit_scale", "1"},
         {"num_key_value_heads", "null"},
         {"rope_interleaved", "false"}};
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        char *text = config_with(NULL, good[i][0], good[i][1]);
-        bool ok = parse(&c, text, strlen(text), &err);
-        free(text);
-        CHECK_MSG(ok, "%s = %s: %s", good[i][0], good[i][1], err.what);
-    }
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) config_of(NULL, good[i][0], good[i][1]);
 }
 
 TEST(other_json_is_refused) {
-    static const char *const texts[] = {"",       "[]",
-                                        "null",   "7",
-                                        "{}",     "{\"model_type\":{}}",
-                                        "<html>", "{\"vocab_size\":1,\"vocab_size\":2}"};
+    static const char *const texts[] = {
+        "", "[]", "null", "{}", "{'model_type':{}}", "<html>", "{'vocab_size':1,'vocab_size':2}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         LlamaConfig c;
         Error err = {0};
-        CHECK(!parse(&c, texts[i], strlen(texts[i]), &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(!parse(&c, texts[i], strlen(texts[i]), &err), "%s", texts[i]);
     }
-    LlamaConfig c;
-    Error err = {0};
-    CHECK(!llama_config_read(&c, scratch("nothing.json"), &err) && strstr(err.hint, "config.json"));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -534,26 +463,19 @@ TEST(other_json_is_refused) {
 
 // The guarantees of a config that was accepted.
 static void check_invariants(const LlamaConfig *c) {
-    Error err = {0};
     CHECK(c->vocab_size > 0 && c->hidden_size > 0 && c->intermediate_size > 0 && c->num_layers > 0);
     CHECK(c->num_kv_heads > 0 && c->num_heads % c->num_kv_heads == 0 && c->head_dim >= 2);
     CHECK(c->rms_norm_eps > 0 && c->rope_theta >= 1 && isfinite(c->initializer_range));
     CHECK(c->bos_token_id >= -1 && c->bos_token_id < c->vocab_size);
     CHECK(c->eos_token_id >= -1 && c->eos_token_id < c->vocab_size);
-    CHECK_MSG(llama_config_check(c, "x", &err), "%s", err.what);
+    CHECK(c->head_dim % 2 == 0 && c->num_heads * c->head_dim <= 1 << 18);
     CHECK(llama_config_num_params(c) <= (uint64_t)1 << 40);
 }
 
-// text in memory of exactly its size, so that the sanitizer sees one byte too many.
 static bool try_text(const char *text, size_t n) {
     LlamaConfig c;
     Error err = {0};
-    char *copy = (char *)malloc(n + 1);
-    memcpy(copy, text, n);
-    copy[n] = 0;
-    bool ok = parse(&c, copy, n, &err);
-    free(copy);
-    CHECK(ok == (err.code == 0) && (ok || (err.code == EXIT_BAD_INPUT && err.what[0])));
+    const bool ok = parse(&c, text, n, &err);
     if (ok) check_invariants(&c);
     return ok;
 }

@@ -202,15 +202,18 @@ TEST(host_memory) {
 static void make_model(LlamaModel *m, bool tied) {
     Error err = {0};
     LlamaConfig c;
-    const LlamaSizes sizes = {64, 32, false, true, 0, 0};
-    const LlamaRanks shard = {rank, ranks, false, ranks, ranks};
+    const LlamaSettings settings = {.micro_batch_tokens = 64,
+                                    .max_seqlen = 32,
+                                    .train = true,
+                                    .rank = rank,
+                                    .num_ranks = ranks,
+                                    .num_losses = ranks};
     memset(&c, 0, sizeof c);
     c.vocab_size = 40, c.hidden_size = 64, c.intermediate_size = 72, c.num_layers = 3;
     c.num_heads = 2, c.num_kv_heads = 1, c.head_dim = 64, c.max_position_embeddings = 64;
     c.rms_norm_eps = 1e-5f, c.rope_theta = 10000, c.initializer_range = 0.05f;
     c.tie_word_embeddings = tied;
-    llama_plan(m, &c, sizes);
-    llama_plan_ranks(m, shard);
+    llama_plan(m, &c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
 }

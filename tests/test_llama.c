@@ -2,7 +2,7 @@
 // against central differences in fp64.
 #include <sys/stat.h>
 #include "../llama.h"
-#include "../data/runs/model_files.h"
+#include "../data/runs/checkpoint_files.h"
 #include "trainer.h"
 
 #include <dirent.h>
@@ -39,14 +39,19 @@ static void vary_vectors(LlamaModel *m) {
     }
 }
 
-static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
-                       bool repad) {
+static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
     Error err = {0};
-    LlamaSizes sizes = {capacity, max_seqlen, repad, true, 0, 0};
-    llama_plan(m, c, sizes);
+    llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
     vary_vectors(m);
+}
+
+static void make_model(LlamaModel *m, const LlamaConfig *c, int capacity, int max_seqlen,
+                       bool repad) {
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .repad = repad, .train = true};
+    start_model(m, c, settings);
 }
 
 enum { MAX_DOCS = 64, MAX_TOKENS = 2048 };
@@ -85,11 +90,7 @@ static void mask_docs(int n) {
 static double forward_backward(LlamaModel *m, const Batch *b) {
     CHECK(batch_is_valid(b, m->config.vocab_size));
     llama_begin_step(m, b->num_targets > 0 ? b->num_targets : 1);
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_train(m);
-    llama_backward(m);
-    llama_add_losses(m);
+    llama_train_micro_batch(m, b);
     return llama_read_step(m).loss_sum / b->num_targets;
 }
 
@@ -134,7 +135,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     *n = (int)tensor_num_elements(info);
     int32_t *x = (int32_t *)host_calloc((size_t)*n, sizeof *x, name);
     g->arrays[g->num_arrays++] = x;
-    CHECK(safetensors_read_raw(&g->set, info, x, 0, (uint64_t)*n * 4, &err));
+    CHECK(file_read_at(&g->set.files[info->file].file, x, (uint64_t)*n * 4, info->begin, &err));
     return x;
 }
 
@@ -160,8 +161,12 @@ static void golden_open(Golden *g, const char *name, int chunk) {
     batch_init(&g->batch, num_tokens, num_cu);
     batch_pack(&g->batch, docs, num_cu - 1);
     // slack rows are NaN in a poison build
-    LlamaSizes sizes = {num_tokens + 5, longest, false, true, chunk, (size_t)chunk};
-    llama_plan(&g->model, &config, sizes);
+    const LlamaSettings settings = {.micro_batch_tokens = num_tokens + 5,
+                                    .max_seqlen = longest,
+                                    .train = true,
+                                    .head_chunk = chunk,
+                                    .io_chunk = (size_t)chunk};
+    llama_plan(&g->model, &config, settings);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
 }
@@ -258,7 +263,7 @@ static void check_golden(const char *name, int chunk) {
     static Golden g;
     size_t n = 0;
     golden_open(&g, name, chunk);
-    CHECK(chunk == 0 || (g.model.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
+    CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
     CHECK(expected && n == 1);
@@ -295,9 +300,9 @@ static float *load_weights(const char *dir, size_t *n) {
     Error err = {0};
     LlamaConfig config;
     LlamaModel m;
-    LlamaSizes sizes = {16, 16, false, false, 0, 0};
+    const LlamaSettings settings = {.micro_batch_tokens = 16, .max_seqlen = 16};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
-    llama_plan(&m, &config, sizes);
+    llama_plan(&m, &config, settings);
     CHECK_MSG(llama_allocate(&m, &err) && llama_load(&m, dir, &err), "%s", err.what);
     *n = m.num_elements;
     float *w = (float *)host_calloc(*n, sizeof *w, "weights");
@@ -328,6 +333,20 @@ TEST(sharded_bf16_weights_are_the_rounded_ones) {
 
 static const int lengths[] = {17, 1, 0, 64, 5, 33, 2, 48, 1, 1, 30};
 enum { NUM_DOCS = sizeof lengths / sizeof *lengths, ROW = 64 };
+
+// A model, and a packed batch of documents of these lengths
+static void open_packed(LlamaModel *m, Batch *b, const LlamaConfig *c, bool masked) {
+    make_model(m, c, 256, ROW, false);
+    make_docs(lengths, NUM_DOCS, c->vocab_size);
+    if (masked) mask_docs(NUM_DOCS);
+    batch_init(b, 256, NUM_DOCS);
+    batch_pack(b, docs, NUM_DOCS);
+}
+
+static void close_packed(LlamaModel *m, Batch *b) {
+    batch_free(b);
+    llama_free(m);
+}
 
 static void check_layouts(const LlamaConfig *c, bool masked) {
     static LlamaModel m;
@@ -427,18 +446,15 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
 static void check_recompute(LlamaConfig c) {
     static LlamaModel m[LLAMA_NUM_RECOMPUTES];
     const Layout layouts[] = {LAYOUT_PACKED, LAYOUT_PADDED, LAYOUT_REPAD};
-    const LlamaSizes sizes = {NUM_DOCS * ROW, ROW, true, true, 0, 0};
-    Error err = {0};
+    LlamaSettings settings = {
+        .micro_batch_tokens = NUM_DOCS * ROW, .max_seqlen = ROW, .repad = true, .train = true};
     Batch b;
     c.num_layers = 3;
     batch_init(&b, NUM_DOCS * ROW, NUM_DOCS * ROW);
     for (int i = 0; i < LLAMA_NUM_RECOMPUTES; i++) {
-        llama_plan(&m[i], &c, sizes);
-        llama_plan_recompute(&m[i], (LlamaRecompute)i);
-        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
+        settings.recompute = (LlamaRecompute)i;
+        start_model(&m[i], &c, settings);
         CHECK(i == 0 || llama_memory_total(&m[i]) < llama_memory_total(&m[i - 1]));
-        llama_init(&m[i], 7);
-        vary_vectors(&m[i]);
     }
     for (int k = 0; k < 3; k++) {
         make_docs(lengths, NUM_DOCS, c.vocab_size);
@@ -484,11 +500,7 @@ static void check_packing_check(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, masked);
     PackingDelta d = packing_delta(&m, &b);
     CHECK(d.loss == 0 && d.logit == 0 && d.grad < 1e-4 && packing_is_rounding(&d, false));
     int32_t row = 3;
@@ -512,8 +524,7 @@ static void check_packing_check(bool masked) {
         *field[i % 3] = i < 3 ? *field[i % 3] * 5 : i < 6 ? INFINITY : NAN;
         CHECK_MSG(!packing_is_rounding(&x, false), "%d", i);
     }
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 TEST(check_packing_tells_rounding_from_a_bug) {
@@ -543,11 +554,7 @@ static void check_micro_batches(bool masked) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, false);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    if (masked) mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, masked);
     int32_t targets = b.num_targets;
     double loss = forward_backward(&m, &b), sum = 0;
     float *grads = (float *)host_calloc(m.num_elements, sizeof *grads, "gradients");
@@ -555,19 +562,14 @@ static void check_micro_batches(bool masked) {
     llama_begin_step(&m, targets);
     for (int first = 0; first < NUM_DOCS; first += 4) {
         batch_pack(&b, docs + first, first + 4 < NUM_DOCS ? 4 : NUM_DOCS - first);
-        llama_set_batch(&m, &b);
-        llama_forward(&m);
-        llama_head_train(&m);
-        llama_backward(&m);
-        llama_add_losses(&m);
+        llama_train_micro_batch(&m, &b);
     }
     sum = llama_read_step(&m).loss_sum / targets;
     CHECK_MSG(fabs(sum - loss) <= 1e-7 * loss, "%.9g %.9g", sum, loss);
     CHECK_MSG(relative_l2(m.grads, grads, m.num_elements) <= 1e-6, "%g",
               relative_l2(m.grads, grads, m.num_elements));
     free(grads);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 TEST(micro_batches_sum_to_the_gradient_of_one_batch) {
@@ -580,22 +582,14 @@ TEST(a_micro_batch_without_a_target_adds_nothing) {
     static LlamaModel m;
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    mask_docs(NUM_DOCS);
-    batch_init(&b, 256, NUM_DOCS);
+    open_packed(&m, &b, &c, true);
     batch_pack(&b, &docs[6], 1);
     CHECK(b.num_targets == 0 && b.real_tokens == 2 && batch_is_valid(&b, c.vocab_size));
     llama_begin_step(&m, 100);
-    llama_set_batch(&m, &b);
-    llama_forward(&m);
-    llama_head_train(&m);
-    llama_backward(&m);
-    llama_add_losses(&m);
+    llama_train_micro_batch(&m, &b);
     CHECK(llama_read_step(&m).loss_sum == 0);
     for (size_t i = 0; i < m.num_elements; i++) CHECK(m.grads[i] == 0);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 // The summation tree by another definition: the largest power of two of partial sums, then the
@@ -612,11 +606,11 @@ TEST(deterministic_sums_follow_the_tree) {
     enum { MOST = 23 };
     Error err = {0};
     LlamaConfig c = tiny_config(3, 1, 4, false);
-    LlamaSizes sizes = {16, 16, false, true, 0, 0};
+    LlamaSettings settings = {
+        .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .deterministic_reduction = true};
     for (int leaves = 1; leaves <= MOST; leaves++) {
-        LlamaRanks alone = {0, 1, true, leaves, leaves};
-        llama_plan(&m, &c, sizes);
-        llama_plan_ranks(&m, alone);
+        settings.num_leaves = settings.num_losses = leaves;
+        llama_plan(&m, &c, settings);
         CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
         const size_t n = m.num_elements;
         float *x = (float *)host_calloc(n * MOST, sizeof *x, "gradients");
@@ -640,11 +634,16 @@ TEST(deterministic_sums_follow_the_tree) {
 static void check_left_over_gradients(bool tied) {
     static LlamaModel m;
     const LlamaConfig c = tiny_config(3, 1, 4, tied);
-    const LlamaRanks in_order = {0, 1, true, 2, 2};
+    const LlamaSettings in_order = {.micro_batch_tokens = 256,
+                                    .max_seqlen = ROW,
+                                    .train = true,
+                                    .head_chunk = 64,
+                                    .deterministic_reduction = true,
+                                    .num_leaves = 2,
+                                    .num_losses = 2};
     Batch b;
     Error err = {0};
-    llama_plan(&m, &c, (LlamaSizes){256, ROW, false, true, 64, 0});
-    llama_plan_ranks(&m, in_order);
+    llama_plan(&m, &c, in_order);
     CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
     llama_init(&m, 3);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
@@ -682,10 +681,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
     LlamaConfig c = tiny_config(3, 1, 4, true);
     Batch b;
     AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1};
-    make_model(&m, &c, 256, ROW, false);
-    make_docs(lengths, NUM_DOCS, c.vocab_size);
-    batch_init(&b, 256, NUM_DOCS);
-    batch_pack(&b, docs, NUM_DOCS);
+    open_packed(&m, &b, &c, false);
     float *before = (float *)host_calloc(m.num_elements, sizeof *before, "weights");
     for (int i = 0; i < m.num_tensors; i++) {
         forward_backward(&m, &b);
@@ -697,8 +693,7 @@ TEST(a_nan_anywhere_never_reaches_weights_or_moments) {
         for (size_t k = 0; k < m.num_elements; k++) CHECK(m.m[k] == 0 && m.v[k] == 0);
     }
     free(before);
-    batch_free(&b);
-    llama_free(&m);
+    close_packed(&m, &b);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -739,7 +734,7 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
 static void check_saving(size_t io_chunk) {
     static LlamaModel a, b;
     Error err = {0};
-    SafetensorsWriter w;
+    FileWriter w;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
     char dir[256], path[300], optimizer[300];
@@ -750,7 +745,7 @@ static void check_saving(size_t io_chunk) {
     make_model(&a, &c, 16, 16, false);
     make_model(&b, &c, 16, 16, false);
     if (io_chunk) {  // the same initial weights
-        a.sizes.io_chunk = b.sizes.io_chunk = io_chunk;
+        a.settings.io_chunk = b.settings.io_chunk = io_chunk;
         llama_init(&b, 7);
         vary_vectors(&b);
         CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
@@ -760,10 +755,10 @@ static void check_saving(size_t io_chunk) {
         for (size_t k = 0; k < a.tensors[i].count; k++)
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(weights_save(llama_parameters(&a), "F32", path, &w, &err) &&
-                  moments_save(llama_parameters(&a), optimizer, &w, &err),
+    CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
+                  parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
+    CHECK_MSG(llama_load(&b, dir, &err) && parameters_load(llama_parameters(&b), true, optimizer, &err),
               "%s", err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
     CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
@@ -779,7 +774,7 @@ static void check_saving(size_t io_chunk) {
         c.num_layers = layers;
         llama_free(&b);
         make_model(&b, &c, 16, 16, false);
-        CHECK(!moments_load(llama_parameters(&b), optimizer, &misfit));
+        CHECK(!parameters_load(llama_parameters(&b), true, optimizer, &misfit));
         CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
         const char *said =
             layers == 2 ? "gate_proj.weight of this model's shape, found another" : "found none";
@@ -900,17 +895,17 @@ static void check_full(const LlamaConfig *c, LlamaRecompute recompute, Layout la
     static LlamaModel m[2];
     double loss[2];
     Batch b;
-    Error err = {0};
     make_docs(full, 2, c->vocab_size);
     batch_init(&b, FULL, 2);
     batch_fill(&b, layout, docs, 2, ROW);
     for (int i = 0; i < 2; i++) {
-        const LlamaSizes sizes = {FULL + i * SPARE, ROW + i, layout == LAYOUT_REPAD, true, 50, 0};
-        llama_plan(&m[i], c, sizes);
-        llama_plan_recompute(&m[i], recompute);
-        CHECK_MSG(llama_allocate(&m[i], &err), "%s", err.what);
-        llama_init(&m[i], 7);
-        vary_vectors(&m[i]);
+        const LlamaSettings settings = {.micro_batch_tokens = FULL + i * SPARE,
+                                        .max_seqlen = ROW + i,
+                                        .repad = layout == LAYOUT_REPAD,
+                                        .train = true,
+                                        .recompute = recompute,
+                                        .head_chunk = 50};
+        start_model(&m[i], c, settings);
         loss[i] = forward_backward(&m[i], &b);
     }
     CHECK(loss[0] == loss[1] && isfinite(loss[0]));
@@ -937,8 +932,8 @@ TEST(tokens_of_a_head_chunk) {
     if (sizeof(floatX) != sizeof(float)) SKIP("logits are double here");
     for (int i = 0; i < 4; i++) {
         c.vocab_size = vocab[i];
-        const LlamaSizes large = {.micro_batch_tokens = 1 << 20};
-        const LlamaSizes small = {.micro_batch_tokens = 100};
+        const LlamaSettings large = {.micro_batch_tokens = 1 << 20};
+        const LlamaSettings small = {.micro_batch_tokens = 100};
         CHECK(llama_head_chunk(&c, &large) == expected[i] && llama_head_chunk(&c, &small) == 100);
     }
 }

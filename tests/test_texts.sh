@@ -163,9 +163,8 @@ mkdir nothing
 gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
 refused other_keys 'wrong.jsonl:1: expected a string "text", found body' wrong.jsonl
-has says_which_key '^hint: data/prepare.py FILE --text-key NAME' out.txt
+has says_how_to_read_others '^hint: data/prepare.py FILE .*--text-key NAME, and chats with --chat' out.txt
 refused chats 'chat.jsonl:1: expected a string "text", found messages' chat.jsonl
-has says_how_to_read_chats '^hint: data/prepare.py --chat' out.txt
 refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz
 refused parquet 'x.parquet: expected text or JSONL, found Parquet' x.parquet

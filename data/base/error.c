@@ -50,15 +50,9 @@ bool error_set(Error *err, int code, const char *hint, const char *format, ...) 
 }
 
 bool error_prefix(Error *err, const char *prefix) {
-    char what[sizeof err->what];
-    text_copy(what, sizeof what, err->what);
-    text_copy(err->what, sizeof err->what, prefix);
-    text_sanitize(err->what, sizeof err->what);
-    size_t used = strlen(err->what);
-    if (used + 2 < sizeof err->what) text_copy(err->what + used, sizeof err->what - used, ": ");
-    used = strlen(err->what);
-    text_copy(err->what + used, sizeof err->what - used, what);
-    return false;
+    const Error was = *err;
+    err->code = 0;
+    return error_set(err, was.code, was.hint, "%s: %s", prefix, was.what);
 }
 
 bool disk_error(Error *err, const char *path, const char *what) {

@@ -1,5 +1,6 @@
 #include "hash.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "file.h"
@@ -8,32 +9,30 @@
 // CRC32C
 
 // table[k][b]: byte b followed by k zero bytes, so that eight look-ups process eight bytes.
-static void crc32c_make_table(uint32_t table[8][256]) {
+static uint32_t crc32c_table[8][256];
+
+__attribute__((constructor)) static void crc32c_make_table(void) {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t c = i;
         for (int bit = 0; bit < 8; bit++) c = (c >> 1) ^ (0x82f63b78u & (0u - (c & 1u)));
-        table[0][i] = c;
+        crc32c_table[0][i] = c;
     }
-    for (uint32_t i = 0; i < 256; i++)
-        for (int k = 1; k < 8; k++)
-            table[k][i] = (table[k - 1][i] >> 8) ^ table[0][table[k - 1][i] & 255];
+    for (int k = 1; k < 8; k++)
+        for (uint32_t i = 0, c; i < 256; i++) {
+            c = crc32c_table[k - 1][i];
+            crc32c_table[k][i] = (c >> 8) ^ crc32c_table[0][c & 255];
+        }
 }
 
 uint32_t crc32c_portable(uint32_t crc, const unsigned char *p, size_t n) {
-    static uint32_t table[8][256];
-    static int ready;  // concurrent threads write the same values
-    if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
-        crc32c_make_table(table);
-        __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
-    }
     for (; n >= 8; n -= 8, p += 8) {
         uint64_t word;
         memcpy(&word, p, 8);
         word ^= crc;
         crc = 0;
-        for (int k = 0; k < 8; k++) crc ^= table[7 - k][(word >> (8 * k)) & 255];
+        for (int k = 0; k < 8; k++) crc ^= crc32c_table[7 - k][(word >> (8 * k)) & 255];
     }
-    for (; n; n--) crc = (crc >> 8) ^ table[0][(crc ^ *p++) & 255];
+    for (; n; n--) crc = (crc >> 8) ^ crc32c_table[0][(crc ^ *p++) & 255];
     return crc;
 }
 
@@ -115,49 +114,27 @@ static void sha256_block(uint32_t state[8], const unsigned char *p) {
     for (int i = 0; i < 8; i++) state[i] += v[i];
 }
 
-static const uint32_t sha256_start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-
-static void sha256_blocks(uint32_t state[8], const unsigned char *p, uint64_t n) {
-    for (uint64_t i = 0; i + 64 <= n; i += 64) sha256_block(state, p + i);
-}
-
-// The last n < 64 of `total` bytes, a one bit, zeros to the end of a block, and in its last bytes
-// the number of bits.
-static void sha256_end(uint32_t state[8], const unsigned char *rest, uint64_t n, uint64_t total,
-                       unsigned char digest[32]) {
+// After the data a one bit, zeros to the end of a block, and in its last bytes the number of bits.
+void sha256(const void *data, uint64_t n, unsigned char digest[32]) {
+    uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     unsigned char end[128] = {0};
-    const uint64_t size = n < 56 ? 64 : 128, bits = __builtin_bswap64(total * 8);
-    memcpy(end, rest, n);
-    end[n] = 0x80;
+    const uint64_t whole = n / 64 * 64, size = n - whole < 56 ? 64 : 128,
+                   bits = __builtin_bswap64(n * 8);
+    const unsigned char *p = data;
+    memcpy(end, p + whole, n - whole);
+    end[n - whole] = 0x80;
     memcpy(end + size - 8, &bits, 8);
-    sha256_blocks(state, end, size);
+    for (uint64_t i = 0; i < whole; i += 64) sha256_block(state, p + i);
+    for (uint64_t i = 0; i < size; i += 64) sha256_block(state, end + i);
     for (int i = 0; i < 8; i++) state[i] = __builtin_bswap32(state[i]);
     memcpy(digest, state, 32);
 }
 
-void sha256(const void *data, uint64_t n, unsigned char digest[32]) {
-    const unsigned char *p = data;
-    uint32_t state[8];
-    memcpy(state, sha256_start, sizeof state);
-    sha256_blocks(state, p, n);
-    sha256_end(state, p + n / 64 * 64, n % 64, n, digest);
-}
-
 bool sha256_file(const char *path, unsigned char digest[32], Error *err) {
-    unsigned char bytes[1 << 14];  // whole blocks
-    uint32_t state[8];
-    File f;
-    if (!file_open(&f, path, "", err)) return false;
-    memcpy(state, sha256_start, sizeof state);
-    bool ok = true;
-    for (uint64_t at = 0, n; ok && at < f.size_bytes; at += n) {
-        n = f.size_bytes - at < sizeof bytes ? f.size_bytes - at : sizeof bytes;
-        ok = file_read_at(&f, bytes, n, at, err);
-        sha256_blocks(state, bytes, n);
-    }
-    const uint64_t last = f.size_bytes % sizeof bytes;
-    sha256_end(state, bytes + last / 64 * 64, last % 64, f.size_bytes, digest);
-    file_close(&f);
-    return ok;
+    uint64_t n;
+    char *bytes = file_read_all(path, (uint64_t)1 << 30, &n, "", err);
+    if (bytes) sha256(bytes, n, digest);
+    free(bytes);
+    return bytes != NULL;
 }

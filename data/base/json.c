@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 #include "file.h"
 #include "memory.h"
@@ -12,58 +13,24 @@
 // ------------------------------------------------------------------------------------------------
 // UTF-8
 
-size_t utf8_length(const unsigned char *p, size_t n) {
-    size_t len = p[0] < 0x80   ? 1
-                 : p[0] < 0xc2 ? 0
-                 : p[0] < 0xe0 ? 2
-                 : p[0] < 0xf0 ? 3
-                 : p[0] < 0xf5 ? 4
-                               : 0;
-    if (len > n) return 0;
-    for (size_t i = 1; i < len; i++)
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    if (p[0] == 0xe0 && p[1] < 0xa0) return 0;
-    if (p[0] == 0xed && p[1] > 0x9f) return 0;
-    if (p[0] == 0xf0 && p[1] < 0x90) return 0;
-    if (p[0] == 0xf4 && p[1] > 0x8f) return 0;
-    return len;
-}
-
-bool utf8_is_valid(const unsigned char *p, size_t n) {
-    for (size_t i = 0, length; i < n; i += length) {
-        uint64_t eight;
-        if (i + 8 <= n && (memcpy(&eight, p + i, 8), (eight & 0x8080808080808080) == 0))
-            length = 8;  // ASCII
-        else if ((length = utf8_length(p + i, n - i)) == 0)
-            return false;
-    }
-    return true;
-}
-
-// How many of the bytes at p, which begin no whole character, begin one that is cut off; 1 or more.
-static size_t utf8_beginning(const unsigned char *p, size_t n) {
-    const unsigned char lead = p[0],
-                        low = lead == 0xe0   ? 0xa0
-                              : lead == 0xf0 ? 0x90
-                                             : 0x80,
-                        high = lead == 0xed   ? 0x9f
-                               : lead == 0xf4 ? 0x8f
-                                              : 0xbf;
-    const size_t whole = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
-    size_t length = 1;
-    if (lead < 0xc2 || lead > 0xf4 || n < 2 || p[1] < low || p[1] > high) return 1;
-    while (length < whole && length < n && (p[length] & 0xc0) == 0x80) length++;
-    return length;
+int utf8_length(const unsigned char *p, size_t n) {
+    enum { INCOMPLETE = -2 };
+    ucs4_t c;
+    int length = u8_mbtoucr(&c, p, n);
+    if (length > 0) return length;
+    for (length = 1; (size_t)length < n && u8_mbtoucr(&c, p, (size_t)length + 1) == INCOMPLETE;)
+        length++;
+    return -length;
 }
 
 size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out) {
     size_t size = 0;
-    for (size_t i = 0, length; i < n; i += length) {
-        length = utf8_length(p + i, n - i);
-        memcpy(out + size, length ? p + i : (const unsigned char *)"\xef\xbf\xbd",
-               length ? length : 3);
-        size += length ? length : 3;
-        if (length == 0) length = utf8_beginning(p + i, n - i);
+    for (size_t i = 0; i < n;) {
+        const int length = utf8_length(p + i, n - i);
+        const size_t used = (size_t)abs(length), written = length > 0 ? used : 3;
+        memcpy(out + size, length > 0 ? p + i : (const unsigned char *)"\xef\xbf\xbd", written);
+        size += written;
+        i += used;
     }
     return size;
 }

@@ -12,15 +12,12 @@
 
 enum { JSON_MAX_CONFIG = 1 << 20 };  // bytes of a config file
 
-// Bytes of the UTF-8 character at p, of which n are readable; 0: invalid (overlong, surrogate,
-// above U+10FFFF, cut off).
-size_t utf8_length(const unsigned char *p, size_t n);
+// Bytes of the UTF-8 character at p (n > 0). Negative: no character begins here, and one U+FFFD
+// stands for so many bytes, as with Python's "replace": the beginning of a character, or one byte.
+int utf8_length(const unsigned char *p, size_t n);
 
-// Whether all n bytes are UTF-8.
-bool utf8_is_valid(const unsigned char *p, size_t n);
-
-// Copies p (n) to out (up to 3 n bytes) with U+FFFD in place of bytes that are not UTF-8, as
-// Python's "replace" does: one for each beginning of a character. Returns the bytes of out.
+// Copies p (n) to out (up to 3 n bytes) with U+FFFD in place of bytes that are not UTF-8. Returns
+// the bytes of out.
 size_t utf8_replace(const unsigned char *p, size_t n, unsigned char *out);
 
 // ------------------------------------------------------------------------------------------------

@@ -36,13 +36,14 @@ static int index_of_word(const char *list, const char *wanted) {
 static const struct {
     size_t size_bytes;
     const char *placeholder;  // in --help
+    long double min, max;     // of numbers; a long double holds every int64_t
 } kinds[] = {
-    [OPTION_FLAG] = {sizeof(bool), ""},
-    [OPTION_INT] = {sizeof(int), " N"},
-    [OPTION_INT64] = {sizeof(int64_t), " N"},
-    [OPTION_FLOAT] = {sizeof(float), " X"},
-    [OPTION_STRING] = {sizeof(const char *), " TEXT"},
-    [OPTION_CHOICE] = {sizeof(int), " "},
+    [OPTION_FLAG] = {sizeof(bool), "", 0, 0},
+    [OPTION_INT] = {sizeof(int), " N", INT32_MIN, INT32_MAX},
+    [OPTION_INT64] = {sizeof(int64_t), " N", INT64_MIN, INT64_MAX},
+    [OPTION_FLOAT] = {sizeof(float), " X", -3.4028234e38L, 3.4028234e38L},
+    [OPTION_STRING] = {sizeof(const char *), " TEXT", 0, 0},
+    [OPTION_CHOICE] = {sizeof(int), " ", 0, 0},
 };
 
 static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
@@ -50,65 +51,38 @@ static bool bad_value(const Option *o, const char *text, const char *expected, E
                      o->name, expected, text);
 }
 
-// min and max: of the type, where the option has no limits of its own.
-static bool in_range(const Option *o, long double value, long double min, long double max,
-                     const char *text, Error *err) {
-    char expected[96];
-    if (o->min != 0 || o->max != 0) min = o->min, max = o->max;
-    if (value >= min && value <= max) return true;
-    snprintf(expected, sizeof expected, "a number from %.15Lg to %.15Lg", min, max);
-    return bad_value(o, text, expected, err);
-}
-
-// A whole number: 1000, 1e3, 1.5e3; a point only before an exponent. A long double holds every
-// int64_t.
-static bool set_int(const Option *o, const char *text, Error *err) {
-    char *end = NULL;
-    const char *digits = text + (text[0] == '-');
-    const bool narrow = o->kind == OPTION_INT;
-    const long double value = strtold(text, &end);
-    if (digits[strspn(digits, "0123456789.eE+")] || *end || !*digits || *digits == '+' ||
-        (strchr(digits, '.') && !strpbrk(digits, "eE")) || value != floorl(value))
-        return bad_value(o, text, "a whole number", err);
-    if (!in_range(o, value, narrow ? INT32_MIN : INT64_MIN, narrow ? INT32_MAX : INT64_MAX, text,
-                  err))
-        return false;
-    if (narrow)
-        *(int *)o->address = (int)value;
-    else
-        *(int64_t *)o->address = (int64_t)value;
-    return true;
-}
-
-static bool set_float(const Option *o, const char *text, Error *err) {
-    char *end = NULL;
-    const double value = strtod(text, &end), max = 3.4028234e38;
+// Whole numbers are 1000, 1e3, 1.5e3: a point only before an exponent.
+static bool set_number(const Option *o, const char *text, Error *err) {
+    char *end = NULL, expected[96];
+    const bool whole = o->kind != OPTION_FLOAT, own_limits = o->min != 0 || o->max != 0;
+    const long double value = strtold(text, &end), min = own_limits ? o->min : kinds[o->kind].min,
+                      max = own_limits ? o->max : kinds[o->kind].max;
     // the set excludes nan, inf and hexadecimal
-    if (!*text || *end || text[strspn(text, "0123456789+-.eE")])
-        return bad_value(o, text, "a number", err);
-    if (!in_range(o, value, -max, max, text, err)) return false;
-    *(float *)o->address = (float)value;
+    if (!*text || *end || text[strspn(text, "0123456789+-.eE")] ||
+        (whole && (value != floorl(value) || (strchr(text, '.') && !strpbrk(text, "eE")))))
+        return bad_value(o, text, whole ? "a whole number" : "a number", err);
+    snprintf(expected, sizeof expected, "a number from %.15Lg to %.15Lg", min, max);
+    if (!(value >= min && value <= max)) return bad_value(o, text, expected, err);
+    if (o->kind == OPTION_INT) *(int *)o->address = (int)value;
+    if (o->kind == OPTION_INT64) *(int64_t *)o->address = (int64_t)value;
+    if (o->kind == OPTION_FLOAT) *(float *)o->address = (float)(double)value;
     return true;
 }
 
 static bool set_choice(const Option *o, const char *text, Error *err) {
-    const int index = index_of_word(o->choices, text);
-    if (index < 0)
-        return error_set(err, EXIT_USAGE, "see --help-all",
-                         "--%s: expected one of %s, found \"%.100s\"", o->name, o->choices, text);
-    *(int *)o->address = index;
-    return true;
+    char expected[200];
+    *(int *)o->address = index_of_word(o->choices, text);
+    snprintf(expected, sizeof expected, "one of %s", o->choices);
+    return *(int *)o->address >= 0 || bad_value(o, text, expected, err);
 }
 
 static bool set_option(const Option *o, const char *text, Error *err) {
+    if (o->kind == OPTION_CHOICE) return set_choice(o, text, err);
+    if (o->kind != OPTION_FLAG && o->kind != OPTION_STRING) return set_number(o, text, err);
     if (o->kind == OPTION_FLAG)
         *(bool *)o->address = strcmp(text, "true") == 0;
-    else if (o->kind == OPTION_STRING)
-        *(const char **)o->address = text;
-    else if (o->kind == OPTION_CHOICE)
-        return set_choice(o, text, err);
     else
-        return o->kind == OPTION_FLOAT ? set_float(o, text, err) : set_int(o, text, err);
+        *(const char **)o->address = text;
     return true;
 }
 
@@ -198,18 +172,6 @@ const char *options_given_besides(const Option *table, int argc, char **argv, co
         if (o->address && index_of_word(list, o->name) < 0 && options_given(argc, argv, o->name))
             return o->name;
     return NULL;
-}
-
-void options_belong_or_exit(int argc, char **argv, const char *owner, const char *list) {
-    char name[64], hint[80];
-    for (const char *p = list; *p && !options_given(argc, argv, owner); p += *p == '|') {
-        const int n = (int)strcspn(p, "|");
-        snprintf(name, sizeof name, "%.*s", n, p);
-        snprintf(hint, sizeof hint, "add --%s, or leave it out", owner);
-        if (options_given(argc, argv, name))
-            exit_with(EXIT_USAGE, hint, "--%s belongs to --%s", name, owner);
-        p += n;
-    }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -310,33 +272,24 @@ static const json_t *find_stored(const Option *o, int argc, char **argv, const j
     return options_given(argc, argv, o->name) == given ? json_object_get(stored, o->name) : NULL;
 }
 
-// The stored value of an option as it would be typed, numbers with up to `digits` digits; NULL when
-// its type is not the option's. The text is in `buffer` or in the item.
-static const char *stored_text(const Option *o, const json_t *item, int digits, char *buffer,
-                               size_t capacity) {
+// The stored value of an option as it would be typed; NULL when it is null, or its type is not the
+// option's. The text is in `buffer` or in the item.
+static const char *stored_text(const Option *o, const json_t *item, char buffer[40]) {
     if (o->kind == OPTION_STRING || o->kind == OPTION_CHOICE) return json_string_value(item);
     if (o->kind == OPTION_FLAG && json_is_boolean(item))
         return json_is_true(item) ? "true" : "false";
     if (o->kind == OPTION_FLAG || !json_is_number(item)) return NULL;
     const double value = json_number_value(item);
-    const bool whole = fabs(value) < 1e16 && rint(value) == value;
-    snprintf(buffer, capacity, "%.*g", whole ? 17 : digits, value);
+    snprintf(buffer, 40, "%.*g", fabs(value) < 1e16 && rint(value) == value ? 17 : 15, value);
     return buffer;
 }
 
 static bool take_one(const Option *o, const json_t *item, Error *err) {
     char buffer[40];
-    if (o->kind == OPTION_STRING && json_is_null(item)) {
-        *(const char **)o->address = NULL;
-        return true;
-    }
-    const char *text = stored_text(o, item, 17, buffer, sizeof buffer);
-    if (!text)
+    const char *text = stored_text(o, item, buffer);
+    if (!text && !(o->kind == OPTION_STRING && json_is_null(item)))
         return error_set(err, EXIT_BAD_INPUT, "give it on the command line",
                          "options: --%s: expected a value of its type", o->name);
-    if (o->kind == OPTION_STRING) {
-        text = strcpy(host_calloc(strlen(text) + 1, 1, o->name), text);
-    }
     if (set_option(o, text, err)) return true;
     err->code = EXIT_BAD_INPUT;
     return false;
@@ -358,12 +311,9 @@ void options_print_changes(const Option *table, int argc, char **argv, const jso
         const json_t *was = find_stored(o, argc, argv, stored, except, true);
         if (!was) continue;
         json_auto_t *is = option_json(o);
-        const char *from = stored_text(o, was, 9, was_buffer, sizeof was_buffer),
-                   *to = stored_text(o, is, 9, is_buffer, sizeof is_buffer);
-        const bool same = json_is_number(is) ? json_number_value(is) == json_number_value(was)
-                                             : json_equal(is, was);
-        if (!same)
-            fprintf(out, "resume: --%s %s -> %s\n", o->name, from ? from : "(none)",
-                    to ? to : "(none)");
+        const char *from = stored_text(o, was, was_buffer), *to = stored_text(o, is, is_buffer);
+        if (!from) from = "(none)";
+        if (!to) to = "(none)";
+        if (strcmp(from, to) != 0) fprintf(out, "resume: --%s %s -> %s\n", o->name, from, to);
     }
 }

@@ -30,7 +30,7 @@ typedef enum {
     OPTION_INT,         // int *
     OPTION_INT64,       // int64_t *
     OPTION_FLOAT,       // float *
-    OPTION_STRING,      // const char **, pointing into argv or the table
+    OPTION_STRING,      // const char **, into argv, the table or stored values
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;
 
@@ -80,9 +80,6 @@ bool options_given(int argc, char **argv, const char *name);
 // The first option on the command line that is not in the list "a|b|c"; NULL: none.
 const char *options_given_besides(const Option *table, int argc, char **argv, const char *list);
 
-// Exits 2 when an option of the list "a|b|c" is on the command line and --owner is not.
-void options_belong_or_exit(int argc, char **argv, const char *owner, const char *list);
-
 // Aligned, within 100 columns, with defaults and choices: the options of the list `first`, or all
 // in their groups if it is NULL.
 void options_print_help(const Option *table, const char *usage, const char *first, FILE *out);
@@ -99,7 +96,7 @@ json_t *options_json(const Option *table);
 
 // After options_parse: takes from `stored`, made by options_json, every option that was
 // not given on this command line, except those named in `except` ("out|resume"). An option missing
-// from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings are copied and never freed.
+// from `stored` keeps its default. Errors are EXIT_BAD_INPUT. Strings point into `stored`.
 bool options_take(const Option *table, int argc, char **argv, const json_t *stored,
                   const char *except, Error *err);
 

@@ -1,9 +1,6 @@
 #include "batch.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,30 +11,26 @@ const char *layout_name(Layout layout) {
     return (unsigned)layout < 4 ? names[layout] : "unknown";
 }
 
+// The arrays of rows, then those of segments
+enum { ROW_ARRAYS = 6, ARRAYS = 8 };
+static int32_t **batch_array(Batch *b, int i) {
+    int32_t **const arrays[ARRAYS] = {&b->tokens,      &b->targets,        &b->position_ids,
+                                      &b->token_order, &b->sort_scratch,   &b->real_rows,
+                                      &b->cu_seqlens,  &b->real_cu_seqlens};
+    return arrays[i];
+}
+
 void batch_init(Batch *b, int32_t micro_batch_tokens, int32_t max_segments) {
     assert(micro_batch_tokens > 0 && micro_batch_tokens <= BATCH_MAX_ROWS);
     assert(max_segments > 0 && max_segments < INT32_MAX);
-    const size_t rows = (size_t)micro_batch_tokens, docs = (size_t)max_segments + 1;
+    const size_t rows = (size_t)micro_batch_tokens, ends = (size_t)max_segments + 1;
     *b = (Batch){.micro_batch_tokens = micro_batch_tokens, .max_segments = max_segments};
-    b->tokens = host_calloc(rows, sizeof(int32_t), "batch tokens");
-    b->targets = host_calloc(rows, sizeof(int32_t), "batch targets");
-    b->position_ids = host_calloc(rows, sizeof(int32_t), "batch positions");
-    b->token_order = host_calloc(rows, sizeof(int32_t), "batch token order");
-    b->sort_scratch = host_calloc(rows, sizeof(int32_t), "batch token order");
-    b->real_rows = host_calloc(rows, sizeof(int32_t), "batch real rows");
-    b->cu_seqlens = host_calloc(docs, sizeof(int32_t), "batch cu_seqlens");
-    b->real_cu_seqlens = host_calloc(docs, sizeof(int32_t), "batch cu_seqlens");
+    for (int i = 0; i < ARRAYS; i++)
+        *batch_array(b, i) = host_calloc(i < ROW_ARRAYS ? rows : ends, sizeof(int32_t), "a batch");
 }
 
 void batch_free(Batch *b) {
-    free(b->tokens);
-    free(b->targets);
-    free(b->position_ids);
-    free(b->token_order);
-    free(b->sort_scratch);
-    free(b->real_rows);
-    free(b->cu_seqlens);
-    free(b->real_cu_seqlens);
+    for (int i = 0; i < ARRAYS; i++) free(*batch_array(b, i));
     free(b->cache_rows);
     free(b->work);
     free(b->real_work);
@@ -106,16 +99,6 @@ static void batch_append(Batch *b, const DocView *doc) {
     b->real_tokens += n;
 }
 
-// Ends a segment at the current end of the buffer; its positions start at 0.
-static void batch_end_segment(Batch *b) {
-    const int32_t start = b->cu_seqlens[b->num_segments], n = b->total_tokens - start;
-    assert(n >= 0 && b->num_segments < b->max_segments);
-    for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
-    b->cu_seqlens[++b->num_segments] = b->total_tokens;
-    if (n > b->max_seqlen) b->max_seqlen = n;
-    b->attention_pairs += (int64_t)n * (n + 1) / 2;
-}
-
 // Adds padding rows up to `end`.
 static void batch_fill_to(Batch *b, int32_t end) {
     assert(end >= b->total_tokens && end <= b->micro_batch_tokens);
@@ -126,63 +109,45 @@ static void batch_fill_to(Batch *b, int32_t end) {
     b->total_tokens = end;
 }
 
-void batch_pack(Batch *b, const DocView *docs, int n) {
-    batch_clear(b, LAYOUT_PACKED);
-    for (int i = 0; i < n; i++) {
-        batch_append(b, &docs[i]);
-        batch_end_segment(b);
-    }
-    batch_sort_tokens(b);
+// Ends a segment at row `end`; its positions start at 0.
+static void batch_end_segment(Batch *b, int32_t end) {
+    const int32_t start = b->cu_seqlens[b->num_segments], n = end - start;
+    assert(n >= 0 && b->num_segments < b->max_segments);
+    for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
+    b->cu_seqlens[++b->num_segments] = end;
+    if (n > b->max_seqlen) b->max_seqlen = n;
+    if (b->layout != LAYOUT_REPAD) b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
-static void batch_pad(Batch *b, const DocView *docs, int n, int32_t row_len) {
-    batch_clear(b, LAYOUT_PADDED);
-    assert(row_len > 0 && (int64_t)n * row_len <= b->micro_batch_tokens);
-    for (int i = 0; i < n; i++) {
-        assert(docs[i].length <= row_len);
-        batch_append(b, &docs[i]);
-        batch_fill_to(b, (i + 1) * row_len);
-        batch_end_segment(b);
-    }
-    batch_sort_tokens(b);
-}
-
-// Documents concatenated; every row_len tokens are one segment. The last row is padded to its end.
-static void batch_rows(Batch *b, const DocView *docs, int n, int32_t row_len) {
-    batch_clear(b, LAYOUT_ROWS);
-    assert(row_len > 0);
-    for (int i = 0; i < n; i++) batch_append(b, &docs[i]);
-    const int32_t end = (b->total_tokens + row_len - 1) / row_len * row_len;
-    batch_fill_to(b, end);
-    for (b->total_tokens = row_len; b->total_tokens <= end; b->total_tokens += row_len)
-        batch_end_segment(b);
-    b->total_tokens = end;
-    batch_sort_tokens(b);
-}
-
-static void batch_repad(Batch *b, const DocView *docs, int n, int32_t row_len) {
-    batch_pad(b, docs, n, row_len);
-    b->layout = LAYOUT_REPAD;
-    b->attention_pairs = 0;
-    for (int i = 0; i < n; i++) {
-        const int32_t length = docs[i].length;
-        for (int32_t k = 0; k < length; k++) b->real_rows[b->num_real_rows++] = i * row_len + k;
-        b->real_cu_seqlens[++b->num_real_segments] = b->num_real_rows;
-        if (length > b->real_max_seqlen) b->real_max_seqlen = length;
-        b->attention_pairs += (int64_t)length * (length + 1) / 2;
-    }
+// repad: the n rows from `start` on are a segment of attention.
+static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
+    for (int32_t i = 0; i < n; i++) b->real_rows[b->num_real_rows++] = start + i;
+    b->real_cu_seqlens[++b->num_real_segments] = b->num_real_rows;
+    if (n > b->real_max_seqlen) b->real_max_seqlen = n;
+    b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
-    if (layout == LAYOUT_PACKED)
-        batch_pack(b, docs, n);
-    else if (layout == LAYOUT_PADDED)
-        batch_pad(b, docs, n, row_len);
-    else if (layout == LAYOUT_ROWS)
-        batch_rows(b, docs, n, row_len);
-    else
-        batch_repad(b, docs, n, row_len);
+    const bool padded = layout == LAYOUT_PADDED || layout == LAYOUT_REPAD;
+    assert(layout == LAYOUT_PACKED || row_len > 0);
+    batch_clear(b, layout);
+    for (int i = 0; i < n; i++) {
+        const int32_t start = b->total_tokens;
+        batch_append(b, &docs[i]);
+        assert(!padded || docs[i].length <= row_len);
+        if (padded) batch_fill_to(b, start + row_len);
+        if (layout == LAYOUT_REPAD) batch_add_real_rows(b, start, docs[i].length);
+        if (layout != LAYOUT_ROWS) batch_end_segment(b, b->total_tokens);
+    }
+    if (layout == LAYOUT_ROWS) {
+        batch_fill_to(b, (b->total_tokens + row_len - 1) / row_len * row_len);
+        for (int32_t end = row_len; end <= b->total_tokens; end += row_len)
+            batch_end_segment(b, end);
+    }
+    batch_sort_tokens(b);
 }
+
+void batch_pack(Batch *b, const DocView *docs, int n) { batch_fill(b, LAYOUT_PACKED, docs, n, 0); }
 
 // ------------------------------------------------------------------------------------------------
 // Checking
@@ -200,30 +165,15 @@ static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
     return longest == max_seqlen;
 }
 
-// Ids are in the vocabulary, positions restart with each segment, num_targets is right.
-static bool rows_are_valid(const Batch *b, int vocab_size) {
-    int32_t targets = 0;
-    for (int32_t s = 0; s < b->num_segments; s++) {
-        for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) {
-            if (b->tokens[i] < 0 || b->tokens[i] >= vocab_size || b->targets[i] < -1 ||
-                b->targets[i] >= vocab_size || b->position_ids[i] != i - b->cu_seqlens[s])
-                return false;
-            targets += b->targets[i] >= 0;
-        }
-    }
-    return targets == b->num_targets;
-}
-
-// A permutation of the rows, by (token, row)
-static bool order_is_valid(const Batch *b) {
-    for (int32_t i = 0; i < b->total_tokens; i++) {
-        const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
-        if (at < 0 || at >= b->total_tokens) return false;
-        if (i > 0 && (b->tokens[before] > b->tokens[at] ||
-                      (b->tokens[before] == b->tokens[at] && before >= at)))
-            return false;
-    }
-    return true;
+// Row i, in segment s: ids are in the vocabulary, positions restart with each segment, and
+// token_order is sorted by (token, row), so that no row is in it twice.
+static bool row_is_valid(const Batch *b, int32_t s, int32_t i, int vocab_size) {
+    const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
+    return b->tokens[i] >= 0 && b->tokens[i] < vocab_size && b->targets[i] >= -1 &&
+           b->targets[i] < vocab_size && b->position_ids[i] == i - b->cu_seqlens[s] && at >= 0 &&
+           at < b->total_tokens &&
+           (i == 0 || b->tokens[before] < b->tokens[at] ||
+            (b->tokens[before] == b->tokens[at] && before < at));
 }
 
 // repad: segment s of real_rows is the beginning of segment s.
@@ -238,11 +188,18 @@ static bool real_rows_are_valid(const Batch *b) {
 
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
-    return b->total_tokens <= b->micro_batch_tokens && b->num_segments >= 0 &&
-           b->num_segments <= b->max_segments && b->num_real_rows == (repad ? b->real_tokens : 0) &&
-           b->num_real_segments == (repad ? b->num_segments : 0) &&
-           segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) &&
-           segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
-                              b->real_max_seqlen) &&
-           rows_are_valid(b, vocab_size) && order_is_valid(b) && real_rows_are_valid(b);
+    int32_t targets = 0;
+    if (b->total_tokens > b->micro_batch_tokens || b->num_segments < 0 ||
+        b->num_segments > b->max_segments || b->num_real_rows != (repad ? b->real_tokens : 0) ||
+        b->num_real_segments != (repad ? b->num_segments : 0) ||
+        !segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) ||
+        !segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
+                            b->real_max_seqlen))
+        return false;
+    for (int32_t s = 0, i = 0; s < b->num_segments; s++)
+        for (; i < b->cu_seqlens[s + 1]; i++) {
+            if (!row_is_valid(b, s, i, vocab_size)) return false;
+            targets += b->targets[i] >= 0;
+        }
+    return targets == b->num_targets && real_rows_are_valid(b);
 }

@@ -1,20 +1,11 @@
 #include "loader.h"
 
 #include <assert.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
 #include "../base/memory.h"
-#include "batch.h"
-#include "packing.h"
-#include "plan.h"
-#include "../shards/dataset.h"
 
 // ------------------------------------------------------------------------------------------------
 // One step
@@ -32,15 +23,9 @@ DocIndex dataset_doc_index(const Dataset *ds) {
                       ds->masked ? dataset_index_targets : NULL};
 }
 
-static void step_data_free_batches(StepData *d) {
+void step_data_free(StepData *d) {
     for (int32_t i = 0; i < d->num_allocated; i++) batch_free(&d->micro[i]);
     free(d->micro);
-    d->micro = NULL;
-    d->num_allocated = 0;
-}
-
-void step_data_free(StepData *d) {
-    step_data_free_batches(d);
     plan_free(&d->plan);
     free(d->tokens);
     free(d->own_micros);
@@ -48,51 +33,13 @@ void step_data_free(StepData *d) {
     *d = (StepData){0};
 }
 
-// Room for n batches. Batches are kept from step to step, unless their size changes.
+// Room for n batches, which are kept from step to step.
 static void step_data_reserve(StepData *d, int32_t n, int32_t micro_batch_tokens) {
-    if (d->num_allocated > 0 && d->micro[0].micro_batch_tokens != micro_batch_tokens)
-        step_data_free_batches(d);
-    if (n <= d->num_allocated) return;
     size_t slots = (size_t)d->num_allocated;
+    if (n <= d->num_allocated) return;
     d->micro = host_grow(d->micro, &slots, (size_t)n, sizeof(Batch), "batches");
     while (d->num_allocated < n)
         batch_init(&d->micro[d->num_allocated++], micro_batch_tokens, micro_batch_tokens);
-}
-
-// The rows of a micro-batch of so many segments with `tokens` in all.
-static int64_t step_rows(const StepPlan *plan, const PlanSettings *s, int64_t segments,
-                         int64_t tokens) {
-    if (plan->layout == LAYOUT_PACKED) return tokens;
-    if (plan->layout != LAYOUT_ROWS) return segments * s->max_seqlen;
-    return (tokens + s->max_seqlen - 1) / s->max_seqlen * s->max_seqlen;
-}
-
-// Fills in everything that follows from the plan alone.
-static void step_data_count(StepData *d, const PlanSettings *s, const PlanState *state) {
-    const StepPlan *plan = &d->plan;
-    const int64_t row_pairs = (int64_t)s->max_seqlen * (s->max_seqlen + 1) / 2;
-    d->step = state->step;
-    d->num_targets = plan->num_targets;
-    d->real_tokens = plan->real_tokens;
-    d->num_segments = plan->num_stream;
-    d->buffer_tokens = (int64_t)plan->num_micro * s->micro_batch_tokens;
-    d->longest_segment = plan->longest_segment;
-    d->cursor_after = plan->cursor_after;
-    d->padded_pairs = plan->num_stream * row_pairs;
-    d->real_pairs = d->total_tokens = 0;
-    for (int64_t i = 0; i < plan->num_stream; i++) {
-        const int64_t length = plan->stream[i].length;
-        d->real_pairs += length * (length + 1) / 2;
-    }
-    for (int32_t m = 0; m < plan->num_micro; m++) {
-        int64_t tokens = 0;
-        for (int64_t i = plan->micro_start[m]; i < plan->micro_start[m + 1]; i++)
-            tokens += plan->segments[i].length;
-        d->total_tokens +=
-            step_rows(plan, s, plan->micro_start[m + 1] - plan->micro_start[m], tokens);
-    }
-    const bool whole_rows = plan->layout == LAYOUT_PADDED || plan->layout == LAYOUT_ROWS;
-    d->attention_pairs = whole_rows ? d->total_tokens / s->max_seqlen * row_pairs : d->real_pairs;
 }
 
 // The work list of one micro-batch into *work, which is allocated once; returns the int32 used.
@@ -105,19 +52,17 @@ static size_t step_data_work(int32_t **work, const LoaderSettings *s, const int3
 }
 
 // The targets of a segment (length): the tokens after its tokens (length + has_next), but for those
-// that the mask excludes. Returns how many there are.
-static int64_t step_data_mask(const Dataset *ds, const Segment *segment, const int32_t *tokens,
-                              int32_t *targets) {
+// that the mask excludes.
+static void step_data_mask(const Dataset *ds, const Segment *segment, const int32_t *tokens,
+                           int32_t *targets) {
     const int32_t n = segment->length - 1 + segment->has_next;
     targets[segment->length - 1] = -1;
     memcpy(targets, tokens + 1, (size_t)n * sizeof *targets);
     dataset_mask_tokens(ds, segment->doc, segment->tok_off + 1, n, targets);
-    return dataset_count_targets(ds, segment->doc, segment->tok_off + 1, n);
 }
 
-// Reads the segments of one micro-batch, each with its next token if it has one, and fills *b.
-static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
-                           int32_t micro, Error *err) {
+bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
+                    Error *err) {
     const StepPlan *plan = &d->plan;
     const int64_t from = plan->micro_start[micro], to = plan->micro_start[micro + 1];
     const size_t n = (size_t)(to - from), tokens = (size_t)s->plan.micro_batch_tokens + n;
@@ -125,7 +70,6 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
     d->tokens = host_grow(d->tokens, &d->token_capacity, (ds->masked ? 2 : 1) * tokens,
                           sizeof(int32_t), "tokens");
     int32_t *at = d->tokens, *targets = at + tokens;
-    int64_t num_targets = 0;
     for (int64_t i = from; i < to; i++) {
         const Segment *segment = &plan->segments[i];
         DocView *view = &d->views[i - from];
@@ -133,14 +77,13 @@ static bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSetti
         if (!dataset_read(ds, segment->doc, segment->tok_off, count, at, err)) return false;
         *view = (DocView){at, segment->length, segment->has_next ? at[segment->length] : -1, NULL};
         if (ds->masked) {
-            num_targets += step_data_mask(ds, segment, at, targets);
+            step_data_mask(ds, segment, at, targets);
             view->targets = targets;
             targets += segment->length;
         }
         at += count;
     }
     batch_fill(b, s->layout, d->views, (int)n, s->plan.max_seqlen);
-    assert(!ds->masked || b->num_targets == num_targets);  // as the plan counts them
     assert(batch_is_valid(b, ds->vocab_size));
     d->local_tokens += b->total_tokens;
     if (s->work_list) b->num_work = step_data_work(&b->work, s, b->cu_seqlens, b->num_segments);
@@ -161,9 +104,7 @@ bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanS
     out->num_micro = plan_rank_micros(&out->plan, num_leaves, s->rank, s->num_ranks,
                                       out->own_micros, &out->imbalance);
     step_data_reserve(out, out->num_micro, s->plan.micro_batch_tokens);
-    step_data_count(out, &s->plan, &state);
     out->local_tokens = 0;
-    out->masked = ds->masked;
     for (int32_t i = 0; i < out->num_micro; i++)
         if (!step_data_read(out, &out->micro[i], ds, s, out->own_micros[i], err)) return false;
     return true;
@@ -182,7 +123,7 @@ static void *loader_run(void *argument) {
         if (stop) return NULL;
         Error err = {0};
         const bool ok = loader_load_step(&l->slots[slot], l->dataset, &l->settings, l->next, &err);
-        l->next = l->slots[slot].cursor_after;
+        l->next = l->slots[slot].plan.cursor_after;
         pthread_mutex_lock(&l->lock);
         if (ok)
             l->filled[slot] = true;

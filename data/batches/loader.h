@@ -8,21 +8,15 @@
 #define UNPAD_LOADER_H
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include "../base/error.h"
-#include "batch.h"
-#include "plan.h"
 #include "../shards/dataset.h"
+#include "plan.h"
 
 typedef struct {
     PlanSettings plan;
     Layout layout;
     int32_t rank, num_ranks;  // only this rank's micro-batches are read; 0, 1: a single process
-    bool
-        deterministic_reduction;  // a rank's micro-batches are contiguous, else distributed by work
+    bool deterministic_reduction;  // a rank's micro-batches are contiguous, not chosen by work
     // Writes the attention work list of cu_seqlens (num_segments + 1) into out (max_work), and
     // returns the int32 used; called by the thread that loads. NULL: batches have no work lists.
     size_t (*work_list)(void *context, int32_t *out, const int32_t *cu_seqlens, int num_segments);
@@ -35,20 +29,8 @@ typedef struct {
     int32_t num_micro;
     int32_t *own_micros;   // (num_micro) their numbers in the plan
     int64_t local_tokens;  // rows that the layers of this rank work on, padding included
-    // the rest is of the whole step, all ranks
-    int64_t step;                      // 0-based
-    int64_t num_targets, real_tokens;  // the same in every layout
-    bool masked;                       // a loss mask decides which tokens are targets
-    int64_t num_segments;              // documents, or segments of long ones
-    int64_t total_tokens;              // rows that the layers work on, padding included
-    int64_t buffer_tokens;             // rows that its micro-batches have room for
-    int64_t attention_pairs;           // that attention computes in this layout
-    int64_t real_pairs;                // sum of l * (l + 1) / 2 over segments: packed
-    int64_t padded_pairs;              // S * (S + 1) / 2 for every segment: padded
-    int32_t longest_segment;
-    double imbalance;        // predicted: see plan_rank_micros
-    PlanState cursor_after;  // the state once this step is trained
-    StepPlan plan;
+    double imbalance;      // predicted, of all ranks: see plan_rank_micros
+    StepPlan plan;         // of the whole step, all ranks
     // kept from step to step
     int32_t num_allocated;
     int32_t *tokens;
@@ -81,6 +63,11 @@ DocIndex dataset_doc_index(const Dataset *ds);
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
                       Error *err);
 void step_data_free(StepData *d);
+
+// Reads the segments of a micro-batch of d's plan, each with its next token if it has one, and
+// fills *b.
+bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s, int32_t micro,
+                    Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // The thread: fills two slots in turn, each after the trainer has released it

@@ -1,16 +1,15 @@
 #include "plan.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "../base/error.h"
 #include "../base/hash.h"
+#include "../base/heap.h"
 #include "../base/memory.h"
-#include "batch.h"
-#include "packing.h"
+#include "../base/sum_tree.h"
+
+static const char owner[] = "the step plan";
 
 // ------------------------------------------------------------------------------------------------
 // The order of documents
@@ -47,21 +46,22 @@ int64_t plan_work(int64_t length) {
 }
 
 bool plan_settings_check(const PlanSettings *s, Error *err) {
-    if (s->max_seqlen < 1 || s->max_seqlen > PLAN_MAX_SEQLEN)
-        return error_set(err, EXIT_USAGE, "", "max_seqlen: expected 1 to %d, found %d",
-                         PLAN_MAX_SEQLEN, s->max_seqlen);
-    if (s->micro_batch_tokens < s->max_seqlen || s->micro_batch_tokens > BATCH_MAX_ROWS)
-        return error_set(err, EXIT_USAGE, "a micro-batch must hold the longest segment",
-                         "tokens per micro-batch: expected %d (max_seqlen) to %d, found %d",
-                         s->max_seqlen, BATCH_MAX_ROWS, s->micro_batch_tokens);
-    if (s->num_micro < 1 || s->num_micro > 1 << 20)
-        return error_set(err, EXIT_USAGE, "", "micro-batches per step: expected 1 to %d, found %d",
-                         1 << 20, s->num_micro);
-    if (s->fill_ppm < 1 || s->fill_ppm > 1000000)
-        return error_set(err, EXIT_USAGE, "", "fill: expected more than 0 and at most 1, found %g",
-                         s->fill_ppm / 1e6);
-    if ((unsigned)s->long_docs > LONG_ERROR)
-        return error_set(err, EXIT_USAGE, "", "long_docs: unknown policy %d", (int)s->long_docs);
+    const struct {
+        const char *what;
+        int32_t value, least, most;
+        const char *hint;
+    } limits[] = {
+        {"max_seqlen", s->max_seqlen, 1, PLAN_MAX_SEQLEN, ""},
+        {"tokens per micro-batch", s->micro_batch_tokens, s->max_seqlen, BATCH_MAX_ROWS,
+         "a micro-batch must hold the longest segment, of max_seqlen tokens"},
+        {"micro-batches per step", s->num_micro, 1, 1 << 20, ""},
+        {"fill, in millionths", s->fill_ppm, 1, 1000000, ""},
+        {"long_docs", (int32_t)s->long_docs, 0, LONG_ERROR, ""},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].value < limits[i].least || limits[i].value > limits[i].most)
+            return error_set(err, EXIT_USAGE, limits[i].hint, "%s: expected %d to %d, found %d",
+                             limits[i].what, limits[i].least, limits[i].most, limits[i].value);
     return true;
 }
 
@@ -82,10 +82,9 @@ static bool plan_state_check(const DocIndex *index, const PlanSettings *s, const
     }
     if (good) return true;
     return error_set(err, EXIT_CHECKPOINT_MISFIT, "resume with the data and flags it was made with",
-                     "data position: epoch %lld, document %lld, token %lld is not one of %lld "
+                     "data position: epoch %ld, document %ld, token %ld is not one of %ld "
                      "documents",
-                     (long long)at->epoch, (long long)at->doc_pos, (long long)at->tok_off,
-                     (long long)index->num_docs);
+                     at->epoch, at->doc_pos, at->tok_off, index->num_docs);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -96,18 +95,17 @@ static bool plan_nothing_left(const DocIndex *index, const PlanSettings *s,
     if (counts->docs_without_target > 0)
         return error_set(err, EXIT_BAD_INPUT,
                          "check what is trained with data/prepare.py --show, or raise --max-seqlen",
-                         "data: expected targets, found none in the masks of %lld documents",
-                         (long long)index->num_docs);
+                         "data: expected targets, found none in the masks of %ld documents",
+                         index->num_docs);
     return error_set(err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split",
-                     "data: all %lld documents are longer than max_seqlen %d, and all are dropped",
-                     (long long)index->num_docs, s->max_seqlen);
+                     "data: all %ld documents are longer than max_seqlen %d, and all are dropped",
+                     index->num_docs, s->max_seqlen);
 }
 
 static bool plan_too_long(const PlanSettings *s, int64_t doc, int64_t length, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT,
-                     "raise --max-seqlen, or use --long-docs split, truncate or drop",
-                     "data: document %lld has %lld tokens, expected at most %d", (long long)doc,
-                     (long long)length, s->max_seqlen);
+    return error_set(
+        err, EXIT_BAD_INPUT, "raise --max-seqlen, or use --long-docs split, truncate or drop",
+        "data: document %ld has %ld tokens, expected at most %d", doc, length, s->max_seqlen);
 }
 
 static int64_t plan_targets(const DocIndex *index, const Segment *c) {
@@ -187,6 +185,138 @@ bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCount
 }
 
 // ------------------------------------------------------------------------------------------------
+// Segments into micro-batches
+
+static void plan_reserve_segments(StepPlan *p, int64_t n) {
+    p->segments =
+        host_grow(p->segments, &p->segment_capacity, (size_t)n, sizeof *p->segments, owner);
+}
+
+// Room for n micro-batches.
+static void plan_reserve_micros(StepPlan *p, int64_t n) {
+    const size_t most = (size_t)n + 1;
+    size_t c = p->micro_capacity, c1 = c, c2 = c;
+    p->micro_start = host_grow(p->micro_start, &c, most, sizeof *p->micro_start, owner);
+    p->micro_work = host_grow(p->micro_work, &c1, most, sizeof *p->micro_work, owner);
+    p->room = host_grow(p->room, &c2, most, sizeof *p->room, owner);
+    p->micro_capacity = c;
+}
+
+static int compare_keys(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// p->order: indices of the stream by falling length, equal ones in stream order
+static void sort_by_length(StepPlan *p) {
+    const size_t n = (size_t)p->num_stream;
+    assert(n <= INT32_MAX);
+    p->order = host_grow(p->order, &p->order_capacity, n, sizeof *p->order, owner);
+    p->bin = host_grow(p->bin, &p->bin_capacity, n, sizeof *p->bin, owner);
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->order[i] = (uint64_t)(INT32_MAX - p->stream[i].length) << 32 | (uint64_t)i;
+    qsort(p->order, n, sizeof *p->order, compare_keys);
+    for (int64_t i = 0; i < p->num_stream; i++) p->order[i] &= UINT32_MAX;
+}
+
+// The micro-batch for a segment: with the least work, or the least room, of those it fits in; -1:
+// none
+static int32_t choose_micro(const StepPlan *p, int32_t length, bool fullest) {
+    int32_t best = -1;
+    const int64_t *by = fullest ? p->room : p->micro_work;
+    for (int32_t m = 0; m < p->num_micro; m++)
+        if (p->room[m] >= length && (best < 0 || by[m] < by[best])) best = m;
+    return best;
+}
+
+static bool place_all(StepPlan *p, const PlanSettings *s, bool fullest) {
+    p->num_micro = s->num_micro;
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        p->room[m] = s->micro_batch_tokens;
+        p->micro_work[m] = 0;
+    }
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const int32_t length = p->stream[p->order[i]].length;
+        const int32_t m = choose_micro(p, length, fullest);
+        if (m < 0) return false;
+        p->bin[i] = m;
+        p->room[m] -= length;
+        p->micro_work[m] += plan_work(length);
+    }
+    return true;
+}
+
+static void group_by_micro(StepPlan *p) {
+    const int32_t M = p->num_micro;
+    plan_reserve_segments(p, p->num_stream);
+    p->num_segments = p->num_stream;
+    memset(p->micro_start, 0, ((size_t)M + 1) * sizeof *p->micro_start);
+    for (int64_t i = 0; i < p->num_stream; i++) p->micro_start[p->bin[i] + 1]++;
+    for (int32_t m = 0; m < M; m++) p->micro_start[m + 1] += p->micro_start[m];
+    int64_t *at = p->room;  // all are placed: room is no longer needed
+    memcpy(at, p->micro_start, (size_t)M * sizeof *at);
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->segments[at[p->bin[i]]++] = p->stream[p->order[i]];
+}
+
+// Longest segment first, each into the micro-batch with the least work among those with room; where
+// that leaves a segment without a place, each into the fullest one with room. Groups the stream
+// into p->segments by micro-batch, longest first. False: a segment fits nowhere.
+static bool plan_pack(StepPlan *p, const PlanSettings *s) {
+    sort_by_length(p);
+    if (!place_all(p, s, false) && !place_all(p, s, true)) return false;
+    group_by_micro(p);
+    return true;
+}
+
+// One segment in each row of max_seqlen tokens, as many rows in a micro-batch as it holds.
+static void plan_layout_padded(StepPlan *p, const PlanSettings *s) {
+    const int64_t rows = s->micro_batch_tokens / s->max_seqlen;
+    assert(rows > 0);  // plan_settings_check
+    const int64_t num_micro = (p->num_stream + rows - 1) / rows;
+    plan_reserve_segments(p, p->num_stream);
+    plan_reserve_micros(p, num_micro);
+    memcpy(p->segments, p->stream, (size_t)p->num_stream * sizeof(Segment));
+    p->num_segments = p->num_stream;
+    p->num_micro = (int32_t)num_micro;
+    for (int64_t m = 0; m <= num_micro; m++)
+        p->micro_start[m] = m < num_micro ? m * rows : p->num_stream;
+    for (int64_t m = 0; m < num_micro; m++)
+        p->micro_work[m] = (p->micro_start[m + 1] - p->micro_start[m]) * plan_work(s->max_seqlen);
+}
+
+// The stream in rows of max_seqlen tokens; a segment that crosses the end of a micro-batch is cut
+// there.
+static void plan_layout_rows(StepPlan *p, const PlanSettings *s) {
+    const int64_t room = (int64_t)(s->micro_batch_tokens / s->max_seqlen) * s->max_seqlen;
+    const int64_t num_micro = (p->real_tokens + room - 1) / room;
+    plan_reserve_segments(p, p->num_stream + num_micro);
+    plan_reserve_micros(p, num_micro);
+    p->num_segments = p->num_micro = 0;
+    int64_t left = 0;  // room in the micro-batch being filled
+    for (int64_t i = 0; i < p->num_stream; i++) {
+        const Segment whole = p->stream[i];
+        for (int32_t done = 0; done < whole.length;) {
+            if (left == 0) {
+                p->micro_start[p->num_micro++] = p->num_segments;
+                left = room;
+            }
+            const int32_t rest = whole.length - done, n = rest < left ? rest : (int32_t)left;
+            p->segments[p->num_segments++] =
+                (Segment){whole.doc, whole.tok_off + done, n, n < rest || whole.has_next};
+            done += n;
+            left -= n;
+        }
+    }
+    p->micro_start[p->num_micro] = p->num_segments;
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        const int64_t tokens = m + 1 < p->num_micro ? room : room - left;
+        const int64_t rows = (tokens + s->max_seqlen - 1) / s->max_seqlen;
+        p->micro_work[m] = rows * plan_work(s->max_seqlen);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
 // A step
 
 // Fills p->stream with the longest prefix of at most plan_goal tokens and max_segments segments; it
@@ -201,12 +331,12 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
         Segment segment;
         if (!plan_next_segment(index, s, &at, &segment, &counts, err)) return false;
         if (p->num_stream > 0 && p->real_tokens + segment.length > goal) break;
-        plan_reserve_stream(p, (size_t)p->num_stream + 1);
+        p->stream = host_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1,
+                              sizeof *p->stream, owner);
         p->stream[p->num_stream++] = segment;
         p->real_tokens += segment.length;
         p->num_targets += plan_targets(index, &segment);
         if (segment.length > p->longest_segment) p->longest_segment = segment.length;
-        p->long_docs = counts;
         p->cursor_after = at;
     }
     p->cursor_after.step = state->step + 1;
@@ -247,23 +377,16 @@ static bool plan_packed(StepPlan *p, const DocIndex *index, const PlanSettings *
     return plan_try(p, index, s, state, good, &fits, err);
 }
 
-// What every plan satisfies, in any layout.
-static void plan_assert(const StepPlan *p, const DocIndex *index, const PlanSettings *s) {
-    int64_t tokens = 0, targets = 0;
-    assert(p->micro_start[0] == 0 && p->micro_start[p->num_micro] == p->num_segments);
-    for (int32_t m = 0; m < p->num_micro; m++) {
-        int64_t micro_tokens = 0;
-        assert(p->micro_start[m] <= p->micro_start[m + 1]);
-        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-            const Segment *segment = &p->segments[i];
-            assert(segment->length > 0 && segment->length <= s->max_seqlen);
-            micro_tokens += segment->length;
-            targets += plan_targets(index, segment);
-        }
-        assert(micro_tokens <= s->micro_batch_tokens);
-        tokens += micro_tokens;
-    }
-    assert(tokens == p->real_tokens && targets == p->num_targets);  // each segment exactly once
+// What the log says of the whole step
+static void plan_count(StepPlan *p, const PlanSettings *s) {
+    const int64_t S = s->max_seqlen, row_pairs = S * (S + 1) / 2;
+    p->buffer_tokens = (int64_t)p->num_micro * s->micro_batch_tokens;
+    p->padded_pairs = p->num_stream * row_pairs;
+    p->attention_pairs = 0;
+    for (int64_t i = 0; i < p->num_stream; i++)
+        p->attention_pairs += (int64_t)p->stream[i].length * (p->stream[i].length + 1) / 2;
+    if (p->layout == LAYOUT_PADDED) p->attention_pairs = p->padded_pairs;
+    if (p->layout == LAYOUT_ROWS) p->attention_pairs = (p->real_tokens + S - 1) / S * row_pairs;
 }
 
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
@@ -273,15 +396,15 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
         return error_set(err, EXIT_BAD_INPUT, "", "data: expected documents, found none");
     if (!plan_state_check(index, s, state, err)) return false;
     plan->layout = layout;
-    plan_reserve_micros(plan, (size_t)s->num_micro);
+    plan->masked = index->targets != NULL;
+    plan_reserve_micros(plan, s->num_micro);
     if (!plan_packed(plan, index, s, state, err)) return false;
     if (plan->num_targets == 0)
         return error_set(err, EXIT_BAD_INPUT, "documents of one token have no next token to learn",
-                         "data: a step of %lld documents has no token to predict",
-                         (long long)plan->num_stream);
+                         "data: a step of %ld documents has no token to predict", plan->num_stream);
     if (layout == LAYOUT_PADDED || layout == LAYOUT_REPAD) plan_layout_padded(plan, s);
     if (layout == LAYOUT_ROWS) plan_layout_rows(plan, s);
-    plan_assert(plan, index, s);
+    plan_count(plan, s);
     return true;
 }
 
@@ -335,4 +458,58 @@ bool plan_fix_set(PlanSettings *s, const DocIndex *index, int64_t most_tokens, E
     }
     plan_free(&plan);
     return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Ranks
+
+// In order[i], for every i, the next micro-batch, and in rank_of its rank.
+static void assign_by_work(const StepPlan *p, int32_t num_ranks, int64_t *load, int32_t *order,
+                           int32_t *rank_of) {
+    HeapItem *items = host_calloc((size_t)(p->num_micro + num_ranks), sizeof *items, owner);
+    Heap heaviest = {items, 0}, idlest = {items + p->num_micro, 0};
+    for (int32_t m = 0; m < p->num_micro; m++) heap_push(&heaviest, -p->micro_work[m], m);
+    for (int32_t i = 0; i < p->num_micro; i++) {
+        for (int32_t r = 0; i % num_ranks == 0 && r < num_ranks; r++)
+            heap_push(&idlest, load[r], r);
+        const int32_t m = heap_pop(&heaviest).id, to = heap_pop(&idlest).id;
+        order[i] = m;
+        rank_of[m] = to;
+        load[to] += p->micro_work[m];
+    }
+    free(items);
+}
+
+static void assign_blocks(const StepPlan *p, int32_t num_leaves, int32_t num_ranks, int64_t *load,
+                          int32_t *order, int32_t *rank_of) {
+    int32_t rank = 0, first, last;
+    rank_block(num_leaves, rank, num_ranks, &first, &last);
+    for (int32_t m = 0; m < p->num_micro; m++) {
+        while (sum_leaf(m, p->num_micro, num_leaves) >= last)
+            rank_block(num_leaves, ++rank, num_ranks, &first, &last);
+        order[m] = m;
+        rank_of[m] = rank;
+        load[rank] += p->micro_work[m];
+    }
+}
+
+int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
+                         int32_t *out, double *imbalance) {
+    assert(rank >= 0 && rank < num_ranks && num_leaves >= 0);
+    int64_t *load = host_calloc((size_t)num_ranks, sizeof *load, owner), sum = 0, most = 0;
+    int32_t *rank_of = host_calloc((size_t)p->num_micro, sizeof *rank_of, owner), n = 0;
+    if (num_leaves > 0)
+        assign_blocks(p, num_leaves, num_ranks, load, out, rank_of);
+    else
+        assign_by_work(p, num_ranks, load, out, rank_of);
+    for (int32_t i = 0; i < p->num_micro; i++)
+        if (rank_of[out[i]] == rank) out[n++] = out[i];
+    for (int32_t r = 0; r < num_ranks; r++) {
+        sum += load[r];
+        if (load[r] > most) most = load[r];
+    }
+    *imbalance = sum > 0 ? (double)most * num_ranks / (double)sum : 0;
+    free(rank_of);
+    free(load);
+    return n;
 }

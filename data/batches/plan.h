@@ -1,4 +1,5 @@
-// Plans the contents of each step and micro-batch, from document lengths and loss masks alone.
+// Plans the contents of each step and micro-batch, from document lengths and loss masks alone, and
+// which rank works on which micro-batch.
 //
 //   stream    documents in an order keyed by (seed, epoch); a document longer than max_seqlen
 //             becomes segments of at most max_seqlen tokens; with a loss mask, documents and
@@ -13,10 +14,6 @@
 // any machine (integer arithmetic only).
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
-
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "../base/error.h"
 #include "batch.h"
@@ -74,14 +71,18 @@ typedef struct {
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
+    bool masked;  // loss masks decide which tokens are targets
     int32_t longest_segment;
     PlanState cursor_after;  // where the next step begins
-    LongCounts long_docs;
-    // kept from step to step, for plan_pack
+    // of all micro-batches of this layout
+    int64_t buffer_tokens;    // rows that they have room for
+    int64_t attention_pairs;  // that attention computes
+    int64_t padded_pairs;     // that it would compute in padded
+    // kept from step to step, for packing
     uint64_t *order;  // (num_stream) indices of the stream by falling length
     int32_t *bin;     // (num_stream) micro-batch of each, in that order
     int64_t *room;    // (num_micro) tokens that still fit
-    size_t stream_capacity, segment_capacity, micro_capacity;
+    size_t stream_capacity, order_capacity, bin_capacity, segment_capacity, micro_capacity;
 } StepPlan;
 
 enum { PLAN_MAX_SEQLEN = 1 << 24 };
@@ -120,6 +121,15 @@ bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCount
 bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Layout layout,
                const PlanState *state, Error *err);
 void plan_free(StepPlan *p);
+
+// The micro-batches of one rank into out (num_micro), in the order in which it works on them;
+// returns how many. *imbalance: the largest predicted work of a rank over the mean, 1 is even.
+// num_leaves 0: heaviest micro-batch first, in rounds of num_ranks, so that those computed at the
+// same time are alike; in each round the heaviest goes to the rank with the least work so far.
+// num_leaves > 0, for deterministic reduction: each rank has a contiguous block of the leaves of
+// its sums (sum_tree.h), and their micro-batches in order.
+int32_t plan_rank_micros(const StepPlan *p, int32_t num_leaves, int32_t rank, int32_t num_ranks,
+                         int32_t *out, double *imbalance);
 
 // Settings for a fixed set of documents instead of steps: the first whole documents of the first
 // epoch, at most most_tokens; of a first document longer than that, its first segments, at least

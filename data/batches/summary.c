@@ -1,16 +1,9 @@
 #include "summary.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/error.h"
-#include "../shards/dataset.h"
-#include "batch.h"
 #include "loader.h"
-#include "plan.h"
 
 bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err) {
     const DocIndex index = dataset_doc_index(ds);
@@ -32,17 +25,15 @@ static void summary_text(const DataSummary *d, bool past, char *out, size_t capa
     const char *verb = past ? (docs == 1 ? "was" : "were") : (docs == 1 ? "is" : "are");
     char left_out[96] = "";
     if (c->tokens_left_out > 0)
-        snprintf(left_out, sizeof left_out, ": %lld of %lld tokens (%.1f %%) never trained",
-                 (long long)c->tokens_left_out, (long long)tokens,
-                 100.0 * (double)c->tokens_left_out / (double)tokens);
+        snprintf(left_out, sizeof left_out, ": %ld of %ld tokens (%.1f %%) never trained",
+                 c->tokens_left_out, tokens, 100.0 * (double)c->tokens_left_out / (double)tokens);
     char without[48] = "", longer[96] = "";
     if (docs > 0)
-        snprintf(longer, sizeof longer, "%lld document%s longer than %d tokens %s %s",
-                 (long long)docs, text_plural(docs), d->max_seqlen, verb, done);
+        snprintf(longer, sizeof longer, "%ld document%s longer than %d tokens %s %s", docs,
+                 text_plural(docs), d->max_seqlen, verb, done);
     if (c->docs_without_target > 0)
-        snprintf(without, sizeof without, "%s%lld document%s without a target",
-                 docs > 0 ? ", " : "", (long long)c->docs_without_target,
-                 text_plural(c->docs_without_target));
+        snprintf(without, sizeof without, "%s%ld document%s without a target", docs > 0 ? ", " : "",
+                 c->docs_without_target, text_plural(c->docs_without_target));
     snprintf(out, capacity, "%s%s%s", longer, without, left_out);
 }
 
@@ -93,8 +84,7 @@ void data_summary_print_left_out(const DataSummary *d) {
     const int64_t empty = d->dataset->num_empty;
     summary_text(d, true, text, sizeof text);
     if (d->counts.tokens_left_out > 0) printf("left out: %s\n", text);
-    if (empty > 0)
-        printf("left out: %lld empty document%s\n", (long long)empty, text_plural(empty));
+    if (empty > 0) printf("left out: %ld empty document%s\n", empty, text_plural(empty));
 }
 
 json_t *data_summary_json(const DataSummary *d) {

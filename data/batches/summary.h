@@ -4,12 +4,8 @@
 #define UNPAD_SUMMARY_H
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stdint.h>
 
-#include "../base/error.h"
 #include "../shards/dataset.h"
-#include "batch.h"
 #include "plan.h"
 
 typedef struct {

@@ -31,12 +31,10 @@ typedef struct {
     bool tie_word_embeddings;
     float initializer_range;
     int bos_token_id, eos_token_id;  // -1: none
-    struct {                         // all 0: Llama
-        ModelType model_type;
-        bool qkv_bias;         // of q_proj, k_proj and v_proj
-        bool qk_norm;          // RMSNorm of each query and key head, before RoPE
-        int no_rope_interval;  // layers that are a multiple of it, from 1, have no RoPE; 0: none
-    };
+    ModelType model_type;            // this and what follows are 0 for Llama
+    bool qkv_bias;                   // of q_proj, k_proj and v_proj
+    bool qk_norm;                    // RMSNorm of each query and key head, before RoPE
+    int no_rope_interval;  // layers that are a multiple of it, from 1, have no RoPE; 0: none
 } LlamaConfig;
 
 // False when the name is none of "demo", "smollm2-135m" ...
@@ -52,10 +50,12 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 // The same from parsed JSON; path is for messages.
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err);
 
-// Divisibility and products, which a config that was read satisfies. `where` begins the message.
-bool llama_config_check(const LlamaConfig *c, const char *where, Error *err);
-
 uint64_t llama_config_num_params(const LlamaConfig *c);
+
+// Multiply-adds that training on these tokens needs, times two: forward and backward of every
+// matrix, and of attention over the (query, key) pairs that its mask leaves. What is recomputed or
+// spent on padding does not count.
+double llama_config_flops(const LlamaConfig *c, int64_t tokens, int64_t pairs);
 
 // config.json as old versions of transformers (rope_theta, rope_scaling) and new ones load it, in
 // memory the caller frees. torch_dtype: "float32", "bfloat16".

@@ -1,5 +1,6 @@
 #include "checkpoint.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -156,19 +157,17 @@ bool checkpoint_verify(const char *dir, int64_t *step, Error *err) {
 
 void checkpoint_abort(Checkpoint *ck) {
     Error ignored = {0};
-    if (!ck->active) return;
+    if (!ck->files) return;
     dir_remove_tree(ck->dir, &ignored);
     json_decref(ck->files);
-    ck->active = false;
+    ck->files = NULL;
 }
 
 bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const char *name,
                       Error *err) {
     ck->step = step;
-    ck->active = false;
-    if (step < 0 || (name && strcmp(name, "final") != 0))
-        return error_set(err, EXIT_USAGE, "", "%s: checkpoint of step %ld, name %s: not possible",
-                         out_dir, step, name ? name : "(none)");
+    ck->files = NULL;
+    assert(step >= 0 && (!name || strcmp(name, "final") == 0));
     if (!path_printf(ck->out_dir, sizeof ck->out_dir, err, "%s", out_dir) ||
         !(name ? path_join(ck->publish, sizeof ck->publish, out_dir, name, err)
                : checkpoint_step_path(ck->publish, sizeof ck->publish, out_dir, step, err)) ||
@@ -178,7 +177,6 @@ bool checkpoint_begin(Checkpoint *ck, const char *out_dir, int64_t step, const c
         return false;  // left by an earlier process with the same pid
     if (mkdir(ck->dir, 0777) != 0) return disk_error(err, ck->dir, "cannot create the directory");
     ck->files = json_array();
-    ck->active = true;
     return true;
 }
 
@@ -187,32 +185,21 @@ bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t 
     return path_join(path, capacity, ck->dir, file, err);
 }
 
-bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc,
-                         Error *err) {
-    enum { MAX_FILES = 512, MAX_NAME = 128 };
+void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc) {
     char crc_text[16];
-    const json_t *item;
-    size_t i;
-    bool ok = path_is_plain_name(file) && strlen(file) < MAX_NAME &&
-              strcmp(file, manifest_name) != 0 && json_array_size(ck->files) < MAX_FILES;
-    json_array_foreach(ck->files, i, item) {
-        ok = ok && !json_string_is(json_member(item, "name"), file);
-    }
-    if (!ok)
-        return error_set(err, EXIT_USAGE, "",
-                         "%s: cannot register \"%.100s\": bad name, twice, or too many", ck->dir,
-                         file);
+    assert(path_is_plain_name(file) && strcmp(file, manifest_name) != 0);
     snprintf(crc_text, sizeof crc_text, "%08x", crc);
     json_array_append_new(ck->files, json_pack("{s:s, s:I, s:s}", "name", file, "size_bytes",
                                                (int64_t)size_bytes, "crc32c", crc_text));
-    return true;
 }
 
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
                            Error *err) {
     char path[IO_PATH_MAX];
-    return checkpoint_path(ck, file, path, sizeof path, err) && file_create(path, data, n, err) &&
-           checkpoint_register(ck, file, n, crc32c(0, data, n), err);
+    if (!checkpoint_path(ck, file, path, sizeof path, err) || !file_create(path, data, n, err))
+        return false;
+    checkpoint_register(ck, file, n, crc32c(0, data, n));
+    return true;
 }
 
 bool checkpoint_write_text(Checkpoint *ck, const char *file, char *text, Error *err) {
@@ -243,7 +230,7 @@ bool checkpoint_publish(Checkpoint *ck, Error *err) {
         return false;
     }
     json_decref(ck->files);
-    ck->active = false;
+    ck->files = NULL;
     if (!dir_sync(ck->out_dir, err))
         return false;                // complete, but perhaps not yet durable: keep old
     dir_remove_tree(old, &ignored);  // failing costs space, not safety
@@ -342,7 +329,7 @@ bool checkpoint_remove_all(const char *out_dir, Error *err) {
 // The newest good one
 
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
-                            CheckpointReport report, Error *err) {
+                            Error *err) {
     int64_t *steps = NULL, found = -1;
     int count = 0;
     *step = -1;
@@ -356,8 +343,8 @@ bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, in
                       "%s: manifest.json: expected step %ld, found %ld", path, steps[i], found);
         if (!why.code)
             *step = steps[i];
-        else if (report)
-            report(path, &why);
+        else
+            warning("skipping %s: %s", path, why.what);
     }
     free(steps);
     if (!ok || *step >= 0 || count == 0) return ok;

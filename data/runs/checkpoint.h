@@ -22,9 +22,8 @@ typedef struct {
     char out_dir[IO_PATH_MAX];
     char dir[IO_PATH_MAX];      // being written
     char publish[IO_PATH_MAX];  // its final name
-    bool active;                // dir exists and is ours
     int64_t step;
-    json_t *files;  // of the manifest, while active
+    json_t *files;  // of the manifest; NULL: nothing is being written
 } Checkpoint;
 
 // <out_dir>/step-00000100
@@ -46,8 +45,7 @@ bool checkpoint_path(const Checkpoint *ck, const char *file, char *path, size_t 
                      Error *err);
 
 // Adds a file of that directory, closed and fsynced, to the manifest.
-bool checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc,
-                         Error *err);
+void checkpoint_register(Checkpoint *ck, const char *file, uint64_t size_bytes, uint32_t crc);
 
 // A whole small file: written, fsynced, registered.
 bool checkpoint_write_file(Checkpoint *ck, const char *file, const void *data, size_t n,
@@ -85,12 +83,10 @@ bool checkpoint_remove_all(const char *out_dir, Error *err);
 // differ. step may be NULL.
 bool checkpoint_verify(const char *dir, int64_t *step, Error *err);
 
-// Called for each damaged checkpoint that is skipped, newest first.
-typedef void (*CheckpointReport)(const char *dir, const Error *why);
-
-// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. True with
-// *step = -1 when there is none at all; false when all are damaged. report may be NULL.
+// The newest (by number) step-* that checkpoint_verify accepts: its path and *step. Warns of each
+// damaged one that is skipped. True with *step = -1 when there is none at all; false when all are
+// damaged.
 bool checkpoint_find_newest(const char *out_dir, char *path, size_t capacity, int64_t *step,
-                            CheckpointReport report, Error *err);
+                            Error *err);
 
 #endif

@@ -4,8 +4,8 @@
 
 #include "../base/error.h"
 #include "../batches/batch.h"
-#include "../batches/plan.h"
 #include "../shards/dataset.h"
+#include "run_options.h"
 
 // Documents of 2^b to 2^(b+1) - 1 tokens are row b.
 enum { EVALUATION_ROWS = 48 };
@@ -15,15 +15,15 @@ typedef struct {
 } EvaluationRow;
 
 typedef struct {
-    int32_t max_seqlen, micro_batch_tokens;
-    LongDocs long_docs;  // of those longer than max_seqlen; each segment of a split one is alone
+    const Options *o;  // max_seqlen, micro_batch_tokens, long_docs, seed: the order of documents
     int32_t rank, num_ranks;
     void *context;
     // losses_host (T) of a packed batch; 0 where there is no target
     void (*losses)(void *context, const Batch *batch, float *losses_host);
 } Evaluation;
 
-// rows (EVALUATION_ROWS): of this rank's micro-batches; every num_ranks-th is its.
+// rows (EVALUATION_ROWS): of this rank's micro-batches; every num_ranks-th is its. A segment of a
+// split document is alone, its row that of the document.
 bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err);
 
 // The table: rows of num_ranks ranks, one after another, added in their order.

@@ -17,71 +17,129 @@
 // ------------------------------------------------------------------------------------------------
 // The beginning of a text
 
-enum { MAX_BEGINNING = 16 };  // tokens of a document that begin a text
+// texts that grow together, and tokens of a document that begin a text
+enum { MAX_GROUP = 64, MAX_BEGINNING = 16 };
 
-static void text_limit(Text *text, const Samples *s) {
-    text->max_length = s->max_seqlen;
-    if (s->sample_tokens < text->max_length - text->length)
-        text->max_length = text->length + s->sample_tokens;
+static void text_limit(Text *text, const Options *o) {
+    text->max_length = o->max_seqlen;
+    if (o->sample_tokens < text->max_length - text->length)
+        text->max_length = text->length + o->sample_tokens;
 }
 
-Text text_of_prompt(const Samples *s, int number, int32_t prompt_length) {
+Text text_of_prompt(const Options *o, int number, int32_t prompt_length) {
     Text text = {.prompt_length = prompt_length, .length = prompt_length, .number = number};
-    assert(prompt_length <= s->max_seqlen);
-    text.tokens = host_calloc((size_t)s->max_seqlen, sizeof(int32_t), "samples");
-    text_limit(&text, s);
+    assert(prompt_length <= o->max_seqlen);
+    text.tokens = host_calloc((size_t)o->max_seqlen, sizeof(int32_t), "texts");
+    text_limit(&text, o);
     return text;
 }
 
+static Text *add_text(Generator *g, int32_t prompt_length) {
+    g->texts =
+        host_grow(g->texts, &g->text_capacity, (size_t)g->num_texts + 1, sizeof(Text), "texts");
+    g->texts[g->num_texts] = text_of_prompt(g->o, g->num_texts, prompt_length);
+    return &g->texts[g->num_texts++];
+}
+
 // Appends the tokens of a prompt; room for one more is left.
-static bool text_append(Text *text, const Samples *s, const char *prompt, Error *err) {
+static bool text_append(Generator *g, Text *text, const char *prompt, Error *err) {
     const int64_t n =
-        tokenizer_encode(s->tokenizer, prompt, strlen(prompt), text->tokens + text->length,
-                         s->max_seqlen - 1 - text->length, err);
+        tokenizer_encode(g->tokenizer, prompt, strlen(prompt), text->tokens + text->length,
+                         g->o->max_seqlen - 1 - text->length, err);
     if (n == 0)
         error_set(err, EXIT_USAGE, "leave it out, or give some text",
                   "prompt: expected at least one token, found none");
     if (n <= 0) return false;
     text->prompt_length = text->length += (int32_t)n;
     text->ended = false;
-    text_limit(text, s);
+    text_limit(text, g->o);
+    g->prompt_tokens += n;
     return true;
 }
 
-bool samples_encode_prompt(Samples *s, Error *err) {
-    if (!s->prompt || s->num_samples == 0) return true;
-    if (!s->tokenizer)
+// The first tokens of a document: at most half of max_seqlen.
+static bool add_document(Generator *g, Dataset *documents, int64_t doc, Error *err) {
+    const int32_t half = g->o->max_seqlen > 1 ? g->o->max_seqlen / 2 : 1;
+    int64_t most = half < MAX_BEGINNING ? half : MAX_BEGINNING;
+    if (most > dataset_doc_length(documents, doc)) most = dataset_doc_length(documents, doc);
+    const Text *text = add_text(g, (int32_t)most);
+    return dataset_read(documents, doc, 0, most, text->tokens, err);
+}
+
+static bool add_samples_of_prompt(Generator *g, Error *err) {
+    if (!g->tokenizer)
         return error_set(err, EXIT_USAGE,
                          "leave it out, or put tokenizer.json into the directory of --model or "
                          "--train",
                          "--prompt needs a tokenizer, and there is none");
-    Text text = text_of_prompt(s, 0, 0);
-    const bool ok = text_append(&text, s, s->prompt, err);
-    s->prompt_ids = text.tokens;
-    s->prompt_length = text.length;
+    if (!text_append(g, add_text(g, 0), g->o->prompt, err)) return false;
+    while (g->num_texts < g->o->num_samples) {
+        const int32_t n = g->texts[0].length;
+        const Text *text = add_text(g, n);
+        memcpy(text->tokens, g->texts[0].tokens, (size_t)n * sizeof(int32_t));
+    }
+    return true;
+}
+
+bool samples_open(Generator *g, const Options *o, Data *data, Error *err) {
+    Dataset *documents = data->has_val ? &data->val : &data->train;
+    *g = (Generator){.o = o, .end_of_turn = -1};
+    g->tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
+    if (o->prompt && o->num_samples > 0) return add_samples_of_prompt(g, err);
+    bool ok = true;
+    for (int i = 0; ok && i < o->num_samples; i++)
+        ok = add_document(g, documents, i % documents->num_docs, err);
     return ok;
 }
 
-int32_t samples_cache_tokens(const Samples *s, int32_t most) {
-    const int64_t prompt = s->prompt ? s->prompt_length : MAX_BEGINNING;
-    int64_t text = prompt + s->sample_tokens;
-    if (text > s->max_seqlen) text = s->max_seqlen;
-    return (int32_t)(text * s->num_samples < most ? text * s->num_samples : most);
+// ------------------------------------------------------------------------------------------------
+// Printing
+
+// Prints what is complete of p->bytes; with `end` all of it.
+static void text_printer_flush(TextPrinter *p, bool end) {
+    while (p->n > 0) {
+        const unsigned char first = p->bytes[0];
+        const int length = utf8_length(p->bytes, p->n);
+        const size_t n = (size_t)abs(length);
+        if (length < 0 && n == p->n && first >= 0xc2 && first < 0xf5 && !end) return;  // goes on
+        if (length < 0)
+            fputs("\xef\xbf\xbd", p->to);
+        else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
+            fwrite(p->bytes, 1, n, p->to);
+        p->n -= n;
+        memmove(p->bytes, p->bytes + n, p->n);
+    }
 }
 
-// The prompt, or the first tokens of a document: at most half of max_seqlen.
-static bool text_begin(Text *text, const Samples *s, int number, Error *err) {
-    int64_t most = MAX_BEGINNING;
-    if (s->prompt) {
-        *text = text_of_prompt(s, number, s->prompt_length);
-        memcpy(text->tokens, s->prompt_ids, (size_t)s->prompt_length * sizeof(int32_t));
-        return true;
+static void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) {
+    size_t n = 0;
+    const bool known = tokenizer && id < tokenizer->vocab_size;
+    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
+    if (!bytes || tokenizer->special[id]) text_printer_flush(p, true);
+    if (!bytes) fprintf(p->to, "<%d>", id);
+    for (size_t k = 0; k < n && !tokenizer->special[id]; k++) {
+        p->bytes[p->n++] = bytes[k];
+        text_printer_flush(p, false);
     }
-    const int64_t doc = number % s->documents->num_docs;
-    if (most > s->max_seqlen / 2) most = s->max_seqlen > 1 ? s->max_seqlen / 2 : 1;
-    if (most > dataset_doc_length(s->documents, doc)) most = dataset_doc_length(s->documents, doc);
-    *text = text_of_prompt(s, number, (int32_t)most);
-    return dataset_read(s->documents, doc, 0, most, text->tokens, err);
+}
+
+// What the last pass has added to a group: its texts in order, each from the end of its prompt, as
+// far as they have grown.
+static void print_growth(Generator *g, const Text *texts, int num_texts) {
+    for (; g->current < num_texts; g->current++) {
+        const Text *text = &texts[g->current];
+        if (g->printed < 0) {
+            if (g->num_texts > 1) printf("--- %d\n", text->number + 1);
+            g->printed = text->prompt_length;
+        }
+        for (; g->printed < text->length; g->printed++)
+            text_printer_token(&g->printer, g->tokenizer, text->tokens[g->printed]);
+        if (!text->ended && text->length < text->max_length) break;
+        text_printer_flush(&g->printer, true);
+        printf("\n");
+        g->printed = -1;
+    }
+    fflush(stdout);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -112,29 +170,26 @@ static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
     return heap->items[V - 1 - i];
 }
 
-int32_t sample_token(const float *logits, int32_t V, const Sampling *s, float uniform,
+int32_t sample_token(const float *logits, int32_t V, float temperature, float top_p, float uniform,
                      HeapItem *scratch) {
-    const float inverse_temperature = s->temperature > 0 ? 1 / s->temperature : 1;
-    const int32_t k = s->top_k > 0 && s->top_k < V ? s->top_k : V;
+    const float inverse_temperature = temperature > 0 ? 1 / temperature : 1;
     Heap heap = {scratch, V};
     int32_t best = 0, n = 0;
     float sum = 0, kept = 0;
     for (int32_t v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
-    if (s->temperature == 0) return best;
+    if (temperature == 0) return best;
     for (int32_t v = 0; v < V; v++) {
         const float p = expf((logits[v] - logits[best]) * inverse_temperature);
         scratch[v] = (HeapItem){key_of(p), v};
         sum += p;
     }
     heap_make(&heap);
-    if (k < V) sum = 0;
-    for (int32_t i = 0; i < k && k < V; i++) sum += probability(nth_likeliest(&heap, V, i));
-    if (s->top_p >= 1) {
+    if (top_p >= 1) {
         kept = sum;
-        n = k;
+        n = V;
     }
-    while (n < k && (n == 0 || kept < s->top_p * sum))
+    while (n < V && (n == 0 || kept < top_p * sum))
         kept += probability(nth_likeliest(&heap, V, n++));
     float target = uniform * kept;
     for (int32_t i = 0; i < n - 1; i++) {
@@ -149,14 +204,11 @@ static float sample_uniform(uint64_t seed, int64_t step, int text, int position)
     return (float)(mix64(key ^ ((uint64_t)text << 32 | (uint64_t)position)) >> 40) * 0x1p-24f;
 }
 
-// Adds one token to each text that has room for one; false when none has. logits (num_texts, V),
-// scratch (V).
-static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel *model,
-                       int64_t step, float *logits, HeapItem *scratch) {
-    Text *growing[MAX_SAMPLES];
-    DocView docs[MAX_SAMPLES];
-    Batch *b = &s->batch;
-    int32_t rows[MAX_SAMPLES], n = 0;
+// Packs what is not in the cache of each text that has room for one more token; rows: the last row
+// of each. Returns how many these are.
+static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, int num_texts) {
+    DocView docs[MAX_GROUP];
+    int32_t n = 0;
     b->decode = false;
     for (int i = 0; i < num_texts; i++) {
         Text *text = &texts[i];
@@ -166,28 +218,37 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
         b->decode |= done > 0;
         growing[n++] = text;
     }
-    if (n == 0) return false;
-    batch_pack(b, docs, n);
+    if (n > 0) batch_pack(b, docs, n);
     for (int i = 0; i < n; i++) {
-        Text *text = growing[i];
         rows[i] = b->cu_seqlens[i + 1] - 1;
         for (int32_t t = b->cu_seqlens[i]; t <= rows[i]; t++) {
-            b->position_ids[t] += text->num_cached;
-            b->cache_rows[t] = text->first_row;
+            b->position_ids[t] += growing[i]->num_cached;
+            b->cache_rows[t] = growing[i]->first_row;
         }
-        text->num_cached = text->length;
+        growing[i]->num_cached = growing[i]->length;
     }
-    model->next_logits(model->context, &s->batch, rows, n, logits);
+    return n;
+}
+
+// Adds one token to each text that has room for one; returns how many have. logits (num_texts, V),
+// scratch (V).
+static int32_t texts_grow(Generator *g, Text *texts, int num_texts, const SampleModel *model,
+                          int64_t step, float *logits, HeapItem *scratch) {
+    const Options *o = g->o;
+    Text *growing[MAX_GROUP];
+    int32_t rows[MAX_GROUP];
+    const int32_t n = texts_pack(&g->batch, growing, rows, texts, num_texts);
+    if (n > 0) model->next_logits(model->context, &g->batch, rows, n, logits);
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
-        const float uniform = sample_uniform(s->seed, step, text->number, text->length);
+        const float uniform = sample_uniform((uint64_t)o->seed, step, text->number, text->length);
         const float *own = logits + (size_t)i * (size_t)model->vocab_size;
-        const int32_t id = sample_token(own, model->vocab_size, &s->how, uniform, scratch);
+        const int32_t id =
+            sample_token(own, model->vocab_size, o->temperature, o->top_p, uniform, scratch);
         text->tokens[text->length++] = id;
-        text->ended = id == model->end_of_text || id == model->end_of_turn;
+        text->ended = id == model->end_of_text || id == g->end_of_turn;
     }
-    if (s->grown) s->grown(s->grown_context);
-    return true;
+    return n;
 }
 
 // How many of the texts, from the first on, fit into the cache at their full length; gives each its
@@ -195,7 +256,7 @@ static bool texts_grow(Text *texts, int num_texts, Samples *s, const SampleModel
 static int texts_that_fit(Text *texts, int num_texts, const SampleModel *model) {
     int32_t tokens = 0;
     int n = 0;
-    while (n < num_texts && n < model->max_rows &&
+    while (n < num_texts && n < model->max_rows && n < MAX_GROUP &&
            texts[n].max_length <= model->cache_tokens - tokens) {
         texts[n].first_row = tokens;
         tokens += texts[n++].max_length;
@@ -204,82 +265,69 @@ static int texts_that_fit(Text *texts, int num_texts, const SampleModel *model) 
     return n;
 }
 
-void texts_write(Text *texts, int num_texts, Samples *s, const SampleModel *model, int64_t step) {
+static void write_group(Generator *g, Text *texts, int num_texts, const SampleModel *model,
+                        int64_t step, float *logits, HeapItem *scratch) {
+    g->current = 0;
+    g->printed = -1;
+    for (bool first_pass = true;; first_pass = false) {
+        const double start_ms = now_ms();
+        const int32_t n = texts_grow(g, texts, num_texts, model, step, logits, scratch);
+        if (n == 0) return;
+        *(first_pass ? &g->prompt_ms : &g->later_ms) += now_ms() - start_ms;
+        if (!first_pass) g->later_tokens += n;
+        if (g->printer.to) print_growth(g, texts, num_texts);
+    }
+}
+
+void texts_write(Generator *g, Text *texts, int num_texts, const SampleModel *model, int64_t step) {
     const size_t V = (size_t)model->vocab_size;
-    assert(num_texts <= MAX_SAMPLES);
-    float *logits = host_calloc((size_t)num_texts * V, sizeof(float), "samples");
-    HeapItem *scratch = host_calloc(V, sizeof(HeapItem), "samples");
-    if (!s->batch.tokens) {
-        batch_init(&s->batch, model->cache_tokens, model->cache_tokens);
-        s->batch.cache_rows = host_calloc((size_t)model->cache_tokens, sizeof(int32_t), "samples");
+    const size_t most = num_texts < MAX_GROUP ? (size_t)num_texts : MAX_GROUP;
+    float *logits = host_calloc(most * V, sizeof(float), "texts");
+    HeapItem *scratch = host_calloc(V, sizeof(HeapItem), "texts");
+    if (!g->batch.tokens) {
+        batch_init(&g->batch, model->cache_tokens, model->cache_tokens);
+        g->batch.cache_rows = host_calloc((size_t)model->cache_tokens, sizeof(int32_t), "texts");
     }
     for (int first = 0, n; first < num_texts; first += n) {
         n = texts_that_fit(texts + first, num_texts - first, model);
-        while (texts_grow(texts + first, n, s, model, step, logits, scratch)) continue;
+        write_group(g, texts + first, n, model, step, logits, scratch);
     }
     free(logits);
     free(scratch);
 }
 
+int32_t generator_cache_tokens(const Generator *g, int32_t most) {
+    int64_t tokens = g->terminal ? g->o->max_seqlen : 0;
+    for (int i = 0; i < g->num_texts; i++) tokens += g->texts[i].max_length;
+    return (int32_t)(tokens < most ? tokens : most);
+}
+
 // ------------------------------------------------------------------------------------------------
-// Printing
+// Samples of a run
 
-// Prints what is complete of p->bytes; with `end` all of it.
-static void text_printer_flush(TextPrinter *p, bool end) {
-    while (p->n > 0) {
-        const unsigned char first = p->bytes[0];
-        const size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
-        size_t n = utf8_length(p->bytes, p->n), continued = 1;
-        while (continued < p->n && (p->bytes[continued] & 0xc0) == 0x80) continued++;
-        if (n == 0 && continued == p->n && p->n < whole && !end) return;
-        if (n == 0)
-            fputs("\xef\xbf\xbd", p->to);
-        else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
-            fwrite(p->bytes, 1, n, p->to);
-        if (n == 0) n = continued < whole ? continued : 1;
-        p->n -= n;
-        memmove(p->bytes, p->bytes + n, p->n);
-    }
-}
-
-static void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32_t id) {
-    size_t n = 0;
-    const bool known = tokenizer && id < tokenizer->vocab_size;
-    const unsigned char *bytes = known ? tokenizer_bytes(tokenizer, id, &n) : NULL;
-    if (!bytes || tokenizer->special[id]) text_printer_flush(p, true);
-    if (!bytes) fprintf(p->to, "<%d>", id);
-    for (size_t k = 0; k < n && !tokenizer->special[id]; k++) {
-        p->bytes[p->n++] = bytes[k];
-        text_printer_flush(p, false);
-    }
-}
-
-static void text_report(const Text *text, const Samples *s, int64_t step, RunLog *log) {
+static void text_report(const Text *text, const Tokenizer *tokenizer, int64_t step, RunLog *log) {
     char *chars = NULL;
     size_t n = 0;
     TextPrinter printer = {.to = open_memstream(&chars, &n)};
     if (!printer.to) return;
     for (int32_t i = 0; i < text->length; i++)
-        text_printer_token(&printer, s->tokenizer, text->tokens[i]);
+        text_printer_token(&printer, tokenizer, text->tokens[i]);
     text_printer_flush(&printer, true);
     fclose(printer.to);
     if (chars) report_sample(log, step, text->number + 1, text->ended, chars);
     free(chars);
 }
 
-void samples_report(Samples *s, const SampleModel *model, int64_t step, RunLog *log) {
-    Error err = {0};
-    Text texts[MAX_SAMPLES];
-    int n = 0;
-    bool ok = true;
-    while (ok && n < s->num_samples) {
-        ok = text_begin(&texts[n], s, n, &err);
-        n++;
+void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog *log) {
+    if (g->num_texts == 0) return;
+    for (int i = 0; i < g->num_texts; i++) {
+        Text *text = &g->texts[i];
+        text->length = text->prompt_length;
+        text->num_cached = 0;
+        text->ended = false;
     }
-    if (ok && n > 0) texts_write(texts, n, s, model, step);
-    for (int i = 0; ok && i < n; i++) text_report(&texts[i], s, step, log);
-    if (!ok) warning("no samples: %s", err.what);
-    for (int i = 0; i < n; i++) free(texts[i].tokens);
+    texts_write(g, g->texts, g->num_texts, model, step);
+    for (int i = 0; i < g->num_texts; i++) text_report(&g->texts[i], g->tokenizer, step, log);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -323,7 +371,7 @@ static bool chat_open(Generator *g, const char *dir, Error *err) {
     if (err->code) return false;
     const bool found = text, known = found && template_is_chatml(text, g->system, sizeof g->system);
     free(text);
-    if (known && tokenizer_encode(&g->tokenizer, "<|im_end|>", 10, &g->end_of_turn, 1, err) == 1)
+    if (known && tokenizer_encode(g->tokenizer, "<|im_end|>", 10, &g->end_of_turn, 1, err) == 1)
         return true;
     return error_set(err, EXIT_USAGE, "leave --chat out and write the whole text as --prompt",
                      "%s: --chat: expected the template of SmolLM2 or ChatML, found %s", path,
@@ -345,23 +393,13 @@ static char *chat_turn(const Generator *g, const Text *text, const char *message
 }
 
 // ------------------------------------------------------------------------------------------------
-// Prompts of --generate
+// --generate: a list of prompts, or a line of the terminal after another
 
 static bool append_prompt(Generator *g, Text *text, const char *prompt, Error *err) {
-    char *turn = g->chat ? chat_turn(g, text, prompt) : NULL;
-    const int32_t before = text->length;
-    const bool ok = text_append(text, &g->samples, turn ? turn : prompt, err);
+    char *turn = g->o->chat ? chat_turn(g, text, prompt) : NULL;
+    const bool ok = text_append(g, text, turn ? turn : prompt, err);
     free(turn);
-    g->prompt_tokens += text->length - before;
     return ok;
-}
-
-static bool add_prompt(Generator *g, const char *prompt, Error *err) {
-    g->texts =
-        host_grow(g->texts, &g->text_capacity, (size_t)g->num_texts + 1, sizeof(Text), "prompts");
-    Text *text = &g->texts[g->num_texts];
-    *text = text_of_prompt(&g->samples, g->num_texts++, 0);
-    return append_prompt(g, text, prompt, err);
 }
 
 static bool add_lines(Generator *g, const char *path, Error *err) {
@@ -369,7 +407,7 @@ static bool add_lines(Generator *g, const char *path, Error *err) {
     char *lines = file_read_all(path, 1 << 26, &n, "", err), *rest = lines;
     bool ok = lines != NULL;
     for (char *line; ok && (line = strsep(&rest, "\n"));)
-        if (line[0]) ok = add_prompt(g, line, err);
+        if (line[0]) ok = append_prompt(g, add_text(g, 0), line, err);
     free(lines);
     if (ok && g->num_texts == 0) ok = bad_input(err, "%s: expected a prompt a line", path);
     return ok;
@@ -381,84 +419,34 @@ static bool add_standard_input(Generator *g, Error *err) {
     size_t capacity = 0;
     ssize_t n = getdelim(&text, &capacity, 0, stdin);
     if (n > 0 && text[n - 1] == '\n') text[n - 1] = 0;
-    const bool ok = add_prompt(g, n > 0 ? text : "", err);
+    const bool ok = append_prompt(g, add_text(g, 0), n > 0 ? text : "", err);
     free(text);
     return ok;
 }
 
-bool generator_open(Generator *g, const Samples *samples, const Prompts *prompts, Error *err) {
-    *g = (Generator){.samples = *samples, .chat = prompts->chat, .end_of_turn = -1};
-    const char *prompt = prompts->prompt;
+bool generator_open(Generator *g, const Options *o, Error *err) {
+    const char *prompt = o->prompt;
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, prompts->model_dir, "tokenizer.json", err)) return false;
+    *g = (Generator){.o = o, .end_of_turn = -1, .printer.to = stdout};
+    if (!path_join(path, sizeof path, o->model, "tokenizer.json", err)) return false;
     if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
                          "%s: --generate needs a tokenizer, and there is none", path);
-    if (!tokenizer_open(&g->tokenizer, path, err)) return false;
-    g->samples.tokenizer = &g->tokenizer;
+    if (!tokenizer_open(&g->own_tokenizer, path, err)) return false;
+    g->tokenizer = &g->own_tokenizer;
     // a template writes its own
-    if (g->chat || !g->tokenizer.adds_bos) g->tokenizer.bos = -1;
-    if (g->chat && !chat_open(g, prompts->model_dir, err)) return false;
-    if (prompts->prompt_file) return add_lines(g, prompts->prompt_file, err);
-    if (prompt && strcmp(prompt, "-") != 0) return add_prompt(g, prompt, err);
+    if (o->chat || !g->tokenizer->adds_bos) g->own_tokenizer.bos = -1;
+    if (o->chat && !chat_open(g, o->model, err)) return false;
+    if (prompt && prompt[0] == '@') return add_lines(g, prompt + 1, err);
+    if (prompt && strcmp(prompt, "-") != 0) return append_prompt(g, add_text(g, 0), prompt, err);
     g->terminal = !prompt && isatty(STDIN_FILENO);
     return g->terminal || add_standard_input(g, err);
 }
 
-int32_t generator_cache_tokens(const Generator *g, int32_t most) {
-    int64_t tokens = g->terminal ? g->samples.max_seqlen : 0;
-    for (int i = 0; i < g->num_texts; i++) tokens += g->texts[i].max_length;
-    return (int32_t)(tokens < most ? tokens : most);
-}
-
-// ------------------------------------------------------------------------------------------------
-// The texts in order, each from the end of its prompt, as far as they have grown
-
-// Samples.grown: what the last pass has added.
-static void print_growth(void *generator) {
-    Generator *g = generator;
-    const double now = now_ms();
-    for (; g->current < g->round_texts; g->current++) {
-        const Text *text = &g->round[g->current];
-        if (g->printed < 0) {
-            if (g->num_texts > 1) printf("--- %d\n", text->number + 1);
-            g->printed = text->prompt_length;
-        }
-        for (; g->printed < text->length; g->printed++)
-            text_printer_token(&g->printer, g->samples.tokenizer, text->tokens[g->printed]);
-        if (!text->ended && text->length < text->max_length) break;
-        text_printer_flush(&g->printer, true);
-        printf("\n");
-        g->printed = -1;
-    }
-    fflush(stdout);
-    *(g->first_pass ? &g->prompt_ms : &g->new_ms) += now - g->started_ms;
-    g->first_pass = false;
-    g->started_ms = now_ms();
-}
-
-static void write_round(Generator *g, Text *texts, int n, const SampleModel *model, int64_t step) {
-    g->round = texts;
-    g->round_texts = n;
-    g->current = 0;
-    g->printed = -1;
-    g->printer.to = stdout;
-    g->first_pass = true;
-    g->started_ms = now_ms();
-    g->samples.grown = print_growth;
-    g->samples.grown_context = g;
-    texts_write(texts, n, &g->samples, model, step);
-    for (int i = 0; i < n; i++) g->new_tokens += texts[i].length - texts[i].prompt_length;
-    g->num_written += n;
-}
-
-// ------------------------------------------------------------------------------------------------
-// A round, or a line of the terminal after another
-
 static bool run_terminal(Generator *g, const SampleModel *model, Error *err) {
     char *line = NULL;
     size_t capacity = 0;
-    Text text = text_of_prompt(&g->samples, 0, 0);
+    Text text = text_of_prompt(g->o, 0, 0);
     bool ok = true;
     for (int64_t turn = 0; ok; turn++) {
         printf("> ");
@@ -467,9 +455,9 @@ static bool run_terminal(Generator *g, const SampleModel *model, Error *err) {
         if (n < 0) break;
         if (line[n - 1] == '\n') line[n - 1] = 0;
         if (!line[0]) continue;
-        if (!g->chat) text.length = text.num_cached = 0;
+        if (!g->o->chat) text.length = text.num_cached = 0;
         ok = append_prompt(g, &text, line, err);
-        if (ok) write_round(g, &text, 1, model, turn);
+        if (ok) texts_write(g, &text, 1, model, turn);
     }
     printf("\n");
     free(line);
@@ -477,21 +465,19 @@ static bool run_terminal(Generator *g, const SampleModel *model, Error *err) {
     return ok;
 }
 
-bool generator_run(Generator *g, SampleModel *model, Error *err) {
-    model->end_of_turn = g->end_of_turn;
-    const bool ok = !g->terminal || run_terminal(g, model, err);
-    for (int first = 0, n; first < g->num_texts; first += n) {
-        n = g->num_texts - first < MAX_SAMPLES ? g->num_texts - first : MAX_SAMPLES;
-        write_round(g, g->texts + first, n, model, 0);
-        for (int i = first; i < first + n; i++) free(g->texts[i].tokens);
-    }
+bool generator_run(Generator *g, const SampleModel *model, Error *err) {
+    bool ok = true;
+    if (g->terminal)
+        ok = run_terminal(g, model, err);
+    else
+        texts_write(g, g->texts, g->num_texts, model, 0);
+    for (int i = 0; i < g->num_texts; i++) free(g->texts[i].tokens);
     free(g->texts);
-    tokenizer_free(&g->tokenizer);
-    batch_free(&g->samples.batch);
-    const int64_t later = g->new_tokens - g->num_written;  // the first come with the prompts
+    tokenizer_free(&g->own_tokenizer);
+    batch_free(&g->batch);
     fprintf(stderr, "%ld prompt token%s in %.2f s, then %ld token%s in %.2f s: %.1f tokens/s\n",
-            g->prompt_tokens, text_plural(g->prompt_tokens), g->prompt_ms * 1e-3, later,
-            text_plural(later), g->new_ms * 1e-3,
-            g->new_ms > 0 ? (double)later / g->new_ms * 1e3 : 0);
+            g->prompt_tokens, text_plural(g->prompt_tokens), g->prompt_ms * 1e-3, g->later_tokens,
+            text_plural(g->later_tokens), g->later_ms * 1e-3,
+            g->later_ms > 0 ? (double)g->later_tokens / g->later_ms * 1e3 : 0);
     return ok;
 }

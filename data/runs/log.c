@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include "../base/dir.h"
@@ -16,111 +14,73 @@
 #include "../base/path.h"
 
 // ------------------------------------------------------------------------------------------------
-// Lines
-
-bool lines_open(LineFile *f, const char *path, bool empty, Error *err) {
-    struct stat st;
-    f->fd = -1;
-    f->size_bytes = f->lost = 0;
-    if (!path_printf(f->path, sizeof f->path, err, "%s", path)) return false;
-    f->fd = io_open(path, O_RDWR | O_CREAT | (empty ? O_TRUNC : 0), 0666);
-    if (f->fd < 0) return disk_error(err, path, "cannot open");
-    if (fstat(f->fd, &st) == 0) f->size_bytes = (int64_t)st.st_size;
-    return true;
-}
-
-void lines_close(LineFile *f) {
-    if (f->fd >= 0) close(f->fd);
-    f->fd = -1;
-}
-
-bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err) {
-    char chunk[1 << 12];
-    const File file = {f->fd, (uint64_t)f->size_bytes, f->path};
-    int64_t kept = 0, last = 0;  // where the last line to keep ends, and the last of all
-    *removed = 0;
-    for (int64_t at = 0, n; at < f->size_bytes; at += n) {
-        n = f->size_bytes - at < (int64_t)sizeof chunk ? f->size_bytes - at : (int64_t)sizeof chunk;
-        if (!file_read_at(&file, chunk, (uint64_t)n, (uint64_t)at, err)) return false;
-        for (int64_t i = 0; i < n; i++) {
-            if (chunk[i] != '\n') continue;
-            last = at + i + 1;
-            if (last <= keep_bytes) kept = last;
-            *removed += last > keep_bytes;
-        }
-    }
-    *removed += last < f->size_bytes;
-    if (kept < f->size_bytes && ftruncate(f->fd, (off_t)kept) != 0)
-        return disk_error(err, f->path, "cannot shorten");
-    f->size_bytes = kept;
-    return true;
-}
-
-bool lines_append(LineFile *f, const char *line, size_t n, Error *err) {
-    if (lseek(f->fd, (off_t)f->size_bytes, SEEK_SET) >= 0 && io_write_all(f->fd, line, n)) {
-        f->size_bytes += (int64_t)n;
-        return true;
-    }
-    disk_error(err, f->path, "a line could not be written");
-    f->lost++;
-    const int cut = ftruncate(f->fd, (off_t)f->size_bytes);
-    (void)cut;  // when it fails, the next line overwrites the fragment
-    return false;
-}
-
-bool lines_sync(const LineFile *f, Error *err) {
-    return f->fd < 0 || io_fsync(f->fd) || disk_error(err, f->path, "fsync failed");
-}
-
-// ------------------------------------------------------------------------------------------------
 // log.jsonl
 
-// Warns when the length of the log is not that at the checkpoint of `step`.
-static void log_warn_cut(const RunLog *log, int64_t step, int64_t kept, int64_t found,
-                         int64_t removed) {
-    if (found < kept)
-        warning("%s: expected %ld bytes at step %ld, found %ld: records are missing",
-                log->lines.path, kept, step, found);
+// Keeps the lines that end within the first keep_bytes.
+static bool log_cut(RunLog *log, int64_t keep_bytes, int64_t step, Error *err) {
+    char *line = NULL;
+    size_t capacity = 0;
+    int64_t found = 0, removed = 0;
+    FILE *file = fopen(log->path, "re");
+    if (!file) return disk_error(err, log->path, "cannot open");
+    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
+        found += n;
+        if (found <= keep_bytes && line[n - 1] == '\n')
+            log->size_bytes = found;
+        else
+            removed++;
+    }
+    const bool ok = !ferror(file) || disk_error(err, log->path, "cannot read");
+    free(line);
+    fclose(file);
+    if (!ok) return false;
+    if (removed > 0 && ftruncate(log->fd, (off_t)log->size_bytes) != 0)
+        return disk_error(err, log->path, "cannot shorten");
+    if (found < keep_bytes)
+        warning("%s: expected %ld bytes at step %ld, found %ld: records are missing", log->path,
+                keep_bytes, step, found);
     else if (removed > 0)
-        warning("%s: removed %ld record%s (%ld bytes) after step %ld", log->lines.path, removed,
-                text_plural(removed), (found - log->lines.size_bytes), step);
+        warning("%s: removed %ld record%s (%ld bytes) after step %ld", log->path, removed,
+                text_plural(removed), found - log->size_bytes, step);
+    return true;
 }
 
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err) {
-    char path[IO_PATH_MAX];
-    int64_t removed = 0;
-    if (!path_join(path, sizeof path, dir, "log.jsonl", err) ||
-        !lines_open(&log->lines, path, keep_bytes < 0, err))
-        return false;
+    *log = (RunLog){0};
+    if (!path_join(log->path, sizeof log->path, dir, "log.jsonl", err)) return false;
+    log->fd = io_open(log->path, O_RDWR | O_CREAT | (keep_bytes < 0 ? O_TRUNC : 0), 0666);
+    if (log->fd < 0) return disk_error(err, log->path, "cannot open");
     log->open = true;
-    const int64_t found = log->lines.size_bytes;
-    if (keep_bytes >= 0) {
-        if (!lines_cut(&log->lines, keep_bytes, &removed, err)) return false;
-        log_warn_cut(log, step, keep_bytes, found, removed);
-    }
-    return dir_sync(dir, err);
+    return (keep_bytes < 0 || log_cut(log, keep_bytes, step, err)) && dir_sync(dir, err);
 }
 
-bool log_sync(const RunLog *log, Error *err) { return !log->open || lines_sync(&log->lines, err); }
-
-int64_t log_bytes(const RunLog *log) { return log->open ? log->lines.size_bytes : 0; }
+bool log_sync(const RunLog *log, Error *err) {
+    return !log->open || io_fsync(log->fd) || disk_error(err, log->path, "fsync failed");
+}
 
 // Writes a record, which it frees, whole or not at all. Records that do not fit on the disk are
 // dropped, with a warning at the first, and another one when the disk has space again.
 static void log_write(RunLog *log, json_t *record) {
     Error err = {0};
-    const int64_t lost = log->lines.lost;
     char *text = json_write(record, 0);
+    const size_t n = strlen(text);
     if (!log->open) {
         free(text);
         return;
     }
-    const bool written = lines_append(&log->lines, text, strlen(text), &err);
+    if (lseek(log->fd, (off_t)log->size_bytes, SEEK_SET) >= 0 && io_write_all(log->fd, text, n)) {
+        log->size_bytes += (int64_t)n;
+        if (log->lost > 0)
+            warning("%s: written again, %ld record%s were lost", log->path, log->lost,
+                    text_plural(log->lost));
+        log->lost = 0;
+    } else {
+        disk_error(&err, log->path, "a line could not be written");
+        if (log->lost++ == 0) warning("%s; log records are dropped until it can", err.what);
+        const int cut = ftruncate(log->fd, (off_t)log->size_bytes);
+        (void)cut;  // when it fails, the next record overwrites the fragment
+    }
     free(text);
-    if (!written && lost == 0) warning("%s; log records are dropped until it can", err.what);
-    if (!written || lost == 0) return;
-    warning("%s: written again, %ld record%s were lost", log->lines.path, lost, text_plural(lost));
-    log->lines.lost = 0;
 }
 
 bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err) {
@@ -171,8 +131,8 @@ bool loss_is_spike(LossTrend *t, double loss) {
     return spike;
 }
 
-static double fill_of(const StepData *d) {
-    return (double)d->real_tokens / (double)d->buffer_tokens;
+static double fill_of(const StepPlan *p) {
+    return (double)p->real_tokens / (double)p->buffer_tokens;
 }
 
 void print_duration(double seconds) {
@@ -194,68 +154,64 @@ static void print_balance(const StepBalance *b) {
         printf(" | imbalance (%.3f)", b->measured);
 }
 
-static json_t *balance_json(const StepBalance *b) {
-    json_t *balance = b->measured == 0 ? json_object()
-                                       : json_pack("{s:o, s:i}", "imbalance_measured",
-                                                   json_float((float)b->measured), "slowest_rank",
-                                                   b->slowest_rank);
-    if (b->planned > 0)
-        json_object_set_new(balance, "imbalance_planned", json_float((float)b->planned));
-    return balance;
-}
-
 static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
 
-static void print_step(const StepReport *r, const StepData *d) {
+static void print_step(const StepReport *r, const StepPlan *p) {
     char trained[48] = "";
-    if (d->masked)
-        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(d->num_targets, r));
+    if (p->masked)
+        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(p->num_targets, r));
     printf(
         "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | "
         "%ld doc%s | pairs %.1f %%",
         r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
-        per_second(d->real_tokens, r), trained, 100 * fill_of(d), d->num_segments,
-        text_plural(d->num_segments), 100.0 * (double)d->attention_pairs / (double)d->padded_pairs);
+        per_second(p->real_tokens, r), trained, 100 * fill_of(p), p->num_stream,
+        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs);
     print_balance(&r->balance);
     printf(" | eta ");
     print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
     printf("%s\n", r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
 }
 
-static void log_step(RunLog *log, const StepReport *r, const StepData *d) {
+static json_t *number(double x) { return json_float((float)x); }
+
+static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
+    const StepBalance *b = &r->balance;
     const struct {
         const char *name;
-        double value;
-        bool known;
-    } numbers[] = {
-        {"loss", r->loss, true},
-        {"grad_norm", r->grad_norm, true},
-        {"lr", r->lr, true},
-        {"ms", r->ms, true},
-        {"read_ms", r->read_ms, true},
-        {"passes_ms", r->passes_ms, true},
-        {"tokens_per_s", per_second(d->real_tokens, r), true},
-        {"trained_tokens_per_s", per_second(d->num_targets, r), d->masked},
-        {"useful_tflops", r->useful_flops / r->ms * 1e-9, r->useful_flops > 0},
-        {"fill", fill_of(d), true},
+        json_t *value;  // NULL: not known
+    } members[] = {
+        {"step", json_integer(r->step)},
+        {"loss", number(r->loss)},
+        {"grad_norm", number(r->grad_norm)},
+        {"lr", number(r->lr)},
+        {"ms", number(r->ms)},
+        {"read_ms", number(r->read_ms)},
+        {"passes_ms", number(r->passes_ms)},
+        {"tokens_per_s", number(per_second(p->real_tokens, r))},
+        {"trained_tokens_per_s", p->masked ? number(per_second(p->num_targets, r)) : NULL},
+        {"useful_tflops", r->useful_flops > 0 ? number(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"fill", number(fill_of(p))},
+        {"real_tokens", json_integer(p->real_tokens)},
+        {"targets", json_integer(p->num_targets)},
+        {"docs", json_integer(p->num_stream)},
+        {"longest_doc", json_integer(p->longest_segment)},
+        {"attention_pairs", json_integer(p->attention_pairs)},
+        {"padded_pairs", json_integer(p->padded_pairs)},
+        {"skipped", json_boolean(r->skipped)},
+        {"spike", json_boolean(r->spike)},
+        {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
+        {"slowest_rank", b->measured > 0 ? json_integer(b->slowest_rank) : NULL},
+        {"imbalance_planned", b->planned > 0 ? number(b->planned) : NULL},
     };
-    json_t *record = json_pack("{s:I}", "step", r->step);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i].known)
-            json_object_set_new(record, numbers[i].name, json_float((float)numbers[i].value));
-    json_object_update_new(
-        record, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}", "real_tokens", d->real_tokens,
-                          "targets", d->num_targets, "docs", d->num_segments, "longest_doc",
-                          (int64_t)d->longest_segment, "attention_pairs", d->attention_pairs,
-                          "padded_pairs", d->padded_pairs, "skipped", (int)r->skipped, "spike",
-                          (int)r->spike));
-    json_object_update_new(record, balance_json(&r->balance));
+    json_t *record = json_object();
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (members[i].value) json_object_set_new(record, members[i].name, members[i].value);
     log_write(log, record);
 }
 
-void report_step(RunLog *log, const StepReport *r, const StepData *d) {
-    print_step(r, d);
-    log_step(log, r, d);
+void report_step(RunLog *log, const StepReport *r, const StepPlan *p) {
+    print_step(r, p);
+    log_step(log, r, p);
 }
 
 void print_validation_set(const ValidationSet *set, const Dataset *ds) {

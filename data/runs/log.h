@@ -5,49 +5,27 @@
 #include "../base/error.h"
 #include "../base/options.h"
 #include "../base/path.h"
-#include "../batches/loader.h"
+#include "../batches/plan.h"
 #include "../batches/summary.h"
 #include "../models/config.h"
 #include "../shards/dataset.h"
 
-// Lines that are appended whole or not at all. Failures are EXIT_DISK.
+// log.jsonl: records that are appended whole or not at all
 typedef struct {
-    int fd;              // -1: not open
-    int64_t size_bytes;  // of whole lines: the offset of the next one
-    int64_t lost;        // lines that could not be written; reset by the caller
-    char path[IO_PATH_MAX];
-} LineFile;
-
-// Opens or creates the file; empty: deletes its contents.
-bool lines_open(LineFile *f, const char *path, bool empty, Error *err);
-void lines_close(LineFile *f);
-
-// Truncates the file to the lines that end within its first keep_bytes. *removed: how many lines
-// followed them, an incomplete last one included.
-bool lines_cut(LineFile *f, int64_t keep_bytes, int64_t *removed, Error *err);
-
-// Appends the n bytes of a line, newline included. On failure the file keeps its previous length
-// and f->lost is incremented.
-bool lines_append(LineFile *f, const char *line, size_t n, Error *err);
-
-// Waits until everything appended is on disk. A file that is not open is not an error.
-bool lines_sync(const LineFile *f, Error *err);
-
-// ------------------------------------------------------------------------------------------------
-// log.jsonl
-
-typedef struct {
-    LineFile lines;
     bool open;  // false: no records are written
+    int fd;
+    int64_t size_bytes;  // of whole records: the offset of the next one
+    int64_t lost;        // records since the last one that could be written
+    char path[IO_PATH_MAX];
 } RunLog;
 
-// Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to keep_bytes, its length at the
-// checkpoint of `step`. Warns when that removes records, or when some are missing.
+// Opens log.jsonl in `dir`. keep_bytes < 0: empty; else truncated to the records that end within
+// keep_bytes, its length at the checkpoint of `step`. Warns when that removes records, or when some
+// are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
 
 // Call it before a checkpoint refers to the log's length: all records are on disk when it is true.
 bool log_sync(const RunLog *log, Error *err);
-int64_t log_bytes(const RunLog *log);
 
 // Of the log in `dir`: the last step in it, and the step after which its run was to save first.
 // Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
@@ -86,7 +64,7 @@ typedef struct {
 // set NULL: there will be no validation. ds: what it is part of.
 void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
-void report_step(RunLog *log, const StepReport *r, const StepData *data);
+void report_step(RunLog *log, const StepReport *r, const StepPlan *plan);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
 
 // number: 1-based, of the samples after this step. ended: by the model's end of text.

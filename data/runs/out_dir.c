@@ -25,10 +25,6 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static void report_damaged(const char *dir, const Error *why) {
-    warning("skipping %s: %s", dir, why->what);
-}
-
 // A later --resume takes the newest checkpoint: there must be none newer than the one named.
 static bool check_is_newest(const char *out, const char *resume, int64_t step, Error *err) {
     int64_t *steps = NULL;
@@ -59,8 +55,7 @@ bool out_dir_find_resume(const char *out, const char *resume, bool trains, Resum
     int64_t step = -1;
     *point = (ResumePoint){0};
     if (strcmp(resume, "newest") != 0) return find_named(out, resume, trains, point, err);
-    if (path_is_dir(out) &&
-        !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step, report_damaged, err))
+    if (path_is_dir(out) && !checkpoint_find_newest(out, point->dir, sizeof point->dir, &step, err))
         return false;
     point->in_place = step >= 0;
     if (!point->in_place) point->dir[0] = 0;

@@ -1,12 +1,150 @@
 #include "run_data.h"
 
 #include <assert.h>
+#include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "../base/error.h"
+#include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/path.h"
-#include "vocabulary.h"
+
+// ------------------------------------------------------------------------------------------------
+// Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the
+// first 8 bytes of SHA-256 of its tokenizer.json, and the ids that begin and end documents.
+
+typedef struct {
+    const char *path;  // as the user named it
+    const Dataset *dataset;
+} NamedData;
+
+// 0: the directory has no tokenizer.json. path (IO_PATH_MAX): of it.
+static uint64_t tokenizer_hash(const char *dir, char *path) {
+    Error err = {0};
+    unsigned char digest[32];
+    uint64_t hash;
+    if (!path_is_dir(dir)) return 0;
+    must(path_join(path, IO_PATH_MAX, dir, "tokenizer.json", &err), &err);
+    if (!path_exists(path)) return 0;
+    must(sha256_file(path, digest, &err), &err);
+    memcpy(&hash, digest, sizeof hash);
+    return hash;
+}
+
+// Exits, or only warns where `allowed`, when both are known and differ. whose: a path.
+static void same_tokenizer(const char *whose, uint64_t hash, NamedData d, const char *hint,
+                           bool allowed) {
+    const uint64_t found = d.dataset->tokenizer_hash;
+    Error err = {0};
+    if (hash == 0 || found == 0 || hash == found) return;
+    error_set(&err, EXIT_CHECKPOINT_MISFIT, hint,
+              "%s: expected the tokenizer of %s (SHA-256 %016lx...), found %016lx...", d.path,
+              whose, __builtin_bswap64(hash), __builtin_bswap64(found));
+    must(allowed, &err);
+    warning("%s", err.what);
+}
+
+// val.dataset may be NULL.
+static void check_tokenizers(const Options *o, NamedData train, NamedData val) {
+    char path[IO_PATH_MAX], hint[512];
+    const bool allowed = o->allow_other_tokenizer;
+    const uint64_t hash = tokenizer_hash(o->model, path);
+    snprintf(hint, sizeof hint,
+             "make shards of the texts with --model %.200s; or, if both give the same ids, "
+             "--allow-other-tokenizer",
+             o->model);
+    same_tokenizer(path, hash, train, hint, allowed);
+    if (!val.dataset || val.dataset->tokenizer_hash == train.dataset->tokenizer_hash) return;
+    if (hash != 0)
+        same_tokenizer(path, hash, val, hint, allowed);
+    else
+        same_tokenizer(
+            train.path, train.dataset->tokenizer_hash, val,
+            "make both with one tokenizer; or, if both give the same ids, --allow-other-tokenizer",
+            allowed);
+}
+
+typedef struct {
+    int64_t ids[32];
+    int n;  // 0: not known
+} TokenIds;
+
+static bool token_ids_have(const TokenIds *t, int64_t id) {
+    for (int i = 0; i < t->n; i++)
+        if (t->ids[i] == id) return true;
+    return false;
+}
+
+// A number, a list of numbers, or null; -1: none
+static bool token_ids_add(TokenIds *t, const json_t *root, const char *key, Error *err) {
+    const json_t *list = json_member(root, key);
+    const size_t n = json_is_array(list) ? json_array_size(list) : list != NULL;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_is_array(list) ? json_array_get(list, i) : list;
+        int64_t id = -1;
+        if (json_is_null(item)) continue;
+        if (!json_int64_value(item, key, -1, INT32_MAX, &id, err)) return false;
+        if (id >= 0 && t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
+            t->ids[t->n++] = id;
+    }
+    return true;
+}
+
+// Of a built-in model, or from config.json and generation_config.json of a directory
+static void read_token_ids(const Options *o, const LlamaConfig *config, TokenIds *bos,
+                           TokenIds *eos) {
+    static const char *const files[] = {"config.json", "generation_config.json"};
+    Error err = {0};
+    char path[IO_PATH_MAX];
+    if (model_is_builtin(o)) {
+        *bos = (TokenIds){{config->bos_token_id}, 1};
+        *eos = (TokenIds){{config->eos_token_id}, 1};
+        return;
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        must(path_join(path, sizeof path, o->model, files[i], &err), &err);
+        if (!path_exists(path)) continue;
+        json_auto_t *root = json_read(path, JSON_MAX_CONFIG, "", &err);
+        must(root, &err);
+        must((token_ids_add(bos, root, "bos_token_id", &err) &&
+              token_ids_add(eos, root, "eos_token_id", &err)) ||
+                 error_prefix(&err, path),
+             &err);
+    }
+}
+
+static void warn_of_id(NamedData d, const char *what, int32_t id, const char *key,
+                       const char *model, const TokenIds *ids) {
+    char text[512] = "", number[24];
+    for (int i = 0; i < ids->n; i++) {
+        snprintf(number, sizeof number, "%ld", ids->ids[i]);
+        text_list(text, sizeof text, number);
+    }
+    warning("%s: documents %s with token %d, but %s of %s is %s", d.path, what, id, key, model,
+            text);
+}
+
+// Warns where the shards use few of the model's ids, or other ids to begin and end documents.
+static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, NamedData d) {
+    const Dataset *ds = d.dataset;
+    TokenIds bos = {0}, eos = {0};
+    read_token_ids(o, config, &bos, &eos);
+    if (ds->vocab_size < config->vocab_size / 2)
+        warning(
+            "%s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
+            "untrained",
+            d.path, ds->vocab_size, o->model, config->vocab_size);
+    if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
+        warn_of_id(d, "end", ds->eos, "eos_token_id", o->model, &eos);
+    // an end of text before each document separates them as well as one after it
+    if (ds->bos >= 0 && bos.n > 0 && !token_ids_have(&bos, ds->bos) &&
+        !token_ids_have(&eos, ds->bos))
+        warn_of_id(d, "begin", ds->bos, "bos_token_id", o->model, &bos);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Opening
 
 static DatasetOptions data_options(const Options *o, const char *split, int32_t vocab_size) {
     DatasetOptions options = dataset_options();
@@ -29,14 +167,6 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
     must(d->has_val || !o->val, &err);
 }
 
-static void check_vocabulary(const Data *d, const Options *o, const LlamaConfig *config) {
-    Error err = {0};
-    const NamedData train = {o->train, &d->train},
-                    val = {o->val ? o->val : o->train, d->has_val ? &d->val : NULL};
-    must(vocabulary_check(o->model, &train, &val, o->allow_other_tokenizer, &err), &err);
-    must(vocabulary_warn(o->model, config, model_is_builtin(o), &train, &err), &err);
-}
-
 // The tokenizer's files all from one directory: those of two would not fit each other.
 static void read_model_files(Data *d, const Options *o, const ResumePoint *at, bool is_rank_0) {
     Error err = {0};
@@ -50,8 +180,8 @@ static void read_model_files(Data *d, const Options *o, const ResumePoint *at, b
     d->has_tokenizer = from != NULL;
     if (from) must(tokenizer_open(&d->tokenizer, path, &err), &err);
     if (!is_rank_0) return;
-    must(model_files_read_tokenizer(&d->files, from ? &from : dirs, from ? 1 : 3, &err), &err);
-    must(model_files_read_generation(&d->files, dirs, 2, &err), &err);
+    must(model_files_read(&d->files, true, from ? &from : dirs, from ? 1 : 3, &err), &err);
+    must(model_files_read(&d->files, false, dirs, 2, &err), &err);
 }
 
 static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32_t num_ranks) {
@@ -84,10 +214,11 @@ static void load_validation(Data *d, const Options *o) {
     s.plan.seed = 0;
     must(plan_fix_set(&s.plan, &index, o->val_tokens, &err), &err);
     must(loader_load_step(&d->val_step, &d->val, &s, (PlanState){0}, &err), &err);
-    assert(d->val_step.real_tokens == s.plan.set_tokens);
-    d->val_set = (ValidationSet){0, d->val_step.real_tokens, d->val_step.num_targets};
-    const Segment *c = d->val_step.plan.stream;
-    for (int64_t i = 0; i < d->val_step.plan.num_stream; i++)
+    const StepPlan *p = &d->val_step.plan;
+    assert(p->real_tokens == s.plan.set_tokens);
+    d->val_set = (ValidationSet){0, p->real_tokens, p->num_targets};
+    const Segment *c = p->stream;
+    for (int64_t i = 0; i < p->num_stream; i++)
         d->val_set.docs += i == 0 || c[i].doc != c[i - 1].doc;
 }
 
@@ -95,7 +226,10 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
                int32_t rank, int32_t num_ranks) {
     Error err = {0};
     open_datasets(d, o, config->vocab_size);
-    check_vocabulary(d, o, config);
+    const NamedData train = {o->train, &d->train},
+                    val = {o->val ? o->val : o->train, d->has_val ? &d->val : NULL};
+    check_tokenizers(o, train, val);
+    warn_of_vocabulary(o, config, train);
     read_model_files(d, o, at, rank == 0);
     d->loader_settings = make_loader_settings(o, rank, num_ranks);
     const PlanSettings *plan = &d->loader_settings.plan;
@@ -111,6 +245,5 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
         options.split = "train";
         must(dataset_open(val, path, &options, &err), &err);
     }
-    const NamedData data = {path, val}, none = {path, NULL};
-    must(vocabulary_check(o->model, &data, &none, o->allow_other_tokenizer, &err), &err);
+    check_tokenizers(o, (NamedData){path, val}, (NamedData){0});
 }

@@ -11,8 +11,8 @@
 #include "../models/config.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
+#include "checkpoint_files.h"
 #include "log.h"
-#include "model_files.h"
 #include "out_dir.h"
 #include "run_options.h"
 

@@ -1,15 +1,12 @@
 #include "run_options.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "../base/error.h"
 #include "../models/config.h"
-#include "model_files.h"
-#include "other_trainers.h"
-#include "generate.h"
-#include "schedule.h"
-#include "state.h"
+#include "checkpoint_files.h"
 
 static Options parsed;
 
@@ -76,7 +73,7 @@ const Option run_option_table[] = {
     OPTION_GROUP("samples"),
     NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
            "steps between samples; 0: only at the end"),
-    NUMBER("num-samples", parsed.num_samples, "3", 0, MAX_SAMPLES,
+    NUMBER("num-samples", parsed.num_samples, "3", 0, 64,
            "texts a round, packed into one batch where they fit; 0: none"),
     NUMBER("sample-tokens", parsed.sample_tokens, "128", 1, 1 << 20,
            "tokens written per text, also by --generate"),
@@ -111,7 +108,35 @@ const Option run_option_table[] = {
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
     FLAG("version", parsed.version, "print the version"),
-    OPTIONS_OF_OTHER_TRAINERS,
+    // options of other trainers, and of earlier versions
+    OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
+                     "--steps counts optimizer steps; --dry-run says how many an epoch has"),
+    OPTION_ELSEWHERE("max-steps", "it is --steps"),
+    OPTION_ELSEWHERE("batch-size|per-device-train-batch-size|gradient-accumulation-steps",
+                     "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass "
+                     "through the model"),
+    OPTION_ELSEWHERE("learning-rate", "it is --lr"),
+    OPTION_ELSEWHERE("output-dir", "it is --out"),
+    OPTION_ELSEWHERE("lora", "there is no LoRA: training changes all weights"),
+    OPTION_ELSEWHERE("wandb|tensorboard|report-to",
+                     "scripts/follow_run.py copies the log of a run there, also while it grows"),
+    OPTION_ELSEWHERE("gradient-checkpointing|activation-checkpointing",
+                     "it is --recompute full; --dry-run prints what activations take"),
+    OPTION_ELSEWHERE("export|export-type|export-gguf",
+                     "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
+    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
+    OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"),
+    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
+    OPTION_ELSEWHERE("prompt-file", "it is --prompt @FILE, one prompt per line"),
+    OPTION_ELSEWHERE("zero", "several ranks always shard the optimizer state"),
+    OPTION_ELSEWHERE("beta1|eps", "AdamW's beta1 is 0.9, its eps 1e-8"),
+    OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
+    OPTION_ELSEWHERE("max-new-tokens", "it is --sample-tokens"),
+    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
+    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
+    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
+    OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"),
+    OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU"),
     OPTION_END,
 };
 
@@ -141,7 +166,8 @@ static void resolve_sizes(Options *o) {
 
 Options *run_options_parse(int argc, char **argv) {
     options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
-    options_belong_or_exit(argc, argv, "generate", "chat");
+    if (parsed.chat && !parsed.generate)
+        exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     resolve_sizes(&parsed);
     return &parsed;
 }
@@ -214,6 +240,34 @@ int run_compare_steps(const Options *o) {
     char *end;
     const long steps = strtol(o->compare, &end, 10);
     return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
+
+// 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.
+static double schedule_left(ScheduleKind kind, double done) {
+    switch (kind) {
+        case SCHEDULE_LINEAR:
+        case SCHEDULE_WSD:
+            return 1 - done;
+        case SCHEDULE_COSINE:
+            return 0.5 + 0.5 * cos(3.14159265358979323846 * done);
+        case SCHEDULE_WSD_SQRT:
+            return 1 - sqrt(done);
+        case SCHEDULE_CONSTANT:
+            break;
+    }
+    return 1;
+}
+
+float learning_rate(const Options *o, int64_t step) {
+    if (step < o->warmup_steps)
+        return (float)((double)o->lr * (double)(step + 1) / (double)o->warmup_steps);
+    const bool wsd = o->schedule == SCHEDULE_WSD || o->schedule == SCHEDULE_WSD_SQRT;
+    const double end = (double)o->steps, min = o->min_lr_frac;
+    const double stable = wsd ? end * (1 - (double)o->decay_frac) : 0;
+    const double start = fmax((double)o->warmup_steps, stable);
+    const double done = fmin(fmax(((double)step - start) / fmax(end - start, 1), 0), 1);
+    return (float)((double)o->lr *
+                   (min + (1 - min) * schedule_left((ScheduleKind)o->schedule, done)));
 }
 
 bool model_is_builtin(const Options *o) {

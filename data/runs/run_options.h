@@ -11,6 +11,17 @@
 #include "../base/options.h"
 #include "out_dir.h"
 
+// Learning rate after warm-up: constant, linear, cosine, or WSD (warm-up, stable, decay; arXiv
+// 2405.18392), whose decay is linear or 1 - sqrt
+#define SCHEDULE_NAMES "constant|linear|cosine|wsd|wsd-sqrt"
+typedef enum {
+    SCHEDULE_CONSTANT,
+    SCHEDULE_LINEAR,
+    SCHEDULE_COSINE,
+    SCHEDULE_WSD,
+    SCHEDULE_WSD_SQRT
+} ScheduleKind;
+
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
@@ -43,6 +54,9 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
 
 // Timed steps of --compare; 0: its value is not 1 to 1000.
 int run_compare_steps(const Options *o);
+
+// The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.
+float learning_rate(const Options *o, int64_t step);
 
 bool model_is_builtin(const Options *o);
 

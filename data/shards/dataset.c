@@ -1,16 +1,10 @@
 #include "dataset.h"
 
 #include <assert.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../base/error.h"
-#include "../base/file.h"
 #include "../base/hash.h"
 #include "../base/memory.h"
 #include "find_files.h"
@@ -71,36 +65,37 @@ static void dataset_close_oldest(Dataset *ds) {
     ds->num_open -= oldest != NULL;
 }
 
-// Opens the shard's file again if it was closed; it must still have the size that was checked.
-static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
+// Opens the shard's file unless it is open.
+static bool dataset_open_file(Dataset *ds, Shard *s, const char *hint, Error *err) {
     s->last_use = ++ds->clock;
     if (s->file.fd >= 0) return true;
-    const uint64_t size = s->file.size_bytes;
     if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
-    s->file.fd = -1;
-    if (!file_open(&s->file, s->path, "do not move files while training", err)) return false;
+    if (!file_open(&s->file, s->path, hint, err)) return false;
     ds->num_open++;
-    if (s->file.size_bytes == size) return true;
+    return true;
+}
+
+// It must still have the size that was checked.
+static bool dataset_reopen(Dataset *ds, Shard *s, Error *err) {
+    const uint64_t size = s->file.size_bytes;
+    if (!dataset_open_file(ds, s, "do not move files while training", err)) return false;
     const uint64_t found = s->file.size_bytes;
     s->file.size_bytes = size;
-    return error_set(err, EXIT_BAD_INPUT, "do not change files while training",
+    return found == size ||
+           error_set(err, EXIT_BAD_INPUT, "do not change files while training",
                      "%s: expected %lu bytes as before, found %lu", s->path, size, found);
 }
 
-static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *options, Error *err) {
+// Takes ownership of the path.
+static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, Error *err) {
     ds->shards = host_grow(ds->shards, &ds->shard_capacity, ds->num_shards + 1, sizeof(Shard),
                            "the list of shards");
     Shard *s = &ds->shards[ds->num_shards++];
-    *s = (Shard){.file.fd = -1, .vocab_size = -1, .bos = -1, .eos = -1};
-    const size_t size = strlen(path) + 1;
-    s->path = host_calloc(size, 1, "a path");
-    memcpy(s->path, path, size);
+    *s = (Shard){.file.fd = -1, .path = path, .vocab_size = -1, .bos = -1, .eos = -1};
     s->first_doc = ds->num_docs;
-    s->last_use = ++ds->clock;
-    if (ds->num_open >= DATASET_MAX_OPEN) dataset_close_oldest(ds);
-    if (!file_open(&s->file, s->path, "", err)) return false;
-    ds->num_open++;
-    if (!shard_open(s, options, err) || !dataset_agrees(ds, s, options, err)) return false;
+    if (!dataset_open_file(ds, s, "", err) || !shard_open(s, options, err) ||
+        !dataset_agrees(ds, s, options, err))
+        return false;
     if (s->scanned && s->num_tokens > 0) ds->scanned_token = s->bos;
     ds->num_docs += s->num_docs;
     ds->num_tokens += s->num_tokens;
@@ -114,28 +109,33 @@ static bool dataset_add(Dataset *ds, const char *path, const DatasetOptions *opt
     return true;
 }
 
-static bool dataset_add_all(Dataset *ds, const PathList *paths, const DatasetOptions *options,
+static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions *options,
                             Error *err) {
-    for (size_t i = 0; i < paths->n; i++)
-        if (!dataset_add(ds, paths->items[i], options, err)) return false;
-    if (ds->num_docs == 0)
-        return error_set(err, EXIT_BAD_INPUT, "",
-                         "%s: expected documents, found none in %zu shards", paths->items[0],
-                         paths->n);
-    if (ds->vocab_size > 0) return true;
-    ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
-    return true;
+    const char *split = options->split ? options->split : "train";
+    char expected[64];
+    snprintf(expected, sizeof expected, "token shards (%s_*.bin)", split);
+    const Search search = {path_list_add_shards, split, expected,
+                           "name a directory of text files or JSON Lines, or one with such shards"};
+    PathList paths = {0};
+    bool ok = path_list_expand(&paths, spec, &search, err);
+    for (size_t i = 0; ok && i < paths.n; i++) {
+        ok = dataset_add(ds, paths.items[i].path, options, err);
+        paths.items[i].path = NULL;
+    }
+    if (ok && ds->num_docs == 0)
+        ok = bad_input(err, "%s: expected documents, found none in %zu shards", ds->shards[0].path,
+                       paths.n);
+    path_list_free(&paths);
+    return ok;
 }
 
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
-    PathList paths = {0};
     *ds = (Dataset){.vocab_size = -1, .bos = -1, .eos = -1, .scanned_token = -1};
     ds->fingerprint = ds->token_fingerprint = FNV1A_START;
     pthread_mutex_init(&ds->lock, NULL);
-    const bool ok =
-        path_list_expand(&paths, spec, options->split ? options->split : "train", err) &&
-        dataset_add_all(ds, &paths, options, err);
-    path_list_free(&paths);
+    const bool ok = dataset_add_all(ds, spec, options, err);
+    if (ok && ds->vocab_size <= 0)
+        ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
     if (!ok) dataset_close(ds);
     return ok;
 }
@@ -193,13 +193,6 @@ int64_t dataset_doc_length(const Dataset *ds, int64_t doc) {
     return end - start;
 }
 
-static bool dataset_bad_token(const Dataset *ds, const Shard *s, int64_t doc, int64_t offset,
-                              int32_t token, Error *err) {
-    return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
-                     "%s: document %ld, token %ld: expected an id below %d, found %u", s->path,
-                     (doc - s->first_doc), offset, ds->vocab_size, (uint32_t)token);
-}
-
 // Reads block b of the shard into ds->block and checks it.
 static bool dataset_read_block(Dataset *ds, const Shard *s, int64_t b, int64_t num_tokens,
                                Error *err) {
@@ -252,12 +245,12 @@ bool dataset_read(Dataset *ds, int64_t doc, int64_t offset, int64_t n, int32_t *
         memcpy(&token, raw + 2 * i, sizeof token);
         out[i] = token;
     }
-    const uint32_t vocab_size = (uint32_t)ds->vocab_size;
-    bool bad = false;
-    for (int64_t i = 0; i < n; i++) bad |= (uint32_t)out[i] >= vocab_size;
-    for (int64_t i = 0; bad && i < n; i++)
-        if ((uint32_t)out[i] >= vocab_size)
-            return dataset_bad_token(ds, s, doc, offset + i, out[i], err);
+    for (int64_t i = 0; i < n; i++)
+        if ((uint32_t)out[i] >= (uint32_t)ds->vocab_size)
+            return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
+                             "%s: document %ld, token %ld: expected an id below %d, found %u",
+                             s->path, doc - s->first_doc, offset + i, ds->vocab_size,
+                             (uint32_t)out[i]);
     return true;
 }
 

@@ -12,9 +12,6 @@
 #define UNPAD_DATASET_H
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "../base/error.h"
 

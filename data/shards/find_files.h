@@ -2,28 +2,38 @@
 #ifndef UNPAD_FIND_FILES_H
 #define UNPAD_FIND_FILES_H
 
-#include <stdbool.h>
-#include <stddef.h>
-
 #include "../base/error.h"
 
 typedef struct {
-    char **items;  // (n) owned paths; {0}: empty
+    char *path;        // owned
+    size_t dir_bytes;  // at its start: the directory that was named; 0: the file was
+} FoundPath;
+
+typedef struct {
+    FoundPath *items;  // (n)
     size_t n, capacity;
 } PathList;
 
 void path_list_free(PathList *list);
-
 void path_list_add(PathList *list, const char *path);
-void path_list_expand_glob(PathList *list, const char *pattern);
 
-// Those from `from` on, by bytes, so that the order of documents does not depend on the locale.
-void path_list_sort(PathList *list, size_t from);
+// The entries of a directory whose names match, without hidden ones.
+bool path_list_add_dir(PathList *list, const char *dir, const char *pattern, Error *err);
+
+// The shards of a directory: its SPLIT_*.bin, else *_SPLIT_*.bin (modded-nanogpt), else for "train"
+// *.ds (datatrove) or *.npy (OLMo), which are refused with a hint.
+bool path_list_add_shards(PathList *list, const char *dir, const void *split, Error *err);
+
+typedef struct {
+    bool (*add_dir)(PathList *list, const char *dir, const void *context, Error *err);
+    const void *context;
+    const char *expected, *hint;  // where there are no files
+} Search;
 
 // Adds the files that `spec` names: the whole of it when that exists, else its parts between
-// commas. Each is a file, a glob pattern or a directory (its SPLIT_*.bin, else *_SPLIT_*.bin, else
-// for "train" *.ds, else *.npy); patterns and directories in byte order. A part that names no file
-// is EXIT_BAD_INPUT.
-bool path_list_expand(PathList *list, const char *spec, const char *split, Error *err);
+// commas. Each is a file, a directory or a glob pattern; the files of the last two in byte order,
+// so that the order of documents does not depend on the locale. A part that names no file is
+// EXIT_BAD_INPUT.
+bool path_list_expand(PathList *list, const char *spec, const Search *search, Error *err);
 
 #endif

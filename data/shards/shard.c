@@ -31,17 +31,17 @@ static bool damaged_file(Error *err, const char *format, ...) {
     return false;
 }
 
-static bool check_size(const File *f, uint64_t expected, const char *of, Error *err) {
-    return f->size_bytes == expected ||
-           damaged_file(err, "%s: expected exactly %lu bytes (%s), found %lu", f->path, expected,
-                        of, f->size_bytes);
+static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
+                       Error *err) {
+    return found == expected || damaged_file(err, "%s: expected exactly %lu bytes (%s), found %lu",
+                                             path, expected, of, found);
 }
 
 static bool check_token_bytes(const Shard *s, Error *err) {
     char of[64];
     snprintf(of, sizeof of, "%ld tokens of %d bytes", s->num_tokens, s->token_bytes);
     const uint64_t bytes = (uint64_t)s->num_tokens * (uint64_t)s->token_bytes;  // num_tokens < 2^31
-    return check_size(&s->file, SHARD_HEADER_BYTES + bytes, of, err);
+    return check_size(s->path, s->file.size_bytes, SHARD_HEADER_BYTES + bytes, of, err);
 }
 
 // Takes ownership of ends (count): cumulative, never decreasing, the last one num_tokens, else an
@@ -65,74 +65,73 @@ static bool set_ends(Shard *s, uint64_t *ends, uint64_t count, const char *path,
                         s->num_tokens);
 }
 
-static bool open_beside(const Shard *s, File *f, char path[IO_PATH_MAX], const char *ending,
-                        Error *err) {
+static bool path_beside(const Shard *s, char path[IO_PATH_MAX], const char *ending, Error *err) {
     const int keep = (int)strlen(s->path) - (path_ends_with(s->path, ".bin") ? 4 : 0);
-    return path_printf(path, IO_PATH_MAX, err, "%.*s%s", keep, s->path, ending) &&
-           file_open(f, path, HINT_COPY, err);
-}
-
-// The CRC32C at the end of a file (size) is that of all before it.
-static bool check_seal(const File *f, const unsigned char *text, uint64_t size, Error *err) {
-    const uint32_t crc = crc32c(0, text, (size_t)size - 4),
-                   expected = (uint32_t)shard_word(text + size - 4, 4);
-    return expected == crc ||
-           damaged_file(err, "%s: expected checksum %08x, found %08x", f->path, expected, crc);
+    return path_printf(path, IO_PATH_MAX, err, "%.*s%s", keep, s->path, ending);
 }
 
 // ------------------------------------------------------------------------------------------------
-// NAME.idx: 8 bytes magic, uint32 version, uint32 checksum of the shard's header, uint64 documents,
-// uint64 tokens, uint64 tokens per block, the ends, uint32 checksums of the blocks, CRC32C of
-// everything before it.
+// NAME.idx and NAME.mask: 8 bytes magic, uint32 version, uint32 checksum of the shard's header,
+// uint64 counts, the contents, CRC32C of everything before it.
 
-static bool read_index_header(Shard *s, const File *f, Error *err) {
-    unsigned char head[INDEX_HEADER_BYTES] = {0};
-    const uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
-    if (!file_read_at(f, head, n, 0, err)) return false;
-    const uint64_t block = shard_word(head + 32, 8);
-    if (memcmp(head, "UNPADIDX", 8) != 0 || shard_word(head + 8, 4) != INDEX_VERSION)
-        return damaged_file(err, "%s: expected an index of version %d", f->path, INDEX_VERSION);
+typedef struct {
+    const char *ending, *magic, *name;
+    uint32_t version;
+    uint64_t head_bytes;
+} Beside;
+static const Beside index_file = {".idx", "UNPADIDX", "index", INDEX_VERSION, INDEX_HEADER_BYTES},
+                    mask_file = {".mask", "UNPADMSK", "mask", MASK_VERSION, MASK_HEADER_BYTES};
+
+// The whole file, which belongs to the shard with this header and begins with these counts (n), in
+// memory the caller frees; NULL on error.
+static unsigned char *read_beside(const Shard *s, const Beside *b, const unsigned char *bin_head,
+                                  const uint64_t *counts, size_t n, char path[IO_PATH_MAX],
+                                  uint64_t *size, Error *err) {
+    if (!path_beside(s, path, b->ending, err)) return NULL;
+    unsigned char *text = (unsigned char *)file_read_all(path, UINT64_MAX, size, HINT_COPY, err);
+    if (!text) return NULL;
+    const uint64_t end = *size - 4;  // of what the checksum is of
+    uint32_t found, expected;
+    if (*size < b->head_bytes + 4 || memcmp(text, b->magic, 8) != 0 ||
+        shard_word(text + 8, 4) != b->version)
+        damaged_file(err, "%s: expected %s version %u", path, b->name, b->version);
+    else if ((found = crc32c(0, text, end)) != (expected = (uint32_t)shard_word(text + end, 4)))
+        damaged_file(err, "%s: expected checksum %08x, found %08x", path, expected, found);
+    else if (memcmp(text + 12, bin_head + SHARD_HEADER_BYTES - 4, 4) != 0 ||
+             memcmp(text + 16, counts, n * sizeof *counts) != 0)
+        error_set(err, EXIT_BAD_INPUT, HINT_COPY, "%s: is the %s of another shard", path, b->name);
+    else
+        return text;
+    free(text);
+    return NULL;
+}
+
+// Counts: documents, tokens, tokens per block. Contents: the ends, uint32 checksums of the blocks.
+static bool read_index(Shard *s, const unsigned char *bin_head, Error *err) {
+    const uint64_t counts[] = {shard_word(bin_head + 14 * 4, 8), (uint64_t)s->num_tokens};
+    char path[IO_PATH_MAX];
+    uint64_t size, expected, ends_bytes;
+    unsigned char *text = read_beside(s, &index_file, bin_head, counts, 2, path, &size, err);
+    if (!text) return false;
+    s->doc_ends = (uint64_t *)text;
+    const uint64_t block = shard_word(text + 32, 8);
     if (block < 1 || block > INDEX_MAX_BLOCK)
-        return damaged_file(err, "%s: expected blocks of 1 to %d tokens, found %lu", f->path,
+        return damaged_file(err, "%s: expected blocks of 1 to %d tokens, found %lu", path,
                             INDEX_MAX_BLOCK, block);
     s->block_tokens = (int64_t)block;
-    return true;
-}
-
-static bool set_index(Shard *s, const File *f, const unsigned char *text, uint64_t size,
-                      uint64_t count, Error *err) {
-    const size_t sum_bytes = (size_t)shard_num_blocks(s) * 4;
-    const unsigned char *ends_at = text + INDEX_HEADER_BYTES, *sums_at = ends_at + count * 8;
-    if (!check_seal(f, text, size, err)) return false;
-    if (shard_word(text + 12, 4) != s->checksum || shard_word(text + 16, 8) != count ||
-        shard_word(text + 24, 8) != (uint64_t)s->num_tokens)
-        return error_set(err, EXIT_BAD_INPUT, HINT_COPY, "%s: is the index of another shard",
-                         f->path);
-    uint64_t *ends = host_calloc((size_t)count, 8, "document ends");
+    const uint64_t sum_bytes = shard_num_blocks(s) * 4;
+    if (!checked_mul(counts[0], 8, &ends_bytes) ||
+        !checked_add(ends_bytes, INDEX_HEADER_BYTES + sum_bytes + 4, &expected))
+        expected = UINT64_MAX;
+    if (!check_size(path, size, expected, "from the shard's header", err)) return false;
     s->block_crcs = host_calloc(sum_bytes, 1, "checksums of tokens");
-    memcpy(ends, ends_at, (size_t)count * 8);
-    memcpy(s->block_crcs, sums_at, sum_bytes);
-    s->token_sum = crc32c(0, sums_at, sum_bytes);
+    memcpy(s->block_crcs, text + INDEX_HEADER_BYTES + ends_bytes, sum_bytes);
+    s->token_sum = crc32c(0, s->block_crcs, sum_bytes);
     // without the CRC at the end: over the data and its own CRC, a CRC is a constant
-    s->checksum = crc32c(s->checksum, text, (size_t)size - 4);
-    return set_ends(s, ends, count, f->path, err);
+    s->checksum = crc32c(s->checksum, text, size - 4);
+    memmove(text, text + INDEX_HEADER_BYTES, ends_bytes);
+    return set_ends(s, s->doc_ends, counts[0], path, err);
 }
-
-// `count` comes from the shard's header; the file must have exactly the size that follows.
-static bool read_index(Shard *s, const File *f, uint64_t count, Error *err) {
-    uint64_t size = 0;
-    if (!read_index_header(s, f, err)) return false;
-    const uint64_t tail = INDEX_HEADER_BYTES + shard_num_blocks(s) * 4 + 4;
-    if (!checked_mul(count, 8, &size) || !checked_add(size, tail, &size)) size = UINT64_MAX;
-    if (!check_size(f, size, "from the shard's header", err)) return false;
-    unsigned char *text = host_calloc((size_t)size, 1, "a shard index");
-    const bool ok = file_read_at(f, text, size, 0, err) && set_index(s, f, text, size, count, err);
-    free(text);
-    return ok;
-}
-
-// ------------------------------------------------------------------------------------------------
-// NAME.mask: which tokens are targets
 
 bool mask_bit(const unsigned char *mask, int64_t i) { return (mask[i / 8] >> i % 8 & 1) != 0; }
 
@@ -144,54 +143,37 @@ int64_t mask_count(const unsigned char *mask, int64_t from, int64_t to) {
     return ones;
 }
 
-// What the header says about the bits, and the bits about the documents.
-static bool check_mask(const Shard *s, const File *f, const unsigned char *text,
-                       const unsigned char *bin_head, uint64_t size, Error *err) {
-    const unsigned char *bits = text + MASK_HEADER_BYTES;
-    const uint64_t ones = shard_word(text + 24, 8);
-    const int64_t n = s->num_tokens, found = mask_count(bits, 0, n);
-    if (memcmp(text, "UNPADMSK", 8) != 0 || shard_word(text + 8, 4) != MASK_VERSION)
-        return damaged_file(err, "%s: expected a mask of version %d", f->path, MASK_VERSION);
-    if (!check_seal(f, text, size, err)) return false;
-    if (memcmp(text + 12, bin_head + SHARD_HEADER_BYTES - 4, 4) != 0 ||
-        shard_word(text + 16, 8) != (uint64_t)n)
-        return error_set(err, EXIT_BAD_INPUT, HINT_COPY, "%s: is the mask of another shard",
-                         f->path);
-    if (ones != (uint64_t)found)
-        return damaged_file(err, "%s: expected %lu ones, found %ld", f->path, ones, found);
-    if (mask_count(bits, n, (n + 7) / 8 * 8) != 0)
-        return damaged_file(err, "%s: expected zeros after bit %ld", f->path, n);
-    for (int64_t doc = 0, first = 0; doc < s->num_docs; first = (int64_t)s->doc_ends[doc++])
-        if (mask_bit(bits, first))
-            return damaged_file(err, "%s: bit %ld: expected 0 for the first token of a document",
-                                f->path, first);
-    return true;
-}
-
-static bool read_mask(Shard *s, const File *f, const unsigned char *bin_head, Error *err) {
-    const uint64_t bytes = ((uint64_t)s->num_tokens + 7) / 8, size = MASK_HEADER_BYTES + bytes + 4;
-    if (!check_size(f, size, "from the shard's header", err)) return false;
-    s->mask = host_calloc((size_t)size, 1, "a mask");
-    if (!file_read_at(f, s->mask, size, 0, err) || !check_mask(s, f, s->mask, bin_head, size, err))
-        return false;
-    s->num_targets = (int64_t)shard_word(s->mask + 24, 8);
-    s->token_sum = crc32c(s->token_sum, s->mask, (size_t)size - 4);
-    memmove(s->mask, s->mask + MASK_HEADER_BYTES, (size_t)bytes);
-    return true;
-}
-
-static bool open_mask(Shard *s, const unsigned char *head, bool expected, Error *err) {
+// Counts: tokens, ones. Contents: a bit for each token.
+static bool read_mask(Shard *s, const unsigned char *bin_head, Error *err) {
+    const int64_t n = s->num_tokens;
+    const uint64_t counts[] = {(uint64_t)n}, bytes = (counts[0] + 7) / 8;
     char path[IO_PATH_MAX];
-    File f;
-    Error none = {0};
-    if (!open_beside(s, &f, path, ".mask", expected ? err : &none)) return !expected;
-    const bool ok =
-        expected
-            ? read_mask(s, &f, head, err)
-            : error_set(err, EXIT_BAD_INPUT, "remove it if it belongs to other shards",
-                        "%s: expected no mask beside a shard without flag %d", path, FLAG_MASK);
-    file_close(&f);
-    return ok;
+    uint64_t size;
+    s->mask = read_beside(s, &mask_file, bin_head, counts, 1, path, &size, err);
+    if (!s->mask ||
+        !check_size(path, size, MASK_HEADER_BYTES + bytes + 4, "from the shard's header", err))
+        return false;
+    const uint64_t ones = shard_word(s->mask + 24, 8);
+    s->token_sum = crc32c(s->token_sum, s->mask, size - 4);
+    memmove(s->mask, s->mask + MASK_HEADER_BYTES, bytes);
+    s->num_targets = mask_count(s->mask, 0, n);
+    if (ones != (uint64_t)s->num_targets)
+        return damaged_file(err, "%s: expected %lu ones, found %ld", path, ones, s->num_targets);
+    if (mask_count(s->mask, n, (int64_t)bytes * 8) != 0)
+        return damaged_file(err, "%s: expected zeros after bit %ld", path, n);
+    for (int64_t doc = 0, first = 0; doc < s->num_docs; first = (int64_t)s->doc_ends[doc++])
+        if (mask_bit(s->mask, first))
+            return damaged_file(err, "%s: bit %ld: expected 0 for the first token of a document",
+                                path, first);
+    return true;
+}
+
+static bool has_no_mask(const Shard *s, Error *err) {
+    char path[IO_PATH_MAX];
+    return path_beside(s, path, ".mask", err) &&
+           (!path_exists(path) ||
+            error_set(err, EXIT_BAD_INPUT, "remove it if it belongs to other shards",
+                      "%s: expected no mask beside a shard without flag %d", path, FLAG_MASK));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -200,8 +182,6 @@ static bool open_mask(Shard *s, const unsigned char *head, bool expected, Error 
 // The words that we add to llm.c's header; the CRC in the last one covers the others.
 static bool open_own(Shard *s, const unsigned char *head, Error *err) {
     int32_t w[SHARD_HEADER_BYTES / 4];
-    char path[IO_PATH_MAX];
-    File index;
     memcpy(w, head, sizeof w);
     s->format = "unpad.c";
     s->checksum = crc32c(0, w, sizeof w - 4);
@@ -215,15 +195,12 @@ static bool open_own(Shard *s, const unsigned char *head, Error *err) {
     s->bos = (w[11] & FLAG_BOS_FIRST) != 0 ? w[12] : -1;
     s->eos = (w[11] & FLAG_EOS_LAST) != 0 ? w[13] : -1;
     s->tokenizer_hash = shard_word(head + 16 * 4, 8);
-    const uint64_t count = shard_word(head + 14 * 4, 8);
     if (s->vocab_size < 1 || s->bos >= s->vocab_size || s->eos >= s->vocab_size || s->bos < -1 ||
         s->eos < -1)
         return damaged_file(err, "%s: vocabulary %d, BOS %d, EOS %d", s->path, s->vocab_size,
                             s->bos, s->eos);
-    if (!check_token_bytes(s, err) || !open_beside(s, &index, path, ".idx", err)) return false;
-    const bool ok = read_index(s, &index, count, err);
-    file_close(&index);
-    return ok && open_mask(s, head, (w[11] & FLAG_MASK) != 0, err);
+    return check_token_bytes(s, err) && read_index(s, head, err) &&
+           ((w[11] & FLAG_MASK) != 0 ? read_mask(s, head, err) : has_no_mask(s, err));
 }
 
 // Adds the token's places in a block of n tokens, the first of them number `from`, to the ends.
@@ -300,13 +277,13 @@ static bool has_megatron_index(const Shard *s) {
     char path[IO_PATH_MAX], magic[9] = {0};
     File f;
     Error ignored = {0};
-    if (!path_ends_with(s->path, ".bin") || !open_beside(s, &f, path, ".idx", &ignored))
+    if (!path_ends_with(s->path, ".bin") || !path_beside(s, path, ".idx", &ignored) ||
+        !file_open(&f, path, "", &ignored))
         return false;
-    const bool found = f.size_bytes >= sizeof magic &&
-                       file_read_at(&f, magic, sizeof magic, 0, &ignored) &&
-                       memcmp(magic, "MMIDIDX\0\0", sizeof magic) == 0;
+    const bool read =
+        f.size_bytes >= sizeof magic && file_read_at(&f, magic, sizeof magic, 0, &ignored);
     file_close(&f);
-    return found;
+    return read && memcmp(magic, "MMIDIDX\0\0", sizeof magic) == 0;
 }
 
 static bool is_printable(const unsigned char *p, uint64_t n) {
@@ -315,48 +292,57 @@ static bool is_printable(const unsigned char *p, uint64_t n) {
     return n > 0;
 }
 
-// What the first n bytes look like, and what to do about it
-static const char *looks_like(const Shard *s, const unsigned char *head, uint64_t n,
-                              const char **hint) {
-    static const uint32_t EVAL_MAGIC = 20240522;
-    const uint32_t magic = (uint32_t)shard_word(head, 4), swapped = __builtin_bswap32(magic);
-    *hint = "data/convert.py FILE --out DIR makes shards of it";
-    if (memcmp(head, "BIN.TOK\n", 8) == 0) return "llmq's tokens";
-    if (memcmp(head, "\x93NUMPY", 6) == 0) return "a numpy array";
-    if (path_ends_with(s->path, ".npy")) return "OLMo's tokens";
-    if (path_ends_with(s->path, ".ds")) return "datatrove's tokens";
-    if (has_megatron_index(s)) return "Megatron's tokens";
-    *hint = SHARD_HINT_REMAKE;
-    if (magic == SHARD_MAGIC_U16 || magic == SHARD_MAGIC_U32)
-        return "a shard cut off in its header";
-    *hint = "unpack it first";
-    if (head[0] == 0x1f && head[1] == 0x8b) return "a gzip file";
-    if (memcmp(head, "PK\3\4", 4) == 0) return "a zip file (.npz, .zip, PyTorch's .pt)";
-    *hint = "it is --model that takes a model, as a directory";
-    if (memcmp(head, "GGUF", 4) == 0) return "a GGUF model";
-    if (head[8] == '{' && head[9] == '"') return "a safetensors model";
-    *hint = "name the token file, not its index";
-    if (path_ends_with(s->path, ".idx") || path_ends_with(s->path, ".index")) return "an index";
-    *hint = "give text files, JSON Lines, or the .bin files made of them";
-    if (swapped == SHARD_MAGIC_U16 || swapped == SHARD_MAGIC_U32) return "a big-endian shard";
-    if (magic == EVAL_MAGIC) return "llm.c's multiple-choice evaluation file";
-    *hint = "data/prepare.py FILE --out FILE.jsonl writes JSON Lines of it";
-    if (memcmp(head, "PAR1", 4) == 0) return "a Parquet file";
-    *hint = "name it .txt or .jsonl";
-    if (is_printable(head, n)) return "text";
-    *hint = "raw ids, as nanoGPT writes them: data/convert.py reads them from a numpy array";
-    return "unknown";
+// What a file is by the ending of its name or by n bytes at a place, and what to do about it.
+typedef struct {
+    const char *ending;
+    size_t at, n;
+    const char *bytes, *found, *hint;
+} Kind;
+
+static const Kind kinds[] = {
+#define CONVERT "data/convert.py FILE --out DIR makes shards of it"
+    {NULL, 0, 8, "BIN.TOK\n", "llmq's tokens", CONVERT},
+    {NULL, 0, 6, "\x93NUMPY", "a numpy array", CONVERT},
+    {".npy", 0, 0, "", "OLMo's tokens", CONVERT},
+    {".ds", 0, 0, "", "datatrove's tokens", CONVERT},
+    {NULL, 0, 4, "\x88\xd8\x34\1", "a shard cut off in its header", SHARD_HINT_REMAKE},
+    {NULL, 0, 4, "\xa1\xd9\x34\1", "a shard cut off in its header", SHARD_HINT_REMAKE},
+    {NULL, 0, 2, "\x1f\x8b", "a gzip file", "unpack it first"},
+    {NULL, 0, 4, "PK\3\4", "a zip file (.npz, .zip, PyTorch's .pt)", "unpack it first"},
+#define MODEL "it is --model that takes a model, as a directory"
+    {NULL, 0, 4, "GGUF", "a GGUF model", MODEL},
+    {NULL, 8, 2, "{\"", "a safetensors model", MODEL},
+    {".idx", 0, 0, "", "an index", "name the token file, not its index"},
+    {".index", 0, 0, "", "an index", "name the token file, not its index"},
+#define GIVE "give text files, JSON Lines, or the .bin files made of them"
+    {NULL, 0, 4, "\1\x34\xd8\x88", "a big-endian shard", GIVE},
+    {NULL, 0, 4, "\1\x34\xd9\xa1", "a big-endian shard", GIVE},
+    {NULL, 0, 4, "\x8a\xd8\x34\1", "llm.c's multiple-choice evaluation file", GIVE},
+    {NULL, 0, 4, "PAR1", "a Parquet file", "data/prepare.py FILE --out FILE.jsonl reads it"},
+};
+
+// `head`: SHARD_HEADER_BYTES, the first n of them from the file, the others 0
+static bool refuse(const Shard *s, const unsigned char *head, uint64_t n, Error *err) {
+    const char *found = "unknown",
+               *hint =
+                   "raw ids, as nanoGPT writes them: data/convert.py reads them from a numpy "
+                   "array";
+    if (is_printable(head, n)) found = "text", hint = "name it .txt or .jsonl";
+    for (size_t i = sizeof kinds / sizeof *kinds; i-- > 0;)
+        if (kinds[i].ending ? path_ends_with(s->path, kinds[i].ending)
+                            : memcmp(head + kinds[i].at, kinds[i].bytes, kinds[i].n) == 0)
+            found = kinds[i].found, hint = kinds[i].hint;
+    if (has_megatron_index(s)) found = "Megatron's tokens", hint = CONVERT;
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a token shard, found %s", s->path,
+                     found);
 }
 
 bool shard_open(Shard *s, const DatasetOptions *options, Error *err) {
     unsigned char head[SHARD_HEADER_BYTES] = {0};
     const uint64_t n = s->file.size_bytes < sizeof head ? s->file.size_bytes : sizeof head;
-    const char *hint;
     if (!file_read_at(&s->file, head, n, 0, err)) return false;
     const uint64_t magic = shard_word(head, 4);
     if (n == sizeof head && (magic == SHARD_MAGIC_U16 || magic == SHARD_MAGIC_U32))
         return open_bin(s, head, options, err);
-    const char *found = looks_like(s, head, n, &hint);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected a token shard, found %s", s->path,
-                     found);
+    return refuse(s, head, n, err);
 }

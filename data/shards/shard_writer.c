@@ -89,9 +89,7 @@ static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES /
     const bool wide = shard_token_bytes(v) == 4;
     const int32_t flags = (w->all_bos ? FLAG_BOS_FIRST : 0) | (w->all_eos ? FLAG_EOS_LAST : 0) |
                           (w->masked ? FLAG_MASK : 0);
-    const int32_t llmc[] = {wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16, wide ? 7 : 1,
-                            (int32_t)w->ends[w->num_ends - 1]},
-                  own[] = {OWN_MAGIC,
+    const int32_t own[] = {OWN_MAGIC,
                            OWN_VERSION,
                            v->vocab_size,
                            flags,
@@ -99,18 +97,25 @@ static void fill_header(const ShardWriter *w, int32_t words[SHARD_HEADER_BYTES /
                            w->all_eos ? v->eos : -1};
     const uint64_t long_ones[] = {w->num_ends, v->tokenizer_hash};
     memset(words, 0, SHARD_HEADER_BYTES);
-    memcpy(words, llmc, sizeof llmc);
+    words[0] = wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16;
+    words[1] = wide ? 7 : 1;
+    words[2] = (int32_t)w->ends[w->num_ends - 1];
     memcpy(words + 8, own, sizeof own);
     memcpy(words + 14, long_ones, sizeof long_ones);
     const uint32_t crc = crc32c(0, words, SHARD_HEADER_BYTES - 4);
     memcpy(words + 255, &crc, 4);
 }
 
-static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending, Error *err) {
+// Begins a file beside the shard with this header; close_sealed ends it.
+static bool open_beside(const ShardWriter *w, FileWriter *f, const char *ending, const char *magic,
+                        int32_t version, const int32_t words[SHARD_HEADER_BYTES / 4],
+                        const uint64_t *counts, size_t n, Error *err) {
     char path[IO_PATH_MAX];
+    const int32_t version_and_crc[] = {version, words[255]};
     return path_printf(path, sizeof path, err, "%s/%s_%05d.%s", w->dir, w->split, w->num_shards - 1,
                        ending) &&
-           writer_open(f, path, err);
+           writer_open(f, path, err) && writer_write(f, magic, 8, err) &&
+           writer_write(f, version_and_crc, 8, err) && writer_write(f, counts, n * 8, err);
 }
 
 // With the checksum of all that has been written
@@ -120,28 +125,20 @@ static bool close_sealed(FileWriter *f, Error *err) {
 }
 
 static bool write_index(ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4], Error *err) {
-    unsigned char head[INDEX_HEADER_BYTES] = "UNPADIDX";
-    const int32_t version_and_crc[] = {INDEX_VERSION, words[255]};
     const uint64_t counts[] = {w->num_ends, (uint64_t)words[2], BLOCK_TOKENS};
     FileWriter f;
-    memcpy(head + 8, version_and_crc, sizeof version_and_crc);
-    memcpy(head + 16, counts, sizeof counts);
-    return open_beside(w, &f, "idx", err) && writer_write(&f, head, sizeof head, err) &&
+    return open_beside(w, &f, "idx", "UNPADIDX", INDEX_VERSION, words, counts, 3, err) &&
            writer_write(&f, w->ends, w->num_ends * 8, err) &&
            writer_write(&f, w->crcs, w->num_crcs * 4, err) && close_sealed(&f, err);
 }
 
 static bool write_mask(const ShardWriter *w, const int32_t words[SHARD_HEADER_BYTES / 4],
                        Error *err) {
-    unsigned char head[MASK_HEADER_BYTES] = "UNPADMSK";
-    const int64_t n = words[2];
-    const int32_t version_and_crc[] = {MASK_VERSION, words[255]};
-    const int64_t counts[] = {n, mask_count(w->mask, 0, n)};
+    const uint64_t n = (uint64_t)words[2],
+                   counts[] = {n, (uint64_t)mask_count(w->mask, 0, words[2])};
     FileWriter f;
-    memcpy(head + 8, version_and_crc, sizeof version_and_crc);
-    memcpy(head + 16, counts, sizeof counts);
-    return open_beside(w, &f, "mask", err) && writer_write(&f, head, sizeof head, err) &&
-           writer_write(&f, w->mask, (uint64_t)(n + 7) / 8, err) && close_sealed(&f, err);
+    return open_beside(w, &f, "mask", "UNPADMSK", MASK_VERSION, words, counts, 2, err) &&
+           writer_write(&f, w->mask, (n + 7) / 8, err) && close_sealed(&f, err);
 }
 
 bool shard_writer_close(ShardWriter *w, Error *err) {

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 #include "../base/hash.h"
 #include "../base/json.h"
@@ -11,7 +12,6 @@
 
 enum {
     UNIT_BYTES = 1 << 18,
-    UNIT_FILES = 256,
     MAX_DOCUMENT_BYTES = 1 << 30,  // of a file that is one, or of a record
     BINARY_BYTES = 1 << 13,        // a NUL among the first of them: not text
 };
@@ -41,7 +41,7 @@ static uint64_t whole_records(const unsigned char *text, uint64_t n, bool array,
 // Whole records, at least one.
 static bool read_records(UnitReader *r, Unit *u, Error *err) {
     const uint64_t left = r->file.size_bytes - r->offset;
-    const bool array = u->files->kind == INPUT_ARRAY;
+    const bool array = u->file->kind == INPUT_ARRAY;
     uint64_t whole = 0;
     int64_t count = 0;
     for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
@@ -84,22 +84,15 @@ static bool is_skipped(const InputFile *f) {
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
     const Inputs *in = r->in;
     while (r->next < in->n && is_skipped(&in->items[r->next])) r->next++;
-    u->files = &in->items[r->next];
-    u->num_files = u->num_documents = u->num_bytes = 0;
-    u->num_empty = u->num_binary = u->num_bad = 0;
-    u->bad.code = u->err.code = 0;
     if (r->next == in->n) return false;
-    if (u->files->kind != INPUT_TEXT) {
-        u->num_files = 1;
-        return (r->file.fd >= 0 || open_records(r, u->files, err)) && read_records(r, u, err);
-    }
-    uint64_t size = 0;
-    while (r->next < in->n && in->items[r->next].kind == INPUT_TEXT && u->num_files < UNIT_FILES &&
-           (u->num_files == 0 || size + in->items[r->next].size_bytes <= UNIT_BYTES)) {
-        size += in->items[r->next++].size_bytes;
-        u->num_files++;
-    }
-    r->bytes_done += size;
+    u->file = &in->items[r->next];
+    u->num_documents = u->num_bytes = 0;
+    u->left_out = (LeftOut){0};
+    u->err.code = 0;
+    if (u->file->kind != INPUT_TEXT)
+        return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
+    r->bytes_done += u->file->size_bytes;
+    r->next++;
     return true;
 }
 
@@ -200,10 +193,10 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
     uint64_t n = text->n;
     size_t first, end;
     if (n == 0) {
-        u->num_empty++;
+        u->left_out.empty++;
         return true;
     }
-    if (!options->tokenizer->byte_ids && !utf8_is_valid(bytes, n)) {
+    if (!options->tokenizer->byte_ids && u8_check(bytes, n)) {
         bytes = valid = host_calloc(n, 3, "a text");
         n = utf8_replace(text->bytes, n, valid);
     }
@@ -225,18 +218,12 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
 // ------------------------------------------------------------------------------------------------
 // Records
 
-static int hex_digits(const char *p) {
-    int value = 0;
-    for (int i = 0; i < 4; i++) {
-        if (!isxdigit((unsigned char)p[i])) return -1;
-        value = value * 16 + (isdigit((unsigned char)p[i]) ? p[i] - '0' : (p[i] | 32) - 'a' + 10);
-    }
-    return value;
-}
-
 // The code of "\uXXXX" at p; -1: there is another thing.
 static int json_escape(const char *p, const char *end) {
-    return end - p >= 6 && p[0] == '\\' && p[1] == 'u' ? hex_digits(p + 2) : -1;
+    char digits[5] = "";
+    if (end - p < 6 || p[0] != '\\' || p[1] != 'u') return -1;
+    memcpy(digits, p + 2, 4);
+    return (int)strtol(digits, NULL, 16);
 }
 
 // Half a surrogate pair, which no text can have, becomes "?", as Python's "replace" writes it.
@@ -252,28 +239,18 @@ static void replace_surrogates(char *p, const char *end) {
 }
 
 // Why a record has no text; NULL: it is no JSON.
-static void describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
-    static const char *const chats[] = {"messages", "conversations", "conversation", "chat",
-                                        "completion"};
+static bool describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
     const json_t *text = json_object_get(record, "text"), *item;
     const char *key;
     char keys[160] = "";
-    bool chat = false;
+    if (!record) return bad_input(bad, "expected JSON: %s", parse_error);
+    if (!json_is_object(record)) return bad_input(bad, "expected an object, found another value");
+    if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
-    for (size_t i = 0; i < sizeof chats / sizeof *chats; i++)
-        chat = chat || json_object_get(record, chats[i]);
-    if (!record)
-        bad_input(bad, "expected JSON: %s", parse_error);
-    else if (!json_is_object(record))
-        bad_input(bad, "expected an object, found another value");
-    else if (text)
-        json_type_error(text, "text", "a string", bad);
-    else
-        error_set(
-            bad, EXIT_BAD_INPUT,
-            chat ? "data/prepare.py --chat FILE --model DIR --out FILE.jsonl writes chats as parts"
-                 : "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
-            "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
+    return error_set(bad, EXIT_BAD_INPUT,
+                     "data/prepare.py FILE --out FILE.jsonl reads another field with --text-key "
+                     "NAME, and chats with --chat --model DIR",
+                     "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
 }
 
 // [["...", true], ...] as a text and its parts; both in memory the caller frees.
@@ -302,19 +279,17 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
                        const char *parse_error, Error *bad) {
     const json_t *value = json_object_get(record, "text"),
                  *array = json_object_get(record, "parts");
-    Text text = {.is_val = u->files->is_val};
+    Text text = {.is_val = u->file->is_val};
     unsigned char *bytes = NULL;
     Part *parts = NULL;
     bool ok = true;
-    if (array) {
+    if (array)
         ok = read_parts(array, &text, &bytes, &parts, bad);
-    } else if (json_is_string(value)) {
-        text.bytes = (const unsigned char *)json_string_value(value);
+    else if (json_is_string(value))
+        text.bytes = (const unsigned char *)json_string_value(value),
         text.n = json_string_length(value);
-    } else {
-        describe_bad_record(record, parse_error, bad);
-        ok = false;
-    }
+    else
+        ok = describe_bad_record(record, parse_error, bad);
     ok = ok && add_document(u, e, options, &text, bad);
     free(bytes);
     free(parts);
@@ -323,7 +298,7 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
 
 static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, int64_t number,
                           unsigned char *p, size_t n) {
-    const bool array = u->files->kind == INPUT_ARRAY;
+    const bool array = u->file->kind == INPUT_ARRAY;
     json_error_t why = {0};
     Error bad = {0};
     char where[IO_PATH_MAX + 40];
@@ -331,7 +306,7 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
     while (n > 0 && isspace(p[n - 1])) n--;
     while (n > 0 && isspace(p[0])) p++, n--;
     if (n == 0) {
-        u->num_empty += !array;
+        u->left_out.empty += !array;
         return;
     }
     replace_surrogates((char *)p, (char *)p + n);
@@ -340,15 +315,16 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
     const bool ok = add_record(u, e, options, record, why.text, &bad);
     json_decref(record);
     if (ok) return;
-    snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->files->path, number);
+    snprintf(where, sizeof where, array ? "%s: record %ld" : "%s:%ld", u->file->path, number);
     error_prefix(&bad, where);
-    if (u->num_bad++ == 0) u->bad = bad;
+    if (u->left_out.bad++ == 0) u->left_out.first = bad;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Units
 
-static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options, const InputFile *f) {
+static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
+    const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES];
     uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
     File file;
@@ -356,7 +332,7 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options, cons
     const bool read = file_read_at(&file, head, n, 0, &u->err), binary = memchr(head, 0, n);
     file_close(&file);
     if (!read) return;
-    u->num_binary += binary;
+    u->left_out.binary += binary;
     if (binary && f->named)
         error_set(&u->err, EXIT_BAD_INPUT, "give text or .jsonl",
                   "%s: expected text, found a binary file", f->path);
@@ -369,7 +345,7 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options, cons
 }
 
 static void encode_records(Unit *u, BpeEncoder *e, const UnitOptions *options) {
-    const bool array = u->files->kind == INPUT_ARRAY;
+    const bool array = u->file->kind == INPUT_ARRAY;
     int64_t number = u->first_record;
     for (uint64_t at = 0, n; at < u->num_bytes && u->err.code == 0; at += n, number++) {
         n = record_end(u->records + at, u->num_bytes - at, array, true);
@@ -390,8 +366,9 @@ static void store_tokens(Unit *u, const BpeEncoder *e, int token_bytes) {
 
 void unit_encode(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     bpe_clear(e);
-    if (u->num_bytes > 0) encode_records(u, e, options);
-    for (size_t i = 0; u->num_bytes == 0 && i < u->num_files && u->err.code == 0; i++)
-        encode_file(u, e, options, &u->files[i]);
+    if (u->file->kind == INPUT_TEXT)
+        encode_file(u, e, options);
+    else
+        encode_records(u, e, options);
     store_tokens(u, e, options->token_bytes);
 }

@@ -7,7 +7,6 @@
 #ifndef UNPAD_DOCUMENTS_H
 #define UNPAD_DOCUMENTS_H
 
-#include "../base/error.h"
 #include "../base/file.h"
 #include "../models/bpe.h"
 #include "inputs.h"
@@ -17,12 +16,17 @@ typedef struct {
     bool is_val, masked;
 } UnitDocument;
 
+// What became no document
 typedef struct {
-    // what to do: files of one document each, or whole records of a file
-    const InputFile *files;
-    size_t num_files;        // with records: 1
+    int64_t empty, binary, bad;
+    Error first;  // why the first bad record is left out
+} LeftOut;
+
+typedef struct {
+    // what to do: a file of one document, or whole records of a file
+    const InputFile *file;
     unsigned char *records;  // (num_bytes) changed by unit_encode; owned
-    uint64_t num_bytes;      // 0: files
+    uint64_t num_bytes;
     size_t records_capacity;
     int64_t first_record;  // its number in the file, from 1
     // what became of it
@@ -31,8 +35,7 @@ typedef struct {
     size_t token_capacity, target_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
-    int64_t num_empty, num_binary, num_bad;
-    Error bad;  // why the first record that is left out is
+    LeftOut left_out;
     Error err;  // code 0: no error
 } Unit;
 

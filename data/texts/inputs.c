@@ -1,6 +1,5 @@
 #include "inputs.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -14,82 +13,71 @@
 #include "../base/path.h"
 #include "../shards/find_files.h"
 
-static const char *path_ending(const char *path) {
-    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
-    return dot ? dot : "";
-}
+// What names say. What has another ending is a text if it looks like one.
+typedef struct {
+    const char *ending;
+    InputKind kind;
+    bool is_shard;
+    const char *refused;  // this format; NULL: it is read
+    bool in_tree;         // also in a directory, of which only the README would be found
+} Ending;
 
-static bool has_ending(const char *path, const char *const *endings, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (strcasecmp(path_ending(path), endings[i]) == 0) return true;
-    return false;
+static const Ending *find_ending(const char *path) {
+    static const Ending endings[] = {
+        {".txt", INPUT_TEXT, false, NULL, false},
+        {".md", INPUT_TEXT, false, NULL, false},
+        {".jsonl", INPUT_LINES, false, NULL, false},
+        {".ndjson", INPUT_LINES, false, NULL, false},
+        {".json", INPUT_TABLE, false, NULL, false},
+        {".csv", INPUT_TABLE, false, "CSV", false},
+        {".tsv", INPUT_TABLE, false, "CSV", false},
+        {".parquet", INPUT_TEXT, false, "Parquet", true},
+        {".arrow", INPUT_TEXT, false, "Arrow", true},
+        {".gz", INPUT_TEXT, false, "gzip", true},
+        {".zst", INPUT_TEXT, false, "Zstandard", true},
+        {".bin", INPUT_TEXT, true, NULL, false},
+        {".idx", INPUT_TEXT, true, NULL, false},
+        {".mask", INPUT_TEXT, true, NULL, false},
+        {".ds", INPUT_TEXT, true, NULL, false},
+        {".index", INPUT_TEXT, true, NULL, false},
+        {".npy", INPUT_TEXT, true, NULL, false},
+    };
+    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
+    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+        if (strcasecmp(dot, endings[i].ending) == 0) return &endings[i];
+    return NULL;
 }
-#define ENDS_IN(path_, ...)                                 \
-    has_ending((path_), (const char *const[]){__VA_ARGS__}, \
-               sizeof((const char *const[]){__VA_ARGS__}) / sizeof(const char *))
 
 // ------------------------------------------------------------------------------------------------
 // Directories
 
-typedef struct {
-    PathList *list;
-    struct stat out_dir;  // st_ino 0: there is none
-} Walk;
+static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err);
 
-static bool walk(const Walk *w, const char *dir, Error *err);
-
-static bool walk_entry(const Walk *w, const char *dir, const char *name, Error *err) {
-    char path[IO_PATH_MAX];
+static bool add_entry(PathList *list, const char *path, const struct stat *out_dir, Error *err) {
     struct stat st;
-    if (name[0] == '.') return true;
-    if (!path_join(path, sizeof path, dir, name, err)) return false;
     if (lstat(path, &st) != 0) return bad_input(err, "%s: %s", path, strerror(errno));
     if (S_ISDIR(st.st_mode)) {
-        const bool is_out = st.st_ino == w->out_dir.st_ino && st.st_dev == w->out_dir.st_dev;
-        return is_out || strcmp(name, "__pycache__") == 0 || walk(w, path, err);
+        const bool is_out = st.st_ino == out_dir->st_ino && st.st_dev == out_dir->st_dev;
+        return is_out || path_ends_with(path, "/__pycache__") || add_tree(list, path, out_dir, err);
     }
     if (stat(path, &st) != 0)  // a link that leads nowhere is left out
         return errno == ENOENT || bad_input(err, "%s: %s", path, strerror(errno));
-    if (S_ISREG(st.st_mode)) path_list_add(w->list, path);
+    if (S_ISREG(st.st_mode)) path_list_add(list, path);
     return true;
 }
 
-static bool walk(const Walk *w, const char *dir, Error *err) {
-    DIR *d = opendir(dir);
-    if (!d) return bad_input(err, "%s: cannot list: %s", dir, strerror(errno));
-    bool ok = true;
-    for (struct dirent *entry; ok && (entry = readdir(d));)
-        ok = walk_entry(w, dir, entry->d_name, err);
-    closedir(d);
+// out_dir: the struct stat of a directory that is left out; st_ino 0: there is none
+static bool add_tree(PathList *list, const char *dir, const void *out_dir, Error *err) {
+    PathList entries = {0};
+    bool ok = path_list_add_dir(&entries, dir, "*", err);
+    for (size_t i = 0; ok && i < entries.n; i++)
+        ok = add_entry(list, entries.items[i].path, out_dir, err);
+    path_list_free(&entries);
     return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Kinds
-
-// Endings that are refused; in_tree: also in a directory, of which only the README would be found.
-static const struct {
-    const char *ending, *format;
-    bool in_tree;
-} refused[] = {
-    {".parquet", "Parquet", true}, {".arrow", "Arrow", true}, {".gz", "gzip", true},
-    {".zst", "Zstandard", true},   {".xz", "xz", false},      {".bz2", "bzip2", false},
-    {".zip", "zip", false},        {".csv", "CSV", false},    {".tsv", "CSV", false},
-};
-
-static bool check_ending(const InputFile *f, Error *err) {
-    char hint[512];
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        if (strcasecmp(path_ending(f->path), refused[i].ending) != 0) continue;
-        if (!f->named && !refused[i].in_tree) return true;
-        snprintf(hint, sizeof hint,
-                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines",
-                 f->path);
-        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
-                         refused[i].format);
-    }
-    return true;
-}
 
 uint64_t record_end(const unsigned char *text, uint64_t n, bool array, bool last) {
     int64_t depth = 0;
@@ -147,12 +135,17 @@ static void find_records(InputFile *f) {
 }
 
 static bool find_kind(InputFile *f, Error *err) {
-    const bool lines = ENDS_IN(f->path, ".jsonl", ".ndjson"), json = ENDS_IN(f->path, ".json");
-    if (!check_ending(f, err)) return false;
-    f->kind = lines                                      ? INPUT_LINES
-              : json || ENDS_IN(f->path, ".csv", ".tsv") ? INPUT_TABLE
-                                                         : INPUT_TEXT;
-    if (lines || json) find_records(f);
+    const Ending *e = find_ending(f->path);
+    char hint[512];
+    f->kind = e ? e->kind : INPUT_TEXT;
+    if (e && e->refused && (f->named || e->in_tree)) {
+        snprintf(hint, sizeof hint,
+                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines",
+                 f->path);
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
+                         e->refused);
+    }
+    if (f->kind != INPUT_TEXT && !e->refused) find_records(f);
     return f->kind != INPUT_TABLE || !f->named ||
            error_set(err, EXIT_BAD_INPUT,
                      "write an object {\"text\": ...} a line, or an array of them",
@@ -163,61 +156,42 @@ static bool find_kind(InputFile *f, Error *err) {
 // Specs
 
 // val.NAME or val_NAME in the directory itself
-static bool is_validation_file(const char *path, const char *dir) {
-    const char *name = path + strlen(dir);
+static bool is_validation_file(const FoundPath *f) {
+    const char *name = f->path + f->dir_bytes;
     while (*name == '/') name++;
     return strncmp(name, "val.", 4) == 0 || (strncmp(name, "val_", 4) == 0 && !strchr(name, '/'));
 }
 
-// dir: where it was found; NULL: it was named.
-static bool add_file(Inputs *in, const char *path, const char *dir, Error *err) {
+// Takes ownership of the path.
+static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     struct stat st;
-    const size_t size = strlen(path) + 1;
-    if (stat(path, &st) != 0) return bad_input(err, "%s: cannot read: %s", path, strerror(errno));
     in->items = host_grow(in->items, &in->capacity, in->n + 1, sizeof *in->items, "paths");
     InputFile *f = &in->items[in->n++];
-    *f = (InputFile){.path = host_calloc(size, 1, "a path"),
-                     .size_bytes = (uint64_t)st.st_size,
-                     .mtime_ns = st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
-                     .named = !dir};
-    memcpy(f->path, path, size);
+    *f = (InputFile){.path = found->path, .named = found->dir_bytes == 0};
+    if (stat(f->path, &st) != 0)
+        return bad_input(err, "%s: cannot read: %s", f->path, strerror(errno));
+    f->size_bytes = (uint64_t)st.st_size;
+    f->mtime_ns = st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     if (!find_kind(f, err)) return false;
-    f->is_val = dir && f->kind != INPUT_TEXT && is_validation_file(path, dir);
+    f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
     in->num_val += f->is_val;
     in->size_bytes += f->size_bytes;
     in->num_tables += f->kind == INPUT_TABLE;
     return true;
 }
 
-static bool add_item(Inputs *in, const char *item, const char *out_dir, Error *err) {
-    PathList found = {0};
-    Walk w = {.list = &found};
-    const bool is_dir = path_is_dir(item);
-    if (stat(out_dir, &w.out_dir) != 0) w.out_dir.st_ino = 0;
-    bool ok = true;
-    if (is_dir)
-        ok = walk(&w, item, err);
-    else if (path_exists(item))
-        path_list_add(&found, item);
-    else
-        path_list_expand_glob(&found, item);
-    path_list_sort(&found, 0);
-    if (ok && found.n == 0)
-        ok = bad_input(err, "%s: expected a file or a directory with files, found none", item);
-    for (size_t i = 0; ok && i < found.n; i++)
-        ok = add_file(in, found.items[i], is_dir ? item : NULL, err);
-    path_list_free(&found);
-    return ok;
-}
-
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err) {
+    struct stat out = {0};
+    const Search search = {add_tree, &out, "a file or a directory with files", ""};
+    PathList found = {0};
     *in = (Inputs){0};
-    if (path_exists(spec)) return add_item(in, spec, out_dir, err);
-    char *copy = strdup(spec), *rest = copy;
-    bool ok = true;
-    for (char *item; ok && (item = strsep(&rest, ","));)
-        ok = item[0] == 0 || add_item(in, item, out_dir, err);
-    free(copy);
+    if (stat(out_dir, &out) != 0) out.st_ino = 0;
+    bool ok = path_list_expand(&found, spec, &search, err);
+    for (size_t i = 0; ok && i < found.n; i++) {
+        ok = add_file(in, &found.items[i], err);
+        found.items[i].path = NULL;
+    }
+    path_list_free(&found);
     return ok;
 }
 
@@ -232,8 +206,8 @@ static bool is_text(const char *path) {
     unsigned char head[1 << 13];
     File f;
     Error ignored = {0};
-    if (ENDS_IN(path, ".bin", ".idx", ".ds", ".index", ".mask", ".npy")) return false;
-    if (ENDS_IN(path, ".txt", ".md", ".jsonl", ".ndjson", ".gz", ".zst", ".parquet")) return true;
+    const Ending *e = find_ending(path);
+    if (e) return !e->is_shard;
     if (!file_open(&f, path, "", &ignored)) return false;
     const uint64_t n = f.size_bytes < sizeof head ? f.size_bytes : sizeof head;
     const bool text = n > 0 && file_read_at(&f, head, n, 0, &ignored) && memchr(head, 0, n) == NULL;
@@ -241,29 +215,23 @@ static bool is_text(const char *path) {
     return text;
 }
 
-static bool dir_has_texts(const char *dir) {
-    PathList shards = {0}, found = {0};
-    Error ignored = {0};
-    const Walk w = {.list = &found};
-    bool text = !path_list_expand(&shards, dir, "train", &ignored) &&
-                !path_list_expand(&shards, dir, "val", &ignored) && walk(&w, dir, &ignored);
-    size_t i = 0;
-    while (text && i < found.n && !is_text(found.items[i])) i++;
-    text = text && i < found.n;
-    path_list_free(&shards);
-    path_list_free(&found);
-    return text;
-}
-
 bool inputs_are_texts(const char *spec) {
+    const struct stat none = {0};
+    const Search search = {add_tree, &none, "", ""};
     char first[IO_PATH_MAX];
-    PathList found = {0};
+    PathList found = {0}, shards = {0};
+    Error ignored = {0};
     text_copy(first, sizeof first, spec);
     if (!path_exists(first)) first[strcspn(first, ",")] = 0;
-    if (path_is_dir(first)) return dir_has_texts(first);
-    if (path_exists(first)) return is_text(first);
-    path_list_expand_glob(&found, first);
-    const bool text = found.n > 0 && is_text(found.items[0]);
+    bool text = path_list_expand(&found, first, &search, &ignored);
+    if (text && found.items[0].dir_bytes > 0)
+        text = path_list_add_shards(&shards, first, "train", &ignored) &&
+               path_list_add_shards(&shards, first, "val", &ignored) && shards.n == 0;
+    size_t i = 0;  // of a directory any file, else the first
+    while (text && i + 1 < found.n && found.items[i].dir_bytes > 0 && !is_text(found.items[i].path))
+        i++;
+    text = text && is_text(found.items[i].path);
     path_list_free(&found);
+    path_list_free(&shards);
     return text;
 }

@@ -1,7 +1,6 @@
 #include "texts.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,24 +9,17 @@
 #include <unistd.h>
 
 #include "../base/clock.h"
-#include "../base/file.h"
 #include "../base/hash.h"
+#include "../base/json.h"
 #include "../base/memory.h"
 #include "../shards/shard_writer.h"
 #include "documents.h"
-#include "inputs.h"
 
 enum {
     UNITS_PER_THREAD = 16,
-    MAX_NAMED = 10,
+    MAX_NAMED = 10,  // records that are left out, in warnings
     FORMAT = 2,
-    BYTE_TOKENIZER_BYTES = 8192,  // of its tokenizer.json, more than enough
 };
-
-typedef struct {
-    int64_t empty, binary, bad, named;
-    Error first;  // the first record that was left out
-} LeftOut;
 
 typedef struct {
     const Texts *settings;
@@ -40,6 +32,9 @@ typedef struct {
     char dir[IO_PATH_MAX], temporary[IO_PATH_MAX], old[IO_PATH_MAX];
     char key[20];  // of the inputs and all that decides what is made of them
     ShardWriter train, val;
+    Unit *units;  // (num_units) of a round
+    int num_units;
+    atomic_int next_unit;
     LeftOut left_out;
     double start_ms, shown_ms;
 } Job;
@@ -47,73 +42,76 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // The built-in tokenizer as Hugging Face's files: ids are bytes, BOS 256, EOS 257
 
-#define SPECIAL(id_, content_)                                                                 \
-    "{\"id\": " #id_ ", \"content\": \"" content_                                              \
-    "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false," \
-    " \"special\": true}"
-#define BYTE_LEVEL                                                                   \
-    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true," \
-    " \"use_regex\": false}"
-#define BOS "{\"SpecialToken\": {\"id\": \"<|bos|>\", \"type_id\": 0}}"
-#define SEQUENCE(id_, type_) "{\"Sequence\": {\"id\": \"" id_ "\", \"type_id\": " #type_ "}}"
+// clang-format off
+#define JSON(...) #__VA_ARGS__
+static const char tokenizer_json[] = JSON(
+    {"version": "1.0", "truncation": null, "padding": null, "added_tokens": [
+        {"id": 256, "content": "<|bos|>", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true},
+        {"id": 257, "content": "<|eos|>", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true}],
+     "normalizer": null,
+     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                       "use_regex": false},
+     "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|bos|>", "type_id": 0}},
+                   {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"SpecialToken": {"id": "<|bos|>", "type_id": 0}},
+                 {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|bos|>": {"id": "<|bos|>", "ids": [256], "tokens": ["<|bos|>"]}}},
+     "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+                 "use_regex": false},
+     "model": {"type": "BPE", "dropout": null, "unk_token": null,
+               "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+               "byte_fallback": false, "ignore_merges": false, "vocab": {}, "merges": []}});
+static const char config_json[] = JSON(
+    {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>",
+     "clean_up_tokenization_spaces": false});
+static const char map_json[] = JSON({"bos_token": "<|bos|>", "eos_token": "<|eos|>"});
+// clang-format on
 
-static const char tokenizer_json[] =
-    "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": ["  //
-    SPECIAL(256, "<|bos|>") ", " SPECIAL(257, "<|eos|>") "],"
-    " \"normalizer\": null, \"pre_tokenizer\": " BYTE_LEVEL ","
-    " \"post_processor\": {\"type\": \"TemplateProcessing\","
-    " \"single\": [" BOS ", " SEQUENCE("A", 0) "],"
-    " \"pair\": [" BOS ", " SEQUENCE("A", 0) ", " SEQUENCE("B", 0) "],"
-    " \"special_tokens\": {\"<|bos|>\":"
-    " {\"id\": \"<|bos|>\", \"ids\": [256], \"tokens\": [\"<|bos|>\"]}}},"
-    " \"decoder\": " BYTE_LEVEL ","
-    " \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null,"
-    " \"continuing_subword_prefix\": null, \"end_of_word_suffix\": null, \"fuse_unk\": false,"
-    " \"byte_fallback\": false, \"ignore_merges\": false, \"vocab\": {}, \"merges\": []}}";
-
-static const char config_json[] =
-    "{\n \"tokenizer_class\": \"PreTrainedTokenizerFast\",\n \"bos_token\": \"<|bos|>\",\n"
-    " \"eos_token\": \"<|eos|>\",\n \"clean_up_tokenization_spaces\": false\n}\n";
-static const char map_json[] = "{\n \"bos_token\": \"<|bos|>\",\n \"eos_token\": \"<|eos|>\"\n}\n";
-
-// NUL-terminated; returns its length.
-static size_t byte_tokenizer_json(char out[BYTE_TOKENIZER_BYTES]) {
+// The text of tokenizer.json, in memory the caller frees.
+static char *byte_tokenizer_json(void) {
     json_t *root = json_loads(tokenizer_json, 0, NULL);
     json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
     for (int i = 0; i < 256; i++) {
         const unsigned char byte = (unsigned char)i;
         char token[4];
-        gpt2_encode(&byte, 1, "", token);
+        gpt2_encode(&byte, 1, token);
         json_object_set_new(vocab, token, json_integer(i));
     }
-    const size_t n = json_dumpb(root, out, BYTE_TOKENIZER_BYTES - 2, JSON_INDENT(1));
-    json_decref(root);
-    memcpy(out + n, "\n", 2);
-    return n + 1;
+    return json_write(root, JSON_INDENT(1));
 }
 
-static bool write_one(const char *dir, const char *name, const char *text, Error *err) {
+// Frees the text.
+static bool write_text(const char *dir, const char *name, char *text, Error *err) {
     char path[IO_PATH_MAX];
-    return path_join(path, sizeof path, dir, name, err) &&
-           file_create(path, text, strlen(text), err);
+    const bool ok =
+        path_join(path, sizeof path, dir, name, err) && file_create(path, text, strlen(text), err);
+    free(text);
+    return ok;
+}
+
+static char *indented(const char *json) {
+    return json_write(json_loads(json, 0, NULL), JSON_INDENT(1));
 }
 
 // Failures are EXIT_DISK.
 static bool byte_tokenizer_write(const char *dir, Error *err) {
-    char json[BYTE_TOKENIZER_BYTES];
-    byte_tokenizer_json(json);
-    return write_one(dir, "tokenizer.json", json, err) &&
-           write_one(dir, "tokenizer_config.json", config_json, err) &&
-           write_one(dir, "special_tokens_map.json", map_json, err);
+    return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
+           write_text(dir, "tokenizer_config.json", indented(config_json), err) &&
+           write_text(dir, "special_tokens_map.json", indented(map_json), err);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Set-up: before anything is written
 
 static bool open_byte_tokenizer(Job *j) {
-    char json[BYTE_TOKENIZER_BYTES];
     unsigned char digest[32];
-    sha256(json, byte_tokenizer_json(json), digest);
+    char *json = byte_tokenizer_json();
+    sha256(json, strlen(json), digest);
+    free(json);
     j->tokenizer = (Tokenizer){.vocab_size = 258, .bos = 256, .eos = 257, .byte_ids = true};
     memcpy(&j->vocabulary.tokenizer_hash, digest, 8);
     return true;
@@ -196,30 +194,21 @@ static bool is_up_to_date(const Job *j) {
 // Rounds: units are read in order, encoded by all threads, and written in order
 
 typedef struct {
-    const Job *job;
-    Unit *units;
-    int num_units;
-    atomic_int next;
-} Round;
-
-typedef struct {
     pthread_t id;
     BpeEncoder *encoder;
-    Round *round;
+    Job *job;
 } Thread;
 
 static void *thread_run(void *context) {
     const Thread *t = context;
-    for (int i; (i = atomic_fetch_add(&t->round->next, 1)) < t->round->num_units;)
-        unit_encode(&t->round->units[i], t->encoder, &t->round->job->options);
+    for (int i; (i = atomic_fetch_add(&t->job->next_unit, 1)) < t->job->num_units;)
+        unit_encode(&t->job->units[i], t->encoder, &t->job->options);
     return NULL;
 }
 
 // The calling thread works too: a thread that cannot be started only makes it slower.
-static void round_run(Round *r, Thread *threads, int num_threads) {
+static void round_run(Thread *threads, int num_threads) {
     int started = 1;
-    for (int i = 0; i < num_threads; i++) threads[i].round = r;
-    atomic_store(&r->next, 0);
     while (started < num_threads &&
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
         started++;
@@ -227,14 +216,12 @@ static void round_run(Round *r, Thread *threads, int num_threads) {
     while (--started > 0) pthread_join(threads[started].id, NULL);
 }
 
-static void leave_out(Job *j, const Unit *u) {
-    LeftOut *left = &j->left_out;
-    left->empty += u->num_empty;
-    left->binary += u->num_binary;
-    left->bad += u->num_bad;
-    if (u->num_bad == 0) return;
-    if (left->first.code == 0) left->first = u->bad;
-    if (left->named++ < MAX_NAMED) warning("left out: %s", u->bad.what);
+static void leave_out(LeftOut *left, const LeftOut *more) {
+    if (more->bad > 0 && left->bad == 0) left->first = more->first;
+    if (more->bad > 0 && left->bad < MAX_NAMED) warning("left out: %s", more->first.what);
+    left->empty += more->empty;
+    left->binary += more->binary;
+    left->bad += more->bad;
 }
 
 static bool write_unit(Job *j, const Unit *u, Error *err) {
@@ -249,7 +236,7 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
                               d->end - d->first, d->masked ? u->targets + d->first : NULL, err))
             return false;
     }
-    leave_out(j, u);
+    leave_out(&j->left_out, &u->left_out);
     return true;
 }
 
@@ -271,19 +258,20 @@ static bool was_stopped(const Job *j, Error *err) {
                       (int)*j->settings->stop);
 }
 
-static bool encode_all(Job *j, Round *r, Thread *threads, int num_threads, Error *err) {
+static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
     UnitReader reader = {.in = &j->in, .file.fd = -1};
     bool ok = true;
     do {
-        r->num_units = 0;
-        while (r->num_units < num_threads * UNITS_PER_THREAD &&
-               unit_read(&reader, &r->units[r->num_units], err))
-            r->num_units++;
+        j->num_units = 0;
+        atomic_store(&j->next_unit, 0);
+        while (j->num_units < num_threads * UNITS_PER_THREAD &&
+               unit_read(&reader, &j->units[j->num_units], err))
+            j->num_units++;
         ok = err->code == 0;
-        if (ok) round_run(r, threads, num_threads);
-        for (int i = 0; ok && i < r->num_units; i++) ok = write_unit(j, &r->units[i], err);
-        show_progress(j, reader.bytes_done, r->num_units == 0);
-    } while (ok && r->num_units > 0 && !was_stopped(j, err));
+        if (ok) round_run(threads, num_threads);
+        for (int i = 0; ok && i < j->num_units; i++) ok = write_unit(j, &j->units[i], err);
+        show_progress(j, reader.bytes_done, j->num_units == 0);
+    } while (ok && j->num_units > 0 && !was_stopped(j, err));
     file_close(&reader.file);
     return ok && err->code == 0;
 }
@@ -293,36 +281,34 @@ static bool encode_with_threads(Job *j, Error *err) {
               num_threads = j->settings->threads > 0 ? j->settings->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
-    Round r = {.job = j, .units = host_calloc((size_t)max_units, sizeof(Unit), "texts")};
-    for (int i = 0; i < num_threads; i++) threads[i].encoder = bpe_encoder_open(j->bpe);
-    const bool ok = encode_all(j, &r, threads, num_threads, err);
+    j->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
+    for (int i = 0; i < num_threads; i++)
+        threads[i] = (Thread){.job = j, .encoder = bpe_encoder_open(j->bpe)};
+    const bool ok = encode_all(j, threads, num_threads, err);
     for (int i = 0; i < num_threads; i++) bpe_encoder_close(threads[i].encoder);
-    for (int i = 0; i < max_units; i++) unit_free(&r.units[i]);
+    for (int i = 0; i < max_units; i++) unit_free(&j->units[i]);
     free(threads);
-    free(r.units);
+    free(j->units);
     return ok;
 }
 
 // ------------------------------------------------------------------------------------------------
 // The directory: everything under a temporary name, then renamed
 
-static bool copy_tokenizer(const Job *j, Error *err) {
+static bool write_tokenizer(const Job *j, Error *err) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja"};
-    char from[IO_PATH_MAX], to[IO_PATH_MAX];
+    char from[IO_PATH_MAX];
+    bool ok = true;
     if (!j->tokenizer.file[0]) return byte_tokenizer_write(j->temporary, err);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        uint64_t n = 0;
-        if (!path_join(from, sizeof from, j->settings->model, names[i], err) ||
-            !path_join(to, sizeof to, j->temporary, names[i], err))
-            return false;
-        if (!path_exists(from)) continue;
+    for (size_t i = 0; ok && i < sizeof names / sizeof *names; i++) {
+        uint64_t n;
+        ok = path_join(from, sizeof from, j->settings->model, names[i], err);
+        if (!ok || !path_exists(from)) continue;
         char *text = file_read_all(from, TOKENIZER_MAX_BYTES, &n, "", err);
-        const bool ok = text && file_create(to, text, n, err);
-        free(text);
-        if (!ok) return false;
+        ok = text && write_text(j->temporary, names[i], text, err);
     }
-    return true;
+    return ok;
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
@@ -335,29 +321,28 @@ static bool nothing_to_train(const Job *j, Error *err) {
 }
 
 // A split of the documents; again without validation when it leaves none for training.
-static bool make_shards(Job *j, bool *again, Error *err) {
-    *again = false;
+static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
     shard_writer_init(&j->train, j->temporary, "train", &j->vocabulary);
     shard_writer_init(&j->val, j->temporary, "val", &j->vocabulary);
-    bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
-              encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
-              shard_writer_close(&j->val, err);
+    const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
+                    encode_with_threads(j, err) && shard_writer_close(&j->train, err) &&
+                    shard_writer_close(&j->val, err);
     shard_writer_free(&j->train);
     shard_writer_free(&j->val);
-    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1;
     if (ok && j->train.num_docs + j->val.num_docs == 0) return nothing_to_train(j, err);
+    const bool splits = j->options.val_frac > 0 && j->options.val_frac < 1;
     if (!ok || !splits || j->train.num_docs > 0) return ok;
-    *again = true;
     j->options.val_frac = 0;
-    return true;
+    return make_shards(j, err);
 }
 
 // Shards that are there are renamed before they are removed: a removal that is cut short would
 // leave a part of them.
 static bool publish(const Job *j, Error *err) {
     char path[IO_PATH_MAX];
-    return copy_tokenizer(j, err) && path_join(path, sizeof path, j->temporary, "texts.key", err) &&
+    return write_tokenizer(j, err) &&
+           path_join(path, sizeof path, j->temporary, "texts.key", err) &&
            file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
            dir_remove_tree(j->old, err) &&
            (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
@@ -397,17 +382,14 @@ static bool may_replace(const Job *j, Error *err) {
 
 static bool write_all(Job *j, Error *err) {
     OutDir *out = j->settings->out;
-    bool again = true,
-         ok = may_replace(j, err) && dir_create_all(out->path, err) && out_dir_lock(out, err);
-    if (!ok) return false;
+    if (!may_replace(j, err) || !dir_create_all(out->path, err) || !out_dir_lock(out, err))
+        return false;
     j->start_ms = j->shown_ms = now_ms();
-    while (ok && again) ok = make_shards(j, &again, err);
-    if (ok && publish(j, err)) {
+    if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
         return true;
     }
-    Error ignored = {0};
-    dir_remove_tree(j->temporary, &ignored);
+    dir_remove_tree(j->temporary, &(Error){0});
     return false;
 }
 

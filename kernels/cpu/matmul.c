@@ -86,22 +86,10 @@ typedef struct {
     void (*round_pairs)(real *panel, int64_t pairs, int width);
 } InstructionSet;
 
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
-
 #ifdef GRADCHECK
 typedef int64_t lane_index;
 #else
 typedef int32_t lane_index;
-#endif
-#ifdef __clang__
-#define SHUFFLE(indices, x, y, ...) \
-    ((void)sizeof(indices), __builtin_shufflevector(x, y, __VA_ARGS__))
-#else
-#define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
 #endif
 
 // Plain C; NEON has twice the registers of SSE and gets a larger tile.

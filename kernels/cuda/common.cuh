@@ -87,7 +87,7 @@ __device__ __forceinline__ float2 unpack2(uint32_t word) {
     return __bfloat1622float2(pair);
 }
 
-__device__ __forceinline__ uint32_t pack2(float low, float high) {
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     uint32_t word;
     memcpy(&word, &pair, sizeof word);
@@ -105,7 +105,8 @@ __device__ __forceinline__ void unpack8(float (&x)[8], const Bf16x8 &v) {
 }
 
 __device__ __forceinline__ Bf16x8 pack8(const float (&x)[8]) {
-    return {make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]))};
+    return {make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                       pack_bf16(x[6], x[7]))};
 }
 
 __device__ __forceinline__ Bf16x8 load_vector(const __nv_bfloat16 *p) {

@@ -1,0 +1,228 @@
+#include "checkpoint_files.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/file.h"
+#include "../base/json.h"
+#include "../base/path.h"
+
+// ------------------------------------------------------------------------------------------------
+// Small files
+
+enum { GENERATION_CONFIG };
+static const char *const names[NUM_MODEL_FILES] = {
+    "generation_config.json",  // the others are the tokenizer's
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+};
+
+bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_dirs, Error *err) {
+    const uint64_t max_bytes = 1 << 28;
+    const int first = tokenizer ? GENERATION_CONFIG + 1 : GENERATION_CONFIG,
+              last = tokenizer ? NUM_MODEL_FILES - 1 : GENERATION_CONFIG;
+    char path[IO_PATH_MAX];
+    bool found = false;
+    for (int d = 0; d < num_dirs && !found; d++) {
+        for (int i = first; i <= last && path_is_dir(dirs[d]); i++) {
+            if (!path_join(path, sizeof path, dirs[d], names[i], err)) return false;
+            if (!path_exists(path)) continue;
+            f->text[i] = file_read_all(path, max_bytes, &f->size_bytes[i], "", err);
+            if (!f->text[i]) return false;
+            found = true;
+        }
+    }
+    return true;
+}
+
+static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
+    for (int i = 0; i < NUM_MODEL_FILES; i++)
+        if (f->text[i] &&
+            !checkpoint_write_file(ck, names[i], f->text[i], (size_t)f->size_bytes[i], err))
+            return false;
+    return true;
+}
+
+static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error *err) {
+    json_t *ids = json_object();
+    if (c->bos_token_id >= 0)
+        json_object_set_new(ids, "bos_token_id", json_integer(c->bos_token_id));
+    if (c->eos_token_id >= 0)
+        json_object_set_new(ids, "eos_token_id", json_integer(c->eos_token_id));
+    return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)),
+                                 err);
+}
+
+static const struct {
+    const char *safetensors, *torch;
+} dtypes[] = {[MODEL_FP32] = {"F32", "float32"}, [MODEL_BF16] = {"BF16", "bfloat16"}};
+
+bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
+                       Checkpoint *ck, Error *err) {
+    return checkpoint_write_text(ck, "config.json", llama_config_text(config, dtypes[dtype].torch),
+                                 err) &&
+           (f->text[GENERATION_CONFIG] || write_generation_config(config, ck, err)) &&
+           write_carried(f, ck, err);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tensors
+
+static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
+                          Checkpoint *ck, Error *err) {
+    char path[IO_PATH_MAX];
+    FileWriter w;
+    const bool room = checkpoint_path(ck, name, path, sizeof path, err);
+    if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
+    checkpoint_register(ck, name, w.size_bytes, w.crc);
+    return true;
+}
+
+bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err) {
+    return write_tensors(p, "F32", true, "optimizer.safetensors", ck, err);
+}
+
+// Takes the parameters of the next file off *rest: as many as max_bytes hold, but at least one.
+static Parameters take_file(Parameters *rest, uint64_t element_bytes, uint64_t max_bytes) {
+    Parameters file = *rest;
+    uint64_t bytes = 0;
+    file.num = 0;
+    while (file.num < rest->num) {
+        bytes += file.list[file.num].count * element_bytes;
+        if (file.num > 0 && bytes > max_bytes) break;
+        file.num++;
+    }
+    rest->list += file.num;
+    rest->num -= file.num;
+    return file;
+}
+
+bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
+                               Checkpoint *ck, Error *err) {
+    const char *index_name = "model.safetensors.index.json";
+    const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
+    Parameters rest = p;
+    json_t *map = json_object();
+    char name[64] = "model.safetensors";
+    uint64_t elements = 0;
+    int files = 0;
+    bool ok = true;
+    for (; rest.num > 0; files++) take_file(&rest, element_bytes, max_file_bytes);
+    for (int i = 1; i <= files; i++) {
+        const Parameters file = take_file(&p, element_bytes, max_file_bytes);
+        if (files > 1) snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", i, files);
+        for (int k = 0; k < file.num; elements += file.list[k++].count)
+            json_object_set_new(map, file.list[k].name, json_string(name));
+        if (ok)
+            ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
+        else
+            parameters_save(file, false, "F32", NULL, NULL, err);
+    }
+    char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                                       (int64_t)(elements * element_bytes), "weight_map", map),
+                             JSON_INDENT(2));
+    if (ok && files > 1) return checkpoint_write_text(ck, index_name, index, err);
+    free(index);
+    return ok;
+}
+
+// ------------------------------------------------------------------------------------------------
+// The state of a run
+
+#define FILE_NAME "trainer_state.json"
+
+// A number that must be the same for a resumed run to see the same documents in the same steps.
+typedef struct {
+    const char *name;
+    int64_t value;
+    int64_t before;  // the value of checkpoints that do not have it; -1: all have it
+} PlanField;
+enum { NUM_PLAN_FIELDS = 9, PACKER = 2 };
+
+static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *train) {
+    const int64_t tokens = (int64_t)(train->token_fingerprint >> 12);  // 52 bits: exact in JSON
+    PlanField fields[NUM_PLAN_FIELDS] = {
+        {"data_fingerprint", (int64_t)(train->fingerprint >> 12), -1},
+        {"token_fingerprint", tokens, tokens},
+        {"seed", (int64_t)p->seed, -1},
+        {"max_seqlen", p->max_seqlen, -1},
+        {"micro_batch_tokens", p->micro_batch_tokens, -1},
+        {"num_micro_batches", p->num_micro, -1},
+        {"fill_ppm", p->fill_ppm, -1},
+        {"long_docs", (int64_t)p->long_docs, -1},
+        // packer 1 moved segments between micro-batches; one micro-batch is the same in both
+        {"packer", PACKER, p->num_micro == 1 ? PACKER : 1},
+    };
+    memcpy(f, fields, sizeof fields);
+}
+
+static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
+    const int64_t max = (int64_t)1 << 52;
+    PlanState *c = &s->cursor;
+    return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
+           json_get_int64(state, "epoch", 0, max, &c->epoch, true, err) &&
+           json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
+           json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
+           json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
+           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
+}
+
+static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
+    const int64_t max = (int64_t)1 << 52;
+    char misfits[512] = "";
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++) {
+        int64_t was = plan[i].before;
+        if (!json_get_int64(state, plan[i].name, 0, max, &was, was < 0, err)) return false;
+        size_t used = strlen(misfits);
+        if (was != plan[i].value)
+            snprintf(misfits + used, sizeof misfits - used, " %s (was %ld, is %ld)", plan[i].name,
+                     was, plan[i].value);
+    }
+    return misfits[0] == 0 ||
+           error_set(err, EXIT_CHECKPOINT_MISFIT,
+                     "resume with the data and sizes of the interrupted run",
+                     "%s: expected the same documents in the same steps, found other values of%s",
+                     path, misfits);
+}
+
+bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
+                 const Dataset *train, const char *version, const Option *options, Error *err) {
+    const PlanState *c = &s->cursor;
+    PlanField fields[NUM_PLAN_FIELDS];
+    get_plan_fields(fields, plan, train);
+    json_t *state =
+        json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i}", "format", 1, "version", version,
+                  "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
+                  "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row);
+    for (int i = 0; i < NUM_PLAN_FIELDS; i++)
+        json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
+    json_object_set_new(state, "options", options_json(options));
+    char *text = json_write(state, JSON_INDENT(2));
+    if (strlen(text) <= JSON_MAX_CONFIG) return checkpoint_write_text(ck, FILE_NAME, text, err);
+    free(text);
+    return error_set(err, EXIT_USAGE, "give shorter options",
+                     FILE_NAME ": expected at most %d bytes", JSON_MAX_CONFIG);
+}
+
+json_t *state_open(const char *dir, Error *err) {
+    char path[IO_PATH_MAX];
+    if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
+    return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
+}
+
+bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
+                Error *err) {
+    char path[IO_PATH_MAX];
+    PlanField fields[NUM_PLAN_FIELDS];
+    json_auto_t *state = state_open(dir, err);
+    if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
+    get_plan_fields(fields, plan, train);
+    return read_cursor(state, s, err) && check_plan(state, fields, path, err);
+}

@@ -1,0 +1,67 @@
+// The files of a checkpoint: the Hugging Face model as from_pretrained loads it (config.json,
+// weights, generation_config.json and the tokenizer's files), the optimizer's moments, and
+// trainer_state.json.
+#ifndef UNPAD_CHECKPOINT_FILES_H
+#define UNPAD_CHECKPOINT_FILES_H
+
+#include <jansson.h>
+
+#include "../base/error.h"
+#include "../base/options.h"
+#include "../batches/plan.h"
+#include "../models/config.h"
+#include "../models/weights.h"
+#include "../shards/dataset.h"
+#include "checkpoint.h"
+
+// Small files that checkpoints carry unchanged. They are read once, at the start, so that later
+// changes of the directory that they come from do no harm.
+enum { NUM_MODEL_FILES = 9 };
+typedef struct {
+    char *text[NUM_MODEL_FILES];  // NULL: there is none
+    uint64_t size_bytes[NUM_MODEL_FILES];
+} ModelFiles;
+
+// Reads the tokenizer's files, or generation_config.json, from the first of dirs (num_dirs) that is
+// a directory and has any.
+bool model_files_read(ModelFiles *f, bool tokenizer, const char **dirs, int num_dirs, Error *err);
+
+#define MODEL_DTYPES "fp32|bf16"
+typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights
+
+// Writes config.json and the files above into the checkpoint. Where there is no
+// generation_config.json, one is made from the config's token ids.
+bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
+                       Checkpoint *ck, Error *err);
+
+// Writes the weights: model.safetensors, or in order files of at most max_file_bytes of tensors, or
+// a single larger one, with model.safetensors.index.json. All blocks are read even after a failure.
+#define MODEL_FILE_BYTES 5000000000ull  // as transformers
+bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
+                               Checkpoint *ck, Error *err);
+
+// Writes the optimizer's moments: optimizer.safetensors.
+bool model_files_write_moments(Parameters p, Checkpoint *ck, Error *err);
+
+// ------------------------------------------------------------------------------------------------
+// trainer_state.json: where a run is in its data, and the plan and the options it was started with
+
+typedef struct {
+    PlanState cursor;   // of the next step to train
+    int64_t log_bytes;  // of log.jsonl so far
+    int skips_in_a_row;
+} TrainingState;
+
+// Writes the file into the checkpoint.
+bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
+                 const Dataset *train, const char *version, const Option *options, Error *err);
+
+// The parsed file of `dir`, to be freed by the caller; NULL with *err.
+json_t *state_open(const char *dir, Error *err);
+
+// Reads the state from `dir`. Exit 9 when plan or data differ from those it was written with: the
+// resumed run would see other documents in its steps.
+bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,
+                Error *err);
+
+#endif

@@ -1,0 +1,125 @@
+// data/runs/log.h: records that are whole on a full disk and after damage; which losses are spikes.
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "../data/base/dir.h"
+#include "../data/base/file.h"
+#include "../data/runs/log.h"
+
+#include "scratch.h"
+#include "test.h"
+
+// log.jsonl in a directory of its own
+static char *read_log(void) {
+    Error err = {0};
+    uint64_t n = 0;
+    char *text = file_read_all(scratch("log/log.jsonl"), 1 << 16, &n, "", &err);
+    CHECK_MSG(text, "%s", err.what);
+    return text;
+}
+
+static void open_log(RunLog *log, const char *text, int64_t keep_bytes) {
+    Error err = {0};
+    CHECK(dir_create_all(scratch("log"), &err));
+    CHECK(file_write_all(scratch("log/log.jsonl"), text, strlen(text), &err));
+    warnings_off = true;
+    CHECK_MSG(log_open(log, scratch("log"), keep_bytes, 1, &err), "%s", err.what);
+}
+
+static void put_record(RunLog *log) {
+    const ValidationSet set = {1, 2, 3};
+    report_validation(log, 1, 2.5, &set);
+}
+
+TEST(a_log_keeps_the_lines_before_a_checkpoint) {
+    static const struct {
+        int64_t keep;
+        const char *text, *left;
+    } cuts[] = {{100, "one\ntwo\nthree\n", "one\ntwo\nthree\n"},
+                {14, "one\ntwo\nthree\n", "one\ntwo\nthree\n"},
+                {13, "one\ntwo\nthree\n", "one\ntwo\n"},
+                {8, "one\ntwo\nthree\n", "one\ntwo\n"},
+                {7, "one\ntwo\nthree\n", "one\n"},
+                {3, "one\ntwo\nthree\n", ""},
+                {0, "one\ntwo\nthree\n", ""},
+                {-1, "one\ntwo\nthree\n", ""},
+                {11, "one\ntwo\nthr", "one\ntwo\n"}};
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
+        RunLog log;
+        Error err = {0};
+        open_log(&log, cuts[i].text, cuts[i].keep);
+        const size_t left = strlen(cuts[i].left);
+        CHECK_MSG(log.size_bytes == (int64_t)left, "%zu: %ld bytes", i, log.size_bytes);
+        put_record(&log);
+        CHECK(log_sync(&log, &err));
+        char *text = read_log();
+        CHECK_MSG(strncmp(text, cuts[i].left, left) == 0 && text[left] == '{' &&
+                      strlen(text) == (size_t)log.size_bytes && text[log.size_bytes - 1] == '\n',
+                  "%zu: %s", i, text);
+        free(text);
+        close(log.fd);
+    }
+}
+
+// The file's size is limited to one record and a half: the next ones are lost as a whole.
+TEST(records_are_whole_on_a_full_disk) {
+    struct rlimit before, full;
+    RunLog log;
+    open_log(&log, "", -1);
+    put_record(&log);
+    const int64_t size = log.size_bytes;
+    CHECK(size > 10 && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    full = (struct rlimit){(rlim_t)(size + size / 2), before.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+    put_record(&log);
+    put_record(&log);
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, SIG_DFL);
+    char *lost = read_log();
+    CHECK(log.lost == 2 && log.size_bytes == size && strlen(lost) == (size_t)size);
+    put_record(&log);
+    char *both = read_log();
+    CHECK(log.lost == 0 && strlen(both) == 2 * (size_t)size);
+    CHECK(memcmp(both, lost, (size_t)size) == 0 && strcmp(both + size, lost) == 0);
+    free(lost);
+    free(both);
+    close(log.fd);
+}
+
+TEST(a_falling_noisy_loss_has_no_spike) {
+    LossTrend t = {0, 0, 0};
+    for (int i = 0; i < 2000; i++)
+        CHECK_MSG(!loss_is_spike(&t, 2 + 8 * exp(-i / 30.0) + 0.2 * test_rng_normal()), "at %d", i);
+}
+
+TEST(a_jump_is_a_spike_until_it_is_the_new_level) {
+    LossTrend t = {0, 0, 0};
+    for (int i = 0; i < 100; i++) CHECK(!loss_is_spike(&t, i % 2 ? 2.1 : 1.9));
+    LossTrend one = t;
+    CHECK(!loss_is_spike(&one, 2.9));
+    CHECK(loss_is_spike(&one, 3.5) && !loss_is_spike(&one, 2));  // one does not move the mean
+    CHECK(loss_is_spike(&one, NAN) && loss_is_spike(&one, INFINITY) && !loss_is_spike(&one, 2));
+    int spikes = 0;  // each moves the mean by the margin only; it would be 6 by the whole jump
+    while (loss_is_spike(&t, 6) && spikes < 1000) spikes++;
+    CHECK_MSG(spikes == 17, "%d", spikes);
+    CHECK(!loss_is_spike(&t, 6) && !loss_is_spike(&t, 2));
+}
+
+// Noise widens the margin: three mean distances, here more than 1.
+TEST(noise_widens_the_margin) {
+    LossTrend t = {0, 0, 0};
+    for (int i = 0; i < 100; i++) CHECK(!loss_is_spike(&t, i % 2 ? 4 : 2));
+    CHECK(!loss_is_spike(&t, 5.5) && loss_is_spike(&t, 7));
+}
+
+TEST(the_first_losses_are_never_spikes) {
+    LossTrend t = {0, 0, 0};
+    CHECK(!loss_is_spike(&t, 1) && !loss_is_spike(&t, 9) && !loss_is_spike(&t, 90));
+}
+
+TEST_MAIN()
