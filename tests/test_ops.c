@@ -776,15 +776,6 @@ static void check_rounding_after_adding(void) {
 }
 #endif
 
-static void check_no_tokens(void) {
-    const VarlenInfo docs = {NULL, NULL, 0, 0, 0};
-    const HeadShape heads = {9, 3, 64};
-    open_device();
-    attention_forward(NULL, NULL, NULL, &docs, heads);
-    attention_backward(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, &docs, heads);
-    rope_forward(NULL, NULL, NULL, 0, heads);
-}
-
 static void check_memory_is_counted(void) {
     open_device();
     const DeviceMemory before = device_memory();
@@ -1062,7 +1053,6 @@ static int make_cases(Case *cases, bool bench) {
     }
     if (bench || quick) return n;
     add_case(cases, &n, "unsupported_shapes_end_the_program", check_unsupported_shapes);
-    add_case(cases, &n, "no_tokens", check_no_tokens);
     add_case(cases, &n, "memory_is_counted", check_memory_is_counted);
     add_case(cases, &n, "copies", check_copies);
     add_case(cases, &n, "weights_are_exact", check_weights_are_exact);
