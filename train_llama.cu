@@ -197,7 +197,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     if (comm_num_ranks() == 1) return;
     char *model = llama_config_text(config, "float32");
     rank_field_text(&own, "version", UNPAD_VERSION);
-    rank_field_program(&own);
+    rank_field_file(&own, "the program file", "/proc/self/exe");
     rank_field_options(&own, run_option_table);
     rank_field_text(&own, "model", model);
     free(model);
@@ -399,7 +399,7 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
                        : model_files_write_weights(p, dtype, MODEL_FILE_BYTES, ck, err);
-    if (ok) parameters_visit(p, moments);
+    if (ok) parameters_save(p, moments, "F32", NULL, NULL, err);
     return ok;
 }
 

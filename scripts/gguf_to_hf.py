@@ -69,7 +69,7 @@ def model_config(model, tied):
         "hidden_size": hidden, "intermediate_size": model.get("llama.feed_forward_length"),
         "num_hidden_layers": model.get("llama.block_count"), "num_attention_heads": heads,
         "num_key_value_heads": model.get("llama.attention.head_count_kv", heads),
-        "head_dim": hidden // heads, "vocab_size": len(model.get("tokenizer.ggml.tokens")),
+        "head_dim": model.get("llama.attention.key_length", hidden // heads), "vocab_size": len(model.get("tokenizer.ggml.tokens")),
         "max_position_embeddings": model.get("llama.context_length"),
         "rope_theta": model.get("llama.rope.freq_base", 10000.0), "rope_scaling": None,
         # stored as a float32

@@ -3,6 +3,7 @@
     shards.py seal STEM          computes all checksums of STEM.bin, .idx and .mask again
     shards.py mask DIR RULE      gives the shards of DIR loss masks: token i > 0 of document d is a target
                                  where RULE, in Python, is true
+    shards.py flip FILE OFFSET   flips the lowest bit of that byte
 """
 import glob
 import json
@@ -41,6 +42,12 @@ def load(path):
 def store(path, data):
     with open(path, "wb") as f:
         f.write(data)
+
+
+def flip(path, offset):
+    data = bytearray(load(path))
+    data[int(offset)] ^= 1
+    store(path, data)
 
 
 def ends_of(stem):
@@ -136,4 +143,4 @@ def golden(directory):
 
 
 if __name__ == "__main__":
-    {"seal": seal, "mask": mask}[sys.argv[1]](*sys.argv[2:])
+    {"seal": seal, "mask": mask, "flip": flip}[sys.argv[1]](*sys.argv[2:])

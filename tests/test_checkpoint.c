@@ -44,17 +44,16 @@ static const char *out_dir(void) {
 // A checkpoint with the same kinds of files as a real one: a stream and small files. The step
 // determines the contents.
 static bool save_model(Checkpoint *ck, int64_t step, Error *err) {
-    static SafetensorsWriter w;
+    static FileWriter w;
     static float data[20000];
     char path[IO_PATH_MAX], state[64];
-    TensorInfo t = tensor_info("model.weight", "F32", 2, 100, 200);
+    const TensorInfo t = {"model.weight", "F32", 2, {100, 200}, 0, 0, 0};
     for (int i = 0; i < 20000; i++) data[i] = (float)(step * 1000 + i);
     if (!checkpoint_path(ck, "model.safetensors", path, sizeof path, err) ||
-        !safetensors_create(&w, path, &t, 1, err) || !safetensors_write(&w, data, 30000, err) ||
-        !safetensors_write(&w, (char *)data + 30000, sizeof data - 30000, err) ||
-        !safetensors_finish(&w, err))
+        !safetensors_create(&w, path, &t, 1, err) || !writer_write(&w, data, 30000, err) ||
+        !writer_write(&w, (char *)data + 30000, sizeof data - 30000, err) || !writer_close(&w, err))
         return false;
-    checkpoint_register(ck, "model.safetensors", w.file.size_bytes, w.file.crc);
+    checkpoint_register(ck, "model.safetensors", w.size_bytes, w.crc);
     int n = snprintf(state, sizeof state, "{\"step\": %ld}\n", step);
     return checkpoint_write_file(ck, "state.json", state, (size_t)n, err) &&
            checkpoint_write_file(ck, "tokenizer.json", "{\"version\": \"1.0\"}", 18, err);

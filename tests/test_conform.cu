@@ -168,10 +168,10 @@ TEST(shuffles_and_votes) {
     conform("shuffles_and_votes", r);
 }
 
-// pack_bf16 puts its first argument into the low half; ex2 flushes what would be subnormal.
-__global__ void arithmetic_kernel(uint32_t *packed, float *power, const float *x) {
+// A pair has its first argument in the low half; ex2 flushes what would be subnormal.
+__global__ void arithmetic_kernel(__nv_bfloat162 *packed, float *power, const float *x) {
     int t = threadIdx.x;
-    packed[t] = pack_bf16((float)t, (float)(t + 64));
+    packed[t] = __floats2bfloat162_rn((float)t, (float)(t + 64));
     power[t] = ex2(x[t]);
 }
 
@@ -180,7 +180,7 @@ TEST(pack_bf16_and_ex2) {
     std::vector<float> x(256);
     for (int i = 0; i < 256; i++) x[i] = (float)(i - 128);
     x[255] = -INFINITY;
-    uint32_t *packed = device_buffer<uint32_t>(256);
+    __nv_bfloat162 *packed = device_buffer<__nv_bfloat162>(256);
     float *power = device_buffer<float>(256);
     arithmetic_kernel<<<1, 256>>>(packed, power, to_device(x));
     RAN();
@@ -294,37 +294,6 @@ TEST(cp_async) {
     conform("cp_async", r);
 }
 
-// Warps 0 and 1 produce and only arrive, warps 2 and 3 consume and wait; then pairs of warps swap
-// values at separate barriers.
-__global__ void named_barrier_kernel(int *out) {
-    __shared__ int box[128];
-    int t = threadIdx.x, pair = t / 64;
-    if (t < 64) {
-        box[t] = 100 + t;
-        named_bar_arrive(1, 128);
-    } else {
-        named_bar_sync(1, 128);
-        out[t] = box[t - 64];
-    }
-    __syncthreads();
-    box[t] = 200 + t;
-    named_bar_sync(2 + pair, 64);
-    out[128 + t] = box[t ^ 32];
-}
-
-TEST(named_barriers) {
-    release();
-    int *out = device_buffer<int>(256);
-    named_barrier_kernel<<<1, 128>>>(out);
-    RAN();
-    std::vector<int> r = to_host(out, 256);
-    for (int t = 0; t < 128; t++) {
-        CHECK(r[t] == (t < 64 ? 0 : 100 + t - 64));
-        CHECK(r[128 + t] == 200 + (t ^ 32));
-    }
-    conform("named_barriers", r);
-}
-
 // ------------------------------------------------------------------------------------------------
 // sm_90: mbarrier, TMA
 
@@ -381,9 +350,9 @@ typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, 
                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// A packed bf16 tensor of up to three dimensions, the inner one first.
+// A packed bf16 tensor of three dimensions, the inner one first.
 struct Tiles {
-    int rank, dim[3], box[3];
+    int dim[3], box[3];
     CUtensorMapSwizzle swizzle;
 };
 static CUtensorMap tensor_map(void *p, const Tiles &t) {
@@ -398,14 +367,14 @@ static CUtensorMap tensor_map(void *p, const Tiles &t) {
     CUtensorMap map;
     cuuint64_t dims[3], strides[2], bytes = sizeof(bf16);
     cuuint32_t box[3], element_strides[3] = {1, 1, 1};
-    for (int i = 0; i < t.rank; i++) {
+    for (int i = 0; i < 3; i++) {
         dims[i] = t.dim[i];
         box[i] = t.box[i];
         bytes *= t.dim[i];
         if (i < 2) strides[i] = bytes;
     }
     CUresult status =
-        ((EncodeTiled)entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, t.rank, p, dims, strides, box,
+        ((EncodeTiled)entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, p, dims, strides, box,
                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, t.swizzle,
                              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     CHECK_MSG(status == CUDA_SUCCESS, "tensor map refused: %d", (int)status);
@@ -414,7 +383,7 @@ static CUtensorMap tensor_map(void *p, const Tiles &t) {
 
 // Loads one box, shows the bytes as they lie in shared memory, stores the box back elsewhere.
 __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap from,
-                           const __grid_constant__ CUtensorMap to, int rank, int c0, int c1, int c2,
+                           const __grid_constant__ CUtensorMap to, int c0, int c1, int c2,
                            int bytes) {
 #if HAS_TMA
     extern __shared__ __align__(1024) unsigned char smem[];
@@ -427,19 +396,13 @@ __global__ void tma_kernel(uint32_t *out, const __grid_constant__ CUtensorMap fr
     __syncthreads();
     if (threadIdx.x == 0) {
         mbar_arrive_expect_tx(b, bytes);
-        if (rank == 2)
-            tma_load_2d(s, &from, b, c0, c1);
-        else
-            tma_load_3d(s, &from, b, c0, c1, c2);
+        tma_load_3d(s, &from, b, c0, c1, c2);
     }
     mbar_wait(b, 0);
     for (int i = threadIdx.x; i < bytes / 4; i += 32) out[i] = ((uint32_t *)smem)[i];
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (rank == 2)
-            tma_store_2d(&to, s, c0, c1);
-        else
-            tma_store_3d(&to, s, c0, c1, c2);
+        tma_store_3d(&to, s, c0, c1, c2);
         bulk_commit();
         bulk_wait<0>();
     }
@@ -478,7 +441,7 @@ static void ragged_case(const char *name, int start, int len, int first) {
     bf16 *from = to_device(in), *to = to_device(blank);
     uint32_t *out = device_buffer<uint32_t>(BOX * 32);
     tma_kernel<<<1, 32, BOX * 128>>>(out, ragged_map(from, COLUMNS, ROWS, BOX),
-                                     ragged_map(to, COLUMNS, ROWS, BOX), 3, 64, ROWS - len + first,
+                                     ragged_map(to, COLUMNS, ROWS, BOX), 64, ROWS - len + first,
                                      start + len, BOX * 128);
     RAN();
     std::vector<bf16> tile = to_host((bf16 *)out, BOX * 64), copy = to_host(to, COLUMNS * ROWS);
@@ -502,13 +465,13 @@ TEST(tma_ragged_to_the_last_row) { ragged_case("tma_ragged_to_the_last_row", 20,
 static void tma_case(const char *name, const Tiles &t, int c0, int c1, int c2, uint32_t row_bits) {
     need_tma();
     release();
-    int depth = t.rank > 2 ? t.dim[2] : 1, planes = t.rank > 2 ? t.box[2] : 1;
-    int n = t.dim[0] * t.dim[1] * depth, box = t.box[0] * t.box[1] * planes;
+    int depth = t.dim[2], box = t.box[0] * t.box[1] * t.box[2];
+    int n = t.dim[0] * t.dim[1] * depth;
     std::vector<bf16> in(n), blank(n, __float2bfloat16(-1.0f));
     for (int i = 0; i < n; i++) in[i] = __float2bfloat16((float)(i % 251));
     bf16 *from = to_device(in), *to = to_device(blank);
     uint32_t *out = device_buffer<uint32_t>(box / 2);
-    tma_kernel<<<1, 32, box * 2>>>(out, tensor_map(from, t), tensor_map(to, t), t.rank, c0, c1, c2,
+    tma_kernel<<<1, 32, box * 2>>>(out, tensor_map(from, t), tensor_map(to, t), c0, c1, c2,
                                    box * 2);
     RAN();
     std::vector<bf16> tile = to_host((bf16 *)out, box), copy = to_host(to, n), want = blank;
@@ -528,9 +491,9 @@ static void tma_case(const char *name, const Tiles &t, int c0, int c1, int c2, u
 }
 
 static Tiles plane(int box0, int box1, CUtensorMapSwizzle swizzle) {
-    return Tiles{2, {200, 100, 1}, {box0, box1, 1}, swizzle};
+    return Tiles{{200, 100, 1}, {box0, box1, 1}, swizzle};
 }
-static const Tiles heads = {3, {64, 9, 40}, {64, 1, 32}, CU_TENSOR_MAP_SWIZZLE_128B};
+static const Tiles heads = {{64, 9, 40}, {64, 1, 32}, CU_TENSOR_MAP_SWIZZLE_128B};
 
 #define TMA_CASE(name_, tiles_, c0_, c1_, c2_, row_bits_) \
     TEST(name_) { tma_case(#name_, tiles_, c0_, c1_, c2_, row_bits_); }
@@ -584,9 +547,9 @@ __global__ void wgmma_kernel(float *out, const __grid_constant__ CUtensorMap map
     __syncthreads();
     if (t == 0) {
         mbar_arrive_expect_tx(b, 8192 + N * 128);
-        tma_load_2d(sa, &map_a, b, 0, 0);
-        if (!TB) tma_load_2d(sb, &map_b, b, 0, 0);
-        for (int p = 0; TB && p < N / 64; p++) tma_load_2d(sb + p * 8192, &map_b, b, p * 64, 0);
+        tma_load_3d(sa, &map_a, b, 0, 0, 0);
+        if (!TB) tma_load_3d(sb, &map_b, b, 0, 0, 0);
+        for (int p = 0; TB && p < N / 64; p++) tma_load_3d(sb + p * 8192, &map_b, b, p * 64, 0, 0);
     }
     mbar_wait(b, 0);
     float d[N / 2];
@@ -625,10 +588,10 @@ static void wgmma_case(const char *name) {
     std::vector<bf16> a = small_integers(64 * 64), b = small_integers(N * 64);
     float *out = device_buffer<float>(64 * N);
     CUtensorMap map_a =
-        tensor_map(to_device(a), Tiles{2, {64, 64, 1}, {64, 64, 1}, CU_TENSOR_MAP_SWIZZLE_128B});
+        tensor_map(to_device(a), Tiles{{64, 64, 1}, {64, 64, 1}, CU_TENSOR_MAP_SWIZZLE_128B});
     CUtensorMap map_b = tensor_map(
         to_device(b),
-        Tiles{2, {TB ? N : 64, TB ? 64 : N, 1}, {64, TB ? 64 : N, 1}, CU_TENSOR_MAP_SWIZZLE_128B});
+        Tiles{{TB ? N : 64, TB ? 64 : N, 1}, {64, TB ? 64 : N, 1}, CU_TENSOR_MAP_SWIZZLE_128B});
     wgmma_kernel<TA, TB, RS, N><<<1, 128, 8192 + N * 128>>>(out, map_a, map_b);
     RAN();
     std::vector<float> r = to_host(out, 64 * N);

@@ -9,15 +9,7 @@ command -v python3 > /dev/null || skip_all data 'python3 is not installed'
 ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
 
 # flip FILE OFFSET: the lowest bit of that byte
-flip() { python3 - "$@" << 'PY'
-import sys
-with open(sys.argv[1], "r+b") as f:
-    f.seek(int(sys.argv[2]))
-    byte = f.read(1)[0]
-    f.seek(int(sys.argv[2]))
-    f.write(bytes([byte ^ 1]))
-PY
-}
+flip() { python3 "$root/tests/shards.py" flip "$@"; }
 
 tiny_model tiny 24 40 8
 uneven_texts text 31
@@ -76,19 +68,19 @@ few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out fe
 train_line='^train +1 unpad.c shard, 3 documents, 166 tokens$'
 said documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
 lacks no_message_without_long_documents 'longer than' said.txt
-said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens are split$' \
+said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens split$' \
     $(few --max-seqlen 40)
 lacks splitting_leaves_no_token_out 'never trained|left out: [0-9]+ document' said.txt
 said truncated_documents_are_counted 0 \
-    '^ +1 document longer than 100 tokens is truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
+    '^ +1 document longer than 100 tokens truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
     $(few --max-seqlen 100 --long-docs truncate)
 check truncated_documents_are_repeated_at_the_end said_at_the_end \
-    '^left out: 1 document longer than 100 tokens was truncated: 2 of 166 tokens \(1.2 %\) never trained'
+    '^left out: 1 document longer than 100 tokens truncated: 2 of 166 tokens \(1.2 %\) never trained'
 said dropped_documents_are_counted 0 \
-    '^ +2 documents longer than 40 tokens are dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
+    '^ +2 documents longer than 40 tokens dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
     $(few --max-seqlen 40 --long-docs drop)
 check dropped_documents_are_repeated_at_the_end said_at_the_end \
-    '^left out: 2 documents longer than 40 tokens were dropped: 154 of 166 tokens \(92.8 %\) never trained'
+    '^left out: 2 documents longer than 40 tokens dropped: 154 of 166 tokens \(92.8 %\) never trained'
 check_python left_out_tokens_are_in_the_log << 'PY'
 import json
 start = json.loads(open("few.run/log.jsonl").readline())
@@ -113,7 +105,7 @@ said targets_are_counted 0 \
     '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
     $(masked --steps 4 --save-every 2 --val-every 4 --val-tokens 100000 --out masked.run)
 has documents_without_a_target_are_counted \
-    '^ +[0-9]+ documents longer than 128 tokens are split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
+    '^ +[0-9]+ documents longer than 128 tokens split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
 has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ trained\) \| fill ' said.txt
 has trained_tokens_at_the_end '^trained 4 steps, [0-9]+ tokens, [0-9]+ of them targets, in ' said.txt
 has left_out_at_the_end '^left out: .* documents without a target: .* never trained' said.txt
@@ -211,52 +203,49 @@ check refused_masks_create_no_directory test ! -e unmade
 # with MODEL ARGUMENTS...: command for another model on the same shards
 with() { echo "$train" "${options[@]}" --train corpus --dry-run --model "$@"; }
 one_warning() { [ "$(grep -c '^warning: ' said.txt)" -eq 1 ]; }
-no_warning() { lacks "no_warning_$1" '^warning: ' said.txt; }
+# warns NAME PATTERN MODEL ARGUMENTS...: one warning, and it matches
+warns() {
+    said "$1" 0 "^warning: corpus: $2" $(with "${@:3}")
+    check "one_warning_for_$1" one_warning
+}
+silent() {      # silent NAME MODEL
+    said "$1" 0 '^model +' $(with "$2")
+    lacks "no_warning_for_$1" '^warning: ' said.txt
+}
 cp -r tiny same && cp corpus/tokenizer.json same
-said model_with_the_tokenizer_of_the_shards 0 '^model +same' $(with same)
-no_warning for_the_same_tokenizer
+silent the_same_tokenizer same
 cp -r same other && echo >> other/tokenizer.json
 said model_with_another_tokenizer 9 \
     'error: corpus: expected the tokenizer of other/tokenizer.json \(SHA-256 [0-9a-f]{16}\.\.\.\), found [0-9a-f]{16}' \
     $(with other)
 has hint_names_both_solutions '^hint: .*--model other.*--allow-other-tokenizer' said.txt
 has hash_equals_sha256sum "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
-said another_tokenizer_allowed 0 '^warning: corpus: .*other/tokenizer.json' \
-    $(with other --allow-other-tokenizer)
-check one_warning_for_the_other_tokenizer one_warning
+warns another_tokenizer_allowed '.*other/tokenizer.json' other --allow-other-tokenizer
 # validation shards of another tokenizer than the training shards; the model has no tokenizer.json
 cp -r corpus retagged
 flip retagged/val_00000.bin 64 && seal_shard retagged/val_00000
 expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
     $(with tiny --val retagged)
 # BOS and EOS
-model_says() {  # model_says DIR CONFIG_EOS GENERATION_CONFIG
-    rm -rf "$1" && cp -r tiny "$1"
-    sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $2/" "$1/config.json"
-    echo "$3" > "$1/generation_config.json"
+model_says() {  # model_says CONFIG_EOS GENERATION_CONFIG: in the directory `ends`
+    rm -rf ends && cp -r tiny ends
+    sed -i "s/\"eos_token_id\": 257/\"eos_token_id\": $1/" ends/config.json
+    echo "$2" > ends/generation_config.json
 }
-model_says ends 5 '{"eos_token_id": [6, 7]}'
-said another_eos 0 '^warning: corpus: documents end with token 257, but eos_token_id of ends is 5, 6, 7$' \
-    $(with ends)
-check one_warning_for_another_eos one_warning
-model_says ends 5 '{"eos_token_id": [6, 257], "bos_token_id": 256}'
-said an_eos_of_several 0 '^model +ends' $(with ends)
-no_warning for_an_eos_of_several
-model_says ends '[5, 257]' '{}'
-said an_eos_of_several_in_the_config 0 '^model +ends' $(with ends)
-no_warning for_an_eos_of_several_in_the_config
-model_says ends 257 '{"bos_token_id": 3}'
+model_says 5 '{"eos_token_id": [6, 7]}'
+warns another_eos 'documents end with token 257, but eos_token_id of ends is 5, 6, 7$' ends
+model_says 5 '{"eos_token_id": [6, 257], "bos_token_id": 256}'
+silent an_eos_of_several ends
+model_says '[5, 257]' '{}'
+silent an_eos_of_several_in_the_config ends
+model_says 257 '{"bos_token_id": 3}'
 sed -i 's/"bos_token_id": 256/"bos_token_id": 1/' ends/config.json
-said another_bos 0 '^warning: corpus: documents begin with token 256, but bos_token_id of ends is 1, 3$' \
-    $(with ends)
-check one_warning_for_another_bos one_warning
-model_says ends null '{}'
-said a_model_without_eos 0 '^model +ends' $(with ends)
-no_warning without_an_eos
-model_says ends 257 '{'
+warns another_bos 'documents begin with token 256, but bos_token_id of ends is 1, 3$' ends
+model_says null '{}'
+silent a_model_without_eos ends
+model_says 257 '{'
 expect a_damaged_generation_config 3 'error: ends/generation_config.json' $(with ends)
-said byte_shards_for_demo 0 '^model +demo' $(with demo)
-no_warning for_demo
+silent byte_shards_for_demo demo
 said byte_shards_for_smollm2 0 \
     '^warning: corpus: made for a vocabulary of 258, smollm2-135m has 49152: ' $(with smollm2-135m)
 has another_eos_of_a_built_in_model \

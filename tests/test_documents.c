@@ -1,19 +1,8 @@
 // Data sets: every format is read, and every damaged file is refused before its contents are used.
 #include <fcntl.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "../data/base/error.h"
-#include "../data/base/file.h"
 #include "../data/base/hash.h"
-#include "../data/shards/dataset.h"
 #include "../data/shards/shard.h"
 #include "scratch.h"
 #include "test.h"
@@ -22,10 +11,8 @@
 // Making files
 
 static void write_bytes(const char *path, const void *data, size_t n) {
-    FILE *f = fopen(path, "wb");
-    CHECK(f != NULL);
-    CHECK(n == 0 || fwrite(data, 1, n, f) == n);
-    CHECK(fclose(f) == 0);
+    Error err = {0};
+    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
 }
 
 typedef struct {
@@ -104,17 +91,33 @@ static void make_masked_files(Files *f, int width) {
     seal(f);
 }
 
-static void save(const Files *f, const char *stem) {
-    char name[128];
-    snprintf(name, sizeof name, "%s.bin", stem);
-    write_bytes(scratch(name), f->bin, f->bin_size);
-    snprintf(name, sizeof name, "%s.idx", stem);
-    write_bytes(scratch(name), f->idx, f->idx_size);
-    snprintf(name, sizeof name, "%s.mask", stem);
-    if (f->mask_size)
-        write_bytes(scratch(name), f->mask, f->mask_size);
-    else
-        remove(scratch(name));
+static const char *const endings[] = {".bin", ".idx", ".mask"};
+
+// One of the three files: 0 to 2
+static size_t part_of(Files *f, int which, unsigned char **bytes) {
+    *bytes = which == 0 ? f->bin : which == 1 ? f->idx : f->mask;
+    return which == 0 ? f->bin_size : which == 1 ? f->idx_size : f->mask_size;
+}
+
+static void save(Files *f, const char *stem) {
+    for (int which = 0; which < 3; which++) {
+        char name[128];
+        unsigned char *bytes;
+        const size_t size = part_of(f, which, &bytes);
+        snprintf(name, sizeof name, "%s%s", stem, endings[which]);
+        if (size)
+            write_bytes(scratch(name), bytes, size);
+        else
+            remove(scratch(name));
+    }
+}
+
+// Their paths, as --train takes them
+static const char *list_of(const char *first, const char *second) {
+    static char list[600];
+    snprintf(list, sizeof list, "%s", scratch(first));
+    snprintf(list + strlen(list), sizeof list - strlen(list), ",%s", scratch(second));
+    return list;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -172,42 +175,76 @@ static void check_documents(Dataset *ds, int64_t first_doc) {
     }
 }
 
-// Opens NAME.bin, whose documents are those of f, and describes it.
-static void open_documents(Dataset *ds, const Files *f, const char *name, char text[256]) {
-    char bin[64];
-    snprintf(bin, sizeof bin, "%s.bin", name);
-    save(f, name);
-    open_data(ds, scratch(bin));
-    CHECK(ds->num_docs == NUM_DOCS && ds->num_empty == 2);
-    check_documents(ds, 0);
-    dataset_describe(ds, text, 256);
+static bool is_target(int64_t i) {
+    for (int k = 0; k < NUM_TARGETS; k++)
+        if (TARGETS[k] == i) return true;
+    return false;
 }
 
-TEST(own_shards_of_both_widths) {
-    for (int width = 2; width <= 4; width += 2) {
+// Every part of every document, bit by bit.
+static void check_mask(const Dataset *ds) {
+    int64_t start = 0;
+    for (int64_t doc = 0; doc < NUM_DOCS; start += dataset_doc_length(ds, doc++))
+        for (int64_t from = 1; from <= dataset_doc_length(ds, doc); from++)
+            for (int64_t n = 0; from + n <= dataset_doc_length(ds, doc); n++) {
+                int32_t tokens[64];
+                int64_t targets = 0;
+                for (int64_t i = 0; i < n; i++) tokens[i] = 7;
+                dataset_mask_tokens(ds, doc, from, n, tokens);
+                for (int64_t i = 0; i < n; i++) {
+                    CHECK(tokens[i] == (is_target(start + from + i) ? 7 : -1));
+                    targets += tokens[i] == 7;
+                }
+                CHECK(dataset_count_targets(ds, doc, from, n) == targets);
+            }
+}
+
+TEST(own_shards_with_and_without_a_mask) {
+    for (int round = 0; round < 4; round++) {
+        const bool masked = round < 2;
         Files f;
         Dataset ds;
         char text[256];
-        make_files(&f, width);
-        open_documents(&ds, &f, "own", text);
-        CHECK(ds.num_tokens == NUM_TOKENS && ds.vocab_size == VOCAB);
-        CHECK(ds.bos == 98 && ds.eos == 99);
-        CHECK_MSG(strstr(text, "5 documents, 45 tokens, 2 empty"), "%s", text);
+        (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
+        save(&f, "own");
+        open_data(&ds, scratch("own.bin"));
+        CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2 && ds.num_tokens == NUM_TOKENS);
+        CHECK(ds.vocab_size == VOCAB && ds.bos == 98 && ds.eos == 99 && ds.masked == masked);
+        CHECK(ds.num_targets == (masked ? NUM_TARGETS : NUM_TOKENS - NUM_DOCS));
+        check_documents(&ds, 0);
+        if (masked) check_mask(&ds);
+        dataset_describe(&ds, text, sizeof text);
+        CHECK_MSG(strstr(text, masked ? "5 documents, 45 tokens, 14 of them targets, 2 empty"
+                                      : "5 documents, 45 tokens, 2 empty"),
+                  "%s", text);
         CHECK_MSG(!strstr(text, "unchecked"), "%s", text);
         dataset_close(&ds);
+    }
+    Files f;  // a shard with a mask, and one without: all but the first tokens of its documents
+    Dataset ds;
+    make_masked_files(&f, 2);
+    save(&f, "masked");
+    open_data(&ds, list_of("masked.bin", "own.bin"));
+    CHECK(ds.masked && ds.num_targets == NUM_TARGETS + NUM_TOKENS - NUM_DOCS);
+    CHECK(dataset_count_targets(&ds, NUM_DOCS + 3, 1, 20) == 20);
+    dataset_close(&ds);
+}
+
+// A whole word of bits and its edges.
+TEST(bits_of_a_mask_are_counted) {
+    unsigned char mask[40];
+    for (int i = 0; i < 40; i++) mask[i] = (unsigned char)test_rng_u32();
+    for (int64_t from = 0; from <= 320; from++) {
+        int64_t ones = 0;
+        for (int64_t to = from; to <= 320; to++) {
+            CHECK(mask_count(mask, from, to) == ones);
+            if (to < 320) ones += mask[to / 8] >> to % 8 & 1;
+        }
     }
 }
 
 // -------------------------------------------------------------------------------------------------
 // Damage
-
-static const char *const endings[] = {".bin", ".idx", ".mask"};
-
-// One of the three files: 0 to 2
-static size_t part_of(Files *f, int which, unsigned char **bytes) {
-    *bytes = which == 0 ? f->bin : which == 1 ? f->idx : f->mask;
-    return which == 0 ? f->bin_size : which == 1 ? f->idx_size : f->mask_size;
-}
 
 TEST(every_prefix_and_every_tail_is_refused) {
     for (int width = 2; width <= 4; width += 2)
@@ -265,36 +302,26 @@ typedef struct {
 #define END(doc_, value_) 'i', ENDS_AT + 8 * (doc_), 8, (value_)
 
 static const Damage damages[] = {
-    {WORD(2, 0), "expected exactly"},
     {WORD(2, NUM_TOKENS - 1), "expected exactly"},
     {WORD(2, NUM_TOKENS + 1), "expected exactly"},
-    {WORD(2, INT32_MAX), "expected exactly"},
     {WORD(2, -1), "-1 tokens"},
-    {WORD(2, INT32_MIN), "tokens"},
-    {WORD(1, 2), "version 1"},
     {WORD(1, 7), "version 1"},
     {WORD(0, 20240801), "version 7"},
     {WORD(9, 2), "shard version"},
     {WORD(10, 0), "vocabulary 0"},
-    {WORD(10, -5), "vocabulary -5"},
     {WORD(10, 99), "EOS 99"},
     {WORD(12, VOCAB), "BOS 100"},
     {WORD(13, -2), "EOS -2"},
     {WORD(11, 3), "expected no mask beside a shard without flag 4"},
     {'b', 56, 8, 0, "index of another shard"},
-    {'b', 56, 8, NUM_ENDS - 1, "index of another shard"},
     {'b', 56, 8, NUM_ENDS + 1, "index of another shard"},
-    {'b', 56, 8, 1ull << 40, "index of another shard"},
     {'b', 56, 8, 1ull << 61, "index of another shard"},
-    {'b', 56, 8, UINT64_MAX, "index of another shard"},
     {'i', 16, 8, NUM_ENDS + 1, "another shard"},
     {'i', 24, 8, NUM_TOKENS + 1, "another shard"},
-    {'i', 8, 4, 1, "expected index version 2"},
     {'i', 8, 4, 3, "expected index version 2"},
     {'i', 32, 8, 0, "found 0"},
     {'i', 32, 8, UINT64_MAX, "found 18446744073709551615"},
     {'i', 32, 8, BLOCK - 8, "expected exactly"},
-    {END(0, NUM_TOKENS + 1), "document 0 ends"},
     {END(0, UINT64_MAX), "document 0 ends"},
     {END(3, 5), "document 3 ends"},
     {END(6, NUM_TOKENS - 1), "documents end at token 44"},
@@ -344,36 +371,31 @@ TEST(an_index_and_a_mask_belong_to_their_shard) {
 }
 
 TEST(a_bad_token_is_reported_at_any_position) {
-    for (int width = 2; width <= 4; width += 2)
-        for (int bad = 0; bad < NUM_TOKENS; bad++) {
-            Files f;
-            Dataset ds;
+    for (int round = 0; round < 2 * NUM_TOKENS; round++) {
+        const int width = round % 2 ? 2 : 4, bad = round / 2;
+        const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
+        Files f;
+        Dataset ds;
+        int32_t out[64];
+        int64_t start = 0;
+        make_files(&f, width);
+        put(f.bin + 1024 + bad * width, id, (size_t)width);
+        seal(&f);  // a writer's mistake, not a damaged file
+        save(&f, "bad");
+        open_data(&ds, scratch("bad.bin"));
+        for (int64_t doc = 0, n; doc < NUM_DOCS; doc++, start += n) {
             Error err = {0};
-            int32_t out[64];
             char expected[128];
-            make_files(&f, width);
-            const uint64_t id = bad % 2 ? VOCAB : width == 2 ? 65535 : 0xffffffff;
-            put(f.bin + 1024 + bad * width, id, (size_t)width);
-            seal(&f);  // a writer's mistake, not a damaged file
-            save(&f, "bad");
-            open_data(&ds, scratch("bad.bin"));
-            int64_t start = 0, failed = 0;
-            for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
-                const int64_t n = dataset_doc_length(&ds, doc);
-                if (!dataset_read(&ds, doc, 0, n, out, &err)) {
-                    failed++;
-                    snprintf(expected, sizeof expected,
-                             "bad.bin: document %d, token %d: expected an "
-                             "id below 100, found %llu",
-                             (int)doc, (int)(bad - start), (unsigned long long)id);
-                    CHECK_MSG(strstr(err.what, expected), "%s", err.what);
-                    CHECK(err.code == EXIT_BAD_INPUT && start <= bad && bad < start + n);
-                }
-                start += n;
-            }
-            CHECK(failed == 1);
-            dataset_close(&ds);
+            n = dataset_doc_length(&ds, doc);
+            snprintf(expected, sizeof expected,
+                     "bad.bin: document %ld, token %ld: expected an id below 100, found %lu", doc,
+                     bad - start, id);
+            CHECK(dataset_read(&ds, doc, 0, n, out, &err) == (bad < start || bad >= start + n));
+            CHECK_MSG(err.code == 0 || (err.code == EXIT_BAD_INPUT && strstr(err.what, expected)),
+                      "%s", err.what);
         }
+        dataset_close(&ds);
+    }
 }
 
 // Which documents have tokens in block b
@@ -388,14 +410,11 @@ TEST(every_flipped_bit_of_the_tokens_is_found) {
     for (int width = 2; width <= 4; width += 2) {
         Files f;
         Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
         int32_t out[64];
         make_files(&f, width);
         save(&f, "flip");
-        const char *path = scratch("flip.bin");
-        const int fd = open(path, O_RDWR);
-        CHECK(fd >= 0 && dataset_open(&ds, path, &options, &err));
+        const int fd = open(scratch("flip.bin"), O_RDWR);
+        open_data(&ds, scratch("flip.bin"));
         for (size_t bit = 0; bit < (size_t)(8 * NUM_TOKENS * width); bit++) {
             const size_t at = 1024 + bit / 8;
             const unsigned char bad = f.bin[at] ^ (unsigned char)(1 << bit % 8);
@@ -405,7 +424,7 @@ TEST(every_flipped_bit_of_the_tokens_is_found) {
             snprintf(range, sizeof range, "flip.bin: bytes %d to %d: ", 1024 + b * BLOCK * width,
                      1024 + (b + 1 < NUM_BLOCKS ? (b + 1) * BLOCK : NUM_TOKENS) * width - 1);
             for (int64_t doc = 0; doc < NUM_DOCS; doc++) {
-                err = (Error){0};
+                Error err = {0};
                 const bool ok = dataset_read(&ds, doc, 0, dataset_doc_length(&ds, doc), out, &err);
                 CHECK_MSG(ok == !doc_in_block(&ds, doc, b), "bit %zu, document %d", bit, (int)doc);
                 CHECK_MSG(ok || (err.code == EXIT_BAD_INPUT && strstr(err.what, range)),
@@ -413,8 +432,7 @@ TEST(every_flipped_bit_of_the_tokens_is_found) {
             }
             CHECK(pwrite(fd, &f.bin[at], 1, (off_t)at) == 1);
         }
-        err = (Error){0};
-        CHECK(dataset_read(&ds, 0, 0, 5, out, &err) && close(fd) == 0);
+        CHECK(close(fd) == 0);
         dataset_close(&ds);
     }
 }
@@ -423,11 +441,10 @@ TEST(a_shard_that_shrinks_is_noticed) {
     Files f;
     Dataset ds;
     Error err = {0};
-    const DatasetOptions options = dataset_options();
     int32_t out[64];
     make_files(&f, 2);
     save(&f, "shrink");
-    CHECK(dataset_open(&ds, scratch("shrink.bin"), &options, &err));
+    open_data(&ds, scratch("shrink.bin"));
     CHECK(truncate(scratch("shrink.bin"), 1024 + 2 * BLOCK) == 0);
     CHECK(dataset_read(&ds, 0, 0, 3, out, &err));
     CHECK(!dataset_read(&ds, 4, 0, 2, out, &err) && err.code == EXIT_BAD_INPUT);
@@ -585,22 +602,20 @@ TEST(other_files_are_recognized) {
 // Many files
 
 TEST(directories_globs_and_lists) {
+    static const char *const names[] = {"set, [a] of/train_00001", "set, [a] of/train_00000",
+                                        "set, [a] of/val_00000", "set, [a] of/other", "part1",
+                                        "part2"};
     Files f;
     Dataset ds;
     Error err = {0};
     DatasetOptions options = dataset_options();
     make_files(&f, 2);
     CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
-    static const char *const names[] = {"train_00001", "train_00000", "val_00000", "other"};
-    for (int i = 0; i < 4; i++) {
-        char stem[64];
-        snprintf(stem, sizeof stem, "set, [a] of/%s", names[i]);
-        save(&f, stem);
-    }
-    CHECK_MSG(dataset_open(&ds, scratch("set, [a] of"), &options, &err), "%s", err.what);
+    for (int i = 0; i < 6; i++) save(&f, names[i]);
+    open_data(&ds, scratch("set, [a] of"));
     CHECK(ds.num_shards == 2 && ds.num_docs == 2 * NUM_DOCS);
-    CHECK(strstr(ds.shards[0].path, "train_00000.bin") &&
-          strstr(ds.shards[1].path, "train_00001.bin"));
+    CHECK(strstr(ds.shards[0].path, "train_00000.bin"));
+    CHECK(strstr(ds.shards[1].path, "train_00001.bin"));
     check_documents(&ds, 0);
     check_documents(&ds, NUM_DOCS);
     dataset_close(&ds);
@@ -608,18 +623,13 @@ TEST(directories_globs_and_lists) {
     CHECK_MSG(dataset_open(&ds, scratch("set, [a] of"), &options, &err), "%s", err.what);
     CHECK(ds.num_shards == 1 && strstr(ds.shards[0].path, "val_00000.bin"));
     dataset_close(&ds);
-    save(&f, "part1");
-    save(&f, "part2");
-    CHECK_MSG(dataset_open(&ds, scratch("part?.bin"), &options, &err), "%s", err.what);
+    open_data(&ds, scratch("part?.bin"));
     CHECK(ds.num_shards == 2);
     dataset_close(&ds);
-    char list[600];
-    snprintf(list, sizeof list, "%s,%s", scratch("part2.bin"), scratch("part1.bin"));
-    CHECK_MSG(dataset_open(&ds, list, &options, &err), "%s", err.what);
+    open_data(&ds, list_of("part2.bin", "part1.bin"));
     CHECK(ds.num_shards == 2 && strstr(ds.shards[0].path, "part2.bin"));  // as listed
     dataset_close(&ds);
-    snprintf(list, sizeof list, "%s,%s", scratch("part2.bin"), scratch("part3.bin"));
-    check_refused(list, "part3.bin");
+    check_refused(list_of("part2.bin", "part3.bin"), "part3.bin");
     check_refused(",", "expected paths");
 }
 
@@ -684,7 +694,6 @@ TEST(fingerprints_cover_everything) {
     const Fingerprints moved = fingerprints_of(scratch("moved/print.bin"));
     CHECK(moved.files == one.files && moved.tokens == one.tokens);
     for (int change = 0; change < NUM_CHANGES; change++) {
-        char list[600];
         make_masked_files(&f, 2);
         if (change == END) put(f.idx + ENDS_AT, 4, 8);  // the first document a token shorter
         if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
@@ -692,11 +701,9 @@ TEST(fingerprints_cover_everything) {
         if (change == MASK) f.mask[BITS_AT] = 1 << 2;    // token 2 instead of token 3
         seal(&f);
         save(&f, change == NAME ? "other" : "print");
-        snprintf(list, sizeof list, "%s", scratch(change == NAME ? "other.bin" : "print.bin"));
-        if (change == TWICE)
-            snprintf(list + strlen(list), sizeof list - strlen(list), ",%s",
-                     scratch("moved/print.bin"));
-        const Fingerprints now = fingerprints_of(list);
+        const Fingerprints now =
+            fingerprints_of(change == TWICE ? list_of("print.bin", "moved/print.bin")
+                                            : scratch(change == NAME ? "other.bin" : "print.bin"));
         CHECK_MSG((now.files != one.files) == (change != MASK), "change %d", change);
         if (change == TOKEN || change == MASK || change == TWICE)
             CHECK_MSG(now.tokens != one.tokens, "change %d", change);
@@ -723,22 +730,20 @@ TEST(tokenizers_must_agree) {
     Dataset ds;
     Error err = {0};
     DatasetOptions options = dataset_options();
-    char list[600];
     make_files(&f, 2);
     save(&f, "tok_a");
     put_word(&f, 16, 0x5678);
     seal(&f);
     save(&f, "tok_b");
-    snprintf(list, sizeof list, "%s,%s", scratch("tok_a.bin"), scratch("tok_b.bin"));
-    check_refused(list, "another tokenizer");
+    check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
     put_word(&f, 16, 0);  // unknown
     seal(&f);
     save(&f, "tok_b");
-    check_opens(list);
+    check_opens(list_of("tok_a.bin", "tok_b.bin"));
     put_word(&f, 10, VOCAB + 1);
     seal(&f);
     save(&f, "tok_b");
-    check_refused(list, "another tokenizer");
+    check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
     options.vocab_size = VOCAB - 1;
     CHECK(!dataset_open(&ds, scratch("tok_a.bin"), &options, &err) && err.code == EXIT_BAD_INPUT);
     CHECK_MSG(strstr(err.what, "vocabulary of 100, the model has 99"), "%s", err.what);
@@ -767,80 +772,7 @@ TEST(empty_shards) {
     check_refused(scratch("empty.bin"), "expected documents, found none");
     make_files(&f, 2);
     save(&f, "full");
-    char list[600];
-    snprintf(list, sizeof list, "%s,%s,%s", scratch("empty.bin"), scratch("full.bin"),
-             scratch("empty.bin"));
-    check_opens(list);
-}
-
-// -------------------------------------------------------------------------------------------------
-// Masks
-
-static bool is_target(int64_t i) {
-    for (int k = 0; k < NUM_TARGETS; k++)
-        if (TARGETS[k] == i) return true;
-    return false;
-}
-
-// Every part of every document, bit by bit.
-static void check_mask(const Dataset *ds) {
-    int64_t start = 0, doc = 0;
-    for (int e = 0; e < NUM_ENDS; e++) {
-        if (LENGTHS[e] == 0) continue;
-        for (int64_t from = 1; from <= LENGTHS[e]; from++)
-            for (int64_t n = 0; from + n <= LENGTHS[e]; n++) {
-                int32_t tokens[64];
-                int64_t targets = 0;
-                for (int64_t i = 0; i < n; i++) tokens[i] = 7;
-                dataset_mask_tokens(ds, doc, from, n, tokens);
-                for (int64_t i = 0; i < n; i++) {
-                    CHECK(tokens[i] == (is_target(start + from + i) ? 7 : -1));
-                    targets += tokens[i] == 7;
-                }
-                CHECK(dataset_count_targets(ds, doc, from, n) == targets);
-            }
-        start += LENGTHS[e], doc++;
-    }
-}
-
-TEST(masks_are_read) {
-    for (int width = 2; width <= 4; width += 2) {
-        Files f, plain;
-        Dataset ds;
-        char text[256];
-        make_masked_files(&f, width);
-        save(&f, "masked");
-        open_data(&ds, scratch("masked.bin"));
-        CHECK(ds.masked && ds.num_targets == NUM_TARGETS);
-        check_documents(&ds, 0);
-        check_mask(&ds);
-        dataset_describe(&ds, text, sizeof text);
-        CHECK_MSG(strstr(text, "45 tokens, 14 of them targets, 2 empty"), "%s", text);
-        dataset_close(&ds);
-        // with another shard, which has none: all of its tokens but the first of each document
-        make_files(&plain, width);
-        save(&plain, "plain");
-        char both[512];
-        snprintf(both, sizeof both, "%s", scratch("masked.bin"));
-        snprintf(both + strlen(both), sizeof both - strlen(both), ",%s", scratch("plain.bin"));
-        open_data(&ds, both);
-        CHECK(ds.masked && ds.num_targets == NUM_TARGETS + NUM_TOKENS - NUM_DOCS);
-        CHECK(dataset_count_targets(&ds, NUM_DOCS + 3, 1, 20) == 20);
-        dataset_close(&ds);
-    }
-}
-
-// A whole word of bits and its edges.
-TEST(bits_of_a_mask_are_counted) {
-    unsigned char mask[40];
-    for (int i = 0; i < 40; i++) mask[i] = (unsigned char)test_rng_u32();
-    for (int64_t from = 0; from <= 320; from++) {
-        int64_t ones = 0;
-        for (int64_t to = from; to <= 320; to++) {
-            CHECK(mask_count(mask, from, to) == ones);
-            if (to < 320) ones += mask[to / 8] >> to % 8 & 1;
-        }
-    }
+    check_opens(list_of("empty.bin", "full.bin"));
 }
 
 // Random damage with correct and wrong checksums: refused or read, never a crash or a bad id.

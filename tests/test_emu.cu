@@ -156,7 +156,7 @@ TEST(host_and_device_are_kept_apart) {
 // Rules of blocks and warps
 
 __global__ void wrong_barrier_count(int *out) {
-    if (threadIdx.x < 64) named_bar_sync(1, 96);
+    if (threadIdx.x < 64) emu::bar(1, 96, true, __FILE__, __LINE__);
     out[threadIdx.x] = 1;
 }
 __global__ void divergent_barrier(int *out) {

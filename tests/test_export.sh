@@ -216,6 +216,37 @@ full_disk() { (ulimit -f 100 && trap '' XFSZ && export_as llama/final f32 x.gguf
 expect refuses_a_full_disk 4 'error: x.gguf' full_disk
 check nothing_is_left eval '! ls -A | grep -E "^x|tmp"'
 
+# ---- and back: scripts/gguf_to_hf.py ------------------------------------------------------------------
+there_and_back() {
+    export_as merges_smollm2 bf16 there_and_back.gguf &&
+        python3 "$root/scripts/gguf_to_hf.py" there_and_back.gguf hf && python3 - << 'PY'
+import json
+def load(directory):
+    data = open(directory + "/model.safetensors", "rb").read()
+    size = int.from_bytes(data[:8], "little")
+    weights = {name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+               for name, t in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+    return [weights] + [json.load(open(directory + "/" + name)) for name in
+                        ("config.json", "tokenizer.json", "tokenizer_config.json")]
+weights, config, tokenizer, roles = load("merges_smollm2")
+weights_back, config_back, tokenizer_back, roles_back = load("hf")
+assert weights_back == weights
+for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps",
+            "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "tie_word_embeddings"):
+    assert config_back[key] == config[key], key
+assert tokenizer_back["model"]["merges"] == [m if isinstance(m, str) else " ".join(m)
+                                             for m in tokenizer["model"]["merges"]]
+assert tokenizer["model"]["vocab"].items() <= tokenizer_back["model"]["vocab"].items()
+assert [t["id"] for t in tokenizer_back["added_tokens"]] == [t["id"] for t in tokenizer["added_tokens"] if t["special"]]
+assert roles_back["eos_token"] == "<|endoftext|>" and roles_back["chat_template"] == roles["chat_template"]
+PY
+}
+check gguf_to_hugging_face there_and_back
+head -c 700 there_and_back.gguf > cut.gguf
+expect refuses_a_cut_gguf 3 'cut.gguf: expected a GGUF file' python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut
+check no_model_of_a_cut_gguf test ! -e cut
+expect refuses_gguf_without_arguments 2 'expected MODEL.gguf' python3 "$root/scripts/gguf_to_hf.py"
+
 # ---- llama.cpp ---------------------------------------------------------------------------------------
 # A document's loss and the greedy text, by llama.cpp and by ours
 llama_cpp_agrees() {  # llama_cpp_agrees MODEL_DIR TYPE

@@ -135,7 +135,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
     *n = (int)tensor_num_elements(info);
     int32_t *x = (int32_t *)host_calloc((size_t)*n, sizeof *x, name);
     g->arrays[g->num_arrays++] = x;
-    CHECK(safetensors_read_raw(&g->set, info, x, 0, (uint64_t)*n * 4, &err));
+    CHECK(file_read_at(&g->set.files[info->file].file, x, (uint64_t)*n * 4, info->begin, &err));
     return x;
 }
 
@@ -734,7 +734,7 @@ TEST(initial_weights_have_their_spread_and_depend_only_on_the_seed) {
 static void check_saving(size_t io_chunk) {
     static LlamaModel a, b;
     Error err = {0};
-    SafetensorsWriter w;
+    FileWriter w;
     LlamaConfig c = variant_config();
     c.tie_word_embeddings = false;
     char dir[256], path[300], optimizer[300];
@@ -755,10 +755,10 @@ static void check_saving(size_t io_chunk) {
         for (size_t k = 0; k < a.tensors[i].count; k++)
             a.m[a.tensors[i].offset + k] = (float)test_rng_normal(),
                                       a.v[a.tensors[i].offset + k] = 1e-30f * (float)k;
-    CHECK_MSG(weights_save(llama_parameters(&a), "F32", path, &w, &err) &&
-                  moments_save(llama_parameters(&a), optimizer, &w, &err),
+    CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
+                  parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
+    CHECK_MSG(llama_load(&b, dir, &err) && parameters_load(llama_parameters(&b), true, optimizer, &err),
               "%s", err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
     CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
@@ -774,7 +774,7 @@ static void check_saving(size_t io_chunk) {
         c.num_layers = layers;
         llama_free(&b);
         make_model(&b, &c, 16, 16, false);
-        CHECK(!moments_load(llama_parameters(&b), optimizer, &misfit));
+        CHECK(!parameters_load(llama_parameters(&b), true, optimizer, &misfit));
         CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
         const char *said =
             layers == 2 ? "gate_proj.weight of this model's shape, found another" : "found none";

@@ -1,19 +1,11 @@
 // Step plans by their properties: every token once an epoch, caps held, the longest prefix that
 // fits, even work, the same steps from any cursor.
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "../data/base/error.h"
 #include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
-#include "../data/batches/batch.h"
 #include "../data/batches/plan.h"
-
 #include "test.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -573,14 +565,10 @@ typedef struct {
 
 // Adds a node at the right end and joins as far as possible.
 static void tree_add(Tree *t, SumNode node, uint64_t sum) {
-    while (t->n > 0 && sum_nodes_join(t->nodes[t->n - 1], node)) {
-        t->n--;
-        sum = sum_of(t->sums[t->n], sum);
-        node = t->nodes[t->n];
-        node.size *= 2;
-    }
-    t->nodes[t->n] = node;
-    t->sums[t->n++] = sum;
+    int i = t->n;
+    t->sums[i] = sum;
+    for (t->n = sum_add_node(t->nodes, i, node); i >= t->n; i--)
+        t->sums[i - 1] = sum_of(t->sums[i - 1], t->sums[i]);
 }
 
 static uint64_t sum_on_ranks(int32_t leaves, int32_t ranks) {
@@ -671,21 +659,6 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
     CHECK_MSG(parts > 100 && all > 100, "%d %d", parts, all);
 }
 
-TEST(a_fixed_set_of_known_size) {
-    PlanSettings s = small_settings();
-    Error err = {0};
-    int32_t docs[] = {40, 40, 40, 40, 40}, large[] = {160};
-    const Lengths l = {docs, 5, 0}, one = {large, 1, 0};
-    const DocIndex index = index_of(&l), longer = index_of(&one);
-    s.micro_batch_tokens = 64;  // room for one document of 40 tokens
-    CHECK_MSG(plan_fix_set(&s, &index, 1000, &err), "%s", err.what);
-    CHECK(s.num_micro == 5 && s.set_tokens == 200);
-    CHECK(plan_fix_set(&s, &index, 119, &err) && s.num_micro == 2 && s.set_tokens == 80);
-    CHECK(plan_fix_set(&s, &longer, 1, &err) && s.num_micro == 1 && s.set_tokens == 64);
-    CHECK(plan_fix_set(&s, &longer, 159, &err) && s.num_micro == 2 && s.set_tokens == 128);
-    CHECK(plan_fix_set(&s, &longer, 160, &err) && s.num_micro == 3 && s.set_tokens == 160);
-}
-
 // -------------------------------------------------------------------------------------------------
 // Invalid settings and states
 
@@ -758,30 +731,6 @@ static uint64_t plan_digest(const StepPlan *p, uint64_t h) {
     return h;
 }
 
-TEST(golden_first_step) {
-    int32_t docs[] = {30, 7, 100, 21, 64, 3, 45, 12, 80, 19};
-    static const int64_t expected[][4] = {{0, 8, 0, 64},  {0, 2, 64, 36}, {1, 4, 0, 64},
-                                          {1, 3, 0, 21},  {1, 5, 0, 3},   {2, 2, 0, 64},
-                                          {2, 8, 64, 16}, {2, 1, 0, 7}};
-    const Lengths l = {docs, 10, 0};
-    PlanSettings s = small_settings();
-    StepPlan p = {0};
-    Error err;
-    s.micro_batch_tokens = 100;
-    s.num_micro = 3;
-    CHECK(plan_once(&p, &l, &s, &err));
-    int64_t row = 0;
-    for (int32_t m = 0; m < p.num_micro; m++)
-        for (int64_t i = p.micro_start[m]; i < p.micro_start[m + 1]; i++, row++) {
-            const Segment *c = &p.segments[i];
-            const int64_t found[] = {m, c->doc, c->tok_off, c->length};
-            CHECK_MSG(memcmp(found, expected[row], sizeof found) == 0, "{%d, %lld, %lld, %d}", m,
-                      (long long)c->doc, (long long)c->tok_off, c->length);
-        }
-    CHECK(row == (int64_t)(sizeof expected / sizeof expected[0]));
-    plan_free(&p);
-}
-
 TEST(golden_digest_of_fifty_steps) {
     enum { N = 2000 };
     static int32_t docs[N];
@@ -804,8 +753,8 @@ TEST(golden_digest_of_fifty_steps) {
     static const uint64_t expected[4] = {0x7dbdd5132ce8e246ull, 0xfb4c2d5d89da23f2ull,
                                          0xe275c52780e9b709ull, 0xfb4c2d5d89da23f2ull};
     for (int layout = 0; layout < 4; layout++)
-        CHECK_MSG(digests[layout] == expected[layout], "%s: 0x%016llxull",
-                  layout_name((Layout)layout), (unsigned long long)digests[layout]);
+        CHECK_MSG(digests[layout] == expected[layout], "%s: 0x%016lxull",
+                  layout_name((Layout)layout), digests[layout]);
     plan_free(&p);
 }
 

@@ -128,70 +128,6 @@ nothing_reachable() {
     PATH=$work/bin:$PATH HF_ENDPOINT=http://127.0.0.1:9 get_model smollm2-135m-instruct none/model
     [ $? -eq 4 ] && [ -z "$(ls -A none)" ]
 }
-tiny_gguf() {  # as llama.cpp writes it: rows of Q and K in its order
-    rm -rf tiny.gguf converted && python3 - << 'PY' && python3 "$root/scripts/gguf_to_hf.py" tiny.gguf converted &&
-import gguf, numpy
-rng = numpy.random.default_rng(1)
-heads, kv, hidden = 2, 1, 64
-def permute(w, n):
-    return w.reshape(n, 2, w.shape[0] // n // 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
-w = gguf.GGUFWriter("tiny.gguf", "llama")
-w.add_block_count(1); w.add_context_length(128); w.add_embedding_length(hidden)
-w.add_feed_forward_length(96); w.add_head_count(heads); w.add_head_count_kv(kv)
-w.add_rope_freq_base(10000.0); w.add_layer_norm_rms_eps(1e-5)
-w.add_tokenizer_model("gpt2"); w.add_tokenizer_pre("smollm")
-w.add_token_list(["<|im_start|>", "<|im_end|>", "a", "b", "ab"]); w.add_token_types([3, 3, 1, 1, 1])
-w.add_token_merges(["a b"]); w.add_bos_token_id(0); w.add_eos_token_id(1)
-w.add_unk_token_id(0); w.add_pad_token_id(1); w.add_chat_template("{{ bos_token }}")
-whole = lambda *shape: rng.integers(-99, 99, shape).astype(numpy.float32)
-wanted = {}
-def put(name, hf, value, stored, kind=None):
-    wanted["model." + hf] = value
-    if kind:
-        stored = gguf.quants.quantize(stored, kind)
-        wanted["model." + hf] = gguf.quants.dequantize(stored, kind)
-    w.add_tensor(name, stored, raw_dtype=kind)
-value = rng.standard_normal((5, hidden)).astype(numpy.float32)
-put("token_embd.weight", "embed_tokens.weight", value, value, gguf.GGMLQuantizationType.Q8_0)
-q, k = whole(hidden, hidden), whole(kv * hidden // heads, hidden)
-put("blk.0.attn_q.weight", "layers.0.self_attn.q_proj.weight", q, permute(q, heads))
-put("blk.0.attn_k.weight", "layers.0.self_attn.k_proj.weight", k, permute(k, kv))
-for name, hf, shape in (("attn_v", "self_attn.v_proj", k.shape), ("attn_output", "self_attn.o_proj", q.shape),
-                        ("ffn_gate", "mlp.gate_proj", (96, hidden)), ("ffn_up", "mlp.up_proj", (96, hidden)),
-                        ("ffn_down", "mlp.down_proj", (hidden, 96))):
-    value = rng.standard_normal(shape).astype(numpy.float32)
-    put("blk.0.%s.weight" % name, "layers.0.%s.weight" % hf, value, value, gguf.GGMLQuantizationType.Q4_1)
-for name, hf in (("blk.0.attn_norm", "layers.0.input_layernorm"), ("output_norm", "norm"),
-                 ("blk.0.ffn_norm", "layers.0.post_attention_layernorm")):
-    value = whole(hidden)
-    put(name + ".weight", hf + ".weight", value, value)
-w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()
-numpy.savez("wanted.npz", **wanted)
-PY
-        python3 - << 'PY'
-import json, numpy, struct
-data, wanted = open("converted/model.safetensors", "rb").read(), numpy.load("wanted.npz")
-size = struct.unpack("<Q", data[:8])[0]
-header = json.loads(data[8:8 + size])
-assert set(header) == set(wanted) | {"__metadata__"}
-for name in wanted:
-    a, b = (8 + size + x for x in header[name]["data_offsets"])
-    bits = numpy.frombuffer(data[a:b], "<u2").astype("<u4") << 16
-    found = bits.view("<f4").reshape(header[name]["shape"])
-    exact = wanted[name].view("<u4")
-    # the nearer of the two bf16 around it, so that whole numbers below 256 are exact
-    assert found.shape == exact.shape, name
-    assert (numpy.abs(bits.reshape(exact.shape).astype("i8") - exact.astype("i8")) <= 0x8000).all(), name
-config = json.load(open("converted/config.json"))
-assert (config["num_key_value_heads"], config["head_dim"], config["tie_word_embeddings"]) == (1, 32, True)
-assert json.load(open("converted/tokenizer_config.json"))["eos_token"] == "<|im_end|>"
-PY
-}
-cut_gguf() {
-    head -c 700 tiny.gguf > cut.gguf
-    python3 "$root/scripts/gguf_to_hf.py" cut.gguf cut 2>&1
-    [ $? -eq 3 ] && [ ! -e cut ]
-}
 if command -v curl > /dev/null; then check get_model_from_a_hub from_a_hub
 else skip get_model_from_a_hub 'curl is not installed'; fi
 check get_model_without_a_network nothing_reachable
@@ -199,9 +135,4 @@ expect get_model_refuses_other_models 2 'expected the name of a model' get_model
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
-if python3 -c 'import gguf' 2> /dev/null; then
-    check gguf_to_hugging_face tiny_gguf
-    check refuses_a_cut_gguf cut_gguf
-else skip gguf_to_hugging_face 'the Python package gguf is not installed'; fi
-expect refuses_gguf_without_arguments 2 'expected MODEL.gguf' python3 "$root/scripts/gguf_to_hf.py"
 finish

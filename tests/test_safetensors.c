@@ -24,9 +24,19 @@
 // ------------------------------------------------------------------------------------------------
 // Files made by hand
 
+// JSON with ' for "; valid until the fourth call after this one
+static const char *json(const char *text) {
+    static char texts[4][1024];
+    static int next;
+    char *copy = texts[next = (next + 1) % 4];
+    snprintf(copy, sizeof texts[0], "%s", text);
+    for (char *p = copy; (p = strchr(p, '\''));) *p = '"';
+    return copy;
+}
+
 static void put_file(const char *path, const void *data, size_t n) {
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
+    Error err = {0};
+    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
 }
 
 // uint64 length, header, data_bytes bytes 0, 1, 2, ...
@@ -50,7 +60,7 @@ static bool opens(const char *path, Error *err) {
 
 static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     char bytes[4096];
-    size_t n = build(bytes, header, strlen(header), data_bytes);
+    size_t n = build(bytes, json(header), strlen(header), data_bytes);
     put_file(scratch("built.safetensors"), bytes, n);
     return opens(scratch("built.safetensors"), err);
 }
@@ -58,25 +68,31 @@ static bool opens_built(const char *header, size_t data_bytes, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Writing and reading back
 
-static void write_set(const char *path, const TensorInfo *tensors, int count, uint64_t seed_bytes) {
-    static SafetensorsWriter w;
+// Tensors one after another of the n bytes of data; returns the CRC of the file.
+static uint32_t write_set(const char *path, const TensorInfo *tensors, int count, const void *data,
+                          uint64_t n) {
+    static FileWriter w;
     Error err = {0};
     unlink(path);
-    CHECK_MSG(safetensors_create(&w, path, tensors, count, &err), "%s", err.what);
-    for (uint64_t i = 0; i < w.data_bytes; i++) {
-        unsigned char byte = (unsigned char)(seed_bytes + i);
-        CHECK(safetensors_write(&w, &byte, 1, &err));
-    }
-    CHECK_MSG(safetensors_finish(&w, &err), "%s", err.what);
+    CHECK_MSG(safetensors_create(&w, path, tensors, count, &err) &&
+                  writer_write(&w, data, n, &err) && writer_close(&w, &err),
+              "%s", err.what);
+    return w.crc;
+}
+
+static bool read_raw(const SafetensorsSet *s, const TensorInfo *t, void *out, uint64_t n) {
+    Error err = {0};
+    return file_read_at(&s->files[t->file].file, out, n, t->begin, &err);
 }
 
 TEST(bytes_of_a_small_file) {
-    TensorInfo t[2] = {tensor_info("b", "F32", 2, 1, 2), tensor_info("a", "U8", 1, 3, 0)};
+    const TensorInfo t[2] = {{"b", "F32", 2, {1, 2}, 0, 0, 0}, {"a", "U8", 1, {3}, 0, 0, 0}};
+    const char *data = "\0\1\2\3\4\5\6\7\10\11\12";
     Error err = {0};
     uint64_t n = 0, header = 0;
-    write_set(scratch("small"), t, 2, 0);
+    const uint32_t crc = write_set(scratch("small"), t, 2, data, 11);
     char *bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
-    CHECK(bytes);
+    CHECK(bytes && crc == crc32c(0, bytes, n));
     const char *expected =
         "{\"__metadata__\": {\"format\": \"pt\"}, "
         "\"b\": {\"dtype\": \"F32\", \"shape\": [1, 2], \"data_offsets\": [0, 8]}, "
@@ -85,91 +101,41 @@ TEST(bytes_of_a_small_file) {
     bool aligned = header % 8 == 0 && n == 8 + header + 11;
     bool same = strncmp(bytes + 8, expected, strlen(expected)) == 0;
     bool padded = strspn(bytes + 8 + strlen(expected), " ") == header - strlen(expected);
-    bool data = memcmp(bytes + 8 + header, "\0\1\2\3\4\5\6\7\10\11\12", 11) == 0;
+    bool kept = memcmp(bytes + 8 + header, data, 11) == 0;
     free(bytes);
-    CHECK(aligned && same && padded && data);
+    CHECK(aligned && same && padded && kept);
 }
 
 TEST(written_tensors_are_read_back) {
-    TensorInfo t[4] = {tensor_info("model.z", "F32", 2, 5, 7),
-                       tensor_info("model.a \"\\\n\xc3\xa9", "F32", 1, 3, 0),
-                       tensor_info("empty", "F32", 2, 0, 9), tensor_info("scalar", "F32", 0, 0, 0)};
+    const TensorInfo t[4] = {{"model.z", "F32", 2, {5, 7}, 0, 0, 0},
+                             {"model.a \"\\\n\xc3\xa9", "F32", 1, {3}, 0, 0, 0},
+                             {"empty", "F32", 2, {0, 9}, 0, 0, 0},
+                             {"scalar", "F32", 0, {0}, 0, 0, 0}};
     SafetensorsSet s;
     Error err = {0};
-    unsigned char raw[140];
-    write_set(scratch("set"), t, 4, 3);
+    float data[39], out[39];
+    for (int i = 0; i < 39; i++) data[i] = (float)test_rng_normal();
+    write_set(scratch("set"), t, 4, data, sizeof data);
     CHECK_MSG(safetensors_open(&s, scratch("set"), &err), "%s", err.what);
     CHECK(s.num_tensors == 4 && s.num_files == 1 && !safetensors_find(&s, "none"));
-    for (int i = 0; i < 4; i++) {
+    for (uint64_t i = 0, at = 0, n; i < 4; at += n, i++) {
         const TensorInfo *f = safetensors_find(&s, t[i].name);
-        CHECK_MSG(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0,
-                  "%d", i);
-        CHECK(f->end - f->begin == 4 * tensor_num_elements(f));
+        CHECK(f && f->ndim == t[i].ndim && memcmp(f->shape, t[i].shape, sizeof f->shape) == 0);
+        n = tensor_num_elements(f);
+        CHECK(f->end - f->begin == 4 * n && safetensors_read_f32(&s, f, out, 0, n, &err));
+        CHECK(memcmp(out, data + at, 4 * n) == 0);
     }
-    const TensorInfo *z = safetensors_find(&s, "model.z");
-    CHECK(safetensors_read_raw(&s, z, raw, 0, 140, &err) && raw[0] == 3 && raw[139] == 142);
-    CHECK(safetensors_read_raw(&s, z, raw, 139, 1, &err) && raw[0] == 142);
-    CHECK(!safetensors_read_raw(&s, z, raw, 140, 1, &err) && err.code == EXIT_BAD_INPUT);
     safetensors_close(&s);
     safetensors_close(&s);
-}
-
-TEST(writer_knows_its_crc) {
-    static SafetensorsWriter w;
-    TensorInfo t = tensor_info("x", "F32", 1, 100000, 0);
-    static float data[100000];
-    Error err = {0};
-    uint64_t n = 0;
-    for (int i = 0; i < 100000; i++) data[i] = (float)test_rng_normal();
-    CHECK(safetensors_create(&w, scratch("crc"), &t, 1, &err) &&
-          safetensors_write(&w, data, sizeof data, &err));
-    CHECK(safetensors_finish(&w, &err));
-    char *bytes = file_read_all(scratch("crc"), 1 << 20, &n, "", &err);
-    uint32_t crc = bytes ? crc32c(0, bytes, n) : 0;
-    free(bytes);
-    CHECK(n == w.file.size_bytes && crc == w.file.crc);
-}
-
-TEST(writer_refuses_the_wrong_number_of_bytes) {
-    static SafetensorsWriter w;
-    static const char data[12] = {0};
-    TensorInfo t = tensor_info("x", "F32", 1, 2, 0);
-    for (uint64_t given = 0; given <= 12; given++) {
-        Error err = {0};
-        CHECK(safetensors_create(&w, scratch("short"), &t, 1, &err) &&
-              safetensors_write(&w, data, given, &err));
-        CHECK(safetensors_finish(&w, &err) == (given == 8));
-        CHECK(path_exists(scratch("short")) == (given == 8));
-        unlink(scratch("short"));
-    }
-}
-
-TEST(writer_refuses_bad_names_and_shapes) {
-    static SafetensorsWriter w;
-    TensorInfo bad[3] = {tensor_info("x", "F33", 1, 2, 0),
-                         tensor_info("x", "F32", 2, 1ull << 62, 8), tensor_info("x", "", 1, 2, 0)};
-    for (int i = 0; i < 3; i++) {
-        Error err = {0};
-        CHECK(!safetensors_create(&w, scratch("undescribed"), &bad[i], 1, &err));
-        CHECK(!path_exists(scratch("undescribed")));
-    }
-    Error err = {0};
-    TensorInfo t = tensor_info("x", "F32", 1, 1, 0);
-    CHECK(safetensors_create(&w, scratch("aborted"), &t, 1, &err));
-    safetensors_abort(&w);
-    CHECK(!path_exists(scratch("aborted")));
 }
 
 // ------------------------------------------------------------------------------------------------
 // Conversion
 
 static void write_one(const char *dtype, const void *data, uint64_t count, uint64_t size) {
-    static SafetensorsWriter w;
-    TensorInfo t = tensor_info("x", dtype, 1, count, 0);
-    Error err = {0};
-    unlink(scratch("one"));
-    CHECK(safetensors_create(&w, scratch("one"), &t, 1, &err));
-    CHECK(safetensors_write(&w, data, count * size, &err) && safetensors_finish(&w, &err));
+    TensorInfo t = {"x", "", 1, {count}, 0, 0, 0};
+    strcpy(t.dtype, dtype);
+    write_set(scratch("one"), &t, 1, data, count * size);
 }
 
 // Reads "x" back in three uneven pieces.
@@ -224,35 +190,33 @@ TEST(f32_and_f64) {
     for (int i = 0; i < 10007; i++) wide[i] = narrow[i] = (float)(test_rng_normal() * 1e10);
     wide[5] = narrow[5] = NAN;
     wide[10006] = narrow[10006] = -INFINITY;
-    write_one("F64", wide, 10007, 8);
-    CHECK(read_one(out, 10007) == 2);
-    for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
-    write_one("F32", narrow, 10007, 4);
-    CHECK(read_one(out, 10007) == 2);
-    for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
+    for (int round = 0; round < 2; round++) {
+        write_one(round ? "F32" : "F64", round ? (void *)narrow : wide, 10007, round ? 4 : 8);
+        CHECK(read_one(out, 10007) == 2);
+        for (int i = 0; i < 10007; i++) CHECK(same_float(out[i], narrow[i]));
+    }
 }
 
 TEST(integers_are_not_read_as_floats) {
     static const int32_t data[4] = {1, 2, 3, 4};
-    int32_t raw[2];
+    int32_t raw[4];
     float out[4];
     SafetensorsSet s;
     Error err = {0};
     write_one("I32", data, 4, 4);
     CHECK(safetensors_open(&s, scratch("one"), &err));
-    bool refused = !safetensors_read_f32(&s, safetensors_find(&s, "x"), out, 0, 4, &err);
-    Error err2 = {0};
-    bool raw_ok = safetensors_read_raw(&s, safetensors_find(&s, "x"), raw, 4, 8, &err2);
+    const TensorInfo *t = safetensors_find(&s, "x");
+    const bool refused = !safetensors_read_f32(&s, t, out, 0, 4, &err);
+    const bool read = read_raw(&s, t, raw, 16) && memcmp(raw, data, 16) == 0;
     safetensors_close(&s);
-    CHECK(refused && strstr(err.what, "found I32") && raw_ok && raw[0] == 2 && raw[1] == 3);
+    CHECK(refused && strstr(err.what, "found I32") && read);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Hostile headers
 
-#define F32_AT(name_, shape_, begin_, end_)                                                      \
-    "\"" name_ "\":{\"dtype\":\"F32\",\"shape\":" shape_ ",\"data_offsets\":[" #begin_ "," #end_ \
-    "]}"
+#define F32_AT(name_, shape_, begin_, end_) \
+    "'" name_ "':{'dtype':'F32','shape':" shape_ ",'data_offsets':[" #begin_ "," #end_ "]}"
 
 typedef struct {
     const char *header;
@@ -263,8 +227,8 @@ typedef struct {
 static const Header headers[] = {
     {"{}", 0, NULL},
     {"{}      ", 0, NULL},
-    {"{\"__metadata__\":{}}", 0, NULL},
-    {"{\"__metadata__\":{\"a\":\"b\"}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
+    {"{'__metadata__':{}}", 0, NULL},
+    {"{'__metadata__':{'a':'b'}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},
     {"{" F32_AT("x", "[0]", 0, 0) "}", 0, NULL},
@@ -272,44 +236,40 @@ static const Header headers[] = {
     {"{" F32_AT("e", "[0]", 4, 4) "," F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 4, 8) "}", 8,
      NULL},
     {"{" F32_AT("x", "[1,1,1,1,1,1,1,1]", 0, 4) "}", 4, NULL},
-    {"{\"x\":{\"data_offsets\":[0,2],\"shape\":[2],\"dtype\":\"F8_E4M3\"}}", 2, NULL},
+    {"{'x':{'data_offsets':[0,2],'shape':[2],'dtype':'F8_E4M3'}}", 2, NULL},
     {"", 0, "header: expected 2"},
     {"{", 0, "header: expected 2"},
     {"[]", 0, "expected {"},
     {" {}", 0, "expected {"},
     {"{}x", 0, "expected JSON"},
     {"null", 0, "expected {"},
-    {"{\"x\":null}", 0, "x: expected {dtype"},
+    {"{'x':null}", 0, "x: expected {dtype"},
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "x: expected {dtype"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"offsets\":[0,4]}}", 4, "data_offsets"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"a\":1}}", 4,
-     "x: expected {dtype"},
-    {"{\"x\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
-    {"{\"x\":{\"dtype\":\"f32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected"},
-    {"{\"x\":{\"dtype\":\"F32F32F32F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-     "dtype: expected"},
-    {"{\"x\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype: expected a string"},
+    {"{'x':{'dtype':'F32','shape':[1]}}", 4, "x: expected {dtype"},
+    {"{'x':{'dtype':'F32','shape':[1],'offsets':[0,4]}}", 4, "data_offsets"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0,4],'a':1}}", 4, "x: expected {dtype"},
+    {"{'x':{'dtype':'F31','shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected"},
+    {"{'x':{'dtype':'F32F32F32F32','shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected"},
+    {"{'x':{'dtype':32,'shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected a string"},
     {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
     {"{" F32_AT("x", "[1.5]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[-1]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[18446744073709551616]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[9007199254740992]", 0, 4) "}", 4, "shape: expected an integer"},
-    {"{" F32_AT("x", "[4294967296,4294967296]", 0, 0) "}", 0, "2^64"},
-    {"{" F32_AT("x", "[4294967296,1073741824]", 0, 0) "}", 0, "2^64"},  // x 4 bytes wraps to 0
-    {"{" F32_AT("x", "[2147483648,2147483649]", 0, 4) "}", 4, "2^64"},
+    {"{" F32_AT("x", "[4294967296,4294967296]", 0, 0) "}", 0, "bytes for its shape"},
+    {"{" F32_AT("x", "[4294967296,1073741824]", 0, 0) "}", 0,
+     "bytes for its shape"},  // x 4 bytes wraps to 0
+    {"{" F32_AT("x", "[2147483648,2147483649]", 0, 4) "}", 4, "bytes for its shape"},
     {"{" F32_AT("x", "[1,1,1,1,1,1,1,1,1]", 0, 4) "}", 4, "8 dimensions"},
     {"{" F32_AT("x", "[2]", 0, 4) "}", 4, "expected 8 bytes for its shape"},
     {"{" F32_AT("x", "[1]", 0, 8) "}", 8, "expected 4 bytes for its shape"},
     {"{" F32_AT("x", "[1]", 4, 0) "}", 4, "data_offsets: expected an integer from 4"},
     {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
     {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4,
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0]}}", 4, "data_offsets: expected [begin"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0,4,8]}}", 8,
      "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 8,
-     "data_offsets: expected [begin"},
-    {"{\"x\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{}}}", 4,
-     "data_offsets: expected [begin"},
+    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':{}}}", 4, "data_offsets: expected [begin"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 3, "expected 4 bytes of tensors, found 3"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 5, "expected 4 bytes of tensors, found 5"},
     {"{}", 1, "expected 0 bytes of tensors, found 1"},
@@ -321,8 +281,6 @@ static const Header headers[] = {
     {"{" F32_AT("e", "[0]", 2, 2) "," F32_AT("x", "[1]", 0, 4) "}", 4, "hole or overlap"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("x", "[1]", 4, 8) "}", 8, "duplicate object"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("\\u0078", "[1]", 4, 8) "}", 8, "duplicate object"},
-    {"{\"__metadata__\":[]}", 0, "__metadata__: expected an object"},
-    {"{\"__metadata__\":{\"a\":1}}", 0, "__metadata__: expected strings"},
 };
 
 TEST(hostile_headers) {
@@ -335,31 +293,21 @@ TEST(hostile_headers) {
 }
 
 TEST(header_lengths_are_bounded_before_reading) {
-    char bytes[64] = "";
-    static const uint64_t lengths[] = {0,
-                                       1,
-                                       33,
-                                       57,
-                                       64,
-                                       100000001,
-                                       1ull << 32,
-                                       1ull << 62,
-                                       1ull << 63,
-                                       UINT64_MAX,
-                                       UINT64_MAX - 7};
+    static const uint64_t lengths[] = {
+        0, 1, 33, 100000001, 1ull << 32, 1ull << 62, 1ull << 63, UINT64_MAX, UINT64_MAX - 7};
+    char bytes[64];
+    Error err;
+    memset(bytes, ' ', sizeof bytes);
+    memcpy(bytes + 8, "{}", 2);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        Error err;
-        memset(bytes, ' ', sizeof bytes);
         memcpy(bytes, &lengths[i], 8);
-        memcpy(bytes + 8, "{}", 2);
         put_file(scratch("length"), bytes, 40);
         CHECK(!opens(scratch("length"), &err));
     }
-    Error err;
-    put_file(scratch("length"), bytes, 7);
-    CHECK(!opens(scratch("length"), &err));
-    put_file(scratch("length"), bytes, 0);
-    CHECK(!opens(scratch("length"), &err));
+    for (size_t n = 0; n < 8; n++) {
+        put_file(scratch("length"), bytes, n);
+        CHECK(!opens(scratch("length"), &err));
+    }
 }
 
 TEST(names_of_any_length) {
@@ -368,8 +316,8 @@ TEST(names_of_any_length) {
         Error err;
         memset(name, 'n', n);
         name[n] = 0;
-        snprintf(header, sizeof header,
-                 "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
+        snprintf(header, sizeof header, "{'%s':{'dtype':'U8','shape':[0],'data_offsets':[0,0]}}",
+                 name);
         CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
     }
 }
@@ -378,18 +326,47 @@ TEST(names_of_any_length) {
 // Damage
 
 static const char victim[] =
-    "{\"__metadata__\":{\"format\":\"pt\"}," F32_AT("ab", "[2,3]", 0, 24) ","
-    "\"c\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[24,32]}}  ";
+    "{'__metadata__':{'format':'pt'}," F32_AT("ab", "[2,3]", 0, 24) ","
+    "'c':{'dtype':'BF16','shape':[4],'data_offsets':[24,32]}}  ";
 
-TEST(every_prefix_and_suffix_is_refused) {
-    char bytes[1024];
-    Error err;
-    size_t n = build(bytes, victim, strlen(victim), 32);
-    memset(bytes + n, 0, 64);
-    for (size_t i = 0; i <= n + 64; i++) {
-        put_file(scratch("prefix"), bytes, i);
-        CHECK_MSG(opens(scratch("prefix"), &err) == (i == n), "%zu of %zu bytes", i, n);
+// The guarantee of an accepted file: every byte of every tensor is inside it.
+static void check_set(SafetensorsSet *s) {
+    for (int i = 0; i < s->num_tensors; i++) {
+        TensorInfo *t = &s->tensors[i];
+        CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
+        CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
+        CHECK(safetensors_find(s, t->name) == t);
     }
+}
+
+static bool try_file(const char *bytes, size_t n) {
+    SafetensorsSet s;
+    Error err = {0};
+    put_file(scratch("tried"), bytes, n);
+    const bool ok = safetensors_open(&s, scratch("tried"), &err);
+    CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));
+    if (ok) check_set(&s);
+    if (ok) safetensors_close(&s);
+    return ok;
+}
+
+TEST(damaged_files_are_survived) {
+    char bytes[1024];
+    const size_t n = build(bytes, json(victim), strlen(victim), 32);
+    CHECK(fuzz_text(bytes, n, try_file, 5000) > 100);
+    memset(bytes + n, 0, 64);
+    for (size_t more = 1; more <= 64; more++) CHECK(!try_file(bytes, n + more));
+}
+
+// Of a header whose length is right
+static bool try_header(const char *text, size_t n) {
+    char bytes[1 << 15];
+    return n < sizeof bytes / 2 && try_file(bytes, build(bytes, text, n, 32));
+}
+
+TEST(damaged_headers_are_survived) {
+    CHECK(fuzz_text(json(victim), strlen(victim) - 2, try_header, 10000) >
+          100);  // without the spaces
 }
 
 // Shapes, dtypes and bytes as in `victim`; a flip may at most change the letter of a name.
@@ -413,63 +390,29 @@ static bool means_the_same(const char *path) {
 
 TEST(every_flipped_bit_is_refused_or_harmless) {
     char bytes[1024];
-    size_t n = build(bytes, victim, strlen(victim), 32);
-    for (size_t i = 0; i < n - 32; i++)
-        for (int bit = 0; bit < 8; bit++) {
-            bytes[i] ^= (char)(1 << bit);
-            put_file(scratch("flipped"), bytes, n);
-            CHECK_MSG(means_the_same(scratch("flipped")), "byte %zu bit %d", i, bit);
-            bytes[i] ^= (char)(1 << bit);
-        }
-}
-
-// The guarantee of an accepted file: every byte of every tensor is inside it.
-static void check_set(SafetensorsSet *s) {
-    for (int i = 0; i < s->num_tensors; i++) {
-        TensorInfo *t = &s->tensors[i];
-        unsigned char raw[512];
-        Error err = {0};
-        CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
-        CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
-        CHECK(safetensors_find(s, t->name) == t);
-        if (t->end - t->begin <= sizeof raw)
-            CHECK(safetensors_read_raw(s, t, raw, 0, t->end - t->begin, &err));
+    size_t n = build(bytes, json(victim), strlen(victim), 32);
+    for (size_t bit = 0; bit < 8 * (n - 32); bit++) {
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
+        put_file(scratch("flipped"), bytes, n);
+        CHECK_MSG(means_the_same(scratch("flipped")), "bit %zu", bit);
+        bytes[bit / 8] ^= (char)(1 << bit % 8);
     }
-}
-
-TEST(fuzz) {
-    char text[1024], bytes[2048];
-    int accepted = 0;
-    for (int i = 0; i < 20000; i++) {
-        SafetensorsSet s;
-        Error err = {0};
-        size_t n = strlen(victim);
-        memcpy(text, victim, n);
-        for (uint32_t k = 1 + test_rng_below(2); k > 0; k--) n = fuzz_mutate(text, n, sizeof text);
-        put_file(scratch("fuzz"), bytes, build(bytes, text, n, 32));
-        bool ok = safetensors_open(&s, scratch("fuzz"), &err);
-        CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));
-        if (ok) check_set(&s);
-        if (ok) safetensors_close(&s);
-        accepted += ok;
-    }
-    CHECK_MSG(accepted > 20 && accepted < 15000, "%d", accepted);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Sharded directories
 
 static void make_shards(void) {
-    TensorInfo a[2] = {tensor_info("a", "F32", 1, 2, 0), tensor_info("b", "F32", 1, 1, 0)};
-    TensorInfo c = tensor_info("c", "F32", 1, 3, 0);
+    const TensorInfo ab[2] = {{"a", "F32", 1, {2}, 0, 0, 0}, {"b", "F32", 1, {1}, 0, 0, 0}},
+                     c = {"c", "F32", 1, {3}, 0, 0, 0};
     Error err = {0};
     CHECK(dir_remove_tree(scratch("dir"), &err) && dir_create_all(scratch("dir"), &err));
-    write_set(scratch("dir/s1.safetensors"), a, 2, 0);
-    write_set(scratch("dir/s2.safetensors"), &c, 1, 100);
+    write_set(scratch("dir/s1"), ab, 2, "aaaaaaaabbbb", 12);
+    write_set(scratch("dir/s2"), &c, 1, "cccccccccccc", 12);
 }
 
 static bool opens_index(const char *index, Error *err) {
-    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
     return opens(scratch("dir"), err);
 }
 
@@ -477,15 +420,13 @@ TEST(shards_are_read_as_one) {
     SafetensorsSet s;
     Error err = {0};
     unsigned char first = 0;
-    const char *index =
-        "{\"metadata\":{\"total_size\":24},\"weight_map\":{\"a\":\"s1.safetensors\","
-        "\"c\":\"s2.safetensors\",\"b\":\"s1.safetensors\"}}";
+    const char *index = "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
     make_shards();
-    put_file(scratch("dir/model.safetensors.index.json"), index, strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
     CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
     CHECK(s.num_files == 2 && s.num_tensors == 3);
-    CHECK(safetensors_read_raw(&s, safetensors_find(&s, "c"), &first, 0, 1, &err) && first == 100);
-    CHECK(safetensors_read_raw(&s, safetensors_find(&s, "b"), &first, 0, 1, &err) && first == 8);
+    CHECK(read_raw(&s, safetensors_find(&s, "c"), &first, 1) && first == 'c');
+    CHECK(read_raw(&s, safetensors_find(&s, "b"), &first, 1) && first == 'b');
     safetensors_close(&s);
     CHECK(opens(scratch("dir/model.safetensors.index.json"), &err));
 }
@@ -494,27 +435,19 @@ TEST(inconsistent_indexes) {
     static const char *const bad[][2] = {
         {"[]", "weight_map"},
         {"{}", "weight_map"},
-        {"{\"weight_map\":{}}", "weight_map"},
-        {"{\"weight_map\":{\"a\":1}}", "weight_map: expected file names"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\"}}", "expected all 2 tensors"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s3."
-         "safetensors\"}}",
-         "cannot open"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s2.safetensors\",\"c\":\"s2."
-         "safetensors\"}}",
-         "b: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\",\"c\":\"s2."
-         "safetensors\","
-         "\"d\":\"s2.safetensors\"}}",
-         "d: expected in s2"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s2.safetensors\"}}",
-         "expected all 3 tensors"},
-        {"{\"weight_map\":{\"a\":\"../dir/s1.safetensors\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"..\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"\"}}", "plain file name"},
-        {"{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}", "duplicate"},
-        {"{\"weight_map\":{\"a\":\"model.safetensors.index.json\"}}", "header"},
+        {"{'weight_map':{}}", "weight_map"},
+        {"{'weight_map':{'a':1}}", "weight_map: expected file names"},
+        {"{'weight_map':{'a':'s1'}}", "expected all 2 tensors"},
+        {"{'weight_map':{'a':'s1','b':'s1','c':'s3'}}", "cannot open"},
+        {"{'weight_map':{'a':'s1','b':'s2','c':'s2'}}", "b: expected in s2"},
+        {"{'weight_map':{'a':'s1','b':'s1','c':'s2','d':'s2'}}", "d: expected in s2"},
+        {"{'weight_map':{'a':'s1','c':'s2'}}", "expected all 3 tensors"},
+        {"{'weight_map':{'a':'../dir/s1'}}", "plain file name"},
+        {"{'weight_map':{'a':'/etc/passwd'}}", "plain file name"},
+        {"{'weight_map':{'a':'..'}}", "plain file name"},
+        {"{'weight_map':{'a':''}}", "plain file name"},
+        {"{'weight_map':{'a':'s1','a':'s2'}}", "duplicate"},
+        {"{'weight_map':{'a':'model.safetensors.index.json'}}", "header"},
     };
     make_shards();
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -525,15 +458,12 @@ TEST(inconsistent_indexes) {
 }
 
 TEST(one_tensor_in_two_files) {
-    TensorInfo c[2] = {tensor_info("c", "F32", 1, 3, 0), tensor_info("a", "F32", 1, 2, 0)};
+    const TensorInfo ca[2] = {{"c", "F32", 1, {3}, 0, 0, 0}, {"a", "F32", 1, {2}, 0, 0, 0}};
     Error err;
     make_shards();
-    write_set(scratch("dir/s2.safetensors"), c, 2, 0);
-    CHECK(
-        !opens_index("{\"weight_map\":{\"a\":\"s1.safetensors\",\"b\":\"s1.safetensors\","
-                     "\"c\":\"s2.safetensors\"}}",
-                     &err));
-    CHECK_MSG(strstr(err.what, "found in two"), "%s", err.what);
+    write_set(scratch("dir/s2"), ca, 2, "ccccccccccccaaaaaaaa", 20);
+    CHECK(!opens_index("{'weight_map':{'a':'s1','b':'s1','c':'s2'}}", &err));
+    CHECK_MSG(strstr(err.what, "weight_map: "), "%s", err.what);
 }
 
 TEST(directories_without_a_model) {

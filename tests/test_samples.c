@@ -43,8 +43,9 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
     const TensorInfo *info = safetensors_find(set, name);
     CHECK_MSG(info && strcmp(info->dtype, "I32") == 0 && tensor_num_elements(info) <= most, "%s",
               name);
-    CHECK_MSG(safetensors_read_raw(set, info, out, 0, tensor_num_elements(info) * 4, &err), "%s",
-              err.what);
+    CHECK_MSG(file_read_at(&set->files[info->file].file, out, tensor_num_elements(info) * 4,
+                           info->begin, &err),
+              "%s", err.what);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 #ifndef UNPAD_HEAP_H
 #define UNPAD_HEAP_H
 
+#include <assert.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct {
@@ -14,12 +16,40 @@ typedef struct {
     int64_t n;
 } Heap;
 
-void heap_push(Heap *h, int64_t key, int32_t id);
+static inline bool heap_before(HeapItem a, HeapItem b) {
+    return a.key < b.key || (a.key == b.key && a.id < b.id);
+}
+
+static inline void heap_push(Heap *h, int64_t key, int32_t id) {
+    const HeapItem item = {key, id};
+    int64_t at = h->n++;
+    for (; at > 0 && heap_before(item, h->items[(at - 1) / 2]); at = (at - 1) / 2)
+        h->items[at] = h->items[(at - 1) / 2];
+    h->items[at] = item;
+}
+
+// Puts the item at `at`, or lower, so that its children come after it.
+static inline void heap_sink(Heap *h, HeapItem item, int64_t at) {
+    for (int64_t child; (child = 2 * at + 1) < h->n; at = child) {
+        if (child + 1 < h->n && heap_before(h->items[child + 1], h->items[child])) child++;
+        if (!heap_before(h->items[child], item)) break;
+        h->items[at] = h->items[child];
+    }
+    h->items[at] = item;
+}
 
 // Removes the first item; n > 0.
-HeapItem heap_pop(Heap *h);
+static inline HeapItem heap_pop(Heap *h) {
+    assert(h->n > 0);
+    const HeapItem top = h->items[0];
+    h->n--;
+    if (h->n > 0) heap_sink(h, h->items[h->n], 0);
+    return top;
+}
 
 // Orders n items that are in any order.
-void heap_make(Heap *h);
+static inline void heap_make(Heap *h) {
+    for (int64_t i = h->n / 2; i-- > 0;) heap_sink(h, h->items[i], i);
+}
 
 #endif

@@ -8,7 +8,6 @@
 #ifndef UNPAD_SUM_TREE_H
 #define UNPAD_SUM_TREE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct {
@@ -30,19 +29,15 @@ static inline void rank_block(int32_t n, int32_t rank, int32_t num_ranks, int32_
     *last = (int32_t)((int64_t)n * (rank + 1) / num_ranks);
 }
 
-// Are these two neighbours the children of one node?
-static inline bool sum_nodes_join(SumNode left, SumNode right) {
-    return left.size == right.size && left.first % (2 * left.size) == 0;
-}
-
-// Adds the next leaf at the right end of nodes (num_nodes) and joins; returns the new num_nodes.
-static inline int sum_add_leaf(SumNode *nodes, int num_nodes, int32_t leaf) {
-    SumNode node = {leaf, 1};
-    while (num_nodes > 0 && sum_nodes_join(nodes[num_nodes - 1], node)) {
-        node = nodes[--num_nodes];
-        node.size *= 2;
-    }
+// Adds a node at the right end of nodes (num_nodes) and joins what can be joined. Returns the new
+// num_nodes, n: from the right to n, each node has been joined to the one before it.
+static inline int sum_add_node(SumNode *nodes, int num_nodes, SumNode node) {
     nodes[num_nodes] = node;
+    for (SumNode *left; num_nodes > 0; num_nodes--) {
+        left = &nodes[num_nodes - 1];
+        if (left->size != left[1].size || left->first % (2 * left->size) != 0) break;
+        left->size *= 2;
+    }
     return num_nodes + 1;
 }
 
@@ -53,7 +48,7 @@ static inline int sum_block_nodes(int32_t first, int32_t last, SumNode *nodes, i
     *most = 0;
     for (int32_t leaf = first; leaf < last; leaf++) {
         if (n > *most) *most = n;
-        n = sum_add_leaf(nodes, n, leaf);
+        n = sum_add_node(nodes, n, (SumNode){leaf, 1});
     }
     return n;
 }

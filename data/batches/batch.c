@@ -75,10 +75,9 @@ static void batch_sort_tokens(Batch *b) {
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
-    b->real_tokens = b->num_real_docs = 0;
+    b->real_tokens = 0;
     b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
-    b->attention_pairs = 0;
     b->num_work = b->num_real_work = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
@@ -87,7 +86,6 @@ static void batch_clear(Batch *b, Layout layout) {
 static void batch_append(Batch *b, const DocView *doc) {
     const int32_t at = b->total_tokens, n = doc->length;
     assert(n >= 0 && n <= b->micro_batch_tokens - at);
-    b->num_real_docs++;
     if (n == 0) return;
     memcpy(b->tokens + at, doc->tokens, (size_t)n * sizeof(int32_t));
     memcpy(b->targets + at, doc->tokens + 1, (size_t)(n - 1) * sizeof(int32_t));
@@ -116,7 +114,6 @@ static void batch_end_segment(Batch *b, int32_t end) {
     for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
     b->cu_seqlens[++b->num_segments] = end;
     if (n > b->max_seqlen) b->max_seqlen = n;
-    if (b->layout != LAYOUT_REPAD) b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
 // repad: the n rows from `start` on are a segment of attention.
@@ -124,7 +121,6 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
     for (int32_t i = 0; i < n; i++) b->real_rows[b->num_real_rows++] = start + i;
     b->real_cu_seqlens[++b->num_real_segments] = b->num_real_rows;
     if (n > b->real_max_seqlen) b->real_max_seqlen = n;
-    b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {
@@ -165,30 +161,15 @@ static bool segments_are_valid(const int32_t *cu, int32_t count, int32_t total,
     return longest == max_seqlen;
 }
 
-// Ids are in the vocabulary, positions restart with each segment, num_targets is right.
-static bool rows_are_valid(const Batch *b, int vocab_size) {
-    int32_t targets = 0;
-    for (int32_t s = 0; s < b->num_segments; s++) {
-        for (int32_t i = b->cu_seqlens[s]; i < b->cu_seqlens[s + 1]; i++) {
-            if (b->tokens[i] < 0 || b->tokens[i] >= vocab_size || b->targets[i] < -1 ||
-                b->targets[i] >= vocab_size || b->position_ids[i] != i - b->cu_seqlens[s])
-                return false;
-            targets += b->targets[i] >= 0;
-        }
-    }
-    return targets == b->num_targets;
-}
-
-// A permutation of the rows, by (token, row)
-static bool order_is_valid(const Batch *b) {
-    for (int32_t i = 0; i < b->total_tokens; i++) {
-        const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
-        if (at < 0 || at >= b->total_tokens) return false;
-        if (i > 0 && (b->tokens[before] > b->tokens[at] ||
-                      (b->tokens[before] == b->tokens[at] && before >= at)))
-            return false;
-    }
-    return true;
+// Row i, in segment s: ids are in the vocabulary, positions restart with each segment, and
+// token_order is sorted by (token, row), so that no row is in it twice.
+static bool row_is_valid(const Batch *b, int32_t s, int32_t i, int vocab_size) {
+    const int32_t at = b->token_order[i], before = i > 0 ? b->token_order[i - 1] : -1;
+    return b->tokens[i] >= 0 && b->tokens[i] < vocab_size && b->targets[i] >= -1 &&
+           b->targets[i] < vocab_size && b->position_ids[i] == i - b->cu_seqlens[s] && at >= 0 &&
+           at < b->total_tokens &&
+           (i == 0 || b->tokens[before] < b->tokens[at] ||
+            (b->tokens[before] == b->tokens[at] && before < at));
 }
 
 // repad: segment s of real_rows is the beginning of segment s.
@@ -203,11 +184,18 @@ static bool real_rows_are_valid(const Batch *b) {
 
 bool batch_is_valid(const Batch *b, int vocab_size) {
     const bool repad = b->layout == LAYOUT_REPAD;
-    return b->total_tokens <= b->micro_batch_tokens && b->num_segments >= 0 &&
-           b->num_segments <= b->max_segments && b->num_real_rows == (repad ? b->real_tokens : 0) &&
-           b->num_real_segments == (repad ? b->num_segments : 0) &&
-           segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) &&
-           segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
-                              b->real_max_seqlen) &&
-           rows_are_valid(b, vocab_size) && order_is_valid(b) && real_rows_are_valid(b);
+    int32_t targets = 0;
+    if (b->total_tokens > b->micro_batch_tokens || b->num_segments < 0 ||
+        b->num_segments > b->max_segments || b->num_real_rows != (repad ? b->real_tokens : 0) ||
+        b->num_real_segments != (repad ? b->num_segments : 0) ||
+        !segments_are_valid(b->cu_seqlens, b->num_segments, b->total_tokens, b->max_seqlen) ||
+        !segments_are_valid(b->real_cu_seqlens, b->num_real_segments, b->num_real_rows,
+                            b->real_max_seqlen))
+        return false;
+    for (int32_t s = 0, i = 0; s < b->num_segments; s++)
+        for (; i < b->cu_seqlens[s + 1]; i++) {
+            if (!row_is_valid(b, s, i, vocab_size)) return false;
+            targets += b->targets[i] >= 0;
+        }
+    return targets == b->num_targets && real_rows_are_valid(b);
 }

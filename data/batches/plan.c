@@ -46,21 +46,22 @@ int64_t plan_work(int64_t length) {
 }
 
 bool plan_settings_check(const PlanSettings *s, Error *err) {
-    if (s->max_seqlen < 1 || s->max_seqlen > PLAN_MAX_SEQLEN)
-        return error_set(err, EXIT_USAGE, "", "max_seqlen: expected 1 to %d, found %d",
-                         PLAN_MAX_SEQLEN, s->max_seqlen);
-    if (s->micro_batch_tokens < s->max_seqlen || s->micro_batch_tokens > BATCH_MAX_ROWS)
-        return error_set(err, EXIT_USAGE, "a micro-batch must hold the longest segment",
-                         "tokens per micro-batch: expected %d (max_seqlen) to %d, found %d",
-                         s->max_seqlen, BATCH_MAX_ROWS, s->micro_batch_tokens);
-    if (s->num_micro < 1 || s->num_micro > 1 << 20)
-        return error_set(err, EXIT_USAGE, "", "micro-batches per step: expected 1 to %d, found %d",
-                         1 << 20, s->num_micro);
-    if (s->fill_ppm < 1 || s->fill_ppm > 1000000)
-        return error_set(err, EXIT_USAGE, "", "fill: expected more than 0 and at most 1, found %g",
-                         s->fill_ppm / 1e6);
-    if ((unsigned)s->long_docs > LONG_ERROR)
-        return error_set(err, EXIT_USAGE, "", "long_docs: unknown policy %d", (int)s->long_docs);
+    const struct {
+        const char *what;
+        int32_t value, least, most;
+        const char *hint;
+    } limits[] = {
+        {"max_seqlen", s->max_seqlen, 1, PLAN_MAX_SEQLEN, ""},
+        {"tokens per micro-batch", s->micro_batch_tokens, s->max_seqlen, BATCH_MAX_ROWS,
+         "a micro-batch must hold the longest segment, of max_seqlen tokens"},
+        {"micro-batches per step", s->num_micro, 1, 1 << 20, ""},
+        {"fill, in millionths", s->fill_ppm, 1, 1000000, ""},
+        {"long_docs", (int32_t)s->long_docs, 0, LONG_ERROR, ""},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].value < limits[i].least || limits[i].value > limits[i].most)
+            return error_set(err, EXIT_USAGE, limits[i].hint, "%s: expected %d to %d, found %d",
+                             limits[i].what, limits[i].least, limits[i].most, limits[i].value);
     return true;
 }
 

@@ -54,7 +54,7 @@ static void bpe_fill_bytes(Bpe *b) {
     for (int i = 0; i < 256; i++) {
         const unsigned char byte = (unsigned char)i;
         char token[4];
-        gpt2_encode(&byte, 1, "", token);
+        gpt2_encode(&byte, 1, token);
         b->byte_ids[i] = bpe_id(b, token);
     }
 }
@@ -127,16 +127,14 @@ static bool bpe_read_normalizer(Bpe *b, Error *err) {
     return true;
 }
 
-// Neither has an effect when every byte has a token of its own.
+// Neither key has an effect when every byte has a token of its own.
 static bool bpe_check_missing_bytes(const Bpe *b, const json_t *model, Error *err) {
-    static const char *const keys[] = {"byte_fallback", "unk_token"};
+    const char *key = json_is_set(json_member(model, "unk_token")) ? "unk_token" : "byte_fallback";
     char what[100];
-    for (int i = 0; i < 2; i++) {
-        for (int byte = 0; json_is_set(json_member(model, keys[i])) && byte < 256; byte++) {
-            if (b->byte_ids[byte] >= 0) continue;
-            snprintf(what, sizeof what, "%s and no token for byte %d", keys[i], byte);
-            return bpe_unknown(what, err);
-        }
+    for (int byte = 0; json_is_set(json_member(model, key)) && byte < 256; byte++) {
+        if (b->byte_ids[byte] >= 0) continue;
+        snprintf(what, sizeof what, "%s and no token for byte %d", key, byte);
+        return bpe_unknown(what, err);
     }
     return true;
 }
@@ -392,8 +390,19 @@ static void bpe_merge_pieces(BpeEncoder *e) {
     }
 }
 
+// With ignore_merges: the id of a word that is a token; -1: it is none.
+static int32_t bpe_whole_word(const Bpe *b, const unsigned char *p, size_t n) {
+    char *token = host_calloc(2 * n + 1, 1, "a word");
+    gpt2_encode(p, n, token);
+    const int32_t id = bpe_id(b, token);
+    free(token);
+    return id;
+}
+
 static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
+    const int32_t whole = e->bpe->ignore_merges ? bpe_whole_word(e->bpe, p, n) : -1;
     int32_t count = 0;
+    if (whole >= 0) return bpe_add_id(e, whole);
     e->pieces = host_grow(e->pieces, &e->piece_capacity, n, sizeof(Piece), "a word");
     for (size_t i = 0; i < n; i++) {
         const int32_t id = e->bpe->byte_ids[p[i]];
@@ -408,29 +417,9 @@ static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     for (int32_t at = 0; at >= 0; at = e->pieces[at].after) bpe_add_id(e, e->pieces[at].id);
 }
 
-// With ignore_merges: the id of a word that is a token; -1: it is none.
-static int32_t bpe_whole_word(const Bpe *b, const unsigned char *p, size_t n) {
-    char *token = host_calloc(2 * n + 1, 1, "a word");
-    gpt2_encode(p, n, "", token);
-    const int32_t id = bpe_id(b, token);
-    free(token);
-    return id;
-}
-
-static void bpe_new_word(BpeEncoder *e, const unsigned char *p, size_t n) {
-    const int32_t whole = e->bpe->ignore_merges ? bpe_whole_word(e->bpe, p, n) : -1;
-    if (whole < 0)
-        bpe_merge_word(e, p, n);
-    else
-        bpe_add_id(e, whole);
-}
-
 static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     Word key = {0};
-    if (n > WORD_MAX_BYTES) {
-        bpe_new_word(e, p, n);
-        return;
-    }
+    if (n > WORD_MAX_BYTES) return bpe_merge_word(e, p, n);
     memcpy(key.key, p, n);
     key.key[WORD_KEYS - 1] |= (uint64_t)n << 56;
     const uint64_t hash = mix64(key.key[0] + 3 * key.key[1] + 0x9e3779b97f4a7c15ull * key.key[2]);
@@ -440,7 +429,7 @@ static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
         for (int32_t i = 0; i < word->num_ids; i++) bpe_add_id(e, word->ids[i]);
         return;
     }
-    bpe_new_word(e, p, n);
+    bpe_merge_word(e, p, n);
     const size_t count = e->num_ids - before;
     if (count == 0 || count > WORD_MAX_IDS) return;
     key.num_ids = (int32_t)count;
@@ -535,29 +524,20 @@ bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Prompts
 
-// All ids of a text; NULL with *err.
-static BpeEncoder *encode_prompt(const Bpe *b, const unsigned char *p, size_t n, Error *err) {
-    const Tokenizer *t = b->tokenizer;
-    const unsigned char *wrong = t->byte_ids ? NULL : u8_check(p, n);
-    if (wrong) {
-        error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", *wrong,
-                  (size_t)(wrong - p));
-        return NULL;
-    }
-    BpeEncoder *e = bpe_encoder_open(b);
-    if (t->bos >= 0 && t->bos != t->eos) bpe_add_id(e, t->bos);
-    if (bpe_encode(e, p, n, err)) return e;
-    bpe_encoder_close(e);
-    return NULL;
-}
-
 int64_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int32_t *out,
                          int64_t capacity, Error *err) {
+    const unsigned char *p = (const unsigned char *)text,
+                        *wrong = t->byte_ids ? NULL : u8_check(p, n);
     Bpe *b = bpe_open(t, err);
-    BpeEncoder *e = b ? encode_prompt(b, (const unsigned char *)text, n, err) : NULL;
-    const int64_t count = e ? (int64_t)e->num_ids : -1;
-    bool ok = e != NULL;
-    if (ok && count > capacity)
+    BpeEncoder *e = b ? bpe_encoder_open(b) : NULL;
+    if (wrong)
+        error_set(err, EXIT_USAGE, "", "expected UTF-8, found byte 0x%02x at %zu", *wrong,
+                  (size_t)(wrong - p));
+    bool ok = e && !wrong;
+    if (ok && t->bos >= 0 && t->bos != t->eos) bpe_add_id(e, t->bos);
+    ok = ok && bpe_encode(e, p, n, err);
+    const int64_t count = ok ? (int64_t)e->num_ids : 0;
+    if (count > capacity)
         ok = error_set(err, EXIT_USAGE, "shorten it, or raise --max-seqlen",
                        "%ld tokens, expected at most %ld", count, capacity);
     if (ok && count > 0) memcpy(out, e->ids, (size_t)count * sizeof(int32_t));

@@ -72,83 +72,57 @@ uint64_t tensor_num_elements(const TensorInfo *t) {
     return n;
 }
 
-static bool tensor_size_bytes(const TensorInfo *t, uint64_t *out, Error *err) {
+// UINT64_MAX: more than that
+static uint64_t tensor_size_bytes(const TensorInfo *t) {
     uint64_t n = tensor_dtype_size(t->dtype);
-    if (n == 0)
-        return bad_input(err, "%s: expected a known dtype, found \"%s\"", t->name, t->dtype);
     for (int i = 0; i < t->ndim; i++)
-        if (!checked_mul(n, t->shape[i], &n))
-            return bad_input(err, "%s: shape: more than 2^64 bytes", t->name);
-    *out = n;
-    return true;
-}
-
-TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t shape0,
-                       uint64_t shape1) {
-    TensorInfo t = {.ndim = ndim, .shape = {shape0, shape1}};
-    text_copy(t.name, sizeof t.name, name);
-    text_copy(t.dtype, sizeof t.dtype, dtype);
-    return t;
+        if (!checked_mul(n, t->shape[i], &n)) return UINT64_MAX;
+    return n;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Header
 
-static const int64_t max_int = ((int64_t)1 << 53) - 1;  // beyond, JSON numbers are not exact
-
-static bool parse_shape(TensorInfo *t, const json_t *entry, Error *err) {
-    const json_t *shape = json_member(entry, "shape"), *dim;
-    size_t i;
-    if (!json_is_array(shape)) return bad_input(err, "shape: expected an array");
-    json_array_foreach(shape, i, dim) {
-        if (t->ndim == SAFETENSORS_MAX_DIMS)
-            return bad_input(err, "shape: expected at most %d dimensions, found more",
-                             SAFETENSORS_MAX_DIMS);
-        if (!json_int64_value(dim, "shape", 0, max_int, (int64_t *)&t->shape[t->ndim++], err))
-            return false;
-    }
-    return true;
+static bool parse_integer(const json_t *item, const char *key, uint64_t min, uint64_t *out,
+                          Error *err) {
+    const int64_t max = ((int64_t)1 << 53) - 1;  // beyond, JSON numbers are not exact
+    return json_int64_value(item, key, (int64_t)min, max, (int64_t *)out, err);
 }
 
-static bool parse_offsets(TensorInfo *t, const json_t *entry, Error *err) {
-    const char *key = "data_offsets";
-    const json_t *list = json_member(entry, key);
-    int64_t *begin = (int64_t *)&t->begin, *end = (int64_t *)&t->end;
-    if (json_array_size(list) != 2) return bad_input(err, "data_offsets: expected [begin, end]");
-    return json_int64_value(json_array_get(list, 0), key, 0, max_int, begin, err) &&
-           json_int64_value(json_array_get(list, 1), key, *begin, max_int, end, err);
+static bool parse_shape(TensorInfo *t, const json_t *shape, Error *err) {
+    const json_t *dim;
+    size_t i;
+    if (!json_is_array(shape) || json_array_size(shape) > SAFETENSORS_MAX_DIMS)
+        return bad_input(err, "shape: expected an array of at most %d dimensions",
+                         SAFETENSORS_MAX_DIMS);
+    json_array_foreach(shape, i, dim) {
+        if (!parse_integer(dim, "shape", 0, &t->shape[t->ndim++], err)) return false;
+    }
+    return true;
 }
 
 static bool parse_entry(TensorInfo *t, const json_t *entry, Error *err) {
-    const char *dtype = NULL;
-    uint64_t size_bytes = 0;
+    const char *dtype = NULL, *key = "data_offsets";
+    const json_t *offsets = json_member(entry, key);
     if (json_object_size(entry) != 3)
         return bad_input(err, "expected {dtype, shape, data_offsets}");
     if (!json_get_string(entry, "dtype", &dtype, true, err)) return false;
-    if (tensor_dtype_size(dtype) == 0)
+    if (!find_dtype(dtype))
         return bad_input(err, "dtype: expected F32, BF16, ..., found \"%.20s\"", dtype);
     text_copy(t->dtype, sizeof t->dtype, dtype);
-    if (!parse_shape(t, entry, err) || !parse_offsets(t, entry, err) ||
-        !tensor_size_bytes(t, &size_bytes, err))
+    if (json_array_size(offsets) != 2) return bad_input(err, "%s: expected [begin, end]", key);
+    if (!parse_shape(t, json_member(entry, "shape"), err) ||
+        !parse_integer(json_array_get(offsets, 0), key, 0, &t->begin, err) ||
+        !parse_integer(json_array_get(offsets, 1), key, t->begin, &t->end, err))
         return false;
-    if (t->end - t->begin != size_bytes)
-        return bad_input(err, "data_offsets: expected %lu bytes for its shape and dtype, found %lu",
-                         size_bytes, t->end - t->begin);
-    return true;
-}
-
-static bool check_metadata(json_t *metadata, Error *err) {
-    const char *key;
-    const json_t *item;
-    if (!json_is_object(metadata)) return bad_input(err, "__metadata__: expected an object");
-    json_object_foreach(metadata, key, item) {
-        if (!json_is_string(item)) return json_type_error(item, "__metadata__", "strings", err);
-    }
+    if (t->end - t->begin != tensor_size_bytes(t))
+        return bad_input(err, "%s: expected %lu bytes for its shape and dtype, found %lu", key,
+                         tensor_size_bytes(t), t->end - t->begin);
     return true;
 }
 
 static bool add_tensor(SafetensorsSet *s, const char *name, json_t *entry, int file, Error *err) {
-    if (strcmp(name, "__metadata__") == 0) return check_metadata(entry, err);
+    if (strcmp(name, "__metadata__") == 0) return true;
     s->tensors = host_grow(s->tensors, &s->tensors_capacity, (size_t)s->num_tensors + 1,
                            sizeof *s->tensors, "list of tensors");
     TensorInfo *t = &s->tensors[s->num_tensors];
@@ -235,14 +209,8 @@ static bool open_file(SafetensorsSet *s, const char *path, Error *err) {
     return read_header(s, s->num_files - 1, err);
 }
 
-static bool sort_tensors(SafetensorsSet *s, Error *err) {
-    if (s->num_tensors == 0) return true;
-    qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
-    for (int i = 1; i < s->num_tensors; i++)
-        if (strcmp(s->tensors[i - 1].name, s->tensors[i].name) == 0)
-            return bad_input(err, "%s: tensor %s: expected in one file, found in two",
-                             s->files[s->tensors[i].file].path, s->tensors[i].name);
-    return true;
+static void sort_tensors(SafetensorsSet *s) {
+    if (s->num_tensors > 0) qsort(s->tensors, (size_t)s->num_tensors, sizeof *s->tensors, by_name);
 }
 
 const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name) {
@@ -263,7 +231,8 @@ static bool add_shard(SafetensorsSet *s, const char *dir, const char *name, Erro
     return open_file(s, path, err);
 }
 
-// In both directions: every tensor of the index is in its file, and no file holds another.
+// In both directions: every tensor of the index is in its file, and no file holds another, nor one
+// that another has.
 static bool check_index(const SafetensorsSet *s, json_t *map, Error *err) {
     const char *name;
     const json_t *item;
@@ -290,7 +259,8 @@ static bool open_shards(SafetensorsSet *s, const char *dir, const json_t *root, 
         if (!json_is_string(item)) return json_type_error(item, "weight_map", "file names", err);
         if (!add_shard(s, dir, json_string_value(item), err)) return false;
     }
-    return sort_tensors(s, err) && check_index(s, map, err);
+    sort_tensors(s);
+    return check_index(s, map, err);
 }
 
 static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
@@ -311,7 +281,9 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
     // never moved: File.path points into it
     s->files = host_calloc(index ? SAFETENSORS_MAX_FILES : 1, sizeof *s->files, "list of files");
     if (index) return open_index(s, file, err);
-    return open_file(s, file, err) && sort_tensors(s, err);
+    if (!open_file(s, file, err)) return false;
+    sort_tensors(s);
+    return true;
 }
 
 void safetensors_close(SafetensorsSet *s) {
@@ -331,31 +303,21 @@ bool safetensors_open(SafetensorsSet *s, const char *dir_or_file, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Reading tensors
 
-bool safetensors_read_raw(const SafetensorsSet *s, const TensorInfo *t, void *out,
-                          uint64_t first_byte, uint64_t n, Error *err) {
-    uint64_t end = 0;
-    const File *f = &s->files[t->file].file;
-    if (!checked_add(first_byte, n, &end) || end > t->end - t->begin)
-        return bad_input(err, "%s: %s: expected at least %lu bytes, found %lu", f->path, t->name,
-                         end, (t->end - t->begin));
-    return file_read_at(f, out, n, t->begin + first_byte, err);
-}
-
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err) {
     unsigned char raw[1 << 14];
-    const char *path = s->files[t->file].path;
+    const File *f = &s->files[t->file].file;
     const struct Dtype *dtype = find_dtype(t->dtype);
     const uint64_t size = dtype->size_bytes, total = tensor_num_elements(t);
     if (!dtype->to_float)
-        return bad_input(err, "%s: %s: expected F32, BF16, F16 or F64, found %s", path, t->name,
+        return bad_input(err, "%s: %s: expected F32, BF16, F16 or F64, found %s", f->path, t->name,
                          t->dtype);
     if (first > total || count > total - first)
-        return bad_input(err, "%s: %s: expected at least %lu elements, found %lu", path, t->name,
+        return bad_input(err, "%s: %s: expected at least %lu elements, found %lu", f->path, t->name,
                          first + count, total);
     for (uint64_t done = 0, n; done < count; done += n) {
         n = count - done < sizeof raw / size ? count - done : sizeof raw / size;
-        if (!safetensors_read_raw(s, t, raw, (first + done) * size, n * size, err)) return false;
+        if (!file_read_at(f, raw, n * size, t->begin + (first + done) * size, err)) return false;
         for (uint64_t i = 0; i < n; i++) {
             out[done + i] = dtype->to_float(raw + i * size);
             if (!isfinite(out[done + i])) s->num_nonfinite++;
@@ -368,50 +330,28 @@ bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, ui
 // Writing
 
 // Adds a tensor to the header; its data follow those of *data_bytes before it.
-static bool put_tensor(json_t *header, const TensorInfo *t, uint64_t *data_bytes, Error *err) {
-    uint64_t size_bytes = 0;
+static void put_tensor(json_t *header, const TensorInfo *t, uint64_t *data_bytes) {
     const uint64_t begin = *data_bytes;
-    if (!tensor_size_bytes(t, &size_bytes, err)) return false;
-    if (!checked_add(begin, size_bytes, data_bytes))
-        return bad_input(err, "tensors: more than 2^64 bytes");
+    *data_bytes += tensor_size_bytes(t);
     json_t *shape = json_array();
     for (int i = 0; i < t->ndim; i++)
         json_array_append_new(shape, json_integer((int64_t)t->shape[i]));
     json_object_set_new(header, t->name,
                         json_pack("{s:s, s:o, s:[I, I]}", "dtype", t->dtype, "shape", shape,
                                   "data_offsets", (int64_t)begin, (int64_t)*data_bytes));
-    return true;
 }
 
-bool safetensors_create(SafetensorsWriter *w, const char *path, const TensorInfo *tensors,
-                        int num_tensors, Error *err) {
+bool safetensors_create(FileWriter *w, const char *path, const TensorInfo *tensors, int num_tensors,
+                        Error *err) {
     static const char spaces[8] = "        ";
     // transformers refuses a file without __metadata__
     json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
-    bool ok = true;
-    w->data_bytes = w->written = 0;
-    w->file.fd = -1;
-    for (int i = 0; ok && i < num_tensors; i++)
-        ok = put_tensor(header, &tensors[i], &w->data_bytes, err);
+    uint64_t data_bytes = 0;
+    for (int i = 0; i < num_tensors; i++) put_tensor(header, &tensors[i], &data_bytes);
     char *text = json_write(header, 0);
     const uint64_t used = strlen(text) - 1, n = (used + 7) / 8 * 8;  // without the newline
-    ok = ok && writer_open(&w->file, path, err) && writer_write(&w->file, &n, sizeof n, err) &&
-         writer_write(&w->file, text, used, err) && writer_write(&w->file, spaces, n - used, err);
+    const bool ok = writer_open(w, path, err) && writer_write(w, &n, sizeof n, err) &&
+                    writer_write(w, text, used, err) && writer_write(w, spaces, n - used, err);
     free(text);
     return ok;
 }
-
-bool safetensors_write(SafetensorsWriter *w, const void *data, uint64_t n, Error *err) {
-    w->written += n;
-    return writer_write(&w->file, data, n, err);
-}
-
-bool safetensors_finish(SafetensorsWriter *w, Error *err) {
-    if (w->written == w->data_bytes) return writer_close(&w->file, err);
-    error_set(err, EXIT_DISK, "", "%s: expected %lu bytes of tensors, given %lu", w->file.path,
-              w->data_bytes, w->written);
-    writer_abort(&w->file);
-    return false;
-}
-
-void safetensors_abort(SafetensorsWriter *w) { writer_abort(&w->file); }

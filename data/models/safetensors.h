@@ -23,7 +23,7 @@ typedef struct {
     char dtype[8];  // "F32", "BF16", "F16", "F64", "I32", "U8", ...
     int ndim;
     uint64_t shape[SAFETENSORS_MAX_DIMS];
-    uint64_t begin, end;  // byte range in its file; set by safetensors_open
+    uint64_t begin, end;  // bytes of its file; set by safetensors_open
     int file;             // index into SafetensorsSet.files
 } TensorInfo;
 
@@ -47,10 +47,6 @@ uint64_t tensor_num_elements(const TensorInfo *t);
 // The upper half of an fp32, rounded to nearest even; Inf where that is out of range.
 uint16_t bf16_bits(float value);
 
-// tensor_info("lm_head.weight", "BF16", 2, vocab_size, hidden_size)
-TensorInfo tensor_info(const char *name, const char *dtype, int ndim, uint64_t shape0,
-                       uint64_t shape1);
-
 // ------------------------------------------------------------------------------------------------
 // Reading
 
@@ -62,31 +58,18 @@ void safetensors_close(SafetensorsSet *s);
 // NULL when there is none.
 const TensorInfo *safetensors_find(const SafetensorsSet *s, const char *name);
 
-// Bytes [first_byte, first_byte + n) of the tensor, any dtype, unconverted (little-endian).
-bool safetensors_read_raw(const SafetensorsSet *s, const TensorInfo *t, void *out,
-                          uint64_t first_byte, uint64_t n, Error *err);
-
 // Elements [first, first + count) of an F32, BF16, F16 or F64 tensor as fp32. Counts NaN and Inf in
 // s->num_nonfinite: the caller decides whether they are an error.
 bool safetensors_read_f32(SafetensorsSet *s, const TensorInfo *t, float *out, uint64_t first,
                           uint64_t count, Error *err);
 
 // ------------------------------------------------------------------------------------------------
-// Writing: create with a list of tensors, write their bytes in the order of the list, in parts of
-// any size, then finish. Any failure closes and removes the file.
+// Writing
 
-typedef struct {
-    FileWriter file;      // its size_bytes and crc are final after safetensors_finish
-    uint64_t data_bytes;  // that the header promises
-    uint64_t written;
-} SafetensorsWriter;
-
-// Reads name, dtype, ndim and shape of tensors (num_tensors). Put dtypes with larger elements
-// first: readers map the file and need aligned tensors.
-bool safetensors_create(SafetensorsWriter *w, const char *path, const TensorInfo *tensors,
-                        int num_tensors, Error *err);
-bool safetensors_write(SafetensorsWriter *w, const void *data, uint64_t n, Error *err);
-bool safetensors_finish(SafetensorsWriter *w, Error *err);
-void safetensors_abort(SafetensorsWriter *w);
+// Creates a file and writes its header from name, dtype, ndim and shape of tensors (num_tensors).
+// Their bytes follow by writer_write, in the order of the list, then writer_close. Put dtypes with
+// larger elements first: readers map the file and need aligned tensors.
+bool safetensors_create(FileWriter *w, const char *path, const TensorInfo *tensors, int num_tensors,
+                        Error *err);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 #include "../base/file.h"
 #include "../base/json.h"
@@ -19,44 +20,36 @@ void tokenizer_free(Tokenizer *t) {
 // ------------------------------------------------------------------------------------------------
 // Alphabets
 
-static bool gpt2_is_printable(int byte) {
-    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+int gpt2_code_point(int byte) {
+    return byte < 33                   ? 256 + byte
+           : byte >= 127 && byte < 161 ? 162 + byte
+           : byte == 173               ? 323
+                                       : byte;
 }
 
-void gpt2_alphabet(int16_t code_points[256]) {
-    int next = 256;
-    for (int byte = 0; byte < 256; byte++)
-        code_points[byte] = (int16_t)(gpt2_is_printable(byte) ? byte : next++);
+// -1: no byte is written so.
+static int gpt2_byte(ucs4_t code) {
+    const int byte = (int)(code < 256   ? code
+                           : code < 289 ? code - 256
+                           : code < 323 ? code - 162
+                                        : 173);
+    return gpt2_code_point(byte) == (int)code ? byte : -1;
 }
 
-void gpt2_encode(const unsigned char *bytes, size_t n, const char *separator, char *out) {
-    int16_t code_points[256];
-    gpt2_alphabet(code_points);
-    for (size_t i = 0; i < n; i++) {
-        const int code = code_points[bytes[i]];
-        if (i > 0) out = stpcpy(out, separator);
-        if (code >= 0x80) *out++ = (char)(0xc0 | code >> 6);
-        *out++ = (char)(code >= 0x80 ? 0x80 | (code & 63) : code);
-    }
+void gpt2_encode(const unsigned char *bytes, size_t n, char *out) {
+    for (size_t i = 0; i < n; i++)
+        out += u8_uctomb((uint8_t *)out, (ucs4_t)gpt2_code_point(bytes[i]), 2);
     *out = 0;
 }
 
 // Text in the alphabet to bytes; returns their number, or -1 when a character is not in it.
 static int64_t gpt2_decode(const char *text, unsigned char *out) {
-    int16_t code_points[256];
-    int16_t byte_of[512];
     int64_t n = 0;
-    gpt2_alphabet(code_points);
-    memset(byte_of, 0xff, sizeof byte_of);
-    for (int byte = 0; byte < 256; byte++) byte_of[code_points[byte]] = (int16_t)byte;
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        int code = *p++;
-        if (code >= 0xc2 && code < 0xc8 && (*p & 0xc0) == 0x80)
-            code = (code & 31) << 6 | (*p++ & 63);
-        else if (code >= 0x80)
-            return -1;
-        if (byte_of[code] < 0) return -1;
-        out[n++] = (unsigned char)byte_of[code];
+    ucs4_t code;
+    for (const uint8_t *p = (const uint8_t *)text; (p = u8_next(&code, p));) {
+        const int byte = gpt2_byte(code);
+        if (byte < 0) return -1;
+        out[n++] = (unsigned char)byte;
     }
     return n;
 }

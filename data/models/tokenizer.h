@@ -51,10 +51,10 @@ char *tokenizer_chat_template(const char *dir, char *path, Error *err);
 
 // GPT-2's alphabet writes every byte as one printable character, so that BPE never sees a raw byte:
 // the code point of every byte, itself when printable, else the next one from 256 on.
-void gpt2_alphabet(int16_t code_points[256]);
+int gpt2_code_point(int byte);
 
-// Bytes (n) to text in the alphabet, with a separator between characters of at most 2 bytes each.
-void gpt2_encode(const unsigned char *bytes, size_t n, const char *separator, char *out);
+// Bytes (n) to text in the alphabet, of at most 2 n bytes and a 0.
+void gpt2_encode(const unsigned char *bytes, size_t n, char *out);
 
 // Whether `value` or anything in it has "type": name; a decoder may be a sequence of several.
 bool json_mentions_type(json_t *value, const char *name);

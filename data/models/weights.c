@@ -53,14 +53,16 @@ void weights_init(Parameters p, uint64_t seed) {
 // Names and shapes of a file against the table
 
 static TensorInfo tensor_of(const Parameter *t, ParameterArena arena, const char *dtype) {
-    char name[128];
-    snprintf(name, sizeof name, "%s%s", arenas[arena].prefix, t->name);
-    return tensor_info(name, dtype, t->cols ? 2 : 1, (uint64_t)t->rows, (uint64_t)t->cols);
+    TensorInfo info = {.ndim = t->cols ? 2 : 1, .shape = {(uint64_t)t->rows, (uint64_t)t->cols}};
+    snprintf(info.name, sizeof info.name, "%s%s", arenas[arena].prefix, t->name);
+    text_copy(info.dtype, sizeof info.dtype, dtype);
+    return info;
 }
 
-static bool same_shape(const Parameter *t, const TensorInfo *info) {
-    if (info->ndim != (t->cols ? 2 : 1) || info->shape[0] != (uint64_t)t->rows) return false;
-    return t->cols == 0 || info->shape[1] == (uint64_t)t->cols;
+static bool same_shape(const Parameter *t, const TensorInfo *found) {
+    const TensorInfo expected = tensor_of(t, ARENA_WEIGHTS, "");
+    return found->ndim == expected.ndim &&
+           memcmp(found->shape, expected.shape, sizeof expected.shape) == 0;
 }
 
 static bool in_table(const Parameters *p, const char *name) {
@@ -144,53 +146,43 @@ static bool load_parameter(const Parameters *p, ParameterArena arena, const Para
     return true;
 }
 
-// Arenas first .. last of a file whose names have been checked.
-static bool load_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
-                        SafetensorsSet *s, const char *path, Error *err) {
-    bool ok = true;
-    float *values = alloc_block(p);
-    for (ParameterArena arena = first; arena <= last; arena++)
-        for (int i = 0; ok && i < p->num; i++)
-            ok = load_parameter(p, arena, &p->list[i], s, values, err);
-    free(values);
-    if (!ok || s->num_nonfinite == 0) return ok;
-    return error_set(err, EXIT_DIVERGED,
-                     "this checkpoint was saved after training diverged: take an earlier one",
-                     "%s: expected finite %s, found %lu values that are NaN or Inf", path,
-                     first == ARENA_WEIGHTS ? "weights" : "optimizer state", s->num_nonfinite);
-}
-
 // Checks names and shapes of a file or directory, then reads its values where `load` is set.
-static bool open_and_load(const Parameters *p, ParameterArena first, ParameterArena last,
-                          const char *path, bool load, Error *err) {
+static bool open_and_load(const Parameters *p, bool moments, const char *path, bool load,
+                          Error *err) {
+    const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
+                         last = moments ? ARENA_V : ARENA_WEIGHTS;
     SafetensorsSet s;
     if (!safetensors_open(&s, path, err)) return false;
-    bool ok = first != ARENA_WEIGHTS || check_weights(p, &s, path, err);
-    for (ParameterArena arena = ARENA_M; ok && arena <= last; arena++)
+    float *values = alloc_block(p);
+    bool ok = moments || check_weights(p, &s, path, err);
+    for (ParameterArena arena = first; ok && moments && arena <= last; arena++)
         ok = check_moments(p, &s, arena, path, err);
-    ok = ok && (!load || load_arenas(p, first, last, &s, path, err));
+    for (ParameterArena arena = first; load && arena <= last; arena++)
+        for (int i = 0; ok && i < p->num; i++)
+            ok = load_parameter(p, arena, &p->list[i], &s, values, err);
+    free(values);
+    if (ok && s.num_nonfinite > 0)
+        ok = error_set(err, EXIT_DIVERGED,
+                       "this checkpoint was saved after training diverged: take an earlier one",
+                       "%s: expected finite %s, found %lu values that are NaN or Inf", path,
+                       moments ? "optimizer state" : "weights", s.num_nonfinite);
     safetensors_close(&s);
     return ok;
 }
 
 bool weights_check(Parameters p, const char *dir, Error *err) {
-    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, false, err);
+    return open_and_load(&p, false, dir, false, err);
 }
 
-bool weights_load(Parameters p, const char *dir, Error *err) {
-    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, true, err);
-}
-
-bool moments_load(Parameters p, const char *path, Error *err) {
-    return open_and_load(&p, ARENA_M, ARENA_V, path, true, err);
+bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
+    return open_and_load(&p, moments, path, true, err);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Saving
 
 static bool save_block(const char *path, ParameterArena arena, const Parameter *t,
-                       const char *dtype, float *values, size_t n, SafetensorsWriter *w,
-                       Error *err) {
+                       const char *dtype, float *values, size_t n, FileWriter *w, Error *err) {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
             return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
@@ -202,53 +194,36 @@ static bool save_block(const char *path, ParameterArena arena, const Parameter *
         const uint16_t bits = bf16_bits(values[i]);
         memcpy((char *)values + i * sizeof bits, &bits, sizeof bits);
     }
-    return safetensors_write(w, values, n * tensor_dtype_size(dtype), err);
+    return writer_write(w, values, n * tensor_dtype_size(dtype), err);
 }
 
-// Reads every block; with ok false, writes none.
-static bool save_arena(const Parameters *p, ParameterArena arena, const char *dtype,
-                       const char *path, bool ok, SafetensorsWriter *w, float *values, Error *err) {
-    for (int i = 0; i < p->num; i++) {
-        const Parameter *t = &p->list[i];
-        for (size_t first = 0, n; first < t->count; first += n) {
-            n = block_size(p, t, first);
-            p->get(p->context, arena, t->offset + first, values, n);
-            ok = ok && save_block(path, arena, t, dtype, values, n, w, err);
-        }
-    }
+static bool save_header(const Parameters *p, ParameterArena first, int num_tensors,
+                        const char *dtype, const char *path, FileWriter *w, Error *err) {
+    TensorInfo *infos = host_calloc((size_t)num_tensors, sizeof *infos, "tensor list");
+    for (int i = 0; i < num_tensors; i++)
+        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num), dtype);
+    const bool ok = safetensors_create(w, path, infos, num_tensors, err);
+    free(infos);
     return ok;
 }
 
-static bool save_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
-                        const char *dtype, const char *path, SafetensorsWriter *w, Error *err) {
-    const int num_tensors = (int)(last - first + 1) * p->num;
-    TensorInfo *infos = host_calloc((size_t)num_tensors, sizeof *infos, "tensor list");
-    float *values = alloc_block(p);
-    for (int i = 0; i < num_tensors; i++)
-        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num), dtype);
-    bool ok = safetensors_create(w, path, infos, num_tensors, err);
-    for (ParameterArena arena = first; arena <= last; arena++)
-        ok = save_arena(p, arena, dtype, path, ok, w, values, err);
-    free(values);
-    free(infos);
-    if (ok) return safetensors_finish(w, err);
-    safetensors_abort(w);
-    return false;
-}
-
-bool weights_save(Parameters p, const char *dtype, const char *path, SafetensorsWriter *w,
-                  Error *err) {
-    return save_arenas(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dtype, path, w, err);
-}
-
-bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err) {
-    return save_arenas(&p, ARENA_M, ARENA_V, "F32", path, w, err);
-}
-
-void parameters_visit(Parameters p, bool moments) {
+bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
+                     Error *err) {
+    const ParameterArena first_arena = moments ? ARENA_M : ARENA_WEIGHTS;
+    const int num_tensors = moments ? 2 * p.num : p.num;
     float *values = alloc_block(&p);
-    const ParameterArena last = moments ? ARENA_V : ARENA_WEIGHTS;
-    for (ParameterArena arena = moments ? ARENA_M : ARENA_WEIGHTS; arena <= last; arena++)
-        save_arena(&p, arena, "F32", "", false, NULL, values, NULL);
+    bool ok = path && save_header(&p, first_arena, num_tensors, dtype, path, w, err);
+    for (int i = 0; i < num_tensors; i++) {
+        const Parameter *t = &p.list[i % p.num];
+        const ParameterArena arena = first_arena + (ParameterArena)(i / p.num);
+        for (size_t first = 0, n; first < t->count; first += n) {
+            n = block_size(&p, t, first);
+            p.get(p.context, arena, t->offset + first, values, n);
+            ok = ok && save_block(path, arena, t, dtype, values, n, w, err);
+        }
+    }
     free(values);
+    if (ok) return writer_close(w, err);
+    if (path) writer_abort(w);
+    return false;
 }

@@ -40,23 +40,15 @@ void weights_init(Parameters p, uint64_t seed);
 // Reads no values.
 bool weights_check(Parameters p, const char *dir, Error *err);
 
-// F32, BF16, F16 or F64. Exit 7 when values are NaN or Inf.
-bool weights_load(Parameters p, const char *dir, Error *err);
+// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or both moments from a file of
+// parameters_save. Exit 7 when values are NaN or Inf, 9 when moments are of another model.
+bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
-// Both moments from a file by moments_save. Exit 9 when it is of another model.
-bool moments_load(Parameters p, const char *path, Error *err);
-
-// Into a .safetensors file; *w then has its size and checksum. dtype: "F32", or "BF16", rounded to
-// nearest even. NaN and Inf are refused with exit 7. All blocks are read even after a failure, so
-// that `get` may be a collective operation.
-bool weights_save(Parameters p, const char *dtype, const char *path, SafetensorsWriter *w,
-                  Error *err);
-
-// "m.<name>" and "v.<name>", as F32
-bool moments_save(Parameters p, const char *path, SafetensorsWriter *w, Error *err);
-
-// Calls `get` as weights_save or moments_save does and drops the values: for the ranks that do not
-// write.
-void parameters_visit(Parameters p, bool moments);
+// Weights, or both moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
+// size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with
+// exit 7. All blocks are read even after a failure, so that `get` may be a collective operation;
+// path NULL: only that, for the ranks that do not write.
+bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
+                     Error *err);
 
 #endif

@@ -78,14 +78,10 @@ bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtyp
 static bool write_tensors(Parameters p, const char *dtype, bool moments, const char *name,
                           Checkpoint *ck, Error *err) {
     char path[IO_PATH_MAX];
-    SafetensorsWriter w;
-    if (!checkpoint_path(ck, name, path, sizeof path, err)) {
-        parameters_visit(p, moments);
-        return false;
-    }
-    if (!(moments ? moments_save(p, path, &w, err) : weights_save(p, dtype, path, &w, err)))
-        return false;
-    checkpoint_register(ck, name, w.file.size_bytes, w.file.crc);
+    FileWriter w;
+    const bool room = checkpoint_path(ck, name, path, sizeof path, err);
+    if (!parameters_save(p, moments, dtype, room ? path : NULL, &w, err)) return false;
+    checkpoint_register(ck, name, w.size_bytes, w.crc);
     return true;
 }
 
@@ -127,7 +123,7 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
         if (ok)
             ok = write_tensors(file, dtypes[dtype].safetensors, false, name, ck, err);
         else
-            parameters_visit(file, false);
+            parameters_save(file, false, "F32", NULL, NULL, err);
     }
     char *index = json_write(json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
                                        (int64_t)(elements * element_bytes), "weight_map", map),

@@ -78,7 +78,7 @@ static char *byte_tokenizer_json(void) {
     for (int i = 0; i < 256; i++) {
         const unsigned char byte = (unsigned char)i;
         char token[4];
-        gpt2_encode(&byte, 1, "", token);
+        gpt2_encode(&byte, 1, token);
         json_object_set_new(vocab, token, json_integer(i));
     }
     return json_write(root, JSON_INDENT(1));

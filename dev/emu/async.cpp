@@ -32,7 +32,7 @@ void cp_async(uint32_t dst, const void *src, int bytes, int valid, const char *f
     yield_point();
 }
 
-void cp_commit() { cur.self->cp_end.push_back((int)cur.self->cp.size()); }
+void cp_async_commit() { cur.self->cp_end.push_back((int)cur.self->cp.size()); }
 
 void cp_wait(int n) {
     Fiber *f = cur.self;

@@ -96,11 +96,11 @@ void *smem_ptr(uint32_t a, size_t bytes, const char *what) {
 char *async_view(uint32_t a, char *p) { return opt.proxy ? cur.blk->view.data() + a : p; }
 
 // Publishes what all threads wrote so far; hardware publishes only the fencing thread's writes.
-void fence_proxy() {
+void fence_proxy_async() {
     Block *b = cur.blk;
     TSAN(__tsan_release(b->view.data());)
     if (opt.proxy) memcpy(b->view.data() + ((char *)smem - b->base), smem, b->dynamic_smem);
     yield_point();
 }
-void fence_mbar() {}
+void fence_mbar_init() {}
 }  // namespace emu

@@ -44,8 +44,6 @@ void rank_field_file(RankFields *f, const char *name, const char *path) {
     rank_field(f, name, &crc, sizeof crc);
 }
 
-void rank_field_program(RankFields *f) { rank_field_file(f, "the program file", "/proc/self/exe"); }
-
 void rank_fields_agree(const RankFields *own, const char *what, const char *hint) {
     Error err = {0};
     const size_t all = (size_t)comm_num_ranks() * MAX_RANK_FIELDS;

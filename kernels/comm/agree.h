@@ -3,7 +3,7 @@
 //
 //   RankFields own = {0};
 //   rank_field_text(&own, "version", "1.0");
-//   rank_field_program(&own);
+//   rank_field_file(&own, "the program file", "/proc/self/exe");
 //   rank_fields_agree(&own, "the same program", "start every rank with the same program");
 #ifndef UNPAD_AGREE_H
 #define UNPAD_AGREE_H
@@ -31,8 +31,6 @@ void rank_field(RankFields *f, const char *name, const void *data, size_t bytes)
 void rank_field_text(RankFields *f, const char *name, const char *text);
 // The content of a file; one that cannot be read counts as empty.
 void rank_field_file(RankFields *f, const char *name, const char *path);
-// The program file that runs, even when another has taken its name.
-void rank_field_program(RankFields *f);
 // One field for each option, with its value.
 void rank_field_options(RankFields *f, const Option *table);
 

@@ -60,7 +60,7 @@ uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, si
 void comm_wait(uint64_t handle);
 
 // out (num_ranks, block) =  row r: of rank r's x, the elements of this rank's shard from `at` on,
-// at most `block` of them. Not reduced: the caller sums in the order it needs.
+// at most `block` of them. Not reduced: the caller sums in the order it needs. For several ranks.
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block);
 // partial (skip + n) double =  sum over ranks, then sum (1) double +=  its last n elements in their
 // order. Where each partial sum is of one rank, the others' being 0, the bits do not depend on the

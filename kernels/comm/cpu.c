@@ -18,13 +18,7 @@ const char *comm_connect(void *stream) {
 }
 void buffers_disconnect(void) {}
 const char *buffers_error(void) { return NULL; }
-void comm_phase(const char *phase, int64_t step) { watchdog_phase(phase, step); }
-
-// How many of a shard's elements lie from `at` on, at most `block`.
-static size_t part_of_shard(size_t shard, size_t at, size_t block) {
-    const size_t n = shard > at ? shard - at : 0;
-    return n < block ? n : block;
-}
+void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 #ifdef WITH_MPI
 
@@ -52,10 +46,9 @@ static Parts parts_of(const size_t *first, size_t from, size_t to) {
         exit_with(EXIT_DEVICE_ERROR, "train this model with one rank, or with the CUDA backend",
                   "ranks: expected at most %d parameters, found %zu", INT_MAX, to);
     for (int r = 0; r < comm_num_ranks(); r++) {
-        const size_t at = first[r] > from ? first[r] : from,
-                     end = first[r + 1] < to ? first[r + 1] : to;
-        p.counts[r] = at < end ? (int)(end - at) : 0;
-        p.starts[r] = at < end ? (int)at : (int)from;
+        const ShardPart part = part_of_shard(first, r, from, to);
+        p.counts[r] = (int)part.count;
+        p.starts[r] = part.count ? (int)part.at : (int)from;
     }
     return p;
 }
@@ -79,14 +72,17 @@ static void gather(real *x, const size_t *first, size_t from, size_t to) {
     free(p.counts);
 }
 
-static void collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     const int ranks = comm_num_ranks(), rank = comm_rank();
     const Parts theirs = parts_of(first, 0, first[ranks]), own = parts_alloc();
     MPI_Request request;
     for (int r = 0; r < ranks; r++) {
-        theirs.counts[r] = (int)part_of_shard(first[r + 1] - first[r], at, block);
-        theirs.starts[r] += theirs.counts[r] ? (int)at : 0;
-        own.counts[r] = (int)part_of_shard(first[rank + 1] - first[rank], at, block);
+        const ShardPart part = part_of_shard(first, r, first[r] + at, first[r] + at + block);
+        theirs.counts[r] = (int)part.count;
+        theirs.starts[r] = part.count ? (int)part.at : 0;
+    }
+    for (int r = 0; r < ranks; r++) {
+        own.counts[r] = theirs.counts[rank];
         own.starts[r] = (int)((size_t)r * block);
     }
     MPI_Ialltoallv(x, theirs.counts, theirs.starts, REAL, out, own.counts, own.starts, REAL,
@@ -108,7 +104,7 @@ static void reduce(real *x, const size_t *first, size_t from, size_t to) {
     (void)x, (void)first, (void)from, (void)to;
 }
 #define gather reduce
-static void collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
+void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
     (void)out, (void)x, (void)first, (void)at, (void)block;
 }
 static void sum_over_ranks(double *x, size_t n) { (void)x, (void)n; }
@@ -127,13 +123,6 @@ uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to)
 uint64_t comm_gather_begin(floatX *weights, const size_t *first, size_t from, size_t to) {
     if (comm_num_ranks() > 1 && from < to) gather(weights, first, from, to);  // floatX is real
     return 0;
-}
-
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    if (comm_num_ranks() > 1)
-        collect(out, x, first, at, block);
-    else
-        memcpy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
 }
 
 // Nothing is under way: both begin and end in the call.

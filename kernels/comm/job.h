@@ -1,30 +1,20 @@
-// Between mpi.c, which starts and ends the job, the watchdog, and the buffers of a backend (cpu.c,
-// nccl.cu): the private part of comm.h.
+// Between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu): what of comm.h is private.
 #ifndef UNPAD_JOB_H
 #define UNPAD_JOB_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define JOB_RESUME \
-    "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
-
 // Around every wait for other ranks, on the host or on the device: this rank is then not the one
 // that hangs. Counts as progress.
 void job_waits(bool waits);
-
-// An error ends this rank, and with it the job, if no rank makes progress for too long: see
-// comm_heartbeat. From watchdog_start to watchdog_stop; the phase is then "start".
-void watchdog_start(double seconds);
-void watchdog_stop(void);
-void watchdog_progress(void);
-void watchdog_phase(const char *phase, int64_t step);  // comm_phase
-// "backward of step 4"; a buffer of the calling thread
-const char *watchdog_where(void);
+void job_progress(void);
+void job_phase(const char *phase, int64_t step);  // comm_phase
 
 // Of the backend. error: one line when its network has failed, NULL while it works; called by the
 // watchdog. disconnect: waits for the device and takes comm_connect back.
@@ -34,6 +24,17 @@ void buffers_disconnect(void);
 // For on_exit: ends the job as comm.h says. A backend registers it again after a library that has
 // handlers of its own, which might wait for other ranks.
 void job_at_exit(int code, void *unused);
+
+// The elements from .. to - 1 that are of rank r's shard: the first of them, how many
+typedef struct {
+    size_t at, count;
+} ShardPart;
+static inline ShardPart part_of_shard(const size_t *first, int r, size_t from, size_t to) {
+    const size_t at = first[r] > from ? first[r] : from,
+                 end = first[r + 1] < to ? first[r + 1] : to;
+    const ShardPart part = {at, at < end ? end - at : 0};
+    return part;
+}
 
 #ifdef WITH_MPI
 #include <mpi.h>

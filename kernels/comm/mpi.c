@@ -1,4 +1,5 @@
-// The job: ranks that MPI starts, what ends them, and exchanges of host memory. Both backends.
+// The job: ranks that MPI starts, what ends them, a watchdog, and exchanges of host memory. Both
+// backends.
 // Built with -DWITH_MPI where mpi.h is found; without it a job has one rank, and being started as
 // one of several is an error.
 #include <assert.h>
@@ -19,6 +20,9 @@
 #include "../../data/base/memory.h"
 #include "comm.h"
 #include "job.h"
+
+#define JOB_RESUME \
+    "the newest checkpoint is whole: start again with --resume (scripts/train_until_done.sh does)"
 
 static struct {
     int rank, num, local_rank, num_local;
@@ -126,14 +130,6 @@ static void end_job(const Error *err) {
     _exit(err->code);
 }
 
-void job_at_exit(int code, void *unused) {
-    (void)unused;
-    if (job.num == 1) return;
-    if (code == 0) return comm_finalize();
-    exit_with(code, JOB_RESUME, "ranks: rank %d ended with exit code %d in %s", job.rank, code,
-              watchdog_where());
-}
-
 #ifndef WITH_MPI
 
 void comm_init(void) {
@@ -142,6 +138,11 @@ void comm_init(void) {
               "apt-get install openmpi-bin libopenmpi-dev and make again; or start one process",
               "ranks: started as one of several, but built without MPI");
 }
+void job_at_exit(int code, void *unused) { (void)code, (void)unused; }
+void job_waits(bool waits) { (void)waits; }
+void job_progress(void) {}
+void job_phase(const char *phase, int64_t step) { (void)phase, (void)step; }
+void comm_heartbeat(double seconds) { (void)seconds; }
 void comm_finalize(void) {}
 void comm_progress(void) {}
 int comm_max(int value) { return value; }
@@ -155,17 +156,124 @@ void comm_all_gather_host(void *out, const void *data, size_t bytes) { memmove(o
 #else
 
 // ------------------------------------------------------------------------------------------------
+// A job that no longer moves is ended. Each rank watches itself, in a thread: only it knows whether
+// its main thread works or waits for others. A rank that has stopped working says where, and ends
+// the job. Ranks that wait give it time to say so first: they give up after twice as long, and say
+// where they waited. Then a rank was stopped, or its machine is gone, and it has no name here.
+
+enum {
+    LOOK_MS = 100,
+    STOPPED_MS = 1000,   // the thread did not run for so long: this process was stopped
+    SET_UP_FACTOR = 10,  // see limit_ms
+};
+
+static struct {
+    const char *_Atomic phase;
+    _Atomic int64_t step;
+    _Atomic double progress_ms, limit_ms;
+    _Atomic int waiting;  // for other ranks, in the main thread or on the device
+    _Atomic bool running;
+    pthread_t thread;
+} watch = {.phase = "start"};
+
+void job_progress(void) { watch.progress_ms = now_ms(); }
+
+void comm_heartbeat(double seconds) { watch.limit_ms = seconds * 1e3; }
+
+void job_phase(const char *phase, int64_t step) {
+    watch.phase = phase;
+    if (step >= 0) watch.step = step;
+    comm_progress();
+}
+
+void job_waits(bool waits) {
+    watch.waiting += waits ? 1 : -1;
+    job_progress();
+}
+
+static const char *where(void) {
+    static _Thread_local char text[64];
+    const char *phase = watch.phase;
+    const int64_t step = watch.step;
+    snprintf(text, sizeof text, step > 0 ? "%.15s of step %ld" : "%.15s", phase, step);
+    return text;
+}
+
+// In set-up libraries are loaded and drivers compile without a sign of progress, and ranks may read
+// at different speeds; an evaluation's ranks meet only at its end.
+static double limit_ms(bool waits) {
+    const bool apart = strcmp(watch.phase, "set-up") == 0 || strcmp(watch.phase, "evaluate") == 0;
+    return watch.limit_ms * (apart ? SET_UP_FACTOR : 1) * (waits ? 2 : 1);
+}
+
+static void look(double idle_ms) {
+    const bool waits = watch.waiting > 0;
+    char host[64] = "?";
+    if (watch.limit_ms == 0 || idle_ms <= limit_ms(waits)) return;
+    gethostname(host, sizeof host - 1);
+    exit_with(EXIT_PEER_LOST,
+              strcmp(watch.phase, "start") == 0
+                  ? "start all ranks, where they can reach each other; RANKS_JOIN_SECONDS sets how "
+                    "long they wait"
+                  : JOB_RESUME "; --heartbeat-seconds sets the limit",
+              waits
+                  ? "ranks: rank %d on %s has waited for others for %.0f s in %s: one of them was "
+                    "stopped or is gone"
+                  : "ranks: rank %d on %s stuck for %.0f s in %s",
+              job.rank, host, idle_ms * 1e-3, where());
+}
+
+static void *watch_this_rank(void *unused) {
+    for (double before_ms = now_ms(); watch.running;) {
+        sleep_ms(LOOK_MS);
+        const double now = now_ms();
+        const char *failed = buffers_error();
+        if (failed) exit_with(EXIT_DEVICE_ERROR, "NCCL_DEBUG=WARN says more", "%s", failed);
+        if (now - before_ms > STOPPED_MS) job_progress();
+        look(now_ms() - watch.progress_ms);
+        before_ms = now;
+    }
+    return unused;
+}
+
+static void start_watching(double seconds) {
+    sigset_t all, before;
+    comm_heartbeat(seconds);
+    job_progress();
+    watch.running = true;
+    sigfillset(&all);  // signals are the main thread's
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&watch.thread, NULL, watch_this_rank, NULL) != 0)
+        exit_with(EXIT_HOST_MEMORY, "close other programs",
+                  "cannot start the thread that watches this rank");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void stop_watching(void) {
+    watch.running = false;
+    pthread_join(watch.thread, NULL);
+}
+
+// ------------------------------------------------------------------------------------------------
 // Start and end
 
 enum { JOIN_SECONDS = 300, LIMIT_SECONDS = 60 };
 static MPI_Win claims;  // the memory of job.claimed
+
+void job_at_exit(int code, void *unused) {
+    (void)unused;
+    if (job.num == 1) return;
+    if (code == 0) return comm_finalize();
+    exit_with(code, JOB_RESUME, "ranks: rank %d ended with exit code %d in %s", job.rank, code,
+              where());
+}
 
 // MPI_Init returns when all ranks have called it, however long that takes.
 static void start_mpi(int expected) {
     const char *text = getenv("RANKS_JOIN_SECONDS");
     const int seconds = text && atoi(text) > 0 ? atoi(text) : JOIN_SECONDS;
     int provided;
-    watchdog_start(0.5 * seconds);  // a wait may take twice as long
+    start_watching(0.5 * seconds);  // a wait may take twice as long
     job_waits(true);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     job_waits(false);
@@ -204,8 +312,7 @@ static void mpi_failed(MPI_Comm *comm, int *code, ...) {
     int n;
     (void)comm;
     MPI_Error_string(*code, text, &n);
-    exit_with(EXIT_PEER_LOST, JOB_RESUME, "ranks: rank %d in %s: %s", job.rank, watchdog_where(),
-              text);
+    exit_with(EXIT_PEER_LOST, JOB_RESUME, "ranks: rank %d in %s: %s", job.rank, where(), text);
 }
 
 void comm_init(void) {
@@ -215,7 +322,7 @@ void comm_init(void) {
     job.main_thread = pthread_self();
     start_mpi(started);
     if (job.num == 1) {
-        watchdog_stop();
+        stop_watching();
         error_hook = NULL;
         MPI_Finalize();
         return;
@@ -227,7 +334,7 @@ void comm_init(void) {
     warnings_off = job.rank > 0;
     on_exit(job_at_exit, NULL);
     comm_heartbeat(LIMIT_SECONDS);
-    watchdog_phase("set-up", 0);
+    job_phase("set-up", 0);
     if (job.rank > 0 && !freopen("/dev/null", "w", stdout))
         exit_with(EXIT_DISK, "", "/dev/null: cannot be opened");
 }
@@ -243,7 +350,7 @@ void comm_finalize(void) {
     job.joined = false;  // from here on MPI cannot end the others
     MPI_Finalize();
     job_waits(false);
-    watchdog_stop();
+    stop_watching();
     error_hook = NULL;
     job.num = job.num_local = 1;
     job.rank = job.local_rank = 0;
@@ -277,7 +384,7 @@ static bool exchange_signs(void) {
 }
 
 void comm_progress(void) {
-    watchdog_progress();
+    job_progress();
     exchange_signs();
 }
 
@@ -287,7 +394,7 @@ void job_wait(MPI_Request *request, bool sleeps) {
     const struct timespec a_moment = {0, 50000};
     job_waits(true);
     for (int done = 0; MPI_Test(request, &done, MPI_STATUS_IGNORE), !done;) {
-        if (job.rank > 0 && exchange_signs()) watchdog_progress();
+        if (job.rank > 0 && exchange_signs()) job_progress();
         if (sleeps && now_ms() - start_ms > 1) nanosleep(&a_moment, NULL);
     }
     job_waits(false);

@@ -24,12 +24,6 @@ static void cuda_check(int line, const char *call, cudaError_t status) {
 }
 #define CUDA_CHECK(call_) cuda_check(__LINE__, #call_, call_)
 
-// How many of a shard's elements lie from `at` on, at most `block`.
-static size_t part_of_shard(size_t shard, size_t at, size_t block) {
-    const size_t n = shard > at ? shard - at : 0;
-    return n < block ? n : block;
-}
-
 #ifndef WITH_NCCL
 
 static const char *connect() { return "several GPUs need NCCL; this program was built without it"; }
@@ -38,11 +32,9 @@ const char *buffers_error(void) { return nullptr; }
 uint64_t comm_reduce_begin(real *, const size_t *, size_t, size_t) { return 0; }
 uint64_t comm_gather_begin(floatX *, const size_t *, size_t, size_t) { return 0; }
 void comm_wait(uint64_t) {}
-void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    device_copy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
-}
+void comm_collect(real *, const real *, const size_t *, size_t, size_t) {}
 static void sum_over_ranks(double *, size_t) {}
-void comm_phase(const char *phase, int64_t step) { watchdog_phase(phase, step); }
+void comm_phase(const char *phase, int64_t step) { job_phase(phase, step); }
 
 #else
 
@@ -145,7 +137,7 @@ void buffers_disconnect(void) {
 
 static void CUDART_CB device_enters(void *) { job_waits(true); }
 static void CUDART_CB device_leaves(void *) { job_waits(false); }
-static void CUDART_CB device_is_alive(void *) { watchdog_progress(); }
+static void CUDART_CB device_is_alive(void *) { job_progress(); }
 
 static void mark(cudaStream_t on, cudaHostFn_t what) {
     if (num_ranks > 1) CUDA_CHECK(cudaLaunchHostFunc(on, what, nullptr));
@@ -168,21 +160,11 @@ static void group_end(cudaStream_t on) {
 // wants the calls of one communicator in one order: a collective on the main stream first waits for
 // everything on the stream of overlapped communication.
 
-struct Range {
-    size_t at, count;
-};
-
-static Range in_shard(const size_t *first, int r, size_t from, size_t to) {
-    const size_t at = first[r] > from ? first[r] : from,
-                 end = first[r + 1] < to ? first[r + 1] : to;
-    return {at, at < end ? end - at : 0};
-}
-
 // Elements of any type, as bytes; inside a group
 static void broadcast_shards(void *x, size_t element_bytes, const size_t *first, size_t from,
                              size_t to, cudaStream_t on) {
     for (int r = 0; r < num_ranks; r++) {
-        const Range own = in_shard(first, r, from, to);
+        const ShardPart own = part_of_shard(first, r, from, to);
         char *at = (char *)x + own.at * element_bytes;
         if (own.count)
             NCCL_CHECK(ncclBroadcast(at, at, own.count * element_bytes, ncclUint8, r, nccl, on));
@@ -207,7 +189,7 @@ uint64_t comm_reduce_begin(real *x, const size_t *first, size_t from, size_t to)
     if (!nccl || from >= to) return begun;
     begin();
     for (int r = 0; r < num_ranks; r++) {
-        const Range own = in_shard(first, r, from, to);
+        const ShardPart own = part_of_shard(first, r, from, to);
         if (own.count)
             NCCL_CHECK(ncclReduce(x + own.at, x + own.at, own.count, ncclFloat32, ncclSum, r, nccl,
                                   overlapped));
@@ -230,16 +212,16 @@ void comm_wait(uint64_t handle) {
 }
 
 void comm_collect(real *out, const real *x, const size_t *first, size_t at, size_t block) {
-    if (!nccl) {
-        device_copy(out, x + at, part_of_shard(first[1], at, block) * sizeof(real));
-        return;
-    }
     comm_wait(begun);
-    const size_t own = part_of_shard(first[rank + 1] - first[rank], at, block);
+    const auto part = [=](int r) {
+        return part_of_shard(first, r, first[r] + at, first[r] + at + block);
+    };
+    const size_t own = part(rank).count;
     group_start(stream);
     for (int r = 0; r < num_ranks; r++) {
-        const size_t theirs = part_of_shard(first[r + 1] - first[r], at, block);
-        if (theirs) NCCL_CHECK(ncclSend(x + first[r] + at, theirs, ncclFloat32, r, nccl, stream));
+        const ShardPart theirs = part(r);
+        if (theirs.count)
+            NCCL_CHECK(ncclSend(x + theirs.at, theirs.count, ncclFloat32, r, nccl, stream));
         if (own) NCCL_CHECK(ncclRecv(out + (size_t)r * block, own, ncclFloat32, r, nccl, stream));
     }
     group_end(stream);
@@ -254,7 +236,7 @@ static void sum_over_ranks(double *partial, size_t n) {
 }
 
 void comm_phase(const char *phase, int64_t step) {
-    watchdog_phase(phase, step);
+    job_phase(phase, step);
     if (nccl) mark(stream, device_is_alive);
 }
 

@@ -1,9 +1,6 @@
 #include "ordered_sum.h"
 
 #include <assert.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "comm.h"
 
@@ -44,7 +41,7 @@ static real *partial_sum(const OrderedSum *s, int i) {
 
 void ordered_sum_add(OrderedSum *s, real *x, int32_t leaf, bool last) {
     const int before = s->num_nodes;
-    s->num_nodes = sum_add_leaf(s->nodes, before, leaf);
+    s->num_nodes = sum_add_node(s->nodes, before, (SumNode){leaf, 1});
     for (int i = before - 1; i >= s->num_nodes - 1; i--)
         grads_add(x, partial_sum(s, i), s->num_elements);
     if (last) return;
@@ -57,34 +54,29 @@ static real *collected_sum(const OrderedSum *s, int i, int32_t rank) {
     return s->collected + row * s->block;
 }
 
-// Merges adjacent nodes (num_nodes) whose sums are in x (num_nodes, n each); `all`: down to one.
-// Returns how many are left.
-static int join_nodes(SumNode *nodes, real **x, int num_nodes, bool all, size_t n) {
-    while (num_nodes > 1 && (all || sum_nodes_join(nodes[num_nodes - 2], nodes[num_nodes - 1]))) {
-        num_nodes--;
-        grads_add(x[num_nodes - 1], x[num_nodes], n);
-        nodes[num_nodes - 1].size *= 2;
-    }
-    return num_nodes;
+// From x[last] down to x[end]: each (n) is added to the one before it.
+static void add_to_left(real **x, int last, int end, size_t n) {
+    for (int i = last; i >= end; i--) grads_add(x[i - 1], x[i], n);
 }
 
 // out (n) =  the sum of the collected partial sums of all ranks
 static void join_collected(const OrderedSum *s, real *out, size_t n) {
     SumNode nodes[2 * SUM_MAX_NODES];
     real *x[2 * SUM_MAX_NODES];
-    int joined = 0, most;
+    int num_nodes = 0, most;
     for (int32_t r = 0; r < s->num_ranks; r++) {
         SumNode own[SUM_MAX_NODES];
         int32_t first, last;
         rank_block(s->num_leaves, r, s->num_ranks, &first, &last);
         const int count = sum_block_nodes(first, last, own, &most);
         for (int i = 0; i < count; i++) {
-            nodes[joined] = own[i];
-            x[joined] = collected_sum(s, i, r);
-            joined = join_nodes(nodes, x, joined + 1, false, n);
+            const int before = num_nodes;
+            x[before] = collected_sum(s, i, r);
+            num_nodes = sum_add_node(nodes, before, own[i]);
+            add_to_left(x, before, num_nodes, n);
         }
     }
-    join_nodes(nodes, x, joined, true, n);
+    add_to_left(x, num_nodes - 1, 1, n);
     device_copy(out, x[0], n * sizeof(real));
 }
 

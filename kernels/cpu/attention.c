@@ -54,14 +54,6 @@ typedef uint32_t real_bits;
 #define log_real logf
 #endif
 
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#define SHUFFLE(bits, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define SHUFFLE(bits, a, b, ...) __builtin_shuffle(a, b, (bits){__VA_ARGS__})
-#endif
-
 static inline int num_tiles(int n) { return (int)ceil_div(n, TILE); }
 
 // -------------------------------------------------------------------------------------------------
@@ -154,22 +146,16 @@ typedef struct {
 
 typedef struct {
     AttentionShape shape;
-    floatX *out;        // (T, H, D)
-    real *lse;          // (H, T)
+    const int32_t *cu_seqlens;
     const floatX *qkv;  // (T, H + 2*Hkv, D)
-    const int32_t *cu_seqlens;
-} Forward;
-
-typedef struct {
-    AttentionShape shape;
-    floatX *dqkv;        // (T, H + 2*Hkv, D)
-    real *delta;         // (H, T)
-    const floatX *dout;  // (T, H, D)
-    const floatX *qkv;   // (T, H + 2*Hkv, D)
-    const floatX *out;   // (T, H, D)
-    const real *lse;     // (H, T)
-    const int32_t *cu_seqlens;
-} Backward;
+    // forward
+    floatX *out;    // (T, H, D)
+    real *new_lse;  // (H, T)
+    // backward
+    floatX *dqkv;             // as qkv
+    const floatX *dout;       // (T, H, D)
+    const real *lse, *delta;  // (H, T)
+} Call;
 
 // One thread's tiles; shapes with P = padded, G = group
 typedef struct {
@@ -322,11 +308,11 @@ static real *scratch_of_all(size_t size) {
                     ((bits_portable)(b) & ~(bits_portable)((a) > (b)))))
 #include "attention_tiles.h"
 
+typedef void ItemCode(const Call *, const Item *, int kv_head, const Scratch *);
 typedef struct {
     const char *name;
-    void (*forward)(const Forward *, const Item *, int, const Scratch *);
-    void (*backward)(const Backward *, const Item *, int, const Scratch *);
-    real (*dot)(const floatX *, const floatX *, int);
+    ItemCode *forward, *backward;
+    real (*delta)(const floatX *dout, const floatX *out, int head_dim);
 } Isa;
 
 static const Isa isas[] = {
@@ -357,53 +343,56 @@ const char *attention_describe(void) { return selected()->name; }
 // -------------------------------------------------------------------------------------------------
 // Entry points
 
-void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
-                       HeadShape heads) {
-    const Forward f = {make_shape(heads, docs->total_tokens), out, lse, qkv, docs->cu_seqlens};
-    if (docs->total_tokens == 0) return;
-    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
-    const WorkHeader *work = (const WorkHeader *)docs->work;
-    const Item *items = (const Item *)(docs->work + HEADER_INTS);
-    const int num_items = work->num_forward * heads.num_kv_heads;
-    const size_t size = carve(&(Scratch){0}, NULL, &f.shape, 0);
+static void run_items(const Call *c, ItemCode *code, const Item *items, int num_items,
+                      int key_span) {
+    const int kv_heads = (int)c->shape.num_kv_heads;
+    const size_t size = carve(&(Scratch){0}, NULL, &c->shape, key_span);
     real *arena = scratch_of_all(size);
-    const Isa *kernels = selected();
 #pragma omp parallel
     {
         Scratch s;
-        carve(&s, arena + size * omp_get_thread_num(), &f.shape, 0);
+        carve(&s, arena + size * omp_get_thread_num(), &c->shape, key_span);
 #pragma omp for schedule(dynamic)
-        for (int i = 0; i < num_items; i++)
-            kernels->forward(&f, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
+        for (int i = 0; i < num_items * kv_heads; i++)
+            code(c, &items[i / kv_heads], i % kv_heads, &s);
     }
+}
+
+void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
+                       HeadShape heads) {
+    const Call c = {.shape = make_shape(heads, docs->total_tokens),
+                    .cu_seqlens = docs->cu_seqlens,
+                    .qkv = qkv,
+                    .out = out,
+                    .new_lse = lse};
+    if (docs->total_tokens == 0) return;
+    assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
+    const WorkHeader *work = (const WorkHeader *)docs->work;
+    const Item *items = (const Item *)(work + 1);
+    run_items(&c, selected()->forward, items, work->num_forward, 0);
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
-    const Backward b = {
-        make_shape(heads, docs->total_tokens), dqkv, delta, dout, qkv, out, lse, docs->cu_seqlens};
+    const Call c = {.shape = make_shape(heads, docs->total_tokens),
+                    .cu_seqlens = docs->cu_seqlens,
+                    .qkv = qkv,
+                    .dqkv = dqkv,
+                    .dout = dout,
+                    .lse = lse,
+                    .delta = delta};
     if (docs->total_tokens == 0) return;
     assert(docs->cu_seqlens[docs->num_segments] == docs->total_tokens);
     const WorkHeader *work = (const WorkHeader *)docs->work;
-    const Item *items = (const Item *)(docs->work + HEADER_INTS) + work->num_forward;
-    const int num_items = work->num_backward * heads.num_kv_heads;
+    const Item *items = (const Item *)(work + 1) + work->num_forward;
     const int64_t T = docs->total_tokens, H = heads.num_heads, D = heads.head_dim;
-    const size_t size = carve(&(Scratch){0}, NULL, &b.shape, work->max_key_span);
-    real *arena = scratch_of_all(size);
     const Isa *kernels = selected();
-#pragma omp parallel
-    {
-        Scratch s;
-        carve(&s, arena + size * omp_get_thread_num(), &b.shape, work->max_key_span);
-#pragma omp for
-        for (int64_t t = 0; t < T; t++)
-            for (int64_t h = 0; h < H; h++)
-                delta[h * T + t] =
-                    kernels->dot(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < num_items; i++)
-            kernels->backward(&b, &items[i / heads.num_kv_heads], i % heads.num_kv_heads, &s);
-    }
+#pragma omp parallel for
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t h = 0; h < H; h++)
+            delta[h * T + t] =
+                kernels->delta(dout + (t * H + h) * D, out + (t * H + h) * D, (int)D);
+    run_items(&c, kernels->backward, items, work->num_backward, work->max_key_span);
     rope_inverse(dqkv, position_ids, rope_table, T, heads);
 }

@@ -8,6 +8,7 @@
 //   ZIP_LOW, ZIP_HIGH         indices that interleave the lower, upper halves of two vectors
 // Deliberately without an include guard. Idea and sizes: see the top of attention.c.
 
+#ifndef INLINE  // expanded with the NAME and TARGET of each set
 #define V NAME(vec)
 #define BITS NAME(bits)
 #define UNALIGNED NAME(unaligned)
@@ -32,6 +33,7 @@
 #define load_queries NAME(load_queries)
 #define backward_item NAME(backward_item)
 #define INLINE static inline __attribute__((always_inline)) TARGET
+#endif
 
 typedef real V __attribute__((vector_size(LANES * sizeof(real))));
 typedef real_bits BITS __attribute__((vector_size(LANES * sizeof(real))));
@@ -219,7 +221,7 @@ static TARGET void softmax(real *p, real *top, real *sum, real *alpha, int keys,
 }
 
 // One tile pair of one head: adds the tile's keys to the running output of the tile's queries
-static TARGET void forward_tile(const Forward *f, const Scratch *s, const floatX *keys, int g,
+static TARGET void forward_tile(const Call *f, const Scratch *s, const floatX *keys, int g,
                                 int num_keys, int num_queries, int diagonal, int first) {
     const AttentionShape *h = &f->shape;
     const int width = round_up(num_queries, LANES);
@@ -234,41 +236,38 @@ static TARGET void forward_tile(const Forward *f, const Scratch *s, const floatX
 }
 
 // Queries of one tile, all heads of the group of kv_head, against all keys up to them
-static TARGET void forward_item(const Forward *f, const Item *item, int kv_head, const Scratch *s) {
+static TARGET void forward_item(const Call *f, const Item *item, int kv_head, const Scratch *s) {
     const AttentionShape *h = &f->shape;
-    int64_t doc_row = f->cu_seqlens[item->doc];
-    int doc_len = f->cu_seqlens[item->doc + 1] - f->cu_seqlens[item->doc];
-    for (int tile = item->first; tile < item->end; tile++) {
-        int64_t row = doc_row + (int64_t)tile * TILE;
-        int num_queries = at_most(TILE, doc_len - tile * TILE);
-        for (int g = 0; g < h->group; g++) {
-            const floatX *q = f->qkv + row * h->qkv_row + (kv_head * h->group + g) * h->head_dim;
-            pack(s->q, h->padded, q, h->qkv_row, num_queries, h->head_dim, h->scale_log2e);
-            transpose(s->q_t + (size_t)g * TILE * h->padded, s->q, num_queries, h->padded);
-        }
-        for (int i = 0; i < h->group * TILE; i++) s->top[i] = -INFINITY, s->sum[i] = 0;
+    const int tile = item->first;
+    const int64_t doc_row = f->cu_seqlens[item->doc], row = doc_row + (int64_t)tile * TILE;
+    const int num_queries = at_most(TILE, f->cu_seqlens[item->doc + 1] - row);
+    for (int g = 0; g < h->group; g++) {
+        const floatX *q = f->qkv + row * h->qkv_row + (kv_head * h->group + g) * h->head_dim;
+        pack(s->q, h->padded, q, h->qkv_row, num_queries, h->head_dim, h->scale_log2e);
+        transpose(s->q_t + (size_t)g * TILE * h->padded, s->q, num_queries, h->padded);
+    }
+    for (int i = 0; i < h->group * TILE; i++) s->top[i] = -INFINITY, s->sum[i] = 0;
 
-        for (int k = 0; k <= tile; k++) {
-            int num_keys = k == tile ? num_queries : TILE;
-            const floatX *keys = f->qkv + (doc_row + (int64_t)k * TILE) * h->qkv_row +
-                                 (h->num_heads + kv_head) * h->head_dim;
-            pack(s->kv, h->padded, keys + h->num_kv_heads * h->head_dim, h->qkv_row, num_keys,
-                 h->head_dim, 1);
-            for (int g = 0; g < h->group; g++)
-                forward_tile(f, s, keys, g, num_keys, num_queries, k == tile, k == 0);
-        }
+    for (int k = 0; k <= tile; k++) {
+        const int num_keys = k == tile ? num_queries : TILE;
+        const floatX *keys = f->qkv + (doc_row + (int64_t)k * TILE) * h->qkv_row +
+                             (h->num_heads + kv_head) * h->head_dim;
+        pack(s->kv, h->padded, keys + h->num_kv_heads * h->head_dim, h->qkv_row, num_keys,
+             h->head_dim, 1);
+        for (int g = 0; g < h->group; g++)
+            forward_tile(f, s, keys, g, num_keys, num_queries, k == tile, k == 0);
+    }
 
-        for (int g = 0; g < h->group; g++) {
-            int head = kv_head * h->group + g;
-            for (int i = 0; i < num_queries; i++) {
-                real sum = s->sum[g * TILE + i];
-                f->lse[head * h->num_tokens + row + i] = s->top[g * TILE + i] * LN2 + log_real(sum);
-                s->alpha[i] = 1 / sum;
-            }
-            unpack(f->out + row * h->out_row + head * h->head_dim, h->out_row,
-                   s->acc + (size_t)g * TILE * h->padded, h->padded, num_queries, h->head_dim, 1,
-                   s->alpha);
+    for (int g = 0; g < h->group; g++) {
+        const int head = kv_head * h->group + g;
+        for (int i = 0; i < num_queries; i++) {
+            const real sum = s->sum[g * TILE + i];
+            f->new_lse[head * h->num_tokens + row + i] = s->top[g * TILE + i] * LN2 + log_real(sum);
+            s->alpha[i] = 1 / sum;
         }
+        unpack(f->out + row * h->out_row + head * h->head_dim, h->out_row,
+               s->acc + (size_t)g * TILE * h->padded, h->padded, num_queries, h->head_dim, 1,
+               s->alpha);
     }
 }
 
@@ -302,7 +301,7 @@ static TARGET void dsoftmax(real *p, real *ds, const real *lse, const real *delt
 
 // One tile pair of one head: dq of the tile's queries += (PASS_DQ) and dk, dv of its keys +=
 // (PASS_DKV)
-static TARGET void backward_tile(const Backward *f, const Scratch *s, const floatX *values, int g,
+static TARGET void backward_tile(const Call *f, const Scratch *s, const floatX *values, int g,
                                  real *dk, real *dv, int num_keys, int num_queries, int diagonal,
                                  int pass) {
     const AttentionShape *h = &f->shape;
@@ -328,8 +327,7 @@ static TARGET void backward_tile(const Backward *f, const Scratch *s, const floa
 }
 
 // Packs q and dout of n queries from `row` on, for all heads of the group, with their lse and delta
-static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row, int n,
-                                int kv_head) {
+static TARGET void load_queries(const Call *f, const Scratch *s, int64_t row, int n, int kv_head) {
     const AttentionShape *h = &f->shape;
     for (int g = 0; g < h->group; g++) {
         const size_t at = (size_t)g * TILE * h->padded;
@@ -349,8 +347,7 @@ static TARGET void load_queries(const Backward *f, const Scratch *s, int64_t row
 }
 
 // Query tiles x key tiles of one document and kv head; the item's pass selects the gradients
-static TARGET void backward_item(const Backward *f, const Item *item, int kv_head,
-                                 const Scratch *s) {
+static TARGET void backward_item(const Call *f, const Item *item, int kv_head, const Scratch *s) {
     const AttentionShape *h = &f->shape;
     const int64_t doc_row = f->cu_seqlens[item->doc];
     const int doc_len = f->cu_seqlens[item->doc + 1] - f->cu_seqlens[item->doc];
@@ -389,30 +386,6 @@ static TARGET void backward_item(const Backward *f, const Item *item, int kv_hea
     }
 }
 
-#undef V
-#undef BITS
-#undef UNALIGNED
-#undef load
-#undef store
-#undef splat
-#undef keep
-#undef sees
-#undef pow2
-#undef block
-#undef any_block
-#undef gemm
-#undef pack
-#undef transpose
-#undef unpack
-#undef softmax
-#undef forward_tile
-#undef forward_item
-#undef dot
-#undef dsoftmax
-#undef backward_tile
-#undef load_queries
-#undef backward_item
-#undef INLINE
 #undef NAME
 #undef TARGET
 #undef LANES

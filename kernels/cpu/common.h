@@ -24,6 +24,16 @@
 #define CLONES __attribute__((noinline))
 #endif
 
+// For loops of constant length, and vectors: the elements of x, then y, that the indices name
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHUFFLE(indices, x, y, ...) \
+    ((void)sizeof(indices), __builtin_shufflevector(x, y, __VA_ARGS__))
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#define SHUFFLE(indices, x, y, ...) __builtin_shuffle(x, y, (indices){__VA_ARGS__})
+#endif
+
 static inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -16,10 +16,16 @@ enum {
 
 static bool sm90() { return strcmp(attention_describe(), "sm90") == 0; }
 
+static int64_t forward_items(int64_t tokens, int64_t segments) {
+    return max_work_items(tokens, segments, sm90() ? UNIT_ROWS : QUERY_TILE);
+}
+static int64_t backward_items(int64_t tokens, int64_t segments) {
+    return max_work_items(tokens, segments, sm90() ? BACKWARD_KEYS : KEY_TILE);
+}
+
 size_t attention_work_list_size(int64_t max_tokens, int64_t max_segments) {
     const int64_t items =
-        max_work_items(max_tokens, max_segments, sm90() ? UNIT_ROWS : QUERY_TILE) +
-        max_work_items(max_tokens, max_segments, sm90() ? BACKWARD_KEYS : KEY_TILE);
+        forward_items(max_tokens, max_segments) + backward_items(max_tokens, max_segments);
     return COUNT_INTS + (size_t)items * ITEM_INTS;
 }
 
@@ -124,32 +130,30 @@ const char *attention_describe(void) {
     if (!path) path = attention_has_sm90() ? "sm90" : "sm80";
     return path;
 }
+
+static AttentionBatch make_batch(const floatX *qkv, const VarlenInfo *docs, HeadShape heads) {
+    const int64_t tokens = docs->total_tokens, segments = docs->num_segments;
+    assert(tokens == 0 || (segments > 0 && docs->work));
+    return {make_shape(heads, tokens),
+            heads.head_dim,
+            docs->work,
+            qkv,
+            forward_items(tokens, segments),
+            backward_items(tokens, segments)};
+}
+
 void attention_forward(floatX *out, real *lse, const floatX *qkv, const VarlenInfo *docs,
                        HeadShape heads) {
-    const AttentionShape s = make_shape(heads, docs->total_tokens);
+    const AttentionBatch batch = make_batch(qkv, docs, heads);
     if (docs->total_tokens == 0) return;
-    assert(docs->num_segments > 0 && docs->work);
-    if (sm90())
-        return attention_forward_sm90(
-            out, lse, qkv, docs->work, s, heads.head_dim,
-            max_work_items(docs->total_tokens, docs->num_segments, UNIT_ROWS));
-    attention_forward_sm80(out, lse, qkv, docs->work, s, heads.head_dim,
-                           max_work_items(docs->total_tokens, docs->num_segments, QUERY_TILE));
+    (sm90() ? attention_forward_sm90 : attention_forward_sm80)(out, lse, batch);
 }
 
 void attention_backward(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
                         const floatX *out, const real *lse, const int32_t *position_ids,
                         const real *rope_table, const VarlenInfo *docs, HeadShape heads) {
-    const AttentionShape s = make_shape(heads, docs->total_tokens);
+    const AttentionBatch batch = make_batch(qkv, docs, heads);
     if (docs->total_tokens == 0) return;
-    assert(docs->num_segments > 0 && docs->work);
-    const Rope rope = {position_ids, rope_table};
-    if (sm90())
-        return attention_backward_sm90(
-            dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
-            max_work_items(docs->total_tokens, docs->num_segments, UNIT_ROWS),
-            max_work_items(docs->total_tokens, docs->num_segments, BACKWARD_KEYS));
-    attention_backward_sm80(dqkv, delta, dout, qkv, out, lse, docs->work, s, rope, heads.head_dim,
-                            max_work_items(docs->total_tokens, docs->num_segments, QUERY_TILE),
-                            max_work_items(docs->total_tokens, docs->num_segments, KEY_TILE));
+    (sm90() ? attention_backward_sm90 : attention_backward_sm80)(dqkv, {delta, dout, out, lse},
+                                                                 {position_ids, rope_table}, batch);
 }

@@ -75,10 +75,25 @@ struct AttentionShape {
     float scale, scale_log2e;
 };
 
+// Inputs of backward, and delta; rows as in kernels.h
+struct Gradients {
+    float *__restrict__ delta;
+    const floatX *__restrict__ dout, *__restrict__ out;
+    const float *__restrict__ lse;
+};
 // For the inverse of rope_forward on dQ and dK
 struct Rope {
     const int32_t *position_ids;
     const float *table;
+};
+
+// What a path gets of a batch. Its lists have at most so many items: see max_work_items.
+struct AttentionBatch {
+    AttentionShape shape;
+    int head_dim;  // 64 or 128
+    const int32_t *work;
+    const floatX *qkv;
+    int64_t forward_items, backward_items;
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -150,14 +165,10 @@ bool allow_shared_memory(Kernel kernel, int bytes) {
 // -------------------------------------------------------------------------------------------------
 // The two paths
 
-// attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on.
-// query_items and key_items are max_work_items of the batch; head_dim is 64 or 128.
-void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
-                            const AttentionShape &shape, int head_dim, int64_t query_items);
-void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                             const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, const Rope &rope, int head_dim,
-                             int64_t query_items, int64_t key_items);
+// attention_sm80.cu: cp.async, ldmatrix and mma.sync, for every architecture from sm_80 on
+void attention_forward_sm80(floatX *out, real *lse, const AttentionBatch &batch);
+void attention_backward_sm80(floatX *dqkv, const Gradients &g, const Rope &rope,
+                             const AttentionBatch &batch);
 
 // probe.cu: what is wrong with sm_90's kernels on this GPU, or NULL. Runs a batch through them in a
 // process of its own, for at most half a minute; call it before any batch.
@@ -166,14 +177,8 @@ const char *probe_attention();
 // attention_sm90.cu: TMA, mbarrier and wgmma, for sm_90a alone. True: this GPU is one, and the
 // program has code for it.
 bool attention_has_sm90();
-// forward_items is max_work_items of the batch with UNIT_ROWS.
-void attention_forward_sm90(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
-                            const AttentionShape &shape, int head_dim, int64_t forward_items);
-
-// backward_items is max_work_items of the batch with BACKWARD_KEYS.
-void attention_backward_sm90(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                             const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, const Rope &rope, int head_dim,
-                             int64_t forward_items, int64_t backward_items);
+void attention_forward_sm90(floatX *out, real *lse, const AttentionBatch &batch);
+void attention_backward_sm90(floatX *dqkv, const Gradients &g, const Rope &rope,
+                             const AttentionBatch &batch);
 
 #endif

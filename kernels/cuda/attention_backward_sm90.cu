@@ -67,13 +67,6 @@ struct QuerySizes : Roles<forward_consumers(D)> {
     static constexpr int BYTES = JOBS + CONSUMERS * (int)sizeof(Job);
 };
 
-// The tensors; rows as in kernels.h
-struct Gradients {
-    float *__restrict__ delta;
-    const floatX *__restrict__ dout, *__restrict__ out;
-    const float *__restrict__ lse;
-};
-
 #if SM90A
 
 template <int D>
@@ -595,36 +588,29 @@ __global__ void __launch_bounds__(KeySizes<D>::THREADS, 1)
 // Launches
 
 template <int D>
-void backward(floatX *dqkv, const Gradients &g, const floatX *qkv, const int32_t *work,
-              const AttentionShape &s, const Rope &rope, int64_t forward_items,
-              int64_t backward_items) {
+void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const AttentionBatch &b) {
+    const AttentionShape &s = b.shape;
     typedef QuerySizes<D> Q;
     typedef KeySizes<D> K;
     static bool ready = allow_shared_memory(attention_backward_q_sm90_kernel<D>, Q::BYTES) &&
                         allow_shared_memory(attention_backward_kv_sm90_kernel<D>, K::BYTES);
     (void)ready;
-    const CUtensorMap qkv_map = ragged_map(qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
+    const CUtensorMap qkv_map = ragged_map(b.qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap dout_map = ragged_map(g.dout, s.out_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap dqkv_map = ragged_map(dqkv, s.qkv_row, s.total_tokens, STORE_ROWS);
-    const unsigned q_grid = persistent_grid(forward_items * (s.num_heads / s.shared));
-    const unsigned kv_grid = persistent_grid(backward_items * s.num_kv_heads);
+    const unsigned q_grid = persistent_grid(b.forward_items * (s.num_heads / s.shared));
+    const unsigned kv_grid = persistent_grid(b.backward_items * s.num_kv_heads);
     attention_backward_q_sm90_kernel<D><<<q_grid, Q::THREADS, Q::BYTES, cuda_stream()>>>(
-        dqkv_map, qkv_map, dout_map, g, work, s, rope);
+        dqkv_map, qkv_map, dout_map, g, b.work, s, rope);
     LAUNCH_CHECK("attention_backward_q_sm90_kernel");
     attention_backward_kv_sm90_kernel<D><<<kv_grid, K::THREADS, K::BYTES, cuda_stream()>>>(
-        dqkv_map, qkv_map, dout_map, g, work, s, rope);
+        dqkv_map, qkv_map, dout_map, g, b.work, s, rope);
     LAUNCH_CHECK("attention_backward_kv_sm90_kernel");
 }
 
 }  // namespace
 
-void attention_backward_sm90(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                             const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, const Rope &rope, int head_dim,
-                             int64_t forward_items, int64_t backward_items) {
-    const Gradients g = {delta, dout, out, lse};
-    if (head_dim == 64)
-        backward<64>(dqkv, g, qkv, work, shape, rope, forward_items, backward_items);
-    else
-        backward<128>(dqkv, g, qkv, work, shape, rope, forward_items, backward_items);
+void attention_backward_sm90(floatX *dqkv, const Gradients &g, const Rope &rope,
+                             const AttentionBatch &batch) {
+    (batch.head_dim == 64 ? backward<64> : backward<128>)(dqkv, g, rope, batch);
 }

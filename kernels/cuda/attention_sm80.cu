@@ -23,11 +23,9 @@
 // for its products, so the first two kernels give a warp 32 queries where two CTAs of that size fit
 // on an SM, and each fragment of K and V serves two products. In backward_kv dK and dV of 32 keys
 // leave too few registers for S and dP: a warp has 16 keys. A warp's own 16 x 128 or 32 x 64 values
-// stay in registers where there is room for them. TILES has the sizes.
+// stay in registers where there is room for them. tiles_of has the sizes.
 #include "attention.cuh"
 #include "ptx.cuh"
-
-#include <type_traits>
 
 extern __shared__ __align__(1024) unsigned char smem[];  // each kernel carves its own
 
@@ -46,16 +44,6 @@ struct RowValues {
 };
 
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
-
-template <int ROWS, int COLS>
-__device__ __forceinline__ void clear(Block<ROWS, COLS> &c) {
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) c.x[m][n][i] = 0;
-}
 
 // -------------------------------------------------------------------------------------------------
 // Tiles in shared memory: rows of D bf16 values, their 16-byte chunks in an order that depends on
@@ -155,7 +143,7 @@ __device__ __forceinline__ void multiply_transposed(Block<ROWS, COLS> &c,
                                                     const OwnRows<ROWS, D, IN_REGISTERS> &a,
                                                     uint32_t tile) {
     const uint32_t at = tile + chunk_at<D>(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);
-    clear(c);
+    c = {};
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t left[ROWS / 16][4];
@@ -348,29 +336,26 @@ __device__ __forceinline__ void softmax_step(Block<ROWS, COLS> &s, Softmax<ROWS>
 struct Tiles {
     int forward_queries, forward_keys, q_queries, q_keys, kv_queries;
 };
-enum SharedMemory { KB_100, KB_164, KB_228 };  // of an SM
-constexpr int SHARED_KB[] = {100, 164, 228};
+enum SharedMemory { SMALL = 100, LARGE = 164 };  // KB of an SM: sm_86, 89, 12x; all others
 // Two CTAs of each kernel fit on an SM, and registers allow as many; three of the dK, dV kernel at
 // head_dim 64 but for sm_100 to 110. What was tried: dev/SPEED.md.
-constexpr Tiles TILES[][3] = {
-    // sm_86, 89, 12x       sm_80, 87              sm_90, 100 to 110
-    {{128, 64, 128, 32, 32}, {128, 64, 128, 64, 32}, {128, 64, 128, 64, 32}},  // head_dim 64
-    {{64, 32, 64, 16, 16}, {128, 32, 64, 32, 32}, {128, 32, 128, 32, 32}},     // head_dim 128
-};
+constexpr Tiles tiles_of(int head_dim, int memory) {
+    return head_dim == 64    ? Tiles{128, 64, 128, memory == LARGE ? 64 : 32, 32}
+           : memory == LARGE ? Tiles{128, 32, 64, 32, 32}
+                             : Tiles{64, 32, 64, 16, 16};
+}
 template <class Z, int MEMORY, int CTAS>  // a CTA takes 1 KB for itself
-constexpr bool FITS = CTAS *(Z::BYTES + 1024) <= SHARED_KB[MEMORY] * 1024;
+constexpr bool FITS = CTAS *(Z::BYTES + 1024) <= MEMORY * 1024;
 
 // False: this architecture never runs a kernel of these sizes, and gets no code for it.
 template <class Z>
 __device__ __forceinline__ constexpr bool runs_here() {
 #if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200 || __CUDA_ARCH__ == 1210
-    return FITS<Z, KB_100, 2>;
+    return FITS<Z, SMALL, 2>;
 #else
     return true;
 #endif
 }
-
-constexpr const Tiles &tiles_of(int head_dim, int memory) { return TILES[head_dim / 128][memory]; }
 
 // A tile of queries and the stages of keys it needs, in the forward and the dQ kernel
 template <int D, int QUERIES, int KEYS>
@@ -456,9 +441,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t q_tile = shared_begin(), stages = q_tile + Z::Q_BYTES;
 
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own);
-    Block<Z::ROWS, D> o;
+    Block<Z::ROWS, D> o = {};
     Softmax<Z::ROWS> state;
-    clear(o);
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++)
 #pragma unroll
@@ -537,9 +521,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     tile.load_stage(stages, 0, qkv, s);
 
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own), douts(dout_tile, tile.own);
-    Block<Z::ROWS, D> dq;
+    Block<Z::ROWS, D> dq = {};
     RowValues<Z::ROWS> delta, lse_log2e;
-    clear(dq);
     const int64_t at = row * s.out_row + column, statistic = tile.head * s.total_tokens + row;
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++)
@@ -689,9 +672,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     store_statistics(0, load_stage(0));
 
     OwnRows<Z::ROWS, D, Z::KV_IN_REGISTERS> keys(k_tile, own), values(v_tile, own);
-    Block<Z::ROWS, D> dk, dv;
-    clear(dk);
-    clear(dv);
+    Block<Z::ROWS, D> dk = {}, dv = {};
     if constexpr (Z::KV_IN_REGISTERS) {
         cp_async_wait<0>();
         __syncthreads();  // K and V have arrived
@@ -742,24 +723,21 @@ unsigned grid_size(int64_t items, int heads) {
 }
 
 template <int D, int MEMORY>
-void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
-             const AttentionShape &s, int64_t query_items) {
+void forward(floatX *out, float *lse, const AttentionBatch &b) {
     constexpr int QUERIES = tiles_of(D, MEMORY).forward_queries;
     constexpr int KEYS = tiles_of(D, MEMORY).forward_keys;
     typedef ForwardSizes<D, QUERIES, KEYS> Z;
     static_assert(FITS<Z, MEMORY, 2>, "two CTAs on an SM");
     static bool ready = allow_shared_memory(attention_forward_kernel<D, QUERIES, KEYS>, Z::BYTES);
     (void)ready;
+    const unsigned grid = grid_size(b.forward_items * Z::CTAS, b.shape.num_heads);
     attention_forward_kernel<D, QUERIES, KEYS>
-        <<<grid_size(query_items * Z::CTAS, s.num_heads), THREADS, Z::BYTES, cuda_stream()>>>(
-            out, lse, qkv, work, s);
+        <<<grid, THREADS, Z::BYTES, cuda_stream()>>>(out, lse, b.qkv, b.work, b.shape);
     LAUNCH_CHECK("attention_forward_kernel");
 }
 
 template <int D, int MEMORY>
-void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv, const floatX *out,
-              const float *lse, const int32_t *work, const AttentionShape &s, const Rope &rope,
-              int64_t query_items, int64_t key_items) {
+void backward(floatX *dqkv, const Gradients &g, const Rope &rope, const AttentionBatch &b) {
     constexpr int Q = tiles_of(D, MEMORY).q_queries, K = tiles_of(D, MEMORY).q_keys;
     constexpr int KV_Q = tiles_of(D, MEMORY).kv_queries;
     typedef BackwardQSizes<D, Q, K> QZ;
@@ -768,46 +746,34 @@ void backward(floatX *dqkv, float *delta, const floatX *dout, const floatX *qkv,
     static bool ready = allow_shared_memory(attention_backward_q_kernel<D, Q, K>, QZ::BYTES) &&
                         allow_shared_memory(attention_backward_kv_kernel<D, KV_Q>, KZ::BYTES);
     (void)ready;
-    attention_backward_q_kernel<D, Q, K>
-        <<<grid_size(query_items * QZ::CTAS, s.num_heads), THREADS, QZ::BYTES, cuda_stream()>>>(
-            dqkv, delta, dout, qkv, out, lse, work, s, rope);
+    const AttentionShape &s = b.shape;
+    const unsigned q_grid = grid_size(b.forward_items * QZ::CTAS, s.num_heads);
+    const unsigned kv_grid = grid_size(b.backward_items, s.num_kv_heads);
+    attention_backward_q_kernel<D, Q, K><<<q_grid, THREADS, QZ::BYTES, cuda_stream()>>>(
+        dqkv, g.delta, g.dout, b.qkv, g.out, g.lse, b.work, s, rope);
     LAUNCH_CHECK("attention_backward_q_kernel");
-    attention_backward_kv_kernel<D, KV_Q>
-        <<<grid_size(key_items, s.num_kv_heads), THREADS, KZ::BYTES, cuda_stream()>>>(
-            dqkv, dout, qkv, lse, delta, work, s, rope);
+    attention_backward_kv_kernel<D, KV_Q><<<kv_grid, THREADS, KZ::BYTES, cuda_stream()>>>(
+        dqkv, g.dout, b.qkv, g.lse, g.delta, b.work, s, rope);
     LAUNCH_CHECK("attention_backward_kv_kernel");
 }
 
-// run(head_dim, memory of this GPU's SMs), both as constants
-template <int D, class Run>
-void with_memory(Run run) {
-    const std::integral_constant<int, D> head_dim;
-    const int kb = cuda_shared_kb();
-    if (kb >= SHARED_KB[KB_228]) return run(head_dim, std::integral_constant<int, KB_228>());
-    if (kb >= SHARED_KB[KB_164]) return run(head_dim, std::integral_constant<int, KB_164>());
-    run(head_dim, std::integral_constant<int, KB_100>());
-}
-template <class Run>
-void with_sizes(int head_dim, Run run) {
-    if (head_dim == 64) return with_memory<64>(run);
-    with_memory<128>(run);
-}
+bool has_large_memory() { return cuda_shared_kb() >= LARGE; }
 
 }  // namespace
 
-void attention_forward_sm80(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
-                            const AttentionShape &shape, int head_dim, int64_t query_items) {
-    with_sizes(head_dim, [&](auto d, auto memory) {
-        forward<d, memory>(out, lse, qkv, work, shape, query_items);
-    });
+void attention_forward_sm80(floatX *out, real *lse, const AttentionBatch &batch) {
+    const auto run = has_large_memory()
+                         ? batch.head_dim == 64 ? forward<64, LARGE> : forward<128, LARGE>
+                     : batch.head_dim == 64 ? forward<64, SMALL>
+                                            : forward<128, SMALL>;
+    run(out, lse, batch);
 }
 
-void attention_backward_sm80(floatX *dqkv, real *delta, const floatX *dout, const floatX *qkv,
-                             const floatX *out, const real *lse, const int32_t *work,
-                             const AttentionShape &shape, const Rope &rope, int head_dim,
-                             int64_t query_items, int64_t key_items) {
-    with_sizes(head_dim, [&](auto d, auto memory) {
-        backward<d, memory>(dqkv, delta, dout, qkv, out, lse, work, shape, rope, query_items,
-                            key_items);
-    });
+void attention_backward_sm80(floatX *dqkv, const Gradients &g, const Rope &rope,
+                             const AttentionBatch &batch) {
+    const auto run = has_large_memory()
+                         ? batch.head_dim == 64 ? backward<64, LARGE> : backward<128, LARGE>
+                     : batch.head_dim == 64 ? backward<64, SMALL>
+                                            : backward<128, SMALL>;
+    run(dqkv, g, rope, batch);
 }

@@ -288,17 +288,17 @@ __global__ void __launch_bounds__(ForwardSizes<D>::THREADS, 1)
 // Host
 
 template <int D>
-void forward(floatX *out, float *lse, const floatX *qkv, const int32_t *work,
-             const AttentionShape &s, int64_t forward_items) {
+void forward(floatX *out, float *lse, const AttentionBatch &b) {
+    const AttentionShape &s = b.shape;
     static bool ready =
         allow_shared_memory(attention_forward_sm90_kernel<D>, ForwardSizes<D>::BYTES);
     (void)ready;
-    const CUtensorMap qkv_map = ragged_map(qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
+    const CUtensorMap qkv_map = ragged_map(b.qkv, s.qkv_row, s.total_tokens, BOX_ROWS);
     const CUtensorMap out_map = ragged_map(out, s.out_row, s.total_tokens, STORE_ROWS);
-    const unsigned grid = persistent_grid(forward_items * (s.num_heads / s.shared));
+    const unsigned grid = persistent_grid(b.forward_items * (s.num_heads / s.shared));
     attention_forward_sm90_kernel<D>
         <<<grid, ForwardSizes<D>::THREADS, ForwardSizes<D>::BYTES, cuda_stream()>>>(
-            out_map, qkv_map, lse, work, s);
+            out_map, qkv_map, lse, b.work, s);
     LAUNCH_CHECK("attention_forward_sm90_kernel");
 }
 
@@ -342,10 +342,6 @@ bool attention_has_sm90() {
     return compiled != 0;
 }
 
-void attention_forward_sm90(floatX *out, real *lse, const floatX *qkv, const int32_t *work,
-                            const AttentionShape &shape, int head_dim, int64_t forward_items) {
-    if (head_dim == 64)
-        forward<64>(out, lse, qkv, work, shape, forward_items);
-    else
-        forward<128>(out, lse, qkv, work, shape, forward_items);
+void attention_forward_sm90(floatX *out, real *lse, const AttentionBatch &batch) {
+    (batch.head_dim == 64 ? forward<64> : forward<128>)(out, lse, batch);
 }

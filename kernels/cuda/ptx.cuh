@@ -1,13 +1,15 @@
-// The only inline PTX: one short wrapper per instruction. Under nvcc it is asm; in an emulated
-// build (dev/emu) the same names are functions of the emulator. tests/test_conform.cu has a case
-// for every wrapper and compares the two bit for bit. Addresses of shared memory are 32-bit.
+// The only inline PTX: one short wrapper per instruction. In an emulated build the same names are
+// functions of the emulator (dev/emu/include/emu_ptx.h); tests/test_conform.cu has a case for every
+// wrapper and compares the two bit for bit. Addresses of shared memory are 32-bit.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#if defined(__CUDACC__)
+#ifndef __CUDACC__
+#include <emu_ptx.h>  // on the include path of emulated builds only
+#else
 #define PTX __device__ __forceinline__
 
 PTX uint32_t smem_u32(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
@@ -26,7 +28,7 @@ PTX uint32_t opaque(uint32_t x) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// sm_80: ldmatrix, mma.sync, cp.async, named barriers
+// sm_80: ldmatrix, mma.sync, cp.async
 
 PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -60,12 +62,6 @@ template <int N>
 PTX void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-PTX void named_bar_sync(int id, int n) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
-PTX void named_bar_arrive(int id, int n) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory");
-}
 
 // ------------------------------------------------------------------------------------------------
 // sm_90: mbarrier, TMA
@@ -97,24 +93,11 @@ PTX void mbar_wait(uint32_t b, uint32_t parity) {
     while (!mbar_try_wait(b, parity)) {
     }
 }
-PTX void tma_load_2d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%3, %4}], [%2];" ::"r"(dst),
-        "l"(m), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
-}
 PTX void tma_load_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
         "{%3, %4, %5}], [%2];" ::"r"(dst),
         "l"(m), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
-}
-PTX void tma_store_2d(const CUtensorMap *m, uint32_t src, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(m),
-        "r"(src), "r"(c0), "r"(c1)
         : "memory");
 }
 PTX void tma_store_3d(const CUtensorMap *m, uint32_t src, int c0, int c1, int c2) {
@@ -212,95 +195,6 @@ PTX void wgmma_rs(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int sd) {
 }
 #endif
 
-#else
-// ------------------------------------------------------------------------------------------------
-// Emulated builds
-
-#include <emu_ptx.h>  // on the include path of emulated builds only
-#define PTX inline
-PTX uint32_t smem_u32(const void *p) { return emu::smem_addr(p); }
-PTX float ex2(float x) { return emu::ex2(x); }
-PTX uint32_t opaque(uint32_t x) { return x; }
-PTX void ldmatrix_x4(uint32_t (&r)[4], uint32_t a, EMU_LOC) {
-    emu::ldmatrix(r, 4, false, a, EMU_AT);
-}
-PTX void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t a, EMU_LOC) {
-    emu::ldmatrix(r, 4, true, a, EMU_AT);
-}
-PTX void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, EMU_LOC) {
-    uint32_t b[2] = {b0, b1};
-    emu::mma16816(d, a, b, EMU_AT);
-}
-PTX void cp_async16(uint32_t dst, const void *src, bool valid, EMU_LOC) {
-    emu::cp_async(dst, src, 16, valid ? 16 : 0, EMU_AT);
-}
-PTX void cp_async_commit() { emu::cp_commit(); }
-template <int N>
-PTX void cp_async_wait() {
-    emu::cp_wait(N);
-}
-PTX void named_bar_sync(int id, int n, EMU_LOC) { emu::bar(id, n, true, EMU_AT); }
-PTX void named_bar_arrive(int id, int n, EMU_LOC) { emu::bar(id, n, false, EMU_AT); }
-PTX void mbar_init(uint32_t b, uint32_t n, EMU_LOC) { emu::mbar_init(b, n, EMU_AT); }
-PTX void fence_mbar_init() { emu::fence_mbar(); }
-PTX void fence_proxy_async() { emu::fence_proxy(); }
-PTX void mbar_arrive(uint32_t b, EMU_LOC) { emu::mbar_arrive(b, 1, 0, EMU_AT); }
-PTX void mbar_arrive_expect_tx(uint32_t b, uint32_t tx, EMU_LOC) {
-    emu::mbar_arrive(b, 1, tx, EMU_AT);
-}
-PTX bool mbar_try_wait(uint32_t b, uint32_t parity, EMU_LOC) {
-    return emu::mbar_try_wait(b, parity, EMU_AT);
-}
-PTX void mbar_wait(uint32_t b, uint32_t parity, EMU_LOC) {
-    while (!emu::mbar_try_wait(b, parity, EMU_AT)) {
-    }
-}
-PTX void tma_load_2d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, EMU_LOC) {
-    emu::tma_load(dst, m, bar, 2, c0, c1, 0, EMU_AT);
-}
-PTX void tma_load_3d(uint32_t dst, const CUtensorMap *m, uint32_t bar, int c0, int c1, int c2,
-                     EMU_LOC) {
-    emu::tma_load(dst, m, bar, 3, c0, c1, c2, EMU_AT);
-}
-PTX void tma_store_2d(const CUtensorMap *m, uint32_t src, int c0, int c1, EMU_LOC) {
-    emu::tma_store(m, src, 2, c0, c1, 0, EMU_AT);
-}
-PTX void tma_store_3d(const CUtensorMap *m, uint32_t src, int c0, int c1, int c2, EMU_LOC) {
-    emu::tma_store(m, src, 3, c0, c1, c2, EMU_AT);
-}
-PTX void bulk_commit() { emu::bulk_commit(); }
-template <int N>
-PTX void bulk_wait() {
-    emu::bulk_wait(N);
-}
-template <int N>
-PTX void bulk_wait_read() {
-    emu::bulk_wait(N);
-}
-template <int N>
-PTX void setmaxnreg_inc(EMU_LOC) {
-    emu::setmaxnreg(N, true, EMU_AT);
-}
-template <int N>
-PTX void setmaxnreg_dec(EMU_LOC) {
-    emu::setmaxnreg(N, false, EMU_AT);
-}
-PTX void wgmma_fence(EMU_LOC) { emu::wgmma_fence(EMU_AT); }
-PTX void wgmma_commit(EMU_LOC) { emu::wgmma_commit(EMU_AT); }
-template <int N>
-PTX void wgmma_wait(EMU_LOC) {
-    emu::wgmma_wait(N, EMU_AT);
-}
-template <int N>
-PTX void wgmma_pin(float (&)[N]) {}
-template <int TA, int TB, int N>
-PTX void wgmma_ss(float (&d)[N], uint64_t a, uint64_t b, int sd, EMU_LOC) {
-    emu::wgmma(d, N * 2, nullptr, a, b, sd, TA, TB, EMU_AT);
-}
-template <int TB, int N>
-PTX void wgmma_rs(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int sd, EMU_LOC) {
-    emu::wgmma(d, N * 2, a, 0, b, sd, false, TB, EMU_AT);
-}
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -311,10 +205,4 @@ __device__ __forceinline__ uint64_t wgmma_desc_sw128(uint32_t addr, uint32_t lbo
                                                      uint32_t sbo_bytes) {
     return (uint64_t)((addr & 0x3ffff) >> 4) | (uint64_t)(lbo_bytes >> 4) << 16 |
            (uint64_t)(sbo_bytes >> 4) << 32 | (uint64_t)1 << 62;
-}
-__device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
-    __nv_bfloat162 v = __floats2bfloat162_rn(lo, hi);
-    uint32_t u;
-    memcpy(&u, &v, 4);
-    return u;
 }

@@ -109,10 +109,10 @@ static CUtensorMap tensor_map(bf16 *p, uint64_t inner, uint64_t outer, uint32_t 
     CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
                                            cudaEnableDefault, &found));
     CUtensorMap map;
-    cuuint64_t dims[2] = {inner, outer}, strides[1] = {inner * 2};
-    cuuint32_t box[2] = {64, rows}, ones[2] = {1, 1};
+    cuuint64_t dims[3] = {inner, outer, 1}, strides[2] = {inner * 2, inner * outer * 2};
+    cuuint32_t box[3] = {64, rows, 1}, ones[3] = {1, 1, 1};
     CUresult status =
-        ((Encode)entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p, dims, strides, box, ones,
+        ((Encode)entry)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, p, dims, strides, box, ones,
                         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                         CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) check(cudaErrorInvalidValue, __LINE__);

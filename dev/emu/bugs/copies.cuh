@@ -4,8 +4,8 @@
 #include "../../../kernels/cuda/ptx.cuh"
 #include "bugs.h"
 
-__global__ void __launch_bounds__(128) column_sums(float *out, const __nv_bfloat16 *in, int rows,
-                                                   Bug bug) {
+__global__ void __launch_bounds__(128)
+    column_sums(float *out, const __nv_bfloat16 *in, int rows, Bug bug) {
     __shared__ __align__(16) __nv_bfloat16 tile[2][16][64];
     const int tiles = (rows + 15) / 16, column = threadIdx.x % 64, half = threadIdx.x / 64;
     auto copy = [&](int i) {

@@ -18,8 +18,8 @@ __device__ __forceinline__ void produce(uint32_t s0, uint64_t *full, uint64_t *e
         if (bug != GEMM_IGNORES_EMPTY) mbar_wait(smem_u32(&empty[stage]), phase ^ 1);
         uint32_t bar = smem_u32(&full[stage]), a = s0 + stage * STAGE_BYTES;
         mbar_arrive_expect_tx(bar, STAGE_BYTES + (bug == GEMM_WRONG_BYTE_COUNT ? 16 : 0));
-        tma_load_2d(a, map_a, bar, i * GK, m0);
-        tma_load_2d(a + A_BYTES, map_b, bar, i * GK, n0);
+        tma_load_3d(a, map_a, bar, i * GK, m0, 0);
+        tma_load_3d(a + A_BYTES, map_b, bar, i * GK, n0, 0);
     }
 }
 
@@ -58,13 +58,14 @@ __device__ __forceinline__ void store_panels(const float (&d)[64], unsigned char
         for (int i = 0; i < 2; i++) {
             int row = warp * 16 + (lane >> 2) + i * 8, chunk = (j & 7) ^ (row & 7);
             uint32_t at = (j >> 3) * PANEL + row * 128 + (chunk << 4) + (lane & 3) * 4;
-            *(uint32_t *)(panels + at) = pack_bf16(d[j * 4 + i * 2], d[j * 4 + i * 2 + 1]);
+            *(__nv_bfloat162 *)(panels + at) =
+                __floats2bfloat162_rn(d[j * 4 + i * 2], d[j * 4 + i * 2 + 1]);
         }
     if (bug != GEMM_NO_PROXY_FENCE) fence_proxy_async();
-    named_bar_sync(1 + warpgroup, 128);
+    emu::bar(1 + warpgroup, 128, true, __FILE__, __LINE__);
     if (thread == 0) {
-        tma_store_2d(map_c, smem_u32(panels), n0, m0 + warpgroup * 64);
-        tma_store_2d(map_c, smem_u32(panels) + PANEL, n0 + 64, m0 + warpgroup * 64);
+        tma_store_3d(map_c, smem_u32(panels), n0, m0 + warpgroup * 64, 0);
+        tma_store_3d(map_c, smem_u32(panels) + PANEL, n0 + 64, m0 + warpgroup * 64, 0);
         bulk_commit();
         if (bug != GEMM_EXITS_EARLY) bulk_wait_read<0>();
     }
