@@ -22,14 +22,7 @@ static uint64_t shard_num_blocks(const Shard *s) {
     return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
 }
 
-static bool damaged_file(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool damaged_file(Error *err, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    if (err->code == 0) error_fill(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, format, args);
-    va_end(args);
-    return false;
-}
+#define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
                        Error *err) {
