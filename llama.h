@@ -149,8 +149,8 @@ typedef struct {
     size_t first, last;  // elements first .. last - 1
     uint64_t weights;    // handle of comm_gather_begin
 } LlamaBucket;
-// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer the
-// head. Backward completes their gradients in the reverse order.
+// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer
+// the head. Backward completes their gradients in the reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 typedef struct {

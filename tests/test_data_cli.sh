@@ -226,6 +226,8 @@ cp -r corpus retagged
 flip retagged/val_00000.bin 64 && seal_shard retagged/val_00000
 expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
     $(with tiny --val retagged)
+expect validation_of_another_tokenizer_than_the_model 9 'error: retagged: expected the tokenizer of same/tok' \
+    $(with same --val retagged)
 # BOS and EOS
 model_says() {  # model_says CONFIG_EOS GENERATION_CONFIG: in the directory `ends`
     rm -rf ends && cp -r tiny ends

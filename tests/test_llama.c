@@ -758,7 +758,8 @@ static void check_saving(size_t io_chunk) {
     CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
                   parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) && parameters_load(llama_parameters(&b), true, optimizer, &err),
+    CHECK_MSG(llama_load(&b, dir, &err) &&
+                  parameters_load(llama_parameters(&b), true, optimizer, &err),
               "%s", err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
     CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
