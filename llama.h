@@ -149,8 +149,8 @@ typedef struct {
     size_t first, last;  // elements first .. last - 1
     uint64_t weights;    // handle of comm_gather_begin
 } LlamaBucket;
-// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer the
-// head. Backward completes their gradients in the reverse order.
+// In the order in which forward uses them: LLAMA_LAYERS + l is layer l, and after the last layer
+// the head. Backward completes their gradients in the reverse order.
 enum { LLAMA_EMBEDDING, LLAMA_NORMS, LLAMA_LAYERS };
 
 typedef struct {
@@ -1160,13 +1160,13 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 }
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
-    return weights_load(llama_parameters(m), dir, err);
+    return parameters_load(llama_parameters(m), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     return path_join(path, sizeof path, dir, "optimizer.safetensors", err) &&
-           moments_load(llama_parameters(m), path, err);
+           parameters_load(llama_parameters(m), true, path, err);
 }
 
 #endif

@@ -272,7 +272,7 @@ void losses_sum(double *sum, const real *losses, int64_t T);
 // ------------------------------------------------------------------------------------------------
 // Rows by index: for the repad layout and for sampling (gather_rows)
 
-// out (n,C) =  inp[rows]             rows (n) int32, ascending, in [0,T)       inp (T,C)
+// out (n,C) =  inp[rows]             rows (n) int32 in [0,T)       inp (T,C)
 void gather_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t C);
 // out (T,C) =  0, then out[rows] = inp (n,C)
 void scatter_rows(floatX *out, const floatX *inp, const int32_t *rows, int64_t n, int64_t T,

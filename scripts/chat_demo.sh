@@ -9,9 +9,7 @@ say() { printf '\n== %s\n' "$*"; }
 model=models/smollm2-135m-instruct data=data/chat_demo.jsonl out=out/chat_demo shards=out/chat_demo/tokens
 
 say 'packages'
-scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
-    /usr/include/uninorm.h=libunistring-dev /usr/share/wordnet/data.noun=wordnet-base \
+scripts/setup.sh /usr/share/wordnet/data.noun=wordnet-base \
     /usr/lib/python3/dist-packages/jinja2=python3-jinja2 /usr/lib/python3/dist-packages/pip=python3-pip
 python=/usr/bin/python3
 

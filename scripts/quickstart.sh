@@ -9,10 +9,7 @@ cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say 'packages'
-scripts/setup.sh make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev \
-    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
-    /usr/include/uninorm.h=libunistring-dev \
-    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
+scripts/setup.sh /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 python=/usr/bin/python3             # the system's, for which matplotlib was installed above
 
 say 'build'

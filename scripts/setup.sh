@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs missing packages with apt, or prints the command that does. Called by quickstart.sh and
-# test.sh.
-#   setup.sh COMMAND_OR_FILE=PACKAGE ...
+# Installs what a build needs, and further packages, with apt, or prints the command that does.
+#   setup.sh [COMMAND_OR_FILE=PACKAGE ...]
 # A package counts as installed if its command is on PATH or its file (or glob pattern) exists.
 set -euo pipefail
+build=(make=make gcc=gcc python3=python3 /usr/include/stdlib.h=libc6-dev
+    /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev
+    /usr/include/uninorm.h=libunistring-dev)
 missing=()
-for pair in "$@"; do
+for pair in "${build[@]}" "$@"; do
     have=${pair%%=*} package=${pair#*=}
     case $have in
         /*) compgen -G "$have" > /dev/null || missing+=("$package") ;;

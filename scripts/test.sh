@@ -3,12 +3,9 @@
 # `N passed, N failed, N skipped`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/setup.sh make=make gcc=gcc g++=g++ clang++=clang perl=perl python3=python3 git=git \
-    /usr/include/stdlib.h=libc6-dev /usr/include/jansson.h=libjansson-dev /usr/include/pcre2.h=libpcre2-dev \
-    /usr/include/uninorm.h=libunistring-dev \
+scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpicc=libopenmpi-dev \
     '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
-    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib \
-    mpirun=openmpi-bin mpicc=libopenmpi-dev
+    /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
 
 # The lines of make with a counter; a sign of life every ten seconds
 count() {

@@ -134,6 +134,9 @@ same_state() {
     ok "$1"
 }
 
+# same_losses NAME LOSS_BOUND NORM_BOUND LINES RUN...: their logs agree (tests/losses.py)
+same_losses() { check "$1" python3 "$root/tests/losses.py" "${@:2}"; }
+
 # pids of processes whose command line contains $1
 pids_of() {
     local p

@@ -446,6 +446,7 @@ TEST(harmless_values_are_accepted) {
         {"num_key_value_heads", "null"},
         {"rope_interleaved", "false"}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) config_of(NULL, good[i][0], good[i][1]);
+    CHECK(config_of(qwen3, "num_key_value_heads", "null").num_kv_heads == 16);
 }
 
 TEST(other_json_is_refused) {

@@ -4,13 +4,10 @@
 // On a GPU the same program therefore compares GPU and emulator bit for bit. CONFORM_HASHES=1
 // prints the listing ("conform NAME HASH") instead of comparing with it.
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 #include <math.h>
 #include <string>
-#include <vector>
 
-#include "test.h"
+#include "cuda_test.h"
 #include "../kernels/cuda/ptx.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -20,57 +17,10 @@
 #define HAS_WGMMA 1
 #endif
 
-typedef __nv_bfloat16 bf16;
-typedef unsigned long long u64;
 constexpr unsigned ALL = 0xffffffffu;
 
-#define CUDA_OK(call_)                                                        \
-    do {                                                                      \
-        cudaError_t status_ = (call_);                                        \
-        CHECK_MSG(status_ == cudaSuccess, "%s", cudaGetErrorString(status_)); \
-    } while (0)
-#define RAN()                             \
-    do {                                  \
-        CUDA_OK(cudaGetLastError());      \
-        CUDA_OK(cudaDeviceSynchronize()); \
-    } while (0)
-
-static void need(int min_major, int max_major) {
-    int major = 0;
-    CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    if (major < min_major || major > max_major)
-        SKIP("this GPU is of compute capability %d.x", major);
-}
-
 // ------------------------------------------------------------------------------------------------
-// Buffers and the listing
-
-static std::vector<void *> held;  // freed when the next case allocates its first
-static void release() {
-    for (void *p : held) cudaFree(p);
-    held.clear();
-}
-
-template <class T>
-static T *device_buffer(size_t n) {
-    T *p = nullptr;
-    CUDA_OK(cudaMalloc(&p, n * sizeof(T)));
-    CUDA_OK(cudaMemset(p, 0, n * sizeof(T)));
-    held.push_back(p);
-    return p;
-}
-template <class T>
-static T *to_device(const std::vector<T> &host) {
-    T *p = device_buffer<T>(host.size());
-    CUDA_OK(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-    return p;
-}
-template <class T>
-static std::vector<T> to_host(const T *p, size_t n) {
-    std::vector<T> host(n);
-    CUDA_OK(cudaMemcpy(host.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return host;
-}
+// The listing
 
 // Compile-time constants of the code that this GPU runs
 __global__ void has_kernel(int *tma_and_wgmma) {
@@ -85,17 +35,16 @@ __global__ void has_kernel(int *tma_and_wgmma) {
 static void need_code(int which, const char *archs) {
     int *has = device_buffer<int>(3);
     has_kernel<<<1, 1>>>(has);
-    RAN();
     const std::vector<int> host = to_host(has, 3);
     CHECK(host[2] == 1);
     if (!host[(size_t)which]) SKIP("built for other GPUs: make CUDA_ARCHS=%s", archs);
 }
-static void need_tma() {
-    need(9, 99);
+static void begin_tma() {
+    begin(9, 99);
     need_code(0, "90a or later");
 }
-static void need_wgmma() {
-    need(9, 9);
+static void begin_wgmma() {
+    begin(9, 9);
     need_code(1, "90a");
 }
 
@@ -150,10 +99,9 @@ __global__ void shuffle_kernel(int *out) {
 }
 
 TEST(shuffles_and_votes) {
-    release();
+    begin(8, 99);
     int *out = device_buffer<int>(224);
     shuffle_kernel<<<1, 32>>>(out);
-    RAN();
     std::vector<int> r = to_host(out, 224);
     for (int t = 0; t < 32; t++) {
         int segment_end = (t / 16 + 1) * 16;
@@ -176,14 +124,13 @@ __global__ void arithmetic_kernel(__nv_bfloat162 *packed, float *power, const fl
 }
 
 TEST(pack_bf16_and_ex2) {
-    release();
+    begin(8, 99);
     std::vector<float> x(256);
     for (int i = 0; i < 256; i++) x[i] = (float)(i - 128);
     x[255] = -INFINITY;
     __nv_bfloat162 *packed = device_buffer<__nv_bfloat162>(256);
     float *power = device_buffer<float>(256);
     arithmetic_kernel<<<1, 256>>>(packed, power, to_device(x));
-    RAN();
     std::vector<bf16> halves = to_host((bf16 *)packed, 512);
     std::vector<float> p = to_host(power, 256);
     for (int i = 0; i < 256; i++) {
@@ -208,12 +155,11 @@ __global__ void ldmatrix_kernel(uint32_t *out, const bf16 *in) {
 }
 
 TEST(ldmatrix) {
-    release();
+    begin(8, 99);
     std::vector<bf16> in(512);
     for (int i = 0; i < 512; i++) in[i] = __float2bfloat16((float)(i % 256));
     uint32_t *out = device_buffer<uint32_t>(256);
     ldmatrix_kernel<<<1, 32, 1024>>>(out, to_device(in));
-    RAN();
     std::vector<bf16> r = to_host((bf16 *)out, 512);
     for (int i = 0; i < 256; i++) {  // element e of matrix m in thread t
         int t = i / 8, m = i / 2 % 4, e = i % 2;
@@ -234,11 +180,10 @@ __global__ void mma_kernel(float *out, const uint32_t *ab) {
 }
 
 TEST(mma_m16n8k16) {
-    release();
+    begin(8, 99);
     std::vector<bf16> ab = small_integers(384);
     float *out = device_buffer<float>(128);
     mma_kernel<<<1, 32>>>(out, (uint32_t *)to_device(ab));
-    RAN();
     std::vector<float> r = to_host(out, 128);
     float A[16][16], B[16][8];
     for (int t = 0; t < 32; t++)
@@ -279,12 +224,11 @@ __global__ void cp_async_kernel(float4 *out, const float4 *in) {
 }
 
 TEST(cp_async) {
-    release();
+    begin(8, 99);
     std::vector<float> in(512);
     for (int i = 0; i < 512; i++) in[i] = (float)(i + 1);
     float *out = device_buffer<float>(512);
     cp_async_kernel<<<1, 64, 2048>>>((float4 *)out, (float4 *)to_device(in));
-    RAN();
     std::vector<float> r = to_host(out, 512);
     for (int i = 0; i < 512; i++) {
         int half = i / 256, from = 63 - i / 4 % 64;
@@ -330,11 +274,9 @@ __global__ void mbarrier_kernel(int *out) {
 }
 
 TEST(mbarriers) {
-    need_tma();
-    release();
+    begin_tma();
     int *out = device_buffer<int>(64);
     mbarrier_kernel<<<1, 64>>>(out);
-    RAN();
     std::vector<int> r = to_host(out, 64);
     for (int t = 0; t < 32; t++) {
         int sum = 0;
@@ -432,8 +374,7 @@ static CUtensorMap ragged_map(bf16 *p, int columns, int rows, int box_rows) {
 // next document is NaN; the store does not touch that one.
 static void ragged_case(const char *name, int start, int len, int first) {
     enum { COLUMNS = 128, ROWS = 50, BOX = 32 };
-    need(9, 99);
-    release();
+    begin(9, 99);
     std::vector<bf16> in(COLUMNS * ROWS, __float2bfloat16(NAN));
     std::vector<bf16> blank(COLUMNS * ROWS, __float2bfloat16(-1.0f));
     for (int i = start * COLUMNS; i < (start + len) * COLUMNS; i++)
@@ -443,7 +384,6 @@ static void ragged_case(const char *name, int start, int len, int first) {
     tma_kernel<<<1, 32, BOX * 128>>>(out, ragged_map(from, COLUMNS, ROWS, BOX),
                                      ragged_map(to, COLUMNS, ROWS, BOX), 64, ROWS - len + first,
                                      start + len, BOX * 128);
-    RAN();
     std::vector<bf16> tile = to_host((bf16 *)out, BOX * 64), copy = to_host(to, COLUMNS * ROWS);
     std::vector<bf16> want = blank;
     for (int i = 0; i < BOX * 64; i++) {
@@ -463,8 +403,7 @@ TEST(tma_ragged_to_the_last_row) { ragged_case("tma_ragged_to_the_last_row", 20,
 
 // row_bits: how many of the address bits 7.. are folded onto bits 4.. by the swizzle
 static void tma_case(const char *name, const Tiles &t, int c0, int c1, int c2, uint32_t row_bits) {
-    need_tma();
-    release();
+    begin_tma();
     int depth = t.dim[2], box = t.box[0] * t.box[1] * t.box[2];
     int n = t.dim[0] * t.dim[1] * depth;
     std::vector<bf16> in(n), blank(n, __float2bfloat16(-1.0f));
@@ -473,7 +412,6 @@ static void tma_case(const char *name, const Tiles &t, int c0, int c1, int c2, u
     uint32_t *out = device_buffer<uint32_t>(box / 2);
     tma_kernel<<<1, 32, box * 2>>>(out, tensor_map(from, t), tensor_map(to, t), c0, c1, c2,
                                    box * 2);
-    RAN();
     std::vector<bf16> tile = to_host((bf16 *)out, box), copy = to_host(to, n), want = blank;
     for (int i = 0; i < box; i++) {
         int x = c0 + i % t.box[0], y = c1 + i / t.box[0] % t.box[1],
@@ -520,11 +458,9 @@ __global__ void __launch_bounds__(384, 1) setmaxnreg_kernel(int *out) {
 }
 
 TEST(setmaxnreg) {
-    need_wgmma();
-    release();
+    begin_wgmma();
     int *out = device_buffer<int>(384);
     setmaxnreg_kernel<<<1, 384>>>(out);
-    RAN();
     std::vector<int> r = to_host(out, 384);
     for (int t = 0; t < 384; t++) CHECK(r[t] == t * 3);
     conform("setmaxnreg", r);
@@ -583,8 +519,7 @@ __global__ void wgmma_kernel(float *out, const __grid_constant__ CUtensorMap map
 
 template <int TA, int TB, int RS, int N>
 static void wgmma_case(const char *name) {
-    need_wgmma();
-    release();
+    begin_wgmma();
     std::vector<bf16> a = small_integers(64 * 64), b = small_integers(N * 64);
     float *out = device_buffer<float>(64 * N);
     CUtensorMap map_a =
@@ -593,7 +528,6 @@ static void wgmma_case(const char *name) {
         to_device(b),
         Tiles{{TB ? N : 64, TB ? 64 : N, 1}, {64, TB ? 64 : N, 1}, CU_TENSOR_MAP_SWIZZLE_128B});
     wgmma_kernel<TA, TB, RS, N><<<1, 128, 8192 + N * 128>>>(out, map_a, map_b);
-    RAN();
     std::vector<float> r = to_host(out, 64 * N);
     for (int i = 0; i < 64; i++)
         for (int j = 0; j < N; j++) {

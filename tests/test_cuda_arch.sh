@@ -33,8 +33,11 @@ holds() {
     if diff found.txt expected.txt > out.txt; then ok "$name"; else bad "$name" "$(cat out.txt)"; fi
 }
 
-# Every architecture from sm_80 on that this nvcc knows, and sm_90a (wgmma)
-all=(80 86 87 89 90 90a 100 103 110 120 121)
+# Architectures from sm_80 on that this nvcc knows, and sm_90a (wgmma). `make test-archs`: all of them.
+case ${ARCHS:-} in
+    all) all=(80 86 87 89 90 90a 100 103 110 120 121) ;;
+    *) all=(80 90a 120) ;;
+esac
 known=" $("$nvcc" --list-gpu-arch | sed 's/compute_//' | tr '\n' ' ')90a "
 archs=() cubins=()
 for a in "${all[@]}"; do

@@ -16,8 +16,8 @@ ranks_can_run "$train" || skip_all ranks "$no_ranks"
 tiny_model tiny 64 96 64
 uneven_texts text 5
 prepare text --out corpus --val-frac 0.1
-common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 128
-        --batch-tokens 768 --val-tokens 128 --val-every 2 --num-samples 0 --lr 1e-3
+common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 64
+        --batch-tokens 384 --val-tokens 64 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 0 --schedule constant --keep 0)
 run=("$train" "${common[@]}")
 exact=("${run[@]}" --deterministic)
@@ -74,39 +74,22 @@ fi
 # which changes the rounding to bf16 of about one weight in 1e5 per step
 for n in 1 "${counts[@]}"; do ranks "$n" "${run[@]}" --out "w$n" --steps 3; done
 within "$cpu" "${common[@]}" --out cpu --steps 3 || bad cpu "exit code $?"
-cat > losses.py << 'PY'
-import json, sys
-runs = [[json.loads(l) for l in open(p + "/log.jsonl")] for p in sys.argv[2:]]
-runs = [[l for l in r if "loss" in l] for r in runs]
-assert len(runs[0]) == 6, runs[0]
-for run in runs[1:]:
-    for a, b in zip(runs[0], run, strict=True):
-        assert a["step"] == b["step"] and a.get("docs") == b.get("docs"), (a, b)
-        assert abs(a["loss"] - b["loss"]) <= float(sys.argv[1]) * a["loss"], (a, b)
-PY
 logs=("${counts[@]/#/w}")
-check by_work_losses_agree_to_1e-5 python3 losses.py 1e-5 w1 "${logs[@]}"
-check losses_match_the_cpu_backend_to_bf16 python3 losses.py 0.00390625 cpu "${logs[@]}"
+same_losses by_work_losses_agree_to_1e-5 1e-5 inf 6 w1 "${logs[@]}"
+same_losses losses_match_the_cpu_backend_to_bf16 0.00390625 inf 6 cpu "${logs[@]}"
 # if the order of a sum did not change its bits, the tests above would show nothing
 differ order_of_a_sum_changes_bits {w1,"${logs[-1]}"}/$end/model.safetensors
 
 # ---- a micro-batch without a document, which is all that rank 1 has: a step may fill 97 % of two
 # micro-batches of 64 tokens, with one document of 63
 "$root/dev/bench.py" --write whole --lengths 10x63 > out.txt || bad shard "exit code $?"
-one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 4)
+one_doc=("${run[@]}" --train whole --boundary-token 0 --batch-tokens 128 --val-every 0 --steps 2)
 within "${one_doc[@]}" --micro-batch-tokens 128 --fill 0.5 --out i1 || bad one_document "exit code $?"
 one_doc+=(--micro-batch-tokens 64)
 ranks 2 "${one_doc[@]}" --out i2
 ranks 2 "${one_doc[@]}" --deterministic --out i3
 within "${one_doc[@]}" --deterministic --out i4 || bad one_document "exit code $?"
-cat > norms.py << 'PY'
-import json, sys
-runs = [[l["grad_norm"] for l in map(json.loads, open(p + "/log.jsonl")) if "grad_norm" in l]
-        for p in sys.argv[1:]]
-assert len(runs[0]) == 4, runs
-assert all(abs(a - b) <= 2**-8 * a for run in runs[1:] for a, b in zip(runs[0], run, strict=True)), runs
-PY
-check a_rank_without_a_document_adds_nothing python3 norms.py i1 i2 i3 i4
+same_losses a_rank_without_a_document_adds_nothing 0.00390625 0.00390625 2 i1 i2 i3 i4
 
 # ---- overlap: the same bits, whichever stream lags -----------------------------------------------------
 if [ -n "$emulated" ]; then

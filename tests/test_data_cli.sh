@@ -68,19 +68,19 @@ few() { echo "$train" "${options[@]}" --train few --steps 2 --overwrite --out fe
 train_line='^train +1 unpad.c shard, 3 documents, 166 tokens$'
 said documents_are_counted 0 "$train_line" $(few --max-seqlen 102)
 lacks no_message_without_long_documents 'longer than' said.txt
-said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens are split$' \
+said split_documents_are_counted 0 '^ +2 documents longer than 40 tokens split$' \
     $(few --max-seqlen 40)
 lacks splitting_leaves_no_token_out 'never trained|left out: [0-9]+ document' said.txt
 said truncated_documents_are_counted 0 \
-    '^ +1 document longer than 100 tokens is truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
+    '^ +1 document longer than 100 tokens truncated: 2 of 166 tokens \(1.2 %\) never trained$' \
     $(few --max-seqlen 100 --long-docs truncate)
 check truncated_documents_are_repeated_at_the_end said_at_the_end \
-    '^left out: 1 document longer than 100 tokens was truncated: 2 of 166 tokens \(1.2 %\) never trained'
+    '^left out: 1 document longer than 100 tokens truncated: 2 of 166 tokens \(1.2 %\) never trained'
 said dropped_documents_are_counted 0 \
-    '^ +2 documents longer than 40 tokens are dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
+    '^ +2 documents longer than 40 tokens dropped: 154 of 166 tokens \(92.8 %\) never trained$' \
     $(few --max-seqlen 40 --long-docs drop)
 check dropped_documents_are_repeated_at_the_end said_at_the_end \
-    '^left out: 2 documents longer than 40 tokens were dropped: 154 of 166 tokens \(92.8 %\) never trained'
+    '^left out: 2 documents longer than 40 tokens dropped: 154 of 166 tokens \(92.8 %\) never trained'
 check_python left_out_tokens_are_in_the_log << 'PY'
 import json
 start = json.loads(open("few.run/log.jsonl").readline())
@@ -105,7 +105,7 @@ said targets_are_counted 0 \
     '^train +1 unpad.c shard, [0-9]+ documents, [0-9]+ tokens, [0-9]+ of them targets$' \
     $(masked --steps 4 --save-every 2 --val-every 4 --val-tokens 100000 --out masked.run)
 has documents_without_a_target_are_counted \
-    '^ +[0-9]+ documents longer than 128 tokens are split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
+    '^ +[0-9]+ documents longer than 128 tokens split, [0-9]+ documents without a target: [0-9]+ of [0-9]+ tokens \(' said.txt
 has trained_tokens_in_the_step_line '^step +4/4 .* tok/s \([0-9]+ trained\) \| fill ' said.txt
 has trained_tokens_at_the_end '^trained 4 steps, [0-9]+ tokens, [0-9]+ of them targets, in ' said.txt
 has left_out_at_the_end '^left out: .* documents without a target: .* never trained' said.txt
@@ -226,6 +226,8 @@ cp -r corpus retagged
 flip retagged/val_00000.bin 64 && seal_shard retagged/val_00000
 expect validation_of_another_tokenizer 9 'error: retagged: expected the tokenizer of corpus' \
     $(with tiny --val retagged)
+expect validation_of_another_tokenizer_than_the_model 9 'error: retagged: expected the tokenizer of same/tok' \
+    $(with same --val retagged)
 # BOS and EOS
 model_says() {  # model_says CONFIG_EOS GENERATION_CONFIG: in the directory `ends`
     rm -rf ends && cp -r tiny ends

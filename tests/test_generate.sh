@@ -54,6 +54,12 @@ greedy < <(echo 'line 7') > pipe.txt 2> err.txt
 same pipe_is_one_prompt line.txt pipe.txt
 greedy --prompt - < <(echo 'line 7') > dash.txt 2> err.txt
 same dash_is_standard_input line.txt dash.txt
+# samples of a run begin with --prompt, each with all of it
+run "$train" --model tiny --from-scratch --train corpus --allow-other-tokenizer --steps 0 --val-every 0 --num-samples 2 \
+    --sample-tokens 12 --temperature 0 --prompt 'line 7' > samples.txt 2> err.txt
+sed -n 's/ (ended)$//; /^--- sample/,/^done/p' samples.txt | grep -av '^done' > found.txt
+for i in 1 2; do echo "--- sample $i after step 0" && printf 'line 7' && cat line.txt; done > expected.txt
+same samples_begin_with_the_prompt found.txt expected.txt
 # BOS before a prompt as the tokenizer itself puts it there: by its post_processor, or as its config says
 cp -r tiny unprocessed
 sed -i 's/"post_processor": {/"unused": {/' unprocessed/tokenizer.json

@@ -1,28 +1,10 @@
 // The maps of ldmatrix, mma.sync and wgmma: kernels/cuda/ptx.cuh, what attention_sm90.cuh builds on
 // it, and the emulator, against dev/witnesses/layout.txt, which NVIDIA's CuTe headers have printed.
 // On a GPU the same program checks the GPU against them.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
 #include <string>
-#include <vector>
 
-#include "test.h"
+#include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
-
-#define CUDA_OK(call_)                                                        \
-    do {                                                                      \
-        cudaError_t status_ = (call_);                                        \
-        CHECK_MSG(status_ == cudaSuccess, "%s", cudaGetErrorString(status_)); \
-    } while (0)
-
-typedef __nv_bfloat16 bf16;
-
-static void need(int min_major, int max_major) {
-    int major = 0;
-    CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    if (major < min_major || major > max_major)
-        SKIP("this GPU is of compute capability %d.x", major);
-}
 
 // ------------------------------------------------------------------------------------------------
 // The listing
@@ -72,28 +54,6 @@ static int product(const Matrix &a, const Matrix &b, int i, int j) {
     int sum = 0;
     for (int k = 0; k < a.columns; k++) sum += a.at(i, k) * b.at(j, k);
     return sum;
-}
-
-static std::vector<void *> held;  // freed when a case begins
-static void begin(int min_major, int max_major) {
-    need(min_major, max_major);
-    for (void *p : held) cudaFree(p);
-    held.clear();
-}
-template <class T>
-static T *to_device(const std::vector<T> &v) {
-    T *p = nullptr;
-    CUDA_OK(cudaMalloc(&p, v.size() * sizeof(T)));
-    CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    held.push_back(p);
-    return p;
-}
-template <class T>
-static std::vector<T> to_host(const T *p, size_t n) {
-    std::vector<T> v(n);
-    CUDA_OK(cudaGetLastError());
-    CUDA_OK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
-    return v;
 }
 
 // Registers of all threads, thread by thread: value v is the element map(thread + threads * v).
@@ -166,8 +126,6 @@ TEST(ldmatrix) {
 // ------------------------------------------------------------------------------------------------
 // sm_90a
 
-static void begin_wgmma() { begin(9, 9); }
-
 // A tile as CuTe lays it into shared memory
 static std::vector<bf16> shared_image(const char *name, const Matrix &m) {
     std::vector<bf16> image(m.x.size());
@@ -217,7 +175,7 @@ __global__ void descriptor_kernel(float *out, const uint32_t *a, const uint32_t 
 
 template <int TA, int TB, int N, int DEPTH>
 static void descriptor_case(const char *a_name, const char *b_name) {
-    begin_wgmma();
+    begin(9, 9);
     const Matrix a(64, DEPTH), b(N, DEPTH);
     std::vector<uint64_t> words;
     for (const char *name : {a_name, b_name})
@@ -255,7 +213,7 @@ __global__ void transposed_kernel(float *out, const uint32_t *a, const uint32_t 
 }
 template <int D, int N>
 static void transposed_case(const char *a_name, const char *b_name) {
-    begin_wgmma();
+    begin(9, 9);
     const Matrix a(64, D), b(N, D);
     float *d = to_device(std::vector<float>(64 * N));
     const auto kernel = transposed_kernel<D, N>;
@@ -288,7 +246,7 @@ __global__ void add_kernel(float *out, const float *accumulators, const uint32_t
 }
 template <int D, int N>
 static void add_case(const char *b_name) {
-    begin_wgmma();
+    begin(9, 9);
     const Matrix a(64, N), b(D, N);
     const Map map(N == 64 ? "wgmma_c64" : "wgmma_c128");
     std::vector<float> x(64 * N);
@@ -323,7 +281,7 @@ __global__ void registers_kernel(bf16 *operand, float *masks, const float *rows_
 #endif
 }
 TEST(operand_registers_and_masks) {
-    begin_wgmma();
+    begin(9, 9);
     const Map c("wgmma_c64"), a("wgmma_a");
     std::vector<float> in(8192);
     for (int i = 0; i < 4096; i++) {

@@ -758,7 +758,8 @@ static void check_saving(size_t io_chunk) {
     CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
                   parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) && moments_load(llama_parameters(&b), optimizer, &err),
+    CHECK_MSG(llama_load(&b, dir, &err) &&
+                  parameters_load(llama_parameters(&b), true, optimizer, &err),
               "%s", err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
     CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
@@ -774,7 +775,7 @@ static void check_saving(size_t io_chunk) {
         c.num_layers = layers;
         llama_free(&b);
         make_model(&b, &c, 16, 16, false);
-        CHECK(!moments_load(llama_parameters(&b), optimizer, &misfit));
+        CHECK(!parameters_load(llama_parameters(&b), true, optimizer, &misfit));
         CHECK(misfit.code == EXIT_CHECKPOINT_MISFIT);
         const char *said =
             layers == 2 ? "gate_proj.weight of this model's shape, found another" : "found none";

@@ -141,6 +141,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--steps 1e-3", "expected a whole number", ""},
         {"--steps 1.2345e3", "expected a whole number", ""},
         {"--steps 1.5", "expected a whole number", ""},
+        {"--steps 1.0", "expected a whole number", ""},
         {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
         {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
         {"--output-dir x", "--output-dir: unknown option", "it is --out"},
@@ -241,10 +242,10 @@ static json_t *take(const char *first, const char *second, char *changes, size_t
 TEST(stored_values_are_taken_unless_given) {
     char changes[1024];
     json_auto_t *stored = take(
-        "--train-data a\"b --layout repad --steps 7 --seed 9000000000000000 --lr 1.7e-3 --out x "
+        "--train-data a\"b --layout repad --steps 7 --seed 8999999999999999 --lr 1.7e-3 --out x "
         "--resume y --deterministic --no-overlap --any-float 1e-30 --any-int -5",
         "--steps 9 --overlap", changes, sizeof changes);
-    CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 9000000000000000);
+    CHECK(strcmp(o.train_data, "a\"b") == 0 && o.layout == 3 && o.seed == 8999999999999999);
     CHECK(o.lr == 1.7e-3f && o.deterministic);
     CHECK_MSG(o.any_float == 1e-30f, "%.9g", (double)o.any_float);
     CHECK(o.any_int == -5 && o.steps == 9 && o.overlap && stored);

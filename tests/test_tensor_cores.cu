@@ -1,25 +1,13 @@
 // What tensor cores compute, bit for bit: 83,200 tiles of bf16 inputs, random and adversarial,
 // against the hashes in dev/witnesses/arithmetic.txt, which come from a model by others. On a GPU
 // the same program checks the GPU against them.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <string>
-#include <vector>
-
-#include "test.h"
+#include "cuda_test.h"
 #include "../kernels/cuda/ptx.cuh"
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HAS_WGMMA 1
 #endif
 
-#define CUDA_OK(call_)                                                        \
-    do {                                                                      \
-        cudaError_t status_ = (call_);                                        \
-        CHECK_MSG(status_ == cudaSuccess, "%s", cudaGetErrorString(status_)); \
-    } while (0)
-
-typedef unsigned long long u64;
 constexpr int K = 16;
 
 // ------------------------------------------------------------------------------------------------
@@ -249,29 +237,17 @@ static const Instruction MMA = {"mma", 16, 8, 40960, 0, mma_kernel<1>, mma_kerne
 static const Instruction WGMMA = {"wgmma",         64, 64, 1280, 1 << 16, wgmma_kernel<1>,
                                   wgmma_kernel<4>, 128};
 
-template <class T>
-struct Device {  // a copy of v in device memory
-    T *p = nullptr;
-    explicit Device(const std::vector<T> &v) {
-        CUDA_OK(cudaMalloc(&p, v.size() * sizeof(T)));
-        CUDA_OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    }
-    ~Device() { cudaFree(p); }
-};
-
 static std::vector<float> run(const Instruction &what, const Tiles &t, int depth) {
     const int chains = (int)(t.count / depth);
-    std::vector<float> out((size_t)chains * t.m * t.n);
-    Device<uint16_t> a(t.a), b(t.b);
-    Device<float> c(t.c), d(out);
+    const size_t n = (size_t)chains * t.m * t.n;
+    float *out = device_buffer<float>(n);
     Kernel *const kernel = depth == 1 ? what.one : what.four;
     const int shared_bytes = what.threads == 128 ? depth * 2 * TILE_BYTES : 0;
     CUDA_OK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    kernel<<<256, what.threads, shared_bytes>>>(d.p, a.p, b.p, c.p, chains);
-    CUDA_OK(cudaGetLastError());
-    CUDA_OK(cudaMemcpy(out.data(), d.p, out.size() * sizeof(float), cudaMemcpyDeviceToHost));
-    return out;
+    kernel<<<256, what.threads, shared_bytes>>>(out, to_device(t.a), to_device(t.b), to_device(t.c),
+                                                chains);
+    return to_host(out, n);
 }
 
 // The table's lines for an instruction on an architecture, in order
@@ -312,12 +288,10 @@ static void hold_against_table(const Instruction &what, const char *arch) {
 // The GPU must be one that the table has; the emulator becomes one.
 static void become(int min_arch, int max_arch) {
 #if defined(__CUDACC__)
-    int major = 0;
-    CUDA_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    if (major * 10 < min_arch || major * 10 > max_arch)
-        SKIP("this GPU is of compute capability %d.x", major);
+    begin(min_arch / 10, max_arch / 10);
 #else
     (void)max_arch;
+    begin(0, 99);
     emu::exact_tensor_cores(min_arch);
 #endif
 }

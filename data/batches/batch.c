@@ -75,10 +75,9 @@ static void batch_sort_tokens(Batch *b) {
 static void batch_clear(Batch *b, Layout layout) {
     b->layout = layout;
     b->total_tokens = b->num_segments = b->max_seqlen = b->num_targets = 0;
-    b->real_tokens = b->num_real_docs = 0;
+    b->real_tokens = 0;
     b->masked = false;
     b->num_real_rows = b->num_real_segments = b->real_max_seqlen = 0;
-    b->attention_pairs = 0;
     b->num_work = b->num_real_work = 0;
     b->cu_seqlens[0] = b->real_cu_seqlens[0] = 0;
 }
@@ -87,7 +86,6 @@ static void batch_clear(Batch *b, Layout layout) {
 static void batch_append(Batch *b, const DocView *doc) {
     const int32_t at = b->total_tokens, n = doc->length;
     assert(n >= 0 && n <= b->micro_batch_tokens - at);
-    b->num_real_docs++;
     if (n == 0) return;
     memcpy(b->tokens + at, doc->tokens, (size_t)n * sizeof(int32_t));
     memcpy(b->targets + at, doc->tokens + 1, (size_t)(n - 1) * sizeof(int32_t));
@@ -116,7 +114,6 @@ static void batch_end_segment(Batch *b, int32_t end) {
     for (int32_t i = 0; i < n; i++) b->position_ids[start + i] = i;
     b->cu_seqlens[++b->num_segments] = end;
     if (n > b->max_seqlen) b->max_seqlen = n;
-    if (b->layout != LAYOUT_REPAD) b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
 // repad: the n rows from `start` on are a segment of attention.
@@ -124,7 +121,6 @@ static void batch_add_real_rows(Batch *b, int32_t start, int32_t n) {
     for (int32_t i = 0; i < n; i++) b->real_rows[b->num_real_rows++] = start + i;
     b->real_cu_seqlens[++b->num_real_segments] = b->num_real_rows;
     if (n > b->real_max_seqlen) b->real_max_seqlen = n;
-    b->attention_pairs += (int64_t)n * (n + 1) / 2;
 }
 
 void batch_fill(Batch *b, Layout layout, const DocView *docs, int n, int32_t row_len) {

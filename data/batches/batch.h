@@ -30,20 +30,18 @@ typedef struct {
 
 // T = total_tokens
 typedef struct {
-    Layout layout;            // set by the filling call
-    int32_t total_tokens;     // rows that the layers work on, padding included
-    int32_t num_segments;     // segments of cu_seqlens
-    int32_t max_seqlen;       // length of the longest of them
-    int32_t num_targets;      // rows with a target
-    bool masked;              // a document has a loss mask
-    int32_t real_tokens;      // rows that are not padding
-    int32_t num_real_docs;    // documents, or segments of them, that were placed
-    int64_t attention_pairs;  // sum of len * (len + 1) / 2 over the segments attention computes
-    int32_t *tokens;          // (T)
-    int32_t *targets;         // (T) -1: no target
-    int32_t *position_ids;    // (T)
-    int32_t *token_order;     // (T) rows sorted by (token, row), for embedding_backward
-    int32_t *cu_seqlens;      // (num_segments + 1)
+    Layout layout;          // set by the filling call
+    int32_t total_tokens;   // rows that the layers work on, padding included
+    int32_t num_segments;   // segments of cu_seqlens
+    int32_t max_seqlen;     // length of the longest of them
+    int32_t num_targets;    // rows with a target
+    bool masked;            // a document has a loss mask
+    int32_t real_tokens;    // rows that are not padding
+    int32_t *tokens;        // (T)
+    int32_t *targets;       // (T) -1: no target
+    int32_t *position_ids;  // (T)
+    int32_t *token_order;   // (T) rows sorted by (token, row), for embedding_backward
+    int32_t *cu_seqlens;    // (num_segments + 1)
     // repad only, num_real_rows = 0 otherwise: attention runs on the gathered real rows
     int32_t num_real_rows;
     int32_t num_real_segments;

@@ -16,21 +16,20 @@ static int64_t num_long_docs(const DataSummary *d) {
     return d->counts.docs_split + d->counts.docs_truncated + d->counts.docs_dropped;
 }
 
-// "2 documents longer than 40 tokens are dropped, 1 without a target: 154 of 166 tokens (92.8 %)
-// never trained"; empty when there is no such document. past: "were dropped"
-static void summary_text(const DataSummary *d, bool past, char *out, size_t capacity) {
+// "2 documents longer than 40 tokens dropped, 1 document without a target: 154 of 166 tokens
+// (92.8 %) never trained"; empty when there is no such document
+static void summary_text(const DataSummary *d, char *out, size_t capacity) {
     const LongCounts *c = &d->counts;
     const int64_t docs = num_long_docs(d), tokens = d->dataset->num_tokens;
     const char *done = c->docs_dropped ? "dropped" : c->docs_truncated ? "truncated" : "split";
-    const char *verb = past ? (docs == 1 ? "was" : "were") : (docs == 1 ? "is" : "are");
     char left_out[96] = "";
     if (c->tokens_left_out > 0)
         snprintf(left_out, sizeof left_out, ": %ld of %ld tokens (%.1f %%) never trained",
                  c->tokens_left_out, tokens, 100.0 * (double)c->tokens_left_out / (double)tokens);
     char without[48] = "", longer[96] = "";
     if (docs > 0)
-        snprintf(longer, sizeof longer, "%ld document%s longer than %d tokens %s %s", docs,
-                 text_plural(docs), d->max_seqlen, verb, done);
+        snprintf(longer, sizeof longer, "%ld document%s longer than %d tokens %s", docs,
+                 text_plural(docs), d->max_seqlen, done);
     if (c->docs_without_target > 0)
         snprintf(without, sizeof without, "%s%ld document%s without a target", docs > 0 ? ", " : "",
                  c->docs_without_target, text_plural(c->docs_without_target));
@@ -45,7 +44,7 @@ void data_summary_print(const DataSummary *d, const char *label) {
     }
     dataset_describe(d->dataset, text, sizeof text);
     printf("%s%s\n", label, text);
-    summary_text(d, false, text, sizeof text);
+    summary_text(d, text, sizeof text);
     if (text[0]) printf("%*s%s\n", (int)strlen(label), "", text);
 }
 
@@ -82,7 +81,7 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
 void data_summary_print_left_out(const DataSummary *d) {
     char text[512];
     const int64_t empty = d->dataset->num_empty;
-    summary_text(d, true, text, sizeof text);
+    summary_text(d, text, sizeof text);
     if (d->counts.tokens_left_out > 0) printf("left out: %s\n", text);
     if (empty > 0) printf("left out: %ld empty document%s\n", empty, text_plural(empty));
 }

@@ -127,16 +127,14 @@ static bool bpe_read_normalizer(Bpe *b, Error *err) {
     return true;
 }
 
-// Neither has an effect when every byte has a token of its own.
+// Neither key has an effect when every byte has a token of its own.
 static bool bpe_check_missing_bytes(const Bpe *b, const json_t *model, Error *err) {
-    static const char *const keys[] = {"byte_fallback", "unk_token"};
+    const char *key = json_is_set(json_member(model, "unk_token")) ? "unk_token" : "byte_fallback";
     char what[100];
-    for (int i = 0; i < 2; i++) {
-        for (int byte = 0; json_is_set(json_member(model, keys[i])) && byte < 256; byte++) {
-            if (b->byte_ids[byte] >= 0) continue;
-            snprintf(what, sizeof what, "%s and no token for byte %d", keys[i], byte);
-            return bpe_unknown(what, err);
-        }
+    for (int byte = 0; json_is_set(json_member(model, key)) && byte < 256; byte++) {
+        if (b->byte_ids[byte] >= 0) continue;
+        snprintf(what, sizeof what, "%s and no token for byte %d", key, byte);
+        return bpe_unknown(what, err);
     }
     return true;
 }

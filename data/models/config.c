@@ -76,7 +76,7 @@ static const LlamaConfig of_type[] = {
     {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, 128000, 128001, MODEL_SMOLLM3, 0, 0, 4},
 };
 
-// A key with one value, and the range of that. The largest sizes: their products fit in 64 bits with
+// A key with one value, and the range of that. Products of the largest sizes fit in 64 bits with
 // room to spare.
 typedef struct {
     const char *key;

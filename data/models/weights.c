@@ -146,45 +146,36 @@ static bool load_parameter(const Parameters *p, ParameterArena arena, const Para
     return true;
 }
 
-// Arenas first .. last of a file whose names have been checked.
-static bool load_arenas(const Parameters *p, ParameterArena first, ParameterArena last,
-                        SafetensorsSet *s, const char *path, Error *err) {
-    bool ok = true;
-    float *values = alloc_block(p);
-    for (ParameterArena arena = first; arena <= last; arena++)
-        for (int i = 0; ok && i < p->num; i++)
-            ok = load_parameter(p, arena, &p->list[i], s, values, err);
-    free(values);
-    if (!ok || s->num_nonfinite == 0) return ok;
-    return error_set(err, EXIT_DIVERGED,
-                     "this checkpoint was saved after training diverged: take an earlier one",
-                     "%s: expected finite %s, found %lu values that are NaN or Inf", path,
-                     first == ARENA_WEIGHTS ? "weights" : "optimizer state", s->num_nonfinite);
-}
-
 // Checks names and shapes of a file or directory, then reads its values where `load` is set.
-static bool open_and_load(const Parameters *p, ParameterArena first, ParameterArena last,
-                          const char *path, bool load, Error *err) {
+static bool open_and_load(const Parameters *p, bool moments, const char *path, bool load,
+                          Error *err) {
+    const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
+                         last = moments ? ARENA_V : ARENA_WEIGHTS;
     SafetensorsSet s;
     if (!safetensors_open(&s, path, err)) return false;
-    bool ok = first != ARENA_WEIGHTS || check_weights(p, &s, path, err);
-    for (ParameterArena arena = ARENA_M; ok && arena <= last; arena++)
+    float *values = alloc_block(p);
+    bool ok = moments || check_weights(p, &s, path, err);
+    for (ParameterArena arena = first; ok && moments && arena <= last; arena++)
         ok = check_moments(p, &s, arena, path, err);
-    ok = ok && (!load || load_arenas(p, first, last, &s, path, err));
+    for (ParameterArena arena = first; load && arena <= last; arena++)
+        for (int i = 0; ok && i < p->num; i++)
+            ok = load_parameter(p, arena, &p->list[i], &s, values, err);
+    free(values);
+    if (ok && s.num_nonfinite > 0)
+        ok = error_set(err, EXIT_DIVERGED,
+                       "this checkpoint was saved after training diverged: take an earlier one",
+                       "%s: expected finite %s, found %lu values that are NaN or Inf", path,
+                       moments ? "optimizer state" : "weights", s.num_nonfinite);
     safetensors_close(&s);
     return ok;
 }
 
 bool weights_check(Parameters p, const char *dir, Error *err) {
-    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, false, err);
+    return open_and_load(&p, false, dir, false, err);
 }
 
-bool weights_load(Parameters p, const char *dir, Error *err) {
-    return open_and_load(&p, ARENA_WEIGHTS, ARENA_WEIGHTS, dir, true, err);
-}
-
-bool moments_load(Parameters p, const char *path, Error *err) {
-    return open_and_load(&p, ARENA_M, ARENA_V, path, true, err);
+bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
+    return open_and_load(&p, moments, path, true, err);
 }
 
 // ------------------------------------------------------------------------------------------------

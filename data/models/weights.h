@@ -40,11 +40,9 @@ void weights_init(Parameters p, uint64_t seed);
 // Reads no values.
 bool weights_check(Parameters p, const char *dir, Error *err);
 
-// F32, BF16, F16 or F64. Exit 7 when values are NaN or Inf.
-bool weights_load(Parameters p, const char *dir, Error *err);
-
-// Both moments from a file by parameters_save. Exit 9 when it is of another model.
-bool moments_load(Parameters p, const char *path, Error *err);
+// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or both moments from a file of
+// parameters_save. Exit 7 when values are NaN or Inf, 9 when moments are of another model.
+bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
 // Weights, or both moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
 // size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with

@@ -30,11 +30,6 @@ void dataset_close(Dataset *ds) {
     memset(ds, 0, sizeof *ds);
 }
 
-static const char *path_basename(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 // All shards must come from one tokenizer, as far as their files tell.
 static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
     if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
@@ -103,7 +98,7 @@ static bool dataset_add(Dataset *ds, char *path, const DatasetOptions *options, 
     ds->masked |= s->mask != NULL;
     ds->num_targets += s->mask ? s->num_targets : s->num_tokens - s->num_docs;
     const uint64_t facts[] = {s->file.size_bytes, s->checksum, (uint64_t)s->num_docs};
-    const char *name = path_basename(s->path);
+    const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
     ds->fingerprint = fnv1a(fnv1a(ds->fingerprint, name, strlen(name) + 1), facts, sizeof facts);
     ds->token_fingerprint = fnv1a(ds->token_fingerprint, &s->token_sum, sizeof s->token_sum);
     return true;

@@ -22,14 +22,7 @@ static uint64_t shard_num_blocks(const Shard *s) {
     return block ? ((uint64_t)s->num_tokens + block - 1) / block : 0;
 }
 
-static bool damaged_file(Error *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool damaged_file(Error *err, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    if (err->code == 0) error_fill(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, format, args);
-    va_end(args);
-    return false;
-}
+#define damaged_file(err, ...) error_set(err, EXIT_BAD_INPUT, SHARD_HINT_REMAKE, __VA_ARGS__)
 
 static bool check_size(const char *path, uint64_t found, uint64_t expected, const char *of,
                        Error *err) {
@@ -203,44 +196,33 @@ static bool open_own(Shard *s, const unsigned char *head, Error *err) {
            ((w[11] & FLAG_MASK) != 0 ? read_mask(s, head, err) : has_no_mask(s, err));
 }
 
-// Adds the token's places in a block of n tokens, the first of them number `from`, to the ends.
-static void scan_block(const Shard *s, const unsigned char *block, int64_t from, int64_t n,
-                       uint32_t token, uint64_t **ends, uint64_t *count, size_t *capacity) {
-    const size_t width = (size_t)s->token_bytes;
-    for (int64_t i = 0; i < n; i++) {
-        if ((uint32_t)shard_word(block + (size_t)i * width, width) != token) continue;
-        *ends = host_grow(*ends, capacity, *count + 2, 8, "document ends");
-        (*ends)[(*count)++] = (uint64_t)(from + i);
-    }
-}
-
 // llm.c's shards have no index: documents begin with a token.
 static bool scan(Shard *s, int32_t token, Error *err) {
     static const int64_t BLOCK_TOKENS = 1 << 18;
-    uint64_t *ends = NULL, count = 0;
+    const uint64_t width = (uint64_t)s->token_bytes;
+    uint64_t *ends = NULL, count = 0;  // the token's places, and the end of the shard
     size_t capacity = 0;
     unsigned char *block = host_calloc(BLOCK_TOKENS, 4, "scanning a shard");
     bool ok = true;
     for (int64_t at = 0; ok && at < s->num_tokens; at += BLOCK_TOKENS) {
         const int64_t left = s->num_tokens - at, n = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
-        const uint64_t width = (uint64_t)s->token_bytes, bytes = (uint64_t)n * width;
+        const uint64_t bytes = (uint64_t)n * width;
         ok = file_read_at(&s->file, block, bytes, SHARD_HEADER_BYTES + (uint64_t)at * width, err);
-        if (!ok) break;
-        s->token_sum = crc32c(s->token_sum, block, (size_t)bytes);
-        scan_block(s, block, at, n, (uint32_t)token, &ends, &count, &capacity);
+        s->token_sum = crc32c(s->token_sum, block, bytes);
+        ends = host_grow(ends, &capacity, count + (uint64_t)n + 1, 8, "document ends");
+        for (int64_t i = 0; i < n; i++)
+            if (shard_word(block + (uint64_t)i * width, width) == (uint32_t)token)
+                ends[count++] = (uint64_t)(at + i);
     }
     free(block);
-    if (ok && count == 0 && s->num_tokens > 0)
-        ok = error_set(err, EXIT_BAD_INPUT,
-                       "name the token that begins documents with --boundary-token",
-                       "%s: no index, and token %d is nowhere in it", s->path, token);
-    if (!ok) {
-        free(ends);
-        return false;
-    }
+    s->doc_ends = ends;
     s->bos = token;
     s->scanned = true;
-    if (count == 0) return true;
+    if (!ok || s->num_tokens == 0) return ok;
+    if (count == 0)
+        return error_set(err, EXIT_BAD_INPUT,
+                         "name the token that begins documents with --boundary-token",
+                         "%s: no index, and token %d is nowhere in it", s->path, token);
     if (ends[0] == 0) memmove(ends, ends + 1, --count * 8);  // nothing ends before the first token
     ends[count++] = (uint64_t)s->num_tokens;
     s->checksum = crc32c(s->checksum, ends, count * 8);

@@ -13,11 +13,7 @@ int shard_token_bytes(const ShardVocabulary *v) { return v->vocab_size <= 65536 
 
 void shard_writer_init(ShardWriter *w, const char *dir, const char *split,
                        const ShardVocabulary *v) {
-    memset(w, 0, sizeof *w);
-    w->dir = dir;
-    w->split = split;
-    w->vocabulary = *v;
-    w->bin.fd = -1;
+    *w = (ShardWriter){.dir = dir, .split = split, .vocabulary = *v, .bin.fd = -1};
 }
 
 static bool shard_writer_open(ShardWriter *w, Error *err) {

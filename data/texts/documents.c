@@ -283,13 +283,14 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
     unsigned char *bytes = NULL;
     Part *parts = NULL;
     bool ok = true;
-    if (array)
+    if (array) {
         ok = read_parts(array, &text, &bytes, &parts, bad);
-    else if (json_is_string(value))
-        text.bytes = (const unsigned char *)json_string_value(value),
+    } else if (json_is_string(value)) {
+        text.bytes = (const unsigned char *)json_string_value(value);
         text.n = json_string_length(value);
-    else
+    } else {
         ok = describe_bad_record(record, parse_error, bad);
+    }
     ok = ok && add_document(u, e, options, &text, bad);
     free(bytes);
     free(parts);

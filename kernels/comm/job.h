@@ -1,4 +1,4 @@
-// Between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu): the private part of comm.h.
+// Between the job (mpi.c) and the buffers of a backend (cpu.c, nccl.cu): what of comm.h is private.
 #ifndef UNPAD_JOB_H
 #define UNPAD_JOB_H
 

@@ -56,6 +56,16 @@ static inline real lanes_sum(const real *lanes) {
     return s;
 }
 
+static inline __attribute__((always_inline)) real dot_product(const floatX *x, const floatX *y,
+                                                              int n) {
+    real lanes[SUM_LANES] = {0};
+    int i = 0;
+    for (; i + SUM_LANES <= n; i += SUM_LANES)
+        for (int j = 0; j < SUM_LANES; j++) lanes[j] += (real)x[i + j] * y[i + j];
+    for (; i < n; i++) lanes[0] += (real)x[i] * y[i];
+    return lanes_sum(lanes);
+}
+
 // Ends the program; printf-like arguments: the unsupported value, expected, found.
 #define kernel_fatal(...)                                                            \
     device_fail("this model or batch has a shape that the backend does not support", \

@@ -18,13 +18,7 @@ void kv_store(floatX *cache, const floatX *qkv, const int32_t *first_rows,
 static CLONES real score_keys(real *scores, const floatX *q, const floatX *keys, int64_t row, int n,
                               int D, real scale, real top) {
     for (int j = 0; j < n; j++) {
-        real lanes[SUM_LANES] = {0};
-        const floatX *k = keys + j * row;
-        int d = 0;
-        for (; d + SUM_LANES <= D; d += SUM_LANES)
-            for (int i = 0; i < SUM_LANES; i++) lanes[i] += q[d + i] * k[d + i];
-        for (; d < D; d++) lanes[0] += q[d] * k[d];
-        scores[j] = lanes_sum(lanes) * scale;
+        scores[j] = dot_product(q, keys + j * row, D) * scale;
         top = scores[j] > top ? scores[j] : top;
     }
     return top;

@@ -68,12 +68,6 @@ typedef void Pack(real *packed, Matrix x, int64_t rows, int width, int64_t depth
 
 typedef void Few(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b, int64_t depth,
                  int64_t kc, int rows);
-#define PACK_PART(name) PACK_PART_(name)
-#define PACK_PART_(name) name##_part
-#define PACK_TRANSPOSED(name) PACK_TRANSPOSED_(name)
-#define PACK_TRANSPOSED_(name) name##_transposed
-#define FEW_OF(name) FEW_OF_(name)
-#define FEW_OF_(name) name##_of
 
 typedef struct {
     const char *name;
@@ -93,11 +87,9 @@ typedef int32_t lane_index;
 #endif
 
 // Plain C; NEON has twice the registers of SSE and gets a larger tile.
-#define TILE_NAME tile_portable
-#define PACK_NAME pack_portable
+#define NAME(x) x##_portable
 #define TARGET
 #ifndef GRADCHECK
-#define FEW_NAME few_portable
 typedef real vec4 __attribute__((vector_size(16), aligned(sizeof(real)), may_alias));
 typedef int32_t index4 __attribute__((vector_size(16)));
 #define FOURS(p, step) (*(const vec4 *)(p))
@@ -127,11 +119,9 @@ enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
 
 #ifdef X86
 #define QUAD(p) _mm_loadu_ps(p)
-#define TILE_NAME tile_avx2
-#define PACK_NAME pack_avx2
+#define NAME(x) x##_avx2
 #define MERGE_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define MERGE_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#define FEW_NAME few_avx2
 #define FOURS(p, step) _mm256_insertf128_ps(_mm256_castps128_ps256(QUAD(p)), QUAD((p) + (step)), 1)
 #define ZIP_LOW(a, b) _mm256_unpacklo_ps(a, b)
 #define ZIP_HIGH(a, b) _mm256_unpackhi_ps(a, b)
@@ -144,11 +134,9 @@ enum { PORTABLE_MR = MR, PORTABLE_NR = NV * VECTOR_LENGTH };
 enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
-#define TILE_NAME tile_avx512
-#define PACK_NAME pack_avx512
+#define NAME(x) x##_avx512
 #define MERGE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define MERGE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define FEW_NAME few_avx512
 #define FOURS(p, step)                                                                        \
     _mm512_insertf32x4(_mm512_insertf32x4(_mm512_insertf32x4(_mm512_castps128_ps512(QUAD(p)), \
                                                              QUAD((p) + (step)), 1),          \
@@ -165,7 +153,7 @@ enum { AVX2_MR = MR, AVX2_NR = NV * VECTOR_LENGTH };
 enum { AVX512_MR = MR, AVX512_NR = NV * VECTOR_LENGTH };
 #include "matmul_tile.h"
 
-#define TILE_NAME tile_avx512_bf16
+#define NAME(x) x##_avx512_bf16
 #define TARGET __attribute__((target("avx512f,avx512bf16")))
 #define VECTOR_LENGTH 16
 #define MR 8

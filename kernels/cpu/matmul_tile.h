@@ -1,6 +1,6 @@
 // The register tile of matmul.c for one instruction set, included once per set with these defined:
-//   TILE_NAME               names of the functions; sets may share PACK_NAME, which needs MERGE_*,
-//   PACK_NAME, FEW_NAME     and do without FEW_NAME, which needs FOURS, ZIP_* and PAIRS
+//   NAME(x)                 adds the set's suffix: functions tile, and where the macros that they
+//                           need are defined, pack (MERGE_*) and few (FOURS, ZIP_*, PAIRS)
 //   TARGET                  attribute that allows the instructions
 //   VECTOR_LENGTH, MR, NV   the tile is MR rows by NV vectors of VECTOR_LENGTH columns of C
 //   FMA(a, b, c)            a * b + c, scalar a, vectors b and c; one rounding if the CPU has FMA
@@ -14,8 +14,8 @@
 // and may be c; NULL: zeros. All MR * NV sums stay in
 // registers: each k loads MR + NV values for MR * NV multiply-adds. The inner loops have constant
 // bounds and are fully unrolled, which lets the compiler keep sum[][] in registers.
-TARGET static void TILE_NAME(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
-                             const real *RESTRICT b, int64_t depth) {
+TARGET static void NAME(tile)(real *c, const real *addend, int64_t c_stride, const real *RESTRICT a,
+                              const real *RESTRICT b, int64_t depth) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     vec sum[MR][NV];
@@ -40,12 +40,14 @@ TARGET static void TILE_NAME(real *c, const real *addend, int64_t c_stride, cons
     }
 }
 
-#ifdef PACK_NAME
+#ifdef MERGE_LOW
 // Transposes n (a power of 2) rows of VECTOR_LENGTH: lane k of row i, stored at to[k * width + i].
 // A perfect shuffle of the vectors rotates the bits of the index (row, lane) by one; log2(n) of
 // them move the bits of the row behind those of the lane. Rows from `rows` on are zeros.
-TARGET static inline __attribute__((always_inline)) void PACK_PART(PACK_NAME)(
-    real *to, int width, const real *from, int64_t stride, int rows, const int n) {
+TARGET static inline __attribute__((always_inline)) void NAME(pack_part)(real *to, int width,
+                                                                         const real *from,
+                                                                         int64_t stride, int rows,
+                                                                         const int n) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     typedef vec vec_anywhere __attribute__((aligned(sizeof(real))));
     typedef lane_index indices __attribute__((vector_size(sizeof(vec))));
@@ -65,8 +67,8 @@ TARGET static inline __attribute__((always_inline)) void PACK_PART(PACK_NAME)(
 }
 
 // One panel: panel[k][i] (depth, width) = x(i, k), 0 for rows <= i < width. x(i, .) is contiguous.
-TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, int width,
-                                              int64_t depth) {
+TARGET static void NAME(pack_transposed)(real *panel, Matrix x, int rows, int width,
+                                         int64_t depth) {
     // rows transposed at a time; in the panels of A, fewer than a vector has lanes
     const int n = width % VECTOR_LENGTH && VECTOR_LENGTH % MR == 0 ? MR : VECTOR_LENGTH;
     const int64_t whole_k = depth / VECTOR_LENGTH * VECTOR_LENGTH;
@@ -77,13 +79,13 @@ TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, i
         for (int64_t k = 0; k < whole_k; k += VECTOR_LENGTH) {
             real *to = panel + k * width + i;
             if (n == VECTOR_LENGTH && whole)  // constant arguments: unrolled
-                PACK_PART(PACK_NAME)(to, width, from + k, x.row, VECTOR_LENGTH, VECTOR_LENGTH);
+                NAME(pack_part)(to, width, from + k, x.row, VECTOR_LENGTH, VECTOR_LENGTH);
             else if (n == VECTOR_LENGTH)
-                PACK_PART(PACK_NAME)(to, width, from + k, x.row, rows - i, VECTOR_LENGTH);
+                NAME(pack_part)(to, width, from + k, x.row, rows - i, VECTOR_LENGTH);
             else if (whole)
-                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, MR, MR);
+                NAME(pack_part)(to, MR, from + k, x.row, MR, MR);
             else
-                PACK_PART(PACK_NAME)(to, MR, from + k, x.row, rows, MR);
+                NAME(pack_part)(to, MR, from + k, x.row, rows, MR);
         }
     }
     for (int64_t k = whole_i == width ? whole_k : 0; k < depth; k++)
@@ -94,11 +96,11 @@ TARGET static void PACK_TRANSPOSED(PACK_NAME)(real *panel, Matrix x, int rows, i
 // Panels of `width` rows (MR, or NV vectors), `stride` deep each: x(i, k), i < rows, k < depth;
 // rows missing in the last panel are zeros. Neighbours share cache lines of x, so all panels
 // advance together, and x is prefetched.
-TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
-                             int64_t stride) {
+TARGET static void NAME(pack)(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
+                              int64_t stride) {
     enum { NR = NV * VECTOR_LENGTH, AHEAD = 32, LINE = 64 / sizeof(real) };
     for (int64_t k = 0; k < depth && x.col == 1; k += PACK_DEPTH)
-        for (int64_t i = 0; i < rows; i += width) PACK_TRANSPOSED(PACK_NAME)
+        for (int64_t i = 0; i < rows; i += width) NAME(pack_transposed)
     (packed + i * stride + k * width, at(x, i, k), (int)at_most(width, rows - i), width,
      at_most(PACK_DEPTH, depth - k));
     for (int64_t k = 0; k < depth && x.col != 1; k++) {
@@ -117,16 +119,16 @@ TARGET static void PACK_NAME(real *packed, Matrix x, int64_t rows, int width, in
 }
 #endif
 
-#ifdef FEW_NAME
+#ifdef FOURS
 // c (rows, VECTOR_LENGTH) += a (rows, depth) b (VECTOR_LENGTH, depth)^T, b read where it lies and
 // transposed in registers, four of the depth at a time. Every sum is the chain of the tile: blocks
 // of kc from zero, added in order. The VECTOR_LENGTH rows that follow b are prefetched meanwhile:
 // without that it takes about a third longer.
-TARGET static inline __attribute__((always_inline)) void FEW_OF(FEW_NAME)(real *RESTRICT c,
-                                                                          const real *RESTRICT a,
-                                                                          const real *RESTRICT b,
-                                                                          int64_t depth, int64_t kc,
-                                                                          const int rows) {
+TARGET static inline __attribute__((always_inline)) void NAME(few_of)(real *RESTRICT c,
+                                                                      const real *RESTRICT a,
+                                                                      const real *RESTRICT b,
+                                                                      int64_t depth, int64_t kc,
+                                                                      const int rows) {
     typedef real vec __attribute__((vector_size(VECTOR_LENGTH * sizeof(real)), may_alias));
     vec total[FEW_ROWS];
     UNROLL for (int i = 0; i < rows; i++) memcpy(&total[i], c + i * VECTOR_LENGTH, sizeof(vec));
@@ -158,19 +160,17 @@ TARGET static inline __attribute__((always_inline)) void FEW_OF(FEW_NAME)(real *
 }
 
 // rows: 1, 2, 4 or 8
-TARGET static void FEW_NAME(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b,
-                            int64_t depth, int64_t kc, int rows) {
-    if (rows == 1) FEW_OF(FEW_NAME)(c, a, b, depth, kc, 1);
-    if (rows == 2) FEW_OF(FEW_NAME)(c, a, b, depth, kc, 2);
-    if (rows == 4) FEW_OF(FEW_NAME)(c, a, b, depth, kc, 4);
-    if (rows == 8) FEW_OF(FEW_NAME)(c, a, b, depth, kc, 8);
+TARGET static void NAME(few)(real *RESTRICT c, const real *RESTRICT a, const real *RESTRICT b,
+                             int64_t depth, int64_t kc, int rows) {
+    if (rows == 1) NAME(few_of)(c, a, b, depth, kc, 1);
+    if (rows == 2) NAME(few_of)(c, a, b, depth, kc, 2);
+    if (rows == 4) NAME(few_of)(c, a, b, depth, kc, 4);
+    if (rows == 8) NAME(few_of)(c, a, b, depth, kc, 8);
 }
 #endif
-#undef TILE_NAME
-#undef PACK_NAME
+#undef NAME
 #undef MERGE_LOW
 #undef MERGE_HIGH
-#undef FEW_NAME
 #undef FOURS
 #undef ZIP_LOW
 #undef ZIP_HIGH

@@ -3,14 +3,7 @@
 
 #include "common.h"
 
-static CLONES real sum_of_squares(const floatX *x, int C) {
-    real lanes[SUM_LANES] = {0};
-    int c = 0;
-    for (; c + SUM_LANES <= C; c += SUM_LANES)
-        for (int j = 0; j < SUM_LANES; j++) lanes[j] += (real)x[c + j] * x[c + j];
-    for (; c < C; c++) lanes[0] += (real)x[c] * x[c];
-    return lanes_sum(lanes);
-}
+static CLONES real sum_of_squares(const floatX *x, int C) { return dot_product(x, x, C); }
 
 static real row_rstd(const floatX *x, float eps, int C) {
     return (real)1 / (real)sqrt((double)(sum_of_squares(x, C) / C + (real)eps));

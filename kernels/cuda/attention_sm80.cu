@@ -45,16 +45,6 @@ struct RowValues {
 
 __device__ __forceinline__ int warp_id() { return threadIdx.x / WARP; }
 
-template <int ROWS, int COLS>
-__device__ __forceinline__ void clear(Block<ROWS, COLS> &c) {
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) c.x[m][n][i] = 0;
-}
-
 // -------------------------------------------------------------------------------------------------
 // Tiles in shared memory: rows of D bf16 values, their 16-byte chunks in an order that depends on
 // the row, so that eight rows of one column lie in eight different groups of banks
@@ -153,7 +143,7 @@ __device__ __forceinline__ void multiply_transposed(Block<ROWS, COLS> &c,
                                                     const OwnRows<ROWS, D, IN_REGISTERS> &a,
                                                     uint32_t tile) {
     const uint32_t at = tile + chunk_at<D>(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);
-    clear(c);
+    c = {};
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t left[ROWS / 16][4];
@@ -451,9 +441,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     const uint32_t q_tile = shared_begin(), stages = q_tile + Z::Q_BYTES;
 
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own);
-    Block<Z::ROWS, D> o;
+    Block<Z::ROWS, D> o = {};
     Softmax<Z::ROWS> state;
-    clear(o);
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++)
 #pragma unroll
@@ -532,9 +521,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     tile.load_stage(stages, 0, qkv, s);
 
     OwnRows<Z::ROWS, D, Z::Q_IN_REGISTERS> queries(q_tile, tile.own), douts(dout_tile, tile.own);
-    Block<Z::ROWS, D> dq;
+    Block<Z::ROWS, D> dq = {};
     RowValues<Z::ROWS> delta, lse_log2e;
-    clear(dq);
     const int64_t at = row * s.out_row + column, statistic = tile.head * s.total_tokens + row;
 #pragma unroll
     for (int m = 0; m < Z::ROWS / 16; m++)
@@ -684,9 +672,7 @@ __global__ void __launch_bounds__(THREADS, BackwardKvSizes<D, QUERIES>::CTAS)
     store_statistics(0, load_stage(0));
 
     OwnRows<Z::ROWS, D, Z::KV_IN_REGISTERS> keys(k_tile, own), values(v_tile, own);
-    Block<Z::ROWS, D> dk, dv;
-    clear(dk);
-    clear(dv);
+    Block<Z::ROWS, D> dk = {}, dv = {};
     if constexpr (Z::KV_IN_REGISTERS) {
         cp_async_wait<0>();
         __syncthreads();  // K and V have arrived

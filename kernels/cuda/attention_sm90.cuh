@@ -124,15 +124,9 @@ struct Ring {
     uint32_t base, stage, phase;
 
     __device__ __forceinline__ explicit Ring(uint32_t begin) : base(begin), stage(0), phase(0) {}
-    __device__ __forceinline__ uint32_t tile_of(uint32_t n) const {
-        return base + AT + n * STAGE_BYTES;
-    }
-    __device__ __forceinline__ uint32_t empty_of(uint32_t n) const {
-        return base + PAIRS + n * 16 + 8;
-    }
-    __device__ __forceinline__ uint32_t tile() const { return tile_of(stage); }
+    __device__ __forceinline__ uint32_t tile() const { return base + AT + stage * STAGE_BYTES; }
     __device__ __forceinline__ uint32_t full() const { return base + PAIRS + stage * 16; }
-    __device__ __forceinline__ uint32_t empty() const { return empty_of(stage); }
+    __device__ __forceinline__ uint32_t empty() const { return full() + 8; }
     __device__ __forceinline__ void advance() {
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }

@@ -25,10 +25,6 @@ void bias_forward(floatX *out, const floatX *bias, int64_t T, int64_t N) {
     LAUNCH_CHECK("bias_forward_kernel");
 }
 
-enum { BACKWARD_BLOCKS = 256 };  // two for each of 132 multiprocessors
-static_assert((size_t)BACKWARD_BLOCKS * ROW_MAX_COLUMNS * sizeof(float) <= CUDA_SCRATCH_BYTES,
-              "the sums of blocks of one row, the widest, fit the scratch memory");
-
 // partial (gridDim.x * blockDim.y, N)
 __global__ void __launch_bounds__(ROW_MAX_THREADS)
     bias_backward_kernel(float *__restrict__ partial, const floatX *__restrict__ dout, int64_t T,
@@ -38,7 +34,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     for (int64_t t = row_of_thread(); t < T; t += stride) {
 #pragma unroll
         for (int i = 0; i < ROW_VECTORS; i++) {
-            const int c = 8 * ((int)threadIdx.x + i * (int)blockDim.x);
+            const int c = vector_column(i);
             float x[8];
             if (c >= N) continue;
             load8(x, dout + t * N + c);
@@ -47,7 +43,7 @@ __global__ void __launch_bounds__(ROW_MAX_THREADS)
     }
 #pragma unroll
     for (int i = 0; i < ROW_VECTORS; i++) {
-        const int c = 8 * ((int)threadIdx.x + i * (int)blockDim.x);
+        const int c = vector_column(i);
         if (c >= N) continue;
         for (int j = 0; j < 8; j++) partial[row_of_thread() * N + c + j] = sums[i][j];
     }

@@ -14,10 +14,9 @@
 
 #include "../kernels.h"
 
-// device.cu, valid after device_init: the one stream that all work is put on; the GPU's name and
-// size; multiprocessors; major * 10 + minor of the architecture; shared memory of an SM in KiB.
+// device.cu, valid after device_init: the one stream that all work is put on; multiprocessors;
+// major * 10 + minor of the architecture; shared memory of an SM in KiB.
 cudaStream_t cuda_stream();
-const char *cuda_gpu();
 int cuda_num_sms();
 int cuda_arch();
 int cuda_shared_kb();
@@ -42,19 +41,13 @@ const char *matmul_init();
 [[noreturn]] void cuda_fail(const char *file, int line, const char *what, cudaError_t status);
 [[noreturn]] void cuda_unsupported(const char *what, int64_t found);
 
-#define CUDA_CHECK(call_)                                                           \
-    do {                                                                            \
-        cudaError_t status_ = (call_);                                              \
-        if (status_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, #call_, status_); \
-    } while (0)
-
+inline void cuda_check(const char *file, int line, const char *what, cudaError_t status) {
+    if (status != cudaSuccess) cuda_fail(file, line, what, status);
+}
+#define CUDA_CHECK(call_) cuda_check(__FILE__, __LINE__, #call_, call_)
 // After every launch: a bad configuration is reported here, with the kernel's name; a fault inside
 // a kernel at the next call that waits.
-#define LAUNCH_CHECK(kernel_)                                                        \
-    do {                                                                             \
-        cudaError_t status_ = cudaGetLastError();                                    \
-        if (status_ != cudaSuccess) cuda_fail(__FILE__, __LINE__, kernel_, status_); \
-    } while (0)
+#define LAUNCH_CHECK(kernel_) cuda_check(__FILE__, __LINE__, kernel_, cudaGetLastError())
 
 enum { WARP = 32 };
 
@@ -160,6 +153,10 @@ enum { ROW_MAX_THREADS = ROW_MAX_WARPS * WARP };
 // Columns that ROW_VECTORS vectors a thread can hold: the limit of kernels that keep a row in
 // registers. Others step along the row and have none.
 enum { ROW_MAX_COLUMNS = ROW_MAX_THREADS * ROW_VECTORS * 8 };
+// Of kernels that sum over rows, each block its own: two for each of 132 multiprocessors
+enum { BACKWARD_BLOCKS = 256 };
+static_assert((size_t)BACKWARD_BLOCKS * ROW_MAX_COLUMNS * sizeof(float) <= CUDA_SCRATCH_BYTES,
+              "the sums of blocks of one row, the widest, fit the scratch memory");
 
 struct RowGrid {
     dim3 block;
@@ -182,6 +179,11 @@ inline RowGrid row_grid(const char *op, int64_t rows, int64_t columns) {
 
 __device__ __forceinline__ int64_t row_of_thread() {
     return (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+}
+
+// Column of a thread's i-th vector
+__device__ __forceinline__ int vector_column(int i) {
+    return 8 * ((int)threadIdx.x + i * (int)blockDim.x);
 }
 
 // Sum over the threads of one row, the same bits in each of them. warp_sums: one float for each

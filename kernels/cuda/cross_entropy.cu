@@ -144,27 +144,3 @@ void cross_entropy_forward_backward(real *losses, floatX *logits, const int32_t 
         <<<(unsigned)T, threads_for(V), 0, cuda_stream()>>>(losses, logits, targets, loss_scale, V);
     LAUNCH_CHECK("cross_entropy_kernel");
 }
-
-// ------------------------------------------------------------------------------------------------
-// Sum of the losses of a micro-batch: a few hundred kilobytes, so one block in a fixed order
-
-enum { SUM_THREADS = 256 };
-
-__global__ void losses_sum_kernel(double *sum, const real *__restrict__ losses, int64_t T) {
-    __shared__ double warps[SUM_THREADS / WARP];
-    double s = 0;
-#pragma unroll 8
-    for (int64_t t = threadIdx.x; t < T; t += SUM_THREADS) s += (double)losses[t];
-    s = warp_sum(s);
-    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
-    __syncthreads();  // all warps have written before thread 0 adds
-    if (threadIdx.x != 0) return;
-    for (int w = 1; w < SUM_THREADS / WARP; w++) s += warps[w];
-    *sum += s;
-}
-
-void losses_sum(double *sum, const real *losses, int64_t T) {
-    if (T == 0) return;
-    losses_sum_kernel<<<1, SUM_THREADS, 0, cuda_stream()>>>(sum, losses, T);
-    LAUNCH_CHECK("losses_sum_kernel");
-}

@@ -30,17 +30,14 @@ static int num_allocations;
 static DeviceMemory memory;
 static void *scratch;
 static cudaDeviceProp properties;
-static char gpu[128], description[192], failure[192];
+static char description[192], failure[192];
 static void (*describe_work)(void *context, char *text, size_t capacity);
 static void *describe_context;
 
 cudaStream_t cuda_stream() { return stream; }
-const char *cuda_gpu() { return gpu; }
 int cuda_num_sms() { return properties.multiProcessorCount; }
 int cuda_arch() { return properties.major * 10 + properties.minor; }
 int cuda_shared_kb() { return (int)(properties.sharedMemPerMultiprocessor >> 10); }
-
-static void synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream)); }
 
 void *cuda_scratch() { return scratch; }
 
@@ -135,10 +132,10 @@ static void describe() {
     int driver = 0, runtime = 0;
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
-    snprintf(gpu, sizeof gpu, "%.80s, sm_%d, %d SMs", properties.name, cuda_arch(), cuda_num_sms());
-    snprintf(description, sizeof description, "%s, %.1f GiB, driver %d.%d, runtime %d.%d", gpu,
-             (double)properties.totalGlobalMem / 0x1p30, driver / 1000, driver % 1000 / 10,
-             runtime / 1000, runtime % 1000 / 10);
+    snprintf(description, sizeof description,
+             "%.80s, sm_%d, %d SMs, %.1f GiB, driver %d.%d, runtime %d.%d", properties.name,
+             cuda_arch(), cuda_num_sms(), (double)properties.totalGlobalMem / 0x1p30, driver / 1000,
+             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
 const char *device_init(const DeviceOptions *) {
@@ -201,7 +198,7 @@ void device_free(void *p) {
     assert(memory.bytes_now >= allocations[i].bytes);
     memory.bytes_now -= allocations[i].bytes;
     allocations[i] = allocations[--num_allocations];
-    synchronize();  // work under way may still use it
+    CUDA_CHECK(cudaStreamSynchronize(stream));  // work under way may still use it
     CUDA_CHECK(cudaFree(p));
 }
 
@@ -259,7 +256,7 @@ void device_copy(void *dst, const void *src, size_t bytes) {
 }
 
 void device_synchronize(void) {
-    synchronize();
+    CUDA_CHECK(cudaStreamSynchronize(stream));
     memory.waits++;
 }
 

@@ -5,11 +5,6 @@
 
 #include "common.cuh"
 
-// Column of a thread's i-th vector
-__device__ __forceinline__ int vector_column(int i) {
-    return 8 * ((int)threadIdx.x + i * (int)blockDim.x);
-}
-
 static RowGrid norm_grid(const char *op, int64_t T, int C) {
     const RowGrid grid = row_grid(op, T, C);
     if (C > ROW_MAX_COLUMNS) cuda_unsupported("RMSNorm: expected at most 16384 columns", C);
@@ -59,10 +54,6 @@ void rmsnorm_forward(floatX *normed, real *rstd, const floatX *resid, const floa
 
 // ------------------------------------------------------------------------------------------------
 // Backward
-
-enum { BACKWARD_BLOCKS = 256 };  // two for each of 132 multiprocessors
-static_assert((size_t)BACKWARD_BLOCKS * ROW_MAX_COLUMNS * sizeof(float) <= CUDA_SCRATCH_BYTES,
-              "the blocks' sums fit the scratch memory");
 
 // Rows of one block summed in order of threadIdx.y: sums (blockDim.y, C) in shared memory, out (C)
 __device__ __forceinline__ void store_block_sums(float *out, const float *sums, int C) {

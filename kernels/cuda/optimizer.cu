@@ -1,0 +1,167 @@
+// Over all gradients: their sum of squares, the clip factor, adding them up, and AdamW. Of squares
+// each block sums what it meets in steps of the grid, one more block adds the blocks' sums: the
+// order depends on n alone. That block also sums the losses of a micro-batch.
+
+#include "common.cuh"
+
+enum { BLOCK = 256, MAX_BLOCKS = 1024 };
+
+// Sum over the block, valid in thread 0
+__device__ __forceinline__ double block_sum(double s) {
+    __shared__ double warps[BLOCK / WARP];
+    s = warp_sum(s);
+    if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = s;
+    __syncthreads();  // all warps have written before thread 0 adds
+    if (threadIdx.x == 0)
+        for (int w = 1; w < BLOCK / WARP; w++) s += warps[w];
+    return s;
+}
+
+__device__ __forceinline__ double square(float x) { return (double)x * (double)x; }
+
+__global__ void squares_kernel(double *partial, const real *__restrict__ x, size_t n) {
+    const size_t thread = (size_t)blockIdx.x * BLOCK + threadIdx.x,
+                 step = (size_t)gridDim.x * BLOCK;
+    const float4 *vectors = reinterpret_cast<const float4 *>(x);
+    double s = 0;
+#pragma unroll 4
+    for (size_t i = thread; i < n / 4; i += step) {
+        const float4 v = vectors[i];
+        s += (square(v.x) + square(v.y)) + (square(v.z) + square(v.w));
+    }
+    if (thread < n % 4) s += square(x[n / 4 * 4 + thread]);
+    s = block_sum(s);
+    if (threadIdx.x == 0) partial[blockIdx.x] = s;
+}
+
+// One block: a few hundred kilobytes at most
+template <class R>
+__global__ void add_all_kernel(double *sum, const R *__restrict__ x, int64_t n) {
+    double s = 0;
+#pragma unroll 8
+    for (int64_t i = threadIdx.x; i < n; i += BLOCK) s += (double)x[i];
+    s = block_sum(s);
+    if (threadIdx.x == 0) *sum += s;
+}
+
+void losses_sum(double *sum, const real *losses, int64_t T) {
+    if (T == 0) return;
+    add_all_kernel<real><<<1, BLOCK, 0, cuda_stream()>>>(sum, losses, T);
+    LAUNCH_CHECK("losses_sum");
+}
+
+void global_norm_squared(double *sum, const real *x, size_t n) {
+    if (n == 0) return;
+    if ((uintptr_t)x % 16 != 0)
+        cuda_unsupported("global_norm_squared: expected 16-byte alignment", (int64_t)(uintptr_t)x);
+    const size_t wanted = ceil_div<size_t>(n, 4 * 4 * BLOCK);
+    const unsigned blocks = wanted < MAX_BLOCKS ? (unsigned)wanted : (unsigned)MAX_BLOCKS;
+    double *partial = (double *)cuda_scratch();
+    squares_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(partial, x, n);
+    LAUNCH_CHECK("squares_kernel");
+    add_all_kernel<double><<<1, BLOCK, 0, cuda_stream()>>>(sum, partial, (int64_t)blocks);
+    LAUNCH_CHECK("add_all_kernel");
+}
+
+__global__ void clip_scale_kernel(StepScalars *step, float max_norm) {
+    const double norm = sqrt(step->norm_squared), max = (double)max_norm;
+    float scale = max > 0 && norm > max ? (float)(max / norm) : 1.0f;
+    const int too_large = norm * (double)scale > MAX_UPDATE_NORM;
+    if (!isfinite(norm) || !isfinite(step->loss_sum) || too_large) scale = 0;
+    step->grad_norm = (float)norm;
+    step->scale = scale;
+}
+
+void clip_scale(StepScalars *step, float max_norm) {
+    clip_scale_kernel<<<1, 1, 0, cuda_stream()>>>(step, max_norm);
+    LAUNCH_CHECK("clip_scale_kernel");
+}
+
+__global__ void grads_add_kernel(real *__restrict__ sum, const real *__restrict__ x, size_t n) {
+    const size_t step = (size_t)gridDim.x * BLOCK;
+    for (size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += step) sum[i] += x[i];
+}
+
+void grads_add(real *sum, const real *x, size_t n) {
+    if (n == 0) return;
+    const size_t wanted = ceil_div<size_t>(n, 4 * BLOCK), most = 8 * (size_t)cuda_num_sms();
+    const unsigned blocks = (unsigned)(wanted < most ? wanted : most);
+    grads_add_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(sum, x, n);
+    LAUNCH_CHECK("grads_add_kernel");
+}
+
+// ------------------------------------------------------------------------------------------------
+// AdamW with decoupled weight decay, one pass over memory: 28 bytes read and written for each of
+// 4 weights a thread. The fp32 master is put together from its two halves (common.cuh) and taken
+// apart again, so that the stored bf16 is always the master rounded.
+
+struct Coefficients {
+    float lr, beta1, beta2, eps, decay, correct1, correct2;
+};
+
+__device__ __forceinline__ float update(float w, float *m, float *v, float g,
+                                        const Coefficients &k) {
+    *m = k.beta1 * *m + (1 - k.beta1) * g;
+    *v = k.beta2 * *v + (1 - k.beta2) * g * g;
+    return w * k.decay - k.lr * (*m * k.correct1) / (sqrtf(*v * k.correct2) + k.eps);
+}
+
+struct alignas(8) Halves {  // of four weights
+    uint16_t x[4];
+};
+
+__device__ __forceinline__ void update4(floatX *weights, uint16_t *master_lo, real *m, real *v,
+                                        const real *grads, float scale, const Coefficients &k) {
+    Halves hi = *reinterpret_cast<Halves *>(weights), lo = *reinterpret_cast<Halves *>(master_lo);
+    float4 m4 = *reinterpret_cast<float4 *>(m), v4 = *reinterpret_cast<float4 *>(v);
+    const float4 g4 = *reinterpret_cast<const float4 *>(grads);
+    float ms[4] = {m4.x, m4.y, m4.z, m4.w}, vs[4] = {v4.x, v4.y, v4.z, v4.w};
+    const float gs[4] = {g4.x, g4.y, g4.z, g4.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float w = update(master_join(hi.x[i], lo.x[i]), &ms[i], &vs[i], gs[i] * scale, k);
+        master_split(w, &hi.x[i], &lo.x[i]);
+    }
+    *reinterpret_cast<Halves *>(weights) = hi;
+    *reinterpret_cast<Halves *>(master_lo) = lo;
+    *reinterpret_cast<float4 *>(m) = make_float4(ms[0], ms[1], ms[2], ms[3]);
+    *reinterpret_cast<float4 *>(v) = make_float4(vs[0], vs[1], vs[2], vs[3]);
+}
+
+__global__ void __launch_bounds__(BLOCK)
+    adamw_kernel(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
+                 const StepScalars *step, Coefficients k, size_t n) {
+    const float scale = step->scale;
+    if (scale == 0) return;  // a non-finite step changes nothing
+    const size_t i = 4 * ((size_t)blockIdx.x * BLOCK + threadIdx.x);
+    if (i + 4 <= n) {
+        update4(weights + i, master_lo + i, m + i, v + i, grads + i, scale, k);
+        return;
+    }
+    uint16_t *halves = reinterpret_cast<uint16_t *>(weights);
+    for (size_t j = i; j < n; j++) {
+        const float w = master_join(halves[j], master_lo[j]);
+        master_split(update(w, &m[j], &v[j], grads[j] * scale, k), &halves[j], &master_lo[j]);
+    }
+}
+
+void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
+                  const StepScalars *step, AdamW hyper, size_t n) {
+    if (n == 0) return;
+    const uintptr_t wide = (uintptr_t)m | (uintptr_t)v | (uintptr_t)grads;
+    const uintptr_t narrow = (uintptr_t)weights | (uintptr_t)master_lo;
+    if (wide % 16 != 0 || narrow % 8 != 0)
+        cuda_unsupported("adamw_update: expected 16-byte alignment", (int64_t)(wide | narrow));
+    Coefficients k = {
+        hyper.lr,
+        hyper.beta1,
+        hyper.beta2,
+        hyper.eps,
+        1 - hyper.lr * hyper.weight_decay,
+        (float)(1 / (1 - pow((double)hyper.beta1, (double)hyper.t))),
+        (float)(1 / (1 - pow((double)hyper.beta2, (double)hyper.t))),
+    };
+    const unsigned blocks = (unsigned)ceil_div<size_t>(n, 4 * BLOCK);
+    adamw_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(weights, master_lo, m, v, grads, step, k, n);
+    LAUNCH_CHECK("adamw_kernel");
+}
