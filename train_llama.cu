@@ -415,7 +415,7 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
 
 // Everything beside parameters that --resume needs
 static bool save_state(Run *run, Error *err) {
-    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row};
+    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row, run->trend};
     return state_write(&run->checkpoint, &state, &run->data->loader_settings.plan,
                        &run->data->train, UNPAD_VERSION, run_option_table, err);
 }
@@ -917,6 +917,7 @@ static int64_t read_state(Run *run) {
          &err);
     run->cursor = state.cursor;
     run->skips_in_a_row = state.skips_in_a_row;
+    run->trend = state.trend;
     return at->in_place ? state.log_bytes : -1;
 }
 

@@ -37,6 +37,12 @@ resume=("${run[@]}" --resume)
 expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --steps 8 --save-every 3 --keep 0
 same_state resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
+check_python resumed_run_knows_its_losses <<'PY'
+import json
+a, b = ([json.load(open(f"{run}/step-00000008/trainer_state.json"))[key] for key in
+         ("num_losses", "loss_mean", "loss_deviation")] for run in "ab")
+assert a == b and a[0] == 8, (a, b)
+PY
 check_python resumed_log_has_every_step_once <<'PY'
 import json
 def steps(path):

@@ -117,9 +117,12 @@ TEST(noise_widens_the_margin) {
     CHECK(!loss_is_spike(&t, 5.5) && loss_is_spike(&t, 7));
 }
 
-TEST(the_first_losses_are_never_spikes) {
+TEST(the_first_losses_are_spikes_beyond_twice_the_mean) {
     LossTrend t = {0, 0, 0};
-    CHECK(!loss_is_spike(&t, 1) && !loss_is_spike(&t, 9) && !loss_is_spike(&t, 90));
+    CHECK(!loss_is_spike(&t, 5.6) && !loss_is_spike(&t, 11));
+    CHECK(loss_is_spike(&t, 828) && !loss_is_spike(&t, 6));
+    LossTrend small = {0, 0, 0};
+    CHECK(!loss_is_spike(&small, 0.1) && !loss_is_spike(&small, 1) && loss_is_spike(&small, 3));
 }
 
 TEST_MAIN()

@@ -41,7 +41,7 @@ static const struct {
 // all lines.
 static int read_without(const char *text, const Same *same, const char *field) {
     Error err = {0};
-    TrainingState s;
+    TrainingState s = {0};
     char dir[256], path[300], name[64], edited[4096];
     snprintf(dir, sizeof dir, "%s", scratch("state"));
     snprintf(path, sizeof path, "%s/trainer_state.json", dir);
@@ -54,6 +54,8 @@ static int read_without(const char *text, const Same *same, const char *field) {
     const bool ok = state_read(&s, dir, &same->plan, &same->train, &err);
     CHECK(!ok || (s.cursor.epoch == 1 && s.cursor.doc_pos == 2 && s.cursor.tok_off == 3 &&
                   s.cursor.step == 4 && s.log_bytes == 5 && s.skips_in_a_row == 6));
+    CHECK(!ok || (s.trend.mean == (strcmp(field, "loss_mean") ? 0.1 : 0) &&
+                  s.trend.deviation == 0.2 && s.trend.num_losses == 7));
     return err.code;
 }
 
@@ -71,7 +73,8 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     char path[IO_PATH_MAX];
     const TrainingState s = {.cursor = {.epoch = 1, .doc_pos = 2, .tok_off = 3, .step = 4},
                              .log_bytes = 5,
-                             .skips_in_a_row = 6};
+                             .skips_in_a_row = 6,
+                             .trend = {0.1, 0.2, 7}};
     CHECK(dir_create_all(scratch("out"), err));
     CHECK(checkpoint_begin(&ck, scratch("out"), 4, NULL, err));
     char *text = state_write(&ck, &s, &same->plan, &same->train, "0", options, err) &&
@@ -97,6 +100,7 @@ TEST(missing_fields_mean_the_behaviour_of_older_versions) {
         CHECK_MSG(read_without(text, &other, "") == EXIT_CHECKPOINT_MISFIT, "%s", fields[i].name);
     }
     CHECK(read_without(text, &same, "packer") == 0);
+    CHECK(read_without(text, &same, "loss_mean") == 0);
     free(text);
 }
 

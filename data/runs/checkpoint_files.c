@@ -1,5 +1,6 @@
 #include "checkpoint_files.h"
 
+#include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,7 +172,10 @@ static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
            json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
            json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
-           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err);
+           json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
+           json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
+           json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, false, err) &&
+           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
@@ -197,10 +201,11 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
     const PlanState *c = &s->cursor;
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
-    json_t *state =
-        json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i}", "format", 1, "version", version,
-                  "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
-                  "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row);
+    json_t *state = json_pack(
+        "{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:f, s:f}", "format", 1, "version", version,
+        "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
+        "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses",
+        s->trend.num_losses, "loss_mean", s->trend.mean, "loss_deviation", s->trend.deviation);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));

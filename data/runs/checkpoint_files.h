@@ -13,6 +13,7 @@
 #include "../models/weights.h"
 #include "../shards/dataset.h"
 #include "checkpoint.h"
+#include "log.h"
 
 // Small files that checkpoints carry unchanged. They are read once, at the start, so that later
 // changes of the directory that they come from do no harm.
@@ -50,6 +51,7 @@ typedef struct {
     PlanState cursor;   // of the next step to train
     int64_t log_bytes;  // of log.jsonl so far
     int skips_in_a_row;
+    LossTrend trend;
 } TrainingState;
 
 // Writes the file into the checkpoint.

@@ -120,9 +120,10 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
 
 bool loss_is_spike(LossTrend *t, double loss) {
     enum { FIRST_LOSSES = 5, MEMORY = 20 };
-    const double most = t->mean + fmax(1, 3 * t->deviation);
+    const double margin = fmax(1, 3 * t->deviation),
+                 most = t->mean + (t->num_losses < FIRST_LOSSES ? fmax(margin, t->mean) : margin);
     if (!isfinite(loss)) return true;
-    const bool spike = t->num_losses >= FIRST_LOSSES && loss > most;
+    const bool spike = t->num_losses > 0 && loss > most;
     if (spike) loss = most;  // so that a loss that stays at its new level soon stops being one
     if (t->num_losses == 0) t->mean = loss;
     if (t->num_losses < MEMORY) t->num_losses++;

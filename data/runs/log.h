@@ -70,15 +70,15 @@ void report_validation(RunLog *log, int64_t step, double loss, const ValidationS
 // number: 1-based, of the samples after this step. ended: by the model's end of text.
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text);
 
-// Loss spikes: losses far above the running mean of the last ones. Not saved in checkpoints: a
-// resumed run learns the mean again in its first steps.
+// Loss spikes: losses far above the running mean of the last ones. Checkpoints hold the trend.
 typedef struct {
     double mean, deviation;  // of about the last 20 losses; mean absolute distance, so robust
     int64_t num_losses;
 } LossTrend;  // starts as {0}
 
 // Adds a loss to the trend. True when it is not finite, or above the mean by more than 1 and by
-// more than three deviations.
+// more than three deviations; among the first five, whose noise is not known yet, also by more than
+// the mean itself.
 bool loss_is_spike(LossTrend *t, double loss);
 
 // "1:02:03" or "2:03"
