@@ -174,6 +174,13 @@ for name in epochs lora batch-size learning-rate learning_rate wandb tensorboard
 done
 check hints_name_options_that_exist test -z "$wrong"
 expect hint_for_another_trainers_option 2 '^hint: it is --lr' "$train" --learning_rate 1
+for option in model_name_or_path dataset device config tokenizer max_seq_length ctx-size context-length warmup_ratio \
+    lr_scheduler_type optim dropout save_steps eval-steps logging_steps resume_from_checkpoint use_peft load_in_4bit \
+    packing dtype bf16 job.config_file training.steps layers log-every gpus; do
+    "$train" --$option 1 > out.txt 2>&1
+    [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -qv 'lists all options' || echo "$option"
+done > unknown.txt
+check options_of_other_trainers_have_a_hint test ! -s unknown.txt
 "$train" --learning-rate 1 2>&1 | cat - help.txt | grep -c -- '--learning-rate' | grep -qx 1 &&
     ok hints_are_not_in_the_help || bad hints_are_not_in_the_help ''
 expect steps_with_an_exponent 0 'step +1/20 ' "${quiet[@]}" --out exponent --steps 2e1 --val-every 0
