@@ -78,22 +78,23 @@ typedef struct {
 } Run;
 
 static volatile sig_atomic_t stop_signal;
-// What a second signal prints; a handler must not format it.
+// What the first and the second signal print; a handler must not format it.
+static const char *stop_text = "\nstopping; again: at once\n";
 static char quit_text[128] = "quit: nothing was trained yet\n";
 
 static void write_text(const char *text) {
     if (comm_rank() > 0 || write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }
 
-// The first signal ends a training run after the current step, with a checkpoint; the second ends
-// it at once (nothing is ever half-written under its final name).
+// The first signal ends the tokenization of texts, or training after the current step, with a
+// checkpoint; the second ends all at once (nothing is ever half-written under its final name).
 static void on_signal(int sig) {
     if (stop_signal) {
         write_text(quit_text);
         _exit(128 + sig);
     }
     stop_signal = sig;
-    write_text("\nstopping after this step, then saving; again: quit without saving\n");
+    write_text(stop_text);
 }
 
 static void catch_signals(void (*handler)(int)) {
@@ -103,6 +104,12 @@ static void catch_signals(void (*handler)(int)) {
         sigaction(signals[i], &action, NULL);
     signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);  // EFBIG instead: a full disk
+}
+
+// From here on there is nothing to save.
+static void end_at_signals(void) {
+    catch_signals(SIG_DFL);
+    if (stop_signal) raise((int)stop_signal);
 }
 
 // Rank 0 prints, logs and writes; every rank reads.
@@ -616,8 +623,12 @@ static void train(Run *run) {
     Totals totals = {0};
     Data *d = run->data;
     int64_t last_saved = run->resume->in_place ? run->cursor.step : -1;
+    if (run->cursor.step >= run->o->steps)
+        printf("step %ld of --steps %ld is reached: nothing to train\n", run->cursor.step,
+               run->o->steps);
     must(loader_start(&loader, &d->train, &d->loader_settings, run->cursor, &err), &err);
     if (!run->resume->dir[0]) validate(run, 0);
+    stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
     while (run->cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
                  last_saved > 0 ? last_saved : 0);
@@ -898,8 +909,6 @@ static Options *start_process(int argc, char **argv) {
     catch_signals(on_signal);  // first: what follows may take seconds
     comm_init();
     Options *o = run_options_parse(argc, argv);
-    if (!run_trains(o)) catch_signals(SIG_DFL);  // nothing to save
-    if (!run_trains(o) && stop_signal) raise((int)stop_signal);
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
@@ -933,6 +942,7 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     if (o->generate || o->eval) {
+        end_at_signals();
         infer(o, &model, argc, argv);
         comm_finalize();
         return EXIT_DONE;
@@ -960,6 +970,7 @@ int main(int argc, char **argv) {
     if (weights) must(weights_check(llama_parameters(&model), weights, &err), &err);
     check_memory(&model, &room, o);
     if (o->dry_run) return EXIT_DONE;
+    if (!run_trains(o)) end_at_signals();
     if (o->compare) {
         compare_layouts(o, &data, &model, weights);
         return EXIT_DONE;

@@ -37,6 +37,13 @@ resume=("${run[@]}" --resume)
 expect resume_from_step_3 0 'start +b/step-00000003' "${resume[@]}" --out b --steps 8 --save-every 3 --keep 0
 same_state resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
+cp -r b reached
+expect a_step_already_reached 0 '^step 8 of --steps 3 is reached: nothing to train' "${resume[@]}" --out reached --steps 3
+expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 9, --steps 2: the run never reaches --lr' \
+    "${run[@]}" --out warm --steps 2 --warmup-steps 9
+mkdir lfs && cp a/final/*.json lfs
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' > lfs/model.safetensors
+expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs "${data[@]}" --out none --steps 1
 check_python resumed_run_knows_its_losses <<'PY'
 import json
 a, b = ([json.load(open(f"{run}/step-00000008/trainer_state.json"))[key] for key in

@@ -173,7 +173,8 @@ refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or 
 refused a_cut_array 'cut.json: record 2 is cut off' cut.json
 refused a_table 'table.csv: expected' table.csv
 refused an_empty_directory 'nothing: expected token shards' nothing
-refused no_such_file 'absent.txt: expected token shards' absent.txt
+refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt
+refused no_such_pattern 'absent[*]: expected token shards' 'absent*'
 refused a_model_without_tokenizer 'is text, expected a tokenizer for it' notes.txt --model smollm2-135m
 sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low && cp bpe/* low && mv c low/config.json
 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch

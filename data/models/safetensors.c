@@ -187,6 +187,9 @@ static bool read_header(SafetensorsSet *s, int file, Error *err) {
     if (!file_read_at(f, &n, 8, 0, err)) return false;
     const uint64_t rest = f->size_bytes - 8,
                    most = rest < SAFETENSORS_MAX_HEADER ? rest : SAFETENSORS_MAX_HEADER;
+    if (memcmp(&n, "version ", 8) == 0)
+        return error_set(err, EXIT_BAD_INPUT, "`git lfs pull` in that directory gets the file",
+                         "%s: expected weights, found a pointer of Git LFS", f->path);
     if (n < 2 || n > most)
         return error_set(err, EXIT_BAD_INPUT, "is it a safetensors file, and complete?",
                          "%s: header: expected 2 to %lu bytes, found %lu", f->path, most, n);

@@ -200,6 +200,10 @@ Options *run_options_parse(int argc, char **argv) {
     options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
+    if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
+        parsed.warmup_steps >= parsed.steps)
+        warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
+                parsed.steps);
     resolve_sizes(&parsed);
     return &parsed;
 }
@@ -308,8 +312,7 @@ bool model_is_builtin(const Options *o) {
 }
 
 bool run_trains(const Options *o) {
-    return o->steps > 0 && !o->dry_run && !o->compare && !o->check_packing && !o->generate &&
-           !o->eval;
+    return o->steps > 0 && !o->dry_run && !o->compare && !o->check_packing;
 }
 
 bool reduces_deterministically(const Options *o) {
