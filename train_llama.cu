@@ -89,12 +89,10 @@ static void write_text(const char *text) {
 // The first signal ends the tokenization of texts, or training after the current step, with a
 // checkpoint; the second ends all at once (nothing is ever half-written under its final name).
 static void on_signal(int sig) {
-    if (stop_signal) {
-        write_text(quit_text);
-        _exit(128 + sig);
-    }
-    stop_signal = sig;
-    write_text(stop_text);
+    // atomic: two signals may arrive at the same time, in two threads
+    const bool second = __atomic_exchange_n(&stop_signal, sig, __ATOMIC_RELAXED) != 0;
+    write_text(second ? quit_text : stop_text);
+    if (second) _exit(128 + sig);
 }
 
 static void catch_signals(void (*handler)(int)) {
