@@ -186,7 +186,7 @@ status=$?
 cp long.txt out.txt
 if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
 grep -q '^stopping after this step, then saving' long.txt && ok first_signal_says_so || bad first_signal_says_so
-# both signals wait until the process goes on, and arrive in one step, perhaps in two threads at once
+# both signals are delivered when the process continues: in one step, perhaps to two threads at once
 "${run[@]}" --out quit --steps 100000 > long.txt 2>&1 &
 quitter=$!
 await_line $quitter '^step' long.txt

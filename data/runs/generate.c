@@ -101,7 +101,7 @@ static void text_printer_flush(TextPrinter *p, bool end) {
         const unsigned char first = p->bytes[0];
         const int length = utf8_length(p->bytes, p->n);
         const size_t n = (size_t)abs(length);
-        if (length < 0 && n == p->n && first >= 0xc2 && first < 0xf5 && !end) return;  // goes on
+        if (length < 0 && n == p->n && first >= 0xc2 && first < 0xf5 && !end) return;  // incomplete
         if (length < 0)
             fputs("\xef\xbf\xbd", p->to);
         else if (n > 1 || first == '\n' || first == '\t' || (first >= 0x20 && first != 0x7f))
