@@ -191,8 +191,8 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
-    const Texts t = {model, vocab_size,  o->threads, is_rank_0(), replaces_run(o, at),
-                     out,   &stop_signal};
+    const Texts t = {model, vocab_size, o->threads,  is_rank_0() || o->dry_run, replaces_run(o, at),
+                     out,   o->dry_run, &stop_signal};
     must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -870,9 +870,11 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
                            const DeviceRoom *room) {
     static Dataset val;
     Error err = {0};
-    const char *path = o->val ? o->val : o->train;
-    const Texts t = {o->model, config->vocab_size, o->threads, .stop = &stop_signal};
-    must(texts_to_temporary_shards(&path, &t, &err), &err);
+    static const char *path;
+    const Texts t = {o->model,       config->vocab_size,   o->threads,
+                     .writes = true, .replaces_run = true, .stop = &stop_signal};
+    path = o->val ? o->val : o->train;
+    must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
