@@ -12,15 +12,15 @@ static Options parsed;
 
 const Option run_option_table[] = {
     OPTION_GROUP("model"),
-    TEXT("model", parsed.model, "demo",
+    DIRECTORY("model", parsed.model, "demo",
          "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
          "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
     OPTION_GROUP("data"),
-    TEXT("train", parsed.train, "data/demo",
+    DIRECTORY("train", parsed.train, "data/demo",
          "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
          "them), which are tokenized once into --out"),
-    TEXT("val", parsed.val, NULL, "validation shards or texts; default: the val shards of --train"),
+    DIRECTORY("val", parsed.val, NULL, "validation shards or texts; default: the val shards of --train"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
@@ -41,8 +41,8 @@ const Option run_option_table[] = {
     FLAG("allow-other-tokenizer", parsed.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
-    TEXT("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
-    {"resume", OPTION_STRING, &parsed.resume, NULL, "newest", 0, 0,
+    DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
+    {"resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
      "continue from a checkpoint with that run's options; options given here override them. "
      "Without "
      "DIR: the newest valid one in --out"},
@@ -107,7 +107,6 @@ const Option run_option_table[] = {
      "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
-    FLAG("version", parsed.version, "print the version"),
     // options of other trainers, and of earlier versions
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
                      "--steps counts optimizer steps; --dry-run says how many an epoch has"),
@@ -172,15 +171,20 @@ const Option run_option_table[] = {
     OPTION_END,
 };
 
+static const char usage[] =
+    "./train_llama --model DIR --train TEXTS --out RUN [options]\n"
+    "       ./train_llama --resume --out RUN                          goes on after Ctrl-C\n"
+    "       ./train_llama --model RUN/final --generate [--chat]       prompts from the terminal";
+
 // What most runs need, for --help
 static const char options_of_help[] =
-    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
-    "lr|save-every|prompt|generate|dry-run";
+    "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
+    "save-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
     "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
-    "dry-run|version";
+    "dry-run";
 
 static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
@@ -196,8 +200,8 @@ static void resolve_sizes(Options *o) {
     if (o->batch_tokens == 0) o->batch_tokens = o->micro_batch_tokens;
 }
 
-Options *run_options_parse(int argc, char **argv) {
-    options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
+Options *run_options_parse(int argc, char **argv, const char *version) {
+    options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
