@@ -48,8 +48,6 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-#define UNPAD_VERSION "0.1.0"
-
 enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
 static const float ADAMW_BETA1 = 0.9f, ADAMW_EPS = 1e-8f;
 
@@ -65,6 +63,7 @@ typedef struct {
 
 typedef struct {
     const Options *o;
+    char **argv;
     Data *data;
     LlamaModel *model;
     const ResumePoint *resume;
@@ -680,8 +679,8 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     if (is_rank_0())
         must(log_open(&run->log, run->o->out, log_before, run->cursor.step, &err), &err);
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              run->cursor.step, &run->model->config, &d->train_summary, &d->val_summary,
-              run_option_table);
+              room->backend_bytes + llama_memory_total(run->model), run->argv, run->cursor.step,
+              &run->model->config, &d->train_summary, &d->val_summary, run_option_table);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
@@ -954,7 +953,7 @@ int main(int argc, char **argv) {
     if (is_rank_0())
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
-    run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
+    run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);
