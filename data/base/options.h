@@ -40,8 +40,8 @@ typedef struct {
     OptionKind kind;
     void *address;
     const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
-    const char *choices;  // CHOICE: "a|b|c". Texts: value of a bare `--name`, NULL: value required
-    double min, max;      // numbers, inclusive; both 0: the type's own range
+    const char *choices;   // CHOICE: "a|b|c". Texts: value of a bare `--name`, NULL: value required
+    double min, max;       // numbers, inclusive; both 0: the type's own range
     const char *help;
 } Option;
 
