@@ -524,7 +524,7 @@ static void validate(Run *run, int64_t step) {
 
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
-                         .end_of_text = m->config.eos_token_id,
+                         .ends = &m->config.eos,
                          .cache_tokens = m->settings.cache_tokens,
                          .max_rows = m->settings.head_chunk,
                          .context = m,
