@@ -58,7 +58,7 @@ static bool bad_value(const Option *o, const char *text, const char *expected, E
                      expected, text);
 }
 
-// Of what follows the digits: k, M, G are powers of 1000; Ki, Mi, Gi of 1024; 0: it is none of these
+// Of what follows the digits: k, M, G are powers of 1000; Ki, Mi, Gi of 1024; 0: none of these
 static long double factor_of(const char *suffix) {
     static const char units[] = "kMG";
     const bool binary = suffix[0] && suffix[1] == 'i';

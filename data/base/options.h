@@ -68,8 +68,8 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// Sets every option to its default, then to its argument. *help: what help, --help or -h asks about,
-// "" without a topic, "all" of --help-all; NULL: nothing. Prints nothing. Errors are EXIT_USAGE.
+// Sets every option to its default, then to its argument. *help: what --help asks about, "" without
+// a topic, "all" of --help-all; NULL: no help is asked. Prints nothing. Errors are EXIT_USAGE.
 bool options_parse(const Option *table, int argc, char **argv, const char **help, Error *err);
 
 // The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
