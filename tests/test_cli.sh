@@ -138,6 +138,7 @@ cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetenso
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
 expect resume_without_a_run_starts_from_scratch 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
+expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a

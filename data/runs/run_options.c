@@ -29,9 +29,9 @@ const Option run_option_table[] = {
            "longest segment; the row of other layouts"),
     NUMBER("micro-batch-tokens", parsed.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
-    NUMBER(
-        "batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
-        "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
+           "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
+           "a rank"),
     NUMBER("fill", parsed.fill, "0", 0, 1,
            "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
            "0.97"),
@@ -204,14 +204,14 @@ static const char options_of_eval[] =
     "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-scratch|"
     "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
-// --batch-tokens 0 is one micro-batch; --generate and --eval take what --max-seqlen needs.
-static void resolve_sizes(Options *o) {
+// --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
+static void resolve_sizes(Options *o, int num_ranks) {
     if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
         o->micro_batch_tokens = o->max_seqlen;
-    if (o->batch_tokens == 0) o->batch_tokens = o->micro_batch_tokens;
+    if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
-Options *run_options_parse(int argc, char **argv, const char *version) {
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
@@ -219,7 +219,7 @@ Options *run_options_parse(int argc, char **argv, const char *version) {
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
                 parsed.steps);
-    resolve_sizes(&parsed);
+    resolve_sizes(&parsed, num_ranks);
     return &parsed;
 }
 
@@ -239,22 +239,26 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
 // Do they fit each other?
 
 // Every rank needs at least one micro-batch of each step, ideally the same number.
-static void check_ranks(const Options *o, int64_t ranks) {
+static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
     const int64_t micros = o->batch_tokens / o->micro_batch_tokens;
     char hint[160];
     if (ranks > 1 && (o->compare || o->check_packing))
         exit_with(EXIT_USAGE, "start one process without mpirun",
                   "--compare and --check-packing work with one rank only");
     if (micros >= ranks) return;
-    snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
-             ranks * o->micro_batch_tokens);
+    if (resumes)
+        snprintf(hint, sizeof hint, "start at most %ld: a resumed run keeps the size of its steps",
+                 micros);
+    else
+        snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
+                 ranks * o->micro_batch_tokens);
     exit_with(EXIT_USAGE, hint,
               "%ld ranks: expected at least one micro-batch of a step for each, ideally the same "
               "number; found %ld (--batch-tokens / --micro-batch-tokens)",
               ranks, micros);
 }
 
-void run_options_check(const Options *o, int num_ranks) {
+void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
@@ -264,9 +268,12 @@ void run_options_check(const Options *o, int num_ranks) {
     if (o->compare && run_compare_steps(o) == 0)
         exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
-        exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
-                  "--batch-tokens must be a multiple of --micro-batch-tokens");
-    check_ranks(o, num_ranks);
+        exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
+                  resumes ? "leave both out: a resumed run keeps the size of its steps"
+                          : "4Ki is 4096, 4k is 4000; 0 is one micro-batch a rank",
+                  "--batch-tokens %ld: expected a multiple of --micro-batch-tokens %d",
+                  o->batch_tokens, o->micro_batch_tokens);
+    check_ranks(o, num_ranks, resumes);
 }
 
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {

@@ -41,7 +41,7 @@ extern const char run_options_of_a_start[];
 
 // Parses the command line; exits where it is wrong, and after --help and --version, which prints
 // `version`. The table's values are what the result points to.
-Options *run_options_parse(int argc, char **argv, const char *version);
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
 // Options that are not on the command line become those of the run whose checkpoint is resumed.
 // Returns the latter, or NULL without a checkpoint.
@@ -49,7 +49,7 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
 
 // Exits where the options do not fit each other or the number of ranks: of a training run, or of
 // --generate and --eval.
-void run_options_check(const Options *o, int num_ranks);
+void run_options_check(const Options *o, int num_ranks, bool resumes);
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
 
 // Timed steps of --compare; 0: its value is not 1 to 1000.
