@@ -48,8 +48,6 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-#define UNPAD_VERSION "0.1.0"
-
 enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
 static const float ADAMW_BETA1 = 0.9f, ADAMW_EPS = 1e-8f;
 
@@ -65,6 +63,7 @@ typedef struct {
 
 typedef struct {
     const Options *o;
+    char **argv;
     Data *data;
     LlamaModel *model;
     const ResumePoint *resume;
@@ -192,8 +191,8 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
-    const Texts t = {model, vocab_size,  o->threads, is_rank_0(), replaces_run(o, at),
-                     out,   &stop_signal};
+    const Texts t = {model, vocab_size, o->threads,  is_rank_0() || o->dry_run, replaces_run(o, at),
+                     out,   o->dry_run, &stop_signal};
     must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -525,7 +524,7 @@ static void validate(Run *run, int64_t step) {
 
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
-                         .end_of_text = m->config.eos_token_id,
+                         .ends = &m->config.eos,
                          .cache_tokens = m->settings.cache_tokens,
                          .max_rows = m->settings.head_chunk,
                          .context = m,
@@ -680,8 +679,8 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     if (is_rank_0())
         must(log_open(&run->log, run->o->out, log_before, run->cursor.step, &err), &err);
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              run->cursor.step, &run->model->config, &d->train_summary, &d->val_summary,
-              run_option_table);
+              room->backend_bytes + llama_memory_total(run->model), run->argv, run->cursor.step,
+              &run->model->config, &d->train_summary, &d->val_summary, run_option_table);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
@@ -871,9 +870,11 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
                            const DeviceRoom *room) {
     static Dataset val;
     Error err = {0};
-    const char *path = o->val ? o->val : o->train;
-    const Texts t = {o->model, config->vocab_size, o->threads, .stop = &stop_signal};
-    must(texts_to_temporary_shards(&path, &t, &err), &err);
+    static const char *path;
+    const Texts t = {o->model,       config->vocab_size,   o->threads,
+                     .writes = true, .replaces_run = true, .stop = &stop_signal};
+    path = o->val ? o->val : o->train;
+    must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
@@ -956,7 +957,7 @@ int main(int argc, char **argv) {
     if (is_rank_0())
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
-    run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
+    run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);

@@ -30,6 +30,10 @@ steps = [l for l in lines if "event" not in l]
 assert [s["step"] for s in steps] == list(range(1, 9))
 assert [l["step"] for l in lines if l.get("event") == "val"] == [0, 4, 8]
 assert steps[-1]["loss"] < steps[0]["loss"]
+start = lines[0]
+assert start["command"][-6:] == "--steps 8 --save-every 3 --keep 0".split(), start["command"]
+assert start["host"] and start["device_mib"] > 1, start
+assert start["time"] <= steps[0]["time"] <= steps[-1]["time"] < start["time"] + 3600, start["time"]
 PY
 expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
 rm -r b/step-00000008 b/step-00000006 b/final
@@ -121,7 +125,7 @@ huge=("${run[@]/#tiny/smollm2-135m}" --micro-batch-tokens 20000000 --batch-token
 expect plan_for_another_machine 0 '^warning: this machine has .* MiB free of ' "${huge[@]}" --dry-run --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
-expect version 0 '^unpad.c [0-9]' "$train" --version
+expect version 0 '^unpad.c [0-9.]+(, commit [0-9a-f]+(-dirty)?)?, [a-z]+$' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
@@ -186,17 +190,18 @@ status=$?
 cp long.txt out.txt
 if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
 grep -q '^stopping after this step, then saving' long.txt && ok first_signal_says_so || bad first_signal_says_so
+# a file of its own: before the shell has emptied an old one, its lines are not this run's;
 # both signals are delivered when the process continues: in one step, perhaps to two threads at once
-"${run[@]}" --out quit --steps 100000 > long.txt 2>&1 &
+"${run[@]}" --out quit --steps 100000 > quit.txt 2>&1 &
 quitter=$!
-await_line $quitter '^step' long.txt
+await_line $quitter '^step' quit.txt
 kill -STOP $quitter
 kill -USR1 $quitter
 kill -TERM $quitter
 kill -CONT $quitter
 wait $quitter
 status=$?
-grep -q '^quit: steps after 0 are lost' long.txt &&
+grep -q '^quit: steps after 0 are lost' quit.txt &&
     [ $status -gt 128 ] && [ -z "$(ls -d quit/step-* 2> /dev/null)" ] && ok second_signal_quits ||
     bad second_signal_quits "exit code $status"
 "${run[@]}" --compare=1000 > long.txt 2>&1 &

@@ -173,17 +173,20 @@ static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
 int32_t sample_token(const float *logits, int32_t V, float temperature, float top_p, float uniform,
                      HeapItem *scratch) {
     const float inverse_temperature = temperature > 0 ? 1 / temperature : 1;
-    Heap heap = {scratch, V};
+    Heap heap = {scratch, 0};
     int32_t best = 0, n = 0;
     float sum = 0, kept = 0;
     for (int32_t v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
     if (temperature == 0) return best;
     for (int32_t v = 0; v < V; v++) {
+        if (logits[v] == -INFINITY) continue;
         const float p = expf((logits[v] - logits[best]) * inverse_temperature);
-        scratch[v] = (HeapItem){key_of(p), v};
+        scratch[heap.n++] = (HeapItem){key_of(p), v};
         sum += p;
     }
+    if (heap.n == 0) return best;
+    V = (int32_t)heap.n;
     heap_make(&heap);
     if (top_p >= 1) {
         kept = sum;
@@ -230,11 +233,25 @@ static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, 
     return n;
 }
 
+<<<<<<< HEAD
 // Is the end of a turn the last that was written? Without a token of its own it is several.
 static bool ends_turn(const Generator *g, const Text *text) {
     const int64_t n = g->turn_end_length;
     return n > 0 && text->length - text->prompt_length >= n &&
            memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
+=======
+// What no text should have: ids without a token, as a vocabulary that is padded has them, and
+// special tokens but for those that end a text or a turn.
+static void forbid_tokens(const Generator *g, const SampleModel *model, float *logits) {
+    const Tokenizer *t = g->tokenizer;
+    for (int32_t id = 0; t && id < model->vocab_size; id++) {
+        size_t n;
+        tokenizer_bytes(t, id, &n);
+        const bool is_text = n > 0 && !t->special[id];
+        if (!is_text && id != g->end_of_turn && !token_ids_have(model->ends, id))
+            logits[id] = -INFINITY;
+    }
+>>>>>>> main
 }
 
 // Adds one token to each text that has room for one; returns how many have. logits (num_texts, V),
@@ -249,11 +266,16 @@ static int32_t texts_grow(Generator *g, Text *texts, int num_texts, const Sample
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
         const float uniform = sample_uniform((uint64_t)o->seed, step, text->number, text->length);
-        const float *own = logits + (size_t)i * (size_t)model->vocab_size;
+        float *own = logits + (size_t)i * (size_t)model->vocab_size;
+        forbid_tokens(g, model, own);
         const int32_t id =
             sample_token(own, model->vocab_size, o->temperature, o->top_p, uniform, scratch);
         text->tokens[text->length++] = id;
+<<<<<<< HEAD
         text->ended = id == model->end_of_text || ends_turn(g, text);
+=======
+        text->ended = token_ids_have(model->ends, id) || id == g->end_of_turn;
+>>>>>>> main
     }
     return n;
 }

@@ -9,13 +9,19 @@
 #include "../base/error.h"
 #include "../base/heap.h"
 #include "../batches/batch.h"
+<<<<<<< HEAD
 #include "../models/chat.h"
+=======
+#include "../models/config.h"
+#include "../models/tokenizer.h"
+>>>>>>> main
 #include "log.h"
 #include "run_data.h"
 #include "run_options.h"
 
 // The next token from its logits (V): temperature, 0: the likeliest; then one draw from the
 // smallest set of likeliest tokens whose sum is >= top_p. uniform in [0,1): the draw; scratch (V).
+// A token with -INFINITY is never drawn.
 int32_t sample_token(const float *logits, int32_t V, float temperature, float top_p, float uniform,
                      HeapItem *scratch);
 
@@ -23,7 +29,7 @@ int32_t sample_token(const float *logits, int32_t V, float temperature, float to
 // packed batch; keeps the keys and values of its tokens.
 typedef struct {
     int32_t vocab_size;
-    int32_t end_of_text;   // ends a text; -1: none
+    const TokenIds *ends;  // each ends a text
     int32_t cache_tokens;  // of the texts of one group; a batch holds as many
     int32_t max_rows;      // of one call
     void *context;
@@ -35,7 +41,7 @@ typedef struct {
     int32_t *tokens;  // (max_seqlen), to be freed
     int32_t prompt_length, length, max_length;
     int number;  // its random numbers do not depend on the other texts
-    bool ended;  // its last token is the model's end of text or of a turn
+    bool ended;  // its last token is one of the model's ends or the end of a turn
     // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
     // another call: its first tokens are still there.
     int32_t num_cached, first_row;

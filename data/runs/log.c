@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../base/dir.h"
@@ -105,12 +106,27 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     return true;
 }
 
+static json_t *rounded(double x) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.6g", x);
+    return isfinite(x) ? json_real(strtod(digits, NULL)) : json_null();
+}
+
+// Seconds since 1970
+static json_t *wall_time(void) { return json_integer((json_int_t)time(NULL)); }
+
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
-               int64_t step, const LlamaConfig *config, const DataSummary *train,
-               const DataSummary *val, const Option *options) {
-    log_write(log, json_pack("{s:s, s:s, s:o, s:I, s:I, s:{s:o, s:o}, s:o}", "event", event,
-                             "version", version, "device", json_text(device), "step", step,
-                             "parameters", (int64_t)llama_config_num_params(config), "data",
+               size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
+               const DataSummary *train, const DataSummary *val, const Option *options) {
+    char host[256] = "";
+    json_t *words = json_array();
+    gethostname(host, sizeof host - 1);
+    while (*command) json_array_append_new(words, json_text(*command++));
+    log_write(log, json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:{s:o, s:o}, s:o}",
+                             "event", event, "version", version, "device", json_text(device),
+                             "host", json_text(host), "time", wall_time(), "command", words, "step",
+                             step, "parameters", (int64_t)llama_config_num_params(config),
+                             "device_mib", rounded((double)device_bytes / 1048576.0), "data",
                              "train", data_summary_json(train), "val", data_summary_json(val),
                              "options", options_json(options)));
 }
@@ -173,8 +189,6 @@ static void print_step(const StepReport *r, const StepPlan *p) {
     printf("%s\n", r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
 }
 
-static json_t *number(double x) { return json_float((float)x); }
-
 static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     const StepBalance *b = &r->balance;
     const struct {
@@ -182,16 +196,17 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         json_t *value;  // NULL: not known
     } members[] = {
         {"step", json_integer(r->step)},
-        {"loss", number(r->loss)},
-        {"grad_norm", number(r->grad_norm)},
-        {"lr", number(r->lr)},
-        {"ms", number(r->ms)},
-        {"read_ms", number(r->read_ms)},
-        {"passes_ms", number(r->passes_ms)},
-        {"tokens_per_s", number(per_second(p->real_tokens, r))},
-        {"trained_tokens_per_s", p->masked ? number(per_second(p->num_targets, r)) : NULL},
-        {"useful_tflops", r->useful_flops > 0 ? number(r->useful_flops / r->ms * 1e-9) : NULL},
-        {"fill", number(fill_of(p))},
+        {"time", wall_time()},
+        {"loss", json_float((float)r->loss)},
+        {"grad_norm", json_float((float)r->grad_norm)},
+        {"lr", rounded(r->lr)},
+        {"ms", rounded(r->ms)},
+        {"read_ms", rounded(r->read_ms)},
+        {"passes_ms", rounded(r->passes_ms)},
+        {"tokens_per_s", rounded(per_second(p->real_tokens, r))},
+        {"trained_tokens_per_s", p->masked ? rounded(per_second(p->num_targets, r)) : NULL},
+        {"useful_tflops", r->useful_flops > 0 ? rounded(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"fill", rounded(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
@@ -200,9 +215,9 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"padded_pairs", json_integer(p->padded_pairs)},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
-        {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
+        {"imbalance_measured", b->measured > 0 ? rounded(b->measured) : NULL},
         {"slowest_rank", b->measured > 0 ? json_integer(b->slowest_rank) : NULL},
-        {"imbalance_planned", b->planned > 0 ? number(b->planned) : NULL},
+        {"imbalance_planned", b->planned > 0 ? rounded(b->planned) : NULL},
     };
     json_t *record = json_object();
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)

@@ -31,10 +31,10 @@ bool log_sync(const RunLog *log, Error *err);
 // Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
 bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err);
 
-// The first record of a process. event: "start" or "resume".
+// The first record of a process. event: "start" or "resume"; device_bytes: planned; command: argv.
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
-               int64_t step, const LlamaConfig *config, const DataSummary *train,
-               const DataSummary *val, const Option *options);
+               size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
+               const DataSummary *train, const DataSummary *val, const Option *options);
 
 // The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
 typedef struct {
