@@ -233,13 +233,13 @@ static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, 
     return n;
 }
 
-<<<<<<< HEAD
 // Is the end of a turn the last that was written? Without a token of its own it is several.
 static bool ends_turn(const Generator *g, const Text *text) {
     const int64_t n = g->turn_end_length;
     return n > 0 && text->length - text->prompt_length >= n &&
            memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
-=======
+}
+
 // What no text should have: ids without a token, as a vocabulary that is padded has them, and
 // special tokens but for those that end a text or a turn.
 static void forbid_tokens(const Generator *g, const SampleModel *model, float *logits) {
@@ -248,10 +248,10 @@ static void forbid_tokens(const Generator *g, const SampleModel *model, float *l
         size_t n;
         tokenizer_bytes(t, id, &n);
         const bool is_text = n > 0 && !t->special[id];
-        if (!is_text && id != g->end_of_turn && !token_ids_have(model->ends, id))
+        if (!is_text && !(g->turn_end_length == 1 && id == g->turn_end[0]) &&
+            !token_ids_have(model->ends, id))
             logits[id] = -INFINITY;
     }
->>>>>>> main
 }
 
 // Adds one token to each text that has room for one; returns how many have. logits (num_texts, V),
@@ -271,11 +271,7 @@ static int32_t texts_grow(Generator *g, Text *texts, int num_texts, const Sample
         const int32_t id =
             sample_token(own, model->vocab_size, o->temperature, o->top_p, uniform, scratch);
         text->tokens[text->length++] = id;
-<<<<<<< HEAD
-        text->ended = id == model->end_of_text || ends_turn(g, text);
-=======
-        text->ended = token_ids_have(model->ends, id) || id == g->end_of_turn;
->>>>>>> main
+        text->ended = token_ids_have(model->ends, id) || ends_turn(g, text);
     }
     return n;
 }

@@ -9,12 +9,8 @@
 #include "../base/error.h"
 #include "../base/heap.h"
 #include "../batches/batch.h"
-<<<<<<< HEAD
 #include "../models/chat.h"
-=======
 #include "../models/config.h"
-#include "../models/tokenizer.h"
->>>>>>> main
 #include "log.h"
 #include "run_data.h"
 #include "run_options.h"
