@@ -907,7 +907,7 @@ static Options *start_process(int argc, char **argv) {
     device_prepare_process(argv);
     catch_signals(on_signal);  // first: what follows may take seconds
     comm_init();
-    Options *o = run_options_parse(argc, argv);
+    Options *o = run_options_parse(argc, argv, "unpad.c " UNPAD_VERSION);
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
@@ -936,10 +936,6 @@ int main(int argc, char **argv) {
     static Run run;
     Error err = {0};
     Options *o = start_process(argc, argv);
-    if (o->version) {
-        printf("unpad.c %s\n", UNPAD_VERSION);
-        return EXIT_DONE;
-    }
     if (o->generate || o->eval) {
         end_at_signals();
         infer(o, &model, argc, argv);

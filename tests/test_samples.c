@@ -133,7 +133,7 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .special = special};
     const TokenIds none = {0}, end = {1, 1, {END}};
     Options o = greedy(96);
-    Generator g = {.o = &o, .tokenizer = &t, .end_of_turn = -1};
+    Generator g = {.o = &o, .tokenizer = &t};
     SampleModel model = {ROW, &none, 96, 8, NULL, later_is_likelier};
     for (int i = 0; i < 40; i++) {
         Text text = text_of_prompt(&o, i, 1);
