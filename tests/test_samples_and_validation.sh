@@ -176,7 +176,7 @@ check hints_name_options_that_exist test -z "$wrong"
 expect hint_for_another_trainers_option 2 '^hint: it is --lr' "$train" --learning_rate 1
 for option in model_name_or_path dataset device config tokenizer max_seq_length ctx-size context-length warmup_ratio \
     lr_scheduler_type optim dropout save_steps eval-steps logging_steps resume_from_checkpoint use_peft load_in_4bit \
-    packing dtype bf16 job.config_file training.steps layers log-every gpus; do
+    packing dtype bf16 job.config_file training.steps layers quiet log_interval gpus; do
     "$train" --$option 1 > out.txt 2>&1
     [ $? -eq 2 ] && grep '^hint: ' out.txt | grep -qv 'lists all options' || echo "$option"
 done > unknown.txt
