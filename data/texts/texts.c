@@ -18,7 +18,7 @@
 enum {
     UNITS_PER_THREAD = 16,
     MAX_NAMED = 10,  // records that are left out, in warnings
-    FORMAT = 2,
+    FORMAT = 3,
 };
 
 typedef struct {
@@ -37,6 +37,7 @@ typedef struct {
     int num_units;
     atomic_int next_unit;
     LeftOut left_out;
+    int64_t records[NUM_RECORD_KINDS];
     double start_ms, shown_ms;
 } Job;
 
@@ -155,6 +156,8 @@ static bool open_tokenizer(Job *j, Error *err) {
         const unsigned char *byte = tokenizer_bytes(t, id, &n);
         if (n == 1) j->options.has_byte[*byte] = true;
     }
+    j->options.trains_on_all = j->settings->trains_on_all;
+    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, &j->options.no_chat);
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
@@ -169,6 +172,9 @@ static void make_key(Job *j) {
     const int64_t facts[] = {FORMAT, v->vocab_size, v->bos, v->eos, (int64_t)v->tokenizer_hash};
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
+    h = fnv1a(h, &j->options.trains_on_all, sizeof j->options.trains_on_all);
+    h = fnv1a(h, j->options.chat.name, strlen(j->options.chat.name) + 1);
+    h = fnv1a(h, j->options.chat.system, strlen(j->options.chat.system) + 1);
     for (size_t i = 0; i < j->in.n; i++) {
         const InputFile *f = &j->in.items[i];
         h = fnv1a(h, f->path, strlen(f->path) + 1);
@@ -238,6 +244,7 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
             return false;
     }
     leave_out(&j->left_out, &u->left_out);
+    for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
     return true;
 }
 
@@ -324,6 +331,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
 // A split of the documents; again without validation when it leaves none for training.
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
+    memset(j->records, 0, sizeof j->records);
     shard_writer_init(&j->train, j->temporary, "train", &j->vocabulary);
     shard_writer_init(&j->val, j->temporary, "val", &j->vocabulary);
     const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
@@ -356,6 +364,23 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
     if (n > 0) text_list(list, capacity, item);
 }
 
+// What the records were taken for
+static void print_records(const Job *j) {
+    char list[300] = "", item[60];
+    int64_t chats = 0, all = 0;
+    for (int i = 0; i < NUM_RECORD_KINDS; i++) {
+        snprintf(item, sizeof item, "%ld of %s", j->records[i], record_kind_names[i]);
+        if (j->records[i] > 0) text_list(list, sizeof list, item);
+        all += j->records[i];
+        chats += i == RECORD_TEXT || i == RECORD_PARTS ? 0 : j->records[i];
+    }
+    if (all > 0) printf("records %s", list);
+    if (chats > 0)
+        printf("; chats by the template of %s, trained on %s", j->options.chat.name,
+               j->options.trains_on_all ? "every turn" : "the answers");
+    if (all > 0) printf("\n");
+}
+
 static void print_summary(const Job *j) {
     const int64_t docs = j->train.num_docs + j->val.num_docs;
     const double ms = now_ms() - j->start_ms;
@@ -367,6 +392,7 @@ static void print_summary(const Job *j) {
     printf("texts   %s -> %s: %ld document%s, %ld for validation, %.1f MB in %.1f s%s%s\n", j->spec,
            j->dir, docs, text_plural(docs), j->val.num_docs, (double)j->in.size_bytes * 1e-6,
            ms * 1e-3, left[0] ? "; left out: " : "", left);
+    print_records(j);
 }
 
 // The tokens of a run that is there are needed to resume it.

@@ -16,6 +16,7 @@ typedef struct {
     bool writes;         // rank 0; others only learn the name of the directory
     bool replaces_run;   // what a run in *out was trained on may be replaced
     OutDir *out;         // locked before anything is written; NULL: temporary
+    bool trains_on_all;  // of chats, not on answers only
     bool temporary;      // shards that are not in *out are made below TMPDIR, removed at exit
     const volatile sig_atomic_t *stop;  // set by a signal
 } Texts;
