@@ -31,9 +31,9 @@ const Option run_option_table[] = {
            "longest segment; the row of other layouts"),
     NUMBER("micro-batch-tokens", parsed.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
-    NUMBER(
-        "batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
-        "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
+           "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
+           "a rank"),
     NUMBER("fill", parsed.fill, "0", 0, 1,
            "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
            "0.97"),
@@ -55,6 +55,9 @@ const Option run_option_table[] = {
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
+    NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
+           "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
+           "the latest step below them"),
     NUMBER("save-every", parsed.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
     NUMBER("keep", parsed.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
@@ -143,8 +146,8 @@ const Option run_option_table[] = {
                      "it is --save-every"),
     OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
                      "it is --val-every"),
-    OPTION_ELSEWHERE("log-every|log-interval|logging-steps",
-                     "log.jsonl and the screen get a line a step"),
+    OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
+    OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer", "AdamW is the only optimizer"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
@@ -192,11 +195,12 @@ static const char usage[] =
 // What most runs need, for --help
 static const char options_of_help[] =
     "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
-    "save-every|compare|prompt|generate|chat|dry-run";
+    "save-every|log-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
+    "out|resume|overwrite|log-every|threads|heartbeat-seconds|compare|check-packing|generate|chat|"
+    "eval|"
     "dry-run";
 
 static const char options_of_generate[] =
@@ -207,14 +211,14 @@ static const char options_of_eval[] =
     "scratch|"
     "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
-// --batch-tokens 0 is one micro-batch; --generate and --eval take what --max-seqlen needs.
-static void resolve_sizes(Options *o) {
+// --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
+static void resolve_sizes(Options *o, int num_ranks) {
     if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
         o->micro_batch_tokens = o->max_seqlen;
-    if (o->batch_tokens == 0) o->batch_tokens = o->micro_batch_tokens;
+    if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
-Options *run_options_parse(int argc, char **argv, const char *version) {
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
@@ -222,7 +226,7 @@ Options *run_options_parse(int argc, char **argv, const char *version) {
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
                 parsed.steps);
-    resolve_sizes(&parsed);
+    resolve_sizes(&parsed, num_ranks);
     return &parsed;
 }
 
@@ -242,22 +246,26 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
 // Do they fit each other?
 
 // Every rank needs at least one micro-batch of each step, ideally the same number.
-static void check_ranks(const Options *o, int64_t ranks) {
+static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
     const int64_t micros = o->batch_tokens / o->micro_batch_tokens;
     char hint[160];
     if (ranks > 1 && (o->compare || o->check_packing))
         exit_with(EXIT_USAGE, "start one process without mpirun",
                   "--compare and --check-packing work with one rank only");
     if (micros >= ranks) return;
-    snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
-             ranks * o->micro_batch_tokens);
+    if (resumes)
+        snprintf(hint, sizeof hint, "start at most %ld: a resumed run keeps the size of its steps",
+                 micros);
+    else
+        snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
+                 ranks * o->micro_batch_tokens);
     exit_with(EXIT_USAGE, hint,
               "%ld ranks: expected at least one micro-batch of a step for each, ideally the same "
               "number; found %ld (--batch-tokens / --micro-batch-tokens)",
               ranks, micros);
 }
 
-void run_options_check(const Options *o, int num_ranks) {
+void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
@@ -267,9 +275,12 @@ void run_options_check(const Options *o, int num_ranks) {
     if (o->compare && run_compare_steps(o) == 0)
         exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
-        exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
-                  "--batch-tokens must be a multiple of --micro-batch-tokens");
-    check_ranks(o, num_ranks);
+        exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
+                  resumes ? "leave both out: a resumed run keeps the size of its steps"
+                          : "4Ki is 4096, 4k is 4000; 0 is one micro-batch a rank",
+                  "--batch-tokens %ld: expected a multiple of --micro-batch-tokens %d",
+                  o->batch_tokens, o->micro_batch_tokens);
+    check_ranks(o, num_ranks, resumes);
 }
 
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
@@ -294,6 +305,11 @@ int run_compare_steps(const Options *o) {
     char *end;
     const long steps = strtol(o->compare, &end, 10);
     return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
+
+int64_t run_lines_every(const Options *o) {
+    if (o->log_every >= 0) return o->log_every;
+    return terminal_width(stdout) > 0 && o->steps >= 200 ? o->steps / 100 : 1;
 }
 
 // 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.
