@@ -129,11 +129,11 @@ PY
 check all_are_the_same_document same_documents
 for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
     '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that'; do
-    expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" none
+    expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
 done
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
-expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same none
+expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
 has the_hint_renders_it '^hint: data/prepare.py --chat same/train.jsonl --model DIR --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign text text.out
 

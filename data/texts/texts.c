@@ -156,7 +156,7 @@ static bool open_tokenizer(Job *j, Error *err) {
         const unsigned char *byte = tokenizer_bytes(t, id, &n);
         if (n == 1) j->options.has_byte[*byte] = true;
     }
-    j->options.trains_on_all = j->settings->trains_on_all;
+    j->options.trains_on_all = j->settings->o->train_on != 0;
     chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, &j->options.no_chat);
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
@@ -286,7 +286,7 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
 
 static bool encode_with_threads(Job *j, Error *err) {
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
-              num_threads = j->settings->threads > 0 ? j->settings->threads : cores;
+              num_threads = j->settings->o->threads > 0 ? j->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     j->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
@@ -457,7 +457,7 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
         if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
-            ok = (!t->temporary || place_in(&j, temporary_out(err), name, err)) &&
+            ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&
                  write_all(&j, err);
         if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);
