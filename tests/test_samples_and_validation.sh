@@ -152,6 +152,7 @@ for prefix in '' 'base_model.model.model.'; do
         expect "prefix_$prefix$extra" 3 \
             "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
             "${quiet[@]/#model/other}" --out n --steps 1 $extra
+        has "prefix_hint_$prefix$extra" '^hint: save it from AutoModelForCausalLM' out.txt
     done
 done
 cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate_size": 48/' \
