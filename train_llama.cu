@@ -907,7 +907,7 @@ static Options *start_process(int argc, char **argv) {
     device_prepare_process(argv);
     catch_signals(on_signal);  // first: what follows may take seconds
     comm_init();
-    Options *o = run_options_parse(argc, argv);
+    Options *o = run_options_parse(argc, argv, "unpad.c " UNPAD_VERSION, comm_num_ranks());
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
@@ -936,10 +936,6 @@ int main(int argc, char **argv) {
     static Run run;
     Error err = {0};
     Options *o = start_process(argc, argv);
-    if (o->version) {
-        printf("unpad.c %s\n", UNPAD_VERSION);
-        return EXIT_DONE;
-    }
     if (o->generate || o->eval) {
         end_at_signals();
         infer(o, &model, argc, argv);
@@ -948,7 +944,7 @@ int main(int argc, char **argv) {
     }
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
-    run_options_check(o, comm_num_ranks());
+    run_options_check(o, comm_num_ranks(), stored != NULL);
     DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written

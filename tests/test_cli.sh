@@ -125,6 +125,12 @@ huge=("${run[@]/#tiny/smollm2-135m}" --micro-batch-tokens 20000000 --batch-token
 expect plan_for_another_machine 0 '^warning: this machine has .* MiB free of ' "${huge[@]}" --dry-run --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
+check help_has_the_options_of_most_runs test "$(grep -c '^  --' out.txt)" -le 18
+expect bare_help 0 '^  --micro-batch-tokens' "$train" help
+expect help_on_one_option 0 '^  --lr X ' "$train" --help lr
+expect help_on_lora 2 'there is no LoRA' "$train" --help lora
+"$train" --help all > out.txt
+check fewer_than_fifty_options test "$(grep -c '^  --' out.txt)" -lt 50
 expect version 0 '^unpad.c [0-9.]+(, commit [0-9a-f]+(-dirty)?)?, [a-z]+$' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
@@ -132,14 +138,17 @@ cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetenso
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
 expect resume_without_a_run_starts_from_scratch 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
+expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
 expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
 
 # ---- usage ------------------------------------------------------------------------------------------------
-expect unknown_flag 2 'layot: unknown option' "$train" --layot packed
+expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
 expect stray_argument 2 'error: ' "$train" corpus
+expect a_pattern_that_the_shell_has_expanded 2 'quote a pattern' "$train" --train a/log.jsonl b/log.jsonl
+expect an_option_of_llm_c 2 'batch-tokens counts a step' "$train" -b 4
 expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a

@@ -67,7 +67,7 @@ static void check_greedy(const char *name, const TokenIds *ends) {
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
     const int n = (int)tensor_num_elements(safetensors_find(&set, "greedy")) / NEW_TOKENS;
     const Options o = greedy(96);
-    Generator g = {.o = &o, .end_of_turn = -1};
+    Generator g = {.o = &o};
     open_model(&m, dir, 256, 96);
     for (int i = 0; i < n; i++) {
         texts[i] = text_of_prompt(&o, i, cu[i + 1] - cu[i]);
@@ -133,7 +133,7 @@ TEST(padding_and_special_tokens_are_never_sampled) {
                          .special = special};
     const TokenIds none = {0}, end = {1, 1, {END}};
     Options o = greedy(96);
-    Generator g = {.o = &o, .tokenizer = &t, .end_of_turn = -1};
+    Generator g = {.o = &o, .tokenizer = &t};
     SampleModel model = {ROW, &none, 96, 8, NULL, later_is_likelier};
     for (int i = 0; i < 40; i++) {
         Text text = text_of_prompt(&o, i, 1);
@@ -198,7 +198,7 @@ TEST(any_prompts_in_any_buffer) {
         int32_t lengths[MAX_TEXTS];
         LlamaModel m;
         Options o = greedy(max_seqlen);
-        Generator g = {.o = &o, .end_of_turn = -1};
+        Generator g = {.o = &o};
         o.sample_tokens = 1 + (int)test_rng_below(20);
         o.temperature = 0.8f;
         open_model(&m, "tests/golden/mha_untied", capacity, max_seqlen);
@@ -216,7 +216,7 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
     LlamaModel m;
     const Options o = greedy(96);
-    Generator g = {.o = &o, .end_of_turn = -1};
+    Generator g = {.o = &o};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
     SampleModel model = sample_model(&m);
     model.ends = &(TokenIds){0};

@@ -9,8 +9,8 @@
 #include "../base/error.h"
 #include "../base/heap.h"
 #include "../batches/batch.h"
+#include "../models/chat.h"
 #include "../models/config.h"
-#include "../models/tokenizer.h"
 #include "log.h"
 #include "run_data.h"
 #include "run_options.h"
@@ -52,6 +52,8 @@ typedef struct {
     size_t n;
 } TextPrinter;
 
+enum { MAX_TURN_END = 64 };
+
 typedef struct {
     const Options *o;            // max_seqlen, sample_tokens, temperature, top_p, seed and prompts
     const Tokenizer *tokenizer;  // NULL: ids are printed
@@ -61,8 +63,9 @@ typedef struct {
     Batch batch;  // made when it is first needed
     // --generate only
     Tokenizer own_tokenizer;  // without BOS for a chat
-    char system[512];         // first message of a chat; empty: none
-    int32_t end_of_turn;      // -1 without chat
+    ChatTemplate chat;
+    int32_t turn_end[MAX_TURN_END];  // (turn_end_length) tokens that end a turn of a chat
+    int64_t turn_end_length;
     bool terminal;
     // of the group being written, the text that is printed and how far; -1: not even begun
     TextPrinter printer;  // to NULL: nothing is printed
