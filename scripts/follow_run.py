@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from plot_run import fail, parse_record
+from plot_run import fail, is_good, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -95,7 +95,7 @@ class Log:
                 records.append(record)
         for record in reversed(records):
             record["time"] = self.changed
-            self.changed -= record.get("ms", 0) / 1e3
+            self.changed -= 0 if "event" in record else record["ms"] / 1e3
         return records
 
     def copy(self):
@@ -105,7 +105,7 @@ class Log:
             step, event = record["step"], record.get("event")
             names = {None: NAMES, "val": {"loss": "val/loss"}}.get(event, {})
             values = {name: record[key] for key, name in names.items()
-                      if record.get(key) is not None}
+                      if record.get(key) is not None and is_good(key, record[key])}
             if event == "start" or event == "resume" and step < self.last_step:
                 for sink in self.sinks:
                     sink.begin(record["options"], step)

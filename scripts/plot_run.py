@@ -9,9 +9,8 @@ import os
 import sys
 from types import SimpleNamespace
 
-STEP_FIELDS = {"loss", "ms", "tokens_per_s", "real_tokens", "fill", "attention_pairs",
-               "padded_pairs"}
-EVENT_FIELDS = {"start": {"options"}, "resume": {"options"}, "val": {"loss"}}
+FIELDS = {None: {"loss", "ms", "tokens_per_s", "real_tokens", "fill", "attention_pairs",
+                 "padded_pairs"}, "start": {"options"}, "resume": {"options"}, "val": {"loss"}}
 NAN = float("nan")
 
 
@@ -20,16 +19,23 @@ def fail(code, what, hint):
     sys.exit(code)
 
 
+def is_good(key, value):
+    """Is it what the trainer writes there? null: a number that is not finite."""
+    if key in ("options", "event"):
+        return isinstance(value, dict if key == "options" else str)
+    number = isinstance(value, (int, float)) and abs(value) < 1e300
+    return number or value is None and key in ("loss", "grad_norm")
+
+
 def parse_record(line):
     """The record of a line of log.jsonl; None: it is not one. Later versions may add events."""
     try:
         entry = json.loads(line)
-    except ValueError:
+        wanted = FIELDS.get(entry.get("event"), set()) | {"step"} | {"event"} & entry.keys()
+        good = all(is_good(key, entry[key]) for key in wanted) and int(entry["step"]) >= 0
+        return entry if good and entry.get("padded_pairs", 1) > 0 else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-        return None
-    fields = EVENT_FIELDS.get(entry["event"], set()) if "event" in entry else STEP_FIELDS
-    return entry if fields <= entry.keys() else None
 
 
 def read_log(path):
@@ -118,7 +124,7 @@ def draw(pyplot, runs):
     axes[1][1].set_ylim(0, 1.05)
     axes[1][1].legend(frameon=False)
     options = runs[0].start.get("options", {})
-    title = " on ".join(os.path.basename(os.path.normpath(options.get(k) or "?"))
+    title = " on ".join(os.path.basename(os.path.normpath(str(options.get(k) or "?")))
                         for k in ("model", "train"))
     if len(runs) > 1:
         title = ""

@@ -28,6 +28,17 @@ PY
 mkdir odd one none && python3 log.py odd/log.jsonl
 head -n 2 odd/log.jsonl > one/log.jsonl
 head -n 1 odd/log.jsonl > none/log.jsonl
+# every key of every record with values of other types, too
+cat > others.py <<'PY'
+import json, log
+print(json.dumps(log.start("start", 0)))
+others = [None, True, -1, 10**400, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}]
+for record in log.step(1, imbalance_measured=1.25), log.start("start", 0), {"event": "val", "step": 1, "loss": 3}:
+    for key in [*record, "event"]:
+        for value in others:
+            print(json.dumps({**record, key: value}))
+print("[" * 100000, json.dumps(log.step(1)), sep="\n")
+PY
 lines_of() { python3 -c 'import json, log; print("\n".join(json.dumps(r) for r in '"$1"'))'; }
 
 # ---- pictures -------------------------------------------------------------------------------------
@@ -42,6 +53,9 @@ if "$python" -c 'import matplotlib' 2> /dev/null; then
     expect before_the_first_step 3 'expected at least one step' plot none
     expect nothing_there 3 'cannot read' plot nothing
     expect not_writable 4 'cannot write' plot odd --out missing/x.png
+    mkdir others && python3 others.py > others/log.jsonl
+    outcome values_of_other_types 0 '^wrote others/plot.png' plot others
+    lacks no_traceback_of_a_plot Traceback out.txt
 else skip pictures 'matplotlib is not installed'; fi
 
 # ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
@@ -51,7 +65,7 @@ class Run:
     def log(self, values, step): print("log", step, sorted(values.items()), flush=True)
     def finish(self): print("finish", flush=True)
 def init(**what):
-    print("init", what["project"], what["name"], what["config"]["steps"], flush=True)
+    print("init", what["project"], what["name"], what["config"].get("steps"), flush=True)
     return Run()
 PY
 follow() { PYTHONPATH=stand_in exec timeout "$limit_s" python3 -u "$scripts/follow_run.py" "$@"; }
@@ -82,6 +96,9 @@ PY
 outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garbage" \
     env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" odd --wandb p --once
 lacks half_a_line_waits 'not a record.*31' out.txt
+mkdir -p others && python3 others.py > others/log.jsonl
+outcome follow_values_of_other_types 0 '^copied ' \
+    env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" others --wandb p --once
 expect follow_without_a_run 3 'expected the --out directory' python3 "$scripts/follow_run.py" nothing --once
 mkdir no_package && echo 'raise ImportError' | tee no_package/wandb.py > no_package/tensorboard.py
 expect no_wandb 2 'wandb is not installed' env PYTHONPATH=no_package \

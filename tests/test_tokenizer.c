@@ -382,7 +382,7 @@ TEST(bpe_merges_by_rank_and_starts_with_bos) {
     tokenizer_free(&t);
 }
 
-// Ids of tokenizers 0.23: tokens that are not "normalized" are cut out of the whole text first, also
+// As tokenizers 0.23: tokens that are not "normalized" are cut out of the whole text first, also
 // where one that is normalized begins earlier or is longer.
 TEST(added_tokens_that_overlap_are_cut_as_in_hugging_face) {
     static const struct {
