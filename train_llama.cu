@@ -114,10 +114,10 @@ static bool is_rank_0(void) { return comm_rank() == 0; }
 
 static void load_or_init(LlamaModel *m, const char *dir, int64_t seed) {
     Error err = {0};
-    if (dir)
-        must(llama_load(m, dir, &err), &err);
-    else
-        llama_init(m, (uint64_t)seed);
+    if (!dir) return llama_init(m, (uint64_t)seed);
+    if (is_rank_0()) line_show(stderr, "loading the weights of %s ...", dir);
+    must(llama_load(m, dir, &err), &err);
+    line_erase(stderr);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -499,6 +499,11 @@ static StepBalance read_notes(Run *run, const StepData *data) {
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
+static bool pauses_after(const Options *o, int64_t step) {
+    return step == o->steps || every(step, o->val_every) || every(step, o->sample_every) ||
+           every(step, o->save_every);
+}
+
 static bool stop_requested(Run *run) {
     run->model->note.signal = stop_signal;  // the others learn it with the next step
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
@@ -518,8 +523,10 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
 static void validate(Run *run, int64_t step) {
     const Data *d = run->data;
     if (!d->has_val || run->o->val_every == 0) return;
-    report_validation(&run->log, step, llama_validation_loss(run->model, &d->val_step),
-                      &d->val_set);
+    line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
+    const double loss = llama_validation_loss(run->model, &d->val_step);
+    line_erase(stderr);
+    report_validation(&run->log, step, loss, &d->val_set);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -563,14 +570,13 @@ typedef struct {
 } Totals;
 
 static void print_trained(const Totals *t, bool masked) {
+    char time[24], pauses[24];
     if (t->steps == 0) return;
+    line_erase(stdout);
     printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
     if (masked) printf(", %ld of them targets,", t->targets);
-    printf(" in ");
-    print_duration(t->ms * 1e-3);
-    printf("; validation, samples and checkpoints ");
-    print_duration(t->pauses_ms * 1e-3);
-    printf("\n");
+    printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
+           duration_text(pauses, t->pauses_ms * 1e-3));
 }
 
 static void train_one_step(Run *run, Loader *loader, Totals *t) {
@@ -604,7 +610,9 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
-                               .balance = read_notes(run, data)};
+                               .balance = read_notes(run, data),
+                               .lines_every = run_lines_every(o),
+                               .pauses = pauses_after(o, step + 1) || stop_signal};
     report_step(&run->log, &report, plan);
     t->steps++;
     t->tokens += plan->real_tokens;
@@ -741,7 +749,9 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
+    line_show(stderr, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
     const double median_ms = time_steps(&m, &data, o, &scalars);
+    line_erase(stderr);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,

@@ -20,7 +20,7 @@ try:
     import numpy
 except ImportError:
     gguf = None
-from plot_run import fail
+from report import fail
 
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
 FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}

@@ -45,6 +45,38 @@ cp -r b reached
 expect a_step_already_reached 0 '^step 8 of --steps 3 is reached: nothing to train' "${resume[@]}" --out reached --steps 3
 expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 9, --steps 2: the run never reaches --lr' \
     "${run[@]}" --out warm --steps 2 --warmup-steps 9
+# in a file a line a step, or every so many; on a terminal about 100, none wider, and one rewritten in place
+expect lines_every 0 '^step     3/7 ' "${run[@]}" --out every --steps 7 --log-every 3
+check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4
+expect no_lines 0 '^val after step 4' "${run[@]}" --out every --steps 4 --log-every 0 --overwrite
+lacks no_lines_of_steps '^step' out.txt
+cat > terminal.py << 'PY'
+import fcntl, os, pty, re, struct, sys, termios
+columns, pid, fd = int(sys.argv[1]), *pty.fork()
+if pid == 0:
+    os.read(0, 1)
+    os.execv(sys.argv[2], sys.argv[2:])
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+os.write(fd, b"\n")
+text = b""
+while True:
+    try: text += os.read(fd, 4096)
+    except OSError: break
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
+lines = [re.split("\r\x1b\\[K", line) for line in text.decode(errors="replace").split("\r\n")]
+steps = [[part for part in line if part.startswith("step ")] for line in lines]
+assert all(len(part) < columns for line in steps for part in line), max(steps)
+shown = [int(part.split("/")[0][5:]) for line in steps for part in line]
+stay = [int(line[-1].split("/")[0][5:]) for line in steps if line]
+assert shown == list(range(1, 251)) and 100 <= len(stay) <= 200 and stay[-1] == 250, stay
+assert all("| eta" in part or "SPIKE" in part for line in steps for part in line), max(steps)
+PY
+if has_terminals; then
+    for columns in 80 50; do
+        check "lines_of_a_terminal_of_$columns" env TERM=xterm python3 terminal.py $columns "$train" "${common[@]}" \
+            --out "terminal $columns" --steps 250 --val-every 50 --micro-batch-tokens 128 --batch-tokens 128
+    done
+else skip lines_of_a_terminal 'no pseudo-terminals here'; fi
 mkdir lfs && cp a/final/*.json lfs
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' > lfs/model.safetensors
 expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs "${data[@]}" --out none --steps 1

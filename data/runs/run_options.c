@@ -53,6 +53,9 @@ const Option run_option_table[] = {
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
+    NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
+           "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
+           "the latest step below them"),
     NUMBER("save-every", parsed.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
     NUMBER("keep", parsed.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
@@ -141,8 +144,8 @@ const Option run_option_table[] = {
                      "it is --save-every"),
     OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
                      "it is --val-every"),
-    OPTION_ELSEWHERE("log-every|log-interval|logging-steps",
-                     "log.jsonl and the screen get a line a step"),
+    OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
+    OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer", "AdamW is the only optimizer"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
@@ -190,11 +193,12 @@ static const char usage[] =
 // What most runs need, for --help
 static const char options_of_help[] =
     "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
-    "save-every|compare|prompt|generate|chat|dry-run";
+    "save-every|log-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
+    "out|resume|overwrite|log-every|threads|heartbeat-seconds|compare|check-packing|generate|chat|"
+    "eval|"
     "dry-run";
 
 static const char options_of_generate[] =
@@ -298,6 +302,11 @@ int run_compare_steps(const Options *o) {
     char *end;
     const long steps = strtol(o->compare, &end, 10);
     return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
+
+int64_t run_lines_every(const Options *o) {
+    if (o->log_every >= 0) return o->log_every;
+    return terminal_width(stdout) > 0 && o->steps >= 200 ? o->steps / 100 : 1;
 }
 
 // 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.

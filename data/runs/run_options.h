@@ -29,7 +29,7 @@ typedef struct {
     int layout, schedule, long_docs, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
-        seed;
+        log_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, beta2, fill, grad_clip, temperature, top_p,
         heartbeat_seconds;
 } Options;
@@ -54,6 +54,9 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
 
 // Timed steps of --compare; 0: its value is not 1 to 1000.
 int run_compare_steps(const Options *o);
+
+// Steps between the lines of training, StepReport.lines_every
+int64_t run_lines_every(const Options *o);
 
 // The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.
 float learning_rate(const Options *o, int64_t step);
