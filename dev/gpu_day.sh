@@ -70,7 +70,7 @@ part_runs() {
     check other_models 100 tests/test_family.sh
     check nccl 60 $bin/test_cuda_nccl
     if [ "$(nvidia-smi -L | grep -c '^GPU ')" -ge 2 ]; then
-        check ranks 200 env RANKS=2 tests/test_cuda_ranks.sh
+        check ranks 200 env -u CUDA_VISIBLE_DEVICES RANKS=2 tests/test_cuda_ranks.sh
     else echo '        several ranks: need more GPUs'
     fi
     unset TRAIN
@@ -143,9 +143,14 @@ for part in "$@"; do
 done
 nvidia-smi -L 2> /dev/null | grep -q '^GPU ' ||
     { echo 'no GPU (nvidia-smi -L): nothing was run' && exit 11; }
-if [ -z "${CUDA_ARCHS:-}" ]; then       # this GPU's alone: minutes less
-    CUDA_ARCHS=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
-    export CUDA_ARCHS=${CUDA_ARCHS/#90/90a}
+PATH=$PATH:/usr/local/cuda/bin
+scripts/setup.sh g++=g++ && command -v nvcc > /dev/null || { echo 'nvcc is missing' && exit 2; }
+# One GPU, but for ranks; nvidia-smi counts in PCI order. Loaded drivers start in less time.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+nvidia-smi -pm 1 > /dev/null 2>&1
+arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+if [ -z "${CUDA_ARCHS:-}" ] && nvcc --list-gpu-arch | grep -qx "compute_$arch"; then
+    export CUDA_ARCHS=${arch/#90/90a}       # this GPU's alone: minutes less
 fi
 mkdir -p "$out" || exit 1
 for part in "$@"; do
