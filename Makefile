@@ -1,16 +1,21 @@
-# unpad.c: `make` builds ./train_llama, `make test` tests it, `make bench` measures, and `make gpu-day`
-# does both on a machine with a GPU. Tests: tests/tests.mk. Emulated CUDA: dev/emu/emu.mk.
+#   make                builds ./train_llama; make install copies it to PREFIX (/usr/local)/bin
+#   make test           every test of the program, without a GPU; make test-dev: those of dev/
+#   make check          every operation on this machine, on its GPU if it has one
+#   make bench          measures; make gpu-day tests and measures on a machine with a GPU
+#   make simple         the whole idea in one C file; make clean removes what was built
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)     V=1 (shows whole commands)
 #   MPI= NCCL=          empty: build for one rank only (default: used if installed)
 #   CUDA_ARCHS="80 90a" GPU architectures; default: of 80 86 89 90a 100 120 those that nvcc knows;
 #                       for others the driver compiles PTX at program start
-# Objects go to build/<variant>: cuda, cpu, emulated, sanitizer and fp64 builds coexist.
+# Objects: build/<variant>. Rules of tests: tests/tests.mk; of emulated CUDA: dev/emu/emu.mk.
 
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
 WERROR  ?= -Werror
 NVCC    := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU     := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+COMMIT  := $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
+VERSION := 0.1.0$(COMMIT:%=, commit %)
 BACKEND ?= $(if $(and $(NVCC),$(GPU)),cuda,cpu)
 comma   := ,
 # One short line a command; none with make -s
@@ -23,7 +28,7 @@ $(if $(filter cuda,$(BACKEND)$(NVCC)),\
     $(error BACKEND=cuda needs nvcc. Install the CUDA Toolkit. Or run: make BACKEND=cpu))
 LACKING := $(strip $(foreach h,jansson pcre2 uninorm,\
              $(if $(wildcard /usr/include/$(h).h /usr/local/include/$(h).h),,$(h).h)))
-$(if $(filter-out clean simple,$(or $(MAKECMDGOALS),all)),$(if $(LACKING),$(error $(LACKING) missing.\
+$(if $(filter-out clean simple help,$(or $(MAKECMDGOALS),all)),$(if $(LACKING),$(error $(LACKING) missing.\
     Run: sudo apt-get install libjansson-dev libpcre2-dev libunistring-dev)))
 
 # gnu11 for POSIX and contraction to FMA; never -ffast-math: isfinite must work and the order of
@@ -36,7 +41,7 @@ CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
 KERNELS := $(wildcard kernels/cpu/*.c) $(CPU_COMM)
 CUDA_KERNELS := $(wildcard kernels/cuda/*.cu) kernels/comm/nccl.cu
-.PHONY: all bench gpu-day clean
+.PHONY: all help install bench gpu-day clean
 all: train_llama
 	@echo "built ./train_llama: backend $(BACKEND), $(ON_$(BACKEND))"
 train_llama: build/$(BACKEND)/train_llama
@@ -50,7 +55,8 @@ build/$(1)/%.o: %.c Makefile
 	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -c $$< -o $$@
 build/$(1)/train_llama.o: train_llama.cu Makefile
 	@mkdir -p $$(@D)
-	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -x c -c $$< -o $$@
+	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -DUNPAD_VERSION='"$(VERSION), $(1)"' -x c -c $$< -o $$@
+build/$(1)/train_llama.o: build/with/version-$(firstword $(COMMIT) none)
 build/$(1)/libhost.a: $$(HOST:%.c=build/$(1)/%.o) Makefile
 	@mkdir -p $$(@D) && rm -f $$@
 	$$(call say,AR,$$@)ar rcs $$@ $$(filter %.o,$$^)
@@ -118,6 +124,10 @@ bench: train_llama bench-ops     # dev/bench.py --help
 	@dev/bench.py $(BENCH)
 gpu-day:
 	@dev/gpu_day.sh $(PARTS)
+help:
+	@sed -n '1,/^$$/s/^# \{0,3\}//p' Makefile
+install: train_llama
+	install -D -m 755 train_llama $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/train_llama
 clean:
 	rm -rf build train_llama
 include tests/tests.mk dev/emu/emu.mk

@@ -48,8 +48,6 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-#define UNPAD_VERSION "0.1.0"
-
 enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
 static const float ADAMW_BETA1 = 0.9f, ADAMW_EPS = 1e-8f;
 
@@ -65,6 +63,7 @@ typedef struct {
 
 typedef struct {
     const Options *o;
+    char **argv;
     Data *data;
     LlamaModel *model;
     const ResumePoint *resume;
@@ -115,10 +114,10 @@ static bool is_rank_0(void) { return comm_rank() == 0; }
 
 static void load_or_init(LlamaModel *m, const char *dir, int64_t seed) {
     Error err = {0};
-    if (dir)
-        must(llama_load(m, dir, &err), &err);
-    else
-        llama_init(m, (uint64_t)seed);
+    if (!dir) return llama_init(m, (uint64_t)seed);
+    if (is_rank_0()) line_show(stderr, "loading the weights of %s ...", dir);
+    must(llama_load(m, dir, &err), &err);
+    line_erase(stderr);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -192,8 +191,8 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
-    const Texts t = {model, vocab_size,  o->threads, is_rank_0(), replaces_run(o, at),
-                     out,   &stop_signal};
+    const Texts t = {model, vocab_size, o->threads,  is_rank_0() || o->dry_run, replaces_run(o, at),
+                     out,   o->dry_run, &stop_signal};
     must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -500,6 +499,11 @@ static StepBalance read_notes(Run *run, const StepData *data) {
 
 static bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
+static bool pauses_after(const Options *o, int64_t step) {
+    return step == o->steps || every(step, o->val_every) || every(step, o->sample_every) ||
+           every(step, o->save_every);
+}
+
 static bool stop_requested(Run *run) {
     run->model->note.signal = stop_signal;  // the others learn it with the next step
     if (comm_num_ranks() == 1) run->stopped_by = (int)stop_signal;
@@ -519,13 +523,15 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
 static void validate(Run *run, int64_t step) {
     const Data *d = run->data;
     if (!d->has_val || run->o->val_every == 0) return;
-    report_validation(&run->log, step, llama_validation_loss(run->model, &d->val_step),
-                      &d->val_set);
+    line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
+    const double loss = llama_validation_loss(run->model, &d->val_step);
+    line_erase(stderr);
+    report_validation(&run->log, step, loss, &d->val_set);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){.vocab_size = m->config.vocab_size,
-                         .end_of_text = m->config.eos_token_id,
+                         .ends = &m->config.eos,
                          .cache_tokens = m->settings.cache_tokens,
                          .max_rows = m->settings.head_chunk,
                          .context = m,
@@ -564,14 +570,13 @@ typedef struct {
 } Totals;
 
 static void print_trained(const Totals *t, bool masked) {
+    char time[24], pauses[24];
     if (t->steps == 0) return;
+    line_erase(stdout);
     printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
     if (masked) printf(", %ld of them targets,", t->targets);
-    printf(" in ");
-    print_duration(t->ms * 1e-3);
-    printf("; validation, samples and checkpoints ");
-    print_duration(t->pauses_ms * 1e-3);
-    printf("\n");
+    printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
+           duration_text(pauses, t->pauses_ms * 1e-3));
 }
 
 static void train_one_step(Run *run, Loader *loader, Totals *t) {
@@ -605,7 +610,9 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
                                .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
                                .spike = loss_is_spike(&run->trend, loss),
-                               .balance = read_notes(run, data)};
+                               .balance = read_notes(run, data),
+                               .lines_every = run_lines_every(o),
+                               .pauses = pauses_after(o, step + 1) || stop_signal};
     report_step(&run->log, &report, plan);
     t->steps++;
     t->tokens += plan->real_tokens;
@@ -680,8 +687,8 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     if (is_rank_0())
         must(log_open(&run->log, run->o->out, log_before, run->cursor.step, &err), &err);
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              run->cursor.step, &run->model->config, &d->train_summary, &d->val_summary,
-              run_option_table);
+              room->backend_bytes + llama_memory_total(run->model), run->argv, run->cursor.step,
+              &run->model->config, &d->train_summary, &d->val_summary, run_option_table);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
     finish(run, room);
@@ -742,7 +749,9 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
+    line_show(stderr, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
     const double median_ms = time_steps(&m, &data, o, &scalars);
+    line_erase(stderr);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
@@ -871,9 +880,11 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
                            const DeviceRoom *room) {
     static Dataset val;
     Error err = {0};
-    const char *path = o->val ? o->val : o->train;
-    const Texts t = {o->model, config->vocab_size, o->threads, .stop = &stop_signal};
-    must(texts_to_temporary_shards(&path, &t, &err), &err);
+    static const char *path;
+    const Texts t = {o->model,       config->vocab_size,   o->threads,
+                     .writes = true, .replaces_run = true, .stop = &stop_signal};
+    path = o->val ? o->val : o->train;
+    must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     open_eval_data(&val, path, o, config->vocab_size);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const int32_t ranks = comm_num_ranks();
@@ -906,7 +917,7 @@ static Options *start_process(int argc, char **argv) {
     device_prepare_process(argv);
     catch_signals(on_signal);  // first: what follows may take seconds
     comm_init();
-    Options *o = run_options_parse(argc, argv);
+    Options *o = run_options_parse(argc, argv, "unpad.c " UNPAD_VERSION, comm_num_ranks());
     setvbuf(stdout, NULL, _IOLBF, 0);
     io_progress = comm_progress;
     comm_heartbeat(o->heartbeat_seconds);
@@ -935,10 +946,6 @@ int main(int argc, char **argv) {
     static Run run;
     Error err = {0};
     Options *o = start_process(argc, argv);
-    if (o->version) {
-        printf("unpad.c %s\n", UNPAD_VERSION);
-        return EXIT_DONE;
-    }
     if (o->generate || o->eval) {
         end_at_signals();
         infer(o, &model, argc, argv);
@@ -947,7 +954,7 @@ int main(int argc, char **argv) {
     }
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
-    run_options_check(o, comm_num_ranks());
+    run_options_check(o, comm_num_ranks(), stored != NULL);
     DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
@@ -956,7 +963,7 @@ int main(int argc, char **argv) {
     if (is_rank_0())
         options_print_changes(run_option_table, argc, argv, stored, run_options_of_a_start, stdout);
     open_data(&data, o, &at, &config, comm_rank(), comm_num_ranks());
-    run = (Run){.o = o, .data = &data, .model = &model, .resume = &at, .out = &out};
+    run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
     check_ranks_agree(&data, &config, &at);

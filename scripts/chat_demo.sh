@@ -29,7 +29,7 @@ if [ ! -e $data ]; then
 fi
 printf 'WordNet 3.0 by Princeton University, WordNet licence (/usr/share/doc/wordnet-base/copyright)\n'
 
-./train_llama --model $model --train $data --out $out --overwrite --dry-run | grep '^t'
+./train_llama --model $model --train $data --out $out --overwrite --steps 0 --val-every 0 --num-samples 0 | grep '^t'
 
 common=(--max-seqlen 512 --micro-batch-tokens 1024)
 if grep -qw avx512_bf16 /proc/cpuinfo; then common+=(--bf16-matmul); fi

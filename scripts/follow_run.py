@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from plot_run import fail, parse_record
+from report import fail, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -63,7 +63,8 @@ class WeightsAndBiases:
 
 class Log:
     def __init__(self, path, sinks):
-        self.path, self.sinks, self.at, self.last_line, self.last_step = path, sinks, 0, b"", -1
+        self.path, self.sinks, self.time = path, sinks, time.time()     # of the last record
+        self.at, self.last_line, self.last_step = 0, b"", -1
 
     def new_lines(self):
         """The whole lines that are new; all of them if the log was cut, as a resumed run does."""
@@ -78,14 +79,12 @@ class Log:
                 file.seek(0)
                 self.at = 0
             lines = [line for line in file if line.endswith(b"\n")]
-            self.changed = os.fstat(file.fileno()).st_mtime
         if lines:
             self.at += sum(map(len, lines))
             self.last_line = lines[-1]
         return lines
 
     def new_records(self):
-        """With the time of each as "time": the file's last change, and back by the steps' ms"""
         records = []
         for line in self.new_lines():
             record = parse_record(line.decode("utf-8", errors="replace"))
@@ -93,9 +92,6 @@ class Log:
                 print(f"warning: {self.path}: not a record: {line[:40]!r}", file=sys.stderr)
             else:
                 records.append(record)
-        for record in reversed(records):
-            record["time"] = self.changed
-            self.changed -= record.get("ms", 0) / 1e3
         return records
 
     def copy(self):
@@ -109,8 +105,9 @@ class Log:
             if event == "start" or event == "resume" and step < self.last_step:
                 for sink in self.sinks:
                     sink.begin(record["options"], step)
+            self.time = record.get("time", self.time)
             for sink in self.sinks if values else []:
-                sink.write(step, record["time"], values)
+                sink.write(step, self.time, values)
             self.last_step = step
         return len(records)
 

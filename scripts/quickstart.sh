@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model in a few minutes on two CPU cores: installs missing packages,
 # builds, prepares the functions of the Python standard library as a corpus, trains the built-in
-# `demo` model, plots, and compares the layouts.
+# `demo` model, writes a report, and compares the layouts.
 #   scripts/quickstart.sh [train_llama options]      e.g. --steps 50 for a shorter run
 #   scripts/quickstart.sh --resume                   continues a run that was stopped
 set -euo pipefail
@@ -9,8 +9,7 @@ cd "$(dirname "$0")/.."
 say() { printf '\n== %s\n' "$*"; }
 
 say 'packages'
-scripts/setup.sh /usr/lib/python3/dist-packages/matplotlib=python3-matplotlib
-python=/usr/bin/python3             # the system's, for which matplotlib was installed above
+scripts/setup.sh
 
 say 'build'
 make -s -j"$(nproc)" all
@@ -19,8 +18,8 @@ say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo ]; then
     echo 'data/demo exists'
 else
-    stdlib=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
-    "$python" scripts/python_functions.py "$stdlib" data/demo.partial
+    stdlib=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+    python3 scripts/python_functions.py "$stdlib" data/demo.partial
     mv data/demo.partial data/demo
 fi
 
@@ -33,14 +32,14 @@ for word in "$@"; do case $word in --resume*) replace= ;; esac; done
     exit $status
 }
 
-say 'plot'
-"$python" scripts/plot_run.py out/demo
+say 'report'
+python3 scripts/report.py out/demo
 
 say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
 ./train_llama --train data/demo --compare --max-seqlen 2048 | tail -n 8
 
 say 'done'
-echo 'out/demo/plot.png     loss, tokens/s and fill'
+echo 'out/demo/report.html  curves, samples, options: open it in a browser'
 echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
 echo 'out/demo/log.jsonl    one JSON object per step'

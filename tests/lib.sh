@@ -188,7 +188,8 @@ for path in paths:
     line = json.dumps({"text": text.decode("utf-8", "replace")}) + "\n"
     (val if first < float(share) else train).write(line)
 PY
-        "$maker" --train "$work/.texts" --out "$work/.shards" --dry-run >> "$work/out.txt" 2>&1 &&
+        "$maker" --train "$work/.texts" --out "$work/.shards" --steps 0 --val-every 0 \
+            --num-samples 0 >> "$work/out.txt" 2>&1 &&
         mv "$work/.shards/tokens" "$3" || bad "prepare $*" "exit code $?"
 }
 

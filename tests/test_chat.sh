@@ -7,7 +7,7 @@ export PYTHONPATH=$root/tests
 train=${TRAIN:-$root/build/asan/train_llama}
 python3 -c 'import jinja2' 2> /dev/null || skip_all chat 'the Python package jinja2 is not installed'
 run() { python3 "$root/data/prepare.py" --chat "$@"; }
-tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" --overwrite --dry-run; }
+tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" --overwrite --steps 0 --val-every 0 --num-samples 0; }
 
 # What transformers trains, but for tokens that straddle the boundary: through prepare.py and the trainer
 cat > golden.py << 'PY'
@@ -27,7 +27,7 @@ for name, forms in golden["templates"].items():
     os.makedirs("split", exist_ok=True)
     os.replace("golden.jsonl", "split/train.jsonl"), open("split/val.jsonl", "w").close()
     subprocess.run([trainer, "--model", model, "--from-scratch", "--train", "split", "--out", "golden", "--overwrite",
-                    "--dry-run"], check=True)
+                    *"--steps 0 --val-every 0 --num-samples 0".split()], check=True)
     found = iter(shards.read("golden/tokens"))
     for case in golden["cases"]:
         mask = [int(c) for c in case["mask"]]

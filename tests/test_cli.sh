@@ -30,6 +30,10 @@ steps = [l for l in lines if "event" not in l]
 assert [s["step"] for s in steps] == list(range(1, 9))
 assert [l["step"] for l in lines if l.get("event") == "val"] == [0, 4, 8]
 assert steps[-1]["loss"] < steps[0]["loss"]
+start = lines[0]
+assert start["command"][-6:] == "--steps 8 --save-every 3 --keep 0".split(), start["command"]
+assert start["host"] and start["device_mib"] > 1, start
+assert start["time"] <= steps[0]["time"] <= steps[-1]["time"] < start["time"] + 3600, start["time"]
 PY
 expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
 rm -r b/step-00000008 b/step-00000006 b/final
@@ -41,6 +45,38 @@ cp -r b reached
 expect a_step_already_reached 0 '^step 8 of --steps 3 is reached: nothing to train' "${resume[@]}" --out reached --steps 3
 expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 9, --steps 2: the run never reaches --lr' \
     "${run[@]}" --out warm --steps 2 --warmup-steps 9
+# in a file a line a step, or every so many; on a terminal about 100, none wider, and one rewritten in place
+expect lines_every 0 '^step     3/7 ' "${run[@]}" --out every --steps 7 --log-every 3
+check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4
+expect no_lines 0 '^val after step 4' "${run[@]}" --out every --steps 4 --log-every 0 --overwrite
+lacks no_lines_of_steps '^step' out.txt
+cat > terminal.py << 'PY'
+import fcntl, os, pty, re, struct, sys, termios
+columns, pid, fd = int(sys.argv[1]), *pty.fork()
+if pid == 0:
+    os.read(0, 1)
+    os.execv(sys.argv[2], sys.argv[2:])
+fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+os.write(fd, b"\n")
+text = b""
+while True:
+    try: text += os.read(fd, 4096)
+    except OSError: break
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
+lines = [re.split("\r\x1b\\[K", line) for line in text.decode(errors="replace").split("\r\n")]
+steps = [[part for part in line if part.startswith("step ")] for line in lines]
+assert all(len(part) < columns for line in steps for part in line), max(steps)
+shown = [int(part.split("/")[0][5:]) for line in steps for part in line]
+stay = [int(line[-1].split("/")[0][5:]) for line in steps if line]
+assert shown == list(range(1, 251)) and 100 <= len(stay) <= 200 and stay[-1] == 250, stay
+assert all("| eta" in part or "SPIKE" in part for line in steps for part in line), max(steps)
+PY
+if has_terminals; then
+    for columns in 80 50; do
+        check "lines_of_a_terminal_of_$columns" env TERM=xterm python3 terminal.py $columns "$train" "${common[@]}" \
+            --out "terminal $columns" --steps 250 --val-every 50 --micro-batch-tokens 128 --batch-tokens 128
+    done
+else skip lines_of_a_terminal 'no pseudo-terminals here'; fi
 mkdir lfs && cp a/final/*.json lfs
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n' > lfs/model.safetensors
 expect a_pointer_of_git_lfs 3 'found a pointer of Git LFS' "$train" --model lfs "${data[@]}" --out none --steps 1
@@ -121,21 +157,30 @@ huge=("${run[@]/#tiny/smollm2-135m}" --micro-batch-tokens 20000000 --batch-token
 expect plan_for_another_machine 0 '^warning: this machine has .* MiB free of ' "${huge[@]}" --dry-run --out nothing
 check dry_run_writes_nothing test ! -e nothing
 expect help 0 '^  --micro-batch-tokens' "$train" --help
-expect version 0 '^unpad.c [0-9]' "$train" --version
+check help_has_the_options_of_most_runs test "$(grep -c '^  --' out.txt)" -le 18
+expect bare_help 0 '^  --micro-batch-tokens' "$train" help
+expect help_on_one_option 0 '^  --lr X ' "$train" --help lr
+expect help_on_lora 2 'there is no LoRA' "$train" --help lora
+"$train" --help all > out.txt
+check fewer_than_fifty_options test "$(grep -c '^  --' out.txt)" -lt 50
+expect version 0 '^unpad.c [0-9.]+(, commit [0-9a-f]+(-dirty)?)?, [a-z]+$' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null
 expect damaged_newest_falls_back 0 'warning: skipping d/step-00000008' "${resume[@]}" --out d --steps 7
 expect resume_without_a_run_starts_from_scratch 0 'start +random weights' "${resume[@]}" --out fresh --steps 1
 expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a --seed 2
+expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
 expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
 
 # ---- usage ------------------------------------------------------------------------------------------------
-expect unknown_flag 2 'layot: unknown option' "$train" --layot packed
+expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
 expect stray_argument 2 'error: ' "$train" corpus
+expect a_pattern_that_the_shell_has_expanded 2 'quote a pattern' "$train" --train a/log.jsonl b/log.jsonl
+expect an_option_of_llm_c 2 'batch-tokens counts a step' "$train" -b 4
 expect longest_document_does_not_fit 2 'micro-batch-tokens' "${run[@]}" --max-seqlen 1024
 expect batch_is_not_a_multiple 2 'multiple' "${run[@]}" --batch-tokens 1000
 expect out_holds_another_run 2 'found a run' "${run[@]}" --out a
@@ -186,17 +231,18 @@ status=$?
 cp long.txt out.txt
 if [ $status -eq 75 ] && ls -d lock/step-* > /dev/null 2>&1; then ok sigterm_saves_and_exits_75; else bad sigterm_saves_and_exits_75 "$status"; fi
 grep -q '^stopping after this step, then saving' long.txt && ok first_signal_says_so || bad first_signal_says_so
+# a file of its own: before the shell has emptied an old one, its lines are not this run's;
 # both signals are delivered when the process continues: in one step, perhaps to two threads at once
-"${run[@]}" --out quit --steps 100000 > long.txt 2>&1 &
+"${run[@]}" --out quit --steps 100000 > quit.txt 2>&1 &
 quitter=$!
-await_line $quitter '^step' long.txt
+await_line $quitter '^step' quit.txt
 kill -STOP $quitter
 kill -USR1 $quitter
 kill -TERM $quitter
 kill -CONT $quitter
 wait $quitter
 status=$?
-grep -q '^quit: steps after 0 are lost' long.txt &&
+grep -q '^quit: steps after 0 are lost' quit.txt &&
     [ $status -gt 128 ] && [ -z "$(ls -d quit/step-* 2> /dev/null)" ] && ok second_signal_quits ||
     bad second_signal_quits "exit code $status"
 "${run[@]}" --compare=1000 > long.txt 2>&1 &

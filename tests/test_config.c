@@ -138,8 +138,9 @@ static bool same_config(const LlamaConfig *a, const LlamaConfig *b) {
            a->head_dim == b->head_dim && a->rms_norm_eps == b->rms_norm_eps &&
            a->max_position_embeddings == b->max_position_embeddings &&
            a->rope_theta == b->rope_theta && a->tie_word_embeddings == b->tie_word_embeddings &&
-           a->initializer_range == b->initializer_range && a->bos_token_id == b->bos_token_id &&
-           a->eos_token_id == b->eos_token_id && a->model_type == b->model_type &&
+           a->initializer_range == b->initializer_range &&
+           memcmp(&a->bos, &b->bos, sizeof a->bos) == 0 &&
+           memcmp(&a->eos, &b->eos, sizeof a->eos) == 0 && a->model_type == b->model_type &&
            a->qkv_bias == b->qkv_bias && a->qk_norm == b->qk_norm &&
            a->no_rope_interval == b->no_rope_interval && r->type == s->type &&
            r->factor == s->factor && r->low_freq_factor == s->low_freq_factor &&
@@ -175,7 +176,9 @@ TEST(published_configs_are_the_built_in_ones) {
     for (int i = 0; i < 3; i++) {
         const LlamaConfig c = must_parse(same[i][0]);
         LlamaConfig expected;
-        CHECK(llama_config_builtin(&expected, same[i][1]) && same_config(&c, &expected));
+        CHECK(llama_config_builtin(&expected, same[i][1]));
+        if (i == 1) expected.eos = (TokenIds){3, 3, {128001, 128008, 128009}};  // Instruct's
+        CHECK(same_config(&c, &expected));
     }
 }
 
@@ -192,7 +195,7 @@ TEST(built_in_configs_have_their_sizes_and_come_back) {
         CHECK(!llama_config_find(&none, "none", &err) && strstr(err.hint, names[i]));
         c.rms_norm_eps *= 1 + (float)i;
         c.rope_theta += i / 7.0;
-        c.eos_token_id = i == 3 ? -1 : c.eos_token_id;
+        if (i == 3) c.eos = (TokenIds){0};
         if (i < 2) c.rope_scaling = scalings[i];
         check_written(&c);
     }
@@ -233,7 +236,8 @@ TEST(missing_keys_have_the_defaults_of_their_type) {
         const LlamaConfig c = must_parse(text);
         CHECK(c.num_kv_heads == cases[i].kv_heads && c.head_dim == cases[i].head_dim);
         CHECK(c.max_position_embeddings == cases[i].positions);
-        CHECK(c.bos_token_id == cases[i].bos && c.eos_token_id == cases[i].eos);
+        CHECK((c.bos.n ? c.bos.ids[0] : -1) == cases[i].bos);
+        CHECK((c.eos.n ? c.eos.ids[0] : -1) == cases[i].eos);
         CHECK(c.rope_theta == cases[i].theta && c.tie_word_embeddings == cases[i].tied);
         CHECK(c.rms_norm_eps == 1e-6f && c.initializer_range == 0.02f);
         CHECK(c.rope_scaling.type == ROPE_PLAIN && c.no_rope_interval == (i == 4 ? 4 : 0));
@@ -276,7 +280,7 @@ static const BadConfig bad_configs[] = {
     {"initializer_range", "-1", "initializer_range"},
     {"tie_word_embeddings", "1", "tie_word_embeddings"},
     {"bos_token_id", "264", "bos_token_id"},
-    {"bos_token_id", "[1]", "bos_token_id"},
+    {"bos_token_id", "['1']", "bos_token_id"},
     {"eos_token_id", "264", "eos_token_id"},
     {"eos_token_id", "[264]", "eos_token_id"},
     {"attention_bias", "true", "attention_bias: expected false, found true"},
@@ -447,6 +451,9 @@ TEST(harmless_values_are_accepted) {
         {"rope_interleaved", "false"}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) config_of(NULL, good[i][0], good[i][1]);
     CHECK(config_of(qwen3, "num_key_value_heads", "null").num_kv_heads == 16);
+    const LlamaConfig c = config_of(NULL, "eos_token_id", "[257, 256, 257]");
+    CHECK(c.eos.n == 2 && c.eos.ids[0] == 257 && c.eos.ids[1] == 256);
+    check_written(&c);
 }
 
 TEST(other_json_is_refused) {
@@ -467,8 +474,9 @@ static void check_invariants(const LlamaConfig *c) {
     CHECK(c->vocab_size > 0 && c->hidden_size > 0 && c->intermediate_size > 0 && c->num_layers > 0);
     CHECK(c->num_kv_heads > 0 && c->num_heads % c->num_kv_heads == 0 && c->head_dim >= 2);
     CHECK(c->rms_norm_eps > 0 && c->rope_theta >= 1 && isfinite(c->initializer_range));
-    CHECK(c->bos_token_id >= -1 && c->bos_token_id < c->vocab_size);
-    CHECK(c->eos_token_id >= -1 && c->eos_token_id < c->vocab_size);
+    for (int i = 0; i < c->eos.n; i++)
+        CHECK(c->eos.ids[i] >= 0 && c->eos.ids[i] < c->vocab_size);
+    CHECK(c->bos.n <= MAX_TOKEN_IDS && c->eos.n <= MAX_TOKEN_IDS);
     CHECK(c->head_dim % 2 == 0 && c->num_heads * c->head_dim <= 1 << 18);
     CHECK(llama_config_num_params(c) <= (uint64_t)1 << 40);
 }

@@ -101,6 +101,7 @@ has ends_at_max_seqlen 'then 2 tokens' err.txt
 text hot1 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 text hot2 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200
 same a_seed_repeats_the_text hot1.txt hot2.txt
+lacks padding_ids_are_never_sampled '<26[0-9]>' hot1.txt
 text hot3 of tiny --prompt 'line 7' --temperature 3 --sample-tokens 200 --seed 2
 differ another_seed_is_another_text hot1.txt hot3.txt
 check_python output_is_utf8_without_control_characters << 'PY'
@@ -139,9 +140,9 @@ text begun of begun --temperature 0 --chat --prompt hi
 same chat_has_no_bos_token plain.txt begun.txt
 cp -r kind escaped
 sed -i 's/Be kind/Be\\\\nkind/' escaped/tokenizer_config.json
-expect a_system_message_with_escapes 2 'expected the template of .* found another one' of escaped --chat --prompt a
-expect another_template 2 'error: other/tokenizer_config.json: --chat: expected the template' of other --chat --prompt a
-expect no_template 2 'error: tiny/tokenizer_config.json: --chat: .* found none' of tiny --chat --prompt a
+expect a_system_message_with_escapes 3 'expected the chat template of .* found another one' of escaped --chat --prompt a
+expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
+expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
 
 # a model that has learned to answer "ok" and to end its turn
 PYTHONPATH=$root/tests python3 - << 'PY'
@@ -153,6 +154,15 @@ run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --
     --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
 text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
 same an_answer_ends_its_turn answer.txt <(echo ok)
+# generation ends at every end token: of a list in config.json, and of generation_config.json
+ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
+    rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
+    text "$1" run "$train" --model ends --generate --temperature 0 --sample-tokens 9 --prompt "$turn
+"
+    same "an_end_$1" "$1.txt" <(echo "$2")
+}
+ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
+ended of_generation_config o '' '{"eos_token_id": [257, 111]}'
 
 cat > terminal.py << 'PY'
 import os, pty, sys

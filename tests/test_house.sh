@@ -36,7 +36,7 @@ short_lines() {
                          END { exit n == 0 }' "$@"
 }
 top_level() {
-    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|\.ci|\.clang-format|\.gitignore'
+    ! git ls-files | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|llama\.h|kernels|data|scripts|tests|dev|README\.md|LICENSE|CHANGELOG\.md|SECURITY\.md|CONTRIBUTING\.md|Dockerfile|compile_flags\.txt|\.editorconfig|\.ci|\.clang-format|\.gitignore'
 }
 no_machine_paths() { ! grep -rnE '(^|[^A-Za-z.])/(root|home|work|tmp|var)/' dev/results; }
 check model_names_no_backend no_backend_names
@@ -58,15 +58,15 @@ ceiling() {     # ceiling MOST WHAT PATTERN...
 }
 ceilings() {
     local wrong=0
-    ceiling 20820 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
+    ceiling 21515 product 'data/*.[ch]' 'kernels/*.[ch]' 'kernels/*.cu*' '*.cu' '*.h' \
         ':!tests' ':!dev' || wrong=1                                             # 18,500
     ceiling 1000 train_llama.cu train_llama.cu || wrong=1
     ceiling 1175 llama.h llama.h || wrong=1                                      # 900
     ceiling 312 kernels.h kernels/kernels.h || wrong=1                           # 300
-    ceiling 16280 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
+    ceiling 16499 tests 'tests/*.[ch]' 'tests/*.cu' 'tests/*.sh' 'tests/*.py' || wrong=1   # 15,000
     ceiling 8100 dev dev ':!dev/results' || wrong=1
-    ceiling 2100 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
-    ceiling 124 Makefile Makefile || wrong=1                                     # 120
+    ceiling 2320 'scripts and data/*.py' scripts 'data/*.py' || wrong=1          # 2,000
+    ceiling 134 Makefile Makefile || wrong=1                                     # 120
     ceiling 170 README README.md || wrong=1
     return $wrong
 }
@@ -85,7 +85,10 @@ if clang-format --version 2> /dev/null | grep -q 'version 14\.'; then
 else skip the_format_is_clang_formats 'clang-format 14 is not installed'; fi
 
 # ---- host code is C, and all of it is used ------------------------------------------------------------
-syntax() { "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror train_llama.cu; }
+syntax() {
+    "$@" -fsyntax-only -x c -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -DUNPAD_VERSION='""' \
+        train_llama.cu
+}
 check host_is_c_for_both_backends eval 'syntax gcc && syntax gcc -DBACKEND_CUDA'
 # static inline hides dead functions of llama.h from the compiler
 check every_function_of_the_model_is_used syntax gcc -Dinline=

@@ -16,8 +16,8 @@ static LlamaConfig tiny_config(int heads, int kv_heads, int head_dim, bool tied)
     c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20, c.num_layers = 2;
     c.num_heads = heads, c.num_kv_heads = kv_heads, c.head_dim = head_dim;
     c.max_position_embeddings = 256, c.rms_norm_eps = 1e-5f, c.rope_theta = 10000;
-    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos_token_id = 1,
-    c.eos_token_id = 2;
+    c.tie_word_embeddings = tied, c.initializer_range = 0.2f, c.bos = (TokenIds){1, 1, {1}},
+    c.eos = (TokenIds){1, 1, {2}};
     return c;
 }
 
@@ -758,9 +758,9 @@ static void check_saving(size_t io_chunk) {
     CHECK_MSG(parameters_save(llama_parameters(&a), false, "F32", path, &w, &err) &&
                   parameters_save(llama_parameters(&a), true, "F32", optimizer, &w, &err),
               "%s", err.what);
-    CHECK_MSG(llama_load(&b, dir, &err) &&
-                  parameters_load(llama_parameters(&b), true, optimizer, &err),
-              "%s", err.what);
+    CHECK_MSG(
+        llama_load(&b, dir, &err) && parameters_load(llama_parameters(&b), true, optimizer, &err),
+        "%s", err.what);
     CHECK(memcmp(a.weights, b.weights, a.num_elements * sizeof(float)) == 0);
     CHECK(memcmp(a.m, b.m, a.num_elements * sizeof(float)) == 0 &&
           memcmp(a.v, b.v, a.num_elements * sizeof(float)) == 0);

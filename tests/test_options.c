@@ -24,7 +24,7 @@ static struct {
 
 static const Option table[] = {
     OPTION_GROUP("data"),
-    {"train-data", OPTION_STRING, &o.train_data, NULL, NULL, 0, 0, "shards to train on"},
+    {"train-data", OPTION_DIRECTORY, &o.train_data, NULL, NULL, 0, 0, "shards to train on"},
     {"layout", OPTION_CHOICE, &o.layout, "packed", "packed|padded|rows|repad", 0, 0,
      "how a batch is filled"},
     OPTION_GROUP("run"),
@@ -38,7 +38,7 @@ static const Option table[] = {
     {"out", OPTION_STRING, &o.out, "out", NULL, 0, 0, "output directory"},
     {"deterministic", OPTION_FLAG, &o.deterministic, NULL, NULL, 0, 0, "the same bits every time"},
     {"overlap", OPTION_FLAG, &o.overlap, "true", NULL, 0, 0, "communication during backward"},
-    OPTION_ELSEWHERE("output-dir", "it is --out"),
+    OPTION_ELSEWHERE("output-dir|-o", "it is --out"),
     {"no-bias", OPTION_FLAG, &o.no_bias, NULL, NULL, 0, 0, "a flag whose name begins with no-"},
     {"any-int", OPTION_INT, &o.any_int, NULL, NULL, 0, 0, "any int"},
     {"any-int64", OPTION_INT64, &o.any_int64, NULL, NULL, 0, 0, "any int64"},
@@ -63,12 +63,12 @@ static int split(const char *line, char *argv[MAX_ARGS + 1]) {
 
 static bool parse(const char *line, Error *err) {
     char *argv[MAX_ARGS + 1];
-    bool help = false;
+    const char *help = NULL;
     memset(err, 0, sizeof *err);
     memset(&o, 0x55, sizeof o);
     bool ok = options_parse(table, split(line, argv), argv, &help, err);
     CHECK(ok == (err->code == 0) && (ok || err->code == EXIT_USAGE));
-    CHECK(help == (strstr(line, "-h") != NULL));
+    CHECK(!help == !strstr(line, "help"));
     return ok;
 }
 
@@ -121,17 +121,26 @@ TEST(limits_of_types) {
     CHECK(o.any_int == 1000 && o.any_int64 == -2500000 && o.steps == 1234);
     must_parse("--any-int .5e1 --any-int64 9.223372036854775807e18 --steps 5.e0");
     CHECK(o.any_int == 5 && o.any_int64 == INT64_MAX && o.steps == 5);
+    must_parse("--any-int 4k --any-int64 1.5M --steps 1K --any-float .5k");
+    CHECK(o.any_int == 4000 && o.any_int64 == 1500000 && o.steps == 1000 && o.any_float == 500);
+    must_parse("--any-int 4Ki --any-int64 -2Gi --steps 1e1k");
+    CHECK(o.any_int == 4096 && o.any_int64 == -(int64_t)2147483648 && o.steps == 10000);
     must_parse("--any-int64 0e999");
     CHECK(o.any_int64 == 0);
 }
 
 TEST(errors_have_a_cause_and_a_hint) {
     static const char *const bad[][3] = {
-        {"--stps 3", "--stps: unknown option", "--help-all"},
+        {"--stps 3", "--stps: unknown option", "did you mean --steps?"},
+        {"--any_int=3", "--any_int=3: unknown option", "did you mean --any-int?"},
+        {"--elephants", "unknown option", "--help all"},
+        {"-o x", "-o: unknown option", "it is --out"},
+        {"--out a b", "b: unexpected argument", "--out takes one value: quote a pattern"},
+        {"--steps 1 2", "2: unexpected argument", "--name value"},
         {"--", "unknown option", ""},
         {"--no-steps", "unknown option", ""},
         {"--data x", "unknown option", ""},  // a group's title is not an option
-        {"-s 3", "-s: unexpected argument", "--name value"},
+        {"-s 3", "-s: unknown option", "--help all"},
         {"3", "3: unexpected argument", "--name value"},
         {"_", "unexpected argument", "--name value"},
         {"--steps", "--steps: expected a value", ""},
@@ -141,6 +150,12 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--steps 1e-3", "expected a whole number", ""},
         {"--steps 1.2345e3", "expected a whole number", ""},
         {"--steps 1.5", "expected a whole number", ""},
+        {"--steps 1.2345k", "expected a whole number", ""},
+        {"--steps 4m", "expected a whole number", ""},
+        {"--steps 4kB", "expected a whole number", ""},
+        {"--steps k", "expected a whole number", ""},
+        {"--steps i", "expected a whole number", ""},
+        {"--steps 2G", "expected a number from 1 to", ""},
         {"--steps 1.0", "expected a whole number", ""},
         {"--steps 1e10", "expected a number from 1 to 1000000000, found \"1e10\"", ""},
         {"--any-int64 9.223372036854775808e18", "expected a number from", ""},
@@ -150,6 +165,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--steps 0", "expected a number from 1 to 1000000000, found \"0\"", ""},
         {"--steps 1000000001", "expected a number from 1 to", ""},
         {"--seed -2", "expected a number from -1 to", ""},
+        {"--any-int 2Gi", "expected a number from -2147483648 to", ""},
         {"--any-int 2147483648", "expected a number from -2147483648 to 2147483647", ""},
         {"--any-int64 9223372036854775808", "expected a number from", ""},
         {"--lr nan", "--lr: expected a number, found \"nan\"", ""},
@@ -158,7 +174,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--lr 1.5", "expected a number from 0 to 1, found \"1.5\"", ""},
         {"--any-float 1e39", "expected a number from", ""},
         {"--layout pading", "expected one of packed|padded|rows|repad, found \"pading\"",
-         "--help-all"},
+         "--help layout"},
         {"--layout packed|padded", "expected one of", ""},
         {"--layout=", "expected one of", ""},
         {"--deterministic=1", "expected no value, found =1", "--no-"},
@@ -180,18 +196,26 @@ TEST(given) {
           !options_given(argc, argv, "step"));
 }
 
-TEST(help_fits_and_names_everything) {
+// What --help prints about the topic; empty: the topic is not known.
+static const char *help_on(const char *topic) {
     static char text[8192];
+    Error err = {0};
+    memset(text, 0, sizeof text);
     FILE *f = fmemopen(text, sizeof text, "w");
     CHECK(f);
-    options_print_help(table, "program [options]", "steps|layout", f);
+    const bool known =
+        options_print_help(table, "program [options]", "steps|layout", topic, f, &err);
     fclose(f);
+    CHECK(known == (err.code == 0) && known == (text[0] != 0));
+    return text;
+}
+
+TEST(help_fits_and_names_everything) {
+    const char *text = help_on("");
     CHECK(strstr(text, "--steps N") && strstr(text, "--layout packed|padded|rows|repad\n") &&
-          !strstr(text, "--lr") && !strstr(text, "data:") && strstr(text, "the other 11 options"));
-    f = fmemopen(text, sizeof text, "w");
-    CHECK(f);
-    options_print_help(table, "program [options]", NULL, f);
-    fclose(f);
+          !strstr(text, "--lr") && !strstr(text, "data:") && strstr(text, "the other 11 options") &&
+          strstr(text, "--no-NAME"));
+    text = help_on("all");
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
         size_t length = strcspn(line, "\n");
         CHECK_MSG(length <= 100, "%.*s", (int)length, line);
@@ -202,10 +226,33 @@ TEST(help_fits_and_names_everything) {
     CHECK(strncmp(text, "usage: program [options]\n\ndata:\n", 32) == 0);
     CHECK(strstr(text, "(default: 3e-4)") && strstr(text, "--layout packed|padded|rows|repad\n"));
     CHECK(strstr(text, "--[no-]overlap") && strstr(text, "(default: on)") &&
-          strstr(text, "--resume [TEXT]"));
+          strstr(text, "--resume [TEXT]") && strstr(text, "--train-data DIR "));
 }
 
-TEST(help_is_requested) { must_parse("--steps 3 -h"); }
+TEST(help_on_one_option_or_group) {
+    CHECK(strncmp(help_on("lr"), "  --lr X ", 9) == 0 && !strstr(help_on("lr"), "--steps"));
+    CHECK(strcmp(help_on("lr"), help_on("--lr")) == 0);
+    CHECK(strstr(help_on("data"), "--layout") && !strstr(help_on("data"), "--steps"));
+    CHECK(!help_on("output-dir")[0] && !help_on("nothing")[0]);
+}
+
+TEST(help_is_requested) {
+    static const char *const topics[][2] = {
+        {"--steps 3 -h", ""},  {"--help", ""},      {"help", ""},
+        {"--help-all", "all"}, {"--help lr", "lr"}, {"--steps 3 --help=data", "data"},
+    };
+    for (size_t i = 0; i < sizeof topics / sizeof *topics; i++) {
+        char *argv[MAX_ARGS + 1];
+        Error err = {0};
+        const char *topic = NULL;
+        CHECK(options_parse(table, split(topics[i][0], argv), argv, &topic, &err));
+        CHECK_MSG(topic && strcmp(topic, topics[i][1]) == 0, "%s", topics[i][0]);
+    }
+    char *argv[MAX_ARGS + 1];
+    Error err = {0};
+    const char *topic = NULL;
+    CHECK(options_parse(table, split("--version", argv), argv, &topic, &err) && !topic);
+}
 
 TEST(values_as_json) {
     must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");

@@ -78,8 +78,12 @@ for f in tokenizer.json generation_config.json "${companions[@]}"; do
 done
 mv chat.aside chat
 rm chat/generation_config.json
+sed -i 's/"eos_token_id": 257/"eos_token_id": [257, 7]/' chat/config.json
 expect no_generation_config_run 0 done "${run[@]}" --model chat --out c2 --steps 1
-expect eos_and_bos_without_one 0 '"eos_token_id": 257' cat c2/final/generation_config.json
+for f in config generation_config; do
+    expect "every_end_token_in_$f" 0 '^\[257, 7\]$' \
+        python3 -c "import json; print(json.load(open('c2/final/$f.json'))['eos_token_id'])"
+done
 mkfifo chat/vocab.fifo && mv chat/vocab.fifo chat/vocab.json
 expect unreadable_tokenizer_file 3 'chat/vocab.json' "${run[@]}" --model chat --out c3 --steps 1
 
@@ -153,7 +157,7 @@ if ranks_can_run "$root/build/cpu/train_llama"; then
 else skip bare_resume_on_two_ranks "$no_ranks"; fi
 mkdir -p tree/scripts tree/data/demo && cp "$root/scripts/quickstart.sh" tree/scripts && touch tree/data/demo/dataset.json
 printf 'all:\n' > tree/Makefile
-printf '#!/bin/sh\n' | tee tree/scripts/setup.sh > tree/scripts/plot_run.py
+printf '#!/bin/sh\n' > tree/scripts/setup.sh && touch tree/scripts/report.py
 printf '#!/bin/sh\necho "asked: $*"\n' > tree/train_llama
 chmod +x tree/train_llama tree/scripts/*
 expect quickstart_starts_over 0 '^asked: .* --overwrite .*--steps 9$' tree/scripts/quickstart.sh --steps 9

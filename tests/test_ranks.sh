@@ -91,6 +91,10 @@ expect error_on_all_ranks 3 'error: nowhere' "${mpi[@]}" -n 4 "${run[@]/text.bin
 expect unknown_flag 2 'layot: unknown option' "${mpi[@]}" -n 4 "$train" --layot packed
 expect more_ranks_than_micro_batches 2 'multiple of 1024' \
     "${mpi[@]}" -n 4 "${run[@]}" --batch-tokens 512 --out m
+expect one_micro_batch_a_rank 0 '^done' "${mpi[@]}" -n 2 "${run[@]}" --batch-tokens 0 --out two --steps 1
+expect resume_on_more_ranks_than_micro_batches 2 'hint: start at most 2: a resumed run keeps' \
+    "${mpi[@]}" -n 3 "$train" --resume --out two --steps 2
+expect resume_on_one_rank 0 '^done' "$train" --resume --out two --steps 2
 expect compare_on_several_ranks 2 'one rank only' "${mpi[@]}" -n 2 "${run[@]}" --compare
 expect out_holds_another_run 2 'found a run' "${mpi[@]}" -n 2 "${run[@]}" --out d1
 # btl: MPI's shared memory is a file as well

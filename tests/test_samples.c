@@ -31,7 +31,7 @@ static void count_docs(void *model, const Batch *b, const int32_t *rows, int32_t
 
 static SampleModel sample_model(LlamaModel *m) {
     return (SampleModel){m->config.vocab_size,
-                         m->config.eos_token_id,
+                         &m->config.eos,
                          m->settings.cache_tokens,
                          m->settings.head_chunk,
                          m,
@@ -51,7 +51,8 @@ static void read_ints(const SafetensorsSet *set, const char *name, int32_t *out,
 // ------------------------------------------------------------------------------------------------
 // Greedy decoding, against transformers' generate() on each document alone
 
-static void check_greedy(const char *name) {
+// With ends, as transformers: nothing after the first of them.
+static void check_greedy(const char *name, const TokenIds *ends) {
     Error err = {0};
     SafetensorsSet set;
     LlamaModel m;
@@ -66,39 +67,90 @@ static void check_greedy(const char *name) {
     read_ints(&set, "greedy", expected, MAX_TEXTS * NEW_TOKENS);
     const int n = (int)tensor_num_elements(safetensors_find(&set, "greedy")) / NEW_TOKENS;
     const Options o = greedy(96);
-    Generator g = {.o = &o, .end_of_turn = -1};
+    Generator g = {.o = &o};
     open_model(&m, dir, 256, 96);
     for (int i = 0; i < n; i++) {
         texts[i] = text_of_prompt(&o, i, cu[i + 1] - cu[i]);
         memcpy(texts[i].tokens, tokens + cu[i], (size_t)texts[i].length * sizeof(int32_t));
     }
-    const SampleModel model = sample_model(&m);
+    SampleModel model = sample_model(&m);
+    if (ends) model.ends = ends;
     most_docs = 0;
     texts_write(&g, texts, n, &model, 1);
+    int num_ended = 0;
     CHECK_MSG(n == 7 && most_docs == n, "%d texts, %d in one batch", n, most_docs);
     for (int i = 0; i < n; i++) {
         const int32_t prompt = cu[i + 1] - cu[i];
-        for (int k = 0; k < NEW_TOKENS; k++) {
+        bool ended = false;
+        for (int k = 0; k < NEW_TOKENS && !ended; k++) {
             const int32_t found = prompt + k < texts[i].length ? texts[i].tokens[prompt + k] : -1;
             CHECK_MSG(found == expected[i * NEW_TOKENS + k], "%s: text %d, token %d: %d, not %d",
                       name, i, k, found, expected[i * NEW_TOKENS + k]);
+            ended = token_ids_have(model.ends, found);
+            CHECK(!ended || (texts[i].ended && texts[i].length == prompt + k + 1));
+            num_ended += ended;
         }
         free(texts[i].tokens);
     }
+    CHECK(!ends || num_ended >= ends->n);
     batch_free(&g.batch);
     safetensors_close(&set);
     llama_free(&m);
 }
 
 TEST(greedy_texts_of_unequal_prompts_are_those_of_transformers) {
-    check_greedy("gqa3_tied");
-    check_greedy("mha_untied");
-    check_greedy("llama3_rope");
-    check_greedy("odd_sizes");
-    check_greedy("qwen2");
-    check_greedy("qwen3");
-    check_greedy("mistral_linear_rope");
-    check_greedy("smollm3_yarn_rope");
+    check_greedy("gqa3_tied", NULL);
+    check_greedy("mha_untied", NULL);
+    check_greedy("llama3_rope", NULL);
+    check_greedy("odd_sizes", NULL);
+    check_greedy("qwen2", NULL);
+    check_greedy("qwen3", NULL);
+    check_greedy("mistral_linear_rope", NULL);
+    check_greedy("smollm3_yarn_rope", NULL);
+}
+
+TEST(greedy_texts_end_at_every_end_token) {
+    check_greedy("mha_untied", &(TokenIds){3, 1, {0, 56, 40}});
+}
+
+// ------------------------------------------------------------------------------------------------
+// Tokens that no text should have
+
+enum { TEXT_A, SPECIAL, HOLE, TEXT_B, END, PADDING, ROW };  // ids; a row is more than the tokenizer
+
+static void later_is_likelier(void *model, const Batch *b, const int32_t *rows, int32_t n,
+                              float *logits) {
+    (void)model, (void)b, (void)rows;
+    for (int32_t i = 0; i < n * ROW; i++) logits[i] = (float)(i % ROW);
+}
+
+TEST(padding_and_special_tokens_are_never_sampled) {
+    uint32_t offset[] = {0, 1, 2, 2, 3, 4};
+    bool special[] = {false, true, false, false, true};
+    const Tokenizer t = {.vocab_size = PADDING,
+                         .offset = offset,
+                         .bytes = (unsigned char *)"a$b.",
+                         .special = special};
+    const TokenIds none = {0}, end = {1, 1, {END}};
+    Options o = greedy(96);
+    Generator g = {.o = &o, .tokenizer = &t};
+    SampleModel model = {ROW, &none, 96, 8, NULL, later_is_likelier};
+    for (int i = 0; i < 40; i++) {
+        Text text = text_of_prompt(&o, i, 1);
+        texts_write(&g, &text, 1, &model, 1);
+        for (int32_t k = 1; k < text.length; k++)
+            CHECK_MSG(text.tokens[k] == TEXT_B || (text.tokens[k] == TEXT_A && i > 0), "token %d",
+                      text.tokens[k]);
+        free(text.tokens);
+        o.temperature = 5;
+    }
+    o.temperature = 0;
+    model.ends = &end;
+    Text text = text_of_prompt(&o, 0, 1);
+    texts_write(&g, &text, 1, &model, 1);
+    CHECK(text.ended && text.length == 2 && text.tokens[1] == END);
+    free(text.tokens);
+    batch_free(&g.batch);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -123,7 +175,7 @@ static void check_texts(const SampleModel *model, Generator *g, const int32_t *l
         texts_write(g, &alone[i], 1, model, 3);
         CHECK(text->max_length <= g->o->max_seqlen &&
               text->max_length <= lengths[i] + g->o->sample_tokens);
-        CHECK_MSG(text->ended ? text->tokens[text->length - 1] == model->end_of_text
+        CHECK_MSG(text->ended ? token_ids_have(model->ends, text->tokens[text->length - 1])
                               : text->length == text->max_length,
                   "text %d has %d of %d tokens", i, text->length, text->max_length);
         for (int32_t k = 0; k < lengths[i]; k++)
@@ -146,7 +198,7 @@ TEST(any_prompts_in_any_buffer) {
         int32_t lengths[MAX_TEXTS];
         LlamaModel m;
         Options o = greedy(max_seqlen);
-        Generator g = {.o = &o, .end_of_turn = -1};
+        Generator g = {.o = &o};
         o.sample_tokens = 1 + (int)test_rng_below(20);
         o.temperature = 0.8f;
         open_model(&m, "tests/golden/mha_untied", capacity, max_seqlen);
@@ -164,10 +216,10 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     const int32_t more[] = {5, 61, 17, 30, 8};
     LlamaModel m;
     const Options o = greedy(96);
-    Generator g = {.o = &o, .end_of_turn = -1};
+    Generator g = {.o = &o};
     open_model(&m, "tests/golden/gqa3_tied", 96, 96);
     SampleModel model = sample_model(&m);
-    model.end_of_text = -1;
+    model.ends = &(TokenIds){0};
     Text text = text_of_prompt(&o, 0, 7), whole;
     for (int32_t k = 0; k < 7; k++) text.tokens[k] = 3 * k + 1;
     text.tokens = realloc(text.tokens, 96 * sizeof(int32_t));

@@ -86,15 +86,20 @@ has parts_are_targets '^train +1 unpad.c shard, 2 documents, [0-9]+ tokens, [0-9
 has untrained_parts '^warning: left out: parts.jsonl:3: expected a part that is trained' said-parts.jsonl
 check one_thread "${run[@]}" --train lines.jsonl --out one --steps 0 --val-every 0 --threads 1
 same_shards one_thread_as_two one/tokens out-lines.jsonl/tokens
-check several "${run[@]}" --train "n*.txt,tree" --out several --dry-run
+check several "${run[@]}" --train "n*.txt,tree" --out several --steps 0 --val-every 0
 python3 -c 'import json; print(json.dumps(json.load(open("notes.txt.expected")) + json.load(open("tree.expected"))))' > several.expected
 holds globs_and_lists several/tokens several.expected
-check val "${run[@]}" --train notes.txt --val tree/c.py --out val --dry-run
+check val "${run[@]}" --train notes.txt --val tree/c.py --out val --steps 0 --val-every 0
 has validation_texts '^val +1 unpad.c shard, 1 document' out.txt
+mkdir away
+check dry_run env TMPDIR="$work/away" "${run[@]}" --train tree --out dry --dry-run
+check dry_run_writes_nothing eval 'rmdir away && test ! -e dry'
+check dry_run_again "${run[@]}" --train tree --out out-tree --dry-run
+lacks dry_run_takes_the_tokens_that_are_there '^texts' out.txt
 mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
-check validation_file "${run[@]}" --train split --out split.run --dry-run
+check validation_file "${run[@]}" --train split --out split.run --steps 0 --val-every 0
 has validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' out.txt
-check long_escapes_take_no_time timeout 20 "${run[@]}" --train slow.jsonl --out slow --dry-run
+check long_escapes_take_no_time timeout 20 "${run[@]}" --train slow.jsonl --out slow --steps 0 --val-every 0
 
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
 tiny_model bpe 24 40 8
@@ -102,9 +107,9 @@ sed -i 's/"vocab_size": 264/"vocab_size": 512/' bpe/config.json
 cp "$root"/tests/golden/tokenizers/smollm2/tokenizer.json bpe
 run_bpe=("$train" --model bpe --from-scratch "${small[@]}")
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
-expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --dry-run
+expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --steps 0 --val-every 0
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
-check bpe_tree "${run_bpe[@]}" --train tree --out bpe-tree --dry-run
+check bpe_tree "${run_bpe[@]}" --train tree --out bpe-tree --steps 0 --val-every 0
 PYTHONPATH=$root/tests check_python one_boundary_token << 'PY'
 import shards
 for ids, _ in shards.read("bpe-tree/tokens"):
@@ -155,7 +160,7 @@ check eval_leaves_nothing rmdir tmp
 refused() {
     local name=$1 pattern=$2
     shift 2
-    expect "refuses_$name" 3 "$pattern" "${run[@]}" --out refused --dry-run --train "$@"
+    expect "refuses_$name" 3 "$pattern" "${run[@]}" --out refused --steps 0 --val-every 0 --train "$@"
     [ -z "$(ls -A refused 2> /dev/null | grep tokens)" ] || bad "refuses_${name}_and_writes_nothing" ''
 }
 touch empty.txt x.parquet table.csv
@@ -180,11 +185,11 @@ sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low &&
 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch
 
 # ---- a full disk, a signal, several ranks -----------------------------------------------------------------
-(ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --dry-run) > out.txt 2>&1
+(ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1
 [ $? -eq 4 ] && [ -z "$(ls disk | grep tokens)" ] && ok full_disk || bad full_disk "$(ls disk)"
 python3 -c '
 for i in range(300000): print("{\"text\": \"a document of %d words, and some more of them, as it were: %d\"}" % (i, i * i))' > large.jsonl
-"${run_bpe[@]}" --train large.jsonl --out signal --threads 1 --dry-run > out.txt 2>&1 &
+"${run_bpe[@]}" --train large.jsonl --out signal --threads 1 --steps 0 --val-every 0 > out.txt 2>&1 &
 until [ -e signal/tokens.tmp ] || ! kill -0 $! 2> /dev/null; do sleep 0.02; done
 kill $!
 wait $!

@@ -3,6 +3,7 @@
 #define UNPAD_TESTS_TRAINER_H
 
 #define main train_llama_main
+#define UNPAD_VERSION "of a test"
 #include "../train_llama.cu"
 #undef main
 

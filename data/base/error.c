@@ -4,6 +4,28 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+
+int terminal_width(FILE *to) {
+    struct winsize size;
+    const char *kind = getenv("TERM");
+    if (kind && strcmp(kind, "dumb") == 0) return 0;
+    return ioctl(fileno(to), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void line_erase(FILE *to) {
+    if (terminal_width(to) > 0) fputs("\r\033[K", to);
+}
+
+void line_show(FILE *to, const char *format, ...) {
+    va_list args;
+    if (terminal_width(to) == 0) return;
+    va_start(args, format);
+    line_erase(to);
+    vfprintf(to, format, args);
+    fflush(to);
+    va_end(args);
+}
 
 void text_copy(char *out, size_t capacity, const char *text) {
     size_t n = strlen(text);
@@ -73,6 +95,7 @@ static const char *error_hint(const Error *err) {
 
 void error_print(const Error *err) {
     fflush(stdout);
+    line_erase(stderr);
     fprintf(stderr, "error: %s\n", err->what);
     fprintf(stderr, "hint: %s\n", error_hint(err));
 }
@@ -99,6 +122,7 @@ void warning(const char *format, ...) {
     va_list args;
     if (warnings_off) return;
     va_start(args, format);
+    line_erase(stderr);
     fprintf(stderr, "warning: ");
     vfprintf(stderr, format, args);
     fprintf(stderr, "\n");

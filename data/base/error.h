@@ -7,9 +7,10 @@
 #define UNPAD_ERROR_H
 
 #include <stdarg.h>
-#include <stdbool.h>  // these three for whoever includes this file
+#include <stdbool.h>  // these four for whoever includes this file
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 // Exit codes: a contract with scripts; each error line belongs to exactly one
 enum {
@@ -70,6 +71,16 @@ void must(bool ok, const Error *err);
 // One "warning: " line on stderr, unless warnings are off: rank 0 alone warns.
 extern bool warnings_off;
 __attribute__((format(printf, 1, 2))) void warning(const char *format, ...);
+
+// ------------------------------------------------------------------------------------------------
+// The last line of a terminal, which can be rewritten. Errors and warnings erase it first.
+
+// In columns; 0: not a terminal, or one of unknown width, such as mpirun's.
+int terminal_width(FILE *to);
+
+// Says what is being done, until line_erase. Neither does anything where there is no terminal.
+__attribute__((format(printf, 2, 3))) void line_show(FILE *to, const char *format, ...);
+void line_erase(FILE *to);
 
 // ------------------------------------------------------------------------------------------------
 // Text in messages

@@ -39,27 +39,45 @@ static const struct {
     long double min, max;     // of numbers; a long double holds every int64_t
 } kinds[] = {
     [OPTION_FLAG] = {sizeof(bool), "", 0, 0},
-    [OPTION_INT] = {sizeof(int), " N", INT32_MIN, INT32_MAX},
-    [OPTION_INT64] = {sizeof(int64_t), " N", INT64_MIN, INT64_MAX},
-    [OPTION_FLOAT] = {sizeof(float), " X", -3.4028234e38L, 3.4028234e38L},
-    [OPTION_STRING] = {sizeof(const char *), " TEXT", 0, 0},
-    [OPTION_CHOICE] = {sizeof(int), " ", 0, 0},
+    [OPTION_INT] = {sizeof(int), "N", INT32_MIN, INT32_MAX},
+    [OPTION_INT64] = {sizeof(int64_t), "N", INT64_MIN, INT64_MAX},
+    [OPTION_FLOAT] = {sizeof(float), "X", -3.4028234e38L, 3.4028234e38L},
+    [OPTION_STRING] = {sizeof(const char *), "TEXT", 0, 0},
+    [OPTION_DIRECTORY] = {sizeof(const char *), "DIR", 0, 0},
+    [OPTION_CHOICE] = {sizeof(int), "", 0, 0},
 };
 
-static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
-    return error_set(err, EXIT_USAGE, "see --help-all", "--%s: expected %s, found \"%.100s\"",
-                     o->name, expected, text);
+static bool is_text(const Option *o) {
+    return o->kind == OPTION_STRING || o->kind == OPTION_DIRECTORY;
 }
 
-// Whole numbers are 1000, 1e3, 1.5e3: a point only before an exponent.
+static bool bad_value(const Option *o, const char *text, const char *expected, Error *err) {
+    char hint[WORD_MAX + 30];
+    snprintf(hint, sizeof hint, "--help %s explains it", o->name);
+    return error_set(err, EXIT_USAGE, hint, "--%s: expected %s, found \"%.100s\"", o->name,
+                     expected, text);
+}
+
+// Of what follows the digits: k, M, G are powers of 1000; Ki, Mi, Gi of 1024; 0: none of these
+static long double factor_of(const char *suffix) {
+    static const char units[] = "kMG";
+    const bool binary = suffix[0] && suffix[1] == 'i';
+    const char *unit = strchr(units, suffix[0] == 'K' ? 'k' : suffix[0]);
+    if (!suffix[0]) return 1;
+    return unit && !suffix[1 + binary] ? powl(binary ? 1024 : 1000, (long double)(unit - units + 1))
+                                       : 0;
+}
+
+// Whole numbers are 1000, 1e3, 1.5e3, 1.5k: a point only before an exponent or a unit.
 static bool set_number(const Option *o, const char *text, Error *err) {
     char *end = NULL, expected[96];
     const bool whole = o->kind != OPTION_FLOAT, own_limits = o->min != 0 || o->max != 0;
-    const long double value = strtold(text, &end), min = own_limits ? o->min : kinds[o->kind].min,
+    const long double number = strtold(text, &end), value = number * factor_of(end),
+                      min = own_limits ? o->min : kinds[o->kind].min,
                       max = own_limits ? o->max : kinds[o->kind].max;
     // the set excludes nan, inf and hexadecimal
-    if (!*text || *end || text[strspn(text, "0123456789+-.eE")] ||
-        (whole && (value != floorl(value) || (strchr(text, '.') && !strpbrk(text, "eE")))))
+    if (end == text || factor_of(end) == 0 || end != text + strspn(text, "0123456789+-.eE") ||
+        (whole && (value != floorl(value) || (strchr(text, '.') && !strpbrk(text, "eEkKMG")))))
         return bad_value(o, text, whole ? "a whole number" : "a number", err);
     snprintf(expected, sizeof expected, "a number from %.15Lg to %.15Lg", min, max);
     if (!(value >= min && value <= max)) return bad_value(o, text, expected, err);
@@ -78,7 +96,7 @@ static bool set_choice(const Option *o, const char *text, Error *err) {
 
 static bool set_option(const Option *o, const char *text, Error *err) {
     if (o->kind == OPTION_CHOICE) return set_choice(o, text, err);
-    if (o->kind != OPTION_FLAG && o->kind != OPTION_STRING) return set_number(o, text, err);
+    if (o->kind != OPTION_FLAG && !is_text(o)) return set_number(o, text, err);
     if (o->kind == OPTION_FLAG)
         *(bool *)o->address = strcmp(text, "true") == 0;
     else
@@ -95,14 +113,51 @@ static const Option *find_option(const Option *table, const char *name) {
     return NULL;
 }
 
-// Our replacement for an option of other programs, spelt with - or _; NULL: not known.
-static const char *find_elsewhere(const Option *table, const char *name) {
-    char dashed[WORD_MAX];
-    text_copy(dashed, sizeof dashed, name);
-    for (char *p = dashed; (p = strchr(p, '_'));) *p = '-';
-    for (const Option *o = table; o->name; o++)
-        if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, dashed) >= 0) return o->help;
-    return NULL;
+// Letters to insert, to remove or to replace between two words; b is shorter than WORD_MAX.
+static int distance(const char *a, const char *b) {
+    int row[WORD_MAX + 1];
+    for (int k = 0; k <= WORD_MAX; k++) row[k] = k;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int k = 1; b[k - 1]; k++) {
+            const int above = row[k], less = above < row[k - 1] ? above : row[k - 1];
+            row[k] = diagonal + (a[i - 1] != b[k - 1]);
+            if (less + 1 < row[k]) row[k] = less + 1;
+            diagonal = above;
+        }
+    }
+    return row[strlen(b)];
+}
+
+// The hint says what it is here, if it is an option of another program or misspelt. Returns false.
+static bool unknown_option(const Option *table, const char *argument, Error *err) {
+    char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
+    int least = 3;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
+    const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
+    for (char *p = name; (p = strchr(p, '_'));) *p = '-';
+    for (const Option *o = table; o->name; o++) {
+        if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0) known = o->help;
+        const int far = o->address ? distance(bare, o->name) : least;
+        if (far >= least || far * 2 >= (int)strlen(bare)) continue;
+        least = far;
+        snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
+    }
+    return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
+}
+
+// argv[i] is neither an option nor the value of one.
+static bool unexpected_argument(const Option *table, char **argv, int i, Error *err) {
+    char hint[WORD_MAX + 90] = "options are --name value";
+    const bool follows = i > 1 && strncmp(argv[i - 2], "--", 2) == 0;
+    const Option *before = follows ? find_option(table, argv[i - 2] + 2) : NULL;
+    if (argv[i][0] == '-' && argv[i][1]) return unknown_option(table, argv[i], err);
+    if (before && is_text(before))
+        snprintf(hint, sizeof hint,
+                 "--%s takes one value: quote a pattern, so that the shell leaves it as it is",
+                 before->name);
+    return error_set(err, EXIT_USAGE, hint, "%.100s: unexpected argument", argv[i]);
 }
 
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
@@ -110,7 +165,7 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
                                   int *i, Error *err) {
     if (equals) return equals + 1;
     if (*i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0) return argv[++*i];
-    if (o->kind == OPTION_STRING && o->choices) return o->choices;
+    if (is_text(o) && o->choices) return o->choices;
     error_set(err, EXIT_USAGE, "a value that begins with -- needs --name=value",
               "--%s: expected a value", o->name);
     return NULL;
@@ -120,18 +175,12 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
 static bool parse_one(const Option *table, int argc, char **argv, int *i, Error *err) {
     char name[WORD_MAX];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
-    if (strncmp(argument, "--", 2) != 0)
-        return error_set(err, EXIT_USAGE, "options are --name value", "%.100s: unexpected argument",
-                         argument);
+    if (strncmp(argument, "--", 2) != 0) return unexpected_argument(table, argv, *i, err);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
     const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;
     const Option *o = find_option(table, name + (off ? 3 : 0));
-    if (!o || (off && o->kind != OPTION_FLAG)) {
-        const char *elsewhere = find_elsewhere(table, name);
-        return error_set(err, EXIT_USAGE, elsewhere ? elsewhere : "--help-all lists all options",
-                         "%.100s: unknown option", argument);
-    }
+    if (!o || (off && o->kind != OPTION_FLAG)) return unknown_option(table, argument, err);
     const bool flag = o->kind == OPTION_FLAG;
     if (flag && equals)
         return error_set(err, EXIT_USAGE, "switch it off with --no-NAME",
@@ -141,16 +190,26 @@ static bool parse_one(const Option *table, int argc, char **argv, int *i, Error 
     return value && set_option(o, value, err);
 }
 
-bool options_parse(const Option *table, int argc, char **argv, bool *help, Error *err) {
-    *help = false;
+// What argv[*i] asks help about, "" without a topic; NULL: it does not.
+static const char *help_topic(int argc, char **argv, int *i) {
+    const char *argument = argv[*i];
+    if (strcmp(argument, "--help-all") == 0) return "all";
+    if (strncmp(argument, "--help=", 7) == 0) return argument + 7;
+    if (index_of_word("help|-h|--help", argument) < 0) return NULL;
+    return *i + 1 < argc ? argv[++*i] : "";
+}
+
+bool options_parse(const Option *table, int argc, char **argv, const char **help, Error *err) {
+    *help = NULL;
     for (const Option *o = table; o->name; o++) {
         if (o->address) memset(o->address, 0, kinds[o->kind].size_bytes);
         if (o->fallback && !set_option(o, o->fallback, err)) return false;
     }
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "-h") == 0 || index_of_word("--help|--help-all", argv[i]) >= 0)
-            *help = true;
-        else if (!parse_one(table, argc, argv, &i, err))
+        const char *topic = help_topic(argc, argv, &i);
+        if (topic)
+            *help = topic;
+        else if (strcmp(argv[i], "--version") != 0 && !parse_one(table, argc, argv, &i, err))
             return false;
     }
     return true;
@@ -197,10 +256,10 @@ static void print_words(const char *words, int *at, FILE *out) {
 static void print_one(const Option *o, FILE *out) {
     char left[256], tail[256] = "";
     const bool flag = o->kind == OPTION_FLAG, choice = o->kind == OPTION_CHOICE,
-               optional = o->kind == OPTION_STRING && o->choices,
+               optional = is_text(o) && o->choices,
                on = flag && o->fallback && strcmp(o->fallback, "true") == 0;
-    snprintf(left, sizeof left, "  --%s%s%s%s", on ? "[no-]" : "", o->name,
-             optional ? " [TEXT]" : kinds[o->kind].placeholder, choice ? o->choices : "");
+    snprintf(left, sizeof left, optional ? "  --%s%s [%s]%s" : "  --%s%s %s%s", on ? "[no-]" : "",
+             o->name, kinds[o->kind].placeholder, choice ? o->choices : "");
     if (on || (!flag && o->fallback && o->fallback[0]))
         snprintf(tail, sizeof tail, "(default: %s)", on ? "on" : o->fallback);
     fprintf(out, "%-*s", OPTIONS_HELP_COLUMN - 1, left);
@@ -211,27 +270,44 @@ static void print_one(const Option *o, FILE *out) {
     fprintf(out, "\n");
 }
 
-void options_print_help(const Option *table, const char *usage, const char *first, FILE *out) {
-    int rest = 0;
-    fprintf(out, "usage: %s\n%s", usage, first ? "\n" : "");
+bool options_print_help(const Option *table, const char *usage, const char *first,
+                        const char *topic, FILE *out, Error *err) {
+    const bool all = strcmp(topic, "all") == 0, few = !topic[0];
+    bool in_group = false;
+    int shown = 0, rest = 0;
+    const char *name = topic + strspn(topic, "-");
+    if (all || few) fprintf(out, "usage: %s\n%s", usage, few ? "\n" : "");
     for (const Option *o = table; o->name; o++) {
-        if (o->kind == OPTION_KIND_GROUP && !first)
-            fprintf(out, "\n%s:\n", o->name);
-        else if (o->address && (!first || index_of_word(first, o->name) >= 0))
+        if (o->kind == OPTION_KIND_GROUP) {
+            in_group = strcmp(o->name, name) == 0;
+            if (all || in_group) fprintf(out, "%s%s:\n", all ? "\n" : "", o->name);
+        } else if (o->address && (all || in_group || strcmp(o->name, name) == 0 ||
+                                  (few && index_of_word(first, o->name) >= 0))) {
             print_one(o, out);
-        else
+            shown++;
+        } else
             rest += o->address != NULL;
     }
-    if (rest > 0) fprintf(out, "\n--help-all lists the other %d options.\n", rest);
+    if (few)
+        fprintf(out,
+                "\n--help all lists the other %d options, --help NAME explains one. A switch goes "
+                "off with --no-NAME.\nNumbers may end in k, M, G (powers of 1000) or Ki, Mi, Gi "
+                "(of 1024).\n",
+                rest);
+    return shown > 0 || unknown_option(table, name, err);
 }
 
 void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
-                           const char *first) {
+                           const char *first, const char *version) {
     Error err = {0};
-    bool help = false;
-    if (!options_parse(table, argc, argv, &help, &err)) error_exit(&err);
-    if (!help) return;
-    options_print_help(table, usage, options_given(argc, argv, "help-all") ? NULL : first, stdout);
+    const char *topic = NULL;
+    must(options_parse(table, argc, argv, &topic, &err), &err);
+    if (topic)
+        must(options_print_help(table, usage, first, topic, stdout, &err), &err);
+    else if (options_given(argc, argv, "version"))
+        printf("%s\n", version);
+    else
+        return;
     exit(fflush(stdout) == 0 ? EXIT_DONE : EXIT_DISK);
 }
 
@@ -251,7 +327,7 @@ json_t *option_json(const Option *o) {
     if (o->kind == OPTION_INT) return json_integer(*(const int *)at);
     if (o->kind == OPTION_INT64) return json_integer(*(const int64_t *)at);
     if (o->kind == OPTION_FLOAT) return json_float(*(const float *)at);
-    if (o->kind == OPTION_STRING) return json_text(*(const char *const *)at);
+    if (is_text(o)) return json_text(*(const char *const *)at);
     return choice_json(o);
 }
 
@@ -275,7 +351,7 @@ static const json_t *find_stored(const Option *o, int argc, char **argv, const j
 // The stored value of an option as it would be typed; NULL when it is null, or its type is not the
 // option's. The text is in `buffer` or in the item.
 static const char *stored_text(const Option *o, const json_t *item, char buffer[40]) {
-    if (o->kind == OPTION_STRING || o->kind == OPTION_CHOICE) return json_string_value(item);
+    if (is_text(o) || o->kind == OPTION_CHOICE) return json_string_value(item);
     if (o->kind == OPTION_FLAG && json_is_boolean(item))
         return json_is_true(item) ? "true" : "false";
     if (o->kind == OPTION_FLAG || !json_is_number(item)) return NULL;
@@ -287,7 +363,7 @@ static const char *stored_text(const Option *o, const json_t *item, char buffer[
 static bool take_one(const Option *o, const json_t *item, Error *err) {
     char buffer[40];
     const char *text = stored_text(o, item, buffer);
-    if (!text && !(o->kind == OPTION_STRING && json_is_null(item)))
+    if (!text && !(is_text(o) && json_is_null(item)))
         return error_set(err, EXIT_BAD_INPUT, "give it on the command line",
                          "options: --%s: expected a value of its type", o->name);
     if (set_option(o, text, err)) return true;

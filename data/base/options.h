@@ -9,9 +9,9 @@
 //       OPTION_ELSEWHERE("learning-rate", "it is --lr"),
 //       OPTION_END,
 //   };
-//   options_parse_or_exit(table, argc, argv, "train_llama [options]", "train-data|steps");
+//   options_parse_or_exit(table, argc, argv, "train_llama [options]", "train-data|steps", "1.0");
 //
-// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3) for integer options, no
+// Strict: `--name value` or `--name=value`, whole numbers (1000, 1e3, 1k) for integer options, no
 // abbreviations, no positional arguments. A flag is `--name`, or `--no-name` to switch off one that
 // is on by default. Not getopt_long: it accepts abbreviations, reorders arguments and has global
 // state.
@@ -31,6 +31,7 @@ typedef enum {
     OPTION_INT64,       // int64_t *
     OPTION_FLOAT,       // float *
     OPTION_STRING,      // const char **, into argv, the table or stored values
+    OPTION_DIRECTORY,   // the same, DIR in --help
     OPTION_CHOICE,      // int *: index into choices
 } OptionKind;
 
@@ -39,8 +40,8 @@ typedef struct {
     OptionKind kind;
     void *address;
     const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
-    const char *choices;  // CHOICE: "a|b|c". STRING: value of a bare `--name`, NULL: value required
-    double min, max;      // numbers, inclusive; both 0: the type's own range
+    const char *choices;   // CHOICE: "a|b|c". Texts: value of a bare `--name`, NULL: value required
+    double min, max;       // numbers, inclusive; both 0: the type's own range
     const char *help;
 } Option;
 
@@ -49,6 +50,8 @@ typedef struct {
     { name_, OPTION_FLAG, &(value_), NULL, NULL, 0, 0, help_ }
 #define TEXT(name_, value_, default_, help_) \
     { name_, OPTION_STRING, &(value_), default_, NULL, 0, 0, help_ }
+#define DIRECTORY(name_, value_, default_, help_) \
+    { name_, OPTION_DIRECTORY, &(value_), default_, NULL, 0, 0, help_ }
 #define CHOICE(name_, value_, default_, choices_, help_) \
     { name_, OPTION_CHOICE, &(value_), default_, choices_, 0, 0, help_ }
 #define NUMBER(name_, value_, default_, min_, max_, help_) \
@@ -65,14 +68,13 @@ typedef struct {
 // ------------------------------------------------------------------------------------------------
 // Parsing
 
-// Sets every option to its default, then to its argument. --help, -h and --help-all set *help and
-// print nothing. Errors are EXIT_USAGE.
-bool options_parse(const Option *table, int argc, char **argv, bool *help, Error *err);
+// Sets every option to its default, then to its argument. *help: what --help asks about, "" without
+// a topic, "all" of --help-all; NULL: no help is asked. Prints nothing. Errors are EXIT_USAGE.
+bool options_parse(const Option *table, int argc, char **argv, const char **help, Error *err);
 
-// The same for main(): --help prints the options of the list `first` ("a|b|c"), --help-all all, and
-// exit 0; an error prints and exits 2.
+// The same for main(): prints help, or the version, and exits 0; an error prints and exits 2.
 void options_parse_or_exit(const Option *table, int argc, char **argv, const char *usage,
-                           const char *first);
+                           const char *first, const char *version);
 
 // Was --name (or --no-name) on the command line?
 bool options_given(int argc, char **argv, const char *name);
@@ -80,9 +82,10 @@ bool options_given(int argc, char **argv, const char *name);
 // The first option on the command line that is not in the list "a|b|c"; NULL: none.
 const char *options_given_besides(const Option *table, int argc, char **argv, const char *list);
 
-// Aligned, within 100 columns, with defaults and choices: the options of the list `first`, or all
-// in their groups if it is NULL.
-void options_print_help(const Option *table, const char *usage, const char *first, FILE *out);
+// Aligned, within 100 columns, with defaults and choices. topic "": the options of the list `first`
+// ("a|b|c"); "all": all in their groups; else one option, with or without dashes, or one group.
+bool options_print_help(const Option *table, const char *usage, const char *first,
+                        const char *topic, FILE *out, Error *err);
 
 // ------------------------------------------------------------------------------------------------
 // The resolved values

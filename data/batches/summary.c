@@ -82,7 +82,8 @@ void data_summary_print_left_out(const DataSummary *d) {
     char text[512];
     const int64_t empty = d->dataset->num_empty;
     summary_text(d, text, sizeof text);
-    if (d->counts.tokens_left_out > 0) printf("left out: %s\n", text);
+    // a last token alone is nothing to worry about
+    if (d->counts.tokens_left_out * 1000 >= d->dataset->num_tokens) printf("left out: %s\n", text);
     if (empty > 0) printf("left out: %ld empty document%s\n", empty, text_plural(empty));
 }
 

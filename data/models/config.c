@@ -15,6 +15,13 @@
 
 #define LLAMA3_ROPE(factor_) \
     { ROPE_LLAMA3, factor_, 1, 4, 8192, 0 }
+#define IDS(bos_, eos_) \
+    {1, 1, {bos_}}, {   \
+        1, 1, { eos_ }  \
+    }
+#define LLAMA3_IDS IDS(128000, 128001)
+#define NO_IDS \
+    {0}, { 0 }
 #define LLAMA MODEL_LLAMA, 0, 0, 0  // no bias, no norm of queries and keys, RoPE in all layers
 static const struct {
     const char *name;
@@ -22,22 +29,23 @@ static const struct {
 } builtins[] = {
     // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim, positions, eps, theta, rope
     // scaling, tied, init, bos, eos, type
-    {"demo", {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, 256, 257, LLAMA}},
+    {"demo",
+     {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, IDS(256, 257), LLAMA}},
     {"smollm2-135m",
-     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, 0, 0, LLAMA}},
+     {49152, 576, 1536, 30, 9, 3, 64, 8192, 1e-5f, 1e5, {0}, true, 1.0f / 24, IDS(0, 0), LLAMA}},
     {"smollm2-360m",
-     {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, 0, 0, LLAMA}},
+     {49152, 960, 2560, 32, 15, 5, 64, 8192, 1e-5f, 1e5, {0}, true, 0.02f, IDS(0, 0), LLAMA}},
     {"smollm2-1.7b",
-     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, 0, 0, LLAMA}},
+     {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, IDS(0, 0), LLAMA}},
     {"llama-3.2-1b",
-     {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
-      128001, LLAMA}},
+     {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
+      LLAMA3_IDS, LLAMA}},
     {"llama-3.2-3b",
-     {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f, 128000,
-      128001, LLAMA}},
+     {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
+      LLAMA3_IDS, LLAMA}},
     {"llama-3.1-8b",
-     {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f, 128000,
-      128001, LLAMA}},
+     {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f,
+      LLAMA3_IDS, LLAMA}},
 };
 enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
 
@@ -69,11 +77,11 @@ enum { NUM_TYPES = sizeof types / sizeof *types };
 // What makes each of them, and its defaults for missing keys, those of transformers' class; columns
 // as above. No kv heads: as many as heads. No head_dim: hidden / heads.
 static const LlamaConfig of_type[] = {
-    {0, 0, 0, 0, 0, 0, 0, 2048, 1e-6f, 1e4, {0}, false, 0.02f, 1, 2, LLAMA},
-    {0, 0, 0, 0, 0, 8, 0, 131072, 1e-6f, 1e4, {0}, false, 0.02f, 1, 2, MODEL_MISTRAL, 0, 0, 0},
-    {0, 0, 0, 0, 0, 32, 0, 32768, 1e-6f, 1e4, {0}, false, 0.02f, -1, -1, MODEL_QWEN2, 1, 0, 0},
-    {0, 0, 0, 0, 0, 32, 128, 32768, 1e-6f, 1e4, {0}, false, 0.02f, -1, -1, MODEL_QWEN3, 0, 1, 0},
-    {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, 128000, 128001, MODEL_SMOLLM3, 0, 0, 4},
+    {0, 0, 0, 0, 0, 0, 0, 2048, 1e-6f, 1e4, {0}, false, 0.02f, IDS(1, 2), LLAMA},
+    {0, 0, 0, 0, 0, 8, 0, 131072, 1e-6f, 1e4, {0}, false, 0.02f, IDS(1, 2), MODEL_MISTRAL, 0, 0, 0},
+    {0, 0, 0, 0, 0, 32, 0, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN2, 1, 0, 0},
+    {0, 0, 0, 0, 0, 32, 128, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN3, 0, 1, 0},
+    {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, LLAMA3_IDS, MODEL_SMOLLM3, 0, 0, 4},
 };
 
 // A key with one value, and the range of that. Products of the largest sizes fit in 64 bits with
@@ -301,25 +309,42 @@ static bool read_no_rope(LlamaConfig *c, const json_t *root, Error *err) {
     return true;
 }
 
-// A number, or null for none, or (eos) a list, whose first element counts.
-static bool read_token(const json_t *root, const char *key, int fallback, int vocab_size, int *out,
-                       Error *err) {
-    const json_t *item = json_object_get(root, key);
-    int64_t id = -1;
-    if (!item) id = fallback < vocab_size ? fallback : -1;
-    if (json_is_array(item) && strcmp(key, "eos_token_id") == 0) item = json_array_get(item, 0);
-    if (item && !json_is_null(item) && !json_int64_value(item, key, 0, vocab_size - 1, &id, err))
-        return false;
-    *out = (int)id;
+bool token_ids_have(const TokenIds *t, int64_t id) {
+    for (int i = 0; i < t->n; i++)
+        if (t->ids[i] == id) return true;
+    return false;
+}
+
+// Adds a number or those of a list; null or -1: none.
+static bool read_token_ids(const json_t *root, const char *key, int most, TokenIds *t, Error *err) {
+    const json_t *list = json_member(root, key);
+    const size_t n = json_is_array(list) ? json_array_size(list) : list != NULL;
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = json_is_array(list) ? json_array_get(list, i) : list;
+        int64_t id = -1;
+        if (!json_is_null(item) && !json_int64_value(item, key, -1, most, &id, err)) return false;
+        if (id < 0 || token_ids_have(t, id)) continue;
+        if (t->n == MAX_TOKEN_IDS)
+            return bad_input(err, "%s: expected at most %d ids", key, MAX_TOKEN_IDS);
+        t->ids[t->n++] = (int)id;
+    }
+    return true;
+}
+
+// Those of config.json: of the type's default where it has no such key.
+static bool read_own_ids(const json_t *root, const char *key, int vocab_size, TokenIds *t,
+                         Error *err) {
+    if (json_object_get(root, key) || (t->n > 0 && t->ids[0] >= vocab_size)) *t = (TokenIds){0};
+    if (!read_token_ids(root, key, vocab_size - 1, t, err)) return false;
+    t->of_config = t->n;
     return true;
 }
 
 static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
-    const int bos = c->bos_token_id, eos = c->eos_token_id;
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
     if (!read_fields(c, fields, root, err) ||
-        !read_token(root, "bos_token_id", bos, c->vocab_size, &c->bos_token_id, err) ||
-        !read_token(root, "eos_token_id", eos, c->vocab_size, &c->eos_token_id, err))
+        !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
+        !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err))
         return false;
     if (c->num_kv_heads == 0) c->num_kv_heads = c->num_heads;
     if (c->head_dim == 0 && c->hidden_size % c->num_heads != 0)
@@ -381,13 +406,27 @@ bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Er
     return ok || error_prefix(err, path);
 }
 
+// More ids, of generation_config.json beside config.json, if it is there.
+static bool read_generation_config(LlamaConfig *c, const char *config, Error *err) {
+    char dir[IO_PATH_MAX], file[IO_PATH_MAX];
+    if (!path_parent(dir, sizeof dir, config, err) ||
+        !path_join(file, sizeof file, dir, "generation_config.json", err))
+        return false;
+    if (!path_exists(file)) return true;
+    json_auto_t *root = json_read(file, JSON_MAX_CONFIG, "", err);
+    if (!root) return false;
+    return (read_token_ids(root, "bos_token_id", INT32_MAX, &c->bos, err) &&
+            read_token_ids(root, "eos_token_id", INT32_MAX, &c->eos, err)) ||
+           error_prefix(err, file);
+}
+
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, sizeof file, path, "config.json", err)) return false;
     json_auto_t *root =
         json_read(file, JSON_MAX_CONFIG,
                   "expected a Hugging Face config.json or the directory it is in", err);
-    return root && llama_config_parse(c, root, file, err);
+    return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
 }
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
@@ -411,16 +450,22 @@ static json_t *rope_json(const LlamaConfig *c) {
     return rope;
 }
 
-static json_t *token_json(int id) { return id < 0 ? json_null() : json_integer(id); }
+json_t *token_ids_json(const TokenIds *t) {
+    json_t *list = json_array();
+    for (int i = 0; i < t->of_config; i++) json_array_append_new(list, json_integer(t->ids[i]));
+    if (t->of_config > 1) return list;
+    json_decref(list);
+    return t->of_config == 0 ? json_null() : json_integer(t->ids[0]);
+}
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
     json_t *all =
         json_pack("{s:[s], s:s, s:b, s:f, s:o, s:o, s:s, s:b, s:i, s:o, s:s, s:b}", "architectures",
                   types[c->model_type].architecture, "model_type", types[c->model_type].name,
                   "attention_bias", false, "attention_dropout", 0.0, "bos_token_id",
-                  token_json(c->bos_token_id), "eos_token_id", token_json(c->eos_token_id),
-                  "hidden_act", "silu", "mlp_bias", false, "pretraining_tp", 1, "rope_scaling",
-                  rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
+                  token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "hidden_act",
+                  "silu", "mlp_bias", false, "pretraining_tp", 1, "rope_scaling", rope_json(c),
+                  "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
     if (c->model_type != MODEL_LLAMA)

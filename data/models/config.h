@@ -22,6 +22,13 @@ typedef struct {
 
 typedef enum { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_SMOLLM3 } ModelType;
 
+// Ids that begin or end texts: of config.json, then those that only generation_config.json has.
+enum { MAX_TOKEN_IDS = 16 };
+typedef struct {
+    int n, of_config;
+    int ids[MAX_TOKEN_IDS];  // (n) the first of_config are config.json's
+} TokenIds;
+
 typedef struct {
     int vocab_size, hidden_size, intermediate_size, num_layers;
     int num_heads, num_kv_heads, head_dim, max_position_embeddings;
@@ -30,10 +37,10 @@ typedef struct {
     RopeScaling rope_scaling;
     bool tie_word_embeddings;
     float initializer_range;
-    int bos_token_id, eos_token_id;  // -1: none
-    ModelType model_type;            // this and what follows are 0 for Llama
-    bool qkv_bias;                   // of q_proj, k_proj and v_proj
-    bool qk_norm;                    // RMSNorm of each query and key head, before RoPE
+    TokenIds bos, eos;
+    ModelType model_type;  // this and what follows are 0 for Llama
+    bool qkv_bias;         // of q_proj, k_proj and v_proj
+    bool qk_norm;          // RMSNorm of each query and key head, before RoPE
     int no_rope_interval;  // layers that are a multiple of it, from 1, have no RoPE; 0: none
 } LlamaConfig;
 
@@ -43,12 +50,18 @@ bool llama_config_builtin(LlamaConfig *c, const char *name);
 // A built-in name, or a directory as for llama_config_read; exit 3 when it is neither.
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err);
 
-// A Hugging Face config.json; path may also be the directory that holds it. Exit 3 when the model
-// is none of ModelType or needs more than is computed here.
+// A Hugging Face config.json, and generation_config.json beside it, which may have more end tokens;
+// path may also be the directory that holds them. Exit 3 when the model is none of ModelType or
+// needs more than is computed here.
 bool llama_config_read(LlamaConfig *c, const char *path, Error *err);
 
-// The same from parsed JSON; path is for messages.
+// The same from parsed JSON of config.json alone; path is for messages.
 bool llama_config_parse(LlamaConfig *c, const json_t *root, const char *path, Error *err);
+
+bool token_ids_have(const TokenIds *t, int64_t id);
+
+// Those of config.json as it writes them: null, a number or a list.
+json_t *token_ids_json(const TokenIds *t);
 
 uint64_t llama_config_num_params(const LlamaConfig *c);
 

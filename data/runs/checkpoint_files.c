@@ -53,10 +53,8 @@ static bool write_carried(const ModelFiles *f, Checkpoint *ck, Error *err) {
 
 static bool write_generation_config(const LlamaConfig *c, Checkpoint *ck, Error *err) {
     json_t *ids = json_object();
-    if (c->bos_token_id >= 0)
-        json_object_set_new(ids, "bos_token_id", json_integer(c->bos_token_id));
-    if (c->eos_token_id >= 0)
-        json_object_set_new(ids, "eos_token_id", json_integer(c->eos_token_id));
+    if (c->bos.n > 0) json_object_set_new(ids, "bos_token_id", token_ids_json(&c->bos));
+    if (c->eos.n > 0) json_object_set_new(ids, "eos_token_id", token_ids_json(&c->eos));
     return checkpoint_write_text(ck, names[GENERATION_CONFIG], json_write(ids, JSON_INDENT(2)),
                                  err);
 }

@@ -83,7 +83,7 @@ static bool add_samples_of_prompt(Generator *g, Error *err) {
 
 bool samples_open(Generator *g, const Options *o, Data *data, Error *err) {
     Dataset *documents = data->has_val ? &data->val : &data->train;
-    *g = (Generator){.o = o, .end_of_turn = -1};
+    *g = (Generator){.o = o};
     g->tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
     if (o->prompt && o->num_samples > 0) return add_samples_of_prompt(g, err);
     bool ok = true;
@@ -173,17 +173,20 @@ static HeapItem nth_likeliest(Heap *heap, int32_t V, int32_t i) {
 int32_t sample_token(const float *logits, int32_t V, float temperature, float top_p, float uniform,
                      HeapItem *scratch) {
     const float inverse_temperature = temperature > 0 ? 1 / temperature : 1;
-    Heap heap = {scratch, V};
+    Heap heap = {scratch, 0};
     int32_t best = 0, n = 0;
     float sum = 0, kept = 0;
     for (int32_t v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
     if (temperature == 0) return best;
     for (int32_t v = 0; v < V; v++) {
+        if (logits[v] == -INFINITY) continue;
         const float p = expf((logits[v] - logits[best]) * inverse_temperature);
-        scratch[v] = (HeapItem){key_of(p), v};
+        scratch[heap.n++] = (HeapItem){key_of(p), v};
         sum += p;
     }
+    if (heap.n == 0) return best;
+    V = (int32_t)heap.n;
     heap_make(&heap);
     if (top_p >= 1) {
         kept = sum;
@@ -230,6 +233,27 @@ static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, 
     return n;
 }
 
+// Is the end of a turn the last that was written? Without a token of its own it is several.
+static bool ends_turn(const Generator *g, const Text *text) {
+    const int64_t n = g->turn_end_length;
+    return n > 0 && text->length - text->prompt_length >= n &&
+           memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
+}
+
+// What no text should have: ids without a token, as a vocabulary that is padded has them, and
+// special tokens but for those that end a text or a turn.
+static void forbid_tokens(const Generator *g, const SampleModel *model, float *logits) {
+    const Tokenizer *t = g->tokenizer;
+    for (int32_t id = 0; t && id < model->vocab_size; id++) {
+        size_t n;
+        tokenizer_bytes(t, id, &n);
+        const bool is_text = n > 0 && !t->special[id];
+        if (!is_text && !(g->turn_end_length == 1 && id == g->turn_end[0]) &&
+            !token_ids_have(model->ends, id))
+            logits[id] = -INFINITY;
+    }
+}
+
 // Adds one token to each text that has room for one; returns how many have. logits (num_texts, V),
 // scratch (V).
 static int32_t texts_grow(Generator *g, Text *texts, int num_texts, const SampleModel *model,
@@ -242,11 +266,12 @@ static int32_t texts_grow(Generator *g, Text *texts, int num_texts, const Sample
     for (int i = 0; i < n; i++) {
         Text *text = growing[i];
         const float uniform = sample_uniform((uint64_t)o->seed, step, text->number, text->length);
-        const float *own = logits + (size_t)i * (size_t)model->vocab_size;
+        float *own = logits + (size_t)i * (size_t)model->vocab_size;
+        forbid_tokens(g, model, own);
         const int32_t id =
             sample_token(own, model->vocab_size, o->temperature, o->top_p, uniform, scratch);
         text->tokens[text->length++] = id;
-        text->ended = id == model->end_of_text || id == g->end_of_turn;
+        text->ended = token_ids_have(model->ends, id) || ends_turn(g, text);
     }
     return n;
 }
@@ -331,74 +356,13 @@ void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog
 }
 
 // ------------------------------------------------------------------------------------------------
-// Chat: ChatML, with or without a system message by default. Other templates would need Jinja.
-
-static const char FOR_MESSAGES[] = "{% for message in messages %}",
-                  SYSTEM_OPEN[] =
-                      "{% if loop.first and messages[0]['role'] != 'system' %}"
-                      "{{ '<|im_start|>system\n",
-                  SYSTEM_CLOSE[] = "<|im_end|>\n' }}{% endif %}",
-                  REST[] =
-                      "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
-                      "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-                      "{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-static bool skip_text(const char **p, const char *text) {
-    const size_t n = strlen(text);
-    if (strncmp(*p, text, n) != 0) return false;
-    *p += n;
-    return true;
-}
-
-// Is the template ChatML? Copies its system message, if it has one.
-static bool template_is_chatml(const char *p, char *system, size_t capacity) {
-    system[0] = 0;
-    if (!skip_text(&p, FOR_MESSAGES)) return false;
-    if (skip_text(&p, SYSTEM_OPEN)) {
-        const char *end = strstr(p, SYSTEM_CLOSE);
-        if (!end || (size_t)(end - p) >= capacity || memchr(p, '\\', (size_t)(end - p)))
-            return false;
-        memcpy(system, p, (size_t)(end - p));
-        system[end - p] = 0;
-        p = end + strlen(SYSTEM_CLOSE);
-    }
-    return strcmp(p, REST) == 0;
-}
-
-static bool chat_open(Generator *g, const char *dir, Error *err) {
-    char path[IO_PATH_MAX];
-    char *text = tokenizer_chat_template(dir, path, err);
-    if (err->code) return false;
-    const bool found = text, known = found && template_is_chatml(text, g->system, sizeof g->system);
-    free(text);
-    if (known && tokenizer_encode(g->tokenizer, "<|im_end|>", 10, &g->end_of_turn, 1, err) == 1)
-        return true;
-    return error_set(err, EXIT_USAGE, "leave --chat out and write the whole text as --prompt",
-                     "%s: --chat: expected the template of SmolLM2 or ChatML, found %s", path,
-                     found ? "another one" : "none");
-}
-
-// The message as the template renders it after `text`, which may be empty, up to the answer.
-static char *chat_turn(const Generator *g, const Text *text, const char *message) {
-    const size_t capacity = strlen(g->system) + strlen(message) + 200;
-    char *turn = host_calloc(capacity, 1, "prompt");
-    size_t n = 0;
-    if (text->length)
-        n += (size_t)snprintf(turn, capacity, "%s\n", text->ended ? "" : "<|im_end|>");
-    else if (g->system[0])
-        n += (size_t)snprintf(turn, capacity, "<|im_start|>system\n%s<|im_end|>\n", g->system);
-    snprintf(turn + n, capacity - n, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n",
-             message);
-    return turn;
-}
-
-// ------------------------------------------------------------------------------------------------
 // --generate: a list of prompts, or a line of the terminal after another
 
 static bool append_prompt(Generator *g, Text *text, const char *prompt, Error *err) {
-    char *turn = g->o->chat ? chat_turn(g, text, prompt) : NULL;
-    const bool ok = text_append(g, text, turn ? turn : prompt, err);
-    free(turn);
+    Parts turn = {0};
+    if (g->o->chat) chat_ask(&g->chat, NULL, prompt, text->length == 0, text->ended, &turn);
+    const bool ok = text_append(g, text, turn.bytes ? (char *)turn.bytes : prompt, err);
+    parts_free(&turn);
     return ok;
 }
 
@@ -427,16 +391,20 @@ static bool add_standard_input(Generator *g, Error *err) {
 bool generator_open(Generator *g, const Options *o, Error *err) {
     const char *prompt = o->prompt;
     char path[IO_PATH_MAX];
-    *g = (Generator){.o = o, .end_of_turn = -1, .printer.to = stdout};
+    *g = (Generator){.o = o, .printer.to = stdout};
     if (!path_join(path, sizeof path, o->model, "tokenizer.json", err)) return false;
     if (!path_exists(path))
         return error_set(err, EXIT_USAGE, "put tokenizer.json into the directory of --model",
                          "%s: --generate needs a tokenizer, and there is none", path);
     if (!tokenizer_open(&g->own_tokenizer, path, err)) return false;
     g->tokenizer = &g->own_tokenizer;
+    if (o->chat && !chat_template_open(&g->chat, o->model, g->tokenizer, err)) return false;
     // a template writes its own
     if (o->chat || !g->tokenizer->adds_bos) g->own_tokenizer.bos = -1;
-    if (o->chat && !chat_open(g, o->model, err)) return false;
+    if (o->chat)
+        g->turn_end_length = tokenizer_encode(g->tokenizer, g->chat.end, strlen(g->chat.end),
+                                              g->turn_end, MAX_TURN_END, err);
+    if (err->code) return false;
     if (prompt && prompt[0] == '@') return add_lines(g, prompt + 1, err);
     if (prompt && strcmp(prompt, "-") != 0) return append_prompt(g, add_text(g, 0), prompt, err);
     g->terminal = !prompt && isatty(STDIN_FILENO);

@@ -9,13 +9,15 @@
 #include "../base/error.h"
 #include "../base/heap.h"
 #include "../batches/batch.h"
-#include "../models/tokenizer.h"
+#include "../models/chat.h"
+#include "../models/config.h"
 #include "log.h"
 #include "run_data.h"
 #include "run_options.h"
 
 // The next token from its logits (V): temperature, 0: the likeliest; then one draw from the
 // smallest set of likeliest tokens whose sum is >= top_p. uniform in [0,1): the draw; scratch (V).
+// A token with -INFINITY is never drawn.
 int32_t sample_token(const float *logits, int32_t V, float temperature, float top_p, float uniform,
                      HeapItem *scratch);
 
@@ -23,7 +25,7 @@ int32_t sample_token(const float *logits, int32_t V, float temperature, float to
 // packed batch; keeps the keys and values of its tokens.
 typedef struct {
     int32_t vocab_size;
-    int32_t end_of_text;   // ends a text; -1: none
+    const TokenIds *ends;  // each ends a text
     int32_t cache_tokens;  // of the texts of one group; a batch holds as many
     int32_t max_rows;      // of one call
     void *context;
@@ -35,7 +37,7 @@ typedef struct {
     int32_t *tokens;  // (max_seqlen), to be freed
     int32_t prompt_length, length, max_length;
     int number;  // its random numbers do not depend on the other texts
-    bool ended;  // its last token is the model's end of text or of a turn
+    bool ended;  // its last token is one of the model's ends or the end of a turn
     // Of its tokens, so many are in the cache, from this row on. A single text may be continued by
     // another call: its first tokens are still there.
     int32_t num_cached, first_row;
@@ -50,6 +52,8 @@ typedef struct {
     size_t n;
 } TextPrinter;
 
+enum { MAX_TURN_END = 64 };
+
 typedef struct {
     const Options *o;            // max_seqlen, sample_tokens, temperature, top_p, seed and prompts
     const Tokenizer *tokenizer;  // NULL: ids are printed
@@ -59,8 +63,9 @@ typedef struct {
     Batch batch;  // made when it is first needed
     // --generate only
     Tokenizer own_tokenizer;  // without BOS for a chat
-    char system[512];         // first message of a chat; empty: none
-    int32_t end_of_turn;      // -1 without chat
+    ChatTemplate chat;
+    int32_t turn_end[MAX_TURN_END];  // (turn_end_length) tokens that end a turn of a chat
+    int64_t turn_end_length;
     bool terminal;
     // of the group being written, the text that is printed and how far; -1: not even begun
     TextPrinter printer;  // to NULL: nothing is printed

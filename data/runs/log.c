@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../base/dir.h"
@@ -105,12 +106,27 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     return true;
 }
 
+static json_t *rounded(double x) {
+    char digits[32];
+    snprintf(digits, sizeof digits, "%.6g", x);
+    return isfinite(x) ? json_real(strtod(digits, NULL)) : json_null();
+}
+
+// Seconds since 1970
+static json_t *wall_time(void) { return json_integer((json_int_t)time(NULL)); }
+
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
-               int64_t step, const LlamaConfig *config, const DataSummary *train,
-               const DataSummary *val, const Option *options) {
-    log_write(log, json_pack("{s:s, s:s, s:o, s:I, s:I, s:{s:o, s:o}, s:o}", "event", event,
-                             "version", version, "device", json_text(device), "step", step,
-                             "parameters", (int64_t)llama_config_num_params(config), "data",
+               size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
+               const DataSummary *train, const DataSummary *val, const Option *options) {
+    char host[256] = "";
+    json_t *words = json_array();
+    gethostname(host, sizeof host - 1);
+    while (*command) json_array_append_new(words, json_text(*command++));
+    log_write(log, json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:{s:o, s:o}, s:o}",
+                             "event", event, "version", version, "device", json_text(device),
+                             "host", json_text(host), "time", wall_time(), "command", words, "step",
+                             step, "parameters", (int64_t)llama_config_num_params(config),
+                             "device_mib", rounded((double)device_bytes / 1048576.0), "data",
                              "train", data_summary_json(train), "val", data_summary_json(val),
                              "options", options_json(options)));
 }
@@ -136,44 +152,61 @@ static double fill_of(const StepPlan *p) {
     return (double)p->real_tokens / (double)p->buffer_tokens;
 }
 
-void print_duration(double seconds) {
-    int64_t s = (int64_t)seconds;
+char *duration_text(char text[24], double seconds) {
+    const int64_t s = (int64_t)seconds;
     if (s >= 3600)
-        printf("%ld:%02ld:%02ld", (s / 3600), (s / 60 % 60), (s % 60));
+        snprintf(text, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
     else
-        printf("%ld:%02ld", (s / 60), (s % 60));
+        snprintf(text, 24, "%ld:%02ld", s / 60, s % 60);
+    return text;
 }
 
 // NaN has a sign, which means nothing.
 static double plain_nan(double x) { return isnan(x) ? (double)NAN : x; }
 
-static void print_balance(const StepBalance *b) {
-    if (b->measured == 0) return;
-    if (b->planned > 0)
-        printf(" | imbalance %.3f (%.3f)", b->planned, b->measured);
-    else
-        printf(" | imbalance (%.3f)", b->measured);
-}
-
 static double per_second(int64_t count, const StepReport *r) { return (double)count / r->ms * 1e3; }
 
-static void print_step(const StepReport *r, const StepPlan *p) {
-    char trained[48] = "";
-    if (p->masked)
-        snprintf(trained, sizeof trained, " (%.0f trained)", per_second(p->num_targets, r));
-    printf(
-        "step %5ld/%ld | loss %.4f | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | "
-        "%ld doc%s | pairs %.1f %%",
-        r->step, r->steps, plain_nan(r->loss), plain_nan(r->grad_norm), r->lr, r->ms,
-        per_second(p->real_tokens, r), trained, 100 * fill_of(p), p->num_stream,
-        text_plural(p->num_stream), 100.0 * (double)p->attention_pairs / (double)p->padded_pairs);
-    print_balance(&r->balance);
-    printf(" | eta ");
-    print_duration(r->mean_ms * 1e-3 * (double)(r->steps - r->step));
-    printf("%s\n", r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "");
+enum { LINE_BYTES = 320 };
+
+// whole: as in a file; else what matters most comes first.
+static void step_text(char text[LINE_BYTES], const StepReport *r, const StepPlan *p, bool whole) {
+    const StepBalance *b = &r->balance;
+    const double tokens = per_second(p->real_tokens, r), targets = per_second(p->num_targets, r);
+    const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
+    char trained[48] = "", balance[64] = "", left[24];
+    duration_text(left, r->mean_ms * 1e-3 * (double)(r->steps - r->step));
+    if (p->masked) snprintf(trained, sizeof trained, " (%.0f trained)", targets);
+    if (b->measured > 0 && b->planned > 0)
+        snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
+    else if (b->measured > 0)
+        snprintf(balance, sizeof balance, " | imbalance (%.3f)", b->measured);
+    const size_t n = (size_t)snprintf(text, LINE_BYTES, "step %5ld/%ld | loss %.4f", r->step,
+                                      r->steps, plain_nan(r->loss));
+    if (whole)
+        snprintf(text + n, LINE_BYTES - n,
+                 " | norm %.3f | lr %.2e | %.0f ms | %.0f tok/s%s | fill %.1f %% | %ld doc%s | "
+                 "pairs %.1f %%%s | eta %s%s",
+                 plain_nan(r->grad_norm), r->lr, r->ms, tokens, trained, 100 * fill_of(p),
+                 p->num_stream, text_plural(p->num_stream),
+                 100.0 * (double)p->attention_pairs / (double)p->padded_pairs, balance, left, mark);
+    else
+        snprintf(text + n, LINE_BYTES - n, "%s | eta %s | %.0f tok/s | lr %.2e | norm %.3f", mark,
+                 left, tokens, r->lr, plain_nan(r->grad_norm));
 }
 
-static json_t *number(double x) { return json_float((float)x); }
+static void show_step(const StepReport *r, const StepPlan *p) {
+    const size_t columns = (size_t)terminal_width(stdout);
+    const bool due = r->lines_every > 0 && (r->pauses || r->step % r->lines_every == 0),
+               stays = due || r->skipped || r->spike;
+    char text[LINE_BYTES], *last;
+    if (!stays && (columns == 0 || r->lines_every == 0)) return;
+    step_text(text, r, p, true);
+    if (columns > 0 && strlen(text) >= columns) step_text(text, r, p, false);
+    while (columns > 0 && strlen(text) >= columns && (last = strrchr(text, '|'))) last[-1] = 0;
+    line_erase(stdout);
+    printf("%s%s", text, stays ? "\n" : "");
+    fflush(stdout);
+}
 
 static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     const StepBalance *b = &r->balance;
@@ -182,16 +215,17 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         json_t *value;  // NULL: not known
     } members[] = {
         {"step", json_integer(r->step)},
-        {"loss", number(r->loss)},
-        {"grad_norm", number(r->grad_norm)},
-        {"lr", number(r->lr)},
-        {"ms", number(r->ms)},
-        {"read_ms", number(r->read_ms)},
-        {"passes_ms", number(r->passes_ms)},
-        {"tokens_per_s", number(per_second(p->real_tokens, r))},
-        {"trained_tokens_per_s", p->masked ? number(per_second(p->num_targets, r)) : NULL},
-        {"useful_tflops", r->useful_flops > 0 ? number(r->useful_flops / r->ms * 1e-9) : NULL},
-        {"fill", number(fill_of(p))},
+        {"time", wall_time()},
+        {"loss", json_float((float)r->loss)},
+        {"grad_norm", json_float((float)r->grad_norm)},
+        {"lr", rounded(r->lr)},
+        {"ms", rounded(r->ms)},
+        {"read_ms", rounded(r->read_ms)},
+        {"passes_ms", rounded(r->passes_ms)},
+        {"tokens_per_s", rounded(per_second(p->real_tokens, r))},
+        {"trained_tokens_per_s", p->masked ? rounded(per_second(p->num_targets, r)) : NULL},
+        {"useful_tflops", r->useful_flops > 0 ? rounded(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"fill", rounded(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
@@ -200,9 +234,9 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"padded_pairs", json_integer(p->padded_pairs)},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
-        {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
+        {"imbalance_measured", b->measured > 0 ? rounded(b->measured) : NULL},
         {"slowest_rank", b->measured > 0 ? json_integer(b->slowest_rank) : NULL},
-        {"imbalance_planned", b->planned > 0 ? number(b->planned) : NULL},
+        {"imbalance_planned", b->planned > 0 ? rounded(b->planned) : NULL},
     };
     json_t *record = json_object();
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
@@ -211,7 +245,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
 }
 
 void report_step(RunLog *log, const StepReport *r, const StepPlan *p) {
-    print_step(r, p);
+    show_step(r, p);
     log_step(log, r, p);
 }
 

@@ -1,4 +1,4 @@
-// Progress of a run: one line on the console and one JSON record in log.jsonl per step.
+// Progress of a run: lines on the console, and one JSON record in log.jsonl per step.
 #ifndef UNPAD_LOG_H
 #define UNPAD_LOG_H
 
@@ -31,10 +31,10 @@ bool log_sync(const RunLog *log, Error *err);
 // Without a log, 0 and INT64_MAX; INT64_MAX too where only the end is saved.
 bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save, Error *err);
 
-// The first record of a process. event: "start" or "resume".
+// The first record of a process. event: "start" or "resume"; device_bytes: planned; command: argv.
 void log_start(RunLog *log, const char *event, const char *version, const char *device,
-               int64_t step, const LlamaConfig *config, const DataSummary *train,
-               const DataSummary *val, const Option *options);
+               size_t device_bytes, char **command, int64_t step, const LlamaConfig *config,
+               const DataSummary *train, const DataSummary *val, const Option *options);
 
 // The busiest rank's work over the mean of all ranks: 1 is even. With one rank, all 0.
 typedef struct {
@@ -54,6 +54,8 @@ typedef struct {
     bool skipped;         // loss or gradient were not finite: no weight has changed
     bool spike;           // loss_is_spike
     StepBalance balance;
+    int64_t lines_every;  // steps between lines; 0: only skipped steps and spikes have one
+    bool pauses;          // validation, samples or a checkpoint follow
 } StepReport;
 
 // Documents of the validation set, their tokens, and the tokens with a target
@@ -64,6 +66,8 @@ typedef struct {
 // set NULL: there will be no validation. ds: what it is part of.
 void print_validation_set(const ValidationSet *set, const Dataset *ds);
 
+// The console's line is cut to the width of a terminal by leaving out what matters least; there it
+// is also rewritten by each step, and stays every lines_every steps and before a pause.
 void report_step(RunLog *log, const StepReport *r, const StepPlan *plan);
 void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
 
@@ -81,7 +85,7 @@ typedef struct {
 // the mean itself.
 bool loss_is_spike(LossTrend *t, double loss);
 
-// "1:02:03" or "2:03"
-void print_duration(double seconds);
+// "1:02:03" or "2:03", in `text`
+char *duration_text(char text[24], double seconds);
 
 #endif

@@ -65,60 +65,11 @@ static void check_tokenizers(const Options *o, NamedData train, NamedData val) {
             allowed);
 }
 
-typedef struct {
-    int64_t ids[32];
-    int n;  // 0: not known
-} TokenIds;
-
-static bool token_ids_have(const TokenIds *t, int64_t id) {
-    for (int i = 0; i < t->n; i++)
-        if (t->ids[i] == id) return true;
-    return false;
-}
-
-// A number, a list of numbers, or null; -1: none
-static bool token_ids_add(TokenIds *t, const json_t *root, const char *key, Error *err) {
-    const json_t *list = json_member(root, key);
-    const size_t n = json_is_array(list) ? json_array_size(list) : list != NULL;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *item = json_is_array(list) ? json_array_get(list, i) : list;
-        int64_t id = -1;
-        if (json_is_null(item)) continue;
-        if (!json_int64_value(item, key, -1, INT32_MAX, &id, err)) return false;
-        if (id >= 0 && t->n < (int)(sizeof t->ids / sizeof *t->ids) && !token_ids_have(t, id))
-            t->ids[t->n++] = id;
-    }
-    return true;
-}
-
-// Of a built-in model, or from config.json and generation_config.json of a directory
-static void read_token_ids(const Options *o, const LlamaConfig *config, TokenIds *bos,
-                           TokenIds *eos) {
-    static const char *const files[] = {"config.json", "generation_config.json"};
-    Error err = {0};
-    char path[IO_PATH_MAX];
-    if (model_is_builtin(o)) {
-        *bos = (TokenIds){{config->bos_token_id}, 1};
-        *eos = (TokenIds){{config->eos_token_id}, 1};
-        return;
-    }
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        must(path_join(path, sizeof path, o->model, files[i], &err), &err);
-        if (!path_exists(path)) continue;
-        json_auto_t *root = json_read(path, JSON_MAX_CONFIG, "", &err);
-        must(root, &err);
-        must((token_ids_add(bos, root, "bos_token_id", &err) &&
-              token_ids_add(eos, root, "eos_token_id", &err)) ||
-                 error_prefix(&err, path),
-             &err);
-    }
-}
-
 static void warn_of_id(NamedData d, const char *what, int32_t id, const char *key,
                        const char *model, const TokenIds *ids) {
     char text[512] = "", number[24];
     for (int i = 0; i < ids->n; i++) {
-        snprintf(number, sizeof number, "%ld", ids->ids[i]);
+        snprintf(number, sizeof number, "%d", ids->ids[i]);
         text_list(text, sizeof text, number);
     }
     warning("%s: documents %s with token %d, but %s of %s is %s", d.path, what, id, key, model,
@@ -128,19 +79,18 @@ static void warn_of_id(NamedData d, const char *what, int32_t id, const char *ke
 // Warns where the shards use few of the model's ids, or other ids to begin and end documents.
 static void warn_of_vocabulary(const Options *o, const LlamaConfig *config, NamedData d) {
     const Dataset *ds = d.dataset;
-    TokenIds bos = {0}, eos = {0};
-    read_token_ids(o, config, &bos, &eos);
+    const TokenIds *bos = &config->bos, *eos = &config->eos;
     if (ds->vocab_size < config->vocab_size / 2)
         warning(
             "%s: made for a vocabulary of %d, %s has %d: the other embeddings stay "
             "untrained",
             d.path, ds->vocab_size, o->model, config->vocab_size);
-    if (ds->eos >= 0 && eos.n > 0 && !token_ids_have(&eos, ds->eos))
-        warn_of_id(d, "end", ds->eos, "eos_token_id", o->model, &eos);
+    if (ds->eos >= 0 && eos->n > 0 && !token_ids_have(eos, ds->eos))
+        warn_of_id(d, "end", ds->eos, "eos_token_id", o->model, eos);
     // an end of text before each document separates them as well as one after it
-    if (ds->bos >= 0 && bos.n > 0 && !token_ids_have(&bos, ds->bos) &&
-        !token_ids_have(&eos, ds->bos))
-        warn_of_id(d, "begin", ds->bos, "bos_token_id", o->model, &bos);
+    if (ds->bos >= 0 && bos->n > 0 && !token_ids_have(bos, ds->bos) &&
+        !token_ids_have(eos, ds->bos))
+        warn_of_id(d, "begin", ds->bos, "bos_token_id", o->model, bos);
 }
 
 // ------------------------------------------------------------------------------------------------

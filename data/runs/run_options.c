@@ -12,24 +12,26 @@ static Options parsed;
 
 const Option run_option_table[] = {
     OPTION_GROUP("model"),
-    TEXT("model", parsed.model, "demo",
-         "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
-         "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
+    DIRECTORY("model", parsed.model, "demo",
+              "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
+              "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
     OPTION_GROUP("data"),
-    TEXT("train", parsed.train, "data/demo",
-         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
-         "them), which are tokenized once into --out"),
-    TEXT("val", parsed.val, NULL, "validation shards or texts; default: the val shards of --train"),
+    DIRECTORY(
+        "train", parsed.train, "data/demo",
+        "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
+        "them), which are tokenized once into --out"),
+    DIRECTORY("val", parsed.val, NULL,
+              "validation shards or texts; default: the val shards of --train"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
            "longest segment; the row of other layouts"),
     NUMBER("micro-batch-tokens", parsed.micro_batch_tokens, "4096", 1, 1 << 29,
            "capacity of the 1D token buffer"),
-    NUMBER(
-        "batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
-        "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch"),
+    NUMBER("batch-tokens", parsed.batch_tokens, "0", 0, 1e12,
+           "capacity of one optimizer step, a multiple of --micro-batch-tokens; 0: one micro-batch "
+           "a rank"),
     NUMBER("fill", parsed.fill, "0", 0, 1,
            "fraction of a step's capacity to use at most; 0: 1 for one micro-batch a step, else "
            "0.97"),
@@ -41,8 +43,8 @@ const Option run_option_table[] = {
     FLAG("allow-other-tokenizer", parsed.allow_other_tokenizer,
          "train on shards that were not made with the model's tokenizer.json"),
     OPTION_GROUP("run"),
-    TEXT("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
-    {"resume", OPTION_STRING, &parsed.resume, NULL, "newest", 0, 0,
+    DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
+    {"resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
      "continue from a checkpoint with that run's options; options given here override them. "
      "Without "
      "DIR: the newest valid one in --out"},
@@ -51,6 +53,9 @@ const Option run_option_table[] = {
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
            "optimizer steps; 0: validate, print samples, and write no checkpoint or log"),
     NUMBER("seed", parsed.seed, "1", 0, 1e15, "of initial weights, document order and samples"),
+    NUMBER("log-every", parsed.log_every, "-1", -1, 1e12,
+           "steps between lines; 0: none; -1: one line a step, on a terminal about 100 a run and "
+           "the latest step below them"),
     NUMBER("save-every", parsed.save_every, "0", 0, 1e12,
            "steps between checkpoints; 0: only at the end"),
     NUMBER("keep", parsed.keep, "2", 0, 1e6, "newest checkpoints kept; 0: all"),
@@ -107,36 +112,40 @@ const Option run_option_table[] = {
      "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
-    FLAG("version", parsed.version, "print the version"),
     // options of other trainers, and of earlier versions
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
                      "--steps counts optimizer steps; --dry-run says how many an epoch has"),
-    OPTION_ELSEWHERE("max-steps|num-iterations|max-iters|training.steps", "it is --steps"),
-    OPTION_ELSEWHERE("batch-size|per-device-train-batch-size|gradient-accumulation-steps",
-                     "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass "
-                     "through the model"),
-    OPTION_ELSEWHERE("learning-rate", "it is --lr"),
-    OPTION_ELSEWHERE("output-dir", "it is --out"),
-    OPTION_ELSEWHERE("model-name-or-path|pretrained", "it is --model"),
-    OPTION_ELSEWHERE("dataset|dataset-name|data|data-path|train-file|input-bin",
+    OPTION_ELSEWHERE("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
+    OPTION_ELSEWHERE(
+        "batch-size|per-device-train-batch-size|gradient-accumulation-steps|total-batch-size|"
+        "training.local-batch-size|training.global-batch-size|-b|-d",
+        "--batch-tokens counts a step in tokens, --micro-batch-tokens one pass "
+        "through the model"),
+    OPTION_ELSEWHERE("learning-rate|optimizer.lr|-l", "it is --lr"),
+    OPTION_ELSEWHERE("output-dir|job.dump-folder|-o", "it is --out"),
+    OPTION_ELSEWHERE("model-name-or-path|pretrained|model-path|hf-repo|-m|-e", "it is --model"),
+    OPTION_ELSEWHERE("dataset|dataset-name|data|data-path|train-file|input-bin|training.dataset|-i",
                      "it is --train: text files, JSONL or shards"),
-    OPTION_ELSEWHERE("validation-file|eval-dataset|val-file|input-val-bin", "it is --val"),
+    OPTION_ELSEWHERE("validation-file|eval-dataset|val-file|input-val-bin|-j", "it is --val"),
     OPTION_ELSEWHERE("tokenizer|tokenizer-name|tokenizer-path", "it is the tokenizer of --model"),
     OPTION_ELSEWHERE("config|config-file|job.config-file",
                      "there are no files of options; --resume takes those of the run"),
     OPTION_ELSEWHERE("layers|num-layers|n-layer|hidden-size|heads|num-heads",
                      "sizes are those of the config.json of --model"),
     OPTION_ELSEWHERE("max-seq-length|max-seq-len|max-length|seq-len|seq-length|sequence-length|"
-                     "ctx-size|context-length|block-size|training.seq-len",
+                     "ctx-size|context-length|block-size|training.seq-len|-t|-c",
                      "it is --max-seqlen"),
-    OPTION_ELSEWHERE("warmup|warmup-ratio|warmup-iters", "it is --warmup-steps"),
+    OPTION_ELSEWHERE("warmup|warmup-ratio|warmup-iters|lr-scheduler.warmup-steps|-u",
+                     "it is --warmup-steps"),
     OPTION_ELSEWHERE("lr-scheduler|lr-scheduler-type", "it is --schedule"),
     OPTION_ELSEWHERE("max-grad-norm|clip-grad", "it is --grad-clip"),
     OPTION_ELSEWHERE("adam-beta2", "it is --beta2"),
-    OPTION_ELSEWHERE("save-steps|save-interval", "it is --save-every"),
-    OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every", "it is --val-every"),
-    OPTION_ELSEWHERE("log-every|log-interval|logging-steps",
-                     "log.jsonl and the screen get a line a step"),
+    OPTION_ELSEWHERE("save-steps|save-interval|save-strategy|checkpoint.interval",
+                     "it is --save-every"),
+    OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
+                     "it is --val-every"),
+    OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
+    OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer", "AdamW is the only optimizer"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
@@ -158,12 +167,16 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
     OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"),
     OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
-    OPTION_ELSEWHERE("prompt-file", "it is --prompt @FILE, one prompt per line"),
+    OPTION_ELSEWHERE("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
+    OPTION_ELSEWHERE("-p", "it is --prompt"),
+    OPTION_ELSEWHERE("temp", "it is --temperature"),
+    OPTION_ELSEWHERE("conversation|interactive|-cnv", "it is --generate --chat"),
+    OPTION_ELSEWHERE("save-total-limit", "it is --keep"),
     OPTION_ELSEWHERE("zero|fsdp|deepspeed|zero-stage",
                      "several ranks always shard the optimizer state"),
     OPTION_ELSEWHERE("beta1|eps", "AdamW's beta1 is 0.9, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
-    OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict", "it is --sample-tokens"),
+    OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
     OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
     OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
     OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
@@ -172,15 +185,21 @@ const Option run_option_table[] = {
     OPTION_END,
 };
 
+static const char usage[] =
+    "./train_llama --model DIR --train TEXTS --out RUN [options]\n"
+    "       ./train_llama --resume --out RUN                          goes on after Ctrl-C\n"
+    "       ./train_llama --model RUN/final --generate [--chat]       prompts from the terminal";
+
 // What most runs need, for --help
 static const char options_of_help[] =
-    "model|train|val|out|resume|overwrite|layout|max-seqlen|micro-batch-tokens|batch-tokens|steps|"
-    "lr|save-every|prompt|generate|dry-run";
+    "model|train|val|out|resume|overwrite|max-seqlen|micro-batch-tokens|batch-tokens|steps|lr|"
+    "save-every|log-every|compare|prompt|generate|chat|dry-run";
 
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
-    "out|resume|overwrite|threads|heartbeat-seconds|compare|check-packing|generate|chat|eval|"
-    "dry-run|version";
+    "out|resume|overwrite|log-every|threads|heartbeat-seconds|compare|check-packing|generate|chat|"
+    "eval|"
+    "dry-run";
 
 static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
@@ -189,22 +208,22 @@ static const char options_of_eval[] =
     "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-scratch|"
     "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
-// --batch-tokens 0 is one micro-batch; --generate and --eval take what --max-seqlen needs.
-static void resolve_sizes(Options *o) {
+// --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
+static void resolve_sizes(Options *o, int num_ranks) {
     if ((o->generate || o->eval) && o->micro_batch_tokens < o->max_seqlen)
         o->micro_batch_tokens = o->max_seqlen;
-    if (o->batch_tokens == 0) o->batch_tokens = o->micro_batch_tokens;
+    if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
-Options *run_options_parse(int argc, char **argv) {
-    options_parse_or_exit(run_option_table, argc, argv, "./train_llama [options]", options_of_help);
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
+    options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
     if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
                 parsed.steps);
-    resolve_sizes(&parsed);
+    resolve_sizes(&parsed, num_ranks);
     return &parsed;
 }
 
@@ -224,22 +243,26 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
 // Do they fit each other?
 
 // Every rank needs at least one micro-batch of each step, ideally the same number.
-static void check_ranks(const Options *o, int64_t ranks) {
+static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
     const int64_t micros = o->batch_tokens / o->micro_batch_tokens;
     char hint[160];
     if (ranks > 1 && (o->compare || o->check_packing))
         exit_with(EXIT_USAGE, "start one process without mpirun",
                   "--compare and --check-packing work with one rank only");
     if (micros >= ranks) return;
-    snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
-             ranks * o->micro_batch_tokens);
+    if (resumes)
+        snprintf(hint, sizeof hint, "start at most %ld: a resumed run keeps the size of its steps",
+                 micros);
+    else
+        snprintf(hint, sizeof hint, "start fewer ranks, or give --batch-tokens a multiple of %ld",
+                 ranks * o->micro_batch_tokens);
     exit_with(EXIT_USAGE, hint,
               "%ld ranks: expected at least one micro-batch of a step for each, ideally the same "
               "number; found %ld (--batch-tokens / --micro-batch-tokens)",
               ranks, micros);
 }
 
-void run_options_check(const Options *o, int num_ranks) {
+void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
@@ -249,9 +272,12 @@ void run_options_check(const Options *o, int num_ranks) {
     if (o->compare && run_compare_steps(o) == 0)
         exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
-        exit_with(EXIT_USAGE, "choose --batch-tokens as a multiple of --micro-batch-tokens",
-                  "--batch-tokens must be a multiple of --micro-batch-tokens");
-    check_ranks(o, num_ranks);
+        exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
+                  resumes ? "leave both out: a resumed run keeps the size of its steps"
+                          : "4Ki is 4096, 4k is 4000; 0 is one micro-batch a rank",
+                  "--batch-tokens %ld: expected a multiple of --micro-batch-tokens %d",
+                  o->batch_tokens, o->micro_batch_tokens);
+    check_ranks(o, num_ranks, resumes);
 }
 
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
@@ -276,6 +302,11 @@ int run_compare_steps(const Options *o) {
     char *end;
     const long steps = strtol(o->compare, &end, 10);
     return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
+}
+
+int64_t run_lines_every(const Options *o) {
+    if (o->log_every >= 0) return o->log_every;
+    return terminal_width(stdout) > 0 && o->steps >= 200 ? o->steps / 100 : 1;
 }
 
 // 1 at the peak, 0 when the decay is complete; done in [0,1]: fraction of the decay completed.

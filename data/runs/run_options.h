@@ -25,11 +25,11 @@ typedef enum {
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
-        dry_run, version, allow_other_tokenizer;
+        dry_run, allow_other_tokenizer;
     int layout, schedule, long_docs, recompute, final_dtype;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
-        seed;
+        log_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, beta2, fill, grad_clip, temperature, top_p,
         heartbeat_seconds;
 } Options;
@@ -39,9 +39,9 @@ extern const Option run_option_table[];
 // What --resume does not take from the run it continues: options of this start and this machine
 extern const char run_options_of_a_start[];
 
-// Parses the command line; exits where it is wrong, and after --help. The table's values are what
-// the result points to.
-Options *run_options_parse(int argc, char **argv);
+// Parses the command line; exits where it is wrong, and after --help and --version, which prints
+// `version`. The table's values are what the result points to.
+Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks);
 
 // Options that are not on the command line become those of the run whose checkpoint is resumed.
 // Returns the latter, or NULL without a checkpoint.
@@ -49,11 +49,14 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
 
 // Exits where the options do not fit each other or the number of ranks: of a training run, or of
 // --generate and --eval.
-void run_options_check(const Options *o, int num_ranks);
+void run_options_check(const Options *o, int num_ranks, bool resumes);
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
 
 // Timed steps of --compare; 0: its value is not 1 to 1000.
 int run_compare_steps(const Options *o);
+
+// Steps between the lines of training, StepReport.lines_every
+int64_t run_lines_every(const Options *o);
 
 // The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.
 float learning_rate(const Options *o, int64_t step);

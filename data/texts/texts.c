@@ -24,6 +24,7 @@ enum {
 typedef struct {
     const Texts *settings;
     const char *spec;
+    OutDir *out;  // where `dir` is
     Inputs in;
     Tokenizer tokenizer;
     ShardVocabulary vocabulary;
@@ -346,7 +347,7 @@ static bool publish(const Job *j, Error *err) {
            file_create(path, j->key, strlen(j->key), err) && dir_sync(j->temporary, err) &&
            dir_remove_tree(j->old, err) &&
            (!path_exists(j->dir) || io_rename(j->dir, j->old, err)) &&
-           io_rename(j->temporary, j->dir, err) && dir_sync(j->settings->out->path, err);
+           io_rename(j->temporary, j->dir, err) && dir_sync(j->out->path, err);
 }
 
 static void add_count(char *list, size_t capacity, int64_t n, const char *what) {
@@ -371,18 +372,17 @@ static void print_summary(const Job *j) {
 // The tokens of a run that is there are needed to resume it.
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
-    if (!path_join(log, sizeof log, j->settings->out->path, "log.jsonl", err)) return false;
+    if (!path_join(log, sizeof log, j->out->path, "log.jsonl", err)) return false;
     return j->settings->replaces_run || !path_exists(log) || !path_exists(j->dir) ||
            error_set(err, EXIT_USAGE,
                      "--out DIR starts elsewhere, --overwrite replaces the run; --resume without "
                      "--train continues it on the same texts as before",
-                     "%s: the run was trained on other texts than %s has now",
-                     j->settings->out->path, j->spec);
+                     "%s: the run was trained on other texts than %s has now", j->out->path,
+                     j->spec);
 }
 
 static bool write_all(Job *j, Error *err) {
-    OutDir *out = j->settings->out;
-    if (!may_replace(j, err) || !dir_create_all(out->path, err) || !out_dir_lock(out, err))
+    if (!may_replace(j, err) || !dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
         return false;
     j->start_ms = j->shown_ms = now_ms();
     if (make_shards(j, err) && publish(j, err)) {
@@ -393,19 +393,46 @@ static bool write_all(Job *j, Error *err) {
     return false;
 }
 
+static char temporary_path[IO_PATH_MAX];  // of this process
+
+static void remove_temporary_path(void) { dir_remove_tree(temporary_path, &(Error){0}); }
+
+// A directory below TMPDIR that is removed at exit
+static OutDir *temporary_out(Error *err) {
+    static OutDir out = {.path = temporary_path};
+    const char *parent = getenv("TMPDIR");
+    if (temporary_path[0]) return &out;
+    if (!parent || !parent[0]) parent = "/tmp";
+    if (!path_join(temporary_path, sizeof temporary_path, parent, "unpad-XXXXXX", err)) return NULL;
+    if (!mkdtemp(temporary_path)) {
+        error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
+                  "%s: cannot create a directory: %s", parent, strerror(errno));
+        return NULL;
+    }
+    atexit(remove_temporary_path);
+    return &out;
+}
+
+static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
+    j->out = out;
+    return out && path_join(j->dir, sizeof j->dir, out->path, name, err) &&
+           path_printf(j->temporary, sizeof j->temporary, err, "%s.tmp", j->dir) &&
+           path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
+}
+
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err) {
     static Job j;
     if (!inputs_are_texts(*spec)) return true;
     j = (Job){.settings = t, .spec = *spec, .options.val_frac = val_frac};
-    bool ok = path_join(j.dir, sizeof j.dir, t->out->path, name, err) &&
-              path_printf(j.temporary, sizeof j.temporary, err, "%s.tmp", j.dir) &&
-              path_printf(j.old, sizeof j.old, err, "%s.old", j.dir);
+    bool ok = place_in(&j, t->out ? t->out : temporary_out(err), name, err);
     if (ok && t->writes) {
-        ok = inputs_collect(&j.in, *spec, t->out->path, err) && open_tokenizer(&j, err);
+        ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
         if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
         if (ok) make_key(&j);
-        ok = ok && (is_up_to_date(&j) || write_all(&j, err));
+        if (ok && !is_up_to_date(&j))
+            ok = (!t->temporary || place_in(&j, temporary_out(err), name, err)) &&
+                 write_all(&j, err);
         if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);
         tokenizer_free(&j.tokenizer);
@@ -413,29 +440,4 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     }
     if (ok) *spec = strdup(j.dir);
     return ok;
-}
-
-static char temporary_dir[IO_PATH_MAX];  // of this process
-
-static void remove_temporary_dir(void) { dir_remove_tree(temporary_dir, &(Error){0}); }
-
-bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err) {
-    static OutDir out = {.path = temporary_dir};
-    static char tokens[IO_PATH_MAX];
-    const char *parent = getenv("TMPDIR");
-    Texts settings = *t;
-    settings.out = &out;
-    settings.writes = settings.replaces_run = true;
-    if (!inputs_are_texts(*spec)) return true;
-    if (!parent || !parent[0]) parent = "/tmp";
-    if (!path_join(temporary_dir, sizeof temporary_dir, parent, "unpad-XXXXXX", err)) return false;
-    if (!mkdtemp(temporary_dir))
-        return error_set(err, EXIT_DISK, "set TMPDIR to a directory with room for the tokens",
-                         "%s: cannot create a directory: %s", parent, strerror(errno));
-    atexit(remove_temporary_dir);
-    if (!texts_to_shards(spec, "tokens", 1, &settings, err)) return false;
-    text_copy(tokens, sizeof tokens, *spec);
-    free((char *)*spec);
-    *spec = tokens;
-    return true;
 }

@@ -15,7 +15,8 @@ typedef struct {
     int threads;         // 0: all cores
     bool writes;         // rank 0; others only learn the name of the directory
     bool replaces_run;   // what a run in *out was trained on may be replaced
-    OutDir *out;         // locked before anything is written
+    OutDir *out;         // locked before anything is written; NULL: temporary
+    bool temporary;      // shards that are not in *out are made below TMPDIR, removed at exit
     const volatile sig_atomic_t *stop;  // set by a signal
 } Texts;
 
@@ -25,9 +26,5 @@ typedef struct {
 // and progress on stderr. Either all files are there, or none.
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
-
-// The same for a program without --out: all documents as validation data in a directory below
-// TMPDIR that is removed at exit. t: out, writes and replaces_run are not used.
-bool texts_to_temporary_shards(const char **spec, const Texts *t, Error *err);
 
 #endif

@@ -146,7 +146,8 @@ def messages_of(sample):
 
 def load_tokenizers(directories):
     with tempfile.TemporaryDirectory() as tmp:
-        subprocess.run([ROOT / "train_llama", "--train", __file__, "--out", tmp, "--dry-run"], check=True)
+        subprocess.run([ROOT / "train_llama", "--train", __file__, "--out", tmp, "--steps", "0",
+                        "--val-every", "0", "--num-samples", "0"], check=True)
         found = {"byte": AutoTokenizer.from_pretrained(tmp + "/tokens")}
     return {**found, **{n: AutoTokenizer.from_pretrained(d) for n, d in directories.items()}}
 

@@ -1,0 +1,455 @@
+#include "chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unictype.h>
+#include <unistr.h>
+
+#include "../base/hash.h"
+#include "../base/json.h"
+#include "../base/memory.h"
+#include "../base/path.h"
+
+void parts_free(Parts *p) {
+    free(p->bytes);
+    free(p->parts);
+    *p = (Parts){0};
+}
+
+void parts_add(Parts *p, const char *text, size_t n, bool trained) {
+    p->bytes = host_grow(p->bytes, &p->capacity, p->n + n + 1, 1, "a chat");
+    memcpy(p->bytes + p->n, text, n);
+    p->bytes[p->n += n] = 0;
+    if (n == 0) return;
+    if (p->num_parts == 0 || p->parts[p->num_parts - 1].trained != trained) p->num_parts++;
+    p->parts = host_grow(p->parts, &p->part_capacity, p->num_parts, sizeof *p->parts, "parts");
+    p->parts[p->num_parts - 1] = (Part){p->n, trained};
+}
+
+// ------------------------------------------------------------------------------------------------
+// Which template is it?
+
+static const struct {
+    uint64_t fingerprint;
+    ChatStyle style;
+    const char *name, *heading, *system;
+} known_templates[] = {
+    {0xba03a121d097859c, CHAT_LLAMA3, "Llama 3", "", ""},
+    {0x4f46ecd43418f216, CHAT_LLAMA3, "Llama 3", "", ""},
+    {0x438899ef3f928a5c, CHAT_LLAMA31, "Llama 3.1",
+     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", ""},
+    {0x4ef3754475af40fe, CHAT_LLAMA31, "Llama 3.2",
+     "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", ""},
+    {0x9dbb99446bcc2622, CHAT_CHATML, "Qwen2.5", "",
+     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+    {0x593ab84140f76eae, CHAT_QWEN3, "Qwen3", "", ""},
+    {0x8c31b32b1c535b9e, CHAT_QWEN3, "Qwen3", "", ""},
+    {0x276f7dbcb55f8da2, CHAT_CHATML, "Qwen3-Instruct-2507", "", ""},
+    {0x43ae34d8572366ae, CHAT_SMOLLM3, "SmolLM3",
+     "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /",
+     ""},
+    {0x10d029642390cb14, CHAT_MISTRAL, "Mistral Nemo", "", ""},
+};
+
+// The first 8 bytes of the SHA-256 of a template; Jinja takes away a newline at its end.
+static uint64_t fingerprint(const char *text) {
+    unsigned char digest[32];
+    uint64_t first;
+    const size_t n = strlen(text);
+    sha256(text, n > 0 && text[n - 1] == '\n' ? n - 1 : n, digest);
+    memcpy(&first, digest, sizeof first);
+    return __builtin_bswap64(first);
+}
+
+static bool skip_text(const char **p, const char *text) {
+    const size_t n = strlen(text);
+    if (strncmp(*p, text, n) != 0) return false;
+    *p += n;
+    return true;
+}
+
+// Is it ChatML, with a system message by default or without one?
+static bool read_chatml(ChatTemplate *t, const char *p) {
+    static const char system_end[] = "<|im_end|>\n' }}{% endif %}";
+    if (!skip_text(&p, "{% for message in messages %}")) return false;
+    if (skip_text(&p,
+                  "{% if loop.first and messages[0]['role'] != 'system' %}"
+                  "{{ '<|im_start|>system\n")) {
+        const char *end = strstr(p, system_end);
+        const size_t n = end ? (size_t)(end - p) : sizeof t->system;
+        if (n >= sizeof t->system || memchr(p, '\\', n)) return false;
+        memcpy(t->system, p, n);
+        p = end + strlen(system_end);
+    }
+    return strcmp(p,
+                  "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+                  "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+                  "{{ '<|im_start|>assistant\n' }}{% endif %}") == 0;
+}
+
+static bool read_template(ChatTemplate *t, const char *text) {
+    const char *epoch = getenv("SOURCE_DATE_EPOCH");
+    const time_t now = epoch ? (time_t)strtoll(epoch, NULL, 10) : time(NULL);
+    const uint64_t found = fingerprint(text);
+    struct tm day;
+    if (read_chatml(t, text)) return true;
+    for (size_t i = 0; i < sizeof known_templates / sizeof *known_templates; i++) {
+        if (known_templates[i].fingerprint != found) continue;
+        t->style = known_templates[i].style;
+        t->name = known_templates[i].name;
+        text_copy(t->system, sizeof t->system, known_templates[i].system);
+        if (localtime_r(&now, &day))
+            strftime(t->heading, sizeof t->heading, known_templates[i].heading, &day);
+        return true;
+    }
+    return false;
+}
+
+static void copy_token(char *out, size_t capacity, const Tokenizer *t, int32_t id) {
+    size_t n;
+    const unsigned char *bytes = tokenizer_bytes(t, id, &n);
+    snprintf(out, capacity, "%.*s", (int)n, (const char *)bytes);
+}
+
+bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err) {
+    char path[IO_PATH_MAX];
+    *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
+    if (!dir) return true;
+    char *text = tokenizer_chat_template(dir, path, err);
+    const bool found = text, known = found && read_template(t, text);
+    free(text);
+    copy_token(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
+    if (t->style == CHAT_LLAMA3 || t->style == CHAT_LLAMA31)
+        text_copy(t->end, sizeof t->end, "<|eot_id|>");
+    if (t->style == CHAT_MISTRAL) copy_token(t->end, sizeof t->end, tokenizer, tokenizer->eos);
+    return known || error_set(err, EXIT_BAD_INPUT,
+                              "data/prepare.py --chat renders others for training; --prompt takes "
+                              "a text written out",
+                              "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
+                              "3, Qwen2 to 3 or Mistral Nemo, found %s",
+                              path, found ? "another one" : "none");
+}
+
+// ------------------------------------------------------------------------------------------------
+// Messages
+
+typedef struct {
+    const char *role;       // "system", "user" or "assistant"
+    char *text;             // owned
+    const char *reasoning;  // in the record; NULL: none
+    bool trained;
+} Message;
+
+typedef struct {
+    Message *items;
+    size_t n, capacity;
+} Messages;
+
+const char *const record_kind_names[] = {"text",          "parts",  "messages",
+                                         "conversations", "prompt", "instruction"};
+
+static const json_t *either(const json_t *object, const char *key, const char *other) {
+    const json_t *item = json_member(object, key);
+    return item ? item : json_member(object, other);
+}
+
+RecordKind record_kind(const json_t *record) {
+    if (json_member(record, "messages")) return RECORD_MESSAGES;
+    if (json_member(record, "conversations")) return RECORD_CONVERSATIONS;
+    if (json_member(record, "instruction") && json_member(record, "output"))
+        return RECORD_INSTRUCTION;
+    if (json_member(record, "prompt") && either(record, "completion", "response"))
+        return RECORD_PROMPT;
+    if (json_object_get(record, "parts")) return RECORD_PARTS;
+    return json_is_string(json_object_get(record, "text")) ? RECORD_TEXT : RECORD_OTHER;
+}
+
+static char *join(const char *a, const char *b, const char *c) {
+    char *text = host_calloc(strlen(a) + strlen(b) + strlen(c) + 1, 1, "a chat");
+    return strcat(strcat(strcpy(text, a), b), c);
+}
+
+static void replace(char **text, char *by) {
+    free(*text);
+    *text = by;
+}
+
+// False: it is no string, or has a NUL.
+static bool append(char **text, const json_t *string) {
+    const char *value = json_string_value(string);
+    if (!value || strlen(value) != json_string_length(string)) return false;
+    replace(text, join(*text, value, ""));
+    return true;
+}
+
+// NULL: not one that every template has.
+static const char *role_of(const json_t *name) {
+    static const char *const roles[][2] = {
+        {"system", "system"},  {"user", "user"},      {"assistant", "assistant"},
+        {"human", "user"},     {"gpt", "assistant"},  {"chatgpt", "assistant"},
+        {"bing", "assistant"}, {"bard", "assistant"}, {"model", "assistant"},
+    };
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (json_string_is(name, roles[i][0])) return roles[i][1];
+    return NULL;
+}
+
+// The content is a text, or a list of texts in objects.
+static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
+    const json_t *part;
+    size_t i;
+    m->items = host_grow(m->items, &m->capacity, m->n + 1, sizeof *m->items, "messages");
+    Message *message = &m->items[m->n++];
+    *message = (Message){role, join("", "", ""), NULL, role[0] == 'a'};
+    bool ok = json_is_array(content) || append(&message->text, content);
+    json_array_foreach(content, i, part) ok &= append(&message->text, json_member(part, "text"));
+    return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
+}
+
+// A list of messages in OpenAI's or ShareGPT's form; or the text of one, with this role.
+static bool add_turns(Messages *m, const json_t *turns, const char *role, Error *bad) {
+    const json_t *item;
+    size_t i;
+    if (json_is_string(turns) && role) return add_message(m, role, turns, bad);
+    json_array_foreach(turns, i, item) {
+        const json_t *weight = json_member(item, "weight");
+        role = role_of(either(item, "role", "from"));
+        if (!role || json_member(item, "tool_calls"))
+            return bad_input(bad, "message %zu: expected system, user or assistant, without tools",
+                             m->n + 1);
+        if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
+        m->items[m->n - 1].reasoning = json_string_value(json_member(item, "reasoning_content"));
+        if (weight && json_number_value(weight) == 0) m->items[m->n - 1].trained = false;
+    }
+    return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
+}
+
+static bool add_instruction(Messages *m, const json_t *record, Error *bad) {
+    const char *input = json_string_value(json_member(record, "input"));
+    if (!add_turns(m, json_member(record, "instruction"), "user", bad)) return false;
+    char **question = &m->items[m->n - 1].text;
+    if (input && input[0]) replace(question, join(*question, "\n\n", input));
+    return add_turns(m, json_member(record, "output"), "assistant", bad);
+}
+
+static bool add_prompt(Messages *m, const json_t *record, Error *bad) {
+    if (!add_turns(m, json_member(record, "prompt"), "user", bad)) return false;
+    for (size_t i = 0; i < m->n; i++) m->items[i].trained = false;
+    return add_turns(m, either(record, "completion", "response"), "assistant", bad);
+}
+
+static bool read_record(Messages *m, const json_t *record, Error *bad) {
+    const RecordKind kind = record_kind(record);
+    const json_t *system = json_member(record, "system");
+    if (json_array_size(either(record, "tools", "history")) > 0)
+        return bad_input(bad, "expected a chat without tools and history");
+    if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
+    if (kind == RECORD_INSTRUCTION) return add_instruction(m, record, bad);
+    if (kind == RECORD_PROMPT) return add_prompt(m, record, bad);
+    return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Text, as Python's methods of the same names change it
+
+static char *rstrip(char *text) {
+    uint8_t *end = (uint8_t *)text + strlen(text);
+    ucs4_t c;
+    for (const uint8_t *p; (p = u8_prev(&c, end, (uint8_t *)text)); end -= end - p)
+        if (!uc_is_property_white_space(c) && (c < 0x1c || c > 0x1f)) break;
+    *end = 0;
+    return text;
+}
+
+static char *lstrip(char *text) {
+    const uint8_t *start = (uint8_t *)text, *p;
+    ucs4_t c;
+    for (; (p = u8_next(&c, start)); start = p)
+        if (!uc_is_property_white_space(c) && (c < 0x1c || c > 0x1f)) break;
+    return memmove(text, start, strlen((const char *)start) + 1);
+}
+
+// Removes every occurrence of a word.
+static bool removes(char *text, const char *word) {
+    char *p = strstr(text, word);
+    const bool found = p;
+    for (; p; p = strstr(p, word)) memmove(p, p + strlen(word), strlen(p + strlen(word)) + 1);
+    return found;
+}
+
+// ------------------------------------------------------------------------------------------------
+// What the templates write
+
+static void add(Parts *out, const char *text, bool trained) {
+    parts_add(out, text, strlen(text), trained);
+}
+
+static bool is_llama(const ChatTemplate *t) {
+    return t->style == CHAT_LLAMA3 || t->style == CHAT_LLAMA31;
+}
+
+static void open_turn(Parts *out, const ChatTemplate *t, const char *role, bool trained) {
+    if (t->style == CHAT_MISTRAL) return add(out, role[0] == 'u' ? "[INST]" : "", trained);
+    add(out, is_llama(t) ? "<|start_header_id|>" : "<|im_start|>", trained);
+    add(out, role, trained);
+    add(out, is_llama(t) ? "<|end_header_id|>\n\n" : "\n", trained);
+}
+
+// After a turn; trained by SmolLM3's own marks only, as is how a turn begins.
+static void add_gap(Parts *out, const ChatTemplate *t, bool trained) {
+    add(out, t->style <= CHAT_SMOLLM3 ? "\n" : "", trained && t->style == CHAT_SMOLLM3);
+}
+
+static void add_turn(Parts *out, const ChatTemplate *t, const Message *m) {
+    const bool question = t->style == CHAT_MISTRAL && m->role[0] == 'u';
+    open_turn(out, t, m->role, m->trained && t->style == CHAT_SMOLLM3);
+    add(out, m->text, m->trained);
+    add(out, question ? "[/INST]" : t->end, m->trained);
+    add_gap(out, t, m->trained);
+}
+
+#define NO_THOUGHTS "<think>\n\n</think>\n"
+
+// SmolLM3: do answers begin so?
+static bool is_silent(const ChatTemplate *t, const char *system) {
+    return t->style == CHAT_SMOLLM3 && strstr(system, "/no_think");
+}
+
+// SmolLM3's system message, which is not ended unless it takes the place of the whole.
+static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
+    static const char
+        persona[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face.",
+        thinks[] =
+            " Your role as an assistant involves thoroughly exploring questions through a "
+            "systematic thinking process before providing the final precise and accurate "
+            "solutions. This requires engaging in a comprehensive cycle of analysis, summarizing, "
+            "exploration, reassessment, reflection, backtracking, and iteration to develop "
+            "well-considered thinking process. Please structure your response into two main "
+            "sections: Thought and Solution using the specified format: <think> Thought section "
+            "</think> Solution section. In the Thought section, detail your reasoning process in "
+            "steps. Each step should include detailed considerations such as analysing questions, "
+            "summarizing relevant findings, brainstorming new ideas, verifying the accuracy of the "
+            "current steps, refining any errors, and revisiting previous steps. In the Solution "
+            "section, based on various attempts, explorations, and reflections from the Thought "
+            "section, systematically present the final solution that you deem correct. The "
+            "Solution section should be logical, accurate, and concise and detail necessary steps "
+            "needed to reach the conclusion.";
+    const bool silent = removes(system, "/no_think");
+    removes(system, "/think");
+    const bool whole = removes(rstrip(system), "/system_override");
+    add(out, "<|im_start|>system\n", false);
+    add(out, whole ? "" : t->heading, false);
+    add(out, whole ? "" : silent ? "no_think" : "think", false);
+    add(out, whole ? "" : "\n\n## Custom Instructions\n\n", false);
+    add(out, system[0] || whole ? rstrip(system) : persona, false);
+    add(out, system[0] || whole || silent ? "" : thinks, false);
+    add(out, whole ? "<|im_end|>\n" : "\n\n", false);
+}
+
+// Up to the first turn; the system message, NULL: none, is changed on the way.
+static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
+    Message own = {"system", join(system ? system : t->system, "", ""), NULL, false};
+    if (t->style >= CHAT_LLAMA3) add(out, t->bos, false);
+    if (is_llama(t)) lstrip(rstrip(own.text));
+    if (t->style == CHAT_LLAMA31) replace(&own.text, join(t->heading, own.text, ""));
+    if (t->style == CHAT_SMOLLM3)
+        begin_smollm3(out, t, own.text);
+    else if (t->style == CHAT_LLAMA31 || (t->style != CHAT_MISTRAL && (system || own.text[0])))
+        add_turn(out, t, &own);
+    free(own.text);
+}
+
+// An answer of Qwen3: its thoughts, those of the record or what ends with </think>, are written
+// after the last question only; in the last message also if there are none.
+static void write_thoughts(Message *m, bool after_question, bool last) {
+    char *first = m->reasoning ? NULL : strstr(m->text, "</think>"), *rest = m->text, *p;
+    char *thoughts = join(m->reasoning ? m->reasoning : first ? m->text : "", "", ""), *text;
+    last |= m->reasoning && m->reasoning[0];
+    if (first) thoughts[first - m->text] = 0;
+    for (text = thoughts; first && (p = strstr(text, "<think>"));) text = p + strlen("<think>");
+    while ((p = first ? strstr(rest, "</think>") : NULL)) rest = p + strlen("</think>");
+    text += strspn(text, "\n");
+    for (p = text + strlen(text); p > text && p[-1] == '\n';) *--p = 0;
+    if (first) rest += strspn(rest, "\n");
+    if (after_question && (last || text[0])) {
+        char *block = join("<think>\n", text, "\n</think>\n\n");
+        replace(&m->text, join(block, rest + strspn(rest, "\n"), ""));
+        free(block);
+    } else {
+        replace(&m->text, join(rest, "", ""));
+    }
+    free(thoughts);
+}
+
+// The index of the last question, which Qwen3 tells from what a tool has said.
+static size_t last_question(const Messages *m) {
+    static const char begin[] = "<tool_response>", end[] = "</tool_response>";
+    for (size_t i = m->n; i-- > 0;) {
+        const char *text = m->items[i].text;
+        const bool tool = strncmp(text, begin, strlen(begin)) == 0 && path_ends_with(text, end);
+        if (m->items[i].role[0] == 'u' && !tool) return i;
+    }
+    return m->n - 1;
+}
+
+// What the template refuses, or leaves out of the text.
+static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
+    for (size_t i = 0; i < m->n; i++) {
+        const char role = m->items[i].role[0];
+        if (role == 's' && (t->style == CHAT_MISTRAL || (t->style == CHAT_SMOLLM3 && i > 0)))
+            return bad_input(bad, "message %zu: the template of %s loses this system message",
+                             i + 1, t->name);
+        if (t->style == CHAT_MISTRAL && role != "ua"[i % 2])
+            return bad_input(bad, "message %zu: expected user and assistant by turns", i + 1);
+    }
+    return true;
+}
+
+static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Error *bad) {
+    const char *system = m->items[0].role[0] == 's' ? m->items[0].text : NULL;
+    const size_t question = last_question(m);
+    bool any = false;
+    if (!check_order(t, m, bad)) return false;
+    for (size_t i = 0; i < m->n; i++) {
+        Message *message = &m->items[i];
+        const bool answer = message->role[0] == 'a';
+        any |= message->trained;
+        if (is_llama(t)) lstrip(rstrip(message->text));
+        if (i == 0) begin_chat(out, t, system);
+        if (i == 0 && system) continue;
+        if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
+        if (answer && t->style == CHAT_SMOLLM3)
+            replace(&message->text, join(is_silent(t, system ? system : "") ? NO_THOUGHTS : "",
+                                         message->text + strspn(message->text, "\n"), ""));
+        add_turn(out, t, message);
+    }
+    return any || bad_input(bad, "expected an answer that is trained, found none");
+}
+
+bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
+                 Error *bad) {
+    Messages m = {0};
+    const bool ok = read_record(&m, record, bad) && write_chat(out, t, &m, bad);
+    if (ok && train_all) {
+        out->num_parts = 1;
+        out->parts[0] = (Part){out->n, true};
+    }
+    for (size_t i = 0; i < m.n; i++) free(m.items[i].text);
+    free(m.items);
+    return ok;
+}
+
+void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
+              bool ended, Parts *out) {
+    Message question = {"user", join(message, "", ""), NULL, false};
+    if (is_llama(t)) lstrip(rstrip(question.text));
+    if (begins) begin_chat(out, t, system);
+    if (!begins && !ended) add(out, t->end, false);
+    if (!begins) add_gap(out, t, false);
+    add_turn(out, t, &question);
+    open_turn(out, t, "assistant", false);
+    add(out, is_silent(t, system ? system : "") ? NO_THOUGHTS : "", false);
+    free(question.text);
+}

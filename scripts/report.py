@@ -1,0 +1,389 @@
+#!/usr/bin/env python3
+"""Writes report.html of a run, running or done, or of several to compare: one page, no network.
+
+usage: report.py RUN_DIR_OR_LOG [RUN_DIR_OR_LOG ...] [--out FILE.html]
+"""
+import argparse
+import html
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from types import SimpleNamespace
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 46, 8, 10, 34       # of a chart
+# Okabe and Ito's colours, which colour-blind readers can tell apart; on light and on dark pages
+COLOURS = {"c0": ("#0072b2", "#56b4e9"), "c1": ("#c24e00", "#e69f00"), "c2": ("#00785a", "#2fc49b"),
+           "text": ("#1f2328", "#e6edf3"), "muted": ("#57606a", "#9ea7b1"),
+           "grid": ("#d8dee4", "#30363d"), "back": ("#ffffff", "#0d1117")}
+LIGHT, DARK = ("".join(f"--{name}: {pair[i]}; " for name, pair in COLOURS.items()) for i in (0, 1))
+SVG_STYLE = f""":root {{ {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+svg text {{ font: 11.5px system-ui, sans-serif; fill: var(--muted); }} .axis {{ stroke: var(--grid); }}
+.line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; }}
+.c0 {{ stroke: var(--c0); }} .c1 {{ stroke: var(--c1); }} .c2 {{ stroke: var(--c2); }}
+.faint {{ stroke-width: 1; opacity: 0.3; }} .dashed {{ stroke-dasharray: 4 3; }}
+.dots {{ stroke-width: 6; stroke-linecap: round; }}
+"""
+STYLE = SVG_STYLE + """:root { color-scheme: light dark; }
+body { background: var(--back); color: var(--text); font: 15px/1.45 system-ui, sans-serif;
+       max-width: 1240px; margin: 0 auto; padding: 16px; overflow-wrap: anywhere; }
+h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.15em; margin: 1.8em 0 0.5em; }
+h3 { font-size: 1em; margin: 0; } figure { margin: 0; min-width: 0; }
+.muted, figcaption { color: var(--muted); font-size: 0.87em; margin: 0.3em 0; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
+        gap: 22px 28px; }
+svg { width: 100%; height: auto; display: block; } .cursor { stroke: var(--muted); }
+figcaption { min-height: 2.8em; } .key { margin-right: 12px; white-space: nowrap; }
+.key i { display: inline-block; width: 14px; height: 4px; margin: 0 5px 3px 0; }
+table { border-collapse: collapse; font-size: 0.93em; }
+td { padding: 3px 18px 3px 0; vertical-align: top; }
+td:first-child { color: var(--muted); white-space: nowrap; } summary { cursor: pointer; }
+pre { border-left: 3px solid var(--grid); padding-left: 12px; white-space: pre-wrap; }
+"""
+# The values under the pointer: of each line the nearest point
+SCRIPT = """for (const f of document.querySelectorAll("figure")) {
+  const lines = JSON.parse(f.dataset.lines), svg = f.querySelector("svg");
+  const out = f.querySelector(".values"), cursor = f.querySelector(".cursor"), note = out.textContent;
+  svg.onpointerleave = () => { out.textContent = note; cursor.setAttribute("d", ""); };
+  svg.onpointermove = e => {
+    const box = svg.getBoundingClientRect(), at = (e.clientX - box.left) / box.width * WIDTH;
+    const near = lines.map(l => l.points.reduce(
+      (best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best));
+    cursor.setAttribute("d", `M${near[0][0]} 0VHEIGHT`);
+    out.textContent = `${f.dataset.x} ${near[0][1]}: `
+      + lines.map((l, i) => `${l.name} ${near[i][2]}`).join(", ");
+  };
+}""".replace("WIDTH", str(WIDTH)).replace("HEIGHT", str(HEIGHT - BOTTOM))
+escape = html.escape
+
+
+def fail(code, what, hint):
+    print(f"error: {what}\nhint: {hint}", file=sys.stderr)
+    sys.exit(code)
+
+
+# -------------------------------------------------------------------------------------------------
+# The log
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+
+
+def is_number_or_null(value):       # null: it was not finite
+    return value is None or is_number(value)
+
+
+# What the report reads of each event; records of steps have none. Later versions may add events.
+START = {"options": lambda v: isinstance(v, dict)}
+FIELDS = {"start": START, "resume": START, "val": {"loss": is_number_or_null},
+          "sample": {"text": lambda v: isinstance(v, str)},
+          "None": {"loss": is_number_or_null, "grad_norm": is_number_or_null,
+                   "padded_pairs": lambda v: is_number(v) and v > 0,
+                   **dict.fromkeys(("ms", "lr", "tokens_per_s", "real_tokens", "fill",
+                                    "attention_pairs"), is_number)}}
+
+
+def parse_record(line):
+    """The record of a line of log.jsonl; None: it is not one."""
+    try:
+        entry = json.loads(line)
+        good = isinstance(entry["step"], int) and is_number(entry["step"]) and all(
+            test(entry.get(name, ())) for name, test in FIELDS.get(str(entry.get("event")), {}).items())
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return entry if good else None
+
+
+def read_log(path):
+    """What log.jsonl at `path` holds: steps (with total_tokens and total_s up to each), vals
+    [(step, loss)], samples [(step, text)], start and options (of the last start or resume), resumes
+    (steps). Records of a resumed run replace those after the step that it resumes from."""
+    records, starts, bad = {}, [], []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                entry = parse_record(line)
+                if entry is None:
+                    bad += [number] * line.endswith("\n")       # or it is being written
+                elif entry.get("event") in ("start", "resume"):
+                    starts.append(entry)
+                    records = {key: r for key, r in records.items() if key[0] <= entry["step"]}
+                else:
+                    key = entry["step"], str(entry.get("event")), str(entry.get("number"))
+                    records[key] = entry
+    except OSError as e:
+        fail(3, f"{path}: cannot read: {e.strerror}",
+             "give the --out directory of a run, or its log.jsonl")
+    steps, vals, samples = ([records[key] for key in sorted(records) if key[1] == event]
+                            for event in ("None", "val", "sample"))
+    if not steps:
+        fail(3, f"{path}: expected at least one step, found none",
+             "let the run finish a step first")
+    if bad:
+        print(f"warning: {path}: skipped what is not a record: line "
+              + ", ".join(map(str, bad[:5])) + (" and more" if bad[5:] else ""), file=sys.stderr)
+    tokens = seconds = 0
+    for step in steps:
+        tokens += step["real_tokens"]
+        seconds += step["ms"] / 1e3
+        step.update(total_tokens=tokens, total_s=seconds)
+    start = starts[-1] if starts else {"options": {}}
+    return SimpleNamespace(path=path, steps=steps, start=start, options=start["options"],
+                           vals=[(r["step"], r["loss"]) for r in vals],
+                           samples=[(r["step"], r["text"]) for r in samples],
+                           resumes=[s["step"] for s in starts if s["event"] == "resume"])
+
+
+def names_of(runs):
+    """The directories' names; the paths where two have the same name."""
+    names = [os.path.basename(os.path.dirname(os.path.abspath(run.path))) for run in runs]
+    return names if len(set(names)) == len(names) else [run.path for run in runs]
+
+
+# -------------------------------------------------------------------------------------------------
+# Charts
+
+def smooth(values):
+    """At each point a straight line through its neighbours: no lag, and no hook at the ends. None
+    (not finite) is skipped."""
+    out, size = [], 2 * max(2, min(25, len(values) // 30)) + 1
+    for i in range(len(values)):
+        first = max(0, min(i - size // 2, len(values) - size))
+        near = [(k - i, y) for k, y in enumerate(values[first:first + size], first) if y is not None]
+        n = len(near) or 1
+        x_mean, y_mean = sum(x for x, _ in near) / n, sum(y for _, y in near) / n
+        spread = sum((x - x_mean) ** 2 for x, _ in near)
+        slope = sum((x - x_mean) * y for x, y in near) / spread if spread else 0
+        out.append(y_mean - slope * x_mean if near else None)
+    return out
+
+
+def thin(points, most=500):
+    """The lowest and the highest (x, y) of each stretch, so that peaks stay."""
+    size = -(-len(points) // most)
+    parts = [[p for p in points[i:i + size] if p[1] is not None] for i in range(0, len(points), size)]
+    return sorted({f(part, key=lambda p: p[1]) for part in parts if part for f in (min, max)})
+
+
+def short(value):
+    """1500 is 1.5k."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def ticks(low, high):
+    """About five round numbers from low to high."""
+    power = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(power * t for t in (1, 2, 5, 10, 20) if power * t >= (high - low) / 5)
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def svg_text(x, y, what, anchor="middle"):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(what)}</text>'
+
+
+def chart_svg(x_label, lines, low, high, marks=()):
+    """Lines (classes, name, [(x, y)]): a colour c0 to c2, perhaps faint, dashed or dots. What is not
+    between low and high is cut; marks (x, sign) stand at the top. Returns the picture, and for the
+    pointer the points of the lines that have a name."""
+    xs = [x for _, _, points in lines for x, _ in points]
+    x0, x1 = (0 if min(xs) < max(xs) / 2 else min(xs)), max(max(xs), min(xs) + 1)
+    pad = 0.04 * (high - low) or 0.04 * abs(high) or 0.5
+    low, high = low - pad if low else 0, high + pad
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def px(x):
+        return round(LEFT + (x - x0) / (x1 - x0) * (right - LEFT), 1)
+
+    def py(y):      # at most one height away
+        return round(bottom - min(max((y - low) / (high - low), -1), 2) * (bottom - TOP), 1)
+    svg, hover = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'], []
+    for y in ticks(low, high):
+        svg += [f'<path class="axis" d="M{LEFT} {py(y)}H{right}"/>',
+                svg_text(LEFT - 6, py(y) + 4, short(y), "end")]
+    svg += [svg_text(min(px(x), right - 12), bottom + 16, short(x)) for x in ticks(x0, x1)]
+    svg += [svg_text(right, HEIGHT - 3, x_label, "end"),
+            f'<svg width="{WIDTH}" height="{bottom}" viewBox="0 0 {WIDTH} {bottom}">']
+    for kind, name, points in lines:
+        points = [(x, y) for x, y in points if y is not None]
+        pen = "h0M" if "dots" in kind else "L"
+        path = pen.join(f"{px(x)} {py(y)}" for x, y in points) + pen[:-1]
+        svg.append(f'<path class="line {kind}" d="M{path}"/>' if points else "")
+        if name and points:
+            hover.append({"name": name, "points": [(px(x), short(x), short(y)) for x, y in points]})
+    svg += ["</svg>", *(svg_text(px(x), TOP + 6, sign) for x, sign in marks),
+            '<path class="cursor"/></svg>']
+    return "".join(svg), hover
+
+
+def usual_steps(run):
+    """A chart shows all of these: after the warm-up, not skipped, no spike."""
+    warmup = run.options.get("warmup-steps")
+    first = max(warmup if is_number(warmup) else 0, len(run.steps) // 20)
+    return [s for s in run.steps
+            if s["step"] > first and not s.get("skipped") and not s.get("spike")] or run.steps
+
+
+def figure(runs, title, curves, note="", x="step", x_label="step", low=None, high=None):
+    """A chart of curves (classes, name, key or function of a step) of all runs, smoothed unless
+    exact, over what each step has. "loss" comes with validation and the steps that were unusual."""
+    lines, marks, shown = [], [], []
+    for i, (run, run_name) in enumerate(zip(runs, names_of(runs) if runs[1:] else [""])):
+        at = {s["step"]: s[x] for s in run.steps}
+        for k, (kind, name, key) in enumerate(curves):
+            def value(s):
+                y = key(s) if callable(key) else s.get(key)
+                return y if is_number(y) else None
+            points, colour = [(s[x], value(s)) for s in run.steps], f"c{i % 3 if runs[1:] else k} {kind}"
+            drawn = thin(points)
+            if "exact" not in kind:
+                lines += [(colour + " faint", "", drawn)] * ("dashed" not in kind)
+                drawn = list(zip([x for x, _ in drawn], smooth([y for _, y in drawn])))
+            lines.append((colour, f"{run_name} {name}".strip(), drawn))
+            shown += [value(s) for s in usual_steps(run) if value(s) is not None]
+            if key == "loss":
+                vals = [(at.get(step, 0), loss) for step, loss in run.vals]
+                lines.append((f"c{i % 3 if runs[1:] else 1} dots", f"{run_name} validation".strip(), vals))
+                marks += [(s[x], "\u00d7" if s.get("skipped") else "\u25be") for s in run.steps
+                          if s.get("skipped") or s.get("spike")]
+    svg, hover = chart_svg(x_label, [line for line in lines if line[2]],
+                           min(shown, default=0) if low is None else low,
+                           max(shown, default=1) if high is None else high, marks)
+    keys = "".join(f'<span class="key"><i style="background: var(--{kind[:2]})"></i>'
+                   f"{escape(name)}</span> " for kind, name, _ in lines if name)
+    note += " \u00d7 skipped, \u25be spike." if marks else ""
+    return (f'<figure data-x="{x_label}" data-lines="{escape(json.dumps(hover))}"><h3>{title}</h3>{svg}'
+            f'<figcaption>{keys}<br><span class="values">{note}</span></figcaption></figure>')
+
+
+def charts(runs):
+    loss, cut = [("", "loss", "loss")], "The axis begins after the warm-up."
+    out = [figure(runs, "Loss", loss, cut)] if not runs[1:] else [
+        figure(runs, "Loss by tokens", loss, cut, "total_tokens", "real tokens"),
+        figure(runs, "Loss by time", loss, cut, "total_s", "seconds of training")]
+    out += [figure(runs, "Real tokens/s", [("", "tokens/s", "tokens_per_s")], low=0),
+            figure(runs, "Gradient norm", [("", "norm", "grad_norm")], cut, low=0),
+            figure(runs, "Learning rate", [("exact", "rate", "lr")], low=0),
+            figure(runs, "Packing", [
+                ("", "% of the buffer is real tokens", lambda s: 100 * s["fill"]),
+                ("dashed", "attention pairs, % of padded rows",
+                 lambda s: 100 * s["attention_pairs"] / s["padded_pairs"])], low=0, high=100)]
+    if any(is_number(s.get("imbalance_measured")) for run in runs for s in run.steps):
+        out.append(figure(runs, "Busiest rank / mean of the ranks",
+                          [("", "measured", "imbalance_measured")], "1 is even.", low=1))
+    return f'<div class="grid">{"".join(out)}</div>'
+
+
+# -------------------------------------------------------------------------------------------------
+# The page
+
+def first_to_last(values):
+    return " to ".join("not finite" if v is None else f"{v:.3f}" for v in (values[0], values[-1]))
+
+
+def facts(run):
+    last, start, losses = run.steps[-1], run.start, [loss for _, loss in run.vals]
+    seconds, speeds = int(last["total_s"]), sorted(s["tokens_per_s"] for s in run.steps)
+    lowest = min([v for v in losses if v is not None], default=math.inf)
+    data = start.get("data") if isinstance(start.get("data"), dict) else {}
+    length = run.options.get("max-seqlen") if is_number(run.options.get("max-seqlen")) else 0
+    padded, pairs, tokens = (max(1, sum(s[key] for s in run.steps))
+                             for key in ("padded_pairs", "attention_pairs", "real_tokens"))
+    began = start.get("time") if is_number(start.get("time")) else 0
+    return {
+        "steps": f"{last['step']} of {run.options.get('steps', '?')}" + "".join(
+            f", resumed after {step}" for step in run.resumes[-5:]),
+        "loss": first_to_last([s["loss"] for s in run.steps]),
+        "validation loss": (first_to_last(losses) + f"; lowest {lowest:.4f}, perplexity "
+                            f"{math.exp(min(lowest, 99)):.4g}") if losses else "none",
+        "trained": f"{last['total_tokens']:,} real tokens in {seconds // 3600}:{seconds // 60 % 60:02}:"
+                   f"{seconds % 60:02}, median {speeds[len(speeds) // 2]:.0f} a second",
+        "packing": f"rows padded to {length:.0f} would have {2 * padded / (length + 1) / tokens:.2f} times "
+                   f"the tokens and {padded / pairs:.2f} times the attention pairs",
+        "memory": f"{start.get('device_mib', '?')} MiB on the device",
+        "data": "; ".join(f"{name} {d.get('documents')} documents, {d.get('tokens')} tokens"
+                          for name, d in data.items() if isinstance(d, dict)),
+        "began": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(began, 1e11))) if began else "?",
+        "host": f"{start.get('host', '?')}: {start.get('device', '?')}",
+        "program": f"unpad.c {start.get('version', '?')}",
+        "command": shlex.join(command_of(run)) or "?",
+    }
+
+
+def command_of(run):
+    words = run.start.get("command")
+    return list(map(str, words)) if isinstance(words, list) else []
+
+
+def table(columns, names):
+    """columns: {row: text} of each run"""
+    rows = [["", *names]] * len(names[1:2]) + [
+        [key, *(str(column.get(key, "")) for column in columns)]
+        for key in dict.fromkeys(key for column in columns for key in column)]
+    return '<table>' + "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows) \
+        + "</table>"
+
+
+def options(runs, names):
+    """First those that a command line gives, or that differ between runs"""
+    given = {word[2:].split("=")[0] for run in runs for word in command_of(run)}
+    words = {"True": "on", "False": "off", "None": "none"}
+    texts = [{key: words.get(str(v), str(v)) for key, v in run.options.items()} for run in runs]
+    first, rest = ([{k: v for k, v in text.items() if wanted == (
+        k in given or len({t.get(k) for t in texts}) > 1)} for text in texts] for wanted in (True, False))
+    return (f"{table(first, names)}<details><summary>all others</summary>"
+            f"{table(rest, names)}</details>")
+
+
+def samples(run):
+    return "".join(f"<p class=muted>after step {step}</p><pre>{escape(text)}</pre>"
+                   for step, text in run.samples[-3:]) or "<p class=muted>none in the log</p>"
+
+
+def page(runs):
+    names, size = names_of(runs), runs[0].start.get("parameters")
+    title, what = " and ".join(names), " on ".join(os.path.basename(os.path.normpath(
+        str(runs[0].options.get(key) or "?"))) for key in ("model", "train"))
+    size = f", {size / 1e6:.4g} M parameters" if is_number(size) else ""
+    texts = "".join(f"<h3>{escape(name) * bool(runs[1:])}</h3>{samples(run)}"
+                    for run, name in zip(runs, names))
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{escape(title)}</title><style>{STYLE}</style></head><body>
+<h1>{escape(title)}</h1><p class="muted">{escape(what)}{size}</p>
+{table([facts(run) for run in runs], names)}
+<h2>Training</h2><p class="muted">Faint: each step. Point at a chart for its values.</p>
+{charts(runs)}<h2>Samples</h2>{texts}<h2>Options</h2>{options(runs, names)}
+<script>{SCRIPT}</script></body></html>
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", metavar="run",
+                        help="the --out directory of a run, or its log.jsonl")
+    parser.add_argument("--out", help="the page (default: report.html next to the first log)")
+    args = parser.parse_args()
+    runs = [read_log(os.path.join(run, "log.jsonl") if os.path.isdir(run) else run)
+            for run in args.runs]
+    out = args.out or os.path.join(os.path.dirname(runs[0].path), "report.html")
+    try:
+        with open(out + ".tmp", "w", encoding="utf-8", errors="replace") as file:
+            file.write(page(runs))
+        os.replace(out + ".tmp", out)
+    except OSError as e:
+        fail(4, f"{out}: cannot write: {e.strerror}", "give --out FILE.html in another directory")
+    for run in runs:
+        print(f"wrote {out}: {run.path}: {len(run.steps)} steps, loss "
+              + first_to_last([s["loss"] for s in run.steps])
+              + (f", validation {first_to_last([v for _, v in run.vals])}" if run.vals else ""))
+
+
+if __name__ == "__main__":
+    main()
