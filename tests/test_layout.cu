@@ -9,7 +9,8 @@
 static void begin_wgmma() {
     const DeviceOptions options = {};
     begin(9, 9);
-    if (device_init(&options) || !attention_has_sm90()) SKIP("built for other GPUs: make CUDA_ARCHS=%s", "90a");
+    if (device_init(&options) || !attention_has_sm90())
+        SKIP("built for other GPUs: make CUDA_ARCHS=%s", "90a");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -243,7 +243,8 @@ void catch_faults();
 size_t device_memory_in_use();
 
 // 64-bit mbarrier in shared memory, so that overwriting it is noticed:
-// [63:48] magic, LOCAL until its initialisation is fenced  [47] phase  [46:35] pending  [34:23] count  [22:0] tx-count (signed)
+// [63:48] magic  [47] phase  [46:35] pending  [34:23] count  [22:0] tx-count (signed)
+// The magic is LOCAL until fence.mbarrier_init.
 struct MbarrierBits {
     static constexpr uint64_t MAGIC = 0xB5B5, LOCAL = 0xB5B4;
     uint32_t phase, pending, count;

@@ -115,9 +115,9 @@ __device__ __forceinline__ void run_roles(Init init, Produce produce, Consume co
     }
 }
 
-// ptxas moves a wait for wgmma above arithmetic that does not depend on it, which then overlaps with
-// nothing. It moves no wait over this branch, and nothing that `impossible` depends on below it. The
-// vote keeps the branch uniform, and with it all addresses.
+// ptxas moves a wait for wgmma above arithmetic that does not depend on it, which then overlaps
+// with nothing. It moves no wait over this branch, and nothing that `impossible` depends on below
+// it. The vote keeps the branch uniform, and with it all addresses.
 __device__ __forceinline__ void before_wait(bool impossible) {
     if (__any_sync(~0u, impossible)) __trap();
 }
@@ -133,9 +133,9 @@ __device__ __forceinline__ bool all_zero_and_one_negative(const float (&x)[N]) {
 
 // Consumers issue the products of a block of keys in turns, one consumer after the other, so that
 // the softmax of one runs while the products of another do: without turns they start together, and
-// stay so (FlashAttention-3 schedules its two consumers in the same way). Of N consumers every one
-// takes as many turns in an item as it has blocks of keys, those that it skips too; barrier 1 + unit
-// says that it is a consumer's turn.
+// stay so (FlashAttention-3 schedules its two consumers in the same way). Each of N consumers takes
+// as many turns in an item as the item has blocks of keys, those that it skips too. Barrier
+// 1 + unit says that it is a consumer's turn.
 constexpr bool TAKE_TURNS = true;  // false: to measure what they are worth; the same bits
 
 template <int N>
@@ -216,9 +216,9 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         doc.start + doc.len);
 }
 
-// The number of a CTA's next item, of `total`: also its first, so that a CTA that starts late, behind
-// another kernel's, does not begin with one of the longest. Every CTA draws until it draws one past
-// the end: the last draw of all sets the counter back to 0 for the next kernel.
+// The number of a CTA's next item, of `total`; also of its first, so that a CTA that starts late,
+// behind another kernel's, does not begin with one of the longest. Every CTA draws until it draws
+// one past the end: the last draw of all sets the counter back to 0 for the next kernel.
 __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned total) {
     return atomicInc(items_taken, total + gridDim.x - 1);
 }
