@@ -1,10 +1,10 @@
 // Documents of text files and of JSON records, tokenized in units that threads can work on.
 //
 // A record is {"text": "..."}, {"parts": [["...", trained], ...]}, a text whose loss is on the
-// parts marked true, or a chat (models/chat.h), which becomes such parts. A token is a target if all
-// of its text is; one that straddles the end of such a part is not. Parts are the whole document,
-// with the BOS and EOS that their template wrote; only the byte tokenizer's, which no text can hold,
-// are added.
+// parts marked true, or a chat (models/chat.h), which becomes such parts. A token is a target if
+// all of its text is; one that straddles the end of such a part is not. Parts are the whole
+// document, with the BOS and EOS that their template wrote; only the byte tokenizer's, which no
+// text can hold, are added.
 #ifndef UNPAD_DOCUMENTS_H
 #define UNPAD_DOCUMENTS_H
 
