@@ -382,6 +382,35 @@ TEST(bpe_merges_by_rank_and_starts_with_bos) {
     tokenizer_free(&t);
 }
 
+// As tokenizers 0.23: tokens that are not "normalized" are cut out of the whole text first, also
+// where one that is normalized begins earlier or is longer.
+TEST(added_tokens_that_overlap_are_cut_as_in_hugging_face) {
+    static const struct {
+        const char *text;
+        int32_t n, ids[6];
+    } cases[] = {{"b<a>b", 3, {1, 6, 1}},
+                 {"<ab<a>ab", 3, {8, 9, 1}},
+                 {"b<a>ab<ab", 4, {1, 9, 1, 8}},
+                 {"aba<a>b<a>b", 5, {3, 6, 1, 6, 1}}};
+    Tokenizer t = must_open(
+        "{'added_tokens': [{'id': 6, 'content': '<a>', 'normalized': false, 'special': true},"
+        " {'id': 7, 'content': 'b<a>b', 'normalized': true},"
+        " {'id': 8, 'content': '<ab', 'normalized': true},"
+        " {'id': 9, 'content': '<a>a', 'normalized': false}],"
+        " 'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false}, 'model': {"
+        " 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3, '<': 4, '>': 5},"
+        " 'merges': ['a b', 'ab a']}}");
+    t.bos = -1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0};
+        int32_t ids[8];
+        const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
+        CHECK_MSG(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * 4), "%s: %ld ids, %s",
+                  cases[i].text, n, err.what);
+    }
+    tokenizer_free(&t);
+}
+
 #define SEQUENCE(first_) \
     "{'type': 'Sequence', 'pretokenizers': [" first_ ", {'type': 'ByteLevel'}]}"
 #define SPLIT(pattern_, behavior_)                                                \
