@@ -73,6 +73,19 @@ ceilings() {
 if git rev-parse --git-dir > /dev/null 2>&1; then check ceilings_hold ceilings
 else skip ceilings_hold 'not a git checkout'; fi
 
+check_python links_of_pages_lead_somewhere <<'PY'
+import glob, os, re
+def anchors(page):
+    heads = re.findall(r"^#+ (.*)$", open(page).read(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+for page in [p for p in glob.glob("**/*.md", recursive=True) if not p.startswith("build")]:
+    for link in re.findall(r"\]\(([^)#\s]*#?[^)\s]*)\)", open(page).read()):
+        path, _, anchor = link.partition("#")
+        path = os.path.join(os.path.dirname(page), path) if path else page
+        assert link.startswith("http") or os.path.exists(path), (page, link)
+        assert not anchor or anchor in anchors(path), (page, link)
+PY
+
 formatted() {
     local f wrong=0
     for f in train_llama.cu llama.h data/*/*.[ch] kernels/*.h kernels/*/*.[ch]* dev/simple/*.c; do
