@@ -39,7 +39,8 @@ static bool convert(Error *err) {
     snprintf(in, sizeof in, "%s", scratch("in"));
     snprintf(dir, sizeof dir, "%s", scratch("out"));
     out = (OutDir){.path = dir};
-    const Texts t = {"demo", 264, 1, true, false, &out, false, &no_signal};
+    const Options o = {.threads = 1};
+    const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
     const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
     if (out.locked) dir_unlock(&out.lock);
     const bool made = spec != in;

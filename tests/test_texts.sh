@@ -190,9 +190,9 @@ touch empty.txt x.parquet table.csv
 mkdir nothing
 gzip -c notes.txt > notes.txt.gz
 cp notes.txt.gz packed.txt
-refused other_keys 'wrong.jsonl:1: expected a string "text", found body' wrong.jsonl
-has says_how_to_read_others '^hint: data/prepare.py FILE .*--text-key NAME, and chats with --chat' out.txt
-refused chats 'chat.jsonl:1: expected a string "text", found messages' chat.jsonl
+refused other_keys 'wrong.jsonl:1: expected text, messages, .* or parts; found body' wrong.jsonl
+has says_how_to_read_others '^hint: data/prepare.py FILE --text-key NAME --out FILE.jsonl' out.txt
+refused an_empty_chat 'chat.jsonl:1: expected an answer that is trained, found none' chat.jsonl
 refused an_empty_file 'empty.txt: expected documents, found none' empty.txt
 refused gzip 'notes.txt.gz: expected text or JSONL, found gzip' notes.txt.gz
 refused parquet 'x.parquet: expected text or JSONL, found Parquet' x.parquet
