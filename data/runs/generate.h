@@ -64,6 +64,7 @@ typedef struct {
     // --generate only
     Tokenizer own_tokenizer;  // without BOS for a chat
     ChatTemplate chat;
+    char *system;                    // of a conversation; NULL: as the template has it
     int32_t turn_end[MAX_TURN_END];  // (turn_end_length) tokens that end a turn of a chat
     int64_t turn_end_length;
     bool terminal;
@@ -94,12 +95,11 @@ void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog
 
 // --generate: texts from prompts, printed as they grow. The prompts of a file become one packed
 // batch; a terminal is asked for one prompt after another, and with --chat they are one
-// conversation, which keeps its keys and values. Reads and encodes the prompts; *g must stay where
+// conversation, which keeps its keys and values; Ctrl-C ends an answer. Reads and encodes the prompts; *g must stay where
 // it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
 bool generator_open(Generator *g, const Options *o, Error *err);
 
-// Writes the texts to standard output, and a line on the speed to standard error. A line of a
-// terminal that cannot be encoded is an error.
-bool generator_run(Generator *g, const SampleModel *model, Error *err);
+// Writes the texts to standard output, and a line on the speed to standard error.
+void generator_run(Generator *g, const SampleModel *model);
 
 #endif
