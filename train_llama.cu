@@ -191,8 +191,8 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
 static void tokenize_texts(Options *o, OutDir *out, const ResumePoint *at, int32_t vocab_size) {
     Error err = {0};
     const char *model = at->dir[0] ? at->dir : o->model;
-    const Texts t = {model, vocab_size, o->threads,  is_rank_0() || o->dry_run, replaces_run(o, at),
-                     out,   o->dry_run, &stop_signal};
+    const bool writes = is_rank_0() || o->dry_run;
+    const Texts t = {o, model, vocab_size, writes, replaces_run(o, at), out, &stop_signal};
     must(texts_to_shards(&o->train, "tokens", 0.01, &t, &err), &err);
     if (o->val) must(texts_to_shards(&o->val, "val_tokens", 1, &t, &err), &err);
     comm_barrier();
@@ -881,8 +881,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     static Dataset val;
     Error err = {0};
     static const char *path;
-    const Texts t = {o->model,       config->vocab_size,   o->threads,
-                     .writes = true, .replaces_run = true, .stop = &stop_signal};
+    const Texts t = {o, o->model, config->vocab_size, true, true, NULL, &stop_signal};
     path = o->val ? o->val : o->train;
     must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
     open_eval_data(&val, path, o, config->vocab_size);

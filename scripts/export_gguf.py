@@ -20,6 +20,7 @@ try:
     import numpy
 except ImportError:
     gguf = None
+from report import fail
 
 USAGE, BAD_INPUT, DISK, DIVERGED = 2, 3, 4, 7
 FILE_TYPES = {"bf16": "MOSTLY_BF16", "f16": "MOSTLY_F16", "f32": "ALL_F32", "q8_0": "MOSTLY_Q8_0"}
@@ -34,12 +35,8 @@ PRE_TOKENIZERS = {(None, None): "gpt-2", ("Digits", None): "smollm",
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 
 
-class ExportError(Exception):
-    """One failure: exit code, what, hint."""
-
-
 def bad(path, what, hint="llama.cpp's convert_hf_to_gguf.py knows more of them"):
-    return ExportError(BAD_INPUT, "%s: %s" % (path, what), hint)
+    fail(BAD_INPUT, "%s: %s" % (path, what), hint)
 
 
 def read_json(path):
@@ -47,8 +44,7 @@ def read_json(path):
         with open(path, encoding="utf-8") as f:
             return json.load(f)
     except (OSError, ValueError) as e:
-        raise bad(path, "expected JSON: %s" % e, "give a Hugging Face directory with its tokenizer"
-                  ) from None
+        bad(path, "expected JSON: %s" % e, "give a Hugging Face directory with its tokenizer")
 
 
 def read_config(source):
@@ -62,14 +58,14 @@ def read_config(source):
     interval = c.get("no_rope_layer_interval", 4)
     no_rope = c.get("no_rope_layers") or [int(i % interval != 0) for i in layers]
     if family not in FAMILIES:
-        raise bad(path, "expected a model_type of %s, found %s" % (", ".join(FAMILIES), family))
+        bad(path, "expected a model_type of %s, found %s" % (", ".join(FAMILIES), family))
     if kind not in ("default", "linear") and not (llama and kind == "llama3"):
-        raise bad(path, "expected RoPE that llama.cpp has for %s, found %s" % (family, kind))
+        bad(path, "expected RoPE that llama.cpp has for %s, found %s" % (family, kind))
     if c.get("attention_bias") or c.get("mlp_bias") or c.get("use_sliding_window") or (
             family == "mistral" and c.get("sliding_window", 4096)):
-        raise bad(path, "expected no attention_bias, mlp_bias and sliding_window, found one")
+        bad(path, "expected no attention_bias, mlp_bias and sliding_window, found one")
     if family == "smollm3" and no_rope != [int(i % 4 != 0) for i in layers]:
-        raise bad(path, "expected every fourth layer without RoPE, found others")
+        bad(path, "expected every fourth layer without RoPE, found others")
     c["rope"] = {**rope, "rope_type": kind}
     c["rope_theta"] = c.get("rope_theta") or rope["rope_theta"]
     c["head_dim"] = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
@@ -123,21 +119,21 @@ def pre_tokenizer_name(tokenizer, path):
     if not tokenizer["model"]["merges"] and not normalizer:
         return "gpt-2"  # without merges all give the same tokens
     if not byte_level or len(before) > 1 or (cut, normalizer.get("type")) not in PRE_TOKENIZERS:
-        raise bad(path, "expected byte-level BPE that splits text as GPT-2, SmolLM2, Llama 3 or "
-                  "Qwen do, found another %s" % ("normalizer" if normalizer else "pre_tokenizer"))
+        bad(path, "expected byte-level BPE that splits text as GPT-2, SmolLM2, Llama 3 or "
+            "Qwen do, found another %s" % ("normalizer" if normalizer else "pre_tokenizer"))
     return PRE_TOKENIZERS[cut, normalizer.get("type")]
 
 
-def put_tokenizer(w, source, vocab_size):
-    path = os.path.join(source, "tokenizer.json")
+def put_tokenizer(w, source, c):
+    path, vocab_size = os.path.join(source, "tokenizer.json"), c["vocab_size"]
     tokenizer = read_json(path)
     texts, types = ["[PAD%d]" % i for i in range(vocab_size)], [UNUSED] * vocab_size
     for i, text, kind in [(i, text, NORMAL) for text, i in tokenizer["model"]["vocab"].items()] + [
             (t["id"], t["content"], CONTROL if t["special"] else USER_DEFINED)
             for t in tokenizer["added_tokens"]]:
         if i >= vocab_size:
-            raise bad(path, "expected at most the %d tokens of config.json, found id %d"
-                      % (vocab_size, i))
+            bad(path, "expected at most the %d tokens of config.json, found id %d"
+                % (vocab_size, i))
         texts[i], types[i] = text, kind
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre(pre_tokenizer_name(tokenizer, path))
@@ -148,6 +144,13 @@ def put_tokenizer(w, source, vocab_size):
                         for m in tokenizer["model"]["merges"]] or ["<none> <none>"])
     special = gguf.SpecialVocab(source, n_vocab=vocab_size)
     special.add_special_token.setdefault("bos", False)  # llama.cpp's default depends on the name
+    # llama.cpp ends a text at each of three, and at some more that it knows by their names
+    path, roles = os.path.join(source, "generation_config.json"), special.special_token_ids
+    more = read_json(path) if os.path.exists(path) else {}
+    ends = [i for ids in (c.get("eos_token_id"), more.get("eos_token_id"))
+            for i in (ids if isinstance(ids, list) else [ids]) if i in range(vocab_size)]
+    ends = sorted({i: 0 for i in ends if i != roles.get("eos")}, key=lambda i: "eom" in texts[i])
+    roles.update(zip([k for k in ("eos", "eot", "eom") if k not in roles], ends))
     template = os.path.join(source, "chat_template.jinja")
     if os.path.exists(template):  # before that of tokenizer_config.json, as in transformers
         with open(template, encoding="utf-8") as f:
@@ -169,7 +172,7 @@ def list_weights(source):
                 size = int.from_bytes(f.read(8), "little")
                 header = json.loads(f.read(size))
         except (OSError, ValueError, OverflowError, MemoryError) as e:
-            raise bad(path, "expected a safetensors file: %s" % e, "copy it again") from None
+            bad(path, "expected a safetensors file: %s" % e, "copy it again")
         for name, t in header.items():
             if name != "__metadata__":
                 found[name] = path, t["dtype"], t["shape"], 8 + size + t["data_offsets"][0]
@@ -179,15 +182,15 @@ def list_weights(source):
 def read_weights(name, path, dtype, shape, offset):
     kinds = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
     if dtype not in kinds:
-        raise bad(path, "%s: expected F32, BF16 or F16, found %s" % (name, dtype))
+        bad(path, "%s: expected F32, BF16 or F16, found %s" % (name, dtype))
     try:
         values = numpy.memmap(path, kinds[dtype], "r", offset, tuple(shape))
     except (OSError, ValueError) as e:
-        raise bad(path, "%s: %s" % (name, e), "copy it again") from None
+        bad(path, "%s: %s" % (name, e), "copy it again")
     values = (values.astype("<u4") << 16).view("<f4") if dtype == "BF16" else values.astype("<f4")
     if not numpy.isfinite(values).all():
-        raise ExportError(DIVERGED, "%s: expected finite weights, found NaN or Inf in %s"
-                          % (path, name), "take an earlier checkpoint")
+        fail(DIVERGED, "%s: expected finite weights, found NaN or Inf in %s" % (path, name),
+             "take an earlier checkpoint")
     return values
 
 
@@ -201,7 +204,7 @@ def gguf_names(c, weights, source):
     expected = c["num_hidden_layers"] * per_layer + (2 if tied else 3)
     unknown = [name for name, known in names.items() if not known]
     if unknown or len(names) != expected:
-        raise bad(source, "expected %d tensors of a %s, found %s" % (
+        bad(source, "expected %d tensors of a %s, found %s" % (
             expected, c["model_type"], unknown[0] if unknown else len(names)))
     return names
 
@@ -217,8 +220,8 @@ def stored(values, kind, name):
     with numpy.errstate(over="ignore"):
         data = gguf.quants.quantize(values, kind)
         if not numpy.isfinite(gguf.quants.dequantize(data, kind)).all():
-            raise bad(name, "expected weights in the range of %s, found a larger one"
-                      % kind.name.lower(), "--type f32 has the range of all")
+            bad(name, "expected weights in the range of %s, found a larger one"
+                % kind.name.lower(), "--type f32 has the range of all")
     return data
 
 
@@ -258,24 +261,23 @@ def write(w, c, weights, names, kind, path):
 
 def export(source, path, kind):
     if not gguf:
-        raise ExportError(USAGE, "needs the Python package gguf", "pip install gguf")
+        fail(USAGE, "needs the Python package gguf", "pip install gguf")
     if os.path.lexists(path):
-        raise ExportError(USAGE, "%s: expected a new file, found one" % path,
-                          "remove it, or choose another name")
+        fail(USAGE, "%s: expected a new file, found one" % path,
+             "remove it, or choose another name")
     c, weights = read_config(source), list_weights(source)
     names = gguf_names(c, weights, source)
     w = gguf.GGUFWriter(None, FAMILIES[c["model_type"]][0].lower())
     w.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind]])
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     put_config(w, c)
-    put_tokenizer(w, source, c["vocab_size"])
+    put_tokenizer(w, source, c)
     partial = "%s.tmp-%d" % (path, os.getpid())
     try:
         write(w, c, weights, names, kind, partial)
         os.rename(partial, path)
     except OSError as e:
-        raise ExportError(DISK, "%s: %s" % (path, e), "check the space and the permissions"
-                          ) from None
+        fail(DISK, "%s: %s" % (path, e), "check the space and the permissions")
     finally:
         if os.path.exists(partial):
             os.remove(partial)
@@ -293,16 +295,9 @@ def main():
     args = parser.parse_args()
     try:
         export(args.source, args.path, args.type)
-    except ExportError as e:
-        fail(*e.args)
     except KeyError as e:
         fail(BAD_INPUT, "%s: a file of the model lacks %s" % (args.source, e),
              "is it what the trainer or transformers wrote?")
-
-
-def fail(code, what, hint):
-    print("error: %s\nhint: %s" % (what, hint), file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from report import fail, parse_record
+from report import fail, is_number, parse_record
 
 NAMES = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr",
          "tokens_per_s": "speed/tokens_per_s", "ms": "speed/ms", "read_ms": "speed/read_ms",
@@ -99,13 +99,13 @@ class Log:
         records = self.new_records()
         for record in records:
             step, event = record["step"], record.get("event")
-            names = {None: NAMES, "val": {"loss": "val/loss"}}.get(event, {})
+            names = NAMES if event is None else {"loss": "val/loss"} if event == "val" else {}
             values = {name: record[key] for key, name in names.items()
-                      if record.get(key) is not None}
+                      if is_number(record.get(key))}
             if event == "start" or event == "resume" and step < self.last_step:
                 for sink in self.sinks:
                     sink.begin(record["options"], step)
-            self.time = record.get("time", self.time)
+            self.time = record["time"] if is_number(record.get("time")) else self.time
             for sink in self.sinks if values else []:
                 sink.write(step, self.time, values)
             self.last_step = step

@@ -7,7 +7,7 @@ export PYTHONPATH=$root/tests
 train=${TRAIN:-$root/build/asan/train_llama}
 python3 -c 'import jinja2' 2> /dev/null || skip_all chat 'the Python package jinja2 is not installed'
 run() { python3 "$root/data/prepare.py" --chat "$@"; }
-tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" --overwrite --steps 0 --val-every 0 --num-samples 0; }
+tokenize() { "$train" --model "$1" --from-scratch --train "$2" --out "$3" "${@:4}" --overwrite --steps 0 --val-every 0 --num-samples 0; }
 
 # What transformers trains, but for tokens that straddle the boundary: through prepare.py and the trainer
 cat > golden.py << 'PY'
@@ -55,6 +55,87 @@ for form in turns marked; do
     if [ -n "${SMOLLM2_DIR:-}" ]; then check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
     else skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'; fi
 done
+
+# ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
+cat > models.py << 'PY'
+import hashlib, json, os, shutil, subprocess, sys
+import shards
+golden_dir, trainer = sys.argv[1:]
+golden, wrong = json.load(open(golden_dir + "/models.json")), 0
+os.environ.update(SOURCE_DATE_EPOCH=str(golden["day"]), TZ="UTC")
+tokenizer = json.load(open("bpe/tokenizer.json"))
+for i, name in enumerate(golden["added"], len(tokenizer["model"]["vocab"])):
+    tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][0], id=i, content=name))
+for name, model in golden["models"].items():
+    demo = name == "chatml"
+    if not demo:
+        shutil.copytree("bpe", name)
+        json.dump(tokenizer, open(name + "/tokenizer.json", "w"))
+        template = model["template"] or open("%s/templates/%s.jinja" % (golden_dir, name)).read()
+        json.dump({"bos_token": model["bos"], "eos_token": model["eos"], "chat_template": template},
+                  open(name + "/tokenizer_config.json", "w"))
+    os.makedirs(name + ".data")
+    open(name + ".data/val.jsonl", "w").close()
+    with open(name + ".data/train.jsonl", "w") as f:
+        f.writelines(json.dumps({"messages": m}) + "\n" for m in golden["samples"])
+    run = subprocess.run([trainer, "--model", "demo" if demo else name, "--from-scratch", "--train", name + ".data", "--out",
+                          name + ".out", *"--steps 0 --val-every 0 --num-samples 0".split()], capture_output=True, text=True)
+    if run.returncode:
+        sys.exit("%s: %s" % (name, run.stderr))
+    found = shards.read(name + ".out/tokens")
+    for i, digest in ((i, d) for i, d in enumerate(model["digests"]) if d):
+        ids, bits = found.pop(0)
+        got = [ids[1:-1], bits[1:-1]] if demo else [ids, bits]
+        got = json.dumps(got, separators=(",", ":"))
+        if hashlib.sha256(got.encode()).hexdigest()[:16] != digest:
+            print("%s, chat %d: %s\n%s" % (name, i, golden["samples"][i], got))
+            wrong += 1
+    assert not found
+sys.exit(wrong > 0)
+PY
+check chats_are_those_of_transformers python3 models.py "$root/tests/golden/chat" "$train"
+
+python3 - << 'PY'
+import json, os
+user, answer = {"role": "user", "content": "Add\n\n1 2"}, {"role": "assistant", "content": "3"}
+same = [{"messages": [user, answer]}, {"conversations": [{"from": "human", "value": "Add\n\n1 2"}, {"from": "gpt", "value": "3"}]},
+        {"prompt": "Add\n\n1 2", "completion": "3"}, {"prompt": "Add\n\n1 2", "response": "3", "completion": None},
+        {"prompt": [user], "completion": [answer]}, {"instruction": "Add", "input": "1 2", "output": "3", "text": "not this"},
+        {"instruction": "Add\n\n1 2", "input": "", "output": "3", "id": 1},
+        {"messages": [dict(user, content=[{"type": "text", "text": "Add\n"}, {"type": "text", "text": "\n1 2"}]), answer]}]
+bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool", "content": "x"}]}, {"messages": [user]},
+       {"messages": [user, dict(answer, content="a\0b")]}, {"messages": []}, {"messages": "x"}, {"question": "x"},
+       {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]}]
+for name, records in ("same", same), ("text", [{"text": "plain"}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
+    os.mkdir(name)
+    open(name + "/val.jsonl", "w").close()
+    open(name + "/train.jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
+json.dump(same, open("same.json", "w"), indent=1)
+PY
+check kinds_of_chats tokenize demo same same.out
+has kinds_are_counted '^records 2 of messages, 1 of conversations, 3 of prompt, 2 of instruction; chats by .* ChatML, .*answers$' out.txt
+check chats_in_an_array tokenize demo same.json array.out
+check on_every_turn eval "tokenize demo same all.out --train-on all"
+same_documents() {
+    python3 - << 'PY'
+import shards
+text = b"<|im_start|>user\nAdd\n\n1 2<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
+found, everything = shards.read("same.out/tokens"), shards.read("all.out/tokens")
+marked = len(text) - len(b"3<|im_end|>")
+assert found == [([256, *text, 10, 257], [0] * (marked + 1) + [1] * 11 + [0, 1])] * 8, found[0]
+assert [bits for _, bits in everything] == [[0] + [1] * (len(text) + 2)] * 8, everything[0]
+PY
+}
+check all_are_the_same_document same_documents
+for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
+    '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that'; do
+    expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
+done
+cp -r bpe foreign
+echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
+expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
+has the_hint_renders_it '^hint: data/prepare.py --chat same/train.jsonl --model DIR --out parts.jsonl' out.txt
+check texts_need_no_template tokenize foreign text text.out
 
 python3 - << 'PY'
 import gzip, json

@@ -140,7 +140,8 @@ static bool same_config(const LlamaConfig *a, const LlamaConfig *b) {
            a->rope_theta == b->rope_theta && a->tie_word_embeddings == b->tie_word_embeddings &&
            a->initializer_range == b->initializer_range &&
            memcmp(&a->bos, &b->bos, sizeof a->bos) == 0 &&
-           memcmp(&a->eos, &b->eos, sizeof a->eos) == 0 && a->model_type == b->model_type &&
+           memcmp(&a->eos, &b->eos, sizeof a->eos) == 0 &&
+           memcmp(&a->pad, &b->pad, sizeof a->pad) == 0 && a->model_type == b->model_type &&
            a->qkv_bias == b->qkv_bias && a->qk_norm == b->qk_norm &&
            a->no_rope_interval == b->no_rope_interval && r->type == s->type &&
            r->factor == s->factor && r->low_freq_factor == s->low_freq_factor &&
@@ -149,8 +150,19 @@ static bool same_config(const LlamaConfig *a, const LlamaConfig *b) {
            r->attention_factor == s->attention_factor;
 }
 
+// Keys that transformers' class of a type does not have
+static const char *const foreign_keys[][6] = {
+    [MODEL_LLAMA] = {"sliding_window", "no_rope"},
+    [MODEL_MISTRAL] = {"attention_bias", "mlp_bias", "pretraining_tp", "use_sliding_window"},
+    [MODEL_QWEN2] = {"attention_bias", "mlp_bias", "pretraining_tp", "no_rope"},
+    [MODEL_QWEN3] = {"mlp_bias", "pretraining_tp", "no_rope"},
+    [MODEL_SMOLLM3] = {"pretraining_tp"},
+};
+
 static void check_written(const LlamaConfig *c) {
     char *text = llama_config_text(c, "float32");
+    for (const char *const *key = foreign_keys[c->model_type]; *key; key++)
+        CHECK_MSG(!strstr(text, *key), "%s: %s", text, *key);
     const LlamaConfig back = must_parse(text);
     CHECK_MSG(same_config(c, &back), "%s", text);
     free(text);
@@ -310,6 +322,8 @@ static const BadConfig bad_configs[] = {
      "mscale_all_dim"},
     {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'truncate': false}",
      "truncate: expected true, found false"},
+    {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'truncate': null}",
+     "truncate: expected true, found null"},
     {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'beta_fast': 1}", "beta_fast 1"},
     {"rope_scaling", "{'rope_type': 'yarn', 'factor': 2.0, 'attention_factor': 0}",
      "attention_factor"},
@@ -454,6 +468,9 @@ TEST(harmless_values_are_accepted) {
     const LlamaConfig c = config_of(NULL, "eos_token_id", "[257, 256, 257]");
     CHECK(c.eos.n == 2 && c.eos.ids[0] == 257 && c.eos.ids[1] == 256);
     check_written(&c);
+    const LlamaConfig padded = config_of(NULL, "pad_token_id", "7");
+    CHECK(padded.pad.n == 1 && padded.pad.ids[0] == 7);
+    check_written(&padded);
 }
 
 TEST(other_json_is_refused) {
@@ -474,8 +491,7 @@ static void check_invariants(const LlamaConfig *c) {
     CHECK(c->vocab_size > 0 && c->hidden_size > 0 && c->intermediate_size > 0 && c->num_layers > 0);
     CHECK(c->num_kv_heads > 0 && c->num_heads % c->num_kv_heads == 0 && c->head_dim >= 2);
     CHECK(c->rms_norm_eps > 0 && c->rope_theta >= 1 && isfinite(c->initializer_range));
-    for (int i = 0; i < c->eos.n; i++)
-        CHECK(c->eos.ids[i] >= 0 && c->eos.ids[i] < c->vocab_size);
+    for (int i = 0; i < c->eos.n; i++) CHECK(c->eos.ids[i] >= 0 && c->eos.ids[i] < c->vocab_size);
     CHECK(c->bos.n <= MAX_TOKEN_IDS && c->eos.n <= MAX_TOKEN_IDS);
     CHECK(c->head_dim % 2 == 0 && c->num_heads * c->head_dim <= 1 << 18);
     CHECK(llama_config_num_params(c) <= (uint64_t)1 << 40);

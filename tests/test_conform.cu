@@ -238,6 +238,36 @@ TEST(cp_async) {
     conform("cp_async", r);
 }
 
+// Warps 0 and 1 produce and only arrive, warps 2 and 3 consume and wait; then pairs of warps swap
+// values at separate barriers.
+__global__ void named_barrier_kernel(int *out) {
+    __shared__ int box[128];
+    int t = threadIdx.x, pair = t / 64;
+    if (t < 64) {
+        box[t] = 100 + t;
+        named_bar_arrive(1, 128);
+    } else {
+        named_bar_sync(1, 128);
+        out[t] = box[t - 64];
+    }
+    __syncthreads();
+    box[t] = 200 + t;
+    named_bar_sync(2 + pair, 64);
+    out[128 + t] = box[t ^ 32];
+}
+
+TEST(named_barriers) {
+    begin(8, 99);
+    int *out = device_buffer<int>(256);
+    named_barrier_kernel<<<1, 128>>>(out);
+    std::vector<int> r = to_host(out, 256);
+    for (int t = 0; t < 128; t++) {
+        CHECK(r[t] == (t < 64 ? 0 : 100 + t - 64));
+        CHECK(r[128 + t] == 200 + (t ^ 32));
+    }
+    conform("named_barriers", r);
+}
+
 // ------------------------------------------------------------------------------------------------
 // sm_90: mbarrier, TMA
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The table of operations under other settings of the emulator: streams that lag behind the host, other
-# architectures with their shared memory, exponentials as inexact as a GPU's, cuBLASLt refusals.
+# architectures with their shared memory, exponentials as inexact as a GPU's; Hopper's attention under
+# a random schedule and one by priorities, with copies done at any time (all of it: make test-dev).
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
 scratch modes
@@ -34,5 +35,9 @@ end
 start swiglu_of_a_gpu EMU_FAST_MATH=1 --filter swiglu
 start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
 start on_streams EMU_STREAMS=1 --quick
+end
+for kind in random prio; do
+    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random EMU_PROXY=1" --filter sm90
+done
 end
 finish

@@ -202,6 +202,20 @@ __global__ void barrier_never_set_up(int *out) {
     mbar_arrive(smem_u32(&bar));
     out[0] = 1;
 }
+__global__ void operand_after_fence(int) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    uint32_t a[4] = {0, 0, 0, 0};
+    float d[32];
+    wgmma_fence();
+    wgmma_rs<0>(d, a, wgmma_desc_sw128(smem_u32(smem), 16, 1024), 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_fence();
+    a[0] = threadIdx.x;
+    wgmma_rs<0>(d, a, wgmma_desc_sw128(smem_u32(smem), 16, 1024), 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+}
 __global__ void trap(int) { __trap(); }
 
 static int *ints() { return (int *)floats(1024); }
@@ -211,6 +225,7 @@ static void run_divergent_shuffle() { divergent_shuffle<<<1, 32>>>(ints()); }
 static void run_past_dynamic_shared() { past_dynamic_shared<<<1, 32, 128>>>(floats(32)); }
 static void run_copy_never_waited_for() { copy_never_waited_for<<<1, 32, 512>>>(floats(1024)); }
 static void run_barrier_never_set_up() { barrier_never_set_up<<<1, 32>>>(ints()); }
+static void run_operand_after_fence() { operand_after_fence<<<1, 128, 8192>>>(0); }
 static void run_trap() { trap<<<1, 1>>>(0); }
 static const std::vector<std::pair<Run, std::string>> errors = {
     {run_divergent_barrier, "divergent barrier 0"},
@@ -218,6 +233,7 @@ static const std::vector<std::pair<Run, std::string>> errors = {
     {run_past_dynamic_shared, "write past dynamic shared memory: byte 128 of 128"},
     {run_copy_never_waited_for, "cp.async copies never waited for"},
     {run_barrier_never_set_up, "no initialised mbarrier"},
+    {run_operand_after_fence, "registers of A were written after the last wgmma.fence"},
     {run_trap, "__trap()"}};
 TEST(broken_rules_are_reported) {
     must_die(run_wrong_barrier_count, 98, "named barrier (id 1, 64 arrived of 96)");

@@ -107,6 +107,7 @@ bug gemm_early_release         yes  10     10   yes   yes   'WRONG'
 bug gemm_no_wgmma_fence        yes  10     10   yes   -     'without a preceding wgmma.fence'
 bug gemm_no_proxy_fence        no   0      0    yes   no    'WRONG'
 bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA store'
+bug gemm_no_init_fence         yes  10     10   yes   -     'no fence.mbarrier_init'
 bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'
 if [ ! -s "$broken" ]; then ok every_run_ended_with_a_report
 else bad every_run_ended_with_a_report "$(head -3 "$broken")"; fi

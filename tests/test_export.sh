@@ -60,6 +60,8 @@ import json, struct, sys
 d = sys.argv[1]
 config = json.load(open(d + "/config.json"))
 hidden, config["vocab_size"] = config["hidden_size"], 408   # ids that the tokenizer does not have
+config["eos_token_id"] = [0, 5]
+json.dump({"eos_token_id": [7, 5]}, open(d + "/generation_config.json", "w"))
 data = open(d + "/model.safetensors", "rb").read()
 size = struct.unpack_from("<Q", data)[0]
 header, body = json.loads(data[8:8 + size]), bytearray(data[8 + size:])
@@ -108,6 +110,8 @@ expected = {
                            "merges_qwen": "qwen2"}.get(directory, "gpt-2"),
     "tokenizer.ggml.bos_token_id": 400 if "merges" in directory else 256,
     "tokenizer.ggml.eos_token_id": 0 if "merges" in directory else 257,
+    "tokenizer.ggml.eot_token_id": 5 if "merges" in directory else None,
+    "tokenizer.ggml.eom_token_id": 7 if "merges" in directory else None,
     "tokenizer.ggml.add_bos_token": "merges" not in directory,
 }
 if "merges" in directory:

@@ -6,6 +6,13 @@
 #include "cuda_test.h"
 #include "../kernels/cuda/attention_sm90.cuh"
 
+static void begin_wgmma() {
+    const DeviceOptions options = {};
+    begin(9, 9);
+    if (device_init(&options) || !attention_has_sm90())
+        SKIP("built for other GPUs: make CUDA_ARCHS=%s", "90a");
+}
+
 // ------------------------------------------------------------------------------------------------
 // The listing
 
@@ -175,7 +182,7 @@ __global__ void descriptor_kernel(float *out, const uint32_t *a, const uint32_t 
 
 template <int TA, int TB, int N, int DEPTH>
 static void descriptor_case(const char *a_name, const char *b_name) {
-    begin(9, 9);
+    begin_wgmma();
     const Matrix a(64, DEPTH), b(N, DEPTH);
     std::vector<uint64_t> words;
     for (const char *name : {a_name, b_name})
@@ -213,7 +220,7 @@ __global__ void transposed_kernel(float *out, const uint32_t *a, const uint32_t 
 }
 template <int D, int N>
 static void transposed_case(const char *a_name, const char *b_name) {
-    begin(9, 9);
+    begin_wgmma();
     const Matrix a(64, D), b(N, D);
     float *d = to_device(std::vector<float>(64 * N));
     const auto kernel = transposed_kernel<D, N>;
@@ -246,7 +253,7 @@ __global__ void add_kernel(float *out, const float *accumulators, const uint32_t
 }
 template <int D, int N>
 static void add_case(const char *b_name) {
-    begin(9, 9);
+    begin_wgmma();
     const Matrix a(64, N), b(D, N);
     const Map map(N == 64 ? "wgmma_c64" : "wgmma_c128");
     std::vector<float> x(64 * N);
@@ -281,7 +288,7 @@ __global__ void registers_kernel(bf16 *operand, float *masks, const float *rows_
 #endif
 }
 TEST(operand_registers_and_masks) {
-    begin(9, 9);
+    begin_wgmma();
     const Map c("wgmma_c64"), a("wgmma_a");
     std::vector<float> in(8192);
     for (int i = 0; i < 4096; i++) {

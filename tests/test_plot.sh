@@ -87,14 +87,21 @@ for i, record in enumerate(records):
                 assert outcome(lines) in (None, 3), (i, key, value)
 PY
 
+# ---- the charts of dev/results are what the recorded files say --------------------------------------
+mkdir -p tree/dev && cp -r "$root/scripts" tree && cp -r "$root/dev/"{charts.py,results} tree/dev
+check charts_are_drawn python3 tree/dev/charts.py
+for chart in speed scaling training; do same chart_$chart {tree,"$root"}/dev/results/$chart.svg; done
+
 # ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
 mkdir stand_in live
 cat > stand_in/wandb.py <<'PY'
 class Run:
-    def log(self, values, step): print("log", step, sorted(values.items()), flush=True)
+    def log(self, values, step):
+        assert all(isinstance(v, (int, float)) for v in values.values()), values
+        print("log", step, sorted(values.items()), flush=True)
     def finish(self): print("finish", flush=True)
 def init(**what):
-    print("init", what["project"], what["name"], what["config"]["steps"], flush=True)
+    print("init", what["project"], what["name"], what["config"].get("steps"), flush=True)
     return Run()
 PY
 follow() { PYTHONPATH=stand_in exec timeout "$limit_s" python3 -u "$scripts/follow_run.py" "$@"; }
@@ -125,6 +132,17 @@ PY
 outcome follow_names_bad_lines 0 "^warning: odd/log.jsonl: not a record: b'garbage" \
     env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" odd --wandb p --once
 lacks half_a_line_waits 'not a record.*31' out.txt
+# every key of every record with values of other types
+mkdir others && python3 - > others/log.jsonl <<'PY'
+import json, log
+for record in log.step(1, read_ms=1.5), log.start("start", 0), {"event": "val", "step": 1, "loss": 3}:
+    for key in [*record, "event"]:
+        for value in None, True, -1, 10**400, 1e308, float("nan"), "x", [], {}, [1], {"a": 1}:
+            print(json.dumps({**record, key: value}))
+print("[" * 100000, json.dumps(log.step(1)), sep="\n")
+PY
+outcome follow_values_of_other_types 0 '^copied ' \
+    env PYTHONPATH=stand_in python3 "$scripts/follow_run.py" others --wandb p --once
 expect follow_without_a_run 3 'expected the --out directory' python3 "$scripts/follow_run.py" nothing --once
 mkdir no_package && echo 'raise ImportError' | tee no_package/wandb.py > no_package/tensorboard.py
 expect no_wandb 2 'wandb is not installed' env PYTHONPATH=no_package \

@@ -152,8 +152,14 @@ for prefix in '' 'base_model.model.model.'; do
         expect "prefix_$prefix$extra" 3 \
             "other: tensors have another prefix: expected model.embed_tokens.weight, found ${prefix}embed" \
             "${quiet[@]/#model/other}" --out n --steps 1 $extra
+        has "prefix_hint_$prefix$extra" '^hint: save it from AutoModelForCausalLM' out.txt
     done
 done
+cp model/model.safetensors other
+printf '\0\0\300\177' | dd of=other/model.safetensors bs=1 seek=$(($(stat -c %s other/model.safetensors) - 4)) \
+    conv=notrunc status=none
+expect nan_weights 7 'other: expected finite weights' "${quiet[@]/#model/other}" --out n --steps 1
+has nan_weights_hint '^hint: copy it again if it was downloaded' out.txt
 cp model/model.safetensors other && sed 's/"intermediate_size": 40/"intermediate_size": 48/' \
     model/config.json > other/config.json
 expect dry_run_checks_shapes 3 'wrong shape: model.layers.0.mlp.gate_proj' "${quiet[@]/#model/other}" --dry-run

@@ -39,7 +39,8 @@ static bool convert(Error *err) {
     snprintf(in, sizeof in, "%s", scratch("in"));
     snprintf(dir, sizeof dir, "%s", scratch("out"));
     out = (OutDir){.path = dir};
-    const Texts t = {"demo", 264, 1, true, false, &out, false, &no_signal};
+    const Options o = {.threads = 1};
+    const Texts t = {&o, "demo", 264, true, false, &out, &no_signal};
     const bool ok = texts_to_shards(&spec, "tokens", 0.01, &t, err);
     if (out.locked) dir_unlock(&out.lock);
     const bool made = spec != in;
@@ -105,6 +106,16 @@ static void sweep(int error, bool persistent) {
         CHECK(nth < 2000);
     }
     CHECK_MSG(nth > 60, "%ld calls", nth);
+}
+
+TEST(what_cannot_be_looked_at_exists) {
+    const int errors[] = {EACCES, EIO, ELOOP};
+    for (int i = 0; i < 3; i++) {
+        fault_arm(FAULT_IO, 1, errors[i], false);
+        const bool exists = path_exists(scratch("nothing"));
+        fault_disarm();
+        CHECK(exists && !path_exists(scratch("nothing")));
+    }
 }
 
 TEST(one_call_fails) { sweep(EIO, false); }

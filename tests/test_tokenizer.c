@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <unistr.h>
 
@@ -380,6 +381,55 @@ TEST(bpe_merges_by_rank_and_starts_with_bos) {
     CHECK(tokenizer_encode(&t, "ab", 2, ids, 8, &err) == 1 && ids[0] == 2);
     CHECK(tokenizer_encode(&t, "abab", 4, ids, 1, &err) == -1 && err.code == EXIT_USAGE);
     tokenizer_free(&t);
+}
+
+// As tokenizers 0.23: tokens that are not "normalized" are cut out of the whole text first, also
+// where one that is normalized begins earlier or is longer.
+TEST(added_tokens_that_overlap_are_cut_as_in_hugging_face) {
+    static const struct {
+        const char *text;
+        int32_t n, ids[6];
+    } cases[] = {{"b<a>b", 3, {1, 6, 1}},
+                 {"<ab<a>ab", 3, {8, 9, 1}},
+                 {"b<a>ab<ab", 4, {1, 9, 1, 8}},
+                 {"aba<a>b<a>b", 5, {3, 6, 1, 6, 1}}};
+    Tokenizer t = must_open(
+        "{'added_tokens': [{'id': 6, 'content': '<a>', 'normalized': false, 'special': true},"
+        " {'id': 7, 'content': 'b<a>b', 'normalized': true},"
+        " {'id': 8, 'content': '<ab', 'normalized': true},"
+        " {'id': 9, 'content': '<a>a', 'normalized': false}],"
+        " 'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false}, 'model': {"
+        " 'vocab': {'a': 0, 'b': 1, 'ab': 2, 'aba': 3, '<': 4, '>': 5},"
+        " 'merges': ['a b', 'ab a']}}");
+    t.bos = -1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0};
+        int32_t ids[8];
+        const int64_t n = tokenizer_encode(&t, cases[i].text, strlen(cases[i].text), ids, 8, &err);
+        CHECK_MSG(n == cases[i].n && !memcmp(ids, cases[i].ids, (size_t)n * 4), "%s: %ld ids, %s",
+                  cases[i].text, n, err.what);
+    }
+    tokenizer_free(&t);
+}
+
+// Of a text of bad bytes, which become three each, and a pattern that takes all as one word
+TEST(a_word_of_two_gib_is_refused) {
+    const size_t n = (size_t)INT32_MAX + 1;
+    Error err = {0};
+    Tokenizer t = must_open(
+        "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false},"
+        " 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']}}");
+    const unsigned char *zeros =  // of no memory, as nothing is written
+        mmap(NULL, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(zeros != MAP_FAILED);
+    Bpe *bpe = bpe_open(&t, &err);
+    CHECK_MSG(bpe, "%s", err.what);
+    BpeEncoder *e = bpe_encoder_open(bpe);
+    CHECK(!bpe_encode(e, zeros, n, &err) && strstr(err.what, "a word of 2147483648 bytes"));
+    bpe_encoder_close(e);
+    bpe_close(bpe);
+    tokenizer_free(&t);
+    munmap((void *)zeros, n);
 }
 
 #define SEQUENCE(first_) \

@@ -33,11 +33,12 @@ struct Bpe {
     int32_t byte_ids[256];  // -1: no token for this byte, which is left out
     Merge *merges;          // (merges_mask + 1) a hash table, open addressing
     uint64_t merges_mask;
-    int32_t *added;  // (num_added) ids of the tokens that are cut out first
-    int32_t num_added;
-    bool added_begin[256];  // whether one of them begins with this byte
-    bool ignore_merges;     // a word that is a token is not merged from bytes
-    bool nfc;               // texts are normalized
+    int32_t *added;  // ids of the tokens that are cut out first
+    // Those in [ends[0], ends[1]) before those in [ends[1], ends[2]), which are "normalized".
+    int32_t added_ends[3];
+    bool added_begin[2][256];  // whether one of them begins with this byte
+    bool ignore_merges;        // a word that is a token is not merged from bytes
+    bool nfc;                  // texts are normalized
     pcre2_code *patterns[BPE_MAX_PATTERNS];
     int num_patterns;
 };
@@ -60,14 +61,19 @@ static void bpe_fill_bytes(Bpe *b) {
 }
 
 static void bpe_fill_added(Bpe *b) {
-    const Tokenizer *t = b->tokenizer;
-    size_t n;
-    b->added = host_calloc((size_t)t->vocab_size, sizeof(int32_t), "added tokens");
-    for (int32_t id = 0; id < t->vocab_size; id++) {
-        if (!t->added[id]) continue;
-        const unsigned char *bytes = tokenizer_bytes(t, id, &n);
-        b->added[b->num_added++] = id;
-        if (n > 0) b->added_begin[bytes[0]] = true;
+    const json_t *list = json_member(b->root, "added_tokens"), *item;
+    size_t i, n;
+    int32_t end = 0;
+    b->added = host_calloc(json_array_size(list), sizeof(int32_t), "added tokens");
+    for (int normalized = 0; normalized < 2; normalized++) {
+        json_array_foreach(list, i, item) {
+            if (json_is_true(json_member(item, "normalized")) != normalized) continue;
+            const int32_t id = (int32_t)json_number_value(json_member(item, "id"));
+            const unsigned char *bytes = tokenizer_bytes(b->tokenizer, id, &n);
+            b->added[end++] = id;
+            if (n > 0) b->added_begin[normalized][bytes[0]] = true;
+        }
+        b->added_ends[normalized + 1] = end;
     }
 }
 
@@ -460,6 +466,8 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
 static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, Error *err) {
     if (n == 0) return true;
     if (pattern == e->bpe->num_patterns) {
+        if (n > INT32_MAX)  // pieces are counted in 32 bits
+            return bad_input(err, "a word of %zu bytes: expected at most %d", n, INT32_MAX);
         bpe_word(e, p, n);
         return true;
     }
@@ -489,11 +497,12 @@ static bool bpe_part(BpeEncoder *e, const unsigned char *p, size_t n, Error *err
     return ok;
 }
 
-// The longest added token that the text begins with; -1: none.
-static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size_t *length) {
+// The longest added token, normalized or not, that the text begins with; -1: none.
+static int32_t bpe_added_at(const Bpe *b, int normalized, const unsigned char *p, size_t n,
+                            size_t *length) {
     int32_t best = -1;
     *length = 0;
-    for (int32_t i = 0; i < b->num_added; i++) {
+    for (int32_t i = b->added_ends[normalized]; i < b->added_ends[normalized + 1]; i++) {
         size_t m;
         const unsigned char *bytes = tokenizer_bytes(b->tokenizer, b->added[i], &m);
         if (m <= *length || m > n || memcmp(bytes, p, m) != 0) continue;
@@ -503,22 +512,33 @@ static int32_t bpe_added_at(const Bpe *b, const unsigned char *p, size_t n, size
     return best;
 }
 
-bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
+// Cuts the added tokens out: in the whole text those that are not normalized, between them the
+// others.
+static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
+                          Error *err) {
     const Bpe *b = e->bpe;
+    const bool any = normalized < 2 && b->added_ends[normalized] < b->added_ends[normalized + 1];
     size_t done = 0, length;
-    for (size_t i = 0; b->tokenizer->byte_ids && i < n; i++) bpe_add_id(e, p[i]);
-    if (b->tokenizer->byte_ids) return true;
-    for (size_t i = 0; i < n;) {
-        const int32_t id = b->added_begin[p[i]] ? bpe_added_at(b, p + i, n - i, &length) : -1;
+    if (normalized == 2) return bpe_part(e, p, n, err);
+    for (size_t i = any ? 0 : n; i < n;) {
+        const int32_t id = b->added_begin[normalized][p[i]]
+                               ? bpe_added_at(b, normalized, p + i, n - i, &length)
+                               : -1;
         if (id < 0) {
             i++;
             continue;
         }
-        if (!bpe_part(e, p + done, i - done, err)) return false;
+        if (!bpe_cut_added(e, normalized + 1, p + done, i - done, err)) return false;
         bpe_add_id(e, id);
         done = i += length;
     }
-    return bpe_part(e, p + done, n - done, err);
+    return bpe_cut_added(e, normalized + 1, p + done, n - done, err);
+}
+
+bool bpe_encode(BpeEncoder *e, const unsigned char *p, size_t n, Error *err) {
+    if (!e->bpe->tokenizer->byte_ids) return bpe_cut_added(e, 0, p, n, err);
+    for (size_t i = 0; i < n; i++) bpe_add_id(e, p[i]);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------

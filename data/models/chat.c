@@ -38,19 +38,19 @@ static const struct {
 } known_templates[] = {
     {0xba03a121d097859c, CHAT_LLAMA3, "Llama 3", "", ""},
     {0x4f46ecd43418f216, CHAT_LLAMA3, "Llama 3", "", ""},
-    {0x438899ef3f928a5c, CHAT_LLAMA31, "Llama 3.1",
+    {0x93c0e9aa3629bbd7, CHAT_LLAMA31, "Llama 3.1",
      "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", ""},
-    {0x4ef3754475af40fe, CHAT_LLAMA31, "Llama 3.2",
+    {0xd82792f95932f1c9, CHAT_LLAMA31, "Llama 3.2",
      "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", ""},
-    {0x9dbb99446bcc2622, CHAT_CHATML, "Qwen2.5", "",
+    {0x55b2f4a26ac9ee71, CHAT_CHATML, "Qwen2.5", "",
      "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-    {0x593ab84140f76eae, CHAT_QWEN3, "Qwen3", "", ""},
-    {0x8c31b32b1c535b9e, CHAT_QWEN3, "Qwen3", "", ""},
-    {0x276f7dbcb55f8da2, CHAT_CHATML, "Qwen3-Instruct-2507", "", ""},
-    {0x43ae34d8572366ae, CHAT_SMOLLM3, "SmolLM3",
+    {0x87a2728cb8dc9fe4, CHAT_QWEN3, "Qwen3", "", ""},
+    {0xa55ee1b1660128b7, CHAT_QWEN3, "Qwen3", "", ""},
+    {0x64f85b198065d0fb, CHAT_CHATML, "Qwen3-Instruct-2507", "", ""},
+    {0x0dab472abbdc499c, CHAT_SMOLLM3, "SmolLM3",
      "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /",
      ""},
-    {0x10d029642390cb14, CHAT_MISTRAL, "Mistral Nemo", "", ""},
+    {0xe7deee034838db2b, CHAT_MISTRAL, "Mistral Nemo", "", ""},
 };
 
 // The first 8 bytes of the SHA-256 of a template; Jinja takes away a newline at its end.

@@ -15,20 +15,24 @@
 
 #define LLAMA3_ROPE(factor_) \
     { ROPE_LLAMA3, factor_, 1, 4, 8192, 0 }
-#define IDS(bos_, eos_) \
-    {1, 1, {bos_}}, {   \
-        1, 1, { eos_ }  \
+// bos, eos and pad
+#define ID(id_)       \
+    {                 \
+        1, 1, { id_ } \
     }
-#define LLAMA3_IDS IDS(128000, 128001)
+#define IDS(bos_, eos_) \
+    ID(bos_), ID(eos_), { 0 }
 #define NO_IDS \
-    {0}, { 0 }
+    {0}, {0}, { 0 }
+#define LLAMA3_IDS IDS(128000, 128001)
+#define SMOLLM3_IDS ID(128000), ID(128001), ID(128004)
 #define LLAMA MODEL_LLAMA, 0, 0, 0  // no bias, no norm of queries and keys, RoPE in all layers
 static const struct {
     const char *name;
     LlamaConfig config;
 } builtins[] = {
     // name, vocab, hidden, ffn, layers, heads, kv heads, head_dim, positions, eps, theta, rope
-    // scaling, tied, init, bos, eos, type
+    // scaling, tied, init, bos, eos, pad, type
     {"demo",
      {264, 192, 512, 6, 3, 1, 64, 8192, 1e-5f, 1e4, {0}, true, 0.02f, IDS(256, 257), LLAMA}},
     {"smollm2-135m",
@@ -61,16 +65,26 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ------------------------------------------------------------------------------------------------
 // Types of models, and keys of config.json
 
+#define JSON(...) #__VA_ARGS__
 static const struct {
     const char *name, *architecture;
     const char *own_keys;  // of `neutral` below: read elsewhere, or without a meaning here
+    const char *written;   // what config.json says of keys that not all types have
 } types[] = {
-    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", ""},
-    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp"},
-    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", "pretraining_tp sliding_window"},
-    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", "pretraining_tp sliding_window"},
+    // clang-format off
+    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", "",
+        JSON({"attention_bias": false, "mlp_bias": false, "pretraining_tp": 1})},
+    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp",
+        JSON({"sliding_window": null})},
+    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", "pretraining_tp sliding_window",
+        JSON({"sliding_window": null, "use_sliding_window": false})},
+    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", "pretraining_tp sliding_window",
+        JSON({"attention_bias": false, "sliding_window": null, "use_sliding_window": false})},
     [MODEL_SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM",
-                       "pretraining_tp sliding_window no_rope_layers"},
+        "pretraining_tp sliding_window no_rope_layers",
+        JSON({"attention_bias": false, "mlp_bias": false, "sliding_window": null,
+              "use_sliding_window": false})},
+    // clang-format on
 };
 enum { NUM_TYPES = sizeof types / sizeof *types };
 
@@ -81,7 +95,7 @@ static const LlamaConfig of_type[] = {
     {0, 0, 0, 0, 0, 8, 0, 131072, 1e-6f, 1e4, {0}, false, 0.02f, IDS(1, 2), MODEL_MISTRAL, 0, 0, 0},
     {0, 0, 0, 0, 0, 32, 0, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN2, 1, 0, 0},
     {0, 0, 0, 0, 0, 32, 128, 32768, 1e-6f, 1e4, {0}, false, 0.02f, NO_IDS, MODEL_QWEN3, 0, 1, 0},
-    {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, LLAMA3_IDS, MODEL_SMOLLM3, 0, 0, 4},
+    {0, 0, 0, 0, 0, 4, 0, 32768, 1e-6f, 2e6, {0}, 1, 0.02f, SMOLLM3_IDS, MODEL_SMOLLM3, 0, 0, 4},
 };
 
 // A key with one value, and the range of that. Products of the largest sizes fit in 64 bits with
@@ -239,14 +253,14 @@ static const struct {
     {"full_attention", {"layer_types"}},
 };
 
-// null is any of these values but silu. Of layer_types each has to be the value.
+// null is any of these values but silu and true. Of layer_types each has to be the value.
 static bool value_is(const json_t *item, const char *text) {
     const json_t *each;
     size_t i;
     json_array_foreach(item, i, each) {
         if (!value_is(each, text)) return false;
     }
-    if (json_is_null(item)) return strcmp(text, "silu") != 0;
+    if (json_is_null(item)) return strcmp(text, "silu") != 0 && strcmp(text, "true") != 0;
     if (json_is_boolean(item)) return strcmp(text, json_is_true(item) ? "true" : "false") == 0;
     if (json_is_number(item)) return text[0] <= '9' && json_number_value(item) == atof(text);
     if (json_is_array(item)) return strcmp(text, "full_attention") == 0;
@@ -344,7 +358,8 @@ static bool read_sizes(LlamaConfig *c, const json_t *root, Error *err) {
     if (json_is_null(json_object_get(root, "num_key_value_heads"))) c->num_kv_heads = 0;
     if (!read_fields(c, fields, root, err) ||
         !read_own_ids(root, "bos_token_id", c->vocab_size, &c->bos, err) ||
-        !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err))
+        !read_own_ids(root, "eos_token_id", c->vocab_size, &c->eos, err) ||
+        !read_own_ids(root, "pad_token_id", c->vocab_size, &c->pad, err))
         return false;
     if (c->num_kv_heads == 0) c->num_kv_heads = c->num_heads;
     if (c->head_dim == 0 && c->hidden_size % c->num_heads != 0)
@@ -459,22 +474,19 @@ json_t *token_ids_json(const TokenIds *t) {
 }
 
 char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
-    json_t *all =
-        json_pack("{s:[s], s:s, s:b, s:f, s:o, s:o, s:s, s:b, s:i, s:o, s:s, s:b}", "architectures",
-                  types[c->model_type].architecture, "model_type", types[c->model_type].name,
-                  "attention_bias", false, "attention_dropout", 0.0, "bos_token_id",
-                  token_ids_json(&c->bos), "eos_token_id", token_ids_json(&c->eos), "hidden_act",
-                  "silu", "mlp_bias", false, "pretraining_tp", 1, "rope_scaling", rope_json(c),
-                  "torch_dtype", torch_dtype, "use_cache", true);
+    json_t *all = json_pack(
+        "{s:[s], s:s, s:f, s:o, s:o, s:o, s:s, s:o, s:s, s:b}", "architectures",
+        types[c->model_type].architecture, "model_type", types[c->model_type].name,
+        "attention_dropout", 0.0, "bos_token_id", token_ids_json(&c->bos), "eos_token_id",
+        token_ids_json(&c->eos), "pad_token_id", token_ids_json(&c->pad), "hidden_act", "silu",
+        "rope_scaling", rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
-    if (c->model_type != MODEL_LLAMA)
-        json_object_update_new(
-            all, json_pack("{s:n, s:b}", "sliding_window", "use_sliding_window", false));
-    if (c->model_type == MODEL_SMOLLM3)  // the default of pad_token_id is 128004
-        json_object_update_new(
-            all, json_pack("{s:n, s:i}", "pad_token_id", "no_rope_layer_interval",
-                           c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1));
+    json_object_update_new(all, json_loads(types[c->model_type].written, 0, NULL));
+    if (c->model_type == MODEL_SMOLLM3)
+        json_object_set_new(
+            all, "no_rope_layer_interval",
+            json_integer(c->no_rope_interval ? c->no_rope_interval : c->num_layers + 1));
     return json_write(all, JSON_INDENT(2) | JSON_SORT_KEYS);
 }
 

@@ -37,11 +37,11 @@ typedef struct {
     RopeScaling rope_scaling;
     bool tie_word_embeddings;
     float initializer_range;
-    TokenIds bos, eos;
-    ModelType model_type;  // this and what follows are 0 for Llama
-    bool qkv_bias;         // of q_proj, k_proj and v_proj
-    bool qk_norm;          // RMSNorm of each query and key head, before RoPE
-    int no_rope_interval;  // layers that are a multiple of it, from 1, have no RoPE; 0: none
+    TokenIds bos, eos, pad;  // pad has no meaning here, and is kept for other programs
+    ModelType model_type;    // this and what follows are 0 for Llama
+    bool qkv_bias;           // of q_proj, k_proj and v_proj
+    bool qk_norm;            // RMSNorm of each query and key head, before RoPE
+    int no_rope_interval;    // layers that are a multiple of it, from 1, have no RoPE; 0: none
 } LlamaConfig;
 
 // False when the name is none of "demo", "smollm2-135m" ...

@@ -109,7 +109,7 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
     if (!safetensors_find(s, first) && other)
         return error_set(
             err, EXIT_BAD_INPUT,
-            "save it from LlamaForCausalLM itself, not from its base model or a wrapper",
+            "save it from AutoModelForCausalLM itself, not from its base model or a wrapper",
             "%s: tensors have another prefix: expected %s, found %s", dir, first, other);
     return error_set(err, EXIT_BAD_INPUT, "config.json and the weights must be of the same model",
                      "%s: weights do not fit config.json;%s%s%s%s%s%s", dir,
@@ -163,7 +163,9 @@ static bool open_and_load(const Parameters *p, bool moments, const char *path, b
     free(values);
     if (ok && s.num_nonfinite > 0)
         ok = error_set(err, EXIT_DIVERGED,
-                       "this checkpoint was saved after training diverged: take an earlier one",
+                       moments ? "take an earlier checkpoint"
+                               : "copy it again if it was downloaded; if training diverged before "
+                                 "it was saved, take an earlier one",
                        "%s: expected finite %s, found %lu values that are NaN or Inf", path,
                        moments ? "optimizer state" : "weights", s.num_nonfinite);
     safetensors_close(&s);

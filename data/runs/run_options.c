@@ -23,6 +23,8 @@ const Option run_option_table[] = {
         "them), which are tokenized once into --out"),
     DIRECTORY("val", parsed.val, NULL,
               "validation shards or texts; default: the val shards of --train"),
+    CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
+           "what of chats is trained: the assistant's turns, or every turn"),
     CHOICE("layout", parsed.layout, "packed", "packed|padded|rows|repad",
            "how documents fill a batch"),
     NUMBER("max-seqlen", parsed.max_seqlen, "1024", 1, 1 << 24,
@@ -205,7 +207,8 @@ static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
     "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-scratch|"
+    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-"
+    "scratch|"
     "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
 
 // --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.

@@ -88,6 +88,7 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
     u->file = &in->items[r->next];
     u->num_documents = u->num_bytes = 0;
     u->left_out = (LeftOut){0};
+    memset(u->kinds, 0, sizeof u->kinds);
     u->err.code = 0;
     if (u->file->kind != INPUT_TEXT)
         return (r->file.fd >= 0 || open_records(r, u->file, err)) && read_records(r, u, err);
@@ -98,11 +99,6 @@ bool unit_read(UnitReader *r, Unit *u, Error *err) {
 
 // ------------------------------------------------------------------------------------------------
 // Documents
-
-typedef struct {
-    uint64_t end;  // in the text of all parts
-    bool trained;
-} Part;
 
 typedef struct {
     const unsigned char *bytes;
@@ -202,7 +198,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
     }
     bpe_ids(e, &first);
     if (wrapped && options->bos >= 0) bpe_add_id(e, options->bos);
-    const bool ok = bpe_encode(e, bytes, n, &u->err);
+    const bool ok = bpe_encode(e, bytes, n, &u->err) || error_prefix(&u->err, u->file->path);
     if (wrapped && options->eos >= 0) bpe_add_id(e, options->eos);
     free(valid);
     bpe_ids(e, &end);
@@ -238,7 +234,7 @@ static void replace_surrogates(char *p, const char *end) {
     }
 }
 
-// Why a record has no text; NULL: it is no JSON.
+// Why a record is none that is known; NULL: it is no JSON.
 static bool describe_bad_record(const json_t *record, const char *parse_error, Error *bad) {
     const json_t *text = json_object_get(record, "text"), *item;
     const char *key;
@@ -248,52 +244,66 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
     if (text) return json_type_error(text, "text", "a string", bad);
     json_object_foreach((json_t *)record, key, item) text_list(keys, sizeof keys, key);
     return error_set(bad, EXIT_BAD_INPUT,
-                     "data/prepare.py FILE --out FILE.jsonl reads another field with --text-key "
-                     "NAME, and chats with --chat --model DIR",
-                     "expected a string \"text\", found %s", keys[0] ? keys : "an empty object");
+                     "data/prepare.py FILE --text-key NAME --out FILE.jsonl reads another field",
+                     "expected text, messages, conversations, prompt and completion, instruction "
+                     "and output, or parts; found %s",
+                     keys[0] ? keys : "an empty object");
 }
 
-// [["...", true], ...] as a text and its parts; both in memory the caller frees.
-static bool read_parts(const json_t *array, Text *text, unsigned char **bytes, Part **parts,
-                       Error *bad) {
-    size_t i, num_parts = 0, capacity = 0;
+// [["...", true], ...]
+static bool read_parts(const json_t *array, Parts *parts, Error *bad) {
+    size_t i;
     const json_t *item;
-    *parts = host_calloc(json_array_size(array) + 1, sizeof **parts, "parts");
+    parts_add(parts, "", 0, false);
     json_array_foreach(array, i, item) {
         const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
         if (json_array_size(item) != 2 || !json_is_string(part) || !json_is_boolean(trained))
             return bad_input(bad, "part %zu: expected [\"text\", true or false]", i + 1);
-        const size_t n = json_string_length(part);
-        if (n == 0) continue;
-        *bytes = host_grow(*bytes, &capacity, text->n + n, 1, "a text");
-        memcpy(*bytes + text->n, json_string_value(part), n);
-        text->n += n;
-        (*parts)[num_parts++] = (Part){text->n, json_is_true(trained)};
+        parts_add(parts, json_string_value(part), json_string_length(part), json_is_true(trained));
     }
-    text->bytes = *bytes;
-    text->parts = *parts;
     return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
+}
+
+// A template that is not known is an error of the run: it would leave out every chat.
+static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record, Parts *parts,
+                      Error *bad) {
+    if (options->no_chat.code == 0) {
+        const bool ok = chat_render(&options->chat, record, options->trains_on_all, parts, bad);
+        if (!ok)
+            text_copy(
+                bad->hint, sizeof bad->hint,
+                "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a "
+                "whole template can, such as tools");
+        return ok;
+    }
+    u->err = options->no_chat;
+    snprintf(u->err.hint, sizeof u->err.hint,
+             "data/prepare.py --chat %.200s --model DIR --out parts.jsonl renders other templates "
+             "(without --model: ChatML); then --train parts.jsonl",
+             u->file->path);
+    return true;
 }
 
 static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
                        const char *parse_error, Error *bad) {
-    const json_t *value = json_object_get(record, "text"),
-                 *array = json_object_get(record, "parts");
+    const json_t *value = json_object_get(record, "text");
+    const RecordKind kind = record_kind(record);
+    Parts parts = {0};
     Text text = {.is_val = u->file->is_val};
-    unsigned char *bytes = NULL;
-    Part *parts = NULL;
     bool ok = true;
-    if (array) {
-        ok = read_parts(array, &text, &bytes, &parts, bad);
-    } else if (json_is_string(value)) {
-        text.bytes = (const unsigned char *)json_string_value(value);
-        text.n = json_string_length(value);
-    } else {
+    if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
-    }
-    ok = ok && add_document(u, e, options, &text, bad);
-    free(bytes);
-    free(parts);
+    else if (kind == RECORD_PARTS)
+        ok = read_parts(json_object_get(record, "parts"), &parts, bad);
+    else if (kind != RECORD_TEXT)
+        ok = read_chat(u, options, record, &parts, bad);
+    text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
+    text.n = kind == RECORD_TEXT ? json_string_length(value) : parts.n;
+    text.parts = parts.parts;
+    const size_t before = u->num_documents;
+    ok = ok && u->err.code == 0 && add_document(u, e, options, &text, bad);
+    if (u->num_documents > before) u->kinds[kind]++;
+    parts_free(&parts);
     return ok;
 }
 
@@ -358,7 +368,7 @@ static void store_tokens(Unit *u, const BpeEncoder *e, int token_bytes) {
     size_t n;
     const int32_t *ids = bpe_ids(e, &n);
     u->tokens = host_grow(u->tokens, &u->token_capacity, n * (size_t)token_bytes + 1, 1, "tokens");
-    if (token_bytes == 4) memcpy(u->tokens, ids, n * 4);
+    if (token_bytes == 4 && n > 0) memcpy(u->tokens, ids, n * 4);
     for (size_t i = 0; token_bytes == 2 && i < n; i++) {
         const uint16_t id = (uint16_t)ids[i];
         memcpy(u->tokens + 2 * i, &id, 2);

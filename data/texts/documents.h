@@ -1,14 +1,16 @@
 // Documents of text files and of JSON records, tokenized in units that threads can work on.
 //
-// A record is {"text": "..."}, or {"parts": [["...", trained], ...]}: a text whose loss is on the
-// parts marked true. A token is a target if all of its text is; one that straddles the end of such
-// a part is not. Parts are the whole document, with the BOS and EOS that their template wrote; only
-// the byte tokenizer's, which no text can hold, are added.
+// A record is {"text": "..."}, {"parts": [["...", trained], ...]}, a text whose loss is on the
+// parts marked true, or a chat (models/chat.h), which becomes such parts. A token is a target if
+// all of its text is; one that straddles the end of such a part is not. Parts are the whole
+// document, with the BOS and EOS that their template wrote; only the byte tokenizer's, which no
+// text can hold, are added.
 #ifndef UNPAD_DOCUMENTS_H
 #define UNPAD_DOCUMENTS_H
 
 #include "../base/file.h"
 #include "../models/bpe.h"
+#include "../models/chat.h"
 #include "inputs.h"
 
 typedef struct {
@@ -35,6 +37,7 @@ typedef struct {
     size_t token_capacity, target_capacity;
     UnitDocument *documents;  // (num_documents) owned
     size_t num_documents, document_capacity;
+    int64_t kinds[NUM_RECORD_KINDS];  // of records that became documents
     LeftOut left_out;
     Error err;  // code 0: no error
 } Unit;
@@ -57,7 +60,10 @@ typedef struct {
     bool has_byte[256];  // it has a token for
     int32_t bos, eos;    // of documents without parts; -1: none
     int token_bytes;
-    double val_frac;  // share of the documents for validation, by SHA-256 of the text
+    ChatTemplate chat;
+    Error no_chat;       // with a code: why there is no template that is known
+    bool trains_on_all;  // of chats, not on answers only
+    double val_frac;     // share of the documents for validation, by SHA-256 of the text
 } UnitOptions;
 
 // Errors are u->err: EXIT_BAD_INPUT for a file that cannot be read or is binary, and was named.

@@ -18,7 +18,7 @@
 enum {
     UNITS_PER_THREAD = 16,
     MAX_NAMED = 10,  // records that are left out, in warnings
-    FORMAT = 2,
+    FORMAT = 3,
 };
 
 typedef struct {
@@ -37,6 +37,7 @@ typedef struct {
     int num_units;
     atomic_int next_unit;
     LeftOut left_out;
+    int64_t records[NUM_RECORD_KINDS];
     double start_ms, shown_ms;
 } Job;
 
@@ -155,6 +156,8 @@ static bool open_tokenizer(Job *j, Error *err) {
         const unsigned char *byte = tokenizer_bytes(t, id, &n);
         if (n == 1) j->options.has_byte[*byte] = true;
     }
+    j->options.trains_on_all = j->settings->o->train_on != 0;
+    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, &j->options.no_chat);
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
@@ -169,6 +172,9 @@ static void make_key(Job *j) {
     const int64_t facts[] = {FORMAT, v->vocab_size, v->bos, v->eos, (int64_t)v->tokenizer_hash};
     uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
     h = fnv1a(h, &j->options.val_frac, sizeof j->options.val_frac);
+    h = fnv1a(h, &j->options.trains_on_all, sizeof j->options.trains_on_all);
+    h = fnv1a(h, j->options.chat.name, strlen(j->options.chat.name) + 1);
+    h = fnv1a(h, j->options.chat.system, strlen(j->options.chat.system) + 1);
     for (size_t i = 0; i < j->in.n; i++) {
         const InputFile *f = &j->in.items[i];
         h = fnv1a(h, f->path, strlen(f->path) + 1);
@@ -238,6 +244,7 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
             return false;
     }
     leave_out(&j->left_out, &u->left_out);
+    for (int i = 0; i < NUM_RECORD_KINDS; i++) j->records[i] += u->kinds[i];
     return true;
 }
 
@@ -279,7 +286,7 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
 
 static bool encode_with_threads(Job *j, Error *err) {
     const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN),
-              num_threads = j->settings->threads > 0 ? j->settings->threads : cores;
+              num_threads = j->settings->o->threads > 0 ? j->settings->o->threads : cores;
     const int max_units = num_threads * UNITS_PER_THREAD;
     Thread *threads = host_calloc((size_t)num_threads, sizeof *threads, "threads");
     j->units = host_calloc((size_t)max_units, sizeof(Unit), "texts");
@@ -324,6 +331,7 @@ static bool nothing_to_train(const Job *j, Error *err) {
 // A split of the documents; again without validation when it leaves none for training.
 static bool make_shards(Job *j, Error *err) {
     j->left_out = (LeftOut){0};
+    memset(j->records, 0, sizeof j->records);
     shard_writer_init(&j->train, j->temporary, "train", &j->vocabulary);
     shard_writer_init(&j->val, j->temporary, "val", &j->vocabulary);
     const bool ok = dir_remove_tree(j->temporary, err) && dir_create_all(j->temporary, err) &&
@@ -356,6 +364,23 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
     if (n > 0) text_list(list, capacity, item);
 }
 
+// What the records were taken for
+static void print_records(const Job *j) {
+    char list[300] = "", item[60];
+    int64_t chats = 0, all = 0;
+    for (int i = 0; i < NUM_RECORD_KINDS; i++) {
+        snprintf(item, sizeof item, "%ld of %s", j->records[i], record_kind_names[i]);
+        if (j->records[i] > 0) text_list(list, sizeof list, item);
+        all += j->records[i];
+        chats += i == RECORD_TEXT || i == RECORD_PARTS ? 0 : j->records[i];
+    }
+    if (all > 0) printf("records %s", list);
+    if (chats > 0)
+        printf("; chats by the template of %s, trained on %s", j->options.chat.name,
+               j->options.trains_on_all ? "every turn" : "the answers");
+    if (all > 0) printf("\n");
+}
+
 static void print_summary(const Job *j) {
     const int64_t docs = j->train.num_docs + j->val.num_docs;
     const double ms = now_ms() - j->start_ms;
@@ -367,6 +392,7 @@ static void print_summary(const Job *j) {
     printf("texts   %s -> %s: %ld document%s, %ld for validation, %.1f MB in %.1f s%s%s\n", j->spec,
            j->dir, docs, text_plural(docs), j->val.num_docs, (double)j->in.size_bytes * 1e-6,
            ms * 1e-3, left[0] ? "; left out: " : "", left);
+    print_records(j);
 }
 
 // The tokens of a run that is there are needed to resume it.
@@ -431,7 +457,7 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
         if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
-            ok = (!t->temporary || place_in(&j, temporary_out(err), name, err)) &&
+            ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&
                  write_all(&j, err);
         if (ok) dir_remove_tree(j.old, &(Error){0});
         bpe_close(j.bpe);

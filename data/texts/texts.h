@@ -7,16 +7,15 @@
 #include <signal.h>
 
 #include "../base/error.h"
-#include "../runs/out_dir.h"
+#include "../runs/run_options.h"
 
 typedef struct {
+    const Options *o;    // threads, train_on; dry_run: shards that are not in *out are temporary
     const char *model;   // the directory whose tokenizer.json is used, or "demo": bytes
     int32_t vocab_size;  // of the model
-    int threads;         // 0: all cores
     bool writes;         // rank 0; others only learn the name of the directory
     bool replaces_run;   // what a run in *out was trained on may be replaced
-    OutDir *out;         // locked before anything is written; NULL: temporary
-    bool temporary;      // shards that are not in *out are made below TMPDIR, removed at exit
+    OutDir *out;         // locked before anything is written; NULL: below TMPDIR, removed at exit
     const volatile sig_atomic_t *stop;  // set by a signal
 } Texts;
 

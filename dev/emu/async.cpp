@@ -89,9 +89,19 @@ void mbar_init(uint32_t a, uint32_t count, const char *file, int line) {
     if (a & 7) fail("%s:%d mbarrier.init misaligned", file, line);
     if (!count || count > 4095) fail("%s:%d mbarrier.init count %u", file, line, count);
     uint64_t *p = (uint64_t *)smem_ptr(a, 8, "mbarrier.init");
-    *p = MbarrierBits{0, count, count, 0}.packed();
+    *p = MbarrierBits{0, count, count, 0, true}.packed();
     Quiet quiet;
     cur.blk->mbars.insert({p, a});
+}
+
+void fence_mbar_init() {
+    for (auto &m : cur.blk->mbars) {
+        uint64_t *p = (uint64_t *)m.first;
+        MbarrierBits bits = MbarrierBits::of(*p);
+        if (!MbarrierBits::valid(*p)) continue;
+        bits.local = false;
+        *p = bits.packed();
+    }
 }
 
 void mbar_arrive(uint32_t a, uint32_t n, uint32_t tx, const char *file, int line) {
@@ -239,7 +249,9 @@ static AsyncOp tile_op(AsyncOp::Kind kind, const CUtensorMap *m, uint32_t s, uin
 
 void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int rank, int c0, int c1, int c2,
               const char *file, int line) {
-    mbar_at(bar, "TMA load", file, line);
+    if (mbar_at(bar, "TMA load", file, line).bits.local)
+        fail("%s:%d TMA load: no fence.mbarrier_init since the mbarrier at 0x%x was initialised",
+             file, line, bar);
     issue(tile_op(AsyncOp::LOAD, map, dst, bar, rank, c0, c1, c2, file, line));
 }
 void tma_store(const CUtensorMap *map, uint32_t src, int rank, int c0, int c1, int c2,

@@ -88,7 +88,9 @@ struct CpOp {  // one cp.async: `valid` bytes, then zeros up to `bytes`; valid =
 
 struct Fiber {
     void *sp = nullptr;
-    char *stack = nullptr;
+    char *stack = nullptr, *stack_end = nullptr;
+    char *fenced_from = nullptr;  // its stack from here up, at the last wgmma.fence:
+    std::vector<char> fenced;
     uint3 tid;
     int index, lane, warp;
     State state = DONE;
@@ -242,17 +244,19 @@ size_t device_memory_in_use();
 
 // 64-bit mbarrier in shared memory, so that overwriting it is noticed:
 // [63:48] magic  [47] phase  [46:35] pending  [34:23] count  [22:0] tx-count (signed)
+// The magic is LOCAL until fence.mbarrier_init.
 struct MbarrierBits {
-    static constexpr uint64_t MAGIC = 0xB5B5;
+    static constexpr uint64_t MAGIC = 0xB5B5, LOCAL = 0xB5B4;
     uint32_t phase, pending, count;
     int32_t tx;
-    static bool valid(uint64_t v) { return v >> 48 == MAGIC; }
+    bool local;
+    static bool valid(uint64_t v) { return v >> 48 == MAGIC || v >> 48 == LOCAL; }
     static MbarrierBits of(uint64_t v) {
         return {(uint32_t)(v >> 47 & 1), (uint32_t)(v >> 35 & 4095), (uint32_t)(v >> 23 & 4095),
-                (int32_t)((uint32_t)v << 9) >> 9};
+                (int32_t)((uint32_t)v << 9) >> 9, v >> 48 == LOCAL};
     }
     uint64_t packed() const {
-        return MAGIC << 48 | (uint64_t)phase << 47 | (uint64_t)pending << 35 |
+        return (local ? LOCAL : MAGIC) << 48 | (uint64_t)phase << 47 | (uint64_t)pending << 35 |
                (uint64_t)count << 23 | ((uint32_t)tx & 0x7fffff);
     }
 };

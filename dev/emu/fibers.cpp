@@ -119,6 +119,7 @@ void make_fiber(Fiber *f) {
     if (m == MAP_FAILED) fail("no memory for the stacks of CUDA threads");
     mprotect(m, PAGE, PROT_NONE);
     f->stack = m + PAGE;
+    f->stack_end = f->stack + STACK;
 #if !defined(PORTABLE)
     // Stacks of neighbours start at different offsets, else they would share cache sets
     char *top = f->stack + STACK - 64 * (f->index % 32) - 16;

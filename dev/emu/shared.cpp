@@ -102,5 +102,4 @@ void fence_proxy_async() {
     if (opt.proxy) memcpy(b->view.data() + ((char *)smem - b->base), smem, b->dynamic_smem);
     yield_point();
 }
-void fence_mbar_init() {}
 }  // namespace emu

@@ -298,9 +298,29 @@ static void fn_wgmma(void **slot, uint32_t) {
     }
 }
 
+// Registers of A lie on the thread's stack: what it held at the fence is kept, and an operand that
+// differs was written after it. (Sanitizers have a stack of their own.)
+static void remember_registers() {
+#if !defined(ASAN) && !defined(EMU_TSAN)
+    Fiber *f = cur.self;
+    f->fenced_from = (char *)__builtin_frame_address(0);
+    f->fenced.assign(f->fenced_from, f->stack_end);
+#endif
+}
+
+static void check_registers(const uint32_t *a, const char *file, int line) {
+    const Fiber *f = cur.self;
+    const char *at = (const char *)a;
+    if (f->fenced.empty() || at < f->fenced_from || at >= f->stack_end) return;
+    if (memcmp(at, f->fenced.data() + (at - f->fenced_from), 4 * sizeof *a) != 0)
+        fail("%s:%d wgmma.mma_async: registers of A were written after the last wgmma.fence", file,
+             line);
+}
+
 void wgmma(float *d, int n, const uint32_t *a_registers, uint64_t da, uint64_t db, int scale_d,
            bool ta, bool tb, const char *file, int line) {
     WgArg x;
+    if (a_registers) check_registers(a_registers, file, line);
     x.op.n = n;
     x.op.scale = scale_d != 0;
     x.op.ta = ta;
@@ -331,6 +351,7 @@ static void fn_wait(void **slot, uint32_t) {
         fail("wgmma_wait<0> with uncommitted wgmma from %s:%d", w->wg[0].file, w->wg[0].line);
 }
 void wgmma_fence(const char *file, int line) {
+    remember_registers();
     warp_coll(~0u, fn_fence, "wgmma.fence", nullptr, file, line, true);
 }
 void wgmma_commit(const char *file, int line) {

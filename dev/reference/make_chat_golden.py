@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Makes tests/golden/chat: which tokens of a chat transformers trains, by its own
 apply_chat_template(..., return_assistant_tokens_mask=True), for data/prepare.py --chat and the trainer to
-agree with.
+agree with; golden.json for templates that prepare.py runs, models.json for those of tests/golden/chat/templates,
+which the trainer itself knows: copies of the models' own, under their licences.
 
     pip install transformers tokenizers==0.22.2 jinja2
     python3 dev/reference/make_chat_golden.py [SMOLLM2_DIR]
+    python3 dev/reference/make_chat_golden.py --models   # models.json
     python3 dev/reference/make_chat_golden.py --trl      # needs trl; its templates, nothing written
 
 SMOLLM2_DIR, of scripts/get_model.sh, adds SmolLM2's tokenizer to the byte tokenizer and a small BPE
@@ -12,6 +14,8 @@ that is trained here. --trl compares data/prepare.py with transformers on every 
 TRL, and on TRL's masks of prompt and completion.
 """
 import argparse
+import datetime
+import hashlib
 import json
 import pathlib
 import random
@@ -20,8 +24,10 @@ import subprocess
 import sys
 import tempfile
 
+import jinja2
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,6 +40,8 @@ SMOLLM2 = prepare.CHATML.replace(
     "{{", "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
     + SMOLLM2_SYSTEM + "<|im_end|>\n' }}{% endif %}{{", 1)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+OF_MODELS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>", "</think>",
+             "<s>", "</s>", "[INST]", "[/INST]"]
 # each with {% generation %}; the test also takes it out
 MARKED = {
     "smollm2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -77,6 +85,10 @@ A: {% endif %}""",
             "{% generation %}{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}"
             "{% endif %}{{ '\n\n' }}{% endfor %}",
 }
+CHATML_MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}")
 SAMPLES = [[tuple(turn.split(":", 1)) for turn in chat] for chat in (
     ["user:Hi", "assistant:Hello!"],
     ["system:Be brief.", "user:2+2?", "assistant:4", "user:And 3+3?", "assistant:6",
@@ -144,6 +156,110 @@ def messages_of(sample):
     return [{"role": role, "content": content} for role, content in sample]
 
 
+# Where the models' templates have no {% generation %}: what is put in place of what, to have it around an answer
+# with the token that ends it. The text stays the same, which is checked.
+HEADER = "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'"
+LLAMA = [("{{- " + HEADER + "+ message['content'] | trim + '<|eot_id|>' }}",
+          "{{- " + HEADER + " }}{% if message.role == 'assistant' %}{% generation %}"
+          "{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}{% else %}"
+          "{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}")]
+QWEN = [("{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}",
+         "{{- '<|im_start|>' + message.role + '\\n' }}{% if message.role == 'assistant' %}{% generation %}"
+         "{{ message.content + '<|im_end|>' }}{% endgeneration %}{% else %}"
+         "{{ message.content + '<|im_end|>' }}{% endif %}{{ '\\n' }}")]
+END = [("        {%- if message.tool_calls %}", "{%- if message.tool_calls %}"),
+       ("        {{- '<|im_end|>\\n' }}\n    {%- elif message.role == \"tool\"",
+        "{{- '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}\n    {%- elif message.role == \"tool\"")]
+QWEN3 = END + [("{%- if loop.index0 > ns.last_query_index %}",
+                "{{- '<|im_start|>' + message.role + '\\n' }}{% generation %}"
+                "{%- if loop.index0 > ns.last_query_index %}"),
+               ("'<|im_start|>' + message.role + '\\n<think>", "'<think>"),
+               ("{{- '<|im_start|>' + message.role + '\\n' + content }}", "{{- content }}")]
+INSTRUCT = END + [("{{- '<|im_start|>' + message.role + '\\n' + content }}",
+                   "{{- '<|im_start|>' + message.role + '\\n' }}{% generation %}{{ content }}")]
+MODELS = {  # bos, eos, what is put in place of what
+    "llama3": ("<|begin_of_text|>", "<|eot_id|>", [(
+        "{{ content }}", "{% if message['role'] == 'assistant' %}{{ bos_token if loop.first else '' }}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% generation %}"
+        "{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}{% else %}{{ content }}{% endif %}")]),
+    "llama3.1": ("<|begin_of_text|>", "<|eot_id|>", LLAMA),
+    "llama3.2": ("<|begin_of_text|>", "<|eot_id|>", LLAMA),
+    "qwen2.5": ("<|endoftext|>", "<|im_end|>", QWEN),
+    "qwen3": ("<|endoftext|>", "<|im_end|>", QWEN3),
+    "qwen3-first": ("<|endoftext|>", "<|im_end|>", QWEN3),
+    "qwen3-2507": ("<|endoftext|>", "<|im_end|>", INSTRUCT),
+    "smollm3": ("<|endoftext|>", "<|im_end|>", []),
+    "mistral-nemo": ("<s>", "</s>", [("{{- message[\"content\"] + eos_token}}",
+                                      "{% generation %}{{ message[\"content\"] + eos_token}}{% endgeneration %}")]),
+    "chatml": ("<|endoftext|>", "<|im_end|>", None),
+    "smollm2": ("<|endoftext|>", "<|im_end|>", None),
+}
+DAY = 1721952000  # 26 July 2024
+# What templates of models do with thoughts, tools' answers, white space of Unicode, and words to themselves
+MORE = [[dict(zip(("role", "content", "reasoning_content"), turn)) for turn in chat] for chat in (
+    [("user", "a"), ("assistant", "<think>\nfirst\n</think>\n\nb"), ("user", "c"),
+     ("assistant", "<think>\n\nthe theory\n</think>\n\n\nd")],
+    [("user", "a"), ("assistant", "\n\nb", "why\n"), ("user", "<tool_response>c</tool_response>"),
+     ("assistant", "d", "\n"), ("assistant", "e")],
+    [("user", "a"), ("assistant", "x</think>y<think>z</think>\nb"), ("assistant", "c")],
+    [("system", " \u00a0Be kind. /no_think\u3000\n"), ("user", "\u2003a\x1f "), ("assistant", "\n b\x85")],
+    [("system", "/think /system_override Only this. \n"), ("user", "a"), ("assistant", "b")],
+    [("system", "S"), ("user", "a"), ("system", "again"), ("user", "b"), ("assistant", "c")],
+    [("assistant", "I begin."), ("user", "a"), ("assistant", "b")],
+)]
+REFUSED = {"mistral-nemo", "smollm3"}  # chats with system messages that the template loses
+
+
+def digest(ids, mask):
+    return hashlib.sha256(json.dumps([ids, mask], separators=(",", ":")).encode()).hexdigest()[:16]
+
+
+class Day(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(DAY, datetime.timezone.utc)
+
+
+def make_models():
+    """For each template and chat the digest of ids and mask, "" where the template or the trainer refuses it."""
+    chat_template_utils.datetime = Day
+    tokenizers = load_tokenizers({"bpe": OUT})
+    tokenizers["bpe"].add_special_tokens({"additional_special_tokens": OF_MODELS})
+    samples = [messages_of(s) for s in SAMPLES[:-1]] + MORE
+    golden = {}
+    for name, (bos, eos, marks) in MODELS.items():
+        if marks is None:
+            marked = MARKED["smollm2"] if name == "smollm2" else CHATML_MARKED
+            original = SMOLLM2 if name == "smollm2" else prepare.CHATML
+        else:
+            original = marked = (OUT / "templates" / (name + ".jinja")).read_text()
+            for old, new in marks:
+                assert old in marked, (name, old)
+                marked = marked.replace(old, new)
+        digests = {}
+        for kind, tokenizer in tokenizers.items():
+            if (kind == "byte") != (name == "chatml"):
+                continue
+            tokenizer.bos_token, tokenizer.eos_token = bos, eos
+            digests = []
+            for messages in samples:
+                system = [i for i, m in enumerate(messages) if m["role"] == "system"]
+                lost = system if name == "mistral-nemo" else [i for i in system if i > 0]
+                try:
+                    assert not (name in REFUSED and lost)
+                    ids, mask, straddling = expected(tokenizer, messages, marked)
+                except (AssertionError, jinja2.TemplateError):
+                    digests.append("")
+                    continue
+                assert ids == tokenizer.apply_chat_template(messages, chat_template=original)["input_ids"], name
+                digests.append(digest(ids, [0 if i in straddling else bit for i, bit in enumerate(mask)]))
+        golden[name] = {"bos": bos, "eos": eos, "template": None if marks is not None else original,
+                        "digests": digests}
+    rows = ",\n".join("  %s: %s" % (json.dumps(n), json.dumps(m)) for n, m in golden.items())
+    head = json.dumps({"day": DAY, "added": OF_MODELS, "samples": samples})
+    (OUT / "models.json").write_text(head[:-1] + ', "models": {\n' + rows + "\n}}\n")
+
+
 def load_tokenizers(directories):
     with tempfile.TemporaryDirectory() as tmp:
         subprocess.run([ROOT / "train_llama", "--train", __file__, "--out", tmp, "--steps", "0",
@@ -157,7 +273,8 @@ def make(smollm2):
     write_bpe(OUT)
     directories = {"bpe": OUT, **({"smollm2": smollm2} if smollm2 else {})}
     cases = []
-    for tokenizer_name, tokenizer in load_tokenizers(directories).items():
+    tokenizers = load_tokenizers(directories)
+    for tokenizer_name, tokenizer in tokenizers.items():
         for name, template in MARKED.items():
             if (tokenizer_name, name) == ("byte", "headers"):
                 continue  # the trainer, not the template, writes the byte tokenizer's BOS
@@ -232,4 +349,6 @@ def against_trl():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--models"]:
+        sys.exit(make_models())
     sys.exit(against_trl() if sys.argv[1:] == ["--trl"] else make(*(sys.argv[1:] or [""])))

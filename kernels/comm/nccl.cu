@@ -171,9 +171,13 @@ static void broadcast_shards(void *x, size_t element_bytes, const size_t *first,
     }
 }
 
-static void begin() {
+static void overlapped_waits() {
     CUDA_CHECK(cudaEventRecord(computed, stream));
     CUDA_CHECK(cudaStreamWaitEvent(overlapped, computed, 0));
+}
+
+static void begin() {
+    overlapped_waits();
     group_start(overlapped);
 }
 
@@ -237,7 +241,9 @@ static void sum_over_ranks(double *partial, size_t n) {
 
 void comm_phase(const char *phase, int64_t step) {
     job_phase(phase, step);
-    if (nccl) mark(stream, device_is_alive);
+    if (!nccl) return;
+    overlapped_waits();
+    mark(overlapped, device_is_alive);  // compute does not wait for a host function
 }
 
 #endif

@@ -98,6 +98,7 @@ struct QueryConsumer {
     typedef typename Z::T T;
     const AttentionShape &shape;
     const uint32_t q, dout, result;
+    const Turns<Z::CONSUMERS> turns;
     KeyRing<D> keys;
     float dq[D / 2];
     uint32_t ds[ROWS / 16][4];
@@ -108,6 +109,7 @@ struct QueryConsumer {
           q(base + unit * 2 * T::BYTES),
           dout(q + T::BYTES),
           result(base + Z::OUT + unit * T::BYTES + warp_in_group() * Tile<STORE_ROWS, D>::BYTES),
+          turns{unit},
           keys(base) {}
 
     __device__ __forceinline__ void probabilities(float (&s)[ROWS / 2]) const {
@@ -125,9 +127,11 @@ struct QueryConsumer {
     __device__ __forceinline__ void first_block(const Gradients &g, const Job &job) {
         float s[ROWS / 2], dp[ROWS / 2];
         const uint32_t k = keys.wait();
+        turns.take();
         wgmma_fence();
         multiply_transposed<D, ROWS, ROWS>(s, q, k);
         multiply_transposed<D, ROWS, ROWS>(dp, dout, k + T::BYTES);
+        turns.pass();
         rows.load(g, shape, job);
         wgmma_wait<0>();
         wgmma_pin(s);
@@ -143,13 +147,16 @@ struct QueryConsumer {
         float s[ROWS / 2], dp[ROWS / 2];
         const uint32_t before = keys.tile(), k = keys.following().wait();
         wgmma_pin(dq);
+        turns.take();
         wgmma_fence();
         multiply_transposed<D, ROWS, ROWS>(s, q, k);
         multiply_transposed<D, ROWS, ROWS>(dp, dout, k + T::BYTES);
         multiply_add<ROWS, ROWS>(dq, ds, before);
+        turns.pass();
         wgmma_wait<2>();
         wgmma_pin(s);
         probabilities(s);
+        before_wait(all_zero_and_one_negative(s));
         wgmma_wait<1>();
         wgmma_pin(dp);
         dscores(dp, s);
@@ -187,15 +194,20 @@ __device__ __forceinline__ void consume_keys(const CUtensorMap *dqkv_map, const 
     typedef QuerySizes<D> Z;
     const uint32_t base = smem_u32(smem), full = base + Z::UNIT_PAIRS + unit * 16;
     QueryConsumer<D> me(s, base, unit);
+    me.turns.begin();
     for (uint32_t phase = 0;; phase ^= 1) {
         mbar_wait(full, phase);
         const Job job = reinterpret_cast<const Job *>(smem + Z::JOBS)[unit];
         if (job.row_blocks == 0) break;
-        for (int n = job.row_blocks - 1; n > job.row_block; n--) me.keys.skip();
+        for (int n = job.row_blocks - 1; n > job.row_block; n--) {
+            me.turns.skip();
+            me.keys.skip();
+        }
         if (job.row_block != IDLE) me.walk(g, job);
         release(full + 8);
         if (job.row_block != IDLE) me.store(dqkv_map, rope, job);
     }
+    me.turns.end();
     if (lane_id() == 0) bulk_wait<0>();
 }
 
@@ -521,7 +533,7 @@ __device__ __forceinline__ void produce_queries(const CUtensorMap *qkv_map,
     const int tokens = (int)s.total_tokens;
     const unsigned total = work_count(work, BACKWARD_ITEMS) * (unsigned)s.num_kv_heads;
     QueryRing<D> queries(base);
-    unsigned number = blockIdx.x;
+    unsigned number = take_number(&kv_items_taken, total);
     for (uint32_t phase = 0;; phase ^= 1) {
         KeyJob job = {{0, 0, 0}, STOP};
         if (number < total) {

@@ -52,7 +52,7 @@ template <int D>
 using ValueRing = Ring<ForwardSizes<D>::V, ForwardSizes<D>::KV::BYTES, ForwardSizes<D>::V_PAIRS,
                        ForwardSizes<D>::STAGES>;
 
-__device__ unsigned items_taken;  // beyond the first of each CTA; 0 between kernels
+__device__ unsigned items_taken;  // see take_number; 0 between kernels
 
 // -------------------------------------------------------------------------------------------------
 // Producer
@@ -135,6 +135,7 @@ struct Consumer {
     typedef ForwardSizes<D> Z;
     const AttentionShape &shape;
     const uint32_t q, result, q_empty;
+    const Turns<Z::CONSUMERS> turns;
     KeyRing<D> keys;
     ValueRing<D> values;
     float o[D / 2];
@@ -146,11 +147,16 @@ struct Consumer {
           q(base + unit * Z::Q::BYTES),
           result(base + Z::O + unit * Z::Q::BYTES + warp_in_group() * Tile<STORE_ROWS, D>::BYTES),
           q_empty(base + Z::Q_PAIRS + unit * 16 + 8),
+          turns{unit},
           keys(base),
           values(base) {}
 
     __device__ __forceinline__ void skip(int blocks) {
-        for (int n = 0; n < blocks; n++) keys.skip(), values.skip();
+        for (int n = 0; n < blocks; n++) {
+            turns.skip();
+            keys.skip();
+            values.skip();
+        }
     }
 
     // P of the diagonal's block of N keys; nothing to overlap with yet
@@ -160,8 +166,10 @@ struct Consumer {
         clear(o);
         for (int r = 0; r < 2; r++) state.top[r] = -INFINITY, state.sum[r] = 0;
         const uint32_t k = keys.wait();
+        turns.take();
         wgmma_fence();
         multiply_transposed<D, UNIT_ROWS, KEYS>(s, q, k);
+        turns.pass();
         wgmma_wait<0>();
         wgmma_pin(s);
         keys.done();
@@ -176,13 +184,17 @@ struct Consumer {
         float s[KEYS / 2], keep[2];
         const uint32_t k = keys.wait(), v = values.wait();
         wgmma_pin(o);
+        turns.take();
         wgmma_fence();
         multiply_transposed<D, UNIT_ROWS, KEYS>(s, q, k);
         multiply_add<N, KEYS>(o, p, v);
+        turns.pass();
         wgmma_wait<1>();
         wgmma_pin(s);
         keys.done();
         exponentials(s, keep, state, shape.scale_log2e);
+        if (D == 128)
+            before_wait(state.sum[0] + state.sum[1] < 0);  // D == 64 has no registers left
         wgmma_wait<0>();
         wgmma_pin(o);
         wgmma_pin(s);  // p is read no more
@@ -243,6 +255,7 @@ __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
     typedef ForwardSizes<D> Z;
     const uint32_t base = smem_u32(smem);
     Consumer<D> me(s, base, unit);
+    me.turns.begin();
     for (uint32_t phase = 0;; phase ^= 1) {
         mbar_wait(base + Z::Q_PAIRS + unit * 16, phase);
         const Job job = reinterpret_cast<const Job *>(smem + Z::JOBS)[unit];
@@ -257,6 +270,7 @@ __device__ __forceinline__ void consume(const CUtensorMap *out_map, float *lse,
         me.walk(job.row_block);
         me.store(out_map, lse, job);
     }
+    me.turns.end();
     if (lane_id() == 0) bulk_wait<0>();
 }
 #endif
@@ -324,6 +338,10 @@ CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_toke
                                 (cuuint64_t)total_tokens + 1};
     const cuuint64_t strides[2] = {row_bytes, row_bytes};
     const cuuint32_t box[3] = {PANEL_COLUMNS, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
+    if ((uintptr_t)tensor <= (uintptr_t)total_tokens * row_bytes)
+        device_fail("train with --attention sm80",
+                    "attention: expected a tensor at an address above its size, found %p",
+                    (const void *)tensor);
     void *origin = (void *)((uintptr_t)tensor - (uintptr_t)total_tokens * row_bytes);
     CUtensorMap map;
     const CUresult status =
@@ -331,7 +349,8 @@ CUtensorMap ragged_map(const floatX *tensor, int64_t columns, int64_t total_toke
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS)
-        cuda_unsupported("attention: cuTensorMapEncodeTiled refused a map", (int64_t)status);
+        device_fail("train with --attention sm80",
+                    "attention: cuTensorMapEncodeTiled refused a map: error %d", (int)status);
     return map;
 }
 

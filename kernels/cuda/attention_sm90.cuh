@@ -60,6 +60,10 @@ struct Roles {
     static constexpr int CONSUMERS = N, THREADS = (N + 1) * WARPGROUP;
     static constexpr int PRODUCER_REGISTERS = N == 3 ? 32 : 40;
     static constexpr int CONSUMER_REGISTERS = N == 3 ? 160 : 232;
+    static_assert(
+        WARPGROUP * (PRODUCER_REGISTERS + N * CONSUMER_REGISTERS) <=
+            65536 / THREADS / 8 * 8 * THREADS,
+        "setmaxnreg would wait for ever for registers that the CTA was not launched with");
 };
 
 // A consumer's part of an item of units (see attention_sm90.cu)
@@ -95,7 +99,8 @@ __device__ __forceinline__ void init_pair(uint32_t full, int warps, int producer
 // others consume.
 template <class Roles, class Init, class Produce, class Consume>
 __device__ __forceinline__ void run_roles(Init init, Produce produce, Consume consume) {
-    const int group = threadIdx.x / WARPGROUP;
+    // uniform over a warp, as the compiler cannot see: addresses stay in uniform registers
+    const int group = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
     if (threadIdx.x == 0) {
         init(shared_begin());
         fence_mbar_init();
@@ -109,6 +114,52 @@ __device__ __forceinline__ void run_roles(Init init, Produce produce, Consume co
         consume(group);
     }
 }
+
+// ptxas moves a wait for wgmma above arithmetic that does not depend on it, which then overlaps
+// with nothing. It moves no wait over this branch, and nothing that `impossible` depends on below
+// it. The vote keeps the branch uniform, and with it all addresses.
+__device__ __forceinline__ void before_wait(bool impossible) {
+    if (__any_sync(~0u, impossible)) __trap();
+}
+
+// Never true of results of ex2, which has no -0; NaN of either sign has other bits.
+template <int N>
+__device__ __forceinline__ bool all_zero_and_one_negative(const float (&x)[N]) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) bits |= __float_as_uint(x[i]);
+    return bits == 0x80000000u;
+}
+
+// Consumers issue the products of a block of keys in turns, one consumer after the other, so that
+// the softmax of one runs while the products of another do: without turns they start together, and
+// stay so (FlashAttention-3 schedules its two consumers in the same way). Each of N consumers takes
+// as many turns in an item as the item has blocks of keys, those that it skips too. Barrier
+// 1 + unit says that it is a consumer's turn.
+constexpr bool TAKE_TURNS = true;  // false: to measure what they are worth; the same bits
+
+template <int N>
+struct Turns {
+    int unit;
+    __device__ __forceinline__ void take() const {
+        if (TAKE_TURNS) named_bar_sync(1 + unit, 2 * WARPGROUP);
+    }
+    __device__ __forceinline__ void pass() const {
+        if (TAKE_TURNS) named_bar_arrive(1 + (unit + 1 == N ? 0 : unit + 1), 2 * WARPGROUP);
+    }
+    __device__ __forceinline__ void skip() const {
+        take();
+        pass();
+    }
+    // The first turn is that of unit 0; its last one is passed to it, and taken so that no barrier
+    // is left half full.
+    __device__ __forceinline__ void begin() const {
+        if (unit == N - 1) pass();
+    }
+    __device__ __forceinline__ void end() const {
+        if (unit == 0) take();
+    }
+};
 
 // One arrival for the warp. Every lane has passed the other barrier of the pair: none can miss its
 // next phase.
@@ -165,11 +216,11 @@ __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap *map,
                         doc.start + doc.len);
 }
 
-// The number of a CTA's next item; its first is blockIdx.x. Every item that is worked on draws
-// once, `total` is the number of items: the last call sets the counter back to 0 for the next
-// kernel.
+// The number of a CTA's next item, of `total`; also of its first, so that a CTA that starts late,
+// behind another kernel's, does not begin with one of the longest. Every CTA draws until it draws
+// one past the end: the last draw of all sets the counter back to 0 for the next kernel.
 __device__ __forceinline__ unsigned take_number(unsigned *items_taken, unsigned total) {
-    return gridDim.x + atomicInc(items_taken, total - 1);
+    return atomicInc(items_taken, total + gridDim.x - 1);
 }
 
 // The producer of items of units. For each item, load_unit(consumer, full, job) starts the loads of
@@ -182,7 +233,7 @@ __device__ __forceinline__ void produce_units(unsigned *items_taken, const int32
                                               LoadKeys load_keys) {
     const unsigned shares = s.num_heads / s.shared;  // an item is for each of so many shared heads
     const unsigned total = work_count(work, FORWARD_ITEMS) * shares;
-    unsigned number = blockIdx.x;
+    unsigned number = take_number(items_taken, total);
     for (uint32_t phase = 0;; phase ^= 1) {
         const bool more = number < total;
         const int first_head = number % shares * s.shared;

@@ -63,6 +63,14 @@ PTX void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+// Barrier `id` (1 to 15) of n threads, a multiple of 32: sync waits for all, arrive for none.
+PTX void named_bar_sync(int id, int n) {
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+PTX void named_bar_arrive(int id, int n) {
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(n) : "memory");
+}
+
 // ------------------------------------------------------------------------------------------------
 // sm_90: mbarrier, TMA
 

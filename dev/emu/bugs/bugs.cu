@@ -161,6 +161,7 @@ static const struct {
     BUG(GEMM_NO_WGMMA_FENCE, run_gemm),
     BUG(GEMM_NO_PROXY_FENCE, run_gemm),
     BUG(GEMM_EXITS_EARLY, run_gemm),
+    BUG(GEMM_NO_INIT_FENCE, run_gemm),
     BUG(GEMM_ONE_ARRIVAL_PER_GROUP, run_gemm),
 };
 

@@ -19,5 +19,6 @@ enum Bug {
     GEMM_NO_WGMMA_FENCE,         // accumulators are handed to wgmma without a fence
     GEMM_NO_PROXY_FENCE,         // TMA stores what it may not see yet
     GEMM_EXITS_EARLY,            // exits while a TMA store still reads shared memory
+    GEMM_NO_INIT_FENCE,          // TMA may not see that its barrier is initialised
     GEMM_ONE_ARRIVAL_PER_GROUP,  // one thread releases the stage for all four warps
 };

@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_panels(const float (&d)[64], unsigned char
                 __floats2bfloat162_rn(d[j * 4 + i * 2], d[j * 4 + i * 2 + 1]);
         }
     if (bug != GEMM_NO_PROXY_FENCE) fence_proxy_async();
-    emu::bar(1 + warpgroup, 128, true, __FILE__, __LINE__);
+    named_bar_sync(1 + warpgroup, 128);
     if (thread == 0) {
         tma_store_3d(map_c, smem_u32(panels), n0, m0 + warpgroup * 64, 0);
         tma_store_3d(map_c, smem_u32(panels) + PANEL, n0 + 64, m0 + warpgroup * 64, 0);
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(384, 1)
             mbar_init(smem_u32(&full[i]), 1);
             mbar_init(smem_u32(&empty[i]), bug == GEMM_ONE_ARRIVAL_PER_GROUP ? 2 : 8);
         }
-        fence_mbar_init();
+        if (bug != GEMM_NO_INIT_FENCE) fence_mbar_init();
     }
     __syncthreads();
     if (warpgroup == 2) {

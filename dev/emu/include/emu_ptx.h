@@ -55,6 +55,8 @@ PTX void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
     uint32_t b[2] = {b0, b1};
     emu::mma16816(d, a, b, EMU_AT);
 }
+PTX void named_bar_sync(int id, int n, EMU_LOC) { emu::bar(id, n, true, EMU_AT); }
+PTX void named_bar_arrive(int id, int n, EMU_LOC) { emu::bar(id, n, false, EMU_AT); }
 PTX void cp_async16(uint32_t dst, const void *src, bool valid, EMU_LOC) {
     emu::cp_async(dst, src, 16, valid ? 16 : 0, EMU_AT);
 }
