@@ -5,7 +5,7 @@
 #   make simple         the whole idea in one C file; make clean removes what was built
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)     V=1 (shows whole commands)
-#   MPI= NCCL= EDIT=    empty: build for one rank only, without line editing (default: used if installed)
+#   MPI= NCCL= EDIT=    empty: build for one rank only, without line editing (default: if installed)
 #   CUDA_ARCHS="80 90a" GPU architectures; default: of 80 86 89 90a 100 120 those that nvcc knows;
 #                       for others the driver compiles PTX at program start
 # Objects: build/<variant>. Rules of tests: tests/tests.mk; of emulated CUDA: dev/emu/emu.mk.

@@ -3,8 +3,8 @@
 # `N passed, N failed, N skipped`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-scripts/setup.sh g++=g++ clang++=clang perl=perl git=git /usr/include/histedit.h=libedit-dev mpirun=openmpi-bin mpicc=libopenmpi-dev \
-    '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev'
+scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpicc=libopenmpi-dev \
+    /usr/include/histedit.h=libedit-dev '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev'
 
 # The lines of make with a counter; a sign of life every ten seconds
 count() {

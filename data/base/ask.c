@@ -13,7 +13,7 @@ volatile sig_atomic_t ask_interrupted;
 
 static void on_interrupt(int sig) { ask_interrupted = sig; }
 
-// Is there input within so many ms (-1: whenever)? A signal ends the wait.
+// Is there input within so many ms? A signal ends the wait.
 static bool input_within(int ms) {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     return poll(&input, 1, ms) > 0;
@@ -23,7 +23,8 @@ static bool input_within(int ms) {
 static const char *plain_line(Ask *a, const char *prompt) {
     fputs(prompt, stdout);
     fflush(stdout);
-    return input_within(-1) && getline(&a->line, &a->capacity, stdin) >= 0 ? a->line : NULL;
+    while (!ask_interrupted && !input_within(100)) continue;  // a signal may come before the wait
+    return !ask_interrupted && getline(&a->line, &a->capacity, stdin) >= 0 ? a->line : NULL;
 }
 
 #ifdef WITH_EDIT

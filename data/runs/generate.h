@@ -94,9 +94,9 @@ bool samples_open(Generator *g, const Options *o, Data *data, Error *err);
 void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog *log);
 
 // --generate: texts from prompts, printed as they grow. The prompts of a file become one packed
-// batch; a terminal is asked for one prompt after another, and with --chat they are one
-// conversation, which keeps its keys and values; Ctrl-C ends an answer. Reads and encodes the prompts; *g must stay where
-// it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
+// batch; a terminal is asked for one prompt after another, and Ctrl-C ends a text. With --chat they
+// are one conversation, which keeps its keys and values. Reads and encodes the prompts; *g must
+// stay where it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
 bool generator_open(Generator *g, const Options *o, Error *err);
 
 // Writes the texts to standard output, and a line on the speed to standard error.
