@@ -76,9 +76,9 @@ static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
     return file_open(&r->file, f->path, "check it, or copy it again", err);
 }
 
-// Inputs without a document between two that have some: tables, and empty files of records
+// Inputs without a document between two that have some: those left out, and empty files of records
 static bool is_skipped(const InputFile *f) {
-    return f->kind == INPUT_TABLE || (f->kind != INPUT_TEXT && f->size_bytes == 0);
+    return f->kind == INPUT_LEFT_OUT || (f->kind != INPUT_TEXT && f->size_bytes == 0);
 }
 
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
@@ -334,6 +334,11 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
 // ------------------------------------------------------------------------------------------------
 // Units
 
+static bool is_utf16(const unsigned char *head, uint64_t n) {
+    if (n < 2) return false;
+    return memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
+}
+
 static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES];
@@ -344,9 +349,13 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     file_close(&file);
     if (!read) return;
     u->left_out.binary += binary;
-    if (binary && f->named)
-        error_set(&u->err, EXIT_BAD_INPUT, "give text or .jsonl",
-                  "%s: expected text, found a binary file", f->path);
+    if (binary)
+        error_set(&u->left_out.first, EXIT_BAD_INPUT, "give text or .jsonl",
+                  is_utf16(head, n)
+                      ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
+                      : "%s: expected text, found a binary file",
+                  f->path, f->path);
+    if (binary && f->named) u->err = u->left_out.first;
     if (binary) return;
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document a line", &u->err);

@@ -21,7 +21,7 @@ typedef struct {
 // What became no document
 typedef struct {
     int64_t empty, binary, bad;
-    Error first;  // why the first bad record is left out
+    Error first;  // why the first file or bad record is left out
 } LeftOut;
 
 typedef struct {

@@ -17,7 +17,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    MAX_NAMED = 10,  // records that are left out, in warnings
+    MAX_NAMED = 5,  // files and records that are left out, in warnings
     FORMAT = 3,
 };
 
@@ -184,6 +184,19 @@ static void make_key(Job *j) {
     snprintf(j->key, sizeof j->key, "%016lx\n", h);
 }
 
+// Of a directory
+static void name_left_out(const Inputs *in) {
+    char hint[512];
+    int64_t named = 0;
+    for (size_t i = 0; i < in->n && named < MAX_NAMED; i++) {
+        const InputFile *f = &in->items[i];
+        if (f->kind != INPUT_LEFT_OUT) continue;
+        input_hint(f, hint, sizeof hint);
+        warning("left out: %s: %s (%s)", f->path, f->format, hint);
+        named++;
+    }
+}
+
 // The directory was made from the same texts with the same tokenizer.
 static bool is_up_to_date(const Job *j) {
     char path[IO_PATH_MAX];
@@ -224,8 +237,9 @@ static void round_run(Thread *threads, int num_threads) {
 }
 
 static void leave_out(LeftOut *left, const LeftOut *more) {
-    if (more->bad > 0 && left->bad == 0) left->first = more->first;
-    if (more->bad > 0 && left->bad < MAX_NAMED) warning("left out: %s", more->first.what);
+    if (more->first.code && left->first.code == 0) left->first = more->first;
+    if (more->first.code && left->bad + left->binary < MAX_NAMED)
+        warning("left out: %s", more->first.what);
     left->empty += more->empty;
     left->binary += more->binary;
     left->bad += more->bad;
@@ -320,12 +334,10 @@ static bool write_tokenizer(const Job *j, Error *err) {
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    const char *better = j->in.num_tables > 0 ? "CSV and other JSON files are left out: write an "
-                                                "object {\"text\": ...} a line into a .jsonl file"
-                                              : "give text files or JSON Lines";
     if (j->left_out.first.code)
         return error_set(err, EXIT_BAD_INPUT, j->left_out.first.hint, "%s", j->left_out.first.what);
-    return error_set(err, EXIT_BAD_INPUT, better, "%s: expected documents, found none", j->spec);
+    return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
+                     "%s: expected documents, found none", j->spec);
 }
 
 // A split of the documents; again without validation when it leaves none for training.
@@ -388,7 +400,7 @@ static void print_summary(const Job *j) {
     add_count(left, sizeof left, j->left_out.bad, "record");
     add_count(left, sizeof left, j->left_out.empty, "empty document");
     add_count(left, sizeof left, j->left_out.binary, "binary file");
-    add_count(left, sizeof left, j->in.num_tables, "CSV or JSON file");
+    add_count(left, sizeof left, j->in.num_left_out, "other file");
     printf("texts   %s -> %s: %ld document%s, %ld for validation, %.1f MB in %.1f s%s%s\n", j->spec,
            j->dir, docs, text_plural(docs), j->val.num_docs, (double)j->in.size_bytes * 1e-6,
            ms * 1e-3, left[0] ? "; left out: " : "", left);
@@ -411,6 +423,7 @@ static bool write_all(Job *j, Error *err) {
     if (!may_replace(j, err) || !dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
         return false;
     j->start_ms = j->shown_ms = now_ms();
+    name_left_out(&j->in);
     if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
         return true;
