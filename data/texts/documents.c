@@ -339,6 +339,12 @@ static bool is_utf16(const unsigned char *head, uint64_t n) {
     return memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
 }
 
+// Where the last 1 % begins, if there is a line; n: it is not cut.
+static uint64_t cut_at(const char *text, uint64_t n) {
+    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
+    return line ? (uint64_t)(line + 1 - text) : n;
+}
+
 static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES];
@@ -359,8 +365,11 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     if (binary) return;
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document a line", &u->err);
-    const Text text = {.bytes = (unsigned char *)bytes, .n = n};
+    const uint64_t end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
+    const Text text = {.bytes = (unsigned char *)bytes, .n = end},
+               rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
     if (bytes) add_document(u, e, options, &text, NULL);
+    if (bytes && end < n) add_document(u, e, options, &rest, NULL);
     free(bytes);
 }
 

@@ -55,6 +55,8 @@ typedef struct {
 // The next unit, in order; false at the end or with *err. Unit memory is used again.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
+enum { CUT_MIN_BYTES = 1 << 16 };
+
 typedef struct {
     const Tokenizer *tokenizer;
     bool has_byte[256];  // it has a token for
@@ -63,6 +65,7 @@ typedef struct {
     ChatTemplate chat;
     Error no_chat;       // with a code: why there is no template that is known
     bool trains_on_all;  // of chats, not on answers only
+    bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
     double val_frac;     // share of the documents for validation, by SHA-256 of the text
 } UnitOptions;
 
