@@ -15,7 +15,7 @@ WERROR  ?= -Werror
 NVCC    := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU     := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 COMMIT  := $(shell git describe --always --dirty --exclude '*' 2>/dev/null)
-VERSION := 0.1.0$(COMMIT:%=, commit %)
+VERSION := 0.1.0
 BACKEND ?= $(if $(and $(NVCC),$(GPU)),cuda,cpu)
 comma   := ,
 # One short line a command; none with make -s
@@ -55,7 +55,7 @@ build/$(1)/%.o: %.c Makefile
 	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -c $$< -o $$@
 build/$(1)/train_llama.o: train_llama.cu Makefile
 	@mkdir -p $$(@D)
-	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -DUNPAD_VERSION='"$(VERSION), $(1)"' -x c -c $$< -o $$@
+	$$(call say,CC,$$<)$$(CC) $$(CFLAGS) $(2) -DUNPAD_VERSION='"$(VERSION) ($(COMMIT:%=commit %$(comma) )$(1) backend)"' -x c -c $$< -o $$@
 build/$(1)/train_llama.o: build/with/version-$(firstword $(COMMIT) none)
 build/$(1)/libhost.a: $$(HOST:%.c=build/$(1)/%.o) Makefile
 	@mkdir -p $$(@D) && rm -f $$@

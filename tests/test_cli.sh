@@ -163,7 +163,7 @@ expect help_on_one_option 0 '^  --lr X ' "$train" --help lr
 expect help_on_lora 2 'there is no LoRA' "$train" --help lora
 "$train" --help all > out.txt
 check fewer_than_fifty_options test "$(grep -c '^  --' out.txt)" -lt 50
-expect version 0 '^unpad.c [0-9.]+(, commit [0-9a-f]+(-dirty)?)?, [a-z]+$' "$train" --version
+expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------
 cp -r a d && rm -r d/final && printf 'x' | dd of=d/step-00000008/model.safetensors bs=1 seek=3000 conv=notrunc 2> /dev/null

@@ -87,6 +87,11 @@ for i, record in enumerate(records):
                 assert outcome(lines) in (None, 3), (i, key, value)
 PY
 
+# ---- the charts of dev/results are what the recorded files say --------------------------------------
+mkdir -p tree/dev && cp -r "$root/scripts" tree && cp -r "$root/dev/"{charts.py,results} tree/dev
+check charts_are_drawn python3 tree/dev/charts.py
+for chart in speed scaling training; do same chart_$chart {tree,"$root"}/dev/results/$chart.svg; done
+
 # ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
 mkdir stand_in live
 cat > stand_in/wandb.py <<'PY'
