@@ -89,7 +89,7 @@ static bool read_chatml(ChatTemplate *t, const char *p) {
         memcpy(t->system, p, n);
         p = end + strlen(system_end);
     }
-    return strcmp(p, CHATML_TURNS) == 0;
+    return strcmp(p, CHATML_TURNS) == 0 || strcmp(p, CHATML_TURNS "\n") == 0;
 }
 
 static bool read_template(ChatTemplate *t, const char *text) {

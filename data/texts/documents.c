@@ -251,7 +251,7 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
 }
 
 // [["...", true], ...]
-static bool read_parts(const json_t *array, Parts *parts, Error *bad) {
+static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) {
     size_t i;
     const json_t *item;
     parts_add(parts, "", 0, false);
@@ -259,7 +259,8 @@ static bool read_parts(const json_t *array, Parts *parts, Error *bad) {
         const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
         if (json_array_size(item) != 2 || !json_is_string(part) || !json_is_boolean(trained))
             return bad_input(bad, "part %zu: expected [\"text\", true or false]", i + 1);
-        parts_add(parts, json_string_value(part), json_string_length(part), json_is_true(trained));
+        parts_add(parts, json_string_value(part), json_string_length(part),
+                  all || json_is_true(trained));
     }
     return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
 }
@@ -277,10 +278,11 @@ static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record,
         return ok;
     }
     u->err = options->no_chat;
-    snprintf(u->err.hint, sizeof u->err.hint,
-             "data/prepare.py --chat %.200s --model DIR --out parts.jsonl renders other templates "
-             "(without --model: ChatML); then --train parts.jsonl",
-             u->file->path);
+    snprintf(
+        u->err.hint, sizeof u->err.hint,
+        "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then --train "
+        "parts.jsonl",
+        u->file->path, options->no_chat.hint);
     return true;
 }
 
@@ -294,7 +296,7 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
     if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
     else if (kind == RECORD_PARTS)
-        ok = read_parts(json_object_get(record, "parts"), &parts, bad);
+        ok = read_parts(json_object_get(record, "parts"), options->trains_on_all, &parts, bad);
     else if (kind != RECORD_TEXT)
         ok = read_chat(u, options, record, &parts, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;

@@ -63,7 +63,7 @@ typedef struct {
     int32_t bos, eos;    // of documents without parts; -1: none
     int token_bytes;
     ChatTemplate chat;
-    Error no_chat;       // with a code: why there is no template that is known
+    Error no_chat;  // with a code: there is no template that is known; hint: option of prepare.py
     bool trains_on_all;  // of chats, not on answers only
     bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
     double val_frac;     // share of the documents for validation, by SHA-256 of the text

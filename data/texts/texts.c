@@ -160,7 +160,10 @@ static bool open_tokenizer(Job *j, Error *err) {
         if (n == 1) j->options.has_byte[*byte] = true;
     }
     j->options.trains_on_all = j->settings->o->train_on != 0;
-    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, &j->options.no_chat);
+    Error *no_chat = &j->options.no_chat;
+    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
+    snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
+    if (path_ends_with(no_chat->what, "none")) no_chat->hint[0] = 0;  // ChatML
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
