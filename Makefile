@@ -127,7 +127,7 @@ gpu-day:
 help:
 	@sed -n '1,/^$$/s/^# \{0,3\}//p' Makefile
 install: train_llama
-	install -D -m 755 train_llama $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/train_llama
+	install -D -m 755 train_llama '$(DESTDIR)$(or $(PREFIX),/usr/local)/bin/train_llama'
 clean:
 	rm -rf build train_llama
 include tests/tests.mk dev/emu/emu.mk

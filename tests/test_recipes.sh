@@ -132,4 +132,13 @@ expect get_model_refuses_other_models 2 'expected the name of a model' get_model
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
+
+# ---- make and docker --------------------------------------------------------------------------------------
+outcome make_help 0 '^make +builds ./train_llama; make install' make -s -C "$root" help
+check make_installs make -s -C "$root" -o train_llama BACKEND=cpu install DESTDIR="$work" PREFIX=/opt
+check what_is_installed_runs "$work/opt/bin/train_llama" --version
+if timeout 20 docker info > /dev/null 2>&1; then
+    check image_is_built docker build -q -t unpad-test "$root"
+    outcome image_runs 0 '^unpad.c .*cpu backend' docker run --rm unpad-test --version
+else skip image_is_built 'docker does not run here'; fi
 finish

@@ -108,6 +108,16 @@ static void sweep(int error, bool persistent) {
     CHECK_MSG(nth > 60, "%ld calls", nth);
 }
 
+TEST(what_cannot_be_looked_at_exists) {
+    const int errors[] = {EACCES, EIO, ELOOP};
+    for (int i = 0; i < 3; i++) {
+        fault_arm(FAULT_IO, 1, errors[i], false);
+        const bool exists = path_exists(scratch("nothing"));
+        fault_disarm();
+        CHECK(exists && !path_exists(scratch("nothing")));
+    }
+}
+
 TEST(one_call_fails) { sweep(EIO, false); }
 TEST(the_disk_is_full_from_a_call_on) { sweep(ENOSPC, true); }
 TEST(calls_fall_short) { sweep(FAULT_SHORT, false); }

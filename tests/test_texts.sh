@@ -67,7 +67,8 @@ put("parts.jsonl", json.dumps({"parts": [["Q: \u20ac", False], ["", True], [" A\
 expect("parts.jsonl", [(b"Q: \xe2\x82\xac A\nend ", [0] * 7 + [1] * 3 + [0] * 5),
                        (b"plain", [0] + [1] * 6), (b"QA \n", [0, 0, 1, 1, 1, 1])])
 put("pairs.jsonl", b'{"parts": [["x"]]}\n')
-put("slow.jsonl", b'{"text": "' + rb"\u00e9" * 250000 + b'"}\n')
+for mb in 0, 1, 3, 8:        # one line of escapes
+    put("slow%d.jsonl" % mb, b'{"text": "' + rb"\ud83d\n" * (mb << 17) + b'x"}\n')
 PY
 notes=$work/notes.txt
 seq 1 800 > "$notes"
@@ -102,7 +103,22 @@ lacks dry_run_takes_the_tokens_that_are_there '^texts' out.txt
 mkdir split && cp notes.txt split && cp parts.jsonl split/val.jsonl && cp lines.jsonl split/train.jsonl
 check validation_file "${run[@]}" --train split --out split.run --steps 0 --val-every 0
 has validation_file_is_all_of_it '^texts .* 2005 documents, 3 for validation' out.txt
-check long_escapes_take_no_time timeout 20 "${run[@]}" --train slow.jsonl --out slow --steps 0 --val-every 0
+# Time on the CPU, which other programs change little
+check_python long_escapes_take_linear_time "${TRAIN:-$root/build/cpu/train_llama}" << 'PY'
+import resource, subprocess, sys
+def seconds(mb):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.argv[1], "--train", "slow%d.jsonl" % mb, "--max-seqlen", "4096", "--micro-batch-tokens",
+                    "4096", "--dry-run", "--threads", "1"], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+times = {mb: min(seconds(mb) for _ in range(2)) for mb in (0, 1, 3, 8)}
+per_mb = {mb: (times[mb] - times[0]) / mb for mb in (1, 3, 8)}
+assert times[3] < 2, times
+assert per_mb[8] < 3 * max(per_mb[1], 0.01), per_mb
+PY
+touch -d 2400-01-01 notes.txt      # nanoseconds since 1970 do not fit into 63 bits
+check a_time_stamp_after_2262 "${run[@]}" --train notes.txt --out late --steps 0 --val-every 0
 
 # ---- a tokenizer of Hugging Face ----------------------------------------------------------------------
 tiny_model bpe 24 40 8
@@ -112,6 +128,13 @@ run_bpe=("$train" --model bpe --from-scratch "${small[@]}")
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --steps 0 --val-every 0
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
+# ids of four bytes, and a first text without any
+cp -r bpe wide && mkdir none && : > none/a.txt && cp notes.txt none/b.txt
+sed -i 's/"vocab_size": 512/"vocab_size": 70001/' wide/config.json
+python3 -c 'import json; t = json.load(open("bpe/tokenizer.json"))
+t["added_tokens"].append(dict(t["added_tokens"][0], id=70000, content="<wide>"))
+json.dump(t, open("wide/tokenizer.json", "w"))'
+check a_first_text_without_tokens "${run_bpe[@]/#bpe/wide}" --train none --out none.run --steps 0 --val-every 0
 check bpe_tree "${run_bpe[@]}" --train tree --out bpe-tree --steps 0 --val-every 0
 PYTHONPATH=$root/tests check_python one_boundary_token << 'PY'
 import shards

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <unistr.h>
 
@@ -409,6 +410,26 @@ TEST(added_tokens_that_overlap_are_cut_as_in_hugging_face) {
                   cases[i].text, n, err.what);
     }
     tokenizer_free(&t);
+}
+
+// Of a text of bad bytes, which become three each, and a pattern that takes all as one word
+TEST(a_word_of_two_gib_is_refused) {
+    const size_t n = (size_t)INT32_MAX + 1;
+    Error err = {0};
+    Tokenizer t = must_open(
+        "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false},"
+        " 'model': {'vocab': {'a': 0, 'b': 1, 'ab': 2}, 'merges': ['a b']}}");
+    const unsigned char *zeros =  // of no memory, as nothing is written
+        mmap(NULL, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(zeros != MAP_FAILED);
+    Bpe *bpe = bpe_open(&t, &err);
+    CHECK_MSG(bpe, "%s", err.what);
+    BpeEncoder *e = bpe_encoder_open(bpe);
+    CHECK(!bpe_encode(e, zeros, n, &err) && strstr(err.what, "a word of 2147483648 bytes"));
+    bpe_encoder_close(e);
+    bpe_close(bpe);
+    tokenizer_free(&t);
+    munmap((void *)zeros, n);
 }
 
 #define SEQUENCE(first_) \

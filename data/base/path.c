@@ -1,5 +1,6 @@
 #include "path.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +42,7 @@ bool path_is_dir(const char *path) {
 
 bool path_exists(const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0;
+    return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
 }
 
 bool path_ends_with(const char *path, const char *ending) {

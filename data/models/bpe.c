@@ -473,6 +473,8 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
 static bool bpe_cut(BpeEncoder *e, int pattern, const unsigned char *p, size_t n, Error *err) {
     if (n == 0) return true;
     if (pattern == e->bpe->num_patterns) {
+        if (n > INT32_MAX)  // pieces are counted in 32 bits
+            return bad_input(err, "a word of %zu bytes: expected at most %d", n, INT32_MAX);
         bpe_word(e, p, n);
         return true;
     }
@@ -522,9 +524,10 @@ static int32_t bpe_added_at(const Bpe *b, int normalized, const unsigned char *p
 static bool bpe_cut_added(BpeEncoder *e, int normalized, const unsigned char *p, size_t n,
                           Error *err) {
     const Bpe *b = e->bpe;
+    const bool any = normalized < 2 && b->added_ends[normalized] < b->added_ends[normalized + 1];
     size_t done = 0, length;
     if (normalized == 2) return bpe_part(e, p, n, err);
-    for (size_t i = 0; i < n;) {
+    for (size_t i = any ? 0 : n; i < n;) {
         const int32_t id = b->added_begin[normalized][p[i]]
                                ? bpe_added_at(b, normalized, p + i, n - i, &length)
                                : -1;

@@ -274,7 +274,7 @@ static bool recover_entry(const char *out_dir, const char *name, Error *err) {
     if (!path_join(path, sizeof path, out_dir, name, err)) return false;
     if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
     if (!path_printf(base, sizeof base, err, "%s/%.*s", out_dir, (int)length, name)) return false;
-    if (is_old && !path_exists(base)) return io_rename(path, base, err);
+    if (is_old && !path_is_dir(base)) return io_rename(path, base, err);
     return dir_remove_tree(path, err);
 }
 

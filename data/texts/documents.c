@@ -198,7 +198,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
     }
     bpe_ids(e, &first);
     if (wrapped && options->bos >= 0) bpe_add_id(e, options->bos);
-    const bool ok = bpe_encode(e, bytes, n, &u->err);
+    const bool ok = bpe_encode(e, bytes, n, &u->err) || error_prefix(&u->err, u->file->path);
     if (wrapped && options->eos >= 0) bpe_add_id(e, options->eos);
     free(valid);
     bpe_ids(e, &end);
@@ -388,7 +388,7 @@ static void store_tokens(Unit *u, const BpeEncoder *e, int token_bytes) {
     size_t n;
     const int32_t *ids = bpe_ids(e, &n);
     u->tokens = host_grow(u->tokens, &u->token_capacity, n * (size_t)token_bytes + 1, 1, "tokens");
-    if (token_bytes == 4) memcpy(u->tokens, ids, n * 4);
+    if (token_bytes == 4 && n > 0) memcpy(u->tokens, ids, n * 4);
     for (size_t i = 0; token_bytes == 2 && i < n; i++) {
         const uint16_t id = (uint16_t)ids[i];
         memcpy(u->tokens + 2 * i, &id, 2);

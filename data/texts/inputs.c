@@ -176,7 +176,7 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     if (stat(f->path, &st) != 0)
         return bad_input(err, "%s: cannot read: %s", f->path, strerror(errno));
     f->size_bytes = (uint64_t)st.st_size;
-    f->mtime_ns = st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    f->mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
     if (!find_kind(f, err)) return false;
     f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
     in->num_val += f->is_val;

@@ -14,7 +14,7 @@ typedef enum {
 typedef struct {
     char *path;  // owned
     uint64_t size_bytes;
-    int64_t mtime_ns;
+    uint64_t mtime_ns;  // modulo 2^64: after the year 2554
     InputKind kind;
     uint64_t first_byte;        // of the first record
     bool named;                 // by the user, not found in a directory
