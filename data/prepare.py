@@ -14,7 +14,6 @@ that ends them, but no "prompt", and no messages with "weight": 0. {% generation
 them. Without it a turn is what rendering the chat up to it adds to the chat before it with a generation
 prompt, without white space after a closing special token; a chat whose earlier text changes as it grows
 is left out.
-
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
@@ -209,8 +208,8 @@ def messages_of(record):
     if chat is None and record.get("prompt") is not None and record.get(answer) is not None:
         prompt, chat = turn("prompt", "user"), turn(answer, "assistant")
     if chat is None:
-        raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
-                      "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
+        raise LeftOut("expected messages, conversations, prompt and completion, or instruction and output, "
+                      "found " + (", ".join(sorted(record)[:8]) or "an empty object"))
     if not isinstance(prompt, list) or not isinstance(chat, list) or not prompt + chat:
         raise LeftOut("expected a list of messages")
     return [message_of(m, i + 1) for i, m in enumerate(prompt + chat)], len(prompt)
@@ -397,8 +396,7 @@ def documents(args, left_out):
         except LeftOut as e:
             left_out.append("%s: %s" % (where, e))
             if args.strict or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field; without "
-                                   "--strict a record is left out") from None
+                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field") from None
             continue
         if found.get("text") != "":
             count += 1
