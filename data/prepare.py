@@ -198,18 +198,17 @@ def messages_of(record):
         value = record.get(key)
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
-    prompt, chat = [], record.get("messages")
-    if chat is None:
-        chat = record.get("conversations")
+    prompt = []
+    chat = next((record[k] for k in ("messages", "conversations") if record.get(k) is not None), None)
     if chat is None and record.get("instruction") is not None:
-        question = "\n\n".join(filter(None, (record["instruction"], record.get("input"))))
-        record = {"prompt": question, "completion": record.get("output")}
+        record = {"prompt": "\n\n".join(filter(None, (record["instruction"], record.get("input")))),
+                  "completion": record.get("output")}
     answer = "response" if record.get("completion") is None else "completion"
     if chat is None and record.get("prompt") is not None and record.get(answer) is not None:
         prompt, chat = turn("prompt", "user"), turn(answer, "assistant")
     if chat is None:
-        raise LeftOut("expected messages, conversations, prompt and completion, or instruction and output, "
-                      "found " + (", ".join(sorted(record)[:8]) or "an empty object"))
+        raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
+                      "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
     if not isinstance(prompt, list) or not isinstance(chat, list) or not prompt + chat:
         raise LeftOut("expected a list of messages")
     return [message_of(m, i + 1) for i, m in enumerate(prompt + chat)], len(prompt)
