@@ -452,8 +452,7 @@ def parse_args(argv):
     p.add_argument("--out", metavar="FILE.jsonl", help="is replaced if it exists")
     p.add_argument("--text-key", metavar="NAME", help="field or column that is the text")
     p.add_argument("--chat", action="store_true", help="records are chats")
-    p.add_argument("--model", default="", metavar="DIR",
-                   help="whose chat template is used (default: ChatML)")
+    p.add_argument("--model", default="", metavar="DIR", help="that has the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true", help="stop at a record that would be left out")
