@@ -154,6 +154,13 @@ run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --
     --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
 text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
 same an_answer_ends_its_turn answer.txt <(echo ok)
+# the same of bytes, from chats: the turn ends with what is several tokens
+mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
+for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
+run "$train" --model bytes --from-scratch --train answers.jsonl --max-seqlen 64 --micro-batch-tokens 128 --out taught \
+    --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad taught "exit code $?"
+text byte_answer run "$train" --model taught/final --generate --temperature 0 --sample-tokens 40 --chat --prompt hi
+same an_answer_of_bytes_ends_its_turn byte_answer.txt <(echo ok)
 # generation ends at every end token: of a list in config.json, and of generation_config.json
 ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
     rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json

@@ -124,6 +124,13 @@ static void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32
     }
 }
 
+// Is the end of a turn the last that was written? Without a token of its own it is several.
+static bool ends_turn(const Generator *g, const Text *text) {
+    const int64_t n = g->turn_end_length;
+    return n > 0 && text->length - text->prompt_length >= n &&
+           memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
+}
+
 // What the last pass has added to a group: its texts in order, each from the end of its prompt, as
 // far as they have grown.
 static void print_growth(Generator *g, const Text *texts, int num_texts) {
@@ -133,9 +140,13 @@ static void print_growth(Generator *g, const Text *texts, int num_texts) {
             if (g->num_texts > 1) printf("--- %d\n", text->number + 1);
             g->printed = text->prompt_length;
         }
-        for (; g->printed < text->length; g->printed++)
+        const bool grows = !text->ended && text->length < text->max_length;
+        // what may become the end of a turn is not shown yet; as one token it never is
+        const bool holds_back = g->turn_end_length > 1 && (grows || ends_turn(g, text));
+        const int64_t shown = text->length - (holds_back ? g->turn_end_length : 0);
+        for (; g->printed < shown; g->printed++)
             text_printer_token(&g->printer, g->tokenizer, text->tokens[g->printed]);
-        if (!text->ended && text->length < text->max_length) break;
+        if (grows) break;
         text_printer_flush(&g->printer, true);
         printf("\n");
         g->printed = -1;
@@ -232,13 +243,6 @@ static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, 
         growing[i]->num_cached = growing[i]->length;
     }
     return n;
-}
-
-// Is the end of a turn the last that was written? Without a token of its own it is several.
-static bool ends_turn(const Generator *g, const Text *text) {
-    const int64_t n = g->turn_end_length;
-    return n > 0 && text->length - text->prompt_length >= n &&
-           memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
 }
 
 // What no text should have: ids without a token, as a vocabulary that is padded has them, and
