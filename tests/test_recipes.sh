@@ -68,18 +68,15 @@ continued=(scripts/continue_pretraining.sh . tiny)
 outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
 outcome continued_pretraining_needs_texts 2 'a model and texts' scripts/continue_pretraining.sh .
 outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
-if python3 -c 'import jinja2' 2> /dev/null; then
-    cp -r tests/golden/chat "$work/tree/chat"
-    sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
-    for i in 1 2 3 4 5 6 7 8; do
-        echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
-    done > "$work/tree/chats.jsonl"
-    echo "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}" \
-        > "$work/tree/chat/chat_template.jinja"
-    fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
-    outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
-    has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
-else skip fine_tuning 'the Python package jinja2 is not installed'; fi
+cp -r tests/golden/chat "$work/tree/chat"
+sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
+for i in 1 2 3 4 5 6 7 8; do
+    echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
+done > "$work/tree/chats.jsonl"
+PYTHONPATH=data python3 -c 'import prepare; print(prepare.CHATML)' > "$work/tree/chat/chat_template.jinja"
+fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
+outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
+has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
 
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"

@@ -63,6 +63,12 @@ static uint64_t fingerprint(const char *text) {
     return __builtin_bswap64(first);
 }
 
+#define CHATML_LOOP "{% for message in messages %}"
+#define CHATML_TURNS                                                                         \
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}" \
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+const char chatml_template[] = CHATML_LOOP CHATML_TURNS;
+
 static bool skip_text(const char **p, const char *text) {
     const size_t n = strlen(text);
     if (strncmp(*p, text, n) != 0) return false;
@@ -73,7 +79,7 @@ static bool skip_text(const char **p, const char *text) {
 // Is it ChatML, with a system message by default or without one?
 static bool read_chatml(ChatTemplate *t, const char *p) {
     static const char system_end[] = "<|im_end|>\n' }}{% endif %}";
-    if (!skip_text(&p, "{% for message in messages %}")) return false;
+    if (!skip_text(&p, CHATML_LOOP)) return false;
     if (skip_text(&p,
                   "{% if loop.first and messages[0]['role'] != 'system' %}"
                   "{{ '<|im_start|>system\n")) {
@@ -83,10 +89,7 @@ static bool read_chatml(ChatTemplate *t, const char *p) {
         memcpy(t->system, p, n);
         p = end + strlen(system_end);
     }
-    return strcmp(p,
-                  "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
-                  "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-                  "{{ '<|im_start|>assistant\n' }}{% endif %}") == 0;
+    return strcmp(p, CHATML_TURNS) == 0 || strcmp(p, CHATML_TURNS "\n") == 0;
 }
 
 static bool read_template(ChatTemplate *t, const char *text) {
