@@ -133,6 +133,35 @@ mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
 
+# ---- the README's commands, as printed, on a small model ------------------------------------------------
+mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
+cp "$root/tests/golden/chat/"tokenizer*.json smollm2
+cp "$root/tests/golden/chat/templates/qwen2.5.jinja" smollm2/chat_template.jinja
+sed 's/"vocab_size": 264/"vocab_size": 384/' small/config.json > smollm2/config.json
+for i in 1 2 3 4 5 6 7 8; do echo '{"instruction": "How many, '$i'?", "output": "Many."}'; done > chats.jsonl
+cp -r "$root/scripts" .
+cat > train_llama <<SH
+#!/bin/sh
+case "\$*" in
+    *--generate*) exec "$train" "\$@" --sample-tokens 4 < /dev/null ;;
+    *--eval*) exec "$train" "\$@" ;;
+    *smollm2*) set -- "\$@" --from-scratch ;;
+esac
+case "\$*" in *--resume*) set -- "\$@" --steps 3 ;; *) set -- "\$@" --steps 2 --micro-batch-tokens 2048 ;; esac
+exec "$train" "\$@" --num-samples 0 --val-every 0
+SH
+cp "$work/bin/mpirun" bin && printf '#!/bin/sh\n' > bin/hf && chmod +x train_llama bin/hf
+sed -n '/^## Your own data/,/^## Options/{/^```/,/^```/{/^```/!p}}' "$root/README.md" > commands
+gguf=$(python3 -c 'import gguf' 2> /dev/null || echo export_gguf)
+n=0
+while IFS= read -r line; do
+    case $line in *"${gguf:-no such word}"*) n=$((n + 1)) && skip readme_export 'the Python package gguf is not installed' ;;
+        *) check "readme_$((n += 1))" env PATH="$PWD/bin:$PATH" bash -c "$line" ;;
+    esac
+done < commands
+check readme_has_commands test $n -ge 10
+cd ..
+
 # ---- make and docker --------------------------------------------------------------------------------------
 outcome make_help 0 '^make +builds ./train_llama; make install' make -s -C "$root" help
 check make_installs make -s -C "$root" -o train_llama BACKEND=cpu install DESTDIR="$work" PREFIX=/opt
