@@ -190,7 +190,7 @@ check nothing_written_when_too_big test ! -e big
 
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
-expect a_model_of_the_hub 3 'hint: huggingface-cli download org/name --local-dir org/name' "$train" --model org/name
+expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 expect no_such_data 3 'error: ' "${run[@]/corpus/nowhere}" --out n
 expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
 mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut

@@ -442,6 +442,8 @@ void chat_ask(const ChatTemplate *t, const char *system, const char *message, bo
               bool ended, Parts *out) {
     Message question = {"user", join(message, "", ""), NULL, false};
     if (is_llama(t)) lstrip(rstrip(question.text));
+    if (t->style == CHAT_MISTRAL && begins && system)
+        replace(&question.text, join(system, "\n\n", message));
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
     if (!begins) add_gap(out, t, false);

@@ -457,8 +457,7 @@ bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))
-        snprintf(hint, sizeof hint, "huggingface-cli download %.200s --local-dir %.200s", model,
-                 model);
+        snprintf(hint, sizeof hint, "hf download %.200s --local-dir %.200s", model, model);
     else
         snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,
