@@ -41,7 +41,7 @@ say 'before'
 ask $model
 
 say 'packed against padded: the same chats, the same losses'
-./train_llama --model $model --train $shards --compare 1 "${common[@]}" | tail -n 8
+./train_llama --model $model --train $shards --compare 1 "${common[@]}" | sed -un '/^layout/,$p'
 
 say 'train'
 ./train_llama --model $model --train $shards --out $out --overwrite "${common[@]}" --steps 120 \

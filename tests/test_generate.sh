@@ -241,6 +241,7 @@ fi
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
 expect steps_of_compare 2 'compare: expected 1 to 1000' "$train" --compare 0 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
+expect eval_of_nothing 2 'hint: give --val' "$train" --model "$golden" --eval
 expect generate_and_eval 2 'expected at most one' of tiny --eval
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a

@@ -453,7 +453,13 @@ static bool is_hub_name(const char *model) {
 
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
     char hint[512], names[256] = "";
+    const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
+    if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
+        return error_set(err, EXIT_BAD_INPUT,
+                         gguf ? "scripts/gguf_to_hf.py FILE DIR makes a directory of it"
+                              : "give the directory where it lies with its config.json",
+                         "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
     if (is_hub_name(model))
