@@ -139,7 +139,7 @@ sed -i 's/<|im_start|>/<|bos|>/' begun/tokenizer_config.json
 text begun of begun --temperature 0 --chat --prompt hi
 same chat_has_no_bos_token plain.txt begun.txt
 cp -r kind escaped
-sed -i 's/Be kind/Be\\\\nkind/' escaped/tokenizer_config.json
+sed -i 's/Be kind/Be\\\\tkind/' escaped/tokenizer_config.json
 expect a_system_message_with_escapes 3 'expected the chat template of .* found another one' of escaped --chat --prompt a
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
