@@ -5,7 +5,7 @@
 #   make simple         the whole idea in one C file; make clean removes what was built
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)
 #   CC=gcc|clang        WERROR= (empty: warnings are not errors)     V=1 (shows whole commands)
-#   MPI= NCCL=          empty: build for one rank only (default: used if installed)
+#   MPI= NCCL= EDIT=    empty: build for one rank only, without line editing (default: if installed)
 #   CUDA_ARCHS="80 90a" GPU architectures; default: of 80 86 89 90a 100 120 those that nvcc knows;
 #                       for others the driver compiles PTX at program start
 # Objects: build/<variant>. Rules of tests: tests/tests.mk; of emulated CUDA: dev/emu/emu.mk.
@@ -35,7 +35,10 @@ $(if $(filter-out clean simple help,$(or $(MAKECMDGOALS),all)),$(if $(LACKING),$
 # sums must not change.
 WARN    := -Wall -Wextra $(WERROR)
 CFLAGS  := -std=gnu11 -D_GNU_SOURCE -g $(WARN) -fopenmp -fno-math-errno -MMD -MP
-LDLIBS  := -ljansson -lpcre2-8 -lunistring -lm -ldl -lpthread
+# Line editing of --generate in a terminal
+EDIT    := $(if $(wildcard /usr/include/histedit.h /usr/local/include/histedit.h),found)
+LDLIBS  := -ljansson -lpcre2-8 -lunistring $(if $(EDIT),-ledit) -lm -ldl -lpthread
+%/data/base/ask.o: CFLAGS += $(if $(EDIT),-DWITH_EDIT)
 # Parts of a program: host code in C, the same in every build, and the kernels of one backend
 CPU_COMM := kernels/comm/cpu.c
 HOST    := $(filter-out $(CPU_COMM),$(wildcard data/*/*.c kernels/comm/*.c))
@@ -117,6 +120,7 @@ build/cuda/kernels/comm/nccl.o: \
 # Rebuilt when MPI or NCCL was installed or removed since the last build
 $(WITH_MPI): build/with/mpi-$(MPI)
 build/cuda/kernels/comm/nccl.o: build/with/nccl-$(NCCL)
+$(foreach v,cpu cuda emu asan,build/$(v)/data/base/ask.o): build/with/edit-$(EDIT)
 build/with/%:
 	@mkdir -p $(@D) && rm -f $(@D)/$(firstword $(subst -, ,$*))-* && touch $@
 

@@ -49,7 +49,7 @@
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
 enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
-static const float ADAMW_BETA1 = 0.9f, ADAMW_EPS = 1e-8f;
+static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
 // ------------------------------------------------------------------------------------------------
 // A run: what its parts below share
@@ -472,7 +472,7 @@ static void save_or_warn(Run *run, bool last) {
 static AdamW adamw_of_step(const Options *o, int64_t step) {
     return (AdamW){.lr = learning_rate(o, step),
                    .beta1 = ADAMW_BETA1,
-                   .beta2 = o->beta2,
+                   .beta2 = ADAMW_BETA2,
                    .eps = ADAMW_EPS,
                    .weight_decay = o->weight_decay,
                    .t = step + 1};
@@ -715,7 +715,7 @@ static int compare_doubles(const void *a, const void *b) {
 // weights unchanged
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
                          StepScalars *scalars) {
-    const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = o->beta2, .eps = ADAMW_EPS, .t = 1};
+    const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
     const int n = run_compare_steps(o);
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
@@ -751,9 +751,9 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
-    line_show(stderr, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
+    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
     const double median_ms = time_steps(&m, &data, o, &scalars);
-    line_erase(stderr);
+    line_erase(stdout);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
@@ -865,7 +865,7 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
     const int32_t tokens = generator_cache_tokens(&g, o->micro_batch_tokens);
     load_for_inference(m, config, o, room, tokens, tokens);
     const SampleModel model = sample_model(m);
-    must(generator_run(&g, &model, &err), &err);
+    generator_run(&g, &model);
 }
 
 // Evaluation.losses

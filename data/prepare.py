@@ -4,18 +4,16 @@
     prepare.py INPUT... --out FILE.jsonl
     train_llama --train FILE.jsonl
 
-INPUT is Parquet (needs pyarrow), CSV or JSON Lines, the last two also as .gz or .zst (needs the program
-zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the Hugging Face hub, streamed (needs datasets). A row
-becomes {"text": ...}.
+INPUT is Parquet (needs pyarrow), CSV, JSON or JSON Lines, all but the first also as .gz or .zst (needs the
+program zstd), or hf:NAME[:CONFIG[:SPLIT]], a data set of the hub, streamed (needs datasets). Of a row the
+fields stay that train_llama knows (data/README.md); --text-key makes another field its text.
 
-With --chat, rows are chats: "messages" (OpenAI), "conversations" (ShareGPT), or "prompt" and
-"completion" (texts or lists of messages; the loss is on the completion only). The chat template of
---model renders each (needs jinja2) into {"parts": [[text, trained], ...]}. Trained are the assistant's
-turns with the token that ends them, but not messages with "weight": 0. {% generation %} in a template
-marks them. Without it a turn is what rendering the chat up to it adds to the chat before it with a
-generation prompt, without white space after a closing special token; a chat whose earlier text changes
-as it grows is left out.
-
+With --chat, for templates that train_llama does not know, the chat template of --model renders chats
+(needs jinja2) into {"parts": [[text, trained], ...]}. Trained are the assistant's turns with the token
+that ends them, but no "prompt", and no messages with "weight": 0. {% generation %} in a template marks
+them. Without it a turn is what rendering the chat up to it adds to the chat before it with a generation
+prompt, without white space after a closing special token; a chat whose earlier text changes as it grows
+is left out.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
@@ -36,7 +34,9 @@ import time
 
 USAGE, BAD_INPUT, DISK = 2, 3, 4
 MAX_NAMED = 10  # records that are left out, in warnings
-CHAT_KEYS = ("messages", "conversations", "prompt", "completion", "tools")
+RECORDS = (("messages",), ("conversations",), ("instruction", "output"), ("prompt", "completion"),
+           ("prompt", "response"))  # chats that train_llama knows
+KEYS = {key for keys in RECORDS for key in keys} | {"input", "system", "tools", "history", "text"}
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
                   "bard": "assistant", "model": "assistant", "observation": "tool"}
@@ -98,7 +98,10 @@ def ending(path):
 
 
 def json_records(path, _):
+    """Of lines, or of an array in a .json file."""
     with open_input(path) as f:
+        if ending(path) == ".json":
+            return (yield from enumerate(json.load(f), 1))
         for number, line in enumerate(f, 1):
             if not line.strip():
                 continue
@@ -129,18 +132,18 @@ def hub_records(name, _):
         data_set, config or None, split=split or "train", streaming=True), 1)
 
 
-READERS = {".jsonl": json_records, ".ndjson": json_records, ".csv": csv_records,
+READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_records, ".csv": csv_records,
            ".tsv": csv_records, ".parquet": parquet_records}
 
 
 def records(args):
     """(where, a dictionary or LeftOut) of all records in order."""
-    keys = CHAT_KEYS if args.chat else (args.text_key,)
+    keys = (args.text_key,) if args.text_key and not args.chat else KEYS
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
         if not reader:
             raise PrepareError(BAD_INPUT, "%s: expected JSONL, CSV or Parquet" % path,
-                               "train_llama reads text files and JSON arrays itself, unpacked")
+                               "train_llama reads text files itself")
         try:
             for number, record in reader(path, keys):
                 yield "%s:%d" % (path, number), record
@@ -195,14 +198,17 @@ def messages_of(record):
         value = record.get(key)
         return [{"role": role, "content": value}] if isinstance(value, str) else value
 
-    prompt, chat = [], record.get("messages")
+    prompt = []
+    chat = next((record[k] for k in ("messages", "conversations") if record.get(k) is not None), None)
+    if chat is None and record.get("instruction") is not None:
+        record = {"prompt": "\n\n".join(filter(None, (record["instruction"], record.get("input")))),
+                  "completion": record.get("output")}
+    answer = "response" if record.get("completion") is None else "completion"
+    if chat is None and record.get("prompt") is not None and record.get(answer) is not None:
+        prompt, chat = turn("prompt", "user"), turn(answer, "assistant")
     if chat is None:
-        chat = record.get("conversations")
-    if chat is None and record.get("prompt") is not None and record.get("completion") is not None:
-        prompt, chat = turn("prompt", "user"), turn("completion", "assistant")
-    if chat is None:
-        raise LeftOut("expected messages, conversations, or prompt and completion, found "
-                      + (", ".join(sorted(record)[:8]) or "an empty object"))
+        raise LeftOut("expected messages, conversations, prompt and completion, or instruction and "
+                      "output, found " + (", ".join(sorted(record)[:8]) or "an empty object"))
     if not isinstance(prompt, list) or not isinstance(chat, list) or not prompt + chat:
         raise LeftOut("expected a list of messages")
     return [message_of(m, i + 1) for i, m in enumerate(prompt + chat)], len(prompt)
@@ -281,7 +287,7 @@ class Template:
 
     def __init__(self, args):
         source, name = template_source(args)
-        self.train_all, self.values = args.train_on == "all", {}
+        self.values = {}
         self.marks = re.search(r"\{%[-+]?\s*generation\s*[-+]?%\}", source) is not None
         added = read_json(os.path.join(args.model, "tokenizer.json")).get("added_tokens") or []
         self.special = tuple(t["content"] for t in added if t.get("special")) or ("<|im_end|>",)
@@ -345,11 +351,9 @@ class Template:
         tools = record.get("tools")
         trained = [i >= first and message["role"] == "assistant" and message.get("weight", 1) != 0
                    for i, message in enumerate(messages)]
-        if not self.train_all and not any(trained):
+        if not any(trained):
             raise LeftOut("no message of the assistant to train")
         text = self.text(messages, tools)
-        if self.train_all:
-            return [[text, True]]
         spans = (self.marked_spans if self.marks else self.turns)(messages, tools, text)
         if any(i < 0 for _, _, i in spans) and not all(
                 trained[i] for i, m in enumerate(messages) if m["role"] == "assistant"):
@@ -366,6 +370,17 @@ class Template:
 # The whole
 
 
+def known(record, text_key):
+    """What train_llama reads of a record."""
+    kept, key = {k: v for k, v in record.items() if k in KEYS and v is not None}, text_key or "text"
+    if not text_key and any(all(k in kept for k in keys) for keys in RECORDS):
+        return kept
+    if not isinstance(record.get(key), str):
+        raise LeftOut("expected a string \"%s\", found %s" % (
+            key, kind_name(record[key]) if key in record else ", ".join(sorted(record)[:8])))
+    return {"text": record[key]}
+
+
 def documents(args, left_out):
     """What the lines say; records that are none are left out, or an error: with --strict, and where they
     are the first 1000."""
@@ -376,19 +391,13 @@ def documents(args, left_out):
                 raise record
             if not isinstance(record, dict):
                 raise LeftOut("expected an object, found " + kind_name(record))
-            text = record.get(args.text_key)
-            if not template and not isinstance(text, str):
-                raise LeftOut("expected a string \"%s\", found %s" % (
-                    args.text_key, kind_name(text) if args.text_key in record else
-                    ", ".join(sorted(record)[:8])))
-            found = {"parts": template.parts(record)} if template else {"text": text}
+            found = {"parts": template.parts(record)} if template else known(record, args.text_key)
         except LeftOut as e:
             left_out.append("%s: %s" % (where, e))
             if args.strict or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field, --chat reads "
-                                   "chats; without --strict a record is left out") from None
+                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field") from None
             continue
-        if template or found["text"]:
+        if found.get("text") != "":
             count += 1
             yield found
 
@@ -419,7 +428,7 @@ def prepare(args):
     if args.show:
         for found in itertools.islice(documents(args, left_out), args.show):
             parts = [("\n".join(map(printable, text.split("\n"))), trained)
-                     for text, trained in found.get("parts") or [[found["text"], False]]]
+                     for text, trained in found.get("parts") or [[found.get("text") or str(found), False]]]
             print("".join("[[%s]]" % text if trained else text for text, trained in parts), end="\n\n")
     else:
         count = write(args, left_out)
@@ -441,14 +450,10 @@ def parse_args(argv):
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("input", nargs="+", metavar="INPUT")
     p.add_argument("--out", metavar="FILE.jsonl", help="is replaced if it exists")
-    p.add_argument("--text-key", default="text", metavar="NAME",
-                   help="field of records, column of tables (default text)")
+    p.add_argument("--text-key", metavar="NAME", help="field or column that is the text")
     p.add_argument("--chat", action="store_true", help="records are chats")
-    p.add_argument("--model", default="", metavar="DIR",
-                   help="whose chat template is used (default: ChatML)")
+    p.add_argument("--model", default="", metavar="DIR", help="that has the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's")
-    p.add_argument("--train-on", choices=("assistant", "all"), default="assistant",
-                   help="what of a chat is trained (default assistant: its turns)")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true", help="stop at a record that would be left out")
     args = p.parse_args(argv)

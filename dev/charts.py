@@ -42,18 +42,18 @@ def newest(pattern):
 
 
 def bars(rows, columns, width, top):
-    """rows: (label, class, value of each column or None); columns: (heading, format)"""
+    """rows: (label, class, value of each column); columns: (heading, format)"""
     left, out = 205, []
     each = (width - left - 16) / len(columns)
     for k, (heading, form) in enumerate(columns):
-        most = max(values[k] for _, _, values in rows if values[k] is not None)
+        most = max(values[k] for _, _, values in rows)
         out.append(svg_text(left + k * each, top - 6, heading, "start"))
         for i, (_, kind, values) in enumerate(rows):
-            size, y = (values[k] or 0) / most * (each - 62), top + 24 * i
+            size, y = values[k] / most * (each - 62), top + 24 * i
             out.append(f'<rect class="{kind}" x="{left + k * each:.1f}" y="{y}" width="{size:.1f}" '
                        'height="17"/>')
             out.append(f'<text class="value" x="{left + k * each + size + 6:.1f}" y="{y + 13}">'
-                       f'{form.format(values[k]) if values[k] is not None else "not measured"}</text>')
+                       f"{form.format(values[k])}</text>")
     return out + [f'<text class="label" x="{left - 8}" y="{top + 24 * i + 13}" text-anchor="end">'
                   f"{escape(label)}</text>" for i, (label, _, _) in enumerate(rows)]
 
@@ -62,20 +62,19 @@ def speed():
     text, date = newest("cpu-peers-*.txt")
     part = text.split("== SmolLM2-135M, six documents, 2 thread(s)")[1].split("\n== SmolLM2-135M, ")[0]
     rates = {}
-    for dtype, mode, rate in re.findall(r"^(fp32|bf16)  (.+?) {2,}([\d,]+)  \[", part, re.M):
-        mode = NAMES[re.sub(r" \d+ x \d+", "", mode)]
-        rates.setdefault(mode, {})[dtype] = float(rate.replace(",", ""))
+    for dtype, mode, rate in re.findall(r"^(fp32|bf16)  (.+?) {2,}(\d+)  \[", part, re.M):
+        rates.setdefault(NAMES[re.sub(r" \d+ x \d+", "", mode)], {})[dtype] = float(rate)
     for dtype in ("fp32", "bf16"):      # other layouts: by their ratio to packed in one run
         table = part.split(f"== layouts of unpad.c, {dtype}")[1].split("==")[0]
         own = {name: float(rate) for name, rate in re.findall(r"^(\w+) +[\d.]+ +(\d+) ", table, re.M)}
         for layout, label in (("rows", "unpad.c rows *"), ("repad", "unpad.c repad **"),
                               ("padded", "unpad.c padded")):
-            ratio = own[layout] / own["packed"]
-            rates.setdefault(label, {})[dtype] = ratio * rates[NAMES["ours"]][dtype]
+            rates.setdefault(label, {})[dtype] = \
+                own[layout] / own["packed"] * rates[NAMES["ours"]][dtype]
     rows = [(name, "ours" if name == NAMES["ours"] else "own" if name.startswith("unpad") else "other",
-             [by.get("fp32"), by.get("bf16")]) for name, by in rates.items()]
+             [by["fp32"], by["bf16"]]) for name, by in rates.items()]
     rows.sort(key=lambda row: -row[2][0])
-    height = 84 + 24 * len(rows) + 40
+    height = 124 + 24 * len(rows)
     foot = ("* documents cut and joined to full rows: attention crosses them, another loss",
             "** padded between layers, gathered around attention in each; as with an attention mask")
     write("speed.svg", 800, height, "Training SmolLM2-135M on a CPU: real tokens per second",
@@ -121,5 +120,4 @@ def training():
           "solid and dashed: two seeds", parts + [inner])
 
 
-for chart in (speed, scaling, training):
-    chart()
+speed(), scaling(), training()

@@ -21,11 +21,8 @@ if [ -e $model ]; then echo "$model exists"; else scripts/get_model.sh smollm2-1
 
 say 'data: what words mean, one chat a word; [[ ]] is trained'
 if [ ! -e $data ]; then
-    "$python" scripts/wordnet_chats.py /usr/share/wordnet build/chats.jsonl \
-        --leave-out lantern,whisper,brave
-    "$python" data/prepare.py --chat build/chats.jsonl --model $model --out $data
-    "$python" data/prepare.py --chat build/chats.jsonl --model $model --show 1
-    rm build/chats.jsonl
+    "$python" scripts/wordnet_chats.py /usr/share/wordnet $data --leave-out lantern,whisper,brave
+    "$python" data/prepare.py --chat $data --model $model --show 1
 fi
 printf 'WordNet 3.0 by Princeton University, WordNet licence (/usr/share/doc/wordnet-base/copyright)\n'
 
@@ -44,7 +41,7 @@ say 'before'
 ask $model
 
 say 'packed against padded: the same chats, the same losses'
-./train_llama --model $model --train $shards --compare 1 "${common[@]}" | tail -n 8
+./train_llama --model $model --train $shards --compare 1 "${common[@]}" | sed -un '/^layout/,$p'
 
 say 'train'
 ./train_llama --model $model --train $shards --out $out --overwrite "${common[@]}" --steps 120 \

@@ -1,21 +1,19 @@
 #!/usr/bin/env bash
 # Fine-tunes a model on chats, packed: the loss is on the answers alone.
 #   scripts/finetune_chat.sh MODEL CHATS.jsonl [train_llama options]
-# MODEL is a Hugging Face directory with its chat template. CHATS.jsonl has "messages",
-# "conversations", or "prompt" and "completion" in each line (data/README.md). The template renders
-# them once, into CHATS.parts.jsonl beside it; apt-get install python3-jinja2.
+# MODEL is a Hugging Face directory with its chat template, CHATS.jsonl as data/README.md has it. A
+# template that is not known is rendered by data/prepare.py, as the error says.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     echo "error: expected a model and a file of chats" >&2
     echo "hint: scripts/finetune_chat.sh models/smollm2-135m-instruct chats.jsonl" >&2
     exit 2
 fi
-model=$1 chats=$2 parts=${2%.jsonl}.parts.jsonl
+model=$1 chats=$2
 shift 2
 here=$(cd "$(dirname "$0")/.." && pwd)
-[ -e "$parts" ] || python3 "$here/data/prepare.py" --chat "$chats" --model "$model" --out "$parts"
 options=(
-    --train "$parts" --out out/chat
+    --train "$chats" --out out/chat
     --max-seqlen 2048 --micro-batch-tokens 8192     # 8192 tokens are some 50 short chats
     --batch-tokens 32768                            # --dry-run says how many steps an epoch has
     --steps 300

@@ -37,9 +37,12 @@ python3 scripts/report.py out/demo
 
 say 'packing changes only the time'
 ./train_llama --train data/demo --check-packing --micro-batch-tokens 4096 | tail -n 5
-./train_llama --train data/demo --compare --max-seqlen 2048 | tail -n 8
+./train_llama --train data/demo --compare --max-seqlen 2048 | sed -un '/^layout/,$p'
 
 say 'done'
 echo 'out/demo/report.html  curves, samples, options: open it in a browser'
 echo 'out/demo/final        the model; AutoModelForCausalLM.from_pretrained("out/demo/final") loads it'
-echo 'out/demo/log.jsonl    one JSON object per step'
+echo 'next:'
+echo '  ./train_llama --model out/demo/final --generate     continues what you type'
+echo '  ./train_llama --train my_texts/ --out out/mine      your own texts, JSON Lines or chats'
+echo '  scripts/chat_demo.sh                                a real model, fine-tuned on chats'

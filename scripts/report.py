@@ -72,18 +72,16 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
 
 
-def is_number_or_null(value):       # null: it was not finite
+def is_loss(value):         # null: it was not finite
     return value is None or is_number(value)
 
 
 # What the report reads of each event; records of steps have none. Later versions may add events.
 START = {"options": lambda v: isinstance(v, dict)}
-FIELDS = {"start": START, "resume": START, "val": {"loss": is_number_or_null},
+FIELDS = {"start": START, "resume": START, "val": {"loss": is_loss},
           "sample": {"text": lambda v: isinstance(v, str)},
-          "None": {"loss": is_number_or_null, "grad_norm": is_number_or_null,
-                   "padded_pairs": lambda v: is_number(v) and v > 0,
-                   **dict.fromkeys(("ms", "lr", "tokens_per_s", "real_tokens", "fill",
-                                    "attention_pairs"), is_number)}}
+          "None": {"loss": is_loss, "grad_norm": is_loss, "padded_pairs": lambda v: is_number(v) and v,
+                   **dict.fromkeys("ms lr tokens_per_s real_tokens fill attention_pairs".split(), is_number)}}
 
 
 def parse_record(line):
@@ -273,9 +271,8 @@ def charts(runs):
                 ("", "% of the buffer is real tokens", lambda s: 100 * s["fill"]),
                 ("dashed", "attention pairs, % of padded rows",
                  lambda s: 100 * s["attention_pairs"] / s["padded_pairs"])], low=0, high=100)]
-    if any(is_number(s.get("imbalance_measured")) for run in runs for s in run.steps):
-        out.append(figure(runs, "Busiest rank / mean of the ranks",
-                          [("", "measured", "imbalance_measured")], "1 is even.", low=1))
+    if any("imbalance_measured" in run.steps[-1] for run in runs):
+        out.append(figure(runs, "Busiest rank / mean", [("", "1 is even", "imbalance_measured")], low=1))
     return f'<div class="grid">{"".join(out)}</div>'
 
 
@@ -288,7 +285,7 @@ def first_to_last(values):
 
 def facts(run):
     last, start, losses = run.steps[-1], run.start, [loss for _, loss in run.vals]
-    seconds, speeds = int(last["total_s"]), sorted(s["tokens_per_s"] for s in run.steps)
+    speeds = sorted(s["tokens_per_s"] for s in run.steps)
     lowest = min([v for v in losses if v is not None], default=math.inf)
     data = start.get("data") if isinstance(start.get("data"), dict) else {}
     length = run.options.get("max-seqlen") if is_number(run.options.get("max-seqlen")) else 0
@@ -299,10 +296,10 @@ def facts(run):
         "steps": f"{last['step']} of {run.options.get('steps', '?')}" + "".join(
             f", resumed after {step}" for step in run.resumes[-5:]),
         "loss": first_to_last([s["loss"] for s in run.steps]),
-        "validation loss": (first_to_last(losses) + f"; lowest {lowest:.4f}, perplexity "
+        "validation loss": (first_to_last(losses) + f", lowest {lowest:.4f}: perplexity "
                             f"{math.exp(min(lowest, 99)):.4g}") if losses else "none",
-        "trained": f"{last['total_tokens']:,} real tokens in {seconds // 3600}:{seconds // 60 % 60:02}:"
-                   f"{seconds % 60:02}, median {speeds[len(speeds) // 2]:.0f} a second",
+        "trained": f"{last['total_tokens']:,} real tokens in {last['total_s'] / 60:.1f} minutes, "
+                   f"median {speeds[len(speeds) // 2]:.0f} a second",
         "packing": f"rows padded to {length:.0f} would have {2 * padded / (length + 1) / tokens:.2f} times "
                    f"the tokens and {padded / pairs:.2f} times the attention pairs",
         "memory": f"{start.get('device_mib', '?')} MiB on the device",

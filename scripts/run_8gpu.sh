@@ -14,7 +14,7 @@ options=(
     # for longer: --resume=run/step-00016000 --steps 40000 --out longer
     --steps 20000
     --schedule wsd --lr 3e-3 --warmup-steps 2000 --decay-frac 0.2
-    --weight-decay 0.01 --beta2 0.95 --grad-clip 1
+    --weight-decay 0.01 --grad-clip 1
     --save-every 500
 )
 # Adds --resume and restarts after a lost rank (exit code 8, or 137). An interrupted run continues when this

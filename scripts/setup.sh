@@ -15,6 +15,7 @@ for pair in "${build[@]}" "$@"; do
     esac
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
+[ -e /usr/include/histedit.h ] || missing+=(libedit-dev)        # line editing of --chat; not needed
 install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpicc=libopenmpi-dev \
-    '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev'
+    /usr/include/histedit.h=libedit-dev '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev'
 
 # The lines of make with a counter; a sign of life every ten seconds
 count() {

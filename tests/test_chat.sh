@@ -134,7 +134,7 @@ done
 cp -r bpe foreign
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_template.jinja
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
-has the_hint_renders_it '^hint: data/prepare.py --chat same/train.jsonl --model DIR --out parts.jsonl' out.txt
+has the_hint_renders_it '^hint: python3 data/prepare.py --chat same/train.jsonl --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign text text.out
 
 python3 - << 'PY'
@@ -191,12 +191,10 @@ for form in prompt.jsonl weight.jsonl; do
     shown $form > found
     same "shown_$form" found last
 done
-everything() { [ "$(run openai.jsonl --train-on all --show 1 | head -c 2)" = '[[' ]; }
-check train_on_all everything
 check surrogates eval "run surrogate.jsonl --out s.jsonl && tokenize demo s.jsonl s"
 has no_character_for_half_a_pair '1 document' out.txt
 check macro eval "run openai.jsonl --chat-template macro.jinja --show 2 | grep -F 'userassistant<[[4]]>user'"
-check same_day eval "SOURCE_DATE_EPOCH=86400 TZ=UTC run openai.jsonl --chat-template today.jinja --train-on all --show 1 |
+check same_day eval "SOURCE_DATE_EPOCH=86400 TZ=UTC run openai.jsonl --chat-template today.jinja --show 1 |
     grep '1970-01-02{\"role\": \"user\", \"content\": \"Hi\"}'"
 check bad_lines run bad.jsonl --out good.jsonl
 for line in '3: expected JSON' '5: expected an object, found an array' '6: expected messages.* found text' \

@@ -200,6 +200,11 @@ else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
 
 # ---- bad input files --------------------------------------------------------------------------------------
 expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
+expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
+expect weights_as_model 3 'hint: give the directory where it lies' "$train" --model a/final/model.safetensors
+cp -r tiny pickled && touch pickled/pytorch_model.bin
+expect pickled_weights 3 'save_pretrained..pickled' "$train" --model pickled "${data[@]}" --out n2
+expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 expect no_such_data 3 'error: ' "${run[@]/corpus/nowhere}" --out n
 expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
 mkdir cut empty vocab && head -c 3000 corpus/train_00000.bin > cut/train_00000.bin && cp corpus/train_00000.idx cut

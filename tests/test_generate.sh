@@ -139,7 +139,7 @@ sed -i 's/<|im_start|>/<|bos|>/' begun/tokenizer_config.json
 text begun of begun --temperature 0 --chat --prompt hi
 same chat_has_no_bos_token plain.txt begun.txt
 cp -r kind escaped
-sed -i 's/Be kind/Be\\\\nkind/' escaped/tokenizer_config.json
+sed -i 's/Be kind/Be\\\\tkind/' escaped/tokenizer_config.json
 expect a_system_message_with_escapes 3 'expected the chat template of .* found another one' of escaped --chat --prompt a
 expect another_template 3 'error: other/tokenizer_config.json: expected the chat template' of other --chat --prompt a
 expect no_template 3 'error: tiny/tokenizer_config.json: .* found none' of tiny --chat --prompt a
@@ -154,6 +154,13 @@ run "$train" --model plain --from-scratch --train answers.bin --max-seqlen 64 --
     --steps 40 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad learned "exit code $?"
 text answer run "$train" --model learned/final --generate --temperature 0 --chat --prompt hi
 same an_answer_ends_its_turn answer.txt <(echo ok)
+# the same of bytes, from chats: the turn ends with what is several tokens
+mkdir bytes && cp tiny/config.json corpus/tokenizer*.json bytes
+for _ in $(seq 50); do echo '{"prompt": "hi", "completion": "ok"}'; done > answers.jsonl
+run "$train" --model bytes --from-scratch --train answers.jsonl --max-seqlen 64 --micro-batch-tokens 128 --out taught \
+    --steps 60 --lr 1e-2 --warmup-steps 0 --num-samples 0 --val-every 0 > out.txt 2>&1 || bad taught "exit code $?"
+text byte_answer run "$train" --model taught/final --generate --temperature 0 --sample-tokens 40 --chat --prompt hi
+same an_answer_of_bytes_ends_its_turn byte_answer.txt <(echo ok)
 # generation ends at every end token: of a list in config.json, and of generation_config.json
 ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
     rm -rf ends && cp -r learned/final ends && sed -i "$3" ends/config.json && echo "$4" > ends/generation_config.json
@@ -164,32 +171,37 @@ ended() {       # ended NAME TEXT SED_OF_CONFIG GENERATION_CONFIG
 ended of_the_config ok 's/"eos_token_id": 257/"eos_token_id": [257, 107]/' '{}'
 ended of_generation_config o '' '{"eos_token_id": [257, 111]}'
 
+# A terminal. Of the list $1, bytes are typed, other texts and so many bytes are waited for; what came before a
+# text that begins with ! is printed.
 cat > terminal.py << 'PY'
 import os, pty, sys
 pid, fd = pty.fork()
 if pid == 0:
-    os.execv(sys.argv[1], sys.argv[1:])
+    os.execv(sys.argv[2], sys.argv[2:])
 seen = b""
-def until(mark):
-    global seen
+for step in eval(sys.argv[1]):
+    if isinstance(step, bytes):
+        os.write(fd, step)
+        continue
+    if isinstance(step, int):
+        while len(seen) < step: seen += os.read(fd, 4096)
+        continue
+    mark = step.lstrip("!").encode()
     while mark not in seen:
         seen += os.read(fd, 4096)
     before, seen = seen.split(mark, 1)
-    return before
-until(b"> ")
-for line in b"line 7", b"of the":
-    os.write(fd, line + b"\n")
-    until(line + b"\r\n")
-    sys.stdout.buffer.write(until(b"\r\n> ").replace(b"\r\n", b"\n") + b"\n")
-os.write(fd, b"\x04")
+    if step[0] == "!":
+        sys.stdout.buffer.write(before.replace(b"\r\n", b"\n") + b"\n")
 while True:
+    sys.stderr.buffer.write(seen)
     try: seen = os.read(fd, 4096)
     except OSError: break
     if not seen: break
-    sys.stderr.buffer.write(seen)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 PY
-ask() { run python3 terminal.py "$train" --generate --temperature 0 --sample-tokens 12 "$@"; }
+talk() { run python3 terminal.py "$1" "$train" --generate --temperature 0 --sample-tokens 12 "${@:2}"; }
+two_lines='"> ", b"line 7\n", "line 7\r\n", "!\r\n> ", b"of the\n", "of the\r\n", "!\r\n> ", b"\4"'
+ask() { talk "$two_lines" "$@"; }
 terminal() { ask --from-scratch "$@"; }
 if has_terminals; then
     text terminal terminal --model tiny
@@ -207,6 +219,20 @@ if has_terminals; then
     # an answer that has ended its turn: the end of its line only
     text learned_conversation ask --model learned/final --chat
     has a_turn_ends_once '^50 prompt tokens' err.txt
+    # Ctrl-C ends an answer, not the conversation, and at the prompt it says how to leave
+    # (without an end of text, the answer is as long as it may be)
+    cp -r tiny endless && sed -i 's/"eos_token_id": 257/"eos_token_id": null/' endless/config.json
+    text interrupted talk '"leave\r\n", "> ", b"go\n", "go\r\n", 40, b"\3", "\r\n> ", b"x\3", "leave\r\n", "> ", b"/exit\n"' \
+        --model endless --from-scratch --sample-tokens 30000 --max-seqlen 30000
+    has statistics_after_all '^[0-9]+ prompt tokens in .*tokens/s' err.txt
+    # lines that are pasted are one message; /reset begins again, with /system too
+    pasted='"> ", b"of\nthe\n", "the\r\n", "!\r\n[cut off: --sample-tokens", "> ", '
+    text pasted talk "$pasted b'/reset\n', $pasted b'/system Be kind\n', $pasted b'\4'" --model plain --from-scratch --chat
+    text two_lines of plain --temperature 0 --chat --prompt $'of\nthe'
+    text kind_lines of kind --temperature 0 --chat --prompt $'of\nthe'
+    cat two_lines.txt two_lines.txt kind_lines.txt > expected.txt
+    same pasted_lines_are_one_message pasted.txt expected.txt
+    text too_long talk '"> ", b"'"$(seq -s ' ' 40)"'\n", "raise --max-seqlen", "> ", b"\4"' --model tiny --from-scratch --max-seqlen 32
 else
     skip terminals 'no pseudo-terminals here'
 fi
@@ -215,6 +241,7 @@ fi
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
 expect steps_of_compare 2 'compare: expected 1 to 1000' "$train" --compare 0 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
+expect eval_of_nothing 2 'hint: give --val' "$train" --model "$golden" --eval
 expect generate_and_eval 2 'expected at most one' of tiny --eval
 expect a_name_has_no_weights 2 'expected a model with weights' "$train" --generate --prompt a
 expect no_tokenizer 2 'needs a tokenizer' "$train" --model "$golden" --generate --prompt a

@@ -128,7 +128,7 @@ sed -i '/"step": [3-9],/d' l/log.jsonl
 expect log_ends_where_the_first_checkpoint_was_due 0 'start +random weights' "${run[@]}" --out l --steps 8 --resume
 
 # ---- --resume restores the options of the run ------------------------------------------------------------
-options=(--schedule cosine --weight-decay 0.2 --beta2 0.9 --seed 7 --long-docs truncate --deterministic --grad-clip 0.5
+options=(--schedule cosine --weight-decay 0.2 --seed 7 --long-docs truncate --deterministic --grad-clip 0.5
          --min-lr-frac 0.1 --keep 0)
 expect with_options 0 done "${run[@]}" "${options[@]}" --out p --steps 6 --save-every 3
 cp -r p q && rm -r q/step-00000006 q/final

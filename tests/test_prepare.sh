@@ -33,12 +33,19 @@ for name, delimiter in ("lines.csv", ","), ("lines.tsv", "\t"):
     with open(name, "w", newline="") as f:
         w = csv.DictWriter(f, ["id", "text"], delimiter=delimiter)
         w.writeheader(), w.writerows(rows)
+alpaca = [{"instruction": "Add \u20ac", "input": "1, 2", "output": "3"}, {"instruction": "Hi", "input": "", "output": "Hello"}]
+with open("alpaca.csv", "w", newline="") as f:
+    w = csv.DictWriter(f, ["id", *alpaca[0]])
+    w.writeheader(), w.writerows({"id": 1, **row} for row in alpaca)
+open("alpaca.expected", "w").writelines(json.dumps(row) + "\n" for row in alpaca)
 open("bad.jsonl", "w").write('{"text": "good"}\n\n{"text": "cut\n{"text": 3}\n[1]\n{"text": ""}\n')
 PY
 like lines lines.jsonl
 like packed_lines lines.ndjson.gz
 like csv lines.csv
 like tsv lines.tsv
+check chats_of_a_table run alpaca.csv --out chats.jsonl
+same chats_of_a_table_stay_chats chats.jsonl alpaca.expected
 like other_key other.jsonl --text-key body
 refused other_column 3 'lines.csv:1: expected a string "body", found id, text' lines.csv --text-key body
 refused a_cut_file 3 'cut.jsonl.gz: cannot read' cut.jsonl.gz

@@ -68,18 +68,15 @@ continued=(scripts/continue_pretraining.sh . tiny)
 outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
 outcome continued_pretraining_needs_texts 2 'a model and texts' scripts/continue_pretraining.sh .
 outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
-if python3 -c 'import jinja2' 2> /dev/null; then
-    cp -r tests/golden/chat "$work/tree/chat"
-    sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
-    for i in 1 2 3 4 5 6 7 8; do
-        echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
-    done > "$work/tree/chats.jsonl"
-    echo "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}" \
-        > "$work/tree/chat/chat_template.jinja"
-    fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
-    outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
-    has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
-else skip fine_tuning 'the Python package jinja2 is not installed'; fi
+cp -r tests/golden/chat "$work/tree/chat"
+sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
+for i in 1 2 3 4 5 6 7 8; do
+    echo '{"prompt": "How many, '$i'?", "completion": "That many."}'
+done > "$work/tree/chats.jsonl"
+PYTHONPATH=data python3 -c 'import prepare; print(prepare.CHATML)' > "$work/tree/chat/chat_template.jinja"
+fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
+outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
+has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
 
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"
@@ -135,6 +132,35 @@ expect get_model_refuses_other_models 2 'expected the name of a model' get_model
 mkdir -p there
 expect get_model_refuses_a_directory_that_is_there 2 'there: exists already' \
     get_model smollm2-135m-instruct there
+
+# ---- the README's commands, as printed, on a small model ------------------------------------------------
+mkdir -p readme/smollm2 readme/bin && cd readme && uneven_texts my_texts 9 && tiny_model small 24 40 8
+cp "$root/tests/golden/chat/"tokenizer*.json smollm2
+cp "$root/tests/golden/chat/templates/qwen2.5.jinja" smollm2/chat_template.jinja
+sed 's/"vocab_size": 264/"vocab_size": 384/' small/config.json > smollm2/config.json
+for i in 1 2 3 4 5 6 7 8; do echo '{"instruction": "How many, '$i'?", "output": "Many."}'; done > chats.jsonl
+cp -r "$root/scripts" .
+cat > train_llama <<SH
+#!/bin/sh
+case "\$*" in
+    *--generate*) exec "$train" "\$@" --sample-tokens 4 < /dev/null ;;
+    *--eval*) exec "$train" "\$@" ;;
+    *smollm2*) set -- "\$@" --from-scratch ;;
+esac
+case "\$*" in *--resume*) set -- "\$@" --steps 3 ;; *) set -- "\$@" --steps 2 --micro-batch-tokens 2048 ;; esac
+exec "$train" "\$@" --num-samples 0 --val-every 0
+SH
+cp "$work/bin/mpirun" bin && printf '#!/bin/sh\n' > bin/hf && chmod +x train_llama bin/hf
+sed -n '/^## Your own data/,/^## Options/{/^```/,/^```/{/^```/!p}}' "$root/README.md" > commands
+gguf=$(python3 -c 'import gguf' 2> /dev/null || echo export_gguf)
+n=0
+while IFS= read -r line; do
+    case $line in *"${gguf:-no such word}"*) n=$((n + 1)) && skip readme_export 'the Python package gguf is not installed' ;;
+        *) check "readme_$((n += 1))" env PATH="$PWD/bin:$PATH" bash -c "$line" ;;
+    esac
+done < commands
+check readme_has_commands test $n -ge 10
+cd ..
 
 # ---- make and docker --------------------------------------------------------------------------------------
 outcome make_help 0 '^make +builds ./train_llama; make install' make -s -C "$root" help

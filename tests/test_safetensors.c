@@ -439,7 +439,7 @@ TEST(one_tensor_in_two_files) {
 TEST(directories_without_a_model) {
     Error err;
     make_shards();
-    CHECK(!opens(scratch("dir"), &err) && strstr(err.hint, "index.json"));
+    CHECK(!opens(scratch("dir"), &err) && strstr(err.what, "index.json, found neither"));
     CHECK(!opens(scratch("not there"), &err) && err.hint[0]);
 }
 

@@ -79,7 +79,10 @@ for c in tree lines.jsonl array.json notes.txt broken.jsonl broken.json parts.js
     cp out.txt "said-$c"
     holds "${c}_as_expected" "out-$c/tokens" $c.expected
 done
-has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 2 CSV or JSON files' said-tree
+has counts_what_it_leaves_out '^texts   tree -> .*left out: 1 empty document, 1 binary file, 2 other files' said-tree
+has names_a_table '^warning: left out: tree/table.csv: CSV .python3 data/prepare.py --out FILE.jsonl tree/table.csv' said-tree
+has names_other_json '^warning: left out: tree/other.json: JSON without records' said-tree
+has names_a_binary_file '^warning: left out: tree/binary.dat: expected text, found a binary' said-tree
 has broken_lines_are_named '^warning: left out: broken.jsonl:2: expected JSON' said-broken.jsonl
 has broken_lines_are_counted '2 documents, .*left out: 3 records, 1 empty document' said-broken.jsonl
 has broken_records_are_named '^warning: left out: broken.json: record 2: "?text' said-broken.json
@@ -180,6 +183,20 @@ check eval_leaves_nothing rmdir tmp
 
 # ---- bad input --------------------------------------------------------------------------------------------
 # refused NAME PATTERN SPEC ARGUMENTS...: exit code 3, and no tokens are left
+# ---- one big text: the end of it, in whole lines, is the validation set ------------------------------------
+python3 -c 'print("\n".join("line %d" % i for i in range(9000)), end="")' > big.txt
+check a_big_text "${run[@]}" --train big.txt --out big --steps 0
+has says_that_it_is_cut '^texts   big.txt -> .* 2 documents, 1 for validation .the last 1 % of a file.' out.txt
+whole_again() {
+    PYTHONPATH=$root/tests python3 - << 'PY'
+import shards
+[(train, _)], [(val, _)] = shards.read("big/tokens", "train"), shards.read("big/tokens", "val")
+text = open("big.txt", "rb").read()
+assert bytes(train[1:-1] + val[1:-1]) == text and train[-2] == 10 and 0.5 < 100 * len(val) / len(text) <= 1, len(val)
+PY
+}
+check a_big_text_is_whole whole_again
+
 refused() {
     local name=$1 pattern=$2
     shift 2
@@ -200,6 +217,11 @@ refused a_binary_file 'packed.txt: expected text, found a binary file' packed.tx
 refused parts_without_a_mask 'pairs.jsonl:1: part 1: expected \["text", true or false\]' pairs.jsonl
 refused a_cut_array 'cut.json: record 2 is cut off' cut.json
 refused a_table 'table.csv: expected' table.csv
+has a_table_can_be_prepared '^hint: python3 data/prepare.py --out FILE.jsonl table.csv' out.txt
+printf 'a line\n' | iconv -t UTF-16 > wide.txt
+refused utf_16 'wide.txt: .*found UTF-16: iconv -f UTF-16 -t UTF-8 wide.txt' wide.txt
+echo '{"cells": []}' > notebook.ipynb
+refused a_notebook 'notebook.ipynb: .*found a notebook' notebook.ipynb
 refused an_empty_directory 'nothing: expected token shards' nothing
 refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt
 refused no_such_pattern 'absent[*]: expected token shards' 'absent*'

@@ -3,6 +3,7 @@
 #include <assert.h>
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -331,6 +332,7 @@ struct BpeEncoder {
     size_t piece_capacity, heap_capacity;
     int32_t *ids;
     size_t num_ids, id_capacity;
+    _Atomic uint64_t bytes;
 };
 
 BpeEncoder *bpe_encoder_open(const Bpe *b) {
@@ -358,6 +360,10 @@ const int32_t *bpe_ids(const BpeEncoder *e, size_t *n) {
 }
 
 void bpe_clear(BpeEncoder *e) { e->num_ids = 0; }
+
+uint64_t bpe_bytes(const BpeEncoder *e) {
+    return atomic_load_explicit(&e->bytes, memory_order_relaxed);
+}
 
 void bpe_add_id(BpeEncoder *e, int32_t id) {
     assert(id >= 0 && id < e->bpe->tokenizer->vocab_size);
@@ -425,6 +431,7 @@ static void bpe_merge_word(BpeEncoder *e, const unsigned char *p, size_t n) {
 
 static void bpe_word(BpeEncoder *e, const unsigned char *p, size_t n) {
     Word key = {0};
+    atomic_store_explicit(&e->bytes, bpe_bytes(e) + n, memory_order_relaxed);
     if (n > WORD_MAX_BYTES) return bpe_merge_word(e, p, n);
     memcpy(key.key, p, n);
     key.key[WORD_KEYS - 1] |= (uint64_t)n << 56;

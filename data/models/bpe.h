@@ -29,4 +29,7 @@ void bpe_add_id(BpeEncoder *e, int32_t id);
 const int32_t *bpe_ids(const BpeEncoder *e, size_t *n);
 void bpe_clear(BpeEncoder *e);
 
+// Bytes of text that it has encoded in all, also while another thread encodes a long one.
+uint64_t bpe_bytes(const BpeEncoder *e);
+
 #endif

@@ -34,23 +34,22 @@ void parts_add(Parts *p, const char *text, size_t n, bool trained) {
 static const struct {
     uint64_t fingerprint;
     ChatStyle style;
-    const char *name, *heading, *system;
+    const char *name, *heading;
 } known_templates[] = {
-    {0xba03a121d097859c, CHAT_LLAMA3, "Llama 3", "", ""},
-    {0x4f46ecd43418f216, CHAT_LLAMA3, "Llama 3", "", ""},
-    {0x93c0e9aa3629bbd7, CHAT_LLAMA31, "Llama 3.1",
-     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n", ""},
-    {0xd82792f95932f1c9, CHAT_LLAMA31, "Llama 3.2",
-     "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n", ""},
-    {0x55b2f4a26ac9ee71, CHAT_CHATML, "Qwen2.5", "",
-     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
-    {0x87a2728cb8dc9fe4, CHAT_QWEN3, "Qwen3", "", ""},
-    {0xa55ee1b1660128b7, CHAT_QWEN3, "Qwen3", "", ""},
-    {0x64f85b198065d0fb, CHAT_CHATML, "Qwen3-Instruct-2507", "", ""},
-    {0x0dab472abbdc499c, CHAT_SMOLLM3, "SmolLM3",
-     "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /",
-     ""},
-    {0xe7deee034838db2b, CHAT_MISTRAL, "Mistral Nemo", "", ""},
+    {0x153280e3ff55d19d, CHAT_CHATML, "ChatML", ""},
+    {0xbf0c34b1af07f37d, CHAT_CHATML, "SmolLM2 and Qwen2", ""},
+    {0x0b13fb322ccd9216, CHAT_CHATML, "Qwen2.5", ""},
+    {0xaa39eed4cbfdd57a, CHAT_CHATML, "Qwen3-Instruct-2507", ""},
+    {0x2df317a15cbc983d, CHAT_QWEN3, "Qwen3", ""},
+    {0xedcd73b0e30a780c, CHAT_QWEN3, "Qwen3", ""},
+    {0x3c8c057e28a9be07, CHAT_SMOLLM3, "SmolLM3",
+     "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /"},
+    {0xba03a121d097859c, CHAT_LLAMA3, "Llama 3", ""},
+    {0x99799a835a31e1d3, CHAT_LLAMA31, "Llama 3.1",
+     "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"},
+    {0x0cac23ffd2b33ff7, CHAT_LLAMA31, "Llama 3.2",
+     "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n"},
+    {0x1127255163dd25a2, CHAT_MISTRAL, "Mistral Nemo", ""},
 };
 
 // The first 8 bytes of the SHA-256 of a template; Jinja takes away a newline at its end.
@@ -63,43 +62,48 @@ static uint64_t fingerprint(const char *text) {
     return __builtin_bswap64(first);
 }
 
-static bool skip_text(const char **p, const char *text) {
-    const size_t n = strlen(text);
-    if (strncmp(*p, text, n) != 0) return false;
-    *p += n;
-    return true;
+// Newlines are written in two ways, which mean the same.
+static void unescape_newlines(char *text) {
+    for (char *p = text; (p = strstr(p, "\\n")); *p = '\n') memmove(p + 1, p + 2, strlen(p + 1));
 }
 
-// Is it ChatML, with a system message by default or without one?
-static bool read_chatml(ChatTemplate *t, const char *p) {
-    static const char system_end[] = "<|im_end|>\n' }}{% endif %}";
-    if (!skip_text(&p, "{% for message in messages %}")) return false;
-    if (skip_text(&p,
-                  "{% if loop.first and messages[0]['role'] != 'system' %}"
-                  "{{ '<|im_start|>system\n")) {
-        const char *end = strstr(p, system_end);
-        const size_t n = end ? (size_t)(end - p) : sizeof t->system;
-        if (n >= sizeof t->system || memchr(p, '\\', n)) return false;
-        memcpy(t->system, p, n);
-        p = end + strlen(system_end);
+const char chatml_template[] =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+// Removes every occurrence of a word.
+static bool removes(char *text, const char *word) {
+    char *p = strstr(text, word);
+    const bool found = p;
+    for (; p; p = strstr(p, word)) memmove(p, p + strlen(word), strlen(p + strlen(word)) + 1);
+    return found;
+}
+
+// Takes the system message that is written by default out of the template: models differ in it.
+static void cut_system(char *text, char *system, size_t capacity) {
+    static const char start[] = "<|im_start|>system\n", end[] = "<|im_end|>";
+    for (char *p = text; (p = strstr(p, start));) {
+        p += strlen(start);
+        const size_t n = strcspn(p, "'\\<");
+        if (n == 0 || n >= capacity || strncmp(p + n, end, strlen(end)) != 0) continue;
+        snprintf(system, n + 1, "%s", p);
+        removes(text, system);
+        return;
     }
-    return strcmp(p,
-                  "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
-                  "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-                  "{{ '<|im_start|>assistant\n' }}{% endif %}") == 0;
 }
 
-static bool read_template(ChatTemplate *t, const char *text) {
+static bool read_template(ChatTemplate *t, char *text) {
     const char *epoch = getenv("SOURCE_DATE_EPOCH");
     const time_t now = epoch ? (time_t)strtoll(epoch, NULL, 10) : time(NULL);
+    unescape_newlines(text);
+    cut_system(text, t->system, sizeof t->system);
     const uint64_t found = fingerprint(text);
     struct tm day;
-    if (read_chatml(t, text)) return true;
     for (size_t i = 0; i < sizeof known_templates / sizeof *known_templates; i++) {
         if (known_templates[i].fingerprint != found) continue;
         t->style = known_templates[i].style;
         t->name = known_templates[i].name;
-        text_copy(t->system, sizeof t->system, known_templates[i].system);
         if (localtime_r(&now, &day))
             strftime(t->heading, sizeof t->heading, known_templates[i].heading, &day);
         return true;
@@ -216,7 +220,7 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
     json_array_foreach(turns, i, item) {
         const json_t *weight = json_member(item, "weight");
         role = role_of(either(item, "role", "from"));
-        if (!role || json_member(item, "tool_calls"))
+        if (!role || json_array_size(json_member(item, "tool_calls")) > 0)
             return bad_input(bad, "message %zu: expected system, user or assistant, without tools",
                              m->n + 1);
         if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
@@ -226,18 +230,14 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
 }
 
-static bool add_instruction(Messages *m, const json_t *record, Error *bad) {
-    const char *input = json_string_value(json_member(record, "input"));
-    if (!add_turns(m, json_member(record, "instruction"), "user", bad)) return false;
-    char **question = &m->items[m->n - 1].text;
-    if (input && input[0]) replace(question, join(*question, "\n\n", input));
-    return add_turns(m, json_member(record, "output"), "assistant", bad);
-}
-
-static bool add_prompt(Messages *m, const json_t *record, Error *bad) {
-    if (!add_turns(m, json_member(record, "prompt"), "user", bad)) return false;
+// Of a question and an answer
+static bool add_pair(Messages *m, const json_t *question, const char *input, const json_t *answer,
+                     Error *bad) {
+    if (!add_turns(m, question, "user", bad)) return false;
     for (size_t i = 0; i < m->n; i++) m->items[i].trained = false;
-    return add_turns(m, either(record, "completion", "response"), "assistant", bad);
+    char **text = &m->items[m->n - 1].text;
+    if (input && input[0]) replace(text, join(*text, "\n\n", input));
+    return add_turns(m, answer, "assistant", bad);
 }
 
 static bool read_record(Messages *m, const json_t *record, Error *bad) {
@@ -246,8 +246,13 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     if (json_array_size(either(record, "tools", "history")) > 0)
         return bad_input(bad, "expected a chat without tools and history");
     if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
-    if (kind == RECORD_INSTRUCTION) return add_instruction(m, record, bad);
-    if (kind == RECORD_PROMPT) return add_prompt(m, record, bad);
+    if (kind == RECORD_PROMPT)
+        return add_pair(m, json_member(record, "prompt"), NULL,
+                        either(record, "completion", "response"), bad);
+    if (kind == RECORD_INSTRUCTION)
+        return add_pair(m, json_member(record, "instruction"),
+                        json_string_value(json_member(record, "input")),
+                        json_member(record, "output"), bad);
     return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
 }
 
@@ -269,14 +274,6 @@ static char *lstrip(char *text) {
     for (; (p = u8_next(&c, start)); start = p)
         if (!uc_is_property_white_space(c) && (c < 0x1c || c > 0x1f)) break;
     return memmove(text, start, strlen((const char *)start) + 1);
-}
-
-// Removes every occurrence of a word.
-static bool removes(char *text, const char *word) {
-    char *p = strstr(text, word);
-    const bool found = p;
-    for (; p; p = strstr(p, word)) memmove(p, p + strlen(word), strlen(p + strlen(word)) + 1);
-    return found;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -445,6 +442,8 @@ void chat_ask(const ChatTemplate *t, const char *system, const char *message, bo
               bool ended, Parts *out) {
     Message question = {"user", join(message, "", ""), NULL, false};
     if (is_llama(t)) lstrip(rstrip(question.text));
+    if (t->style == CHAT_MISTRAL && begins && system)
+        replace(&question.text, join(system, "\n\n", message));
     if (begins) begin_chat(out, t, system);
     if (!begins && !ended) add(out, t->end, false);
     if (!begins) add_gap(out, t, false);

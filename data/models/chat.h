@@ -42,6 +42,8 @@ typedef struct {
     char bos[64], end[64];  // texts of tokens: at the beginning, and after an answer
 } ChatTemplate;
 
+extern const char chatml_template[];
+
 // The template of a directory with a tokenizer; NULL: ChatML. EXIT_BAD_INPUT without one that is
 // known. Dates are those of SOURCE_DATE_EPOCH (seconds), or of today.
 bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *tokenizer, Error *err);

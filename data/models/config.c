@@ -444,12 +444,28 @@ bool llama_config_read(LlamaConfig *c, const char *path, Error *err) {
     return root && llama_config_parse(c, root, file, err) && read_generation_config(c, file, err);
 }
 
+// ORG/NAME, as the Hugging Face hub names models
+static bool is_hub_name(const char *model) {
+    const char *slash = strchr(model, '/');
+    return slash && slash > model && model[0] != '.' && model[0] != '~' && slash[1] &&
+           !strchr(slash + 1, '/');
+}
+
 bool llama_config_find(LlamaConfig *c, const char *model, Error *err) {
-    char hint[400], names[256] = "";
+    char hint[512], names[256] = "";
+    const bool gguf = path_ends_with(model, ".gguf");
     if (llama_config_builtin(c, model)) return true;
+    if (gguf || path_ends_with(model, ".safetensors") || path_ends_with(model, ".bin"))
+        return error_set(err, EXIT_BAD_INPUT,
+                         gguf ? "scripts/gguf_to_hf.py FILE DIR makes a directory of it"
+                              : "give the directory where it lies with its config.json",
+                         "%s: expected a model directory, found a file of weights", model);
     if (path_exists(model)) return llama_config_read(c, model, err);
     for (int i = 0; i < NUM_BUILTINS; i++) text_list(names, sizeof names, builtins[i].name);
-    snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
+    if (is_hub_name(model))
+        snprintf(hint, sizeof hint, "hf download %.200s --local-dir %.200s", model, model);
+    else
+        snprintf(hint, sizeof hint, "give a Hugging Face directory or one of %s", names);
     return error_set(err, EXIT_BAD_INPUT, hint,
                      "%s: expected a model directory or a built-in name, found neither", model);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../base/ask.h"
 #include "../base/clock.h"
 #include "../base/file.h"
 #include "../base/hash.h"
@@ -123,6 +124,13 @@ static void text_printer_token(TextPrinter *p, const Tokenizer *tokenizer, int32
     }
 }
 
+// Is the end of a turn the last that was written? Without a token of its own it is several.
+static bool ends_turn(const Generator *g, const Text *text) {
+    const int64_t n = g->turn_end_length;
+    return n > 0 && text->length - text->prompt_length >= n &&
+           memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
+}
+
 // What the last pass has added to a group: its texts in order, each from the end of its prompt, as
 // far as they have grown.
 static void print_growth(Generator *g, const Text *texts, int num_texts) {
@@ -132,9 +140,13 @@ static void print_growth(Generator *g, const Text *texts, int num_texts) {
             if (g->num_texts > 1) printf("--- %d\n", text->number + 1);
             g->printed = text->prompt_length;
         }
-        for (; g->printed < text->length; g->printed++)
+        const bool grows = !text->ended && text->length < text->max_length;
+        // what may become the end of a turn is not shown yet; as one token it never is
+        const bool holds_back = g->turn_end_length > 1 && (grows || ends_turn(g, text));
+        const int64_t shown = text->length - (holds_back ? g->turn_end_length : 0);
+        for (; g->printed < shown; g->printed++)
             text_printer_token(&g->printer, g->tokenizer, text->tokens[g->printed]);
-        if (!text->ended && text->length < text->max_length) break;
+        if (grows) break;
         text_printer_flush(&g->printer, true);
         printf("\n");
         g->printed = -1;
@@ -233,13 +245,6 @@ static int32_t texts_pack(Batch *b, Text **growing, int32_t *rows, Text *texts, 
     return n;
 }
 
-// Is the end of a turn the last that was written? Without a token of its own it is several.
-static bool ends_turn(const Generator *g, const Text *text) {
-    const int64_t n = g->turn_end_length;
-    return n > 0 && text->length - text->prompt_length >= n &&
-           memcmp(text->tokens + text->length - n, g->turn_end, (size_t)n * sizeof(int32_t)) == 0;
-}
-
 // What no text should have: ids without a token, as a vocabulary that is padded has them, and
 // special tokens but for those that end a text or a turn.
 static void forbid_tokens(const Generator *g, const SampleModel *model, float *logits) {
@@ -301,6 +306,7 @@ static void write_group(Generator *g, Text *texts, int num_texts, const SampleMo
         *(first_pass ? &g->prompt_ms : &g->later_ms) += now_ms() - start_ms;
         if (!first_pass) g->later_tokens += n;
         if (g->printer.to) print_growth(g, texts, num_texts);
+        if (ask_interrupted) return;
     }
 }
 
@@ -360,7 +366,7 @@ void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog
 
 static bool append_prompt(Generator *g, Text *text, const char *prompt, Error *err) {
     Parts turn = {0};
-    if (g->o->chat) chat_ask(&g->chat, NULL, prompt, text->length == 0, text->ended, &turn);
+    if (g->o->chat) chat_ask(&g->chat, g->system, prompt, text->length == 0, text->ended, &turn);
     const bool ok = text_append(g, text, turn.bytes ? (char *)turn.bytes : prompt, err);
     parts_free(&turn);
     return ok;
@@ -388,6 +394,9 @@ static bool add_standard_input(Generator *g, Error *err) {
     return ok;
 }
 
+static const char commands[] =
+    "Ctrl-C: end the answer; /reset, /system TEXT: begin anew; Ctrl-D, /exit: leave";
+
 bool generator_open(Generator *g, const Options *o, Error *err) {
     const char *prompt = o->prompt;
     char path[IO_PATH_MAX];
@@ -408,35 +417,73 @@ bool generator_open(Generator *g, const Options *o, Error *err) {
     if (prompt && prompt[0] == '@') return add_lines(g, prompt + 1, err);
     if (prompt && strcmp(prompt, "-") != 0) return append_prompt(g, add_text(g, 0), prompt, err);
     g->terminal = !prompt && isatty(STDIN_FILENO);
-    return g->terminal || add_standard_input(g, err);
+    if (!g->terminal) return add_standard_input(g, err);
+    fprintf(stderr, "%s %s; temperature %g, up to %d tokens\n%s\n", o->model,
+            o->chat ? "answers" : "continues each text", o->temperature, o->sample_tokens,
+            commands);
+    return true;
 }
 
-static bool run_terminal(Generator *g, const SampleModel *model, Error *err) {
-    char *line = NULL;
-    size_t capacity = 0;
+// ------------------------------------------------------------------------------------------------
+// A person at the terminal
+
+static void begin_again(Text *text) {
+    text->length = text->num_cached = 0;
+    text->ended = false;
+}
+
+static bool is_command(const char *message, const char *name) {
+    const size_t n = strlen(name);
+    return strncmp(message, name, n) == 0 && (message[n] == 0 || message[n] == ' ');
+}
+
+static void answer(Generator *g, Text *text, const char *message, const SampleModel *model,
+                   int64_t turn) {
+    Error err = {0};
+    if (!g->o->chat) begin_again(text);
+    if (!append_prompt(g, text, message, &err)) return error_print(&err);
+    texts_write(g, text, 1, model, turn);
+    if (ask_interrupted) {
+        text_printer_flush(&g->printer, true);
+        printf("\n");
+    } else if (g->o->chat && !text->ended)
+        fprintf(stderr, "[cut off: %s]\n",
+                text->length == g->o->max_seqlen ? "--max-seqlen is full; /reset starts over"
+                                                 : "--sample-tokens allows no more");
+}
+
+static void run_terminal(Generator *g, const SampleModel *model) {
+    Ask person;
     Text text = text_of_prompt(g->o, 0, 0);
-    bool ok = true;
-    for (int64_t turn = 0; ok; turn++) {
-        printf("> ");
-        fflush(stdout);
-        const ssize_t n = getline(&line, &capacity, stdin);
-        if (n < 0) break;
-        if (line[n - 1] == '\n') line[n - 1] = 0;
-        if (!line[0]) continue;
-        if (!g->o->chat) text.length = text.num_cached = 0;
-        ok = append_prompt(g, &text, line, err);
-        if (ok) texts_write(g, &text, 1, model, turn);
+    ask_open(&person);
+    for (int64_t turn = 0;; turn++) {
+        ask_interrupted = 0;
+        char *message = ask(&person, "> ");
+        if (!ask_interrupted && (!message || is_command(message, "/exit"))) {
+            free(message);
+            break;
+        }
+        if (ask_interrupted)
+            printf("%s%s\n", message ? "" : "\n", commands);
+        else if (is_command(message, "/reset"))
+            begin_again(&text);
+        else if (is_command(message, "/system")) {
+            begin_again(&text);
+            free(g->system);
+            g->system = message[7] ? strdup(message + 8) : NULL;
+        } else if (message[0])
+            answer(g, &text, message, model, turn);
+        free(message);
     }
     printf("\n");
-    free(line);
+    ask_close(&person);
+    free(g->system);
     free(text.tokens);
-    return ok;
 }
 
-bool generator_run(Generator *g, const SampleModel *model, Error *err) {
-    bool ok = true;
+void generator_run(Generator *g, const SampleModel *model) {
     if (g->terminal)
-        ok = run_terminal(g, model, err);
+        run_terminal(g, model);
     else
         texts_write(g, g->texts, g->num_texts, model, 0);
     for (int i = 0; i < g->num_texts; i++) free(g->texts[i].tokens);
@@ -447,5 +494,4 @@ bool generator_run(Generator *g, const SampleModel *model, Error *err) {
             g->prompt_tokens, text_plural(g->prompt_tokens), g->prompt_ms * 1e-3, g->later_tokens,
             text_plural(g->later_tokens), g->later_ms * 1e-3,
             g->later_ms > 0 ? (double)g->later_tokens / g->later_ms * 1e3 : 0);
-    return ok;
 }

@@ -64,6 +64,7 @@ typedef struct {
     // --generate only
     Tokenizer own_tokenizer;  // without BOS for a chat
     ChatTemplate chat;
+    char *system;                    // of a conversation; NULL: as the template has it
     int32_t turn_end[MAX_TURN_END];  // (turn_end_length) tokens that end a turn of a chat
     int64_t turn_end_length;
     bool terminal;
@@ -93,13 +94,12 @@ bool samples_open(Generator *g, const Options *o, Data *data, Error *err);
 void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog *log);
 
 // --generate: texts from prompts, printed as they grow. The prompts of a file become one packed
-// batch; a terminal is asked for one prompt after another, and with --chat they are one
-// conversation, which keeps its keys and values. Reads and encodes the prompts; *g must stay where
-// it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
+// batch; a terminal is asked for one prompt after another, and Ctrl-C ends a text. With --chat they
+// are one conversation, which keeps its keys and values. Reads and encodes the prompts; *g must
+// stay where it is. Errors are EXIT_USAGE and EXIT_BAD_INPUT.
 bool generator_open(Generator *g, const Options *o, Error *err);
 
-// Writes the texts to standard output, and a line on the speed to standard error. A line of a
-// terminal that cannot be encoded is an error.
-bool generator_run(Generator *g, const SampleModel *model, Error *err);
+// Writes the texts to standard output, and a line on the speed to standard error.
+void generator_run(Generator *g, const SampleModel *model);
 
 #endif

@@ -75,7 +75,6 @@ const Option run_option_table[] = {
     NUMBER("decay-frac", parsed.decay_frac, "0.2", 0, 1, "share of the steps that wsd decays over"),
     NUMBER("min-lr-frac", parsed.min_lr_frac, "0", 0, 1, "last learning rate / --lr"),
     NUMBER("weight-decay", parsed.weight_decay, "0.1", 0, 1e6, "on matrices, not on norm weights"),
-    NUMBER("beta2", parsed.beta2, "0.95", 0, 0.999999, "AdamW"),
     NUMBER("grad-clip", parsed.grad_clip, "1", 0, 1e30, "largest gradient norm; 0: no clipping"),
     OPTION_GROUP("samples"),
     NUMBER("sample-every", parsed.sample_every, "0", 0, 1e12,
@@ -141,7 +140,6 @@ const Option run_option_table[] = {
                      "it is --warmup-steps"),
     OPTION_ELSEWHERE("lr-scheduler|lr-scheduler-type", "it is --schedule"),
     OPTION_ELSEWHERE("max-grad-norm|clip-grad", "it is --grad-clip"),
-    OPTION_ELSEWHERE("adam-beta2", "it is --beta2"),
     OPTION_ELSEWHERE("save-steps|save-interval|save-strategy|checkpoint.interval",
                      "it is --save-every"),
     OPTION_ELSEWHERE("eval-steps|eval-interval|eval-every|val-loss-every|eval-strategy|-v",
@@ -176,7 +174,8 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("save-total-limit", "it is --keep"),
     OPTION_ELSEWHERE("zero|fsdp|deepspeed|zero-stage",
                      "several ranks always shard the optimizer state"),
-    OPTION_ELSEWHERE("beta1|eps", "AdamW's beta1 is 0.9, its eps 1e-8"),
+    OPTION_ELSEWHERE("beta1|beta2|adam-beta1|adam-beta2|eps|adam-epsilon",
+                     "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
     OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
     OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
@@ -293,6 +292,9 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
     if (model_is_builtin(o) && !o->from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o->model);
+    if (o->eval && !options_given(argc, argv, "val") && !options_given(argc, argv, "train"))
+        exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
+                  "--eval: expected --val or --train, found neither");
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);

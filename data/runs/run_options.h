@@ -30,7 +30,7 @@ typedef struct {
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, seed;
-    float lr, decay_frac, min_lr_frac, weight_decay, beta2, fill, grad_clip, temperature, top_p,
+    float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
         heartbeat_seconds;
 } Options;
 

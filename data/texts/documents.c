@@ -76,9 +76,9 @@ static bool open_records(UnitReader *r, const InputFile *f, Error *err) {
     return file_open(&r->file, f->path, "check it, or copy it again", err);
 }
 
-// Inputs without a document between two that have some: tables, and empty files of records
+// Inputs without a document between two that have some: those left out, and empty files of records
 static bool is_skipped(const InputFile *f) {
-    return f->kind == INPUT_TABLE || (f->kind != INPUT_TEXT && f->size_bytes == 0);
+    return f->kind == INPUT_LEFT_OUT || (f->kind != INPUT_TEXT && f->size_bytes == 0);
 }
 
 bool unit_read(UnitReader *r, Unit *u, Error *err) {
@@ -251,7 +251,7 @@ static bool describe_bad_record(const json_t *record, const char *parse_error, E
 }
 
 // [["...", true], ...]
-static bool read_parts(const json_t *array, Parts *parts, Error *bad) {
+static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) {
     size_t i;
     const json_t *item;
     parts_add(parts, "", 0, false);
@@ -259,7 +259,8 @@ static bool read_parts(const json_t *array, Parts *parts, Error *bad) {
         const json_t *part = json_array_get(item, 0), *trained = json_array_get(item, 1);
         if (json_array_size(item) != 2 || !json_is_string(part) || !json_is_boolean(trained))
             return bad_input(bad, "part %zu: expected [\"text\", true or false]", i + 1);
-        parts_add(parts, json_string_value(part), json_string_length(part), json_is_true(trained));
+        parts_add(parts, json_string_value(part), json_string_length(part),
+                  all || json_is_true(trained));
     }
     return json_is_array(array) || json_type_error(array, "parts", "an array", bad);
 }
@@ -277,10 +278,11 @@ static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record,
         return ok;
     }
     u->err = options->no_chat;
-    snprintf(u->err.hint, sizeof u->err.hint,
-             "data/prepare.py --chat %.200s --model DIR --out parts.jsonl renders other templates "
-             "(without --model: ChatML); then --train parts.jsonl",
-             u->file->path);
+    snprintf(
+        u->err.hint, sizeof u->err.hint,
+        "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then --train "
+        "parts.jsonl",
+        u->file->path, options->no_chat.hint);
     return true;
 }
 
@@ -294,7 +296,7 @@ static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const
     if (kind == RECORD_OTHER)
         ok = describe_bad_record(record, parse_error, bad);
     else if (kind == RECORD_PARTS)
-        ok = read_parts(json_object_get(record, "parts"), &parts, bad);
+        ok = read_parts(json_object_get(record, "parts"), options->trains_on_all, &parts, bad);
     else if (kind != RECORD_TEXT)
         ok = read_chat(u, options, record, &parts, bad);
     text.bytes = kind == RECORD_TEXT ? (unsigned char *)json_string_value(value) : parts.bytes;
@@ -334,6 +336,17 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
 // ------------------------------------------------------------------------------------------------
 // Units
 
+static bool is_utf16(const unsigned char *head, uint64_t n) {
+    if (n < 2) return false;
+    return memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
+}
+
+// Where the last 1 % begins, if there is a line; n: it is not cut.
+static uint64_t cut_at(const char *text, uint64_t n) {
+    const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
+    return line ? (uint64_t)(line + 1 - text) : n;
+}
+
 static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     const InputFile *f = u->file;
     unsigned char head[BINARY_BYTES];
@@ -344,14 +357,21 @@ static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     file_close(&file);
     if (!read) return;
     u->left_out.binary += binary;
-    if (binary && f->named)
-        error_set(&u->err, EXIT_BAD_INPUT, "give text or .jsonl",
-                  "%s: expected text, found a binary file", f->path);
+    if (binary)
+        error_set(&u->left_out.first, EXIT_BAD_INPUT, "give text or .jsonl",
+                  is_utf16(head, n)
+                      ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
+                      : "%s: expected text, found a binary file",
+                  f->path, f->path);
+    if (binary && f->named) u->err = u->left_out.first;
     if (binary) return;
     char *bytes = file_read_all(f->path, MAX_DOCUMENT_BYTES, &n,
                                 "write it as .jsonl with one document a line", &u->err);
-    const Text text = {.bytes = (unsigned char *)bytes, .n = n};
+    const uint64_t end = bytes && options->cuts_files ? cut_at(bytes, n) : n;
+    const Text text = {.bytes = (unsigned char *)bytes, .n = end},
+               rest = {.bytes = (unsigned char *)bytes + end, .n = n - end, .is_val = true};
     if (bytes) add_document(u, e, options, &text, NULL);
+    if (bytes && end < n) add_document(u, e, options, &rest, NULL);
     free(bytes);
 }
 

@@ -21,7 +21,7 @@ typedef struct {
 // What became no document
 typedef struct {
     int64_t empty, binary, bad;
-    Error first;  // why the first bad record is left out
+    Error first;  // why the first file or bad record is left out
 } LeftOut;
 
 typedef struct {
@@ -55,14 +55,17 @@ typedef struct {
 // The next unit, in order; false at the end or with *err. Unit memory is used again.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
+enum { CUT_MIN_BYTES = 1 << 16 };
+
 typedef struct {
     const Tokenizer *tokenizer;
     bool has_byte[256];  // it has a token for
     int32_t bos, eos;    // of documents without parts; -1: none
     int token_bytes;
     ChatTemplate chat;
-    Error no_chat;       // with a code: why there is no template that is known
+    Error no_chat;  // with a code: there is no template that is known; hint: option of prepare.py
     bool trains_on_all;  // of chats, not on answers only
+    bool cuts_files;     // the last 1 % of each file of at least CUT_MIN_BYTES is for validation
     double val_frac;     // share of the documents for validation, by SHA-256 of the text
 } UnitOptions;
 

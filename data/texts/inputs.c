@@ -11,6 +11,7 @@
 #include "../base/file.h"
 #include "../base/memory.h"
 #include "../base/path.h"
+#include "../models/chat.h"
 #include "../shards/find_files.h"
 
 // What names say. What has another ending is a text if it looks like one.
@@ -18,29 +19,34 @@ typedef struct {
     const char *ending;
     InputKind kind;
     bool is_shard;
-    const char *refused;  // this format; NULL: it is read
-    bool in_tree;         // also in a directory, of which only the README would be found
+    const char *format, *hint;  // not read, and what makes a text of the file whose name follows
+    bool in_tree;               // refused in a directory, too, where it may be all that counts
 } Ending;
+
+#define PREPARE "python3 data/prepare.py --out FILE.jsonl "
 
 static const Ending *find_ending(const char *path) {
     static const Ending endings[] = {
-        {".txt", INPUT_TEXT, false, NULL, false},
-        {".md", INPUT_TEXT, false, NULL, false},
-        {".jsonl", INPUT_LINES, false, NULL, false},
-        {".ndjson", INPUT_LINES, false, NULL, false},
-        {".json", INPUT_TABLE, false, NULL, false},
-        {".csv", INPUT_TABLE, false, "CSV", false},
-        {".tsv", INPUT_TABLE, false, "CSV", false},
-        {".parquet", INPUT_TEXT, false, "Parquet", true},
-        {".arrow", INPUT_TEXT, false, "Arrow", true},
-        {".gz", INPUT_TEXT, false, "gzip", true},
-        {".zst", INPUT_TEXT, false, "Zstandard", true},
-        {".bin", INPUT_TEXT, true, NULL, false},
-        {".idx", INPUT_TEXT, true, NULL, false},
-        {".mask", INPUT_TEXT, true, NULL, false},
-        {".ds", INPUT_TEXT, true, NULL, false},
-        {".index", INPUT_TEXT, true, NULL, false},
-        {".npy", INPUT_TEXT, true, NULL, false},
+        {".txt", INPUT_TEXT, false, NULL, NULL, false},
+        {".md", INPUT_TEXT, false, NULL, NULL, false},
+        {".jsonl", INPUT_LINES, false, NULL, NULL, false},
+        {".ndjson", INPUT_LINES, false, NULL, NULL, false},
+        {".json", INPUT_LEFT_OUT, false, NULL, NULL, false},
+        {".csv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
+        {".tsv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
+        {".ipynb", INPUT_LEFT_OUT, false, "a notebook", "jupyter nbconvert --to markdown ", false},
+        {".pdf", INPUT_LEFT_OUT, false, "PDF", "pdftotext ", false},
+        {".docx", INPUT_LEFT_OUT, false, "Word", "pandoc -t plain -o FILE.txt ", false},
+        {".parquet", INPUT_TEXT, false, "Parquet", PREPARE, true},
+        {".arrow", INPUT_TEXT, false, "Arrow", "write it as Parquet or JSON Lines", true},
+        {".gz", INPUT_TEXT, false, "gzip", "gunzip -k ", true},
+        {".zst", INPUT_TEXT, false, "Zstandard", "unzstd ", true},
+        {".bin", INPUT_TEXT, true, NULL, NULL, false},
+        {".idx", INPUT_TEXT, true, NULL, NULL, false},
+        {".mask", INPUT_TEXT, true, NULL, NULL, false},
+        {".ds", INPUT_TEXT, true, NULL, NULL, false},
+        {".index", INPUT_TEXT, true, NULL, NULL, false},
+        {".npy", INPUT_TEXT, true, NULL, NULL, false},
     };
     const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
     for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
@@ -122,34 +128,33 @@ static json_t *first_record(const InputFile *f, bool *array, uint64_t *first) {
     return record;
 }
 
-// Records in a .json file are those of a named one, and of a directory those with a text.
+// Records in a .json file are those of a named one, and of a directory those that are known.
 static void find_records(InputFile *f) {
     bool array = false;
     json_t *record = first_record(f, &array, &f->first_byte);
-    if (f->kind == INPUT_TABLE && record &&
-        (f->named || json_object_get(record, "text") || json_object_get(record, "parts")))
+    if (f->kind == INPUT_LEFT_OUT && record && (f->named || record_kind(record) != RECORD_OTHER))
         f->kind = INPUT_LINES;
     if (f->kind == INPUT_LINES && array) f->kind = INPUT_ARRAY;
     if (f->kind == INPUT_LINES) f->first_byte = 0;
     json_decref(record);
 }
 
+void input_hint(const InputFile *f, char *out, size_t capacity) {
+    snprintf(out, capacity, "%s%.300s", f->hint, path_ends_with(f->hint, " ") ? f->path : "");
+}
+
 static bool find_kind(InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
     char hint[512];
     f->kind = e ? e->kind : INPUT_TEXT;
-    if (e && e->refused && (f->named || e->in_tree)) {
-        snprintf(hint, sizeof hint,
-                 "data/prepare.py %.300s --out FILE.jsonl reads CSV, Parquet and packed JSON Lines",
-                 f->path);
-        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
-                         e->refused);
-    }
-    if (f->kind != INPUT_TEXT && !e->refused) find_records(f);
-    return f->kind != INPUT_TABLE || !f->named ||
-           error_set(err, EXIT_BAD_INPUT,
-                     "write an object {\"text\": ...} a line, or an array of them",
-                     "%s: expected records, found other JSON", f->path);
+    f->format = e && e->format ? e->format : "JSON without records";
+    f->hint = e && e->hint ? e->hint : "write an object {\"text\": ...} a line";
+    if (e && !e->format && f->kind != INPUT_TEXT) find_records(f);
+    if (!(e && e->format && (f->named || e->in_tree)) && !(f->kind == INPUT_LEFT_OUT && f->named))
+        return true;
+    input_hint(f, hint, sizeof hint);
+    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
+                     f->format);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -176,7 +181,7 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
     in->num_val += f->is_val;
     in->size_bytes += f->size_bytes;
-    in->num_tables += f->kind == INPUT_TABLE;
+    in->num_left_out += f->kind == INPUT_LEFT_OUT;
     return true;
 }
 

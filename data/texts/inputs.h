@@ -5,10 +5,10 @@
 #include "../base/error.h"
 
 typedef enum {
-    INPUT_TEXT,   // one document
-    INPUT_LINES,  // JSON Lines: a record a line
-    INPUT_ARRAY,  // a JSON array of records
-    INPUT_TABLE,  // CSV or other JSON found in a directory: left out
+    INPUT_TEXT,      // one document
+    INPUT_LINES,     // JSON Lines: a record a line
+    INPUT_ARRAY,     // a JSON array of records
+    INPUT_LEFT_OUT,  // CSV, other JSON and the like, found in a directory
 } InputKind;
 
 typedef struct {
@@ -16,16 +16,17 @@ typedef struct {
     uint64_t size_bytes;
     uint64_t mtime_ns;  // modulo 2^64: after the year 2554
     InputKind kind;
-    uint64_t first_byte;  // of the first record
-    bool named;           // by the user, not found in a directory
-    bool is_val;          // val.jsonl or val_*.jsonl of a directory: its validation set
+    uint64_t first_byte;        // of the first record
+    bool named;                 // by the user, not found in a directory
+    const char *format, *hint;  // of what is left out
+    bool is_val;                // val.jsonl or val_*.jsonl of a directory: its validation set
 } InputFile;
 
 typedef struct {
     InputFile *items;  // (n) directories in order of path, without hidden files
     size_t n, capacity;
     uint64_t size_bytes;
-    int64_t num_tables, num_val;
+    int64_t num_left_out, num_val;
 } Inputs;
 
 // Bytes of the first record of text (n), with the newline, or the comma or bracket of the array,
@@ -39,5 +40,8 @@ bool inputs_are_texts(const char *spec);
 // neither text nor JSON records. Free it also after a failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);
+
+// What makes a text of a file that is left out.
+void input_hint(const InputFile *f, char *out, size_t capacity);
 
 #endif

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
@@ -17,7 +18,7 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    MAX_NAMED = 10,  // records that are left out, in warnings
+    MAX_NAMED = 5,  // files and records that are left out, in warnings
     FORMAT = 3,
 };
 
@@ -101,8 +102,10 @@ static char *indented(const char *json) {
 
 // Failures are EXIT_DISK.
 static bool byte_tokenizer_write(const char *dir, Error *err) {
+    json_t *config = json_loads(config_json, 0, NULL);
+    json_object_set_new(config, "chat_template", json_string(chatml_template));
     return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
-           write_text(dir, "tokenizer_config.json", indented(config_json), err) &&
+           write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
            write_text(dir, "special_tokens_map.json", indented(map_json), err);
 }
 
@@ -157,7 +160,10 @@ static bool open_tokenizer(Job *j, Error *err) {
         if (n == 1) j->options.has_byte[*byte] = true;
     }
     j->options.trains_on_all = j->settings->o->train_on != 0;
-    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, &j->options.no_chat);
+    Error *no_chat = &j->options.no_chat;
+    chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
+    snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
+    if (path_ends_with(no_chat->what, "none")) no_chat->hint[0] = 0;  // ChatML
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
@@ -182,6 +188,19 @@ static void make_key(Job *j) {
         h = fnv1a(h, &f->mtime_ns, sizeof f->mtime_ns);
     }
     snprintf(j->key, sizeof j->key, "%016lx\n", h);
+}
+
+// Of a directory
+static void name_left_out(const Inputs *in) {
+    char hint[512];
+    int64_t named = 0;
+    for (size_t i = 0; i < in->n && named < MAX_NAMED; i++) {
+        const InputFile *f = &in->items[i];
+        if (f->kind != INPUT_LEFT_OUT) continue;
+        input_hint(f, hint, sizeof hint);
+        warning("left out: %s: %s (%s)", f->path, f->format, hint);
+        named++;
+    }
 }
 
 // The directory was made from the same texts with the same tokenizer.
@@ -213,19 +232,44 @@ static void *thread_run(void *context) {
     return NULL;
 }
 
-// The calling thread works too: a thread that cannot be started only makes it slower.
-static void round_run(Thread *threads, int num_threads) {
-    int started = 1;
+static void show_progress(Job *j, uint64_t bytes, bool end) {
+    const bool tty = isatty(STDERR_FILENO);
+    const double now = now_ms(), every_ms = tty ? 200 : 15000;
+    if (io_progress) io_progress();
+    if (!(end && tty && j->shown_ms > j->start_ms) && now - j->shown_ms < every_ms) return;
+    j->shown_ms = now;
+    fprintf(stderr, "%stokenizing %s: %.1f %%, %.1f MB/s%s", tty ? "\r" : "", j->spec,
+            100 * (double)bytes / (double)j->in.size_bytes,
+            (double)bytes * 1e-3 / (now - j->start_ms), tty && !end ? "" : "\n");
+}
+
+// The calling thread tells how far they are, in bytes, and works only if no thread can be started.
+static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before, uint64_t after) {
+    int started = 0;
+    uint64_t start = 0;
+    for (int i = 0; i < num_threads; i++) start += bpe_bytes(threads[i].encoder);
     while (started < num_threads &&
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
         started++;
-    thread_run(&threads[0]);
-    while (--started > 0) pthread_join(threads[started].id, NULL);
+    if (started == 0) thread_run(&threads[0]);
+    for (int i = 0; i < started;) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec++;
+        if (pthread_timedjoin_np(threads[i].id, NULL, &until) == 0) {
+            i++;
+            continue;
+        }
+        uint64_t done = before - start;
+        for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
+        show_progress(j, done < after ? done : after, false);
+    }
 }
 
 static void leave_out(LeftOut *left, const LeftOut *more) {
-    if (more->bad > 0 && left->bad == 0) left->first = more->first;
-    if (more->bad > 0 && left->bad < MAX_NAMED) warning("left out: %s", more->first.what);
+    if (more->first.code && left->first.code == 0) left->first = more->first;
+    if (more->first.code && left->bad + left->binary < MAX_NAMED)
+        warning("left out: %s", more->first.what);
     left->empty += more->empty;
     left->binary += more->binary;
     left->bad += more->bad;
@@ -248,17 +292,6 @@ static bool write_unit(Job *j, const Unit *u, Error *err) {
     return true;
 }
 
-static void show_progress(Job *j, uint64_t bytes, bool end) {
-    const bool tty = isatty(STDERR_FILENO);
-    const double now = now_ms(), every_ms = tty ? 200 : 15000;
-    if (io_progress) io_progress();
-    if (!(end && tty && j->shown_ms > j->start_ms) && now - j->shown_ms < every_ms) return;
-    j->shown_ms = now;
-    fprintf(stderr, "%stokenizing %s: %.1f %%, %.1f MB/s%s", tty ? "\r" : "", j->spec,
-            100 * (double)bytes / (double)j->in.size_bytes,
-            (double)bytes * 1e-3 / (now - j->start_ms), tty && !end ? "" : "\n");
-}
-
 static bool was_stopped(const Job *j, Error *err) {
     return *j->settings->stop &&
            !error_set(err, EXIT_RESUMABLE, "start again: it is tokenized from the beginning",
@@ -270,13 +303,14 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
     UnitReader reader = {.in = &j->in, .file.fd = -1};
     bool ok = true;
     do {
+        const uint64_t before = reader.bytes_done;
         j->num_units = 0;
         atomic_store(&j->next_unit, 0);
         while (j->num_units < num_threads * UNITS_PER_THREAD &&
                unit_read(&reader, &j->units[j->num_units], err))
             j->num_units++;
         ok = err->code == 0;
-        if (ok) round_run(threads, num_threads);
+        if (ok) round_run(j, threads, num_threads, before, reader.bytes_done);
         for (int i = 0; ok && i < j->num_units; i++) ok = write_unit(j, &j->units[i], err);
         show_progress(j, reader.bytes_done, j->num_units == 0);
     } while (ok && j->num_units > 0 && !was_stopped(j, err));
@@ -320,12 +354,10 @@ static bool write_tokenizer(const Job *j, Error *err) {
 }
 
 static bool nothing_to_train(const Job *j, Error *err) {
-    const char *better = j->in.num_tables > 0 ? "CSV and other JSON files are left out: write an "
-                                                "object {\"text\": ...} a line into a .jsonl file"
-                                              : "give text files or JSON Lines";
     if (j->left_out.first.code)
         return error_set(err, EXIT_BAD_INPUT, j->left_out.first.hint, "%s", j->left_out.first.what);
-    return error_set(err, EXIT_BAD_INPUT, better, "%s: expected documents, found none", j->spec);
+    return error_set(err, EXIT_BAD_INPUT, "give text files or JSON Lines",
+                     "%s: expected documents, found none", j->spec);
 }
 
 // A split of the documents; again without validation when it leaves none for training.
@@ -388,10 +420,11 @@ static void print_summary(const Job *j) {
     add_count(left, sizeof left, j->left_out.bad, "record");
     add_count(left, sizeof left, j->left_out.empty, "empty document");
     add_count(left, sizeof left, j->left_out.binary, "binary file");
-    add_count(left, sizeof left, j->in.num_tables, "CSV or JSON file");
-    printf("texts   %s -> %s: %ld document%s, %ld for validation, %.1f MB in %.1f s%s%s\n", j->spec,
-           j->dir, docs, text_plural(docs), j->val.num_docs, (double)j->in.size_bytes * 1e-6,
-           ms * 1e-3, left[0] ? "; left out: " : "", left);
+    add_count(left, sizeof left, j->in.num_left_out, "other file");
+    printf("texts   %s -> %s: %ld document%s, %ld for validation%s, %.1f MB in %.1f s%s%s\n",
+           j->spec, j->dir, docs, text_plural(docs), j->val.num_docs,
+           j->options.cuts_files && j->val.num_docs > 0 ? " (the last 1 % of a file)" : "",
+           (double)j->in.size_bytes * 1e-6, ms * 1e-3, left[0] ? "; left out: " : "", left);
     print_records(j);
 }
 
@@ -411,6 +444,7 @@ static bool write_all(Job *j, Error *err) {
     if (!may_replace(j, err) || !dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
         return false;
     j->start_ms = j->shown_ms = now_ms();
+    name_left_out(&j->in);
     if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
         return true;
@@ -446,6 +480,18 @@ static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
            path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
 }
 
+// So few files that most likely none would be chosen for validation
+static bool has_few_files(Job *j) {
+    int64_t big = 0, texts = 0;
+    for (size_t i = 0; i < j->in.n; i++) {
+        const InputFile *f = &j->in.items[i];
+        if (f->kind == INPUT_LINES || f->kind == INPUT_ARRAY) return false;
+        texts += f->kind == INPUT_TEXT;
+        big += f->kind == INPUT_TEXT && f->size_bytes >= CUT_MIN_BYTES;
+    }
+    return texts <= 20 && big > 0;
+}
+
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err) {
     static Job j;
@@ -455,6 +501,8 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
         if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
+        j.options.cuts_files = ok && val_frac < 1 && has_few_files(&j);
+        if (j.options.cuts_files) j.options.val_frac = 0;
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
             ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&

@@ -300,7 +300,7 @@ def our_mask(directory, template, record):
     with tempfile.NamedTemporaryFile("w", suffix=".jinja") as f:
         f.write(template)
         f.flush()
-        args = argparse.Namespace(model=str(directory), chat_template=f.name, train_on="assistant")
+        args = argparse.Namespace(model=str(directory), chat_template=f.name)
         try:
             parts = prepare.Template(args).parts(record)
         except prepare.LeftOut as e:

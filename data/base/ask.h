@@ -1,0 +1,27 @@
+// A person at a terminal, who is asked for one message after another: with line editing and history
+// where libedit was there at build time.
+#ifndef UNPAD_ASK_H
+#define UNPAD_ASK_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct {
+    void *editor, *history;  // NULL: plain lines
+    char *line;
+    size_t capacity;
+} Ask;
+
+// Set by Ctrl-C, which no longer ends the process once ask_open has returned.
+extern volatile sig_atomic_t ask_interrupted;
+
+void ask_open(Ask *a);
+void ask_close(Ask *a);
+
+// The next message, without the end of its line, in memory the caller frees. Lines that are pasted
+// at once are one message, unless the first begins with '/'. NULL: the end of the input. When it
+// was interrupted, it is NULL or empty.
+char *ask(Ask *a, const char *prompt);
+
+#endif
