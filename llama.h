@@ -1086,8 +1086,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         a->base = device_malloc(a->bytes);
         if (!a->base)
             return error_set(
-                err, EXIT_DEVICE_MEMORY, "choose a smaller --micro-batch-tokens or model",
-                "device memory: %zu bytes for %s refused", a->bytes, llama_arena_names[i]);
+                err, device_memory_code(), "close other programs, or choose a smaller model",
+                "memory: %zu MiB for %s refused", a->bytes >> 20, llama_arena_names[i]);
         if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }
     llama_carve(m);

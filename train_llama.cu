@@ -396,7 +396,7 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
             o->max_seqlen);
     const double total_mib = (double)total / 1048576.0, free_mib = (double)free_bytes / 1048576.0;
     if (!o->dry_run)
-        exit_with(EXIT_DEVICE_MEMORY, hint, "device memory: expected %.1f MiB free, found %.1f MiB",
+        exit_with(device_memory_code(), hint, "memory: expected %.1f MiB free, found %.1f MiB",
                   total_mib, free_mib);
     warning("this machine has %.1f MiB free of %.1f MiB: %s", free_mib, total_mib, hint);
 }
@@ -676,7 +676,9 @@ static void open_out_dir(Run *run) {
     must(out_dir_open(run->out, run->resume->in_place, replaces_run(o, run->resume), o->overwrite,
                       &err),
          &err);
-    out_dir_warn_if_small(o->out, model_bytes, o->steps - run->cursor.step, o->save_every, o->keep);
+    must(out_dir_check_space(o->out, model_bytes, o->final_dtype == MODEL_BF16 ? 2 : 1,
+                             o->steps - run->cursor.step, o->save_every, o->keep, &err),
+         &err);
 }
 
 static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room) {

@@ -92,8 +92,7 @@ void device_upload(void *dst, const void *src_host, size_t bytes);
 void device_download(void *dst_host, const void *src, size_t bytes);
 // Device to device, asynchronous; the ranges must not overlap.
 void device_copy(void *dst, const void *src, size_t bytes);
-// Waits for all work enqueued so far. For measurements: a training step only downloads.
-void device_synchronize(void);
+void device_synchronize(void);  // waits for all enqueued work; a training step only downloads
 // One timer: start and stop enqueue marks on the stream, ms is the time between the last two in
 // milliseconds. device_timer_ms does not wait: call it after a wait that follows the stop.
 void device_timer_start(void);
@@ -110,6 +109,7 @@ typedef struct {
 DeviceMemory device_memory(void);
 // Bytes that can still be allocated, divided by the ranks that share them; 0: unknown.
 size_t device_memory_free(void);
+int device_memory_code(void);  // exit code where it is refused: the host's or a GPU's
 
 // Weights and activations (n elements) are fp32 on the host. On CUDA a weight is a bf16 plus 16 low
 // bits, together the exact fp32 master; on the CPU it is the fp32 itself and master_lo is ignored.

@@ -23,6 +23,7 @@
 #include "../data/models/config.h"
 #include "../data/models/safetensors.h"
 #include "../data/runs/checkpoint.h"
+#include "../data/runs/out_dir.h"
 
 #include <sys/wait.h>
 
@@ -670,6 +671,35 @@ TEST(killed_while_all_is_removed) {
         calls = nth - 1;
     }
     printf("    %ld calls\n", calls);
+}
+
+// ------------------------------------------------------------------------------------------------
+// Space
+
+// Of models in shares of the space that is free: an error where not even the last checkpoint, three
+// times the model, and final/ fit. Other programs may write in the meantime: nothing is near.
+TEST(a_last_checkpoint_without_space_is_an_error) {
+    uint64_t free_bytes = 0;
+    Error err = {0};
+    fresh_run(0);
+    CHECK(disk_free_bytes(out_dir(), &free_bytes, &err) && free_bytes > 0);
+    const struct {
+        double model;
+        int final_share, steps, keep;
+        bool fits;
+    } cases[] = {{0.15, 1, 9, 1, true}, {0.35, 1, 9, 1, false}, {0.27, 1, 9, 1, false},
+                 {0.27, 2, 9, 1, true}, {0.9, 1, 0, 1, true},   {1.5, 1, 0, 1, false},
+                 {1.5, 2, 0, 1, true},  {0.2, 1, 9, 0, true}};
+    warnings_off = true;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err = (Error){0};
+        const bool fits =
+            out_dir_check_space(out_dir(), (uint64_t)(cases[i].model * (double)free_bytes),
+                                cases[i].final_share, cases[i].steps, 1, cases[i].keep, &err);
+        CHECK_MSG(fits == cases[i].fits && err.code == (fits ? 0 : EXIT_DISK), "case %zu: %s", i,
+                  err.what);
+    }
+    warnings_off = false;
 }
 
 TEST_MAIN()

@@ -19,7 +19,7 @@ prepare text --out corpus --val-frac 0.1
 common=(--model tiny --from-scratch --train corpus --max-seqlen 64 --micro-batch-tokens 64
         --batch-tokens 384 --val-tokens 64 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 0 --schedule constant --keep 0)
-run=("$train" "${common[@]}")
+run=("$train" "${common[@]}" ${emulated:+--attention sm90})    # no probe in each start
 exact=("${run[@]}" --deterministic)
 end=step-00000003
 

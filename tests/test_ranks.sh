@@ -124,11 +124,11 @@ expect plan_reports_memory_saved_and_cores 0 '^ranks +2, .* saves [0-9.]+ MiB pe
 has plan_reports_cores ", cores $core: " out.txt
 check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1
 # two ranks of a machine have half of its memory each; a quarter of slack for what else runs here
-found_mib() { sed -n 's/^error: device memory: .* found \([0-9]*\).* MiB.*$/\1/p' out.txt; }
+found_mib() { sed -n 's/^error: memory: .* found \([0-9]*\).* MiB.*$/\1/p' out.txt; }
 large=("${run[@]}" --micro-batch-tokens 200000000)
-outcome too_large_for_the_machine 6 'device memory' "${large[@]}" --batch-tokens 200000000 --out m
+outcome too_large_for_the_machine 5 'error: memory' "${large[@]}" --batch-tokens 200000000 --out m
 all_mib=$(found_mib)
-outcome too_large_for_two_ranks 6 'device memory' "${mpi[@]}" -n 2 "${large[@]}" --batch-tokens 400000000 --out m
+outcome too_large_for_two_ranks 5 'error: memory' "${mpi[@]}" -n 2 "${large[@]}" --batch-tokens 400000000 --out m
 half_mib=$(found_mib)
 check ranks_share_the_machines_memory test "$((4 * half_mib))" -lt "$((3 * all_mib))"
 finish

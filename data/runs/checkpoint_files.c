@@ -217,7 +217,11 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
 json_t *state_open(const char *dir, Error *err) {
     char path[IO_PATH_MAX];
     if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return NULL;
-    return json_read(path, JSON_MAX_CONFIG, "choose another checkpoint", err);
+    return json_read(
+        path, JSON_MAX_CONFIG,
+        "--resume needs a step-NNNNNNNN directory; --model DIR starts from the weights of "
+        "a model such as final/",
+        err);
 }
 
 bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, const Dataset *train,

@@ -38,14 +38,19 @@ static bool check_is_newest(const char *out, const char *resume, int64_t step, E
     return !err->code;
 }
 
+// resume: a checkpoint, or the directory of a run, whose newest one is meant.
 static bool find_named(const char *out, const char *resume, bool trains, ResumePoint *point,
                        Error *err) {
-    char own[IO_PATH_MAX];
+    char own[IO_PATH_MAX], manifest[IO_PATH_MAX];
     int64_t step = -1;
-    if (!checkpoint_verify(resume, &step, err) ||
-        !path_printf(point->dir, sizeof point->dir, err, "%s", resume) ||
-        !checkpoint_step_path(own, sizeof own, out, step, err))
+    if (!path_join(manifest, sizeof manifest, resume, "manifest.json", err)) return false;
+    if (path_is_dir(resume) && !path_exists(manifest) &&
+        !checkpoint_find_newest(resume, point->dir, sizeof point->dir, &step, err))
         return false;
+    if (step < 0 && (!checkpoint_verify(resume, &step, err) ||
+                     !path_printf(point->dir, sizeof point->dir, err, "%s", resume)))
+        return false;
+    if (!checkpoint_step_path(own, sizeof own, out, step, err)) return false;
     point->in_place = same_file(own, point->dir);
     return !point->in_place || !trains || check_is_newest(out, resume, step, err);
 }
@@ -108,23 +113,31 @@ bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Er
 
 // A checkpoint holds the weights and two moments of AdamW, all fp32. The oldest one is removed
 // after the newest is complete.
-void out_dir_warn_if_small(const char *out, uint64_t model_bytes, int64_t steps, int64_t save_every,
-                           int keep) {
-    Error err = {0};
-    const double model = (double)model_bytes, whole = 3 * model;
+bool out_dir_check_space(const char *out, uint64_t model_bytes, int final_share, int64_t steps,
+                         int64_t save_every, int keep, Error *err) {
+    Error ignored = {0};
+    const double final = (double)model_bytes / final_share, whole = 3 * (double)model_bytes;
     int64_t *old = NULL, saves = steps > 0;
     int there = 0;
     uint64_t free_bytes = 0;
     if (steps > 0 && save_every > 0) saves = (steps - 1) / save_every + 1;
-    if (!checkpoint_list(out, &old, &there, &err)) there = 0;
+    if (!checkpoint_list(out, &old, &there, &ignored)) there = 0;
     free(old);
+    const bool prunes = keep > 0 && there >= keep;
     const int64_t room = keep + 1 - there;
     if (keep > 0 && saves > room) saves = room > 1 ? room : 1;
-    const double needed = (double)saves * whole + model;
-    if (!disk_free_bytes(out, &free_bytes, &err) || needed <= (double)free_bytes) return;
+    const double needed = (double)saves * whole + final, least = steps <= 0 ? final
+                                                                 : prunes   ? whole
+                                                                            : whole + final;
+    if (!disk_free_bytes(out, &free_bytes, &ignored) || needed <= (double)free_bytes) return true;
+    if (least > (double)free_bytes)
+        return error_set(err, EXIT_DISK, "free some space, or write to another disk",
+                         "%s: expected %.1f MiB free for a checkpoint and final/, found %.1f MiB",
+                         out, least / 1048576, (double)free_bytes / 1048576);
     warning(
         "%s: checkpoints will take %.1f MiB (%ld of %.1f MiB, and final/), found "
         "%.1f MiB free%s",
         out, needed / 1048576, saves, whole / 1048576, (double)free_bytes / 1048576,
         save_every == 0 ? "; the first save is after the last step, see --save-every" : "");
+    return true;
 }

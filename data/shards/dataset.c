@@ -33,7 +33,7 @@ void dataset_close(Dataset *ds) {
 // All shards must come from one tokenizer, as far as their files tell.
 static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *options, Error *err) {
     if (options->vocab_size > 0 && s->vocab_size > options->vocab_size)
-        return error_set(err, EXIT_BAD_INPUT, "make the shards with the model's tokenizer",
+        return error_set(err, EXIT_CHECKPOINT_MISFIT, "make the shards with the model's tokenizer",
                          "%s: made for a vocabulary of %d, the model has %d", s->path,
                          s->vocab_size, options->vocab_size);
     const bool other_vocab =
@@ -41,7 +41,7 @@ static bool dataset_agrees(Dataset *ds, const Shard *s, const DatasetOptions *op
     const bool other_hash = s->tokenizer_hash != 0 && ds->tokenizer_hash != 0 &&
                             s->tokenizer_hash != ds->tokenizer_hash;
     if (other_vocab || other_hash)
-        return error_set(err, EXIT_BAD_INPUT, "use shards made with one tokenizer",
+        return error_set(err, EXIT_CHECKPOINT_MISFIT, "use shards made with one tokenizer",
                          "%s: made with another tokenizer than %s", s->path, ds->shards[0].path);
     if (s->vocab_size > 0) ds->vocab_size = s->vocab_size;
     if (s->tokenizer_hash != 0) ds->tokenizer_hash = s->tokenizer_hash;

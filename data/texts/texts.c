@@ -143,7 +143,7 @@ static bool open_tokenizer(Job *j, Error *err) {
     const bool bytes = strcmp(j->settings->model, "demo") == 0;
     if (!(bytes ? open_byte_tokenizer(j) : open_model_tokenizer(j, err))) return false;
     if (t->vocab_size > j->settings->vocab_size)
-        return error_set(err, EXIT_BAD_INPUT, "use the tokenizer of the model",
+        return error_set(err, EXIT_CHECKPOINT_MISFIT, "use the tokenizer of the model",
                          "%s: made for a vocabulary of %d, the model has %d", t->file,
                          t->vocab_size, j->settings->vocab_size);
     j->vocabulary.vocab_size = t->vocab_size;

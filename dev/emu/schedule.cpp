@@ -282,6 +282,10 @@ void run_block(Block *b) {
     }
     TSAN(__tsan_acquire(&b->tsan_end); for (auto &w : b->warps) __tsan_acquire(&w->tsan_done);)
     check_mbarriers_idle(b);
+    for (const Barrier &r : b->bars)
+        if (r.arrived)
+            fail("block ends with %d of %d arrivals at the named barrier of %s:%d", r.arrived,
+                 r.expect, r.file, r.line);
 #if defined(ASAN)
     __asan_unpoison_memory_region(smem, SMEM_MAX);
 #else

@@ -129,6 +129,8 @@ float device_timer_ms(void) { return (float)timer_ms; }
 
 DeviceMemory device_memory(void) { return memory; }
 
+int device_memory_code(void) { return EXIT_HOST_MEMORY; }
+
 size_t device_memory_free(void) {
     FILE *f = fopen("/proc/meminfo", "r");
     char line[128];

@@ -204,6 +204,8 @@ void device_free(void *p) {
 
 DeviceMemory device_memory(void) { return memory; }
 
+int device_memory_code(void) { return EXIT_DEVICE_MEMORY; }
+
 size_t device_memory_free(void) {
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
