@@ -241,7 +241,7 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
     for (int i = 0; i < started;) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
+        if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         if (pthread_timedjoin_np(threads[i].id, NULL, &until) == 0) {
             i++;
             continue;
