@@ -967,7 +967,7 @@ int main(int argc, char **argv) {
     run = (Run){o, argv, &data, &model, .resume = &at, .out = &out};
     must(samples_open(&run.samples, o, &data, &err), &err);
     const int64_t log_before = read_state(&run);
-    check_ranks_agree(&data, &config, &at);
+    if (!o->dry_run) check_ranks_agree(&data, &config, &at);
 
     const char *weights = weights_dir(o, &at);
     plan_model(&model, &config, o, &data, &run.samples, &room);

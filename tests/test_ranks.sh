@@ -118,6 +118,10 @@ expect a_single_process_starts_no_mpi 0 '^done' \
     env OMPI_MCA_ess=nothing OMPI_MCA_btl=nothing "${run[@]}" --out alone --steps 1
 
 # ---- the plan ---------------------------------------------------------------------------------------------
+mkdir away
+expect plan_of_texts 0 '^texts .* 60 documents' \
+    env TMPDIR="$work/away" "${mpi[@]}" -n 2 "${run[@]/#tiny/demo}" --train text --out dry --dry-run
+check plan_of_texts_leaves_nothing eval 'rmdir away && test ! -e dry'
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
 expect plan_reports_memory_saved_and_cores 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
     "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run

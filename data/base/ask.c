@@ -21,8 +21,7 @@ static bool input_within(int ms) {
 
 // A line with its end; NULL at the end of the input, or when it is interrupted.
 static const char *plain_line(Ask *a, const char *prompt) {
-    fputs(prompt, stdout);
-    fflush(stdout);
+    fputs(prompt, stderr);
     while (!ask_interrupted && !input_within(100)) continue;  // a signal may come before the wait
     return !ask_interrupted && getline(&a->line, &a->capacity, stdin) >= 0 ? a->line : NULL;
 }
