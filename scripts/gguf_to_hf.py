@@ -13,7 +13,10 @@ import shutil
 import struct
 import sys
 
+from report import fail
+
 USAGE, BAD_INPUT, DISK = 2, 3, 4
+ONLY = "only SmolLM2 is known to convert"
 CONTROL = 3  # token_type of a special token
 LAYER_NAMES = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -24,17 +27,13 @@ LAYER_NAMES = {
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-class ConvertError(Exception):
-    """One failure: exit code, what, hint."""
-
-
 def hf_name(name):
     parts = name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER_NAMES:
         return "model.layers.%s.%s.weight" % (parts[1], LAYER_NAMES[parts[2]])
     if len(parts) == 2 and parts[0] in TOP_NAMES:
         return TOP_NAMES[parts[0]] + ".weight"
-    raise ConvertError(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, "")
+    fail(BAD_INPUT, "expected the tensors of a Llama model, found %s" % name, ONLY)
 
 
 class Gguf:
@@ -42,12 +41,12 @@ class Gguf:
         try:
             import gguf
         except ImportError:
-            raise ConvertError(USAGE, "needs the Python package gguf", "pip install gguf") from None
+            fail(USAGE, "needs the Python package gguf", "pip install gguf")
         try:
             reader = gguf.GGUFReader(path)
         except Exception as e:  # OSError, ValueError, and what numpy makes of a cut file
-            raise ConvertError(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e),
-                               "download it again") from None
+            fail(BAD_INPUT, "%s: expected a GGUF file: %s" % (path, e),
+                 "download it again")
         self.tensors, self.fields = reader.tensors, reader.fields
         self.dequantize = gguf.quants.dequantize
 
@@ -55,21 +54,22 @@ class Gguf:
         if key in self.fields:
             return self.fields[key].contents()
         if default is None:
-            raise ConvertError(BAD_INPUT, "no %s in the GGUF file" % key, "")
+            fail(BAD_INPUT, "no %s in the GGUF file" % key, ONLY)
         return default
 
 
 def model_config(model, tied):
     if model.get("general.architecture") != "llama" or "rope_freqs.weight" in [
             t.name for t in model.tensors]:
-        raise ConvertError(BAD_INPUT, "expected a Llama without RoPE scaling", "")
+        fail(BAD_INPUT, "expected a Llama without RoPE scaling", ONLY)
     heads, hidden = model.get("llama.attention.head_count"), model.get("llama.embedding_length")
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "hidden_size": hidden, "intermediate_size": model.get("llama.feed_forward_length"),
         "num_hidden_layers": model.get("llama.block_count"), "num_attention_heads": heads,
         "num_key_value_heads": model.get("llama.attention.head_count_kv", heads),
-        "head_dim": model.get("llama.attention.key_length", hidden // heads), "vocab_size": len(model.get("tokenizer.ggml.tokens")),
+        "head_dim": model.get("llama.attention.key_length", hidden // heads),
+        "vocab_size": len(model.get("tokenizer.ggml.tokens")),
         "max_position_embeddings": model.get("llama.context_length"),
         "rope_theta": model.get("llama.rope.freq_base", 10000.0), "rope_scaling": None,
         # stored as a float32
@@ -89,7 +89,7 @@ def token_ids(model):
 def tokenizer_files(model):
     kind = model.get("tokenizer.ggml.model"), model.get("tokenizer.ggml.pre")
     if kind != ("gpt2", "smollm"):
-        raise ConvertError(BAD_INPUT, "expected the tokenizer gpt2 smollm, found %s %s" % kind, "")
+        fail(BAD_INPUT, "expected the tokenizer gpt2 smollm, found %s %s" % kind, ONLY)
     tokens, types = model.get("tokenizer.ggml.tokens"), model.get("tokenizer.ggml.token_type")
     special = [i for i, t in enumerate(types) if t == CONTROL]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
@@ -151,7 +151,7 @@ def write_safetensors(model, config, path):
 
 def convert(source, out):
     if os.path.lexists(out):
-        raise ConvertError(USAGE, "%s: exists already" % out, "choose another directory")
+        fail(USAGE, "%s: exists already" % out, "choose another directory")
     model = Gguf(source)
     config = model_config(model, "output.weight" not in [t.name for t in model.tensors])
     files = {"config.json": config, **tokenizer_files(model),
@@ -165,24 +165,13 @@ def convert(source, out):
         write_safetensors(model, config, os.path.join(partial, "model.safetensors"))
         os.rename(partial, out)
     except OSError as e:
-        raise ConvertError(DISK, "%s: %s" % (e.filename or out, e.strerror),
-                           "check the space and the permissions") from None
+        fail(DISK, "%s: %s" % (e.filename or out, e.strerror),
+             "check the space and the permissions")
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def main(argv):
-    try:
-        if len(argv) != 2:
-            raise ConvertError(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
-        convert(*argv)
-    except ConvertError as e:
-        code, what, hint = e.args
-        print("error: " + what, file=sys.stderr)
-        print("hint: " + (hint or "only SmolLM2 is known to convert"), file=sys.stderr)
-        return code
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if len(sys.argv) != 3:
+        fail(USAGE, "expected MODEL.gguf and DIR", "gguf_to_hf.py MODEL.gguf DIR")
+    convert(*sys.argv[1:])

@@ -18,7 +18,8 @@ say 'data: the functions of the Python standard library, one document each'
 if [ -e data/demo ]; then
     echo 'data/demo exists'
 else
-    stdlib=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
+    # the system's, for the same corpus wherever another one is installed as well
+    stdlib=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
     python3 scripts/python_functions.py "$stdlib" data/demo.partial
     mv data/demo.partial data/demo
 fi

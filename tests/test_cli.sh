@@ -205,8 +205,7 @@ else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
 expect no_such_model 3 'smollm2-135m, smollm2-360m' "$train" --model smolm2-135m
 expect a_gguf_as_model 3 'hint: scripts/gguf_to_hf.py' "$train" --model x/y.gguf
 expect weights_as_model 3 'hint: give the directory where it lies' "$train" --model a/final/model.safetensors
-cp -r tiny pickled && touch pickled/pytorch_model.bin
-expect pickled_weights 3 'save_pretrained..pickled' "$train" --model pickled "${data[@]}" --out n2
+expect no_weights 3 'hint: .*save_pretrained converts' "$train" --model tiny "${data[@]}" --out n2
 expect a_model_of_the_hub 3 'hint: hf download org/name --local-dir org/name' "$train" --model org/name
 expect no_such_data 3 'error: ' "${run[@]/corpus/nowhere}" --out n
 expect no_val_data 3 'error: ' "${run[@]}" --val nowhere --out n
@@ -219,7 +218,6 @@ seal_shard vocab/train_00000
 expect token_beyond_the_vocabulary 3 '65535' "${run[@]/corpus/vocab}" --out n --steps 500
 sed 's/"silu"/"gelu"/' tiny/config.json > tiny2/config.json
 expect config_of_another_architecture 3 'hidden_act' "${run[@]/tiny/tiny2}" --out n
-expect model_without_weights 3 'error: ' "$train" --model tiny "${data[@]}" --out n2
 cp -r a/final broken && head -c 20000 a/final/model.safetensors > broken/model.safetensors
 expect truncated_weights 3 'model.safetensors' "$train" --model broken "${data[@]}" --out n3
 

@@ -135,7 +135,7 @@ TEST(errors_have_a_cause_and_a_hint) {
         {"--any_int=3", "--any_int=3: unknown option", "did you mean --any-int?"},
         {"--elephants", "unknown option", "--help all"},
         {"-o x", "-o: unknown option", "it is --out"},
-        {"--out a b", "b: unexpected argument", "--out takes one value: quote a pattern"},
+        {"--out a b", "b: unexpected argument", "quote a pattern"},
         {"--steps 1 2", "2: unexpected argument", "--name value"},
         {"--", "unknown option", ""},
         {"--no-steps", "unknown option", ""},

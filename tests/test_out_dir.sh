@@ -256,8 +256,8 @@ assert open("closed/.lock").read().count("\n") == 1'
 
 # ---- the directory and its disk -------------------------------------------------------------------------------
 if small_disk little 128k; then
-    outcome too_little_space 4 '^warning: little: .*0\.2 MiB.* found 0\.1 MiB.*save-every' "${run[@]}" --out little --steps 2
-    warnings too_little_space_gives_one_warning 1
+    outcome too_little_space 4 '^error: little: expected 0\.2 MiB free .*, found 0\.1 MiB' "${run[@]}" --out little --steps 2
+    lacks too_little_space_stops_at_the_start '^step' out.txt
 else skip too_little_space 'mounting a tmpfs needs root'; fi
 start_long s
 mv s s.aside

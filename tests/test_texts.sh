@@ -128,6 +128,23 @@ run_bpe=("$train" --model bpe --from-scratch "${small[@]}")
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --steps 0 --val-every 0
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
+# one long text: the progress moves while it is tokenized
+if has_terminals; then
+    python3 -c 'print("every word of this line is a token or two\n" * 60000)' > long.txt
+    python3 - "${run_bpe[@]}" --train long.txt --out long --steps 0 --val-every 0 > seen.txt << 'PY' || bad a_long_text "$?"
+import os, pty, sys
+pid, fd = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+while True:
+    try: data = os.read(fd, 4096)
+    except OSError: break
+    if not data: break
+    sys.stdout.buffer.write(data)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+PY
+    has a_long_text_shows_progress 'tokenizing long.txt: [1-9][0-9]?[.][0-9] %' seen.txt
+else skip a_long_text 'no pseudo-terminals here'; fi
 # ids of four bytes, and a first text without any
 cp -r bpe wide && mkdir none && : > none/a.txt && cp notes.txt none/b.txt
 sed -i 's/"vocab_size": 512/"vocab_size": 70001/' wide/config.json

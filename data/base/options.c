@@ -147,19 +147,6 @@ static bool unknown_option(const Option *table, const char *argument, Error *err
     return error_set(err, EXIT_USAGE, known ? known : hint, "%.100s: unknown option", argument);
 }
 
-// argv[i] is neither an option nor the value of one.
-static bool unexpected_argument(const Option *table, char **argv, int i, Error *err) {
-    char hint[WORD_MAX + 90] = "options are --name value";
-    const bool follows = i > 1 && strncmp(argv[i - 2], "--", 2) == 0;
-    const Option *before = follows ? find_option(table, argv[i - 2] + 2) : NULL;
-    if (argv[i][0] == '-' && argv[i][1]) return unknown_option(table, argv[i], err);
-    if (before && is_text(before))
-        snprintf(hint, sizeof hint,
-                 "--%s takes one value: quote a pattern, so that the shell leaves it as it is",
-                 before->name);
-    return error_set(err, EXIT_USAGE, hint, "%.100s: unexpected argument", argv[i]);
-}
-
 // The value of argv[*i], after '=' or in the next argument; NULL with *err set when it is missing.
 static const char *argument_value(const Option *o, const char *equals, int argc, char **argv,
                                   int *i, Error *err) {
@@ -175,7 +162,12 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
 static bool parse_one(const Option *table, int argc, char **argv, int *i, Error *err) {
     char name[WORD_MAX];
     const char *argument = argv[*i], *equals = strchr(argument, '=');
-    if (strncmp(argument, "--", 2) != 0) return unexpected_argument(table, argv, *i, err);
+    if (argument[0] != '-' || !argument[1])
+        return error_set(err, EXIT_USAGE,
+                         "options are --name value, with one value each: quote a pattern, so that "
+                         "the shell leaves it as it is",
+                         "%.100s: unexpected argument", argument);
+    if (argument[1] != '-') return unknown_option(table, argument, err);
     size_t length = equals ? (size_t)(equals - argument) : strlen(argument);
     snprintf(name, sizeof name, "%.*s", (int)(length - 2), argument + 2);
     const bool off = !find_option(table, name) && strncmp(name, "no-", 3) == 0;

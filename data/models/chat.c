@@ -44,10 +44,10 @@ static const struct {
     {0xedcd73b0e30a780c, CHAT_QWEN3, "Qwen3", ""},
     {0x3c8c057e28a9be07, CHAT_SMOLLM3, "SmolLM3",
      "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: %d %B %Y\nReasoning Mode: /"},
-    {0xba03a121d097859c, CHAT_LLAMA3, "Llama 3", ""},
-    {0x99799a835a31e1d3, CHAT_LLAMA31, "Llama 3.1",
+    {0xba03a121d097859c, CHAT_LLAMA, "Llama 3", ""},
+    {0x99799a835a31e1d3, CHAT_LLAMA, "Llama 3.1",
      "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"},
-    {0x0cac23ffd2b33ff7, CHAT_LLAMA31, "Llama 3.2",
+    {0x0cac23ffd2b33ff7, CHAT_LLAMA, "Llama 3.2",
      "Cutting Knowledge Date: December 2023\nToday Date: %d %b %Y\n\n"},
     {0x1127255163dd25a2, CHAT_MISTRAL, "Mistral Nemo", ""},
 };
@@ -125,8 +125,7 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     const bool found = text, known = found && read_template(t, text);
     free(text);
     copy_token(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
-    if (t->style == CHAT_LLAMA3 || t->style == CHAT_LLAMA31)
-        text_copy(t->end, sizeof t->end, "<|eot_id|>");
+    if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
     if (t->style == CHAT_MISTRAL) copy_token(t->end, sizeof t->end, tokenizer, tokenizer->eos);
     return known || error_set(err, EXIT_BAD_INPUT,
                               "data/prepare.py --chat renders others for training; --prompt takes "
@@ -283,15 +282,12 @@ static void add(Parts *out, const char *text, bool trained) {
     parts_add(out, text, strlen(text), trained);
 }
 
-static bool is_llama(const ChatTemplate *t) {
-    return t->style == CHAT_LLAMA3 || t->style == CHAT_LLAMA31;
-}
-
 static void open_turn(Parts *out, const ChatTemplate *t, const char *role, bool trained) {
+    const bool llama = t->style == CHAT_LLAMA;
     if (t->style == CHAT_MISTRAL) return add(out, role[0] == 'u' ? "[INST]" : "", trained);
-    add(out, is_llama(t) ? "<|start_header_id|>" : "<|im_start|>", trained);
+    add(out, llama ? "<|start_header_id|>" : "<|im_start|>", trained);
     add(out, role, trained);
-    add(out, is_llama(t) ? "<|end_header_id|>\n\n" : "\n", trained);
+    add(out, llama ? "<|end_header_id|>\n\n" : "\n", trained);
 }
 
 // After a turn; trained by SmolLM3's own marks only, as is how a turn begins.
@@ -348,12 +344,11 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
 // Up to the first turn; the system message, NULL: none, is changed on the way.
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     Message own = {"system", join(system ? system : t->system, "", ""), NULL, false};
-    if (t->style >= CHAT_LLAMA3) add(out, t->bos, false);
-    if (is_llama(t)) lstrip(rstrip(own.text));
-    if (t->style == CHAT_LLAMA31) replace(&own.text, join(t->heading, own.text, ""));
+    if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
+    if (t->style == CHAT_LLAMA) replace(&own.text, join(t->heading, lstrip(rstrip(own.text)), ""));
     if (t->style == CHAT_SMOLLM3)
         begin_smollm3(out, t, own.text);
-    else if (t->style == CHAT_LLAMA31 || (t->style != CHAT_MISTRAL && (system || own.text[0])))
+    else if (t->style != CHAT_MISTRAL && (system || own.text[0]))
         add_turn(out, t, &own);
     free(own.text);
 }
@@ -413,7 +408,7 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
         Message *message = &m->items[i];
         const bool answer = message->role[0] == 'a';
         any |= message->trained;
-        if (is_llama(t)) lstrip(rstrip(message->text));
+        if (t->style == CHAT_LLAMA) lstrip(rstrip(message->text));
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
         if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
@@ -441,7 +436,7 @@ bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Pa
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out) {
     Message question = {"user", join(message, "", ""), NULL, false};
-    if (is_llama(t)) lstrip(rstrip(question.text));
+    if (t->style == CHAT_LLAMA) lstrip(rstrip(question.text));
     if (t->style == CHAT_MISTRAL && begins && system)
         replace(&question.text, join(system, "\n\n", message));
     if (begins) begin_chat(out, t, system);

@@ -29,8 +29,7 @@ typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
     CHAT_SMOLLM3,
-    CHAT_LLAMA3,
-    CHAT_LLAMA31,  // to 3.3
+    CHAT_LLAMA,    // 3 to 3.3
     CHAT_MISTRAL,  // Nemo
 } ChatStyle;
 

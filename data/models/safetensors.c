@@ -274,27 +274,17 @@ static bool open_index(SafetensorsSet *s, const char *path, Error *err) {
     return root && (open_shards(s, dir, root, err) || error_prefix(err, path));
 }
 
-static bool no_weights(const char *dir, Error *err) {
-    char pickle[IO_PATH_MAX], hint[512];
-    const bool found = path_join(pickle, sizeof pickle, dir, "pytorch_model.bin", &(Error){0}) &&
-                       path_exists(pickle);
-    snprintf(hint, sizeof hint,
-             found ? "python3 -c \"from transformers import AutoModelForCausalLM "
-                     "as M; M.from_pretrained('%.150s').save_pretrained('%.150s')\""
-                   : "--from-scratch starts with random ones",
-             dir, dir);
-    return error_set(err, EXIT_BAD_INPUT, hint,
-                     "%s: expected model.safetensors or "
-                     "model.safetensors.index.json, found %s",
-                     dir, found ? "pytorch_model.bin" : "neither");
-}
-
 static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
     char file[IO_PATH_MAX];
     if (!path_inside(file, sizeof file, path, "model.safetensors", err)) return false;
     if (path_is_dir(path) && !path_exists(file)) {
         if (!path_join(file, sizeof file, path, "model.safetensors.index.json", err)) return false;
-        if (!path_exists(file)) return no_weights(path, err);
+        if (!path_exists(file))
+            return error_set(err, EXIT_BAD_INPUT,
+                             "transformers' save_pretrained converts a pytorch_model.bin",
+                             "%s: expected model.safetensors or model.safetensors.index.json, "
+                             "found neither",
+                             path);
     }
     const bool index = path_ends_with(file, ".json");
     // never moved: File.path points into it

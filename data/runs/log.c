@@ -175,7 +175,7 @@ static void step_text(char text[LINE_BYTES], const StepReport *r, const StepPlan
     const char *mark = r->skipped ? " | SKIPPED: not finite" : r->spike ? " | SPIKE" : "";
     char trained[48] = "", balance[64] = "", left[24];
     duration_text(left, r->mean_ms * 1e-3 * (double)(r->steps - r->step));
-    if (p->masked) snprintf(trained, sizeof trained, " (%.0f trained)", targets);
+    if (p->masked) snprintf(trained, sizeof trained, " (%.0f targets/s)", targets);
     if (b->measured > 0 && b->planned > 0)
         snprintf(balance, sizeof balance, " | imbalance %.3f (%.3f)", b->planned, b->measured);
     else if (b->measured > 0)

@@ -112,7 +112,8 @@ const Option run_option_table[] = {
     {"compare", OPTION_STRING, &parsed.compare, NULL, "3", 0, 0,
      "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
-    FLAG("dry-run", parsed.dry_run, "print the plan and the memory, and stop"),
+    FLAG("dry-run", parsed.dry_run,
+         "print the plan and the memory, and stop; --compare 1 times a step"),
     // options of other trainers, and of earlier versions
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
                      "--steps counts optimizer steps; --dry-run says how many an epoch has"),

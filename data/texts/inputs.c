@@ -139,22 +139,22 @@ static void find_records(InputFile *f) {
     json_decref(record);
 }
 
-void input_hint(const InputFile *f, char *out, size_t capacity) {
-    snprintf(out, capacity, "%s%.300s", f->hint, path_ends_with(f->hint, " ") ? f->path : "");
-}
-
-static bool find_kind(InputFile *f, Error *err) {
+// Of a file that is left out, and of one that is refused: what it is, and what makes a text of it.
+static bool find_kind(Inputs *in, InputFile *f, Error *err) {
     const Ending *e = find_ending(f->path);
+    const bool other = e && e->format;
+    const char *format = other ? e->format : "JSON without records",
+               *how = other ? e->hint : "write an object {\"text\": ...} a line";
     char hint[512];
     f->kind = e ? e->kind : INPUT_TEXT;
-    f->format = e && e->format ? e->format : "JSON without records";
-    f->hint = e && e->hint ? e->hint : "write an object {\"text\": ...} a line";
-    if (e && !e->format && f->kind != INPUT_TEXT) find_records(f);
-    if (!(e && e->format && (f->named || e->in_tree)) && !(f->kind == INPUT_LEFT_OUT && f->named))
-        return true;
-    input_hint(f, hint, sizeof hint);
-    return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
-                     f->format);
+    if (!other && f->kind != INPUT_TEXT) find_records(f);
+    snprintf(hint, sizeof hint, "%s%.300s", how, path_ends_with(how, " ") ? f->path : "");
+    if ((other && (f->named || e->in_tree)) || (f->kind == INPUT_LEFT_OUT && f->named))
+        return error_set(err, EXIT_BAD_INPUT, hint, "%s: expected text or JSONL, found %s", f->path,
+                         format);
+    if (f->kind == INPUT_LEFT_OUT && in->num_left_out++ < MAX_NAMED)
+        warning("left out: %s: %s (%s)", f->path, format, hint);
+    return true;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -177,11 +177,10 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
         return bad_input(err, "%s: cannot read: %s", f->path, strerror(errno));
     f->size_bytes = (uint64_t)st.st_size;
     f->mtime_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
-    if (!find_kind(f, err)) return false;
+    if (!find_kind(in, f, err)) return false;
     f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
     in->num_val += f->is_val;
     in->size_bytes += f->size_bytes;
-    in->num_left_out += f->kind == INPUT_LEFT_OUT;
     return true;
 }
 

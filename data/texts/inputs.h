@@ -4,6 +4,8 @@
 
 #include "../base/error.h"
 
+enum { MAX_NAMED = 5 };  // files and records that are left out, in warnings
+
 typedef enum {
     INPUT_TEXT,      // one document
     INPUT_LINES,     // JSON Lines: a record a line
@@ -16,10 +18,9 @@ typedef struct {
     uint64_t size_bytes;
     uint64_t mtime_ns;  // modulo 2^64: after the year 2554
     InputKind kind;
-    uint64_t first_byte;        // of the first record
-    bool named;                 // by the user, not found in a directory
-    const char *format, *hint;  // of what is left out
-    bool is_val;                // val.jsonl or val_*.jsonl of a directory: its validation set
+    uint64_t first_byte;  // of the first record
+    bool named;           // by the user, not found in a directory
+    bool is_val;          // val.jsonl or val_*.jsonl of a directory: its validation set
 } InputFile;
 
 typedef struct {
@@ -40,8 +41,5 @@ bool inputs_are_texts(const char *spec);
 // neither text nor JSON records. Free it also after a failure.
 bool inputs_collect(Inputs *in, const char *spec, const char *out_dir, Error *err);
 void inputs_free(Inputs *in);
-
-// What makes a text of a file that is left out.
-void input_hint(const InputFile *f, char *out, size_t capacity);
 
 #endif

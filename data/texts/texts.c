@@ -18,7 +18,6 @@
 
 enum {
     UNITS_PER_THREAD = 16,
-    MAX_NAMED = 5,  // files and records that are left out, in warnings
     FORMAT = 3,
 };
 
@@ -190,19 +189,6 @@ static void make_key(Job *j) {
     snprintf(j->key, sizeof j->key, "%016lx\n", h);
 }
 
-// Of a directory
-static void name_left_out(const Inputs *in) {
-    char hint[512];
-    int64_t named = 0;
-    for (size_t i = 0; i < in->n && named < MAX_NAMED; i++) {
-        const InputFile *f = &in->items[i];
-        if (f->kind != INPUT_LEFT_OUT) continue;
-        input_hint(f, hint, sizeof hint);
-        warning("left out: %s: %s (%s)", f->path, f->format, hint);
-        named++;
-    }
-}
-
 // The directory was made from the same texts with the same tokenizer.
 static bool is_up_to_date(const Job *j) {
     char path[IO_PATH_MAX];
@@ -255,7 +241,7 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
     for (int i = 0; i < started;) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec++;
+        if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         if (pthread_timedjoin_np(threads[i].id, NULL, &until) == 0) {
             i++;
             continue;
@@ -444,7 +430,6 @@ static bool write_all(Job *j, Error *err) {
     if (!may_replace(j, err) || !dir_create_all(j->out->path, err) || !out_dir_lock(j->out, err))
         return false;
     j->start_ms = j->shown_ms = now_ms();
-    name_left_out(&j->in);
     if (make_shards(j, err) && publish(j, err)) {
         print_summary(j);
         return true;
