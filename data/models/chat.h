@@ -28,7 +28,7 @@ void parts_free(Parts *p);
 typedef enum {
     CHAT_CHATML,  // SmolLM2, Qwen2, Qwen2.5
     CHAT_QWEN3,
-    CHAT_SMOLLM3,
+    CHAT_SMOLLM3,  // up to here lines end turns; from here on a token begins the text
     CHAT_LLAMA,    // 3 to 3.3
     CHAT_MISTRAL,  // Nemo
 } ChatStyle;
@@ -72,6 +72,7 @@ bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Pa
 
 // Appends what is written before an answer to the message of a user: of a chat that begins, with a
 // system message (NULL: the template's own), or after an answer, which has `ended` or was cut off.
+// Thoughts of earlier answers, which Qwen3's template removes later, stay where they are.
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out);
 
