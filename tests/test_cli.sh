@@ -35,6 +35,12 @@ assert start["command"][-6:] == "--steps 8 --save-every 3 --keep 0".split(), sta
 assert start["host"] and start["device_mib"] > 1, start
 assert start["time"] <= steps[0]["time"] <= steps[-1]["time"] < start["time"] + 3600, start["time"]
 PY
+check_python the_schema_names_every_key "$root" <<'PY'
+import json, re, sys
+names = re.findall(r"`(\w+)`", open(sys.argv[1] + "/data/README.md").read())
+for line in map(json.loads, open("a/log.jsonl")):
+    assert set(line) - {"event"} <= set(names), set(line) - set(names)
+PY
 expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
 rm -r b/step-00000008 b/step-00000006 b/final
 resume=("${run[@]}" --resume)
