@@ -18,7 +18,7 @@ static DeviceMemory memory;
 static int num_threads;
 static char description[160];
 
-// libgomp ends the program with exit code 1, which no error of ours has, when it gets no memory or no
+// libgomp ends the program with exit code 1, which no error of ours has, when it gets no memory or
 // thread.
 static void openmp_failed(int code, void *unused) {
     Error err = {0};
