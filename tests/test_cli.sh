@@ -202,6 +202,9 @@ if [ -x "$root/build/cpu/train_llama" ]; then
     expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
         --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
     has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
+    export OMP_STACKSIZE=2G
+    outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
+    unset OMP_STACKSIZE
 else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
 
 # ---- bad input files --------------------------------------------------------------------------------------
