@@ -35,6 +35,12 @@ assert start["command"][-6:] == "--steps 8 --save-every 3 --keep 0".split(), sta
 assert start["host"] and start["device_mib"] > 1, start
 assert start["time"] <= steps[0]["time"] <= steps[-1]["time"] < start["time"] + 3600, start["time"]
 PY
+check_python the_schema_names_every_key "$root" <<'PY'
+import json, re, sys
+names = re.findall(r"`(\w+)`", open(sys.argv[1] + "/data/README.md").read())
+for line in map(json.loads, open("a/log.jsonl")):
+    assert set(line) - {"event"} <= set(names), set(line) - set(names)
+PY
 expect stop_early 0 'done' "${run[@]}" --out b --steps 8 --save-every 3 --keep 0
 rm -r b/step-00000008 b/step-00000006 b/final
 resume=("${run[@]}" --resume)
@@ -196,6 +202,9 @@ if [ -x "$root/build/cpu/train_llama" ]; then
     expect optimizer_does_not_fit 5 '^error: memory: [0-9]+ MiB for (gradients|optimizer) refused' limited \
         --model smollm2-135m --train corpus --allow-other-tokenizer --max-seqlen 64 --micro-batch-tokens 64 --out big
     has a_hint_for_the_optimizer '^hint: .* a smaller model' out.txt
+    export OMP_STACKSIZE=2G
+    outcome openmp_gets_no_thread 5 '^error: host memory: refused to OpenMP' limited "${data[@]}" --threads 2 --out big
+    unset OMP_STACKSIZE
 else skip optimizer_does_not_fit 'build/cpu/train_llama is not built'; fi
 
 # ---- bad input files --------------------------------------------------------------------------------------

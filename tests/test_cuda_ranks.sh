@@ -39,6 +39,8 @@ if [ -x "$bin/test_cuda_nccl" ]; then
     # MPI may warn there, of what a container forbids
     if [ -e log1.txt ] && ! grep -q NCCL log1.txt; then ok no_log_into_a_file
     else bad no_log_into_a_file "$(cat log1.txt)"; fi
+    expect a_part_beyond_the_buffer 9 'expected a part of 64 bytes of rank 1, found 64 from 128 on' \
+        "${mpi[@]}" -n 2 "$bin/test_cuda_nccl" --beyond
     if [ -n "$emulated" ]; then
         EMU_STREAMS=1 EMU_SLOW_STREAM=1 calls calls_while_the_compute_stream_lags 2 asynchronous
         EMU_STREAMS=1 EMU_SLOW_STREAM=2 calls calls_while_the_communication_stream_lags 2

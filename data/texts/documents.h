@@ -55,7 +55,7 @@ typedef struct {
 // The next unit, in order; false at the end or with *err. Unit memory is used again.
 bool unit_read(UnitReader *r, Unit *u, Error *err);
 
-enum { CUT_MIN_BYTES = 1 << 16 };
+enum { CUT_MIN_BYTES = 1 << 16, CUT_MAX_FILES = 20 };
 
 typedef struct {
     const Tokenizer *tokenizer;

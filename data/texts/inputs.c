@@ -180,6 +180,7 @@ static bool add_file(Inputs *in, const FoundPath *found, Error *err) {
     if (!find_kind(in, f, err)) return false;
     f->is_val = !f->named && f->kind != INPUT_TEXT && is_validation_file(found);
     in->num_val += f->is_val;
+    in->num_records += f->kind == INPUT_LINES || f->kind == INPUT_ARRAY;
     in->size_bytes += f->size_bytes;
     return true;
 }

@@ -27,7 +27,7 @@ typedef struct {
     InputFile *items;  // (n) directories in order of path, without hidden files
     size_t n, capacity;
     uint64_t size_bytes;
-    int64_t num_left_out, num_val;
+    int64_t num_left_out, num_records, num_val;  // files
 } Inputs;
 
 // Bytes of the first record of text (n), with the newline, or the comma or bracket of the array,

@@ -99,12 +99,16 @@ static char *indented(const char *json) {
     return json_write(json_loads(json, 0, NULL), JSON_INDENT(1));
 }
 
-// Failures are EXIT_DISK.
-static bool byte_tokenizer_write(const char *dir, Error *err) {
+static char *byte_tokenizer_config(void) {
     json_t *config = json_loads(config_json, 0, NULL);
     json_object_set_new(config, "chat_template", json_string(chatml_template));
+    return json_write(config, JSON_INDENT(1));
+}
+
+// Failures are EXIT_DISK.
+static bool byte_tokenizer_write(const char *dir, Error *err) {
     return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
-           write_text(dir, "tokenizer_config.json", json_write(config, JSON_INDENT(1)), err) &&
+           write_text(dir, "tokenizer_config.json", byte_tokenizer_config(), err) &&
            write_text(dir, "special_tokens_map.json", indented(map_json), err);
 }
 
@@ -465,18 +469,6 @@ static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
            path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
 }
 
-// So few files that most likely none would be chosen for validation
-static bool has_few_files(Job *j) {
-    int64_t big = 0, texts = 0;
-    for (size_t i = 0; i < j->in.n; i++) {
-        const InputFile *f = &j->in.items[i];
-        if (f->kind == INPUT_LINES || f->kind == INPUT_ARRAY) return false;
-        texts += f->kind == INPUT_TEXT;
-        big += f->kind == INPUT_TEXT && f->size_bytes >= CUT_MIN_BYTES;
-    }
-    return texts <= 20 && big > 0;
-}
-
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err) {
     static Job j;
@@ -486,8 +478,9 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
         if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
-        j.options.cuts_files = ok && val_frac < 1 && has_few_files(&j);
-        if (j.options.cuts_files) j.options.val_frac = 0;
+        // of few texts most likely none would be chosen for validation
+        j.options.cuts_files =
+            val_frac < 1 && j.in.num_val == 0 && j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
             ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&

@@ -54,7 +54,7 @@ void rank_fields_agree(const RankFields *own, const char *what, const char *hint
         const RankField *first = &fields[i % MAX_RANK_FIELDS], *other = &fields[i];
         char text[64];
         if (memcmp(first, other, sizeof *first) == 0) continue;
-        snprintf(text, sizeof text, "%s (rank %zu)", first->name[0] ? first->name : other->name,
+        snprintf(text, sizeof text, "%.31s (rank %zu)", first->name[0] ? first->name : other->name,
                  i / MAX_RANK_FIELDS);
         text_list(differing, sizeof differing, text);
     }
@@ -89,6 +89,7 @@ void rank_places_print(void) {
     snprintf(own, sizeof own, "%s, cores %s: %s", host, cores, device_describe());
     text_sanitize(own, sizeof own);
     comm_all_gather_host(all, own, sizeof own);
+    for (int r = 1; r <= ranks; r++) all[(size_t)r * MOST - 1] = 0;
     for (int r = 0, last; r < ranks; r = last + 1) {
         const char *place = all + (size_t)r * MOST;
         for (last = r; last + 1 < ranks; last++)

@@ -440,12 +440,18 @@ void comm_merge(void *data, size_t bytes, size_t at, size_t n) {
     const size_t ranks_2 = 2 * (size_t)job.num;
     const int own[2] = {n ? count_of(at) : 0, count_of(n)};
     MPI_Request request;
-    assert(n == 0 || at + n <= bytes);
+    assert(n == 0 || (n <= bytes && at <= bytes - n));
     if (job.num == 1) return;
     int *all = host_calloc(2 * ranks_2, sizeof(int), "ranks"), *counts = all + ranks_2,
         *starts = counts + job.num;
     comm_all_gather_host(all, own, sizeof own);
-    for (int r = 0; r < job.num; r++) starts[r] = all[2 * r], counts[r] = all[2 * r + 1];
+    for (int r = 0; r < job.num; r++) {
+        starts[r] = all[2 * r], counts[r] = all[2 * r + 1];
+        if (starts[r] < 0 || counts[r] < 0 || (uint64_t)starts[r] + (uint64_t)counts[r] > bytes)
+            exit_with(EXIT_CHECKPOINT_MISFIT, "start every rank with the same program and files",
+                      "ranks: expected a part of %zu bytes of rank %d, found %d from %d on", bytes,
+                      r, counts[r], starts[r]);
+    }
     MPI_Igatherv(job.rank == 0 ? MPI_IN_PLACE : (char *)data + at, own[1], MPI_BYTE, data, counts,
                  starts, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
     job_wait(&request, true);

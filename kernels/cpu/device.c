@@ -18,12 +18,25 @@ static DeviceMemory memory;
 static int num_threads;
 static char description[160];
 
+// libgomp ends the program with exit code 1, which no error of ours has, when it gets no memory or
+// thread.
+static void openmp_failed(int code, void *unused) {
+    Error err = {0};
+    (void)unused;
+    if (code != 1) return;
+    error_set(&err, EXIT_HOST_MEMORY, "close other programs, or choose fewer --threads",
+              "host memory: refused to OpenMP, which says more above");
+    error_print(&err);
+    _exit(EXIT_HOST_MEMORY);
+}
+
 // When other programs run, OpenMP threads that spin while waiting take the CPU from the threads
 // they wait for: steps were up to ten times slower on a busy machine, and no faster on an idle one.
 // About 15 us are worth it: waking a thread takes longer than a small operation, and decoding has
 // hundreds of those for each token. The OpenMP library reads its policy before main, hence the
-// re-exec.
+// re-exec, which valgrind and other tools cannot follow: OMP_WAIT_POLICY=passive valgrind ...
 void device_prepare_process(char **argv) {
+    on_exit(openmp_failed, NULL);
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && setenv("GOMP_SPINCOUNT", "1000", 1) == 0)
         execv("/proc/self/exe", argv);
