@@ -268,22 +268,19 @@ static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) 
 // A template that is not known is an error of the run: it would leave out every chat.
 static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record, Parts *parts,
                       Error *bad) {
-    if (options->no_chat.code == 0) {
-        const bool ok = chat_render(&options->chat, record, options->trains_on_all, parts, bad);
-        if (!ok)
-            text_copy(
-                bad->hint, sizeof bad->hint,
-                "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a "
-                "whole template can, such as tools");
-        return ok;
+    if (options->no_chat.code) {
+        u->err = options->no_chat;
+        snprintf(u->err.hint, sizeof u->err.hint,
+                 "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then "
+                 "--train parts.jsonl",
+                 u->file->path, options->no_chat.hint);
+        return true;
     }
-    u->err = options->no_chat;
-    snprintf(
-        u->err.hint, sizeof u->err.hint,
-        "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then --train "
-        "parts.jsonl",
-        u->file->path, options->no_chat.hint);
-    return true;
+    if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
+    text_copy(bad->hint, sizeof bad->hint,
+              "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
+              "template can, such as tools");
+    return false;
 }
 
 static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
