@@ -177,6 +177,7 @@ static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool mod
     if (!at->dir[0]) return config;
     must(llama_config_read(&saved, at->dir, &err), &err);
     if (!model_given) return saved;
+    saved.bos = config.bos, saved.eos = config.eos, saved.pad = config.pad;  // no part of the maths
     char *a = llama_config_text(&saved, "float32"), *b = llama_config_text(&config, "float32");
     const bool same = strcmp(a, b) == 0;
     free(a);

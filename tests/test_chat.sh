@@ -91,6 +91,11 @@ for name, model in golden["models"].items():
             print("%s, chat %d: %s\n%s" % (name, i, golden["samples"][i], got))
             wrong += 1
     assert not found
+    if not demo:    # the prompt of an answer
+        run = subprocess.run([trainer, "--model", name, "--from-scratch", "--generate", "--chat", "--max-seqlen", "2048",
+                              "--sample-tokens", "1", "--prompt", golden["question"]], capture_output=True, text=True)
+        if not run.stderr.startswith("%d prompt tokens" % model["asked"]):
+            sys.exit("%s: expected %d tokens: %s" % (name, model["asked"], run.stderr))
 sys.exit(wrong > 0)
 PY
 check chats_are_those_of_transformers python3 models.py "$root/tests/golden/chat" "$train"

@@ -182,6 +182,9 @@ expect resume_with_another_seed 9 'seed \(was 1, is 2\)' "${resume[@]}" --out a 
 expect resume_with_another_micro_batch 9 'hint: leave both out' "$train" --resume --out a --micro-batch-tokens 768
 expect resume_with_another_length 9 'max_seqlen' "${resume[@]}" --out a --max-seqlen 64
 sed 's/"intermediate_size": 40/"intermediate_size": 48/' tiny/config.json > out.txt && mkdir tiny2 && cp out.txt tiny2/config.json
+# checkpoints of older versions have one end token and no padding
+mkdir more_ends && sed 's/"eos_token_id": 257/"eos_token_id": [257, 10], "pad_token_id": 0/' tiny/config.json > more_ends/config.json
+expect resume_with_more_end_tokens 0 'start +b/step-' "${resume[@]/tiny/more_ends}" --out b --dry-run
 expect resume_with_another_model 9 'config.json' "${resume[@]/tiny/tiny2}" --out a
 expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=corpus}" --out a
 

@@ -195,6 +195,7 @@ MODELS = {  # bos, eos, what is put in place of what
     "smollm2": ("<|endoftext|>", "<|im_end|>", None),
 }
 DAY = 1721952000  # 26 July 2024
+QUESTION = " \u00a0What does the theory say?\n"  # tokens of its prompt are counted
 # What templates of models do with thoughts, tools' answers, white space of Unicode, and words to themselves
 MORE = [[dict(zip(("role", "content", "reasoning_content"), turn)) for turn in chat] for chat in (
     [("user", "a"), ("assistant", "<think>\nfirst\n</think>\n\nb"), ("user", "c"),
@@ -253,10 +254,12 @@ def make_models():
                     continue
                 assert ids == tokenizer.apply_chat_template(messages, chat_template=original)["input_ids"], name
                 digests.append(digest(ids, [0 if i in straddling else bit for i, bit in enumerate(mask)]))
+        asked = tokenizers["bpe"].apply_chat_template(
+            [{"role": "user", "content": QUESTION}], chat_template=original, add_generation_prompt=True)
         golden[name] = {"bos": bos, "eos": eos, "template": None if marks is not None else original,
-                        "digests": digests}
+                        "asked": len(asked["input_ids"]), "digests": digests}
     rows = ",\n".join("  %s: %s" % (json.dumps(n), json.dumps(m)) for n, m in golden.items())
-    head = json.dumps({"day": DAY, "added": OF_MODELS, "samples": samples})
+    head = json.dumps({"day": DAY, "question": QUESTION, "added": OF_MODELS, "samples": samples})
     (OUT / "models.json").write_text(head[:-1] + ', "models": {\n' + rows + "\n}}\n")
 
 
