@@ -59,26 +59,16 @@ bool llama_config_builtin(LlamaConfig *c, const char *name) {
 // ------------------------------------------------------------------------------------------------
 // Types of models, and keys of config.json
 
-#define JSON(...) #__VA_ARGS__
 static const struct {
     const char *name, *architecture;
     const char *own_keys;  // of `neutral` below: read elsewhere, or without a meaning here
-    const char *written;   // what config.json says of keys that not all types have
 } types[] = {
-    // clang-format off
-    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", "",
-        JSON({"attention_bias": false, "mlp_bias": false, "pretraining_tp": 1})},
-    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp",
-        JSON({"sliding_window": null})},
-    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", "pretraining_tp sliding_window",
-        JSON({"sliding_window": null, "use_sliding_window": false})},
-    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", "pretraining_tp sliding_window",
-        JSON({"attention_bias": false, "sliding_window": null, "use_sliding_window": false})},
+    [MODEL_LLAMA] = {"llama", "LlamaForCausalLM", ""},
+    [MODEL_MISTRAL] = {"mistral", "MistralForCausalLM", "pretraining_tp"},
+    [MODEL_QWEN2] = {"qwen2", "Qwen2ForCausalLM", "pretraining_tp sliding_window"},
+    [MODEL_QWEN3] = {"qwen3", "Qwen3ForCausalLM", "pretraining_tp sliding_window"},
     [MODEL_SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM",
-        "pretraining_tp sliding_window no_rope_layers",
-        JSON({"attention_bias": false, "mlp_bias": false, "sliding_window": null,
-              "use_sliding_window": false})},
-    // clang-format on
+                       "pretraining_tp sliding_window no_rope_layers"},
 };
 enum { NUM_TYPES = sizeof types / sizeof *types };
 
@@ -492,7 +482,8 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
         "rope_scaling", rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
-    json_object_update_new(all, json_loads(types[c->model_type].written, 0, NULL));
+    if (c->model_type == MODEL_MISTRAL)  // whose default is 4096
+        json_object_set_new(all, "sliding_window", json_null());
     if (c->model_type == MODEL_SMOLLM3)
         json_object_set_new(
             all, "no_rope_layer_interval",
