@@ -482,7 +482,7 @@ char *llama_config_text(const LlamaConfig *c, const char *torch_dtype) {
         "rope_scaling", rope_json(c), "torch_dtype", torch_dtype, "use_cache", true);
     write_fields(c, fields, all);
     write_fields(c, rope_theta, all);
-    if (c->model_type == MODEL_MISTRAL)  // whose default is 4096
+    if (c->model_type != MODEL_LLAMA)  // without it Mistral has 4096
         json_object_set_new(all, "sliding_window", json_null());
     if (c->model_type == MODEL_SMOLLM3)
         json_object_set_new(
