@@ -132,9 +132,10 @@ echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokeni
 if has_terminals; then
     python3 -c 'print("every word of this line is a token or two\n" * 60000)' > long.txt
     python3 - "${run_bpe[@]}" --train long.txt --out long --steps 0 --val-every 0 > seen.txt << 'PY' || bad a_long_text "$?"
-import os, pty, sys
+import fcntl, os, pty, struct, sys, termios
 pid, fd = pty.fork()
 if pid == 0:
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     os.execv(sys.argv[1], sys.argv[1:])
 while True:
     try: data = os.read(fd, 4096)

@@ -113,34 +113,26 @@ static const Option *find_option(const Option *table, const char *name) {
     return NULL;
 }
 
-// Letters to insert, to remove or to replace between two words; b is shorter than WORD_MAX.
-static int distance(const char *a, const char *b) {
-    int row[WORD_MAX + 1];
-    for (int k = 0; k <= WORD_MAX; k++) row[k] = k;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int k = 1; b[k - 1]; k++) {
-            const int above = row[k], less = above < row[k - 1] ? above : row[k - 1];
-            row[k] = diagonal + (a[i - 1] != b[k - 1]);
-            if (less + 1 < row[k]) row[k] = less + 1;
-            diagonal = above;
-        }
-    }
-    return row[strlen(b)];
+// Letters between what two words begin and what they end with alike
+static size_t distance(const char *a, const char *b) {
+    const size_t n = strlen(a), m = strlen(b), least = n < m ? n : m;
+    size_t first = 0, last = 0;
+    while (first < least && a[first] == b[first]) first++;
+    while (last < least - first && a[n - 1 - last] == b[m - 1 - last]) last++;
+    return n + m - least - first - last;
 }
 
 // The hint says what it is here, if it is an option of another program or misspelt. Returns false.
 static bool unknown_option(const Option *table, const char *argument, Error *err) {
     char name[WORD_MAX], hint[WORD_MAX + 30] = "--help all lists all options";
-    int least = 3;
+    size_t least = 3;
     snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
     const char *bare = strncmp(name, "--", 2) == 0 ? name + 2 : name, *known = NULL;
     for (char *p = name; (p = strchr(p, '_'));) *p = '-';
     for (const Option *o = table; o->name; o++) {
         if (o->kind == OPTION_KIND_HINT && index_of_word(o->name, bare) >= 0) known = o->help;
-        const int far = o->address ? distance(bare, o->name) : least;
-        if (far >= least || far * 2 >= (int)strlen(bare)) continue;
+        const size_t far = o->address ? distance(bare, o->name) : least;
+        if (far >= least || far * 2 >= strlen(bare)) continue;
         least = far;
         snprintf(hint, sizeof hint, "did you mean --%s?", o->name);
     }

@@ -229,50 +229,42 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
 }
 
-// Of a question and an answer
-static bool add_pair(Messages *m, const json_t *question, const char *input, const json_t *answer,
-                     Error *bad) {
-    if (!add_turns(m, question, "user", bad)) return false;
-    for (size_t i = 0; i < m->n; i++) m->items[i].trained = false;
-    char **text = &m->items[m->n - 1].text;
-    if (input && input[0]) replace(text, join(*text, "\n\n", input));
-    return add_turns(m, answer, "assistant", bad);
-}
-
+// A question and its answer are a prompt, of which nothing is trained, and one answer.
 static bool read_record(Messages *m, const json_t *record, Error *bad) {
     const RecordKind kind = record_kind(record);
-    const json_t *system = json_member(record, "system");
+    const bool task = kind == RECORD_INSTRUCTION;
+    const json_t *system = json_member(record, "system"), *input = json_member(record, "input"),
+                 *answer = task ? json_member(record, "output")
+                                : either(record, "completion", "response");
     if (json_array_size(either(record, "tools", "history")) > 0)
         return bad_input(bad, "expected a chat without tools and history");
     if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
-    if (kind == RECORD_PROMPT)
-        return add_pair(m, json_member(record, "prompt"), NULL,
-                        either(record, "completion", "response"), bad);
-    if (kind == RECORD_INSTRUCTION)
-        return add_pair(m, json_member(record, "instruction"),
-                        json_string_value(json_member(record, "input")),
-                        json_member(record, "output"), bad);
-    return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
+    if (kind != RECORD_PROMPT && !task)
+        return add_turns(m, either(record, "messages", "conversations"), NULL, bad);
+    if (!add_turns(m, json_member(record, task ? "instruction" : "prompt"), "user", bad))
+        return false;
+    for (size_t i = 0; i < m->n; i++) m->items[i].trained = false;
+    char **text = &m->items[m->n - 1].text;
+    if (task && json_string_length(input) > 0)
+        replace(text, join(*text, "\n\n", json_string_value(input)));
+    return add_turns(m, answer, "assistant", bad);
 }
 
 // ------------------------------------------------------------------------------------------------
 // Text, as Python's methods of the same names change it
 
-static char *rstrip(char *text) {
-    uint8_t *end = (uint8_t *)text + strlen(text);
+// rstrip, and with `both` lstrip too
+static char *strip(char *text, bool both) {
+    const uint8_t *all = (const uint8_t *)text;
+    size_t start = 0, end = 0;
     ucs4_t c;
-    for (const uint8_t *p; (p = u8_prev(&c, end, (uint8_t *)text)); end -= end - p)
-        if (!uc_is_property_white_space(c) && (c < 0x1c || c > 0x1f)) break;
-    *end = 0;
-    return text;
-}
-
-static char *lstrip(char *text) {
-    const uint8_t *start = (uint8_t *)text, *p;
-    ucs4_t c;
-    for (; (p = u8_next(&c, start)); start = p)
-        if (!uc_is_property_white_space(c) && (c < 0x1c || c > 0x1f)) break;
-    return memmove(text, start, strlen((const char *)start) + 1);
+    for (const uint8_t *p = all, *next; (next = u8_next(&c, p)); p = next) {
+        if (uc_is_property_white_space(c) || (c >= 0x1c && c <= 0x1f)) continue;
+        if (both && end == 0) start = (size_t)(p - all);
+        end = (size_t)(next - all);
+    }
+    text[end] = 0;
+    return memmove(text, text + start, end - start + 1);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -331,12 +323,12 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
             "needed to reach the conclusion.";
     const bool silent = removes(system, "/no_think");
     removes(system, "/think");
-    const bool whole = removes(rstrip(system), "/system_override");
+    const bool whole = removes(strip(system, false), "/system_override");
     add(out, "<|im_start|>system\n", false);
     add(out, whole ? "" : t->heading, false);
     add(out, whole ? "" : silent ? "no_think" : "think", false);
     add(out, whole ? "" : "\n\n## Custom Instructions\n\n", false);
-    add(out, system[0] || whole ? rstrip(system) : persona, false);
+    add(out, system[0] || whole ? strip(system, false) : persona, false);
     add(out, system[0] || whole || silent ? "" : thinks, false);
     add(out, whole ? "<|im_end|>\n" : "\n\n", false);
 }
@@ -345,7 +337,7 @@ static void begin_smollm3(Parts *out, const ChatTemplate *t, char *system) {
 static void begin_chat(Parts *out, const ChatTemplate *t, const char *system) {
     Message own = {"system", join(system ? system : t->system, "", ""), NULL, false};
     if (t->style >= CHAT_LLAMA) add(out, t->bos, false);
-    if (t->style == CHAT_LLAMA) replace(&own.text, join(t->heading, lstrip(rstrip(own.text)), ""));
+    if (t->style == CHAT_LLAMA) replace(&own.text, join(t->heading, strip(own.text, true), ""));
     if (t->style == CHAT_SMOLLM3)
         begin_smollm3(out, t, own.text);
     else if (t->style != CHAT_MISTRAL && (system || own.text[0]))
@@ -408,7 +400,7 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
         Message *message = &m->items[i];
         const bool answer = message->role[0] == 'a';
         any |= message->trained;
-        if (t->style == CHAT_LLAMA) lstrip(rstrip(message->text));
+        if (t->style == CHAT_LLAMA) strip(message->text, true);
         if (i == 0) begin_chat(out, t, system);
         if (i == 0 && system) continue;
         if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
@@ -436,7 +428,7 @@ bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Pa
 void chat_ask(const ChatTemplate *t, const char *system, const char *message, bool begins,
               bool ended, Parts *out) {
     Message question = {"user", join(message, "", ""), NULL, false};
-    if (t->style == CHAT_LLAMA) lstrip(rstrip(question.text));
+    if (t->style == CHAT_LLAMA) strip(question.text, true);
     if (t->style == CHAT_MISTRAL && begins && system)
         replace(&question.text, join(system, "\n\n", message));
     if (begins) begin_chat(out, t, system);

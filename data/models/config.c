@@ -13,19 +13,13 @@
 // ------------------------------------------------------------------------------------------------
 // Built-in models: published values of each model's config.json (base models' bos and eos)
 
-#define LLAMA3_ROPE(factor_) \
-    { ROPE_LLAMA3, factor_, 1, 4, 8192, 0 }
-// bos, eos and pad
-#define ID(id_)       \
-    {                 \
-        1, 1, { id_ } \
-    }
-#define IDS(bos_, eos_) \
-    ID(bos_), ID(eos_), { 0 }
-#define NO_IDS \
-    {0}, {0}, { 0 }
-#define LLAMA3_IDS IDS(128000, 128001)
+// clang-format off
+#define LLAMA3_ROPE(factor_) {ROPE_LLAMA3, factor_, 1, 4, 8192, 0}
+#define ID(id_) {1, 1, {id_}}
+#define IDS(bos_, eos_) ID(bos_), ID(eos_), {0}
+#define NO_IDS {0}, {0}, {0}
 #define SMOLLM3_IDS ID(128000), ID(128001), ID(128004)
+// clang-format on
 #define LLAMA MODEL_LLAMA, 0, 0, 0  // no bias, no norm of queries and keys, RoPE in all layers
 static const struct {
     const char *name;
@@ -43,13 +37,13 @@ static const struct {
      {49152, 2048, 8192, 24, 32, 32, 64, 8192, 1e-5f, 1.3e5, {0}, true, 0.02f, IDS(0, 0), LLAMA}},
     {"llama-3.2-1b",
      {128256, 2048, 8192, 16, 32, 8, 64, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
-      LLAMA3_IDS, LLAMA}},
+      IDS(128000, 128001), LLAMA}},
     {"llama-3.2-3b",
      {128256, 3072, 8192, 28, 24, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(32), true, 0.02f,
-      LLAMA3_IDS, LLAMA}},
+      IDS(128000, 128001), LLAMA}},
     {"llama-3.1-8b",
      {128256, 4096, 14336, 32, 32, 8, 128, 131072, 1e-5f, 5e5, LLAMA3_ROPE(8), false, 0.02f,
-      LLAMA3_IDS, LLAMA}},
+      IDS(128000, 128001), LLAMA}},
 };
 enum { NUM_BUILTINS = sizeof builtins / sizeof *builtins };
 

@@ -106,11 +106,7 @@ bool log_read_progress(const char *dir, int64_t *last_step, int64_t *first_save,
     return true;
 }
 
-static json_t *rounded(double x) {
-    char digits[32];
-    snprintf(digits, sizeof digits, "%.6g", x);
-    return isfinite(x) ? json_real(strtod(digits, NULL)) : json_null();
-}
+static json_t *number(double x) { return json_float((float)x); }
 
 // Seconds since 1970
 static json_t *wall_time(void) { return json_integer((json_int_t)time(NULL)); }
@@ -126,7 +122,7 @@ void log_start(RunLog *log, const char *event, const char *version, const char *
                              "event", event, "version", version, "device", json_text(device),
                              "host", json_text(host), "time", wall_time(), "command", words, "step",
                              step, "parameters", (int64_t)llama_config_num_params(config),
-                             "device_mib", rounded((double)device_bytes / 1048576.0), "data",
+                             "device_mib", number((double)device_bytes / 1048576.0), "data",
                              "train", data_summary_json(train), "val", data_summary_json(val),
                              "options", options_json(options)));
 }
@@ -216,16 +212,16 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     } members[] = {
         {"step", json_integer(r->step)},
         {"time", wall_time()},
-        {"loss", json_float((float)r->loss)},
-        {"grad_norm", json_float((float)r->grad_norm)},
-        {"lr", rounded(r->lr)},
-        {"ms", rounded(r->ms)},
-        {"read_ms", rounded(r->read_ms)},
-        {"passes_ms", rounded(r->passes_ms)},
-        {"tokens_per_s", rounded(per_second(p->real_tokens, r))},
-        {"trained_tokens_per_s", p->masked ? rounded(per_second(p->num_targets, r)) : NULL},
-        {"useful_tflops", r->useful_flops > 0 ? rounded(r->useful_flops / r->ms * 1e-9) : NULL},
-        {"fill", rounded(fill_of(p))},
+        {"loss", number(r->loss)},
+        {"grad_norm", number(r->grad_norm)},
+        {"lr", number(r->lr)},
+        {"ms", number(r->ms)},
+        {"read_ms", number(r->read_ms)},
+        {"passes_ms", number(r->passes_ms)},
+        {"tokens_per_s", number(per_second(p->real_tokens, r))},
+        {"trained_tokens_per_s", p->masked ? number(per_second(p->num_targets, r)) : NULL},
+        {"useful_tflops", r->useful_flops > 0 ? number(r->useful_flops / r->ms * 1e-9) : NULL},
+        {"fill", number(fill_of(p))},
         {"real_tokens", json_integer(p->real_tokens)},
         {"targets", json_integer(p->num_targets)},
         {"docs", json_integer(p->num_stream)},
@@ -234,9 +230,9 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"padded_pairs", json_integer(p->padded_pairs)},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
-        {"imbalance_measured", b->measured > 0 ? rounded(b->measured) : NULL},
+        {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
         {"slowest_rank", b->measured > 0 ? json_integer(b->slowest_rank) : NULL},
-        {"imbalance_planned", b->planned > 0 ? rounded(b->planned) : NULL},
+        {"imbalance_planned", b->planned > 0 ? number(b->planned) : NULL},
     };
     json_t *record = json_object();
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
@@ -263,8 +259,8 @@ void report_validation(RunLog *log, int64_t step, double loss, const ValidationS
     printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
            set->docs, text_plural(set->docs), set->targets);
     log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I}", "event", "val", "step", step, "loss",
-                             json_float((float)loss), "docs", set->docs, "real_tokens", set->tokens,
-                             "targets", set->targets));
+                             number(loss), "docs", set->docs, "real_tokens", set->tokens, "targets",
+                             set->targets));
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {

@@ -47,9 +47,8 @@ const Option run_option_table[] = {
     OPTION_GROUP("run"),
     DIRECTORY("out", parsed.out, "out/demo", "directory of log.jsonl, checkpoints and final/"),
     {"resume", OPTION_DIRECTORY, &parsed.resume, NULL, "newest", 0, 0,
-     "continue from a checkpoint with that run's options; options given here override them. "
-     "Without "
-     "DIR: the newest valid one in --out"},
+     "continue from a checkpoint (without DIR: the newest valid one in --out) with that run's "
+     "options, but for those given here"},
     FLAG("overwrite", parsed.overwrite,
          "replace the run in --out: its checkpoints, final/ and log are removed"),
     NUMBER("steps", parsed.steps, "300", 0, 1e12,
@@ -114,7 +113,7 @@ const Option run_option_table[] = {
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run,
          "print the plan and the memory, and stop; --compare 1 times a step"),
-    // options of other trainers, and of earlier versions
+    // options of other trainers
     OPTION_ELSEWHERE("epochs|num-epochs|num-train-epochs",
                      "--steps counts optimizer steps; --dry-run says how many an epoch has"),
     OPTION_ELSEWHERE("max-steps|num-iterations|max-iters|training.steps|-x", "it is --steps"),
@@ -165,9 +164,6 @@ const Option run_option_table[] = {
                      "it is --recompute full; --dry-run prints what activations take"),
     OPTION_ELSEWHERE("export|export-type|export-gguf",
                      "scripts/export_gguf.py DIR MODEL.gguf writes llama.cpp's format"),
-    OPTION_ELSEWHERE("boundary-ends", "data/convert.py makes shards of such files"),
-    OPTION_ELSEWHERE("work-cost", "it has left: the planner's cost model is fixed"),
-    OPTION_ELSEWHERE("init-from", "--model takes the weights of a checkpoint"),
     OPTION_ELSEWHERE("prompt-file|file|-f", "it is --prompt @FILE, one prompt per line"),
     OPTION_ELSEWHERE("-p", "it is --prompt"),
     OPTION_ELSEWHERE("temp", "it is --temperature"),
@@ -179,11 +175,6 @@ const Option run_option_table[] = {
                      "AdamW's betas are 0.9 and 0.95, its eps 1e-8"),
     OPTION_ELSEWHERE("top-k", "--top-p cuts unlikely tokens off"),
     OPTION_ELSEWHERE("max-new-tokens|max-tokens|n-predict|-n", "it is --sample-tokens"),
-    OPTION_ELSEWHERE("max-skips", "five non-finite steps in a row end a run"),
-    OPTION_ELSEWHERE("strict", "a JSON line without a text is left out and counted"),
-    OPTION_ELSEWHERE("compare-steps", "it is --compare STEPS"),
-    OPTION_ELSEWHERE("cuda-graph", "it has left: every micro-batch is launched as it is"),
-    OPTION_ELSEWHERE("self-check", "`make check` runs every operation on this machine's GPU"),
     OPTION_END,
 };
 
@@ -200,16 +191,15 @@ static const char options_of_help[] =
 // What --resume does not take from the run it continues: options of this start and this machine.
 const char run_options_of_a_start[] =
     "out|resume|overwrite|log-every|threads|heartbeat-seconds|compare|check-packing|generate|chat|"
-    "eval|"
-    "dry-run";
+    "eval|dry-run";
 
 static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
     "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|from-"
-    "scratch|"
-    "max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|dry-run";
+    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|"
+    "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
+    "dry-run";
 
 // --batch-tokens 0 is one micro-batch a rank; --generate and --eval take what --max-seqlen needs.
 static void resolve_sizes(Options *o, int num_ranks) {

@@ -268,22 +268,19 @@ static bool read_parts(const json_t *array, bool all, Parts *parts, Error *bad) 
 // A template that is not known is an error of the run: it would leave out every chat.
 static bool read_chat(Unit *u, const UnitOptions *options, const json_t *record, Parts *parts,
                       Error *bad) {
-    if (options->no_chat.code == 0) {
-        const bool ok = chat_render(&options->chat, record, options->trains_on_all, parts, bad);
-        if (!ok)
-            text_copy(
-                bad->hint, sizeof bad->hint,
-                "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a "
-                "whole template can, such as tools");
-        return ok;
+    if (options->no_chat.code) {
+        u->err = options->no_chat;
+        snprintf(u->err.hint, sizeof u->err.hint,
+                 "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then "
+                 "--train parts.jsonl",
+                 u->file->path, options->no_chat.hint);
+        return true;
     }
-    u->err = options->no_chat;
-    snprintf(
-        u->err.hint, sizeof u->err.hint,
-        "python3 data/prepare.py --chat %.150s%.150s --out parts.jsonl renders it; then --train "
-        "parts.jsonl",
-        u->file->path, options->no_chat.hint);
-    return true;
+    if (chat_render(&options->chat, record, options->trains_on_all, parts, bad)) return true;
+    text_copy(bad->hint, sizeof bad->hint,
+              "data/prepare.py --chat FILE --model DIR --out FILE.jsonl renders what only a whole "
+              "template can, such as tools");
+    return false;
 }
 
 static bool add_record(Unit *u, BpeEncoder *e, const UnitOptions *options, const json_t *record,
@@ -336,11 +333,6 @@ static void encode_record(Unit *u, BpeEncoder *e, const UnitOptions *options, in
 // ------------------------------------------------------------------------------------------------
 // Units
 
-static bool is_utf16(const unsigned char *head, uint64_t n) {
-    if (n < 2) return false;
-    return memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
-}
-
 // Where the last 1 % begins, if there is a line; n: it is not cut.
 static uint64_t cut_at(const char *text, uint64_t n) {
     const char *line = n < CUT_MIN_BYTES ? NULL : memchr(text + n - n / 100, '\n', n / 100 - 1);
@@ -349,19 +341,19 @@ static uint64_t cut_at(const char *text, uint64_t n) {
 
 static void encode_file(Unit *u, BpeEncoder *e, const UnitOptions *options) {
     const InputFile *f = u->file;
-    unsigned char head[BINARY_BYTES];
+    unsigned char head[BINARY_BYTES] = {0};
     uint64_t n = f->size_bytes < sizeof head ? f->size_bytes : sizeof head;
     File file;
     if (!file_open(&file, f->path, "check it, or copy it again", &u->err)) return;
-    const bool read = file_read_at(&file, head, n, 0, &u->err), binary = memchr(head, 0, n);
+    const bool read = file_read_at(&file, head, n, 0, &u->err), binary = memchr(head, 0, n),
+               utf16 = memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0;
     file_close(&file);
     if (!read) return;
     u->left_out.binary += binary;
     if (binary)
         error_set(&u->left_out.first, EXIT_BAD_INPUT, "give text or .jsonl",
-                  is_utf16(head, n)
-                      ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
-                      : "%s: expected text, found a binary file",
+                  utf16 ? "%s: expected UTF-8, found UTF-16: iconv -f UTF-16 -t UTF-8 %s"
+                        : "%s: expected text, found a binary file",
                   f->path, f->path);
     if (binary && f->named) u->err = u->left_out.first;
     if (binary) return;

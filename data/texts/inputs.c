@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 
 #include "../base/file.h"
@@ -16,7 +15,7 @@
 
 // What names say. What has another ending is a text if it looks like one.
 typedef struct {
-    const char *ending;
+    const char *endings;
     InputKind kind;
     bool is_shard;
     const char *format, *hint;  // not read, and what makes a text of the file whose name follows
@@ -26,14 +25,11 @@ typedef struct {
 #define PREPARE "python3 data/prepare.py --out FILE.jsonl "
 
 static const Ending *find_ending(const char *path) {
-    static const Ending endings[] = {
-        {".txt", INPUT_TEXT, false, NULL, NULL, false},
-        {".md", INPUT_TEXT, false, NULL, NULL, false},
-        {".jsonl", INPUT_LINES, false, NULL, NULL, false},
-        {".ndjson", INPUT_LINES, false, NULL, NULL, false},
+    static const Ending list[] = {
+        {".txt .md", INPUT_TEXT, false, NULL, NULL, false},
+        {".jsonl .ndjson", INPUT_LINES, false, NULL, NULL, false},
         {".json", INPUT_LEFT_OUT, false, NULL, NULL, false},
-        {".csv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
-        {".tsv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
+        {".csv .tsv", INPUT_LEFT_OUT, false, "CSV", PREPARE, false},
         {".ipynb", INPUT_LEFT_OUT, false, "a notebook", "jupyter nbconvert --to markdown ", false},
         {".pdf", INPUT_LEFT_OUT, false, "PDF", "pdftotext ", false},
         {".docx", INPUT_LEFT_OUT, false, "Word", "pandoc -t plain -o FILE.txt ", false},
@@ -41,16 +37,13 @@ static const Ending *find_ending(const char *path) {
         {".arrow", INPUT_TEXT, false, "Arrow", "write it as Parquet or JSON Lines", true},
         {".gz", INPUT_TEXT, false, "gzip", "gunzip -k ", true},
         {".zst", INPUT_TEXT, false, "Zstandard", "unzstd ", true},
-        {".bin", INPUT_TEXT, true, NULL, NULL, false},
-        {".idx", INPUT_TEXT, true, NULL, NULL, false},
-        {".mask", INPUT_TEXT, true, NULL, NULL, false},
-        {".ds", INPUT_TEXT, true, NULL, NULL, false},
-        {".index", INPUT_TEXT, true, NULL, NULL, false},
-        {".npy", INPUT_TEXT, true, NULL, NULL, false},
+        {".bin .idx .mask .ds .index .npy", INPUT_TEXT, true, NULL, NULL, false},
     };
     const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
-    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
-        if (strcasecmp(dot, endings[i].ending) == 0) return &endings[i];
+    for (size_t i = 0; dot && i < sizeof list / sizeof *list; i++) {
+        const char *at = strcasestr(list[i].endings, dot), *end = at ? at + strlen(dot) : "-";
+        if (*end == ' ' || *end == 0) return &list[i];
+    }
     return NULL;
 }
 

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
@@ -95,10 +94,6 @@ static bool write_text(const char *dir, const char *name, char *text, Error *err
     return ok;
 }
 
-static char *indented(const char *json) {
-    return json_write(json_loads(json, 0, NULL), JSON_INDENT(1));
-}
-
 static char *byte_tokenizer_config(void) {
     json_t *config = json_loads(config_json, 0, NULL);
     json_object_set_new(config, "chat_template", json_string(chatml_template));
@@ -109,7 +104,8 @@ static char *byte_tokenizer_config(void) {
 static bool byte_tokenizer_write(const char *dir, Error *err) {
     return write_text(dir, "tokenizer.json", byte_tokenizer_json(), err) &&
            write_text(dir, "tokenizer_config.json", byte_tokenizer_config(), err) &&
-           write_text(dir, "special_tokens_map.json", indented(map_json), err);
+           write_text(dir, "special_tokens_map.json",
+                      json_write(json_loads(map_json, 0, NULL), JSON_INDENT(1)), err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -222,15 +218,16 @@ static void *thread_run(void *context) {
     return NULL;
 }
 
-static void show_progress(Job *j, uint64_t bytes, bool end) {
-    const bool tty = isatty(STDERR_FILENO);
-    const double now = now_ms(), every_ms = tty ? 200 : 15000;
+static void show_progress(Job *j, uint64_t bytes) {
+    const bool terminal = terminal_width(stderr) > 0;
+    const double now = now_ms();
     if (io_progress) io_progress();
-    if (!(end && tty && j->shown_ms > j->start_ms) && now - j->shown_ms < every_ms) return;
+    if (now - j->shown_ms < (terminal ? 200 : 15000)) return;
     j->shown_ms = now;
-    fprintf(stderr, "%stokenizing %s: %.1f %%, %.1f MB/s%s", tty ? "\r" : "", j->spec,
+    line_erase(stderr);
+    fprintf(stderr, "tokenizing %s: %.1f %%, %.1f MB/s%s", j->spec,
             100 * (double)bytes / (double)j->in.size_bytes,
-            (double)bytes * 1e-3 / (now - j->start_ms), tty && !end ? "" : "\n");
+            (double)bytes * 1e-3 / (now - j->start_ms), terminal ? "" : "\n");
 }
 
 // The calling thread tells how far they are, in bytes, and works only if no thread can be started.
@@ -242,18 +239,13 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
         started++;
     if (started == 0) thread_run(&threads[0]);
-    for (int i = 0; i < started;) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-        if (pthread_timedjoin_np(threads[i].id, NULL, &until) == 0) {
-            i++;
-            continue;
+    for (int i = 0; i < started; i++)
+        while (pthread_tryjoin_np(threads[i].id, NULL) != 0) {
+            uint64_t done = before - start;
+            for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
+            show_progress(j, done < after ? done : after);
+            usleep(1000);
         }
-        uint64_t done = before - start;
-        for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
-        show_progress(j, done < after ? done : after, false);
-    }
 }
 
 static void leave_out(LeftOut *left, const LeftOut *more) {
@@ -302,7 +294,7 @@ static bool encode_all(Job *j, Thread *threads, int num_threads, Error *err) {
         ok = err->code == 0;
         if (ok) round_run(j, threads, num_threads, before, reader.bytes_done);
         for (int i = 0; ok && i < j->num_units; i++) ok = write_unit(j, &j->units[i], err);
-        show_progress(j, reader.bytes_done, j->num_units == 0);
+        show_progress(j, reader.bytes_done);
     } while (ok && j->num_units > 0 && !was_stopped(j, err));
     file_close(&reader.file);
     return ok && err->code == 0;
@@ -407,6 +399,7 @@ static void print_summary(const Job *j) {
     const int64_t docs = j->train.num_docs + j->val.num_docs;
     const double ms = now_ms() - j->start_ms;
     char left[300] = "";
+    line_erase(stderr);
     add_count(left, sizeof left, j->left_out.bad, "record");
     add_count(left, sizeof left, j->left_out.empty, "empty document");
     add_count(left, sizeof left, j->left_out.binary, "binary file");
