@@ -110,7 +110,9 @@ same = [{"messages": [user, answer]}, {"conversations": [{"from": "human", "valu
         {"messages": [dict(user, content=[{"type": "text", "text": "Add\n"}, {"type": "text", "text": "\n1 2"}]), answer]}]
 bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool", "content": "x"}]}, {"messages": [user]},
        {"messages": [user, dict(answer, content="a\0b")]}, {"messages": []}, {"messages": "x"}, {"question": "x"},
-       {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]}]
+       {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]},
+       {"messages": [user, answer], "tools": '[{"name": "add"}]'},
+       {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]}]
 for name, records in ("same", same), ("text", [{"text": "plain"}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     os.mkdir(name)
     open(name + "/val.jsonl", "w").close()
@@ -133,7 +135,8 @@ PY
 }
 check all_are_the_same_document same_documents
 for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
-    '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that'; do
+    '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 without tools' \
+    '10 without tools'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
 done
 cp -r bpe foreign

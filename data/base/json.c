@@ -84,6 +84,13 @@ bool json_string_is(const json_t *item, const char *text) {
     return json_is_string(item) && strcmp(json_string_value(item), text) == 0;
 }
 
+bool json_is_set(const json_t *item) {
+    if (!item || json_is_null(item) || json_is_false(item)) return false;
+    if (json_is_array(item) || json_is_object(item))
+        return json_array_size(item) + json_object_size(item) > 0;
+    return !json_is_string(item) || json_string_length(item) > 0;
+}
+
 static bool json_missing(const char *key, bool required, Error *err) {
     return !required || bad_input(err, "%s: required, not found", key);
 }

@@ -43,6 +43,8 @@ json_t *json_member(const json_t *object, const char *key);
 // Whether the item, which may be NULL, is this string.
 bool json_string_is(const json_t *item, const char *text);
 
+bool json_is_set(const json_t *item);  // neither missing, null, false, "" nor [] nor {}
+
 // A whole number in [min, max]; both within +-2^53, where doubles are exact.
 bool json_int64_value(const json_t *item, const char *key, int64_t min, int64_t max, int64_t *out,
                       Error *err);

@@ -97,13 +97,6 @@ static bool bpe_unknown(const char *what, Error *err) {
                      "cannot encode with a tokenizer that has %s", what);
 }
 
-static bool json_is_set(const json_t *item) {  // neither null, "" nor [] nor {}
-    if (!item || json_is_null(item) || json_is_false(item)) return false;
-    if (json_is_array(item) || json_is_object(item))
-        return json_array_size(item) + json_object_size(item) > 0;
-    return !json_is_string(item) || json_string_length(item) > 0;
-}
-
 // The first normalizer that is neither null, NFC nor a sequence of these; NULL: there is none.
 static const json_t *bpe_normalizer(const json_t *item, bool *nfc) {
     const json_t *list = json_member(item, "normalizers"), *type = json_member(item, "type");

@@ -219,7 +219,7 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
     json_array_foreach(turns, i, item) {
         const json_t *weight = json_member(item, "weight");
         role = role_of(either(item, "role", "from"));
-        if (!role || json_array_size(json_member(item, "tool_calls")) > 0)
+        if (!role || json_is_set(json_member(item, "tool_calls")))
             return bad_input(bad, "message %zu: expected system, user or assistant, without tools",
                              m->n + 1);
         if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
@@ -236,7 +236,7 @@ static bool read_record(Messages *m, const json_t *record, Error *bad) {
     const json_t *system = json_member(record, "system"), *input = json_member(record, "input"),
                  *answer = task ? json_member(record, "output")
                                 : either(record, "completion", "response");
-    if (json_array_size(either(record, "tools", "history")) > 0)
+    if (json_is_set(json_member(record, "tools")) || json_is_set(json_member(record, "history")))
         return bad_input(bad, "expected a chat without tools and history");
     if (json_string_length(system) > 0 && !add_message(m, "system", system, bad)) return false;
     if (kind != RECORD_PROMPT && !task)
