@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../base/clock.h"
@@ -239,13 +240,15 @@ static void round_run(Job *j, Thread *threads, int num_threads, uint64_t before,
            pthread_create(&threads[started].id, NULL, thread_run, &threads[started]) == 0)
         started++;
     if (started == 0) thread_run(&threads[0]);
-    for (int i = 0; i < started; i++)
-        while (pthread_tryjoin_np(threads[i].id, NULL) != 0) {
-            uint64_t done = before - start;
-            for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
-            show_progress(j, done < after ? done : after);
-            usleep(1000);
-        }
+    for (int i = 0; i < started;) {
+        struct timespec until;
+        uint64_t done = before - start;
+        for (int k = 0; k < num_threads; k++) done += bpe_bytes(threads[k].encoder);
+        show_progress(j, done < after ? done : after);
+        clock_gettime(CLOCK_REALTIME, &until);
+        if ((until.tv_nsec += 200000000) >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+        i += pthread_timedjoin_np(threads[i].id, NULL, &until) == 0;
+    }
 }
 
 static void leave_out(LeftOut *left, const LeftOut *more) {
