@@ -128,9 +128,13 @@ run_bpe=("$train" --model bpe --from-scratch "${small[@]}")
 echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --steps 0 --val-every 0
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
-# one long text: the progress moves while it is tokenized
+# one long text, which its hash would choose for validation
+mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 60000)' > long.txt
+cp long.txt few && echo a short one > few/short.txt
+check few_texts "${run[@]}" --train few --out few.out --steps 0 --val-every 0
+has of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' out.txt
+# the progress moves while it is tokenized
 if has_terminals; then
-    python3 -c 'print("every word of this line is a token or two\n" * 60000)' > long.txt
     python3 - "${run_bpe[@]}" --train long.txt --out long --steps 0 --val-every 0 > seen.txt << 'PY' || bad a_long_text "$?"
 import fcntl, os, pty, struct, sys, termios
 pid, fd = pty.fork()

@@ -473,10 +473,10 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     bool ok = place_in(&j, t->out ? t->out : temporary_out(err), name, err);
     if (ok && t->writes) {
         ok = inputs_collect(&j.in, *spec, j.out->path, err) && open_tokenizer(&j, err);
-        if (j.in.num_val > 0) j.options.val_frac = 0;  // it is chosen
-        // of few texts most likely none would be chosen for validation
+        // of few texts a hash would choose most likely none for validation, or much
         j.options.cuts_files =
             val_frac < 1 && j.in.num_val == 0 && j.in.num_records == 0 && j.in.n <= CUT_MAX_FILES;
+        if (j.in.num_val > 0 || j.options.cuts_files) j.options.val_frac = 0;  // it is chosen
         if (ok) make_key(&j);
         if (ok && !is_up_to_date(&j))
             ok = (!t->o->dry_run || place_in(&j, temporary_out(err), name, err)) &&
