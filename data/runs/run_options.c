@@ -235,6 +235,11 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv) {
 // ------------------------------------------------------------------------------------------------
 // Do they fit each other?
 
+static bool model_is_builtin(const Options *o) {
+    LlamaConfig c;
+    return llama_config_builtin(&c, o->model);
+}
+
 // Every rank needs at least one micro-batch of each step, ideally the same number.
 static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
     const int64_t micros = o->batch_tokens / o->micro_batch_tokens;
@@ -331,11 +336,6 @@ float learning_rate(const Options *o, int64_t step) {
     const double done = fmin(fmax(((double)step - start) / fmax(end - start, 1), 0), 1);
     return (float)((double)o->lr *
                    (min + (1 - min) * schedule_left((ScheduleKind)o->schedule, done)));
-}
-
-bool model_is_builtin(const Options *o) {
-    LlamaConfig c;
-    return llama_config_builtin(&c, o->model);
 }
 
 bool run_trains(const Options *o) {

@@ -61,8 +61,6 @@ int64_t run_lines_every(const Options *o);
 // The learning rate of the 0-based `step`. The first warm-up step is not 0 but lr / warmup_steps.
 float learning_rate(const Options *o, int64_t step);
 
-bool model_is_builtin(const Options *o);
-
 // Not --compare, --steps 0 and the like, which leave --out alone
 bool run_trains(const Options *o);
 
