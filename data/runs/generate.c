@@ -333,6 +333,12 @@ int32_t generator_cache_tokens(const Generator *g, int32_t most) {
     return (int32_t)(tokens < most ? tokens : most);
 }
 
+static void begin_again(Text *text, int32_t length) {
+    text->length = length;
+    text->num_cached = 0;
+    text->ended = false;
+}
+
 // ------------------------------------------------------------------------------------------------
 // Samples of a run
 
@@ -351,12 +357,7 @@ static void text_report(const Text *text, const Tokenizer *tokenizer, int64_t st
 
 void samples_report(Generator *g, const SampleModel *model, int64_t step, RunLog *log) {
     if (g->num_texts == 0) return;
-    for (int i = 0; i < g->num_texts; i++) {
-        Text *text = &g->texts[i];
-        text->length = text->prompt_length;
-        text->num_cached = 0;
-        text->ended = false;
-    }
+    for (int i = 0; i < g->num_texts; i++) begin_again(&g->texts[i], g->texts[i].prompt_length);
     texts_write(g, g->texts, g->num_texts, model, step);
     for (int i = 0; i < g->num_texts; i++) text_report(&g->texts[i], g->tokenizer, step, log);
 }
@@ -427,11 +428,6 @@ bool generator_open(Generator *g, const Options *o, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // A person at the terminal
 
-static void begin_again(Text *text) {
-    text->length = text->num_cached = 0;
-    text->ended = false;
-}
-
 static bool is_command(const char *message, const char *name) {
     const size_t n = strlen(name);
     return strncmp(message, name, n) == 0 && (message[n] == 0 || message[n] == ' ');
@@ -440,7 +436,7 @@ static bool is_command(const char *message, const char *name) {
 static void answer(Generator *g, Text *text, const char *message, const SampleModel *model,
                    int64_t turn) {
     Error err = {0};
-    if (!g->o->chat) begin_again(text);
+    if (!g->o->chat) begin_again(text, 0);
     if (!append_prompt(g, text, message, &err)) return error_print(&err);
     texts_write(g, text, 1, model, turn);
     if (ask_interrupted) {
@@ -466,9 +462,9 @@ static void run_terminal(Generator *g, const SampleModel *model) {
         if (ask_interrupted)
             printf("%s%s\n", message ? "" : "\n", commands);
         else if (is_command(message, "/reset"))
-            begin_again(&text);
+            begin_again(&text, 0);
         else if (is_command(message, "/system")) {
-            begin_again(&text);
+            begin_again(&text, 0);
             free(g->system);
             g->system = message[7] ? strdup(message + 8) : NULL;
         } else if (message[0])

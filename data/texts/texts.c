@@ -384,13 +384,13 @@ static void add_count(char *list, size_t capacity, int64_t n, const char *what) 
 // What the records were taken for
 static void print_records(const Job *j) {
     char list[300] = "", item[60];
-    int64_t chats = 0, all = 0;
+    int64_t all = 0;
     for (int i = 0; i < NUM_RECORD_KINDS; i++) {
         snprintf(item, sizeof item, "%ld of %s", j->records[i], record_kind_names[i]);
         if (j->records[i] > 0) text_list(list, sizeof list, item);
         all += j->records[i];
-        chats += i == RECORD_TEXT || i == RECORD_PARTS ? 0 : j->records[i];
     }
+    const int64_t chats = all - j->records[RECORD_TEXT] - j->records[RECORD_PARTS];
     if (all > 0) printf("records %s", list);
     if (chats > 0)
         printf("; chats by the template of %s, trained on %s", j->options.chat.name,
