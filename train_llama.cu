@@ -872,6 +872,7 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
 // Evaluation.losses
 static void batch_losses(void *model, const Batch *b, float *losses_host) {
     LlamaModel *m = model;
+    if (stop_signal) exit(128 + (int)stop_signal);  // which removes the shards of texts
     comm_progress();
     llama_set_batch(m, b);
     llama_forward(m);
@@ -949,7 +950,7 @@ int main(int argc, char **argv) {
     Error err = {0};
     Options *o = start_process(argc, argv);
     if (o->generate || o->eval) {
-        end_at_signals();
+        if (o->generate) end_at_signals();
         infer(o, &model, argc, argv);
         comm_finalize();
         return EXIT_DONE;

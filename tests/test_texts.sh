@@ -201,6 +201,11 @@ check eval_of_their_shards evaluate --val out-tree/tokens/train_00000.bin
 sed -n '/^document/,$p' out.txt > eval-shards.txt
 has eval_has_all_documents '^all +8 ' eval-texts.txt
 same eval_of_texts_is_that_of_their_shards eval-texts.txt eval-shards.txt
+TMPDIR=$work/tmp "$train" --model demo --from-scratch --eval --max-seqlen 64 --val long.txt > out.txt 2>&1 &
+await_line $! '^texts' out.txt
+kill $!
+wait $!
+check eval_ends_at_a_signal test $? -eq 143
 check eval_leaves_nothing rmdir tmp
 
 # ---- bad input --------------------------------------------------------------------------------------------
