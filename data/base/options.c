@@ -369,9 +369,10 @@ void options_print_changes(const Option *table, int argc, char **argv, const jso
     char was_buffer[40], is_buffer[40];
     const char *name;
     json_t *item;
-    json_object_foreach((json_t *)stored, name,
-                        item) if (!find_option(table, name) && index_of_word(except, name) < 0)
-        fprintf(out, "resume: --%s of that run is no option any more\n", name);
+    json_object_foreach((json_t *)stored, name, item) {
+        if (!find_option(table, name) && index_of_word(except, name) < 0)
+            fprintf(out, "resume: --%s of that run is no option any more\n", name);
+    }
     for (const Option *o = table; o->name; o++) {
         const json_t *was = find_stored(o, argc, argv, stored, except, true);
         if (!was) continue;
