@@ -299,7 +299,7 @@ TEST(stored_values_are_taken_unless_given) {
     CHECK(o.any_int == -5 && o.steps == 9 && o.overlap && stored);
     CHECK(strcmp(o.out, "out") == 0 && !o.resume);  // excepted
     CHECK_MSG(strcmp(changes,
-                     "resume: --left of that run is no option any more\n"
+                     "resume: --left no longer exists\n"
                      "resume: --steps 7 -> 9\nresume: --overlap false -> true\n") == 0,
               "%s", changes);
 }
@@ -311,7 +311,7 @@ TEST(given_values_equal_to_the_stored_ones_are_no_change) {
         "--lr 1e-1 --steps=7 --layout rows --out z --no-overlap --train-data d --any-float 1e30",
         changes, sizeof changes));
     CHECK_MSG(strcmp(changes,
-                     "resume: --left of that run is no option any more\n"
+                     "resume: --left no longer exists\n"
                      "resume: --train-data (none) -> d\nresume: --overlap true -> false\n"
                      "resume: --any-float 0 -> 1e+30\n") == 0,
               "%s", changes);

@@ -46,7 +46,7 @@ static void open_editor(Ask *a) {
     el_set(a->editor, EL_HIST, history, a->history);
     el_set(a->editor, EL_PROMPT, prompt_of);
     el_set(a->editor, EL_EDITOR, "emacs");
-    // Ctrl-C types itself as a line: after a signal libedit would go on reading
+    // Ctrl-C enters itself as a line: after a signal libedit would keep reading
     el_set(a->editor, EL_SETTY, "-d", "-isig", NULL);
     el_set(a->editor, EL_BIND, "-s", "^C", "^U^V^C^J", NULL);
     el_set(a->editor, EL_BIND, "^I", "ed-insert", NULL);  // of pasted text

@@ -113,7 +113,7 @@ static const Option *find_option(const Option *table, const char *name) {
     return NULL;
 }
 
-// Letters between what two words begin and what they end with alike
+// Letters outside the common beginning and end of two words
 static size_t distance(const char *a, const char *b) {
     const size_t n = strlen(a), m = strlen(b), least = n < m ? n : m;
     size_t first = 0, last = 0;
@@ -371,7 +371,7 @@ void options_print_changes(const Option *table, int argc, char **argv, const jso
     json_t *item;
     json_object_foreach((json_t *)stored, name, item) {
         if (!find_option(table, name) && index_of_word(except, name) < 0)
-            fprintf(out, "resume: --%s of that run is no option any more\n", name);
+            fprintf(out, "resume: --%s no longer exists\n", name);
     }
     for (const Option *o = table; o->name; o++) {
         const json_t *was = find_stored(o, argc, argv, stored, except, true);

@@ -104,7 +104,7 @@ bool options_take(const Option *table, int argc, char **argv, const json_t *stor
                   const char *except, Error *err);
 
 // Prints "resume: --steps 300 -> 400" for each given option whose value differs from the stored
-// one, and names stored options that the table has no more.
+// one, and names stored options that no longer exist.
 void options_print_changes(const Option *table, int argc, char **argv, const json_t *stored,
                            const char *except, FILE *out);
 

@@ -396,7 +396,7 @@ static bool add_standard_input(Generator *g, Error *err) {
 }
 
 static const char commands[] =
-    "Ctrl-C: end the answer; /reset, /system TEXT: begin anew; Ctrl-D, /exit: leave";
+    "Ctrl-C: end the answer; /reset, /system TEXT: start over; Ctrl-D, /exit: leave";
 
 bool generator_open(Generator *g, const Options *o, Error *err) {
     const char *prompt = o->prompt;

@@ -188,7 +188,7 @@ const Option run_option_table[] = {
 
 static const char usage[] =
     "./train_llama --model DIR --train TEXTS --out RUN [options]\n"
-    "       ./train_llama --resume --out RUN                          goes on after Ctrl-C\n"
+    "       ./train_llama --resume --out RUN                          resumes after Ctrl-C\n"
     "       ./train_llama --model RUN/final --generate [--chat]       prompts from the terminal";
 
 // What most runs need, for --help
