@@ -758,15 +758,6 @@ static void check_missing_algorithm(void) {
               code, text);
 }
 
-// Without a weight's gradient these compute nothing.
-static void check_frozen_weights(void) {
-    open_device();
-    bias_backward(NULL, NULL, 4, 8);
-    embedding_backward(NULL, NULL, NULL, NULL, 4, 8);
-    matmul_backward_weight(NULL, NULL, NULL, true, 4, 8, 8);
-    device_synchronize();
-}
-
 // 256 + (1 + 2^-8) is 258 in bf16. The product rounded before the addition would be 1, and the sum
 // 257, which is halfway between 256 and 258, rounded to 256.
 static void check_rounding_after_adding(void) {
@@ -784,6 +775,15 @@ static void check_rounding_after_adding(void) {
     free_run(&r);
 }
 #endif
+
+// Without a weight's gradient these compute nothing.
+static void check_frozen_weights(void) {
+    open_device();
+    bias_backward(NULL, NULL, 4, 8);
+    embedding_backward(NULL, NULL, NULL, NULL, 4, 8);
+    matmul_backward_weight(NULL, NULL, NULL, true, 4, 8, 8);
+    device_synchronize();
+}
 
 static void check_memory_is_counted(void) {
     open_device();
