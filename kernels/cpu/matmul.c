@@ -316,6 +316,7 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
 // C (m, n) = addend + scale A (m, depth) B (n, depth)^T; rows of C and addend lie c_stride apart.
 static void multiply(real *c, const real *addend, int64_t c_stride, real scale, Matrix a, Matrix b,
                      int64_t m, int64_t n, int64_t depth) {
+    if (!chosen) matmul_select(NULL, false);
     const int64_t mc = MC / chosen->mr * chosen->mr, kc = block_depth(depth);
     const int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     const int64_t span = kc * at_most(A_SIZE / (mc * kc), NC * KC / (nc * kc));
@@ -373,7 +374,6 @@ static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int
                  int64_t depth) {
     for (int64_t i = 0; i < m * n && depth == 0; i++) c[i] = addend ? addend[i] : 0;
     if (m == 0 || n == 0 || depth == 0) return;
-    if (!chosen) matmul_select(NULL, false);
     multiply(c, addend, n, 1, a, b, m, n, depth);
 }
 
@@ -405,7 +405,6 @@ void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp
 void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
                             int64_t T, int64_t K, int64_t N, int64_t inp_stride,
                             int64_t out_stride) {
-    if (!chosen) matmul_select(NULL, false);
     if (T == 0) return;
     multiply(out, out, out_stride, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1}, T,
              N, K);
@@ -414,7 +413,6 @@ void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight
 void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
                              const floatX *weight, float scale, bool accumulate, int64_t T,
                              int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride) {
-    if (!chosen) matmul_select(NULL, false);
     if (T == 0) return;
     multiply(dinp, NULL, inp_stride, scale, (Matrix){dout, out_stride, 1}, (Matrix){weight, 1, K},
              T, K, N);

@@ -7,8 +7,8 @@
 //   backward_weight  dweight^T (K,N) =  inp^T (K,T) dout (T,N)       dout is found as (N,T); or +=
 //
 // Leading dimensions are K and N, or the strides of wider rows, multiples of 8: every row starts on
-// a 16-byte border whatever T is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
-// a fixed order are allowed.
+// a 16-byte border whatever T is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that
+// add the parts in fp32 and in a fixed order are allowed.
 //
 // Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T rarely needs
 // cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket and
@@ -120,14 +120,11 @@ static void init_layout(cublasLtMatrixLayoutOpaque_t *layout, bool is_fp32, int6
 
 static Layouts layouts_of(const Shape &s) {
     Layouts l;
-    init_layout(s.kind == FORWARD          ? &l.b
-                : s.kind == BACKWARD_INPUT ? &l.d
-                                           : &l.a,
-                false, s.T, s.K,
-                s.inp_stride);                                                    // inp or dinp
-    init_layout(s.kind == FORWARD ? &l.d : &l.b, false, s.T, s.N, s.out_stride);  // out or dout
-    const bool gradient = s.kind == BACKWARD_WEIGHT;
-    init_layout(gradient ? &l.d : &l.a, gradient, s.N, s.K, s.K);  // weight or dweight
+    cublasLtMatrixLayoutOpaque_t *const inp[NUM_KINDS] = {&l.b, &l.d, &l.a},  // or dinp
+        *const out[NUM_KINDS] = {&l.d, &l.b, &l.b}, *const weight[NUM_KINDS] = {&l.a, &l.a, &l.d};
+    init_layout(inp[s.kind], false, s.T, s.K, s.inp_stride);
+    init_layout(out[s.kind], false, s.T, s.N, s.out_stride);
+    init_layout(weight[s.kind], s.kind == BACKWARD_WEIGHT, s.N, s.K, s.K);
     return l;
 }
 
