@@ -564,23 +564,7 @@ static double useful_flops(const Run *run, const StepPlan *p) {
     return llama_config_flops(&run->model->config, p->real_tokens, p->attention_pairs);
 }
 
-// Of all steps so far
-typedef struct {
-    int64_t steps, tokens, targets;
-    double ms, pauses_ms, mean_ms;
-} Totals;
-
-static void print_trained(const Totals *t, bool masked) {
-    char time[24], pauses[24];
-    if (t->steps == 0) return;
-    line_erase(stdout);
-    printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
-    if (masked) printf(", %ld of them targets,", t->targets);
-    printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
-           duration_text(pauses, t->pauses_ms * 1e-3));
-}
-
-static void train_one_step(Run *run, Loader *loader, Totals *t) {
+static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
     const int64_t step = run->cursor.step;
@@ -626,7 +610,7 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
 static void train(Run *run) {
     static Loader loader;
     Error err = {0};
-    Totals totals = {0};
+    RunTotals totals = {0};
     Data *d = run->data;
     const int64_t first = run->cursor.step;
     int64_t last_saved = run->resume->in_place ? first : -1;
