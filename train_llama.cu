@@ -612,7 +612,8 @@ static void train(Run *run) {
     Error err = {0};
     RunTotals totals = {0};
     Data *d = run->data;
-    int64_t last_saved = run->resume->in_place ? run->cursor.step : -1;
+    const int64_t first = run->cursor.step;
+    int64_t last_saved = run->resume->in_place ? first : -1;
     if (run->cursor.step >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", run->cursor.step,
                run->o->steps);
@@ -621,7 +622,7 @@ static void train(Run *run) {
     stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
     while (run->cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
-                 last_saved > 0 ? last_saved : 0);
+                 last_saved > first ? last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         if (pause_training(run, run->cursor.step)) last_saved = run->cursor.step;
@@ -701,7 +702,7 @@ static int compare_doubles(const void *a, const void *b) {
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
-    const int n = run_compare_steps(o);
+    const int n = o->compare;
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
     for (int i = 0; i < n; i++) {
@@ -736,7 +737,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
-    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
+    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
     const double median_ms = time_steps(&m, &data, o, &scalars);
     line_erase(stdout);
     const StepPlan *plan = &data.plan;
@@ -766,7 +767,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
         "crosses documents.\n",
-        run_compare_steps(o));
+        o->compare);
 }
 
 // ------------------------------------------------------------------------------------------------
