@@ -279,6 +279,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
+                       .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
@@ -333,14 +334,19 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 
 static void print_ranks(const LlamaModel *m) {
     const int32_t ranks = m->settings.num_ranks;
+    size_t most = 0;  // bytes of state of any rank
     if (ranks == 1) return;
-    printf("ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank\n",
-           ranks,
-           m->settings.deterministic_reduction
-               ? "in fixed order, for the same bits on any number of ranks"
-               : "distributed by cost",
-           (double)(m->num_elements - m->held_count) *
-               (double)(2 * sizeof(real) + master_lo_bytes()) / 1048576.0);
+    for (int32_t r = 0; r < ranks; r++) {
+        const size_t bytes = llama_state_bytes(m, m->shard[r], m->shard[r + 1]);
+        if (bytes > most) most = bytes;
+    }
+    printf(
+        "ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank or more\n",
+        ranks,
+        m->settings.deterministic_reduction
+            ? "in fixed order, for the same bits on any number of ranks"
+            : "distributed by cost",
+        (double)(llama_state_bytes(m, 0, m->num_elements) - most) / 1048576.0);
     rank_places_print();
 }
 
@@ -745,6 +751,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     LlamaSettings model = {.max_seqlen = o->max_seqlen,
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
+                           .muon = planned->settings.muon,
                            .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
