@@ -382,8 +382,8 @@ static inline void llama_head_train(LlamaModel *m) {
         n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);  // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);     // =
+        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);      // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, false, n, C, V);  // =
     }
 }
 
@@ -413,21 +413,21 @@ static inline void llama_backward(LlamaModel *m) {
         a = &m->acts[l];
         llama_restore_layer(m, l);
         matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);                  // =
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);           // =
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);           // =
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);         // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);  // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);       // =
-        llama_attention_backward(m, a);                                           // = and rope's
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
+        llama_attention_backward(m, a);                                             // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
         if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
         matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);            // =
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -1174,7 +1174,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         a->base = device_malloc(a->bytes);
         if (!a->base)
             return error_set(
-                err, device_memory_code(), "close other programs, or choose a smaller model",
+                err, device_memory_code(), "close other programs, or lower --micro-batch-tokens",
                 "memory: %zu MiB for %s refused", a->bytes >> 20, llama_arena_names[i]);
         if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }

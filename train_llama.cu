@@ -570,23 +570,7 @@ static double useful_flops(const Run *run, const StepPlan *p) {
     return llama_config_flops(&run->model->config, p->real_tokens, p->attention_pairs);
 }
 
-// Of all steps so far
-typedef struct {
-    int64_t steps, tokens, targets;
-    double ms, pauses_ms, mean_ms;
-} Totals;
-
-static void print_trained(const Totals *t, bool masked) {
-    char time[24], pauses[24];
-    if (t->steps == 0) return;
-    line_erase(stdout);
-    printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
-    if (masked) printf(", %ld of them targets,", t->targets);
-    printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
-           duration_text(pauses, t->pauses_ms * 1e-3));
-}
-
-static void train_one_step(Run *run, Loader *loader, Totals *t) {
+static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
     const int64_t step = run->cursor.step;
@@ -632,9 +616,10 @@ static void train_one_step(Run *run, Loader *loader, Totals *t) {
 static void train(Run *run) {
     static Loader loader;
     Error err = {0};
-    Totals totals = {0};
+    RunTotals totals = {0};
     Data *d = run->data;
-    int64_t last_saved = run->resume->in_place ? run->cursor.step : -1;
+    const int64_t first = run->cursor.step;
+    int64_t last_saved = run->resume->in_place ? first : -1;
     if (run->cursor.step >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", run->cursor.step,
                run->o->steps);
@@ -643,7 +628,7 @@ static void train(Run *run) {
     stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
     while (run->cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
-                 last_saved > 0 ? last_saved : 0);
+                 last_saved > first ? last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         if (pause_training(run, run->cursor.step)) last_saved = run->cursor.step;
@@ -723,7 +708,7 @@ static int compare_doubles(const void *a, const void *b) {
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
-    const int n = run_compare_steps(o);
+    const int n = o->compare;
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
     for (int i = 0; i < n; i++) {
@@ -759,7 +744,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
-    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
+    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
     const double median_ms = time_steps(&m, &data, o, &scalars);
     line_erase(stdout);
     const StepPlan *plan = &data.plan;
@@ -789,7 +774,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
         "crosses documents.\n",
-        run_compare_steps(o));
+        o->compare);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@
 // scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
 // its name ends in _host. "=" overwrites, "+=" accumulates. Outputs and inputs must not overlap
 // unless stated. Operations are asynchronous and run in order on the backend's one stream; T = 0 is
-// legal and does nothing.
+// legal and does nothing. The gradient of a weight or bias may be NULL: it is frozen, and only the
+// other outputs are computed.
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
 // C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
@@ -240,12 +241,24 @@ void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_
 // out (T,N) =  resid (T,N) + inp weight^T, added in fp32 before rounding; out may be resid
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N);
-// dinp (T,K) =  dout (T,N) weight (N,K)
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
-                           int64_t K, int64_t N);
+// dinp (T,K) =  dout (T,N) weight (N,K); accumulate: +=
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
+                           int64_t T, int64_t K, int64_t N);
 // dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
+// The same where out and dout are N columns of rows of out_stride elements, and inp and dinp K
+// columns of rows of inp_stride, multiples of 8 on CUDA
+// out (T,N) +=  scale * inp (T,K) weight (N,K)^T
+void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
+                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
+                            int64_t out_stride);
+// dinp (T,K)    =  scale * dout (T,N) weight (N,K)
+// dweight (N,K) =  scale * dout (T,N)^T inp (T,K); accumulate: +=
+void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
+                             const floatX *weight, float scale, bool accumulate, int64_t T,
+                             int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride);
+
 // ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)
 

@@ -249,6 +249,14 @@ REFERENCE(rmsnorm_backward) {
         want(r, 1, c, sum, size, (double)T);
     }
 }
+static void call_rmsnorm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)r, (void)V;
+    rmsnorm_backward(p[0], NULL, p[1], p[2], p[3], p[4], T, (int)C);
+}
+REFERENCE(rmsnorm_frozen) {
+    EACH(t, T)
+    want_norm_gradient(r, t * C, x[0] + t * C, x[2] + t * C, x[3], x[1] + t * C, x[4][t], C);
+}
 
 // Of element i of (T,H+2*Hkv,D): 0 in a query, 1 in a key, 2 in a value head
 static int head_kind(const Run *r, int64_t i) {
@@ -286,6 +294,20 @@ REFERENCE(qk_norm_backward) {
     }
     EACH(c, 2 * D) want(r, 1, c, r->want[1][c], size[c], (double)(T * r->s.heads.num_heads));
     free(size);
+}
+static void call_qk_norm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)C, (void)V;
+    qk_norm_backward(p[0], NULL, p[1], p[2], EPS, T, r->s.heads);
+}
+REFERENCE(qk_norm_frozen) {
+    const int64_t D = r->s.heads.head_dim;
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        EACH(c, D) want_exactly(r, 0, row + c, x[0][row + c]);
+        if (kind < 2)
+            want_norm_gradient(r, row, NULL, x[1] + row, x[2] + kind * D, x[0] + row,
+                               rstd_of(x[1] + row, D), D);
+    }
 }
 CALL(bias_forward, p[0], p[1], T, C)
 REFERENCE(bias_forward) {
@@ -504,20 +526,27 @@ static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * a
 // ------------------------------------------------------------------------------------------------
 // Matmul, SwiGLU
 
-// Output 0 (rows, cols) = start + the sum over k < depth of a[row a_row + k a_step] times
-// b[col b_row + k b_step]
-HOT static void want_product(Run *r, const double *start, const double *a, const double *b,
-                             int64_t rows, int64_t cols, int64_t depth, int64_t a_row,
-                             int64_t a_step, int64_t b_row, int64_t b_step) {
+// Output o (rows, cols), from element `first` on in rows of `stride`, = start + scale times the sum
+// over k < depth of a[row a_row + k a_step] times b[col b_row + k b_step]
+HOT static void want_part(Run *r, int o, int64_t first, int64_t stride, const double *start,
+                          double scale, const double *a, const double *b, int64_t rows,
+                          int64_t cols, int64_t depth, int64_t a_row, int64_t a_step, int64_t b_row,
+                          int64_t b_step) {
     EACH(i, rows)
     EACH(j, cols) {
-        double sum = start ? start[i * cols + j] : 0, size = fabs(sum);
+        const int64_t at = first + i * stride + j;
+        double sum = start ? start[at] : 0, size = fabs(sum);
         EACH(k, depth) {
-            const double term = a[i * a_row + k * a_step] * b[j * b_row + k * b_step];
+            const double term = scale * a[i * a_row + k * a_step] * b[j * b_row + k * b_step];
             sum += term, size += fabs(term);
         }
-        want(r, 0, i * cols + j, sum, size, (double)depth);
+        want(r, o, at, sum, size, (double)depth);
     }
+}
+static void want_product(Run *r, const double *start, const double *a, const double *b,
+                         int64_t rows, int64_t cols, int64_t depth, int64_t a_row, int64_t a_step,
+                         int64_t b_row, int64_t b_step) {
+    want_part(r, 0, 0, cols, start, 1, a, b, rows, cols, depth, a_row, a_step, b_row, b_step);
 }
 CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
@@ -529,8 +558,14 @@ static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, in
     matmul_forward_add(p[0], p[0], p[1], p[2], T, C, V);
 }
 REFERENCE(matmul_add_in_place) { want_product(r, x[0], x[1], x[2], T, V, C, C, 1, C, 1); }
-CALL(matmul_backward_input, p[0], p[1], p[2], T, C, V)
+CALL(matmul_backward_input, p[0], p[1], p[2], false, T, C, V)
 REFERENCE(matmul_backward_input) { want_product(r, NULL, x[1], x[2], T, C, V, V, 1, 1, C); }
+static void call_matmul_add_to_input(const Run *r, void *const *p, int64_t T, int64_t C,
+                                     int64_t V) {
+    (void)r;
+    matmul_backward_input(p[0], p[1], p[2], true, T, C, V);
+}
+REFERENCE(matmul_add_to_input) { want_product(r, x[0], x[1], x[2], T, C, V, V, 1, 1, C); }
 CALL(matmul_backward_weight, p[0], p[1], p[2], true, T, C, V)
 REFERENCE(matmul_backward_weight) { want_product(r, x[0], x[1], x[2], V, C, T, 1, V, 1, C); }
 static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
@@ -540,6 +575,21 @@ static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int6
 REFERENCE(matmul_new_weight) {
     want_product(r, NULL, x[1], x[2], V, C, T, 1, V, 1, C);
     EACH(i, T == 0 ? V * C : 0) want_exactly(r, 0, i, NAN);  // no token: nothing is done
+}
+
+// Columns: the second half of out and dout, the first of inp and dinp
+#define COLUMNS_SCALE 0.75f  // exact
+CALL(matmul_forward_columns, (floatX *)p[0] + V, p[1], p[2], COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+REFERENCE(matmul_forward_columns) {
+    EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, V, 2 * V, x[0], COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
+}
+CALL(matmul_backward_columns, p[0], p[1], (floatX *)p[2] + V, p[3], p[4], COLUMNS_SCALE, true, T, C,
+     V, 2 * C, 2 * V)
+REFERENCE(matmul_backward_columns) {
+    EACH(i, T * 2 * C) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, 0, 2 * C, NULL, COLUMNS_SCALE, x[2] + V, x[4], T, C, V, 2 * V, 1, 1, C);
+    want_part(r, 1, 0, C, x[1], COLUMNS_SCALE, x[2] + V, x[3], V, C, T, 1, 2 * V, 1, 2 * C);
 }
 static double product_flops(const Run *r) {
     return 2 * (double)r->s.T * (double)r->s.C * (double)r->s.V;
@@ -904,12 +954,19 @@ static const Operation operations[] = {
         {"dresid", FLOATX, INOUT, "TC", 0}, {"dweight", REAL, INOUT, "C", 0},
         {"dnormed", FLOATX, IN, "TC", 0}, {"resid", FLOATX, IN, "TC", 0},
         {"weight", FLOATX, IN, "C", 0}, {"rstd", REAL, IN, "T", POSITIVE}}),
+    OPERATION(rmsnorm_frozen, .flags = BY_ROWS, .shapes = row_shapes, .operands = {
+        {"dresid", FLOATX, INOUT, "TC", 0}, {"dnormed", FLOATX, IN, "TC", 0},
+        {"resid", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "C", 0},
+        {"rstd", REAL, IN, "T", POSITIVE}}),
     OPERATION(qk_norm_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"out", FLOATX, OUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
         {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(qk_norm_backward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"dqkv", FLOATX, INOUT, "TQ", 0}, {"dweight", REAL, INOUT, "2D", 0},
         {"inp", FLOATX, IN, "TQ", 0}, {"weight", FLOATX, IN, "2D", 0}}),
+    OPERATION(qk_norm_frozen, .flags = BY_ROWS, .shapes = head_shapes, .operands = {
+        {"dqkv", FLOATX, INOUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
+        {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(bias_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
         {"out", FLOATX, INOUT, "TC", 0}, {"bias", FLOATX, IN, "C", 0}}),
     OPERATION(bias_backward, SHAPES(row), .operands = {
@@ -950,6 +1007,10 @@ static const Operation operations[] = {
               .flops = product_flops, .operands = {
         {"dinp", FLOATX, OUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
         {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_add_to_input, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        {"dinp", FLOATX, INOUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
     OPERATION(matmul_backward_weight, .flags = PRODUCT, SHAPES(product), .flops = product_flops,
               .operands = {
         {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
@@ -957,6 +1018,14 @@ static const Operation operations[] = {
     OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         {"dweight", REAL, OUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
         {"inp", FLOATX, IN, "TC", 0}}),
+    OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        {"out", FLOATX, INOUT, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {
+        {"dinp", FLOATX, INOUT, "T2C", 0}, {"dweight", REAL, INOUT, "VC", 0},
+        {"dout", FLOATX, IN, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
     OPERATION(swiglu_forward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
         {"out", FLOATX, OUT, "TC", 0}, {"gate_up", FLOATX, IN, "T2C", 0}}),
     OPERATION(swiglu_backward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {

@@ -148,7 +148,8 @@ static double fill_of(const StepPlan *p) {
     return (double)p->real_tokens / (double)p->buffer_tokens;
 }
 
-char *duration_text(char text[24], double seconds) {
+// "1:02:03" or "2:03", in `text`
+static char *duration_text(char text[24], double seconds) {
     const int64_t s = (int64_t)seconds;
     if (s >= 3600)
         snprintf(text, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
@@ -243,6 +244,16 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
 void report_step(RunLog *log, const StepReport *r, const StepPlan *p) {
     show_step(r, p);
     log_step(log, r, p);
+}
+
+void print_trained(const RunTotals *t, bool masked) {
+    char time[24], pauses[24];
+    if (t->steps == 0) return;
+    line_erase(stdout);
+    printf("trained %ld step%s, %ld tokens", t->steps, text_plural(t->steps), t->tokens);
+    if (masked) printf(", %ld of them targets,", t->targets);
+    printf(" in %s; validation, samples and checkpoints %s\n", duration_text(time, t->ms * 1e-3),
+           duration_text(pauses, t->pauses_ms * 1e-3));
 }
 
 void print_validation_set(const ValidationSet *set, const Dataset *ds) {

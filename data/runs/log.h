@@ -85,7 +85,13 @@ typedef struct {
 // the mean itself.
 bool loss_is_spike(LossTrend *t, double loss);
 
-// "1:02:03" or "2:03", in `text`
-char *duration_text(char text[24], double seconds);
+// Of all steps so far; mean_ms: expected of the next one
+typedef struct {
+    int64_t steps, tokens, targets;
+    double ms, pauses_ms, mean_ms;
+} RunTotals;
+
+// The line at the end of training. masked: tells targets from tokens.
+void print_trained(const RunTotals *t, bool masked);
 
 #endif

@@ -112,7 +112,7 @@ const Option run_option_table[] = {
          "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
     FLAG("eval", parsed.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    {"compare", OPTION_STRING, &parsed.compare, NULL, "3", 0, 0,
+    {"compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
      "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run,
@@ -279,8 +279,6 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
-    if (o->compare && run_compare_steps(o) == 0)
-        exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
         exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
                   resumes ? "leave both out: a resumed run keeps the size of its steps"
@@ -310,12 +308,6 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
 
 // ------------------------------------------------------------------------------------------------
 // What they mean together
-
-int run_compare_steps(const Options *o) {
-    char *end;
-    const long steps = strtol(o->compare, &end, 10);
-    return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
-}
 
 int64_t run_lines_every(const Options *o) {
     if (o->log_every >= 0) return o->log_every;

@@ -162,8 +162,9 @@ static bool open_tokenizer(Job *j, Error *err) {
     j->options.trains_on_all = j->settings->o->train_on != 0;
     Error *no_chat = &j->options.no_chat;
     chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
-    snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
-    if (path_ends_with(no_chat->what, "none")) no_chat->hint[0] = 0;  // ChatML
+    no_chat->hint[0] = 0;  // without a template prepare.py takes ChatML
+    if (j->options.chat.found)
+        snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
