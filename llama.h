@@ -696,20 +696,12 @@ static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, si
     return *first < last ? last - *first : 0;
 }
 
-static inline size_t llama_clamp(size_t x, size_t least, size_t most) {
-    return x < least ? least : x > most ? most : x;
-}
-
-// Elements of v for weights first .. last - 1
-static inline size_t llama_v_count(const LlamaModel *m, size_t first, size_t last) {
-    return last - first - llama_clamp(last, m->muon_first, m->muon_last) +
-           llama_clamp(first, m->muon_first, m->muon_last);
-}
-
-// Bytes of master_lo, m and v for weights first .. last - 1
-static inline size_t llama_state_bytes(const LlamaModel *m, size_t first, size_t last) {
-    return (last - first) * (master_lo_bytes() + sizeof(real)) +
-           llama_v_count(m, first, last) * sizeof(real);
+// The element of v of weight i: those before it that this rank updates, without Muon's
+static inline size_t llama_v_index(const LlamaModel *m, size_t i) {
+    size_t first;
+    const size_t last = i < m->muon_last ? i : m->muon_last;
+    if (last <= m->muon_first) return i - m->held_first;
+    return i - m->held_first - llama_held(m, m->muon_first, last - m->muon_first, &first);
 }
 
 static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t offset, size_t last) {
@@ -717,8 +709,7 @@ static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t offset, 
     const size_t n = llama_held(m, offset, last - offset, &first);
     if (n > 0)
         adamw_update(m->weights + first, llama_low_bits(m, first), m->m + (first - m->held_first),
-                     m->v + llama_v_count(m, m->held_first, first), m->grads + first, m->step,
-                     hyper, n);
+                     m->v + llama_v_index(m, first), m->grads + first, m->step, hyper, n);
 }
 
 static inline void llama_update_matrices(LlamaModel *m, AdamW hyper) {
@@ -946,13 +937,6 @@ static inline void llama_carve(LlamaModel *m) {
     const bool train = m->settings.train, repad = m->settings.repad,
                ranks = llama_has_partial_sums(m), muon = train && m->settings.muon;
     LlamaScratch *s = &m->scratch;
-    size_t largest = 0, side = 0;  // of Muon's matrices
-    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
-        if (t->moments > 1) continue;
-        const size_t shorter = (size_t)muon_side(t->rows, t->cols);
-        if (t->count > largest) largest = t->count;
-        if (shorter > side) side = shorter;
-    }
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
     LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, n, true);
@@ -960,8 +944,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
     LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
     LLAMA_BUFFER(LLAMA_OPTIMIZER, m->m, held, train);
-    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, llama_v_count(m, m->held_first, m->held_first + held),
-                 train);
+    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, llama_v_index(m, m->held_first + held), train);
 
     for (int l = 0; l <= c->num_layers; l++) {
         LlamaActs *a = &m->acts[l];
@@ -1014,10 +997,10 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, m->num_parts, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.norm_squared, 1, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, largest, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.next, largest, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.gram, side * side, muon);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.poly, side * side, muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, C * (F > q_dim ? F : q_dim), muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.next, C * (F > q_dim ? F : q_dim), muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.gram, C * C, muon);  // no shorter side is above C
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.poly, C * C, muon);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
                  m->settings.num_ranks > 1 && collected);
 }
@@ -1196,8 +1179,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
 
 static inline real *llama_moment(const LlamaModel *m, ParameterArena arena, size_t first) {
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    return arena == ARENA_M ? m->m + (first - m->held_first)
-                            : m->v + llama_v_count(m, m->held_first, first);
+    return arena == ARENA_M ? m->m + (first - m->held_first) : m->v + llama_v_index(m, first);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,

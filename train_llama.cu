@@ -325,7 +325,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of a rank" : "");
+    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -334,19 +334,12 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 
 static void print_ranks(const LlamaModel *m) {
     const int32_t ranks = m->settings.num_ranks;
-    size_t most = 0;  // bytes of state of any rank
     if (ranks == 1) return;
-    for (int32_t r = 0; r < ranks; r++) {
-        const size_t bytes = llama_state_bytes(m, m->shard[r], m->shard[r + 1]);
-        if (bytes > most) most = bytes;
-    }
-    printf(
-        "ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank or more\n",
-        ranks,
-        m->settings.deterministic_reduction
-            ? "in fixed order, for the same bits on any number of ranks"
-            : "distributed by cost",
-        (double)(llama_state_bytes(m, 0, m->num_elements) - most) / 1048576.0);
+    printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
+           m->settings.deterministic_reduction
+               ? "in fixed order, for the same bits on any number of ranks"
+               : "distributed by cost",
+           100.0 * (double)m->held_count / (double)m->num_elements);
     rank_places_print();
 }
 

@@ -1,17 +1,13 @@
 // Muon: the update of a matrix is its momentum with all singular values near 1. A composition of
-// the operations of kernels.h, so the same in both backends; embeddings, head, norms and biases are
-// AdamW's.
-//
-// The variant is torch.optim.Muon's (PyTorch 2.9) with adjust_lr_fn "match_rms_adamw":
-//   m  =  beta m + (1 - beta) g         momentum, g clipped
-//   u  =  beta m + (1 - beta) g         Nesterov
-//   x  =  u / max(||u||, 1e-7)          Frobenius norm, so that no singular value is above 1
-//   x  =  a x + b (x x^T) x + c (x x^T)^2 x        MUON_STEPS times (Newton-Schulz)
+// operations of kernels.h, so the same in both backends. Exactly torch.optim.Muon (PyTorch 2.9) with
+// adjust_lr_fn "match_rms_adamw", which iterates in bf16: here CUDA does, and the CPU in fp32.
+//   m  =  beta m + (1 - beta) g                momentum; g is the clipped gradient
+//   x  =  beta m + (1 - beta) g                Nesterov
+//   x  =  x / max(||x||, 1e-7)                 Frobenius norm: no singular value is above 1
+//   x  =  a x + b (x x^T) x + c (x x^T)^2 x    Newton-Schulz, MUON_STEPS times
 //   w  =  w - lr (weight_decay w + 0.2 sqrt(max(rows, cols)) x)
-// The coefficients rise small singular values fast and leave all between about 0.7 and 1.2. Scaled
-// so, an update has the RMS of AdamW's, whose learning rate and weight decay carry over.
-// Sources: Jordan et al., https://kellerjordan.github.io/posts/muon (2024); the scale and the decay:
-// Moonlight, arXiv 2502.16982. PyTorch iterates in bf16; here CUDA does, and the CPU in fp32.
+// The scale gives an update the RMS of AdamW's, whose learning rate and weight decay carry over.
+// Sources: https://kellerjordan.github.io/posts/muon (2024); scale and decay: arXiv 2502.16982.
 #ifndef UNPAD_MUON_H
 #define UNPAD_MUON_H
 
@@ -50,7 +46,7 @@ static inline void muon_iterate(MuonScratch *s, real *square, int64_t rows, int6
     matmul_backward_weight(square, s->gram, s->gram, false, side, side, side);
     muon_polynomial(s->poly, s->gram, square, side);
     if (rows <= cols)
-        matmul_backward_input(s->next, s->poly, x, rows, cols, rows);
+        matmul_backward_input(s->next, s->poly, x, false, rows, cols, rows);
     else
         matmul_forward(s->next, x, s->poly, rows, cols, cols);
     s->x = s->next;

@@ -137,7 +137,7 @@ expect plan_of_texts 0 '^texts .* 60 documents' \
     env TMPDIR="$work/away" "${mpi[@]}" -n 2 "${run[@]/#tiny/demo}" --train text --out dry --dry-run
 check plan_of_texts_leaves_nothing eval 'rmdir away && test ! -e dry'
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
-expect plan_reports_memory_saved_and_cores 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
+expect plan_reports_the_share_and_cores 0 '^ranks +2, .* rank 0 updates [0-9.]+ %' \
     "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
 has plan_reports_cores ", cores $core: " out.txt
 check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1
