@@ -1,12 +1,12 @@
 // Muon: the update of a matrix is its momentum with all singular values near 1. A composition of
-// operations of kernels.h, so the same in both backends. Exactly torch.optim.Muon (PyTorch 2.9) with
-// adjust_lr_fn "match_rms_adamw", which iterates in bf16: here CUDA does, and the CPU in fp32.
+// operations of kernels.h, so the same in both backends. It is torch.optim.Muon (PyTorch 2.9) with
+// adjust_lr_fn "match_rms_adamw"; of its five bf16 steps those of CUDA are too, the CPU's are fp32.
 //   m  =  beta m + (1 - beta) g                momentum; g is the clipped gradient
 //   x  =  beta m + (1 - beta) g                Nesterov
 //   x  =  x / max(||x||, 1e-7)                 Frobenius norm: no singular value is above 1
 //   x  =  a x + b (x x^T) x + c (x x^T)^2 x    Newton-Schulz, MUON_STEPS times
 //   w  =  w - lr (weight_decay w + 0.2 sqrt(max(rows, cols)) x)
-// The scale gives an update the RMS of AdamW's, whose learning rate and weight decay carry over.
+// Scaled so, updates have the RMS of AdamW's: its learning rate and weight decay carry over.
 // Sources: https://kellerjordan.github.io/posts/muon (2024); scale and decay: arXiv 2502.16982.
 #ifndef UNPAD_MUON_H
 #define UNPAD_MUON_H

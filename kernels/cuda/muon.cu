@@ -49,8 +49,8 @@ __global__ void muon_polynomial_kernel(floatX *__restrict__ out, const floatX *_
 void muon_polynomial(floatX *out, const floatX *gram, const real *square, int64_t n) {
     const size_t side = (size_t)n;
     if (n == 0) return;
-    muon_polynomial_kernel<<<blocks_of(side * side), BLOCK, 0, cuda_stream()>>>(out, gram, square,
-                                                                                side);
+    const unsigned blocks = blocks_of(side * side);
+    muon_polynomial_kernel<<<blocks, BLOCK, 0, cuda_stream()>>>(out, gram, square, side);
     LAUNCH_CHECK("muon_polynomial_kernel");
 }
 
