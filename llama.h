@@ -1086,7 +1086,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         a->base = device_malloc(a->bytes);
         if (!a->base)
             return error_set(
-                err, device_memory_code(), "close other programs, or lower --micro-batch-tokens",
+                err, device_memory_code(),
+                "close other programs, lower --micro-batch-tokens, or choose a smaller model",
                 "memory: %zu MiB for %s refused", a->bytes >> 20, llama_arena_names[i]);
         if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }
