@@ -2,10 +2,11 @@
 """Do the tests notice faults? Builds the tree once with every fault of dev/mutants.txt behind a
 switch, then runs the suites with one fault at a time until one is red.
 
-usage: dev/mutants.py [--only TEXT] [--jobs N] [--check]
+usage: dev/mutants.py [--only TEXT] [--suites TEXT] [--jobs N] [--check]
 
---only TEXT   faults whose file, old or new line contains it
---check       compiles all and runs the suites without a fault: they must be green
+--only TEXT    faults whose file, old or new line contains it
+--suites TEXT  suites whose name contains it: asan/ for a first look, without those in shell
+--check        compiles all and runs the suites without a fault: they must be green
 What was killed, and by which suite, goes to build/mutants/verdicts.txt; a run takes up from there
 what has not changed since. exit status: 0 when every fault is killed or is none, else 1.
 """
@@ -120,12 +121,14 @@ def run(suite, number, limit_s):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--only", default="")
+    p.add_argument("--suites", default="")
     p.add_argument("--jobs", type=int, default=2)
     p.add_argument("--check", action="store_true")
     a = p.parse_args()
     mutants = read_list(os.path.join(ROOT, "dev/mutants.txt"))
     write_tree(mutants)
-    chosen = [m for m in mutants if a.only in m.file or a.only in m.old or a.only in m.new]
+    chosen = [m._replace(suites=[s for s in m.suites if a.suites in s]) for m in mutants
+              if a.only in m.file or a.only in m.old or a.only in m.new]
     suites = sorted({s for m in chosen for s in m.suites})
     build(sorted({s.split(":")[0] for s in suites}))
     took = {s: run(s, 0, LIMIT_S) for s in suites}
@@ -145,12 +148,13 @@ def main():
     verdicts_path = os.path.join(TREE, "verdicts.txt")
     known = dict(line.rstrip("\n").split("\t")[:2] for line in open(verdicts_path)) if os.path.exists(verdicts_path) else {}
     counts = collections.defaultdict(collections.Counter)
-    key = lambda m: hashlib.sha256(repr((m.file, m.old, m.new, m.suites)).encode()).hexdigest()[:16]
+    key = lambda m: hashlib.sha256(repr((m.file, m.old, m.new)).encode()).hexdigest()[:16]
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool, open(verdicts_path, "a") as out:
-        waiting = [(m, pool.submit(verdict, m)) for m in chosen
-                   if not m.reason and known.get(key(m), "survived") == "survived"]
+        waiting = {pool.submit(verdict, m): m for m in chosen
+                   if not m.reason and known.get(key(m), "survived") == "survived"}
         found = {m.number: known.get(key(m)) for m in chosen}
-        for i, (m, job) in enumerate(waiting, 1):
+        for i, job in enumerate(concurrent.futures.as_completed(waiting), 1):
+            m = waiting[job]
             found[m.number] = job.result()
             out.write("%s\t%s\t%s\t%s\n" % (key(m), found[m.number], m.file, m.old))
             out.flush()
