@@ -266,7 +266,7 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
 // and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m);
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too.
+// Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
 // logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
 // n <= head_chunk. model: a LlamaModel.
@@ -797,7 +797,7 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
         llama_add_losses(m);
     }
     llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
+    return llama_read_step(m).loss_sum;
 }
 
 // Logits of rows of the current batch, after llama_forward

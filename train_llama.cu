@@ -30,6 +30,7 @@
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
+#include "data/batches/mixture.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -273,7 +274,7 @@ static void check_ranks_still_agree(const Run *run) {
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const Generator *samples, DeviceRoom *room) {
-    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
+    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
@@ -524,9 +525,15 @@ static void validate(Run *run, int64_t step) {
     const Data *d = run->data;
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
-    const double loss = llama_validation_loss(run->model, &d->val_step);
-    line_erase(stderr);
-    report_validation(&run->log, step, loss, &d->val_set);
+    double sum = 0;
+    for (int32_t i = 0; i < d->val.sources.n; i++) {
+        const double part = llama_validation_loss(run->model, &d->val_steps[i]);
+        line_erase(stderr);
+        sum += part;
+        if (d->val.sources.n > 1)
+            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
+    }
+    report_validation(&run->log, step, sum, &d->val_set, NULL);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -629,6 +636,7 @@ static void train(Run *run) {
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
+    mixture_print(&d->train.sources, &run->cursor, (double)totals.tokens / (double)totals.steps);
     if (last_saved != run->cursor.step) save_or_warn(run, true);
 }
 

@@ -20,7 +20,7 @@ const Option run_option_table[] = {
     DIRECTORY(
         "train", parsed.train, "data/demo",
         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
-        "them), which are tokenized once into --out"),
+        "them), which are tokenized once into --out; web:0.7,code:0.3 is a mixture by tokens"),
     DIRECTORY("val", parsed.val, NULL,
               "validation shards or texts; default: the val shards of --train"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
