@@ -151,7 +151,7 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
-    OPTION_ELSEWHERE("optim|optimizer-name", "it is --optimizer: adamw or muon"),
+    OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
