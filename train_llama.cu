@@ -30,6 +30,7 @@
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
+#include "data/batches/mixture.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -273,12 +274,13 @@ static void check_ranks_still_agree(const Run *run) {
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const Generator *samples, DeviceRoom *room) {
-    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
+    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
+                       .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
@@ -324,7 +326,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of a rank" : "");
+    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -334,13 +336,11 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 static void print_ranks(const LlamaModel *m) {
     const int32_t ranks = m->settings.num_ranks;
     if (ranks == 1) return;
-    printf("ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank\n",
-           ranks,
+    printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
            m->settings.deterministic_reduction
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           (double)(m->num_elements - m->held_count) *
-               (double)(2 * sizeof(real) + master_lo_bytes()) / 1048576.0);
+           100.0 * (double)m->held_count / (double)m->num_elements);
     rank_places_print();
 }
 
@@ -525,9 +525,15 @@ static void validate(Run *run, int64_t step) {
     const Data *d = run->data;
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
-    const double loss = llama_validation_loss(run->model, &d->val_step);
-    line_erase(stderr);
-    report_validation(&run->log, step, loss, &d->val_set);
+    double sum = 0;
+    for (int32_t i = 0; i < d->val.sources.n; i++) {
+        const double part = llama_validation_loss(run->model, &d->val_steps[i]);
+        line_erase(stderr);
+        sum += part;
+        if (d->val.sources.n > 1)
+            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
+    }
+    report_validation(&run->log, step, sum, &d->val_set, NULL);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -630,6 +636,7 @@ static void train(Run *run) {
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
+    mixture_print(&d->train.sources, &run->cursor, (double)totals.tokens / (double)totals.steps);
     if (last_saved != run->cursor.step) save_or_warn(run, true);
 }
 
@@ -730,6 +737,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     LlamaSettings model = {.max_seqlen = o->max_seqlen,
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
+                           .muon = planned->settings.muon,
                            .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
