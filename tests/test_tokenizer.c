@@ -572,9 +572,11 @@ TEST(short_texts_are_normalized_and_classes_negated) {
     int32_t ids[8];
     Tokenizer t = must_open(  // \xc3\x83 and \xc2\xa9 are the bytes of e with an acute accent
         "{'normalizer': {'type': 'NFC'}, 'pre_tokenizer': " SPLIT(
-            "{'Regex': '[^\\\\S\\\\n]+'}", "Isolated") ", 'model': {'type': 'BPE', 'vocab': {'\xc3\x83': 0, '\xc2\xa9': 1, '\xc3\x83\xc2\xa9': 2,"
-        " '\xc4\xa0': 3, '\xc4\x8a': 4, '\xc4\xa0\xc4\x8a': 5},"
-        " 'merges': ['\xc3\x83 \xc2\xa9', '\xc4\xa0 \xc4\x8a']}}");
+            "{'Regex': '[^\\\\S\\\\n]+'}",
+            "Isolated") ", 'model': {'type': 'BPE',"
+                        " 'vocab': {'\xc3\x83': 0, '\xc2\xa9': 1, '\xc3\x83\xc2\xa9': 2,"
+                        " '\xc4\xa0': 3, '\xc4\x8a': 4, '\xc4\xa0\xc4\x8a': 5},"
+                        " 'merges': ['\xc3\x83 \xc2\xa9', '\xc4\xa0 \xc4\x8a']}}");
     CHECK(tokenizer_encode(&t, "e\xcc\x81", 3, ids, 8, &err) == 1 && ids[0] == 2);
     CHECK(tokenizer_encode(&t, " \n", 2, ids, 8, &err) == 2 && ids[0] == 3 && ids[1] == 4);
     tokenizer_free(&t);
