@@ -24,15 +24,18 @@
 #include <math.h>
 
 #include "data/base/error.h"
+#include "data/base/hash.h"
 #include "data/base/memory.h"
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/models/config.h"
+#include "data/models/lora.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
+#include "kernels/lora.h"     // defines: Lora, lora_forward, lora_backward
 
 // ------------------------------------------------------------------------------------------------
 // Types
@@ -48,6 +51,7 @@ typedef struct {
     floatX *post_attention_layernorm;  // (C)
     floatX *gate_up_proj;              // (2F, C)
     floatX *down_proj;                 // (C, F)
+    Lora lora[LORA_GROUPS];            // adapters of the four
 } LlamaLayer;
 
 typedef struct {
@@ -86,6 +90,7 @@ typedef struct {
     floatX *logits;     // (head_chunk, V), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
+    LoraWork lora;
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_partials;  // (LLAMA_NORM_BLOCKS) squares of a block of the gradients
     double *loss_partials;  // (num_losses)
@@ -125,6 +130,7 @@ typedef struct {
     int32_t max_seqlen;          // longest segment: positions in the rope table
     bool repad;                  // room for the repad layout
     bool train;                  // gradients and optimizer state
+    LoraConfig lora;             // rank > 0: adapters are trained, the model is frozen
     LlamaRecompute recompute;
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
@@ -165,12 +171,15 @@ typedef struct {
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
+    // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
-    int num_tensors;
-    size_t num_elements;  // of a parameter arena, gaps included
+    int num_tensors, num_trained;
+    size_t num_elements;  // of what is trained, gaps included: of a parameter arena
+    size_t num_weights;   // of all
     size_t num_decayed;   // the matrices come first in the arena
+    uint32_t frozen_crc;  // of the frozen model as it was read, in fp32
     // parameter arenas: same offsets in each; master_lo, m and v begin at held_first
-    floatX *weights;
+    floatX *weights;  // (num_weights)
     uint16_t *master_lo;
     real *grads, *m, *v;
     bool has_grads;  // else the next micro-batch overwrites them: see llama_clear_grads
@@ -226,9 +235,11 @@ static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all a
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err);
 
-// The weights: random, or of a Hugging Face directory; and the optimizer's moments of a checkpoint.
+// The weights: random, or of a Hugging Face directory, of adapters where these are trained; then
+// also those of the frozen model; and the optimizer's moments of a checkpoint.
 static inline void llama_init(LlamaModel *m, uint64_t seed);
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
+static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err);
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
 
 // A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
@@ -285,6 +296,7 @@ static inline void llama_rotate(LlamaModel *m, int l) {
 static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
     const LlamaLayer *w = &m->layers[l];
+    const LoraWork *lora = &m->scratch.lora;
     LlamaActs *a = &m->acts[l];
     const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
@@ -294,12 +306,15 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
     matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
+    lora_forward(&w->lora[LORA_QKV], lora, a->proj, a->norm_attn, T, C, qkv_dim);
     llama_rotate(m, l);
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
+    lora_forward(&w->lora[LORA_O], lora, a->resid_mlp, a->attn, T, q_dim, C);
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
     matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-    swiglu_forward(a->swiglu, a->gate_up, T, F);                            // (T, F)
+    lora_forward(&w->lora[LORA_GATE_UP], lora, a->gate_up, a->norm_mlp, T, C, 2 * F);
+    swiglu_forward(a->swiglu, a->gate_up, T, F);  // (T, F)
 }
 
 // For backward: the activations of layer l that it has not kept, bit for bit.
@@ -332,6 +347,8 @@ static inline void llama_forward(LlamaModel *m) {
         llama_forward_layer(m, l);
         matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
                            C);  // (T, C)
+        lora_forward(&m->layers[l].lora[LORA_DOWN], &m->scratch.lora, a[1].resid_attn, a->swiglu, T,
+                     F, C);
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     llama_await_weights(m, llama_head_bucket(c));
@@ -397,22 +414,29 @@ static inline void llama_backward(LlamaModel *m) {
         const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);           // =
+        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);    // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);  // =
+        lora_backward(&w->lora[LORA_DOWN], &s->lora, s->dswiglu, s->dresid, a->swiglu, sum, T, F,
+                      C);
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
         matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
+        lora_backward(&w->lora[LORA_GATE_UP], &s->lora, s->dnorm, s->dgate_up, a->norm_mlp, sum, T,
+                      C, 2 * F);
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
                          w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
         matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
         matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
-        llama_attention_backward(m, a);                                             // = and rope's
+        lora_backward(&w->lora[LORA_O], &s->lora, s->dattn, s->dresid, a->attn, sum, T, q_dim, C);
+        llama_attention_backward(m, a);  // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
         if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
         matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
         matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
+        lora_backward(&w->lora[LORA_QKV], &s->lora, s->dnorm, s->dqkv, a->norm_attn, sum, T, C,
+                      qkv_dim);
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -541,7 +565,7 @@ static inline void llama_clear_grads(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     m->has_grads = false;
     device_zero(m->grads + m->num_decayed, (m->num_elements - m->num_decayed) * sizeof(real));
-    if (!c->tie_word_embeddings)
+    if (m->dembed_tokens && !c->tie_word_embeddings)
         device_zero(m->dembed_tokens, (size_t)c->vocab_size * c->hidden_size * sizeof(real));
 }
 
@@ -797,13 +821,14 @@ static inline void llama_next_logits(void *model, const Batch *batch, const int3
 enum { LLAMA_ALIGN = 64 };  // elements; a boundary that every matmul library likes
 
 static inline void llama_align(LlamaModel *m) {
-    m->num_elements = (m->num_elements + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
+    m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
 // The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
-// NULL: it is part of the view of the one before, which it follows without a gap.
+// NULL: it is part of the view of the one before, which it follows without a gap. Frozen weights
+// have no gradient.
 static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
                                     const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors++];
@@ -815,19 +840,55 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
     if (weight) llama_align(m);
     t->rows = rows;
     t->cols = cols;
-    t->offset = m->num_elements;
+    t->offset = m->num_weights;
     t->count = (size_t)rows * (size_t)(cols ? cols : 1);
     t->decay = cols != 0;
     t->init_std = init_std;
-    m->num_elements += t->count;
+    m->num_weights += t->count;
     if (weight && m->weights) *weight = m->weights + t->offset;
-    if (weight && m->grads) *grad = m->grads + t->offset;
+    if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
+}
+
+// A or B of a linear layer, named and initialised as PEFT does: A uniform in +-1/sqrt(cols), B
+// zero, so that training starts from the model itself
+static inline void llama_add_adapter(LlamaModel *m, floatX **weight, real **grad, int layer,
+                                     int target, char which, int64_t rows, int64_t cols) {
+    Parameter *t = &m->tensors[m->num_tensors];
+    llama_add_tensor(m, weight, grad, layer, lora_target_names[target], rows, cols, INIT_ZEROS);
+    if (which == 'A') t->init_bound = 1 / sqrtf((float)cols);
+    snprintf(t->name, sizeof t->name, "base_model.model.model.layers.%d.%s.lora_%c.weight", layer,
+             lora_target_names[target], which);
+}
+
+// Of layer l: for each group of targets, which share their input, their A and then their B
+static inline void llama_add_adapters(LlamaModel *m, int l) {
+    const LlamaConfig *c = &m->config;
+    const LoraConfig *lora = &m->settings.lora;
+    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
+                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
+    const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
+                  cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+    for (int g = 0; g < LORA_GROUPS; g++) {
+        Lora *a = &m->layers[l].lora[g];
+        const int first = lora_group_first[g], end = lora_group_first[g + 1];
+        int64_t column = 0;
+        a->num = 0;
+        for (int t = first; t < end; column += rows[t++]) {
+            if (!lora->target[t]) continue;
+            a->column[a->num] = column, a->rows[a->num] = rows[t];
+            llama_add_adapter(m, a->num ? NULL : &a->A, &a->dA, l, t, 'A', lora->rank, cols[t]);
+            a->num++;
+        }
+        for (int t = first, n = 0; t < end; t++)
+            if (lora->target[t])
+                llama_add_adapter(m, n++ ? NULL : &a->B, &a->dB, l, t, 'B', rows[t], lora->rank);
+    }
 }
 
 enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
-// The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one
-// range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
+// The table in arena order: adapters where there are any, which then alone are trained; matrices
+// layer by layer, then all vectors, so that weight decay is one range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
 // does not grow with depth. Planning fills the table; after the allocation a second call sets the
 // views.
 static inline void llama_build_tensors(LlamaModel *m) {
@@ -835,8 +896,13 @@ static inline void llama_build_tensors(LlamaModel *m) {
     const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
     const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
+    const bool lora = m->settings.lora.rank > 0;
     m->num_tensors = 0;
-    m->num_elements = 0;
+    m->num_weights = 0;
+    for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
+    llama_align(m);
+    const int adapters = m->num_tensors;
+    const size_t adapter_elements = m->num_weights;
     llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
                      std);
     for (int l = 0; l < c->num_layers; l++) {
@@ -855,7 +921,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     if (!c->tie_word_embeddings)
         llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
     llama_align(m);
-    m->num_decayed = m->num_elements;
+    m->num_decayed = lora ? adapter_elements : m->num_weights;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
@@ -875,6 +941,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
     }
     llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
+    m->num_trained = lora ? adapters : m->num_tensors;
+    m->num_elements = lora ? adapter_elements : m->num_weights;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -899,14 +967,14 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
     const size_t n = m->num_elements, held = m->held_count;
-    const size_t partial = (size_t)m->sum.num_partial,
+    const size_t rank = (size_t)m->settings.lora.rank, partial = (size_t)m->sum.num_partial,
                  collected = (size_t)m->sum.num_collected * (size_t)m->settings.num_ranks;
     const bool train = m->settings.train, repad = m->settings.repad,
                ranks = llama_has_partial_sums(m);
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
-    LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, n, true);
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, m->num_weights, true);
     LLAMA_BUFFER(LLAMA_WEIGHTS, m->master_lo, held, master_lo_bytes() > 0);
     LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
     LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
@@ -962,6 +1030,8 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora.h, T * LORA_MOST * rank, rank > 0);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora.dh, T * LORA_MOST * rank, rank > 0 && train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, LLAMA_NORM_BLOCKS, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
                  m->settings.num_ranks > 1 && collected);
@@ -993,9 +1063,12 @@ static inline void llama_plan_shards(LlamaModel *m) {
         ordered_sum_plan(&m->sum, n, s->rank, s->num_ranks, s->num_leaves);
 }
 
-// The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
+// What is trained of layer l's matrices begins here; behind the last layer the head's, none if it is
+// the embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    return m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
+    const LoraConfig *lora = &m->settings.lora;
+    return m->tensors[lora->rank ? 2 * lora_num_targets(lora) * l : 1 + LLAMA_LAYER_MATRICES * l]
+        .offset;
 }
 
 static inline void llama_plan_buckets(LlamaModel *m) {
@@ -1023,8 +1096,11 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
-    m->tensors = host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS) * layers + 3,
-                             sizeof(Parameter), "tensors");
+    m->tensors =
+        host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
+                    sizeof(Parameter), "tensors");
+    if (settings.lora.rank)
+        m->scratch.lora = (LoraWork){settings.lora.rank, lora_scale(&settings.lora), NULL, NULL};
     llama_build_tensors(m);
     llama_plan_shards(m);
     if (m->settings.num_ranks > 1) llama_plan_buckets(m);
@@ -1125,6 +1201,8 @@ static inline void llama_put(void *model, ParameterArena arena, size_t offset, c
     size_t first;
     const size_t count = llama_held(m, offset, n, &first);
     comm_progress();
+    if (offset >= m->num_elements)
+        m->frozen_crc = crc32c(m->frozen_crc, values, n * sizeof *values);
     if (arena == ARENA_WEIGHTS && count < n)
         weights_from_host(m->weights + offset, NULL, values, n);  // without low bits
     if (count == 0) return;
@@ -1150,9 +1228,23 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
-    return (Parameters){
-        m->tensors, m->num_tensors, m->config.tie_word_embeddings, m->settings.io_chunk, m,
-        llama_put,  llama_get};
+    return (Parameters){.list = m->tensors,
+                        .num = m->num_trained,
+                        .tied_head = m->config.tie_word_embeddings,
+                        .file = m->settings.lora.rank ? "adapter_model.safetensors" : NULL,
+                        .block = m->settings.io_chunk,
+                        .context = m,
+                        .put = llama_put,
+                        .get = llama_get};
+}
+
+// The frozen model
+static inline Parameters llama_frozen_parameters(LlamaModel *m) {
+    Parameters p = llama_parameters(m);
+    p.list += m->num_trained;
+    p.num = m->num_tensors - m->num_trained;
+    p.file = NULL;
+    return p;
 }
 
 static inline void llama_init(LlamaModel *m, uint64_t seed) {
@@ -1161,6 +1253,11 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return parameters_load(llama_parameters(m), false, dir, err);
+}
+
+static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
+    m->frozen_crc = 0;
+    return parameters_load(llama_frozen_parameters(m), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {
