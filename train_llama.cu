@@ -279,6 +279,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
+                       .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
@@ -324,7 +325,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of a rank" : "");
+    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -334,13 +335,11 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 static void print_ranks(const LlamaModel *m) {
     const int32_t ranks = m->settings.num_ranks;
     if (ranks == 1) return;
-    printf("ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank\n",
-           ranks,
+    printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
            m->settings.deterministic_reduction
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           (double)(m->num_elements - m->held_count) *
-               (double)(2 * sizeof(real) + master_lo_bytes()) / 1048576.0);
+           100.0 * (double)m->held_count / (double)m->num_elements);
     rank_places_print();
 }
 
@@ -730,6 +729,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     LlamaSettings model = {.max_seqlen = o->max_seqlen,
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
+                           .muon = planned->settings.muon,
                            .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)

@@ -701,11 +701,11 @@ REFERENCE(clip_scale) {
 }
 
 static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 7};
-static void call_adamw_update(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    uint16_t *lo = (uint16_t *)((char *)p[0] + ((size_t)T * sizeof(floatX) + 255) / 256 * 256);
-    (void)r, (void)C, (void)V;
-    adamw_update(p[0], master_lo_bytes() ? lo : NULL, p[1], p[2], p[3], p[4], hyper, (size_t)T);
+static uint16_t *low_bits_of(void *master, int64_t n) {
+    char *lo = (char *)master + ((size_t)n * sizeof(floatX) + 255) / 256 * 256;
+    return master_lo_bytes() ? (uint16_t *)lo : NULL;
 }
+CALL(adamw_update, p[0], low_bits_of(p[0], T), p[1], p[2], p[3], p[4], hyper, (size_t)T)
 REFERENCE(adamw_update) {
     const double b1 = hyper.beta1, b2 = hyper.beta2, lr = hyper.lr, t = (double)hyper.t;
     EACH(i, T) {
@@ -727,6 +727,50 @@ static void prepare_adamw(Run *r, double *const *x) {
     if (r->s.T % 257 != 0) return;
     x[4][3] = 0;
     EACH(i, r->s.T) x[3][i] = i % 2 ? NAN : INFINITY;
+}
+
+CALL(muon_momentum, p[0], p[1], p[2], 0.95f, (size_t)T)
+REFERENCE(muon_momentum) {
+    const double beta = (double)0.95f, scale = x[2][3];
+    EACH(i, T) {
+        const double g = (1 - beta) * x[0][i] * scale, old = beta * x[1][i], m = old + g;
+        want(r, 1, i, m, fabs(old) + fabs(g), 0);
+        want(r, 0, i, beta * m + g, fabs(old) + 2 * fabs(g), 0);
+        for (int k = 0; k < 2 && scale == 0; k++) want_exactly(r, k, i, x[k][i]);
+    }
+}
+CALL(muon_normalise, p[0], p[1], p[2], (size_t)T)
+REFERENCE(muon_normalise) {
+    const double norm = fmax(sqrt(x[2][0]), MUON_EPS);
+    EACH(i, T) want(r, 0, i, x[1][i] / norm, fabs(x[1][i] / norm), 0);
+}
+// Norms near and below the least one
+static void prepare_norm(Run *r, double *const *x) {
+    if (r->s.scale == 1e3) x[2][0] = 0;
+    if (r->s.T == 256) x[2][0] = 1.21e-14;
+}
+#define muon_convert(out_, x_, n_) muon_normalise(out_, x_, NULL, n_)
+CALL(muon_convert, p[0], p[1], (size_t)T)
+REFERENCE(muon_convert) { EACH(i, T) want(r, 0, i, x[1][i], 0, 0); }
+CALL(muon_polynomial, p[0], p[1], p[2], T)
+REFERENCE(muon_polynomial) {
+    EACH(i, T * T) {
+        const double b = (double)MUON_B * x[1][i], c = (double)MUON_C * x[2][i],
+                     a = i % (T + 1) == 0 ? (double)MUON_A : 0;
+        want(r, 0, i, a + b + c, a + fabs(b) + fabs(c), 0);
+    }
+}
+CALL(muon_apply, p[0], low_bits_of(p[0], T), p[1], p[2], 0.02f, 0.9f, (size_t)T)
+REFERENCE(muon_apply) {
+    EACH(i, T) {
+        const double w = (double)0.9f * x[0][i], d = (double)0.02f * x[1][i];
+        want(r, 0, i, w - d, fabs(w) + fabs(d), 0);
+        r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
+        if (x[2][3] == 0) want_exactly(r, 0, i, x[0][i]);
+    }
+}
+static void prepare_muon(Run *r, double *const *x) {
+    if (r->s.T % 257 == 0) x[2][3] = 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -876,6 +920,9 @@ static const Shape flat_shapes[] = {{.T = 1003},  {.T = 0},   {.T = 1},   {.T = 
                                     {.T = 4},     {.T = 256}, {.T = 257}, {.T = 4097, .scale = 1e3},
                                     {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
+static const Shape square_shapes[] = {{.T = 40},  {.T = 0},   {.T = 1}, {.T = 8},
+                                      {.T = 129}, {.T = 300}, END};
+static const Shape square_bench[] = {{.T = 576}, END};
 static const Shape clip_shapes[] = {{.T = 0, .scale = 1},  {.T = 0, .scale = 0.01},
                                     {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
                                     {.T = 2, .scale = 1},  {.T = 3, .scale = 1},
@@ -1000,6 +1047,20 @@ static const Operation operations[] = {
         {"sum", DOUBLE, INOUT, "1", POSITIVE}, {"x", REAL, IN, "T", 0}}),
     OPERATION(clip_scale, .shapes = clip_shapes, .operands = {
         {"step", STEP, INOUT, "4", SCALARS}}),
+    OPERATION(muon_momentum, SHAPES(flat), .prepare = prepare_muon, .operands = {
+        {"grads", REAL, INOUT, "T", 0}, {"momentum", REAL, INOUT, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(muon_normalise, SHAPES(flat), .prepare = prepare_norm, .operands = {
+        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0},
+        {"norm_squared", DOUBLE, IN, "1", POSITIVE}}),
+    OPERATION(muon_convert, .shapes = flat_shapes, .operands = {
+        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0}}),
+    OPERATION(muon_polynomial, SHAPES(square), .operands = {
+        {"out", FLOATX, OUT, "TT", 0}, {"gram", FLOATX, IN, "TT", 0},
+        {"square", REAL, IN, "TT", 0}}),
+    OPERATION(muon_apply, SHAPES(flat), .prepare = prepare_muon, .operands = {
+        {"weights", MASTER, INOUT, "T", 0}, {"x", FLOATX, IN, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
         {"weights", MASTER, INOUT, "T", 0}, {"m", REAL, INOUT, "T", 0},
         {"v", REAL, INOUT, "T", POSITIVE}, {"grads", REAL, IN, "T", 0},

@@ -67,6 +67,10 @@ const Option run_option_table[] = {
     NUMBER("val-tokens", parsed.val_tokens, "65536", 1, 1e12,
            "most tokens of the validation set: whole documents, the first of a fixed order"),
     OPTION_GROUP("optimizer"),
+    CHOICE(
+        "optimizer", parsed.optimizer, "adamw", "adamw|muon",
+        "of the matrices of layers: muon keeps one moment instead of two and takes AdamW's --lr; "
+        "the rest is AdamW's"),
     NUMBER("lr", parsed.lr, "2e-3", 0, 1e30, "peak learning rate"),
     CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
@@ -147,7 +151,7 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
-    OPTION_ELSEWHERE("optim|optimizer", "AdamW is the only optimizer"),
+    OPTION_ELSEWHERE("optim|optimizer-name", "it is --optimizer: adamw or muon"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",

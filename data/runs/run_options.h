@@ -22,11 +22,13 @@ typedef enum {
     SCHEDULE_WSD_SQRT
 } ScheduleKind;
 
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+
 typedef struct {
     const char *model, *train, *val, *out, *resume, *prompt, *attention;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
         dry_run, allow_other_tokenizer;
-    int train_on, layout, schedule, long_docs, recompute, final_dtype, compare;
+    int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, seed;
