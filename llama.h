@@ -1310,6 +1310,43 @@ static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     return p;
 }
 
+// The A or B beside a linear layer's weight, named by it; NULL: it has none
+static inline const Parameter *llama_adapter_of(const LlamaModel *m, const Parameter *t,
+                                                char which) {
+    char name[sizeof t->name + 40];
+    const int stem = (int)strlen(t->name) - (int)strlen(".weight");
+    snprintf(name, sizeof name, "base_model.model.%.*s.lora_%c.weight", stem, t->name, which);
+    for (int i = 0; i < m->num_trained; i++)
+        if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
+    return NULL;
+}
+
+// Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
+static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
+                                    size_t n) {
+    LlamaModel *m = model;
+    const Parameter *t = m->tensors + m->num_trained;
+    while (offset >= t->offset + t->count) t++;
+    const Parameter *a = llama_adapter_of(m, t, 'A'), *b = llama_adapter_of(m, t, 'B');
+    weights_to_host(values, m->weights + offset, NULL, n);
+    if (!a || !b) return;
+    const size_t cols = (size_t)t->cols, rank = (size_t)a->rows, first = offset - t->offset,
+                 row = first / cols, rows = (first + n - 1) / cols - row + 1;
+    float *A = host_calloc(a->count, sizeof *A, "adapters"),
+          *B = host_calloc(rows * rank, sizeof *B, "adapters");
+    llama_get(m, arena, a->offset, A, a->count);
+    llama_get(m, arena, b->offset + row * rank, B, rows * rank);
+    lora_merge(values, first, n, cols, A, B, &m->settings.lora);
+    free(A);
+    free(B);
+}
+
+static inline Parameters llama_merged_parameters(LlamaModel *m) {
+    Parameters p = llama_frozen_parameters(m);
+    p.get = llama_get_merged;
+    return p;
+}
+
 static inline void llama_init(LlamaModel *m, uint64_t seed) {
     weights_init(llama_parameters(m), seed);
 }

@@ -55,6 +55,18 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
     return check_rank(rank, EXIT_USAGE, "--lora", err);
 }
 
+void lora_merge(float *weights, size_t first, size_t n, size_t cols, const float *A, const float *B,
+                const LoraConfig *c) {
+    for (size_t done = 0, width; done < n; done += width, B += c->rank) {  // a row, or a part of it
+        const size_t col = (first + done) % cols;
+        width = n - done < cols - col ? n - done : cols - col;
+        for (int k = 0; k < c->rank; k++) {
+            const float b = lora_scale(c) * B[k], *a = A + (size_t)k * cols + col;
+            for (size_t i = 0; i < width; i++) weights[done + i] += b * a[i];
+        }
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // adapter_config.json
 

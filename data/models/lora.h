@@ -32,6 +32,11 @@ int lora_num_targets(const LoraConfig *c);
 bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
                       Error *err);
 
+// weights (n), elements first .. first + n - 1 of W (rows, cols), += scale B A, in fp32. A (rank,
+// cols); B: its rows from that of element `first` on.
+void lora_merge(float *weights, size_t first, size_t n, size_t cols, const float *A, const float *B,
+                const LoraConfig *c);
+
 // The file as PEFT loads it, in memory the caller frees.
 char *lora_config_text(const LoraConfig *c, const char *base_model);
 

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/error.h"
 #include "../models/config.h"
@@ -16,6 +17,17 @@ const Option run_option_table[] = {
               "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
               "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
+    NUMBER("lora", parsed.lora, "0", 0, 1024,
+           "rank of adapters that are trained instead of --model, which stays as it is (LoRA); a "
+           "multiple of 8; 0: none"),
+    NUMBER("lora-alpha", parsed.lora_alpha, "0", 0, 1e6,
+           "adapters are scaled by alpha / rank; 0: twice the rank"),
+    TEXT("lora-targets", parsed.lora_targets, "all",
+         "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
+    FLAG("lora-merge", parsed.lora_merge,
+         "final/ is the whole model with the adapters added, instead of the adapters alone"),
+    DIRECTORY("adapter", parsed.adapter, NULL,
+              "--generate and --eval: adapters of --model, or of the model that they name"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
@@ -152,13 +164,15 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer-name", "it is --optimizer: adamw or muon"),
-    OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
+    OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
                      "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
     OPTION_ELSEWHERE("device|gpu|gpus|num-gpus|nproc-per-node",
                      "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
-    OPTION_ELSEWHERE("lora|use-peft", "there is no LoRA: training changes all weights"),
+    OPTION_ELSEWHERE("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
+    OPTION_ELSEWHERE("target-modules|lora-target-modules", "it is --lora-targets"),
+    OPTION_ELSEWHERE("lora-path|lora-modules|adapter-name-or-path", "it is --adapter"),
     OPTION_ELSEWHERE("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
     OPTION_ELSEWHERE("attn-implementation|flash-attention|flash-attn",
                      "attention is varlen in every layout; --attention chooses the kernels"),
@@ -206,10 +220,11 @@ const char run_options_of_a_start[] =
     "eval|dry-run";
 
 static const char options_of_generate[] =
-    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
+    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|adapter|from-scratch|max-"
+    "seqlen|"
     "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|"
+    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|adapter|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -220,10 +235,19 @@ static void resolve_sizes(Options *o, int num_ranks) {
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
+// The model that --adapter is of
+static const char *adapter_base(void) {
+    static char base[IO_PATH_MAX];
+    Error err = {0};
+    must(lora_config_read(&(LoraConfig){0}, base, sizeof base, parsed.adapter, &err), &err);
+    return base[0] ? base : parsed.model;
+}
+
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
+    if (parsed.adapter && !options_given(argc, argv, "model")) parsed.model = adapter_base();
     if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
@@ -272,8 +296,38 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
               ranks, micros);
 }
 
+LoraConfig run_lora(const Options *o) {
+    LoraConfig c = {0};
+    Error err = {0};
+    char base[IO_PATH_MAX];
+    if (o->adapter)
+        must(lora_config_read(&c, base, sizeof base, o->adapter, &err), &err);
+    else if (o->lora > 0)
+        must(lora_config_make(&c, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
+    return c;
+}
+
+static void check_lora(const Options *o) {
+    if (o->adapter)
+        exit_with(EXIT_USAGE, "--lora RANK trains new ones",
+                  "--adapter belongs to --generate and --eval");
+    if (o->lora == 0 && (o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0))
+        exit_with(EXIT_USAGE, "add --lora RANK, for example --lora 16",
+                  "--lora-alpha, --lora-targets and --lora-merge belong to --lora");
+    if (o->lora == 0) return;
+    run_lora(o);
+    if (o->from_scratch || model_is_builtin(o))
+        exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
+                  "--lora: expected a model with weights, found %s",
+                  o->from_scratch ? "--from-scratch" : o->model);
+    if (o->optimizer == OPTIMIZER_MUON)
+        exit_with(EXIT_USAGE, "leave --optimizer out: AdamW trains adapters",
+                  "--lora and --optimizer muon: expected at most one of them");
+}
+
 void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
+    check_lora(o);
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
@@ -356,5 +410,6 @@ bool replaces_run(const Options *o, const ResumePoint *at) {
 
 const char *weights_dir(const Options *o, const ResumePoint *at) {
     if (at->dir[0]) return at->dir;
+    if (o->lora > 0 || o->adapter) return o->adapter;
     return o->from_scratch || model_is_builtin(o) ? NULL : o->model;
 }
