@@ -277,7 +277,7 @@ static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
 // and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m);
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too.
+// Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
 // logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
 // n <= head_chunk. model: a LlamaModel.
@@ -821,7 +821,7 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
         llama_add_losses(m);
     }
     llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
+    return llama_read_step(m).loss_sum;
 }
 
 // Logits of rows of the current batch, after llama_forward
@@ -856,6 +856,7 @@ static inline void llama_align(LlamaModel *m) {
     m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
+#define LLAMA_ADAPTER_OF "base_model.model."  // before the names of a model's tensors, in PEFT
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
 // The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
@@ -882,40 +883,33 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
     if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
 }
 
-// A or B of a linear layer, named and initialised as PEFT does: A uniform in +-1/sqrt(cols), B
-// zero, so that training starts from the model itself
-static inline void llama_add_adapter(LlamaModel *m, floatX **weight, real **grad, int layer,
-                                     int target, char which, int64_t rows, int64_t cols) {
-    Parameter *t = &m->tensors[m->num_tensors];
-    llama_add_tensor(m, weight, grad, layer, lora_target_names[target], rows, cols, INIT_ZEROS);
-    if (which == 'A') t->init_bound = 1 / sqrtf((float)cols);
-    snprintf(t->name, sizeof t->name, "base_model.model.model.layers.%d.%s.lora_%c.weight", layer,
-             lora_target_names[target], which);
-}
-
-// Of layer l: for each group of targets, which share their input, their A and then their B
+// Adapters of layer l, named and initialised as PEFT does: for each group of linear layers with one
+// input their A, uniform in +-1/sqrt(cols), and then their B, zero: training starts from the model.
 static inline void llama_add_adapters(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
-    const LoraConfig *lora = &m->settings.lora;
     const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
-                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim;
+                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim, r = m->settings.lora.rank;
     const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
                   cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
-    for (int g = 0; g < LORA_GROUPS; g++) {
-        Lora *a = &m->layers[l].lora[g];
-        const int first = lora_group_first[g], end = lora_group_first[g + 1];
-        int64_t column = 0;
-        a->num = 0;
-        for (int t = first; t < end; column += rows[t++]) {
-            if (!lora->target[t]) continue;
-            a->column[a->num] = column, a->rows[a->num] = rows[t];
-            llama_add_adapter(m, a->num ? NULL : &a->A, &a->dA, l, t, 'A', lora->rank, cols[t]);
-            a->num++;
+    for (int g = 0; g < LORA_GROUPS; g++)
+        for (char which = 'A'; which <= 'B'; which++) {
+            Lora *a = &m->layers[l].lora[g];
+            int64_t column = 0;
+            a->num = 0;
+            for (int t = lora_group_first[g]; t < lora_group_first[g + 1]; column += rows[t++]) {
+                Parameter *p = &m->tensors[m->num_tensors];
+                floatX **first = a->num > 0 ? NULL : which == 'A' ? &a->A : &a->B;
+                if (!m->settings.lora.target[t]) continue;
+                llama_add_tensor(m, first, which == 'A' ? &a->dA : &a->dB, l, lora_target_names[t],
+                                 which == 'A' ? r : rows[t], which == 'A' ? cols[t] : r,
+                                 INIT_ZEROS);
+                if (which == 'A') p->init_bound = 1 / sqrtf((float)cols[t]);
+                snprintf(p->name, sizeof p->name,
+                         LLAMA_ADAPTER_OF "model.layers.%d.%s.lora_%c.weight", l,
+                         lora_target_names[t], which);
+                a->column[a->num] = column, a->rows[a->num++] = rows[t];
+            }
         }
-        for (int t = first, n = 0; t < end; t++)
-            if (lora->target[t])
-                llama_add_adapter(m, n++ ? NULL : &a->B, &a->dB, l, t, 'B', rows[t], lora->rank);
-    }
 }
 
 enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
@@ -1136,8 +1130,9 @@ static inline void llama_plan_shards(LlamaModel *m) {
 // What is trained of layer l's matrices begins here; behind the last layer the head's, none if it is
 // the embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    const LoraConfig *lora = &m->settings.lora;
-    return m->tensors[lora->rank ? 2 * lora_num_targets(lora) * l : 1 + LLAMA_LAYER_MATRICES * l]
+    const bool lora = m->settings.lora.rank > 0;
+    return m
+        ->tensors[lora ? m->num_trained / m->config.num_layers * l : 1 + LLAMA_LAYER_MATRICES * l]
         .offset;
 }
 
@@ -1291,14 +1286,10 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
-    return (Parameters){.list = m->tensors,
-                        .num = m->num_trained,
-                        .tied_head = m->config.tie_word_embeddings,
-                        .file = m->settings.lora.rank ? "adapter_model.safetensors" : NULL,
-                        .block = m->settings.io_chunk,
-                        .context = m,
-                        .put = llama_put,
-                        .get = llama_get};
+    const char *file = m->settings.lora.rank > 0 ? "adapter_model.safetensors" : NULL;
+    return (Parameters){
+        m->tensors, m->num_trained, m->config.tie_word_embeddings, file, m->settings.io_chunk, m,
+        llama_put,  llama_get};
 }
 
 // The frozen model
@@ -1310,32 +1301,26 @@ static inline Parameters llama_frozen_parameters(LlamaModel *m) {
     return p;
 }
 
-// The A or B beside a linear layer's weight, named by it; NULL: it has none
-static inline const Parameter *llama_adapter_of(const LlamaModel *m, const Parameter *t,
-                                                char which) {
-    char name[sizeof t->name + 40];
-    const int stem = (int)strlen(t->name) - (int)strlen(".weight");
-    snprintf(name, sizeof name, "base_model.model.%.*s.lora_%c.weight", stem, t->name, which);
-    for (int i = 0; i < m->num_trained; i++)
-        if (strcmp(m->tensors[i].name, name) == 0) return &m->tensors[i];
-    return NULL;
-}
-
 // Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
 static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
                                     size_t n) {
-    LlamaModel *m = model;
-    const Parameter *t = m->tensors + m->num_trained;
+    const LlamaModel *m = model;
+    const Parameter *t = m->tensors + m->num_trained, *ab[2] = {NULL, NULL};
+    char name[sizeof t->name + 32];
     while (offset >= t->offset + t->count) t++;
-    const Parameter *a = llama_adapter_of(m, t, 'A'), *b = llama_adapter_of(m, t, 'B');
+    const int stem =
+        snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name) - (int)strlen("weight");
+    for (int i = 0; i < m->num_trained; i++)
+        if (strncmp(m->tensors[i].name, name, (size_t)stem) == 0)
+            ab[m->tensors[i].name[stem + (int)strlen("lora_")] - 'A'] = &m->tensors[i];
     weights_to_host(values, m->weights + offset, NULL, n);
-    if (!a || !b) return;
-    const size_t cols = (size_t)t->cols, rank = (size_t)a->rows, first = offset - t->offset,
+    if (!ab[0] || !ab[1]) return;
+    const size_t cols = (size_t)t->cols, rank = (size_t)ab[0]->rows, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;
-    float *A = host_calloc(a->count, sizeof *A, "adapters"),
+    float *A = host_calloc(ab[0]->count, sizeof *A, "adapters"),
           *B = host_calloc(rows * rank, sizeof *B, "adapters");
-    llama_get(m, arena, a->offset, A, a->count);
-    llama_get(m, arena, b->offset + row * rank, B, rows * rank);
+    llama_get(model, arena, ab[0]->offset, A, ab[0]->count);
+    llama_get(model, arena, ab[1]->offset + row * rank, B, rows * rank);
     lora_merge(values, first, n, cols, A, B, &m->settings.lora);
     free(A);
     free(B);

@@ -30,6 +30,7 @@
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
+#include "data/batches/mixture.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/checkpoint.h"
@@ -183,33 +184,6 @@ static DeviceRoom open_device(const Options *o, LlamaModel *m) {
     return room;
 }
 
-// Adapters of a checkpoint are resumed as they are.
-static void check_resumed_adapters(const Options *o, const ResumePoint *at) {
-    Error err = {0};
-    LoraConfig saved = {0}, given = run_lora(o);
-    char path[IO_PATH_MAX];
-    if (!at->dir[0]) return;
-    must(path_join(path, sizeof path, at->dir, "adapter_config.json", &err), &err);
-    if (path_exists(path)) must(lora_config_read(&saved, path, sizeof path, at->dir, &err), &err);
-    char *a = lora_config_text(&saved, NULL), *b = lora_config_text(&given, NULL);
-    const bool same = strcmp(a, b) == 0;
-    free(a);
-    free(b);
-    if (!same)
-        exit_with(EXIT_CHECKPOINT_MISFIT, "leave --lora, --lora-alpha and --lora-targets out",
-                  "%s: expected the adapters of --lora %d, found others, of rank %d", at->dir,
-                  given.rank, saved.rank);
-}
-
-// They would be worth nothing beside another model.
-static void check_frozen_model(const LlamaModel *m, int64_t expected_crc, const char *model) {
-    if (expected_crc != 0 && expected_crc != m->frozen_crc)
-        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
-                  "%s: expected the weights that the adapters were trained beside, CRC32C %08lx, "
-                  "found %08x",
-                  model, expected_crc, m->frozen_crc);
-}
-
 // Of the checkpoint, which --model must match where it is given
 static LlamaConfig load_config(const Options *o, const ResumePoint *at, bool model_given) {
     Error err = {0};
@@ -313,13 +287,13 @@ static void check_ranks_still_agree(const Run *run) {
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const Generator *samples, DeviceRoom *room) {
-    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
+    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
-                       .lora = run_lora(o),
+                       .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
@@ -360,17 +334,13 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
         o->model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
-    const LoraConfig *lora = &m->settings.lora;
-    if (lora->rank > 0)
-        printf(
-            "lora    rank %d, scale %g, %.2f M parameters on %d of %d linear layers; the model is "
-            "frozen\n",
-            lora->rank, (double)lora_scale(lora), (double)m->num_elements * 1e-6,
-            lora_num_targets(lora) * c->num_layers, LORA_TARGETS * c->num_layers);
-    printf("start   %s\n",
-           !weights ? lora->rank > 0 ? "weights of --model, new adapters" : "random weights"
-           : weights == o->model ? "weights of --model"
-                                 : weights);
+    if (o->adapters.rank > 0)
+        printf("lora    rank %d, scale %g, beside %d linear layers of the frozen model: %.2f M\n",
+               o->adapters.rank, (double)lora_scale(&o->adapters), m->num_trained / 2,
+               (double)m->num_elements * 1e-6);
+    printf("start   %s\n", !weights ? o->adapters.rank > 0 ? "new adapters" : "random weights"
+                           : weights == o->model ? "weights of --model"
+                                                 : weights);
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
@@ -578,9 +548,15 @@ static void validate(Run *run, int64_t step) {
     const Data *d = run->data;
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
-    const double loss = llama_validation_loss(run->model, &d->val_step);
-    line_erase(stderr);
-    report_validation(&run->log, step, loss, &d->val_set);
+    double sum = 0;
+    for (int32_t i = 0; i < d->val.sources.n; i++) {
+        const double part = llama_validation_loss(run->model, &d->val_steps[i]);
+        line_erase(stderr);
+        sum += part;
+        if (d->val.sources.n > 1)
+            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
+    }
+    report_validation(&run->log, step, sum, &d->val_set, NULL);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -613,10 +589,10 @@ static bool pause_training(Run *run, int64_t step) {
 
 // Of training: a frozen model has no products for the gradients of its weights.
 static double model_flops(const LlamaModel *m, int64_t tokens, int64_t pairs) {
-    const double all = llama_config_flops(&m->config, tokens, pairs),
-                 products = llama_config_flops(&m->config, tokens, 0);
-    if (m->settings.lora.rank == 0) return all;
-    return all - products / 3 + 6 * (double)m->num_elements * (double)tokens;
+    const double flops = llama_config_flops(&m->config, tokens, pairs);
+    if (m->settings.lora.rank == 0) return flops;
+    return flops - llama_config_flops(&m->config, tokens, 0) / 3 +
+           6 * (double)m->num_elements * (double)tokens;
 }
 
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
@@ -691,6 +667,7 @@ static void train(Run *run) {
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
+    mixture_print(&d->train.sources, &run->cursor, (double)totals.tokens / (double)totals.steps);
     if (last_saved != run->cursor.step) save_or_warn(run, true);
 }
 
@@ -897,7 +874,7 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     Error err = {0};
     const LlamaSettings settings = {.micro_batch_tokens = micro_batch_tokens,
                                     .max_seqlen = o->max_seqlen,
-                                    .lora = run_lora(o),
+                                    .lora = o->adapters,
                                     .cache_tokens = cache_tokens};
     const char *weights = weights_dir(o, &(ResumePoint){0});
     llama_plan(m, config, settings);
@@ -1011,7 +988,6 @@ int main(int argc, char **argv) {
     const ResumePoint at = find_resume(o, &out);
     json_auto_t *stored = run_options_take(&at, argc, argv);
     run_options_check(o, comm_num_ranks(), stored != NULL);
-    check_resumed_adapters(o, &at);
     DeviceRoom room = open_device(o, &model);
 
     // inputs are proven good before anything is written
@@ -1039,7 +1015,10 @@ int main(int argc, char **argv) {
     }
     must(llama_allocate(&model, &err), &err);
     load_or_init(&model, weights, o);
-    check_frozen_model(&model, run.frozen_crc, o->model);
+    if (run.frozen_crc && run.frozen_crc != model.frozen_crc)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+                  "%s: expected the weights that the adapters were trained beside, found others",
+                  o->model);
     check_ranks_start_alike(&model);
     if (o->check_packing)
         check_packing(&model, &data);

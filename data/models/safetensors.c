@@ -279,15 +279,10 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
     if (!path_inside(file, sizeof file, path, "model.safetensors", err)) return false;
     if (path_is_dir(path) && !path_exists(file)) {
         if (!path_join(file, sizeof file, path, "model.safetensors.index.json", err)) return false;
-        char adapter[IO_PATH_MAX];
-        const bool is_adapter =
-            path_join(adapter, sizeof adapter, path, "adapter_config.json", err) &&
-            path_exists(adapter);
         if (!path_exists(file))
             return error_set(err, EXIT_BAD_INPUT,
-                             is_adapter ? "these are adapters: give the directory as --adapter"
-                                        : "transformers' save_pretrained converts a "
-                                          "pytorch_model.bin",
+                             "transformers' save_pretrained converts a pytorch_model.bin; "
+                             "adapters are for --adapter",
                              "%s: expected model.safetensors or model.safetensors.index.json, "
                              "found neither",
                              path);

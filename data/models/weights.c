@@ -32,8 +32,8 @@ static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
 
-static float uniform_number(uint64_t key, uint64_t element) {  // in [-1, 1)
-    return (float)(mix64(key + 0x9e3779b97f4a7c15ull * (element + 1)) >> 40) * 0x1p-23f - 1;
+static float uniform_number(uint64_t key, uint64_t element) {  // from -1 to 1
+    return (float)(mix64(key + element) >> 40) * 0x1p-23f - 1;
 }
 
 static void init_parameter(const Parameters *p, const Parameter *t, uint64_t seed, float *values) {

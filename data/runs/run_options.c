@@ -32,7 +32,7 @@ const Option run_option_table[] = {
     DIRECTORY(
         "train", parsed.train, "data/demo",
         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
-        "them), which are tokenized once into --out"),
+        "them), which are tokenized once into --out; web:0.7,code:0.3 is a mixture by tokens"),
     DIRECTORY("val", parsed.val, NULL,
               "validation shards or texts; default: the val shards of --train"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
@@ -163,7 +163,7 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
-    OPTION_ELSEWHERE("optim|optimizer-name", "it is --optimizer: adamw or muon"),
+    OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
     OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
@@ -235,19 +235,10 @@ static void resolve_sizes(Options *o, int num_ranks) {
     if (o->batch_tokens == 0) o->batch_tokens = (int64_t)o->micro_batch_tokens * num_ranks;
 }
 
-// The model that --adapter is of
-static const char *adapter_base(void) {
-    static char base[IO_PATH_MAX];
-    Error err = {0};
-    must(lora_config_read(&(LoraConfig){0}, base, sizeof base, parsed.adapter, &err), &err);
-    return base[0] ? base : parsed.model;
-}
-
 Options *run_options_parse(int argc, char **argv, const char *version, int num_ranks) {
     options_parse_or_exit(run_option_table, argc, argv, usage, options_of_help, version);
     if (parsed.chat && !parsed.generate)
         exit_with(EXIT_USAGE, "add --generate, or leave it out", "--chat belongs to --generate");
-    if (parsed.adapter && !options_given(argc, argv, "model")) parsed.model = adapter_base();
     if (options_given(argc, argv, "warmup-steps") && parsed.steps > 0 &&
         parsed.warmup_steps >= parsed.steps)
         warning("--warmup-steps %ld, --steps %ld: the run never reaches --lr", parsed.warmup_steps,
@@ -296,18 +287,8 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
               ranks, micros);
 }
 
-LoraConfig run_lora(const Options *o) {
-    LoraConfig c = {0};
-    Error err = {0};
-    char base[IO_PATH_MAX];
-    if (o->adapter)
-        must(lora_config_read(&c, base, sizeof base, o->adapter, &err), &err);
-    else if (o->lora > 0)
-        must(lora_config_make(&c, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
-    return c;
-}
-
 static void check_lora(const Options *o) {
+    Error err = {0};
     if (o->adapter)
         exit_with(EXIT_USAGE, "--lora RANK trains new ones",
                   "--adapter belongs to --generate and --eval");
@@ -315,14 +296,13 @@ static void check_lora(const Options *o) {
         exit_with(EXIT_USAGE, "add --lora RANK, for example --lora 16",
                   "--lora-alpha, --lora-targets and --lora-merge belong to --lora");
     if (o->lora == 0) return;
-    run_lora(o);
     if (o->from_scratch || model_is_builtin(o))
         exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
-                  "--lora: expected a model with weights, found %s",
-                  o->from_scratch ? "--from-scratch" : o->model);
+                  "--lora: expected a model with weights, found random ones");
     if (o->optimizer == OPTIMIZER_MUON)
         exit_with(EXIT_USAGE, "leave --optimizer out: AdamW trains adapters",
                   "--lora and --optimizer muon: expected at most one of them");
+    must(lora_config_make(&parsed.adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
 }
 
 void run_options_check(const Options *o, int num_ranks, bool resumes) {
@@ -344,6 +324,11 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
 
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
     const char *mode = o->eval ? "eval" : "generate";
+    static char base[IO_PATH_MAX];
+    Error err = {0};
+    if (o->adapter)
+        must(lora_config_read(&parsed.adapters, base, sizeof base, o->adapter, &err), &err);
+    if (base[0] && !options_given(argc, argv, "model")) parsed.model = base;
     const char *other = options_given_besides(run_option_table, argc, argv,
                                               o->eval ? options_of_eval : options_of_generate);
     if (other)

@@ -35,6 +35,7 @@ typedef struct {
         log_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
         heartbeat_seconds, lora_alpha;
+    LoraConfig adapters;  // of --lora or --adapter, once the options are checked
 } Options;
 
 extern const Option run_option_table[];
@@ -68,9 +69,6 @@ bool run_trains(const Options *o);
 bool replaces_run(const Options *o, const ResumePoint *at);
 
 bool reduces_deterministically(const Options *o);
-
-// The adapters of --lora or --adapter; rank 0: none. Exits where they are wrong.
-LoraConfig run_lora(const Options *o);
 
 // The directory of the weights, or of the adapters where there are any; NULL: random ones.
 const char *weights_dir(const Options *o, const ResumePoint *at);

@@ -1,7 +1,7 @@
-"""Makes tests/golden/lora/: adapters that PEFT has written for the tiny models of tests/golden, and
+"""Makes tests/golden/*/lora/: adapters that PEFT has written for the tiny models of tests/golden, and
 what PEFT says about them: loss, logits, gradients, ten steps of AdamW. pip install peft
 
-    python dev/reference/make_lora_golden.py                  writes tests/golden/lora/*
+    python dev/reference/make_lora_golden.py                  writes tests/golden/*/lora
     python dev/reference/make_lora_golden.py --load DIR       a PEFT model of our adapter: its logits
                                                               against those of DIR/logits.f32
 
@@ -38,7 +38,7 @@ def adapter(name, seed):
     alpha, targets = ADAPTERS[name]
     base = AutoModelForCausalLM.from_pretrained(GOLDEN / name, attn_implementation="eager")
     config = peft.LoraConfig(r=RANK, lora_alpha=alpha, target_modules=targets,
-                             task_type="CAUSAL_LM", base_model_name_or_path="../../" + name)
+                             task_type="CAUSAL_LM", base_model_name_or_path="..")
     model = peft.get_peft_model(base, config, autocast_adapter_dtype=False)
     rng = np.random.Generator(np.random.PCG64(seed))
     for n, p in model.named_parameters():
@@ -46,8 +46,8 @@ def adapter(name, seed):
             w = rng.standard_normal(tuple(p.shape)) / np.sqrt(p.shape[1])
             w *= 0.25 if "lora_B" in n else 1    # larger: ten steps differ in fp32 and fp64 by 1e-3
             p.data = torch.from_numpy(w).to(torch.bfloat16).float()
-    model.peft_config["default"].base_model_name_or_path = "../../" + name
-    path = GOLDEN / "lora" / name
+    model.peft_config["default"].base_model_name_or_path = ".."
+    path = GOLDEN / name / "lora"
     model.save_pretrained(path)
     (path / "README.md").unlink(missing_ok=True)
     return model.double(), path
