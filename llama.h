@@ -91,7 +91,7 @@ typedef struct {
     floatX *logits;     // (head_chunk, V), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
-    LoraWork lora;
+    floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_partials;  // (num_parts) squares of a part of the gradients
     double *loss_partials;  // (num_losses)
@@ -249,11 +249,10 @@ static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all a
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err);
 
-// The weights: random, or of a Hugging Face directory, of adapters where these are trained; then
-// also those of the frozen model; and the optimizer's moments of a checkpoint.
+// The weights, or adapters where these are trained: random, or of a Hugging Face directory; and the
+// optimizer's moments of a checkpoint.
 static inline void llama_init(LlamaModel *m, uint64_t seed);
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
-static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err);
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
 
 // A whole optimizer step on this rank's micro-batches; waits for it, once, at the end.
@@ -311,7 +310,6 @@ static inline void llama_rotate(LlamaModel *m, int l) {
 static inline void llama_forward_layer(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
     const LlamaLayer *w = &m->layers[l];
-    const LoraWork *lora = &m->scratch.lora;
     LlamaActs *a = &m->acts[l];
     const int64_t T = m->in.docs.total_tokens, F = c->intermediate_size;
     const int64_t q_dim = llama_q_dim(c), qkv_dim = llama_qkv_dim(c);
@@ -321,14 +319,14 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
     matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
-    lora_forward(&w->lora[LORA_QKV], lora, a->proj, a->norm_attn, T, C, qkv_dim);
+    lora_forward(&w->lora[LORA_QKV], a->proj, a->norm_attn, T, C, qkv_dim);
     llama_rotate(m, l);
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
-    lora_forward(&w->lora[LORA_O], lora, a->resid_mlp, a->attn, T, q_dim, C);
+    lora_forward(&w->lora[LORA_O], a->resid_mlp, a->attn, T, q_dim, C);
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
     matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-    lora_forward(&w->lora[LORA_GATE_UP], lora, a->gate_up, a->norm_mlp, T, C, 2 * F);
+    lora_forward(&w->lora[LORA_GATE_UP], a->gate_up, a->norm_mlp, T, C, 2 * F);
     swiglu_forward(a->swiglu, a->gate_up, T, F);  // (T, F)
 }
 
@@ -362,8 +360,7 @@ static inline void llama_forward(LlamaModel *m) {
         llama_forward_layer(m, l);
         matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
                            C);  // (T, C)
-        lora_forward(&m->layers[l].lora[LORA_DOWN], &m->scratch.lora, a[1].resid_attn, a->swiglu, T,
-                     F, C);
+        lora_forward(&m->layers[l].lora[LORA_DOWN], a[1].resid_attn, a->swiglu, T, F, C);
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     llama_await_weights(m, llama_head_bucket(c));
@@ -431,18 +428,16 @@ static inline void llama_backward(LlamaModel *m) {
         llama_restore_layer(m, l);
         matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);    // +=
         matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);  // =
-        lora_backward(&w->lora[LORA_DOWN], &s->lora, s->dswiglu, s->dresid, a->swiglu, sum, T, F,
-                      C);
+        lora_backward(&w->lora[LORA_DOWN], s->dswiglu, s->dresid, a->swiglu, sum, T, F, C);
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
         matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
-        lora_backward(&w->lora[LORA_GATE_UP], &s->lora, s->dnorm, s->dgate_up, a->norm_mlp, sum, T,
-                      C, 2 * F);
+        lora_backward(&w->lora[LORA_GATE_UP], s->dnorm, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
                          w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
         matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
         matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
-        lora_backward(&w->lora[LORA_O], &s->lora, s->dattn, s->dresid, a->attn, sum, T, q_dim, C);
+        lora_backward(&w->lora[LORA_O], s->dattn, s->dresid, a->attn, sum, T, q_dim, C);
         llama_attention_backward(m, a);  // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
@@ -450,8 +445,7 @@ static inline void llama_backward(LlamaModel *m) {
         if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
         matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
         matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
-        lora_backward(&w->lora[LORA_QKV], &s->lora, s->dnorm, s->dqkv, a->norm_attn, sum, T, C,
-                      qkv_dim);
+        lora_backward(&w->lora[LORA_QKV], s->dnorm, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -887,36 +881,44 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
 // input their A, uniform in +-1/sqrt(cols), and then their B, zero: training starts from the model.
 static inline void llama_add_adapters(LlamaModel *m, int l) {
     const LlamaConfig *c = &m->config;
+    const LoraConfig *lora = &m->settings.lora;
     const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
                   kv_dim = (int64_t)c->num_kv_heads * c->head_dim, r = m->settings.lora.rank;
     const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
                   cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
-    for (int g = 0; g < LORA_GROUPS; g++)
-        for (char which = 'A'; which <= 'B'; which++) {
-            Lora *a = &m->layers[l].lora[g];
+    for (int g = 0; g < LORA_GROUPS; g++) {
+        Lora *a = &m->layers[l].lora[g];
+        *a = (Lora){.rank = (int)r,
+                    .scale = lora_scale(lora),
+                    .h = m->scratch.lora_h,
+                    .dh = m->scratch.lora_dh};
+        for (int b = 0; b < 2; b++) {  // A, then B
             int64_t column = 0;
             a->num = 0;
             for (int t = lora_group_first[g]; t < lora_group_first[g + 1]; column += rows[t++]) {
                 Parameter *p = &m->tensors[m->num_tensors];
-                floatX **first = a->num > 0 ? NULL : which == 'A' ? &a->A : &a->B;
-                if (!m->settings.lora.target[t]) continue;
-                llama_add_tensor(m, first, which == 'A' ? &a->dA : &a->dB, l, lora_target_names[t],
-                                 which == 'A' ? r : rows[t], which == 'A' ? cols[t] : r,
+                if (!lora->target[t]) continue;
+                llama_add_tensor(m,
+                                 a->num > 0 ? NULL
+                                 : b        ? &a->B
+                                            : &a->A,
+                                 b ? &a->dB : &a->dA, l, "", b ? rows[t] : r, b ? r : cols[t],
                                  INIT_ZEROS);
-                if (which == 'A') p->init_bound = 1 / sqrtf((float)cols[t]);
+                if (!b) p->init_bound = 1 / sqrtf((float)cols[t]);
                 snprintf(p->name, sizeof p->name,
-                         LLAMA_ADAPTER_OF "model.layers.%d.%s.lora_%c.weight", l,
-                         lora_target_names[t], which);
+                         LLAMA_ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
+                         g < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], "AB"[b]);
                 a->column[a->num] = column, a->rows[a->num++] = rows[t];
             }
         }
+    }
 }
 
 enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
 // The table in arena order: adapters where there are any, which then alone are trained; matrices
-// layer by layer, then all vectors, so that weight decay is one range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
-// does not grow with depth. Planning fills the table; after the allocation a second call sets the
+// layer by layer, then all vectors, so that weight decay is one range. Residual projections start
+// smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth. Planning fills the table; after the allocation a second call sets the
 // views.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
@@ -1057,8 +1059,8 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora.h, T * LORA_MOST * rank, rank > 0);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora.dh, T * LORA_MOST * rank, rank > 0 && train);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_h, T * LORA_MOST * rank, rank > 0);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_dh, T * LORA_MOST * rank, rank > 0 && train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, m->num_parts, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.norm_squared, 1, muon);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, C * (F > q_dim ? F : q_dim), muon);
@@ -1164,8 +1166,6 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     m->tensors =
         host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
                     sizeof(Parameter), "tensors");
-    if (settings.lora.rank)
-        m->scratch.lora = (LoraWork){settings.lora.rank, lora_scale(&settings.lora), NULL, NULL};
     llama_build_tensors(m);
     llama_plan_shards(m);
     if (m->settings.num_ranks > 1) llama_plan_buckets(m);
@@ -1176,6 +1176,13 @@ static inline size_t llama_memory_total(const LlamaModel *m) {
     size_t bytes = 0;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) bytes += m->arenas[i].bytes;
     return bytes;
+}
+
+// FLOPs of training that are useful: a frozen model has no products for its weights' gradients
+static inline double llama_flops(const LlamaModel *m, int64_t tokens, int64_t pairs) {
+    const bool frozen = m->num_trained < m->num_tensors;
+    return llama_config_flops(&m->config, tokens, pairs) -
+           (frozen ? llama_config_flops(&m->config, tokens, 0) / 3 : 0);
 }
 
 static inline void llama_free(LlamaModel *m) {
@@ -1199,6 +1206,25 @@ static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSetting
     const size_t bytes = llama_memory_total(&m);
     llama_free(&m);
     return bytes;
+}
+
+// The largest micro_batch_tokens with which it fits into `bytes`, a multiple of 128, preferably at
+// least `least` and a divisor of step_tokens; 0 when none does.
+static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t bytes, int32_t least,
+                                                int64_t step_tokens) {
+    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
+    LlamaSettings settings = m->settings;
+    while (low < high) {
+        const int32_t middle = low + (high - low + 1) / 2;
+        settings.micro_batch_tokens = middle * 128;
+        if (llama_memory_needed(&m->config, settings) <= bytes)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    for (int32_t n = low * 128; n >= least && n > 0; n -= 128)
+        if (step_tokens % n == 0) return n;
+    return low * 128;
 }
 
 // As Hugging Face computes it: frequencies and angles in fp32
@@ -1292,15 +1318,6 @@ static inline Parameters llama_parameters(LlamaModel *m) {
         llama_put,  llama_get};
 }
 
-// The frozen model
-static inline Parameters llama_frozen_parameters(LlamaModel *m) {
-    Parameters p = llama_parameters(m);
-    p.list += m->num_trained;
-    p.num = m->num_tensors - m->num_trained;
-    p.file = NULL;
-    return p;
-}
-
 // Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
 static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
                                     size_t n) {
@@ -1308,28 +1325,39 @@ static inline void llama_get_merged(void *model, ParameterArena arena, size_t of
     const Parameter *t = m->tensors + m->num_trained, *ab[2] = {NULL, NULL};
     char name[sizeof t->name + 32];
     while (offset >= t->offset + t->count) t++;
-    const int stem =
-        snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name) - (int)strlen("weight");
-    for (int i = 0; i < m->num_trained; i++)
-        if (strncmp(m->tensors[i].name, name, (size_t)stem) == 0)
-            ab[m->tensors[i].name[stem + (int)strlen("lora_")] - 'A'] = &m->tensors[i];
+    snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
+    const size_t stem = strlen(name) - strlen("weight");
+    for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
+        if (strncmp(a->name, name, stem) == 0) ab[a->name[stem + strlen("lora_")] - 'A'] = a;
     weights_to_host(values, m->weights + offset, NULL, n);
-    if (!ab[0] || !ab[1]) return;
-    const size_t cols = (size_t)t->cols, rank = (size_t)ab[0]->rows, first = offset - t->offset,
+    if (!ab[0]) return;
+    const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,
                  row = first / cols, rows = (first + n - 1) / cols - row + 1;
-    float *A = host_calloc(ab[0]->count, sizeof *A, "adapters"),
-          *B = host_calloc(rows * rank, sizeof *B, "adapters");
+    float *A = host_calloc(ab[0]->count + rows * r, sizeof *A, "adapters"), *B = A + ab[0]->count;
     llama_get(model, arena, ab[0]->offset, A, ab[0]->count);
-    llama_get(model, arena, ab[1]->offset + row * rank, B, rows * rank);
-    lora_merge(values, first, n, cols, A, B, &m->settings.lora);
+    llama_get(model, arena, ab[1]->offset + row * r, B, rows * r);
+    for (size_t i = first; i < first + n; i++)
+        for (size_t k = 0; k < r; k++)
+            values[i - first] += lora_scale(&m->settings.lora) * B[(i / cols - row) * r + k] *
+                                 A[k * cols + i % cols];
     free(A);
-    free(B);
 }
 
-static inline Parameters llama_merged_parameters(LlamaModel *m) {
-    Parameters p = llama_frozen_parameters(m);
-    p.get = llama_get_merged;
+// The frozen model, or what it becomes with the adapters
+static inline Parameters llama_frozen_parameters(LlamaModel *m, bool merged) {
+    Parameters p = llama_parameters(m);
+    p.list += m->num_trained;
+    p.num = m->num_tensors - m->num_trained;
+    p.file = NULL;
+    if (merged) p.get = llama_get_merged;
     return p;
+}
+
+// Does the directory hold these parameters, and `base` the frozen ones? dir NULL: random ones
+static inline bool llama_check(LlamaModel *m, const char *dir, const char *base, Error *err) {
+    return (m->num_trained == m->num_tensors ||
+            weights_check(llama_frozen_parameters(m, false), base, err)) &&
+           (!dir || weights_check(llama_parameters(m), dir, err));
 }
 
 static inline void llama_init(LlamaModel *m, uint64_t seed) {
@@ -1342,7 +1370,7 @@ static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
 
 static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
     m->frozen_crc = 0;
-    return parameters_load(llama_frozen_parameters(m), false, dir, err);
+    return parameters_load(llama_frozen_parameters(m, false), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {

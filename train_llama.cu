@@ -114,25 +114,16 @@ static void end_at_signals(void) {
 // Rank 0 prints, logs and writes; every rank reads.
 static bool is_rank_0(void) { return comm_rank() == 0; }
 
-// dir: of the weights, or of adapters of --model where there are any
+// dir: of the weights, or of adapters of --model where these are trained; NULL: random ones
 static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     Error err = {0};
-    const bool adapters = m->settings.lora.rank > 0;
-    if (is_rank_0() && (dir || adapters))
-        line_show(stderr, "loading the weights of %s ...", adapters ? o->model : dir);
-    if (adapters) must(llama_load_frozen(m, o->model, &err), &err);
-    if (dir)
-        must(llama_load(m, dir, &err), &err);
-    else
-        llama_init(m, (uint64_t)o->seed);
+    const bool lora = o->adapters.rank > 0;
+    if (!dir) llama_init(m, (uint64_t)o->seed);
+    if (is_rank_0() && (dir || lora))
+        line_show(stderr, "loading the weights of %s ...", lora ? o->model : dir);
+    if (lora) must(llama_load_frozen(m, o->model, &err), &err);
+    if (dir) must(llama_load(m, dir, &err), &err);
     line_erase(stderr);
-}
-
-static void check_weights(LlamaModel *m, const char *dir, const Options *o) {
-    Error err = {0};
-    if (m->settings.lora.rank > 0)
-        must(weights_check(llama_frozen_parameters(m), o->model, &err), &err);
-    if (dir) must(weights_check(llama_parameters(m), dir, &err), &err);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -383,29 +374,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     print_memory(m, room);
 }
 
-// The largest --micro-batch-tokens with which the model fits into `free_bytes`, a multiple of 128,
-// preferably a divisor of --batch-tokens; 0 when none does.
-static int32_t largest_micro_batch(const LlamaModel *m, size_t free_bytes, const Options *o) {
-    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
-    LlamaSettings settings = m->settings;
-    while (low < high) {
-        const int32_t middle = low + (high - low + 1) / 2;
-        settings.micro_batch_tokens = middle * 128;
-        if (llama_memory_needed(&m->config, settings) <= free_bytes)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    for (int32_t n = low * 128; n >= o->max_seqlen && n > 0; n -= 128)
-        if (o->batch_tokens % n == 0) return n;
-    return low * 128;
-}
-
 static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Options *o) {
     const size_t free_bytes = room->free_bytes, total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
-    const int32_t fits = largest_micro_batch(m, free_bytes, o);
+    const int32_t fits = llama_largest_micro_batch(m, free_bytes, o->max_seqlen, o->batch_tokens);
     if (fits >= o->max_seqlen)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
@@ -459,8 +432,8 @@ static bool save_checkpoint(Run *run, const char *name, Error *err) {
                model_files_write(&run->data->files, &m->config, dtype, ck, err) &&
                (!adapters || checkpoint_write_text(ck, "adapter_config.json",
                                                    lora_config_text(lora, o->model), err)));
-    ok = save_parameters(ck, merge ? llama_merged_parameters(m) : llama_parameters(m), false, dtype,
-                         ok, err);
+    ok = save_parameters(ck, merge ? llama_frozen_parameters(m, true) : llama_parameters(m), false,
+                         dtype, ok, err);
     if (name == NULL) ok = save_parameters(ck, llama_parameters(m), true, dtype, ok, err);
     if (is_rank_0()) {
         ok = ok && (name || save_state(run, err)) && dir_lock_check(&run->out->lock, o->out, err) &&
@@ -587,18 +560,10 @@ static bool pause_training(Run *run, int64_t step) {
     return every(step, o->save_every);
 }
 
-// Of training: a frozen model has no products for the gradients of its weights.
-static double model_flops(const LlamaModel *m, int64_t tokens, int64_t pairs) {
-    const double flops = llama_config_flops(&m->config, tokens, pairs);
-    if (m->settings.lora.rank == 0) return flops;
-    return flops - llama_config_flops(&m->config, tokens, 0) / 3 +
-           6 * (double)m->num_elements * (double)tokens;
-}
-
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
 static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return model_flops(run->model, p->real_tokens, p->attention_pairs);
+    return llama_flops(run->model, p->real_tokens, p->attention_pairs);
 }
 
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
@@ -688,9 +653,8 @@ static void finish(Run *run, const DeviceRoom *room) {
            (double)(room->backend_bytes + llama_memory_total(run->model)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
     data_summary_print_left_out(&run->data->train_summary);
-    const bool adapters = run->o->lora > 0 && !run->o->lora_merge;
-    printf("done: %s/final %s\n", run->o->out,
-           adapters ? "holds adapters, for --adapter and PEFT" : "is a Hugging Face model");
+    printf("done: %s/final is %s\n", run->o->out,
+           run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
 
 static void open_out_dir(Run *run) {
@@ -786,7 +750,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
-                 flops = model_flops(&m, plan->real_tokens, *packed_pairs);
+                 flops = llama_flops(&m, plan->real_tokens, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
@@ -880,7 +844,7 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     llama_plan(m, config, settings);
     if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
-    check_weights(m, weights, o);
+    must(llama_check(m, weights, o->model, &err), &err);
     check_memory(m, room, o);
     if (o->dry_run) exit(EXIT_DONE);
     must(llama_allocate(m, &err), &err);
@@ -1005,7 +969,7 @@ int main(int argc, char **argv) {
     plan_model(&model, &config, o, &data, &run.samples, &room);
     load_work_lists(&data.loader_settings, &model);
     print_plan(&run, &room, weights);
-    check_weights(&model, weights, o);
+    must(llama_check(&model, weights, o->model, &err), &err);
     check_memory(&model, &room, o);
     if (o->dry_run) return EXIT_DONE;
     if (!run_trains(o)) end_at_signals();

@@ -48,7 +48,7 @@ static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings setti
     llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
-    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m), 7);
+    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
     for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
         m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
     vary_vectors(m);

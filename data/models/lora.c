@@ -10,17 +10,13 @@
 
 #define FILE_NAME "adapter_config.json"
 
-const char *const lora_target_names[] = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj",
-};
-
-static const char *name_of(int target) { return strchr(lora_target_names[target], '.') + 1; }
+const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                         "gate_proj", "up_proj", "down_proj"};
 
 // The target named by n characters, as "q" or "q_proj"
 static bool add_target(LoraConfig *c, const char *name, size_t n) {
     for (int t = 0; t < LORA_TARGETS && n > 0; t++) {
-        const char *known = name_of(t);
+        const char *known = lora_target_names[t];
         if (strncmp(known, name, n) != 0 || (known[n] != 0 && known[n] != '_')) continue;
         c->target[t] = true;
         return true;
@@ -48,18 +44,6 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
     }
 }
 
-void lora_merge(float *weights, size_t first, size_t n, size_t cols, const float *A, const float *B,
-                const LoraConfig *c) {
-    for (size_t done = 0, width; done < n; done += width, B += c->rank) {  // a row, or a part of it
-        const size_t col = (first + done) % cols;
-        width = n - done < cols - col ? n - done : cols - col;
-        for (int k = 0; k < c->rank; k++) {
-            const float b = lora_scale(c) * B[k], *a = A + (size_t)k * cols + col;
-            for (size_t i = 0; i < width; i++) weights[done + i] += b * a[i];
-        }
-    }
-}
-
 // ------------------------------------------------------------------------------------------------
 // adapter_config.json
 
@@ -78,28 +62,21 @@ static bool is_computed(const char *key, const json_t *item) {
     return strstr(any_value, word) != NULL;
 }
 
-static bool refuse(const char *key, const json_t *item, Error *err) {
-    char *found = item ? json_dumps(item, JSON_ENCODE_ANY) : NULL;
-    error_set(err, EXIT_BAD_INPUT, "PEFT's merge_and_unload makes a whole model of it",
-              "%s: expected an adapter of LoRA on linear layers alone, found %.60s", key,
-              found ? found : "nothing");
-    free(found);
-    return false;
-}
-
 static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *root, Error *err) {
     const char *base = "", *key;
     const json_t *item, *targets = json_member(root, "target_modules");
     double alpha = 8;  // PEFT's defaults
-    size_t i;
     *c = (LoraConfig){.rank = 8};
     json_object_foreach(root, key, item) {
-        if (json_is_set(item) && !is_computed(key, item)) return refuse(key, item, err);
+        if (json_is_set(item) && !is_computed(key, item))
+            return bad_input(err, "%s: expected LoRA of linear layers alone, found more", key);
     }
-    if (json_array_size(targets) == 0) return refuse("target_modules", targets, err);
-    json_array_foreach(targets, i, item) {
-        const char *name = json_is_string(item) ? json_string_value(item) : "";
-        if (!add_target(c, name, strlen(name))) return refuse("target_modules", item, err);
+    for (size_t i = 0; i < json_array_size(targets) || i == 0; i++) {
+        const char *name = json_string_value(json_array_get(targets, i));
+        if (!name || !add_target(c, name, strlen(name)))
+            return bad_input(err,
+                             "target_modules: expected a list of q_proj, ... down_proj, found %s",
+                             name ? name : "none");
     }
     if (!json_get_string(root, "base_model_name_or_path", &base, false, err) ||
         !json_get_int(root, "r", 1, 1024, &c->rank, false, err) ||
@@ -122,7 +99,7 @@ bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const ch
 char *lora_config_text(const LoraConfig *c, const char *base_model) {
     json_t *targets = json_array();
     for (int t = 0; t < LORA_TARGETS; t++)
-        if (c->target[t]) json_array_append_new(targets, json_string(name_of(t)));
+        if (c->target[t]) json_array_append_new(targets, json_string(lora_target_names[t]));
     return json_write(json_pack("{s:s, s:s, s:o, s:i, s:f, s:f, s:s, s:o}", "peft_type", "LORA",
                                 "task_type", "CAUSAL_LM", "base_model_name_or_path",
                                 json_text(base_model), "r", c->rank, "lora_alpha", (double)c->alpha,

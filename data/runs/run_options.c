@@ -220,9 +220,8 @@ const char run_options_of_a_start[] =
     "eval|dry-run";
 
 static const char options_of_generate[] =
-    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|adapter|from-scratch|max-"
-    "seqlen|"
-    "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
+    "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
+    "micro-batch-tokens|threads|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
     "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|adapter|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
@@ -289,12 +288,10 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
 
 static void check_lora(const Options *o) {
     Error err = {0};
-    if (o->adapter)
-        exit_with(EXIT_USAGE, "--lora RANK trains new ones",
-                  "--adapter belongs to --generate and --eval");
-    if (o->lora == 0 && (o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0))
-        exit_with(EXIT_USAGE, "add --lora RANK, for example --lora 16",
-                  "--lora-alpha, --lora-targets and --lora-merge belong to --lora");
+    const bool more = o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0;
+    if (o->adapter || (o->lora == 0 && more))
+        exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
+                  "--adapter belongs to --generate and --eval, other options of LoRA to --lora");
     if (o->lora == 0) return;
     if (o->from_scratch || model_is_builtin(o))
         exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
