@@ -918,8 +918,8 @@ enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
 // The table in arena order: adapters where there are any, which then alone are trained; matrices
 // layer by layer, then all vectors, so that weight decay is one range. Residual projections start
-// smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth. Planning fills the table; after the allocation a second call sets the
-// views.
+// smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth. Planning
+// fills the table; after the allocation a second call sets the views.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
@@ -1129,8 +1129,8 @@ static inline void llama_plan_shards(LlamaModel *m) {
         ordered_sum_plan(&m->sum, m->num_elements, s->rank, s->num_ranks, s->num_leaves);
 }
 
-// What is trained of layer l's matrices begins here; behind the last layer the head's, none if it is
-// the embedding or frozen
+// The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
+// embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
     const bool lora = m->settings.lora.rank > 0;
     return m

@@ -35,8 +35,9 @@ typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
                        Checkpoint *ck, Error *err);
 
-// Writes the weights: the file of p, else model.safetensors, or in order files of at most
-// max_file_bytes of tensors, or a single larger one, with model.safetensors.index.json. All blocks are read even after a failure.
+// Writes the weights: the file that p names, or model.safetensors, or in order files of at most
+// max_file_bytes of tensors, or a single larger one, with model.safetensors.index.json. All blocks
+// are read even after a failure.
 #define MODEL_FILE_BYTES 5000000000ull  // as transformers
 bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
                                Checkpoint *ck, Error *err);
