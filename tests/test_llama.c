@@ -35,15 +35,22 @@ static void vary_vectors(LlamaModel *m) {
         const Parameter *t = &m->tensors[i];
         if (!strstr(t->name, "self_attn") || t->cols) continue;
         for (size_t k = 0; k < t->count; k++)
-            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + i));
+            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + m->num_tensors - i));
     }
 }
 
+static LoraConfig adapters;  // of the models of a test, where rank > 0
+
+// Adapters are so large that they matter.
 static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
     Error err = {0};
+    settings.lora = adapters;
     llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
+    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
+    for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
+        m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
     vary_vectors(m);
 }
 
@@ -140,7 +147,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
 }
 
 // chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
-static void golden_open(Golden *g, const char *name, int chunk) {
+static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     Error err = {0};
     LlamaConfig config;
     char path[600];
@@ -164,10 +171,19 @@ static void golden_open(Golden *g, const char *name, int chunk) {
     const LlamaSettings settings = {.micro_batch_tokens = num_tokens + 5,
                                     .max_seqlen = longest,
                                     .train = true,
+                                    .muon = muon,
+                                    .lora = adapters,
                                     .head_chunk = chunk,
                                     .io_chunk = (size_t)chunk};
     llama_plan(&g->model, &config, settings);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
+    if (adapters.rank > 0) {
+        CHECK_MSG(llama_load_frozen(&g->model, g->dir, &err), "%s", err.what);
+        snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
+        snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
+        safetensors_close(&g->set);
+        CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
+    }
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
 }
 
@@ -179,7 +195,7 @@ static void golden_close(Golden *g) {
 }
 
 static void golden_gradients(Golden *g) {
-    for (int i = 0; i < g->model.num_tensors; i++) {
+    for (int i = 0; i < g->model.num_trained; i++) {
         const Parameter *t = &g->model.tensors[i];
         char name[128];
         size_t n = 0;
@@ -239,11 +255,11 @@ static void golden_mask(Golden *g, int num_docs) {
     batch_pack(&g->batch, docs, num_docs);
 }
 
-// Ten updates of torch.optim.AdamW with clip_grad_norm_(1.0)
-static void golden_training(Golden *g) {
+// Ten updates of torch.optim.AdamW, or Muon, with clip_grad_norm_(1.0)
+static void golden_training(Golden *g, const char *losses_name, const char *norms_name) {
     size_t n = 0, k = 0;
-    const float *losses = golden_floats(g, "train_losses", &n),
-                *norms = golden_floats(g, "grad_norms", &k);
+    const float *losses = golden_floats(g, losses_name, &n),
+                *norms = golden_floats(g, norms_name, &k);
     CHECK(losses && norms && n == 10 && k == 10);
     for (int step = 0; step < 10; step++) {
         AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};  // make_golden.py's
@@ -259,10 +275,23 @@ static void golden_training(Golden *g) {
     }
 }
 
+// Of make_muon_golden.py
+static void check_muon_golden(const char *name) {
+    static Golden g;
+    Error err = {0};
+    char path[600];
+    golden_open(&g, name, 0, true);
+    snprintf(path, sizeof path, "%s/muon.safetensors", g.dir);
+    safetensors_close(&g.set);
+    CHECK_MSG(safetensors_open(&g.set, path, &err), "%s", err.what);
+    golden_training(&g, "losses", "norms");
+    golden_close(&g);
+}
+
 static void check_golden(const char *name, int chunk) {
     static Golden g;
     size_t n = 0;
-    golden_open(&g, name, chunk);
+    golden_open(&g, name, chunk, false);
     CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
@@ -272,28 +301,46 @@ static void check_golden(const char *name, int chunk) {
     golden_gradients(&g);
     if (chunk == 0) golden_logits(&g);
     if (chunk == 0) golden_mask(&g, g.batch.num_segments);
-    if (chunk == 0) golden_training(&g);
+    if (chunk == 0) golden_training(&g, "train_losses", "grad_norms");
     golden_close(&g);
 }
 
-static void check_goldens(int chunk) {
+// Of make_lora_golden.py
+static void check_lora_golden(const char *name) {
+    char dir[512], base[16];
+    Error err = {0};
+    snprintf(dir, sizeof dir, "tests/golden/%s/lora", name);
+    CHECK_MSG(lora_config_read(&adapters, base, sizeof base, dir, &err), "%s", err.what);
+    CHECK(strcmp(base, "..") == 0);
+    check_golden(name, 0);
+    adapters.rank = 0;
+}
+
+static void check_with_head_at_once(const char *name) { check_golden(name, 0); }
+static void check_in_chunks(const char *name) { check_golden(name, 64); }
+
+static void check_goldens(const char *file, void (*check)(const char *name)) {
     DIR *dir = opendir("tests/golden");
     char names[32][256];
     int checked = 0;
     CHECK_MSG(dir != NULL, "run from the repository's root");
     for (struct dirent *e; checked < 32 && (e = readdir(dir));) {
         char path[600];
-        snprintf(path, sizeof path, "tests/golden/%s/expected.safetensors", e->d_name);
+        snprintf(path, sizeof path, "tests/golden/%s/%s", e->d_name, file);
         if (e->d_name[0] == '.' || !path_exists(path)) continue;
         snprintf(names[checked++], 256, "%s", e->d_name);
     }
     closedir(dir);
-    for (int i = 0; i < checked; i++) check_golden(names[i], chunk);
+    for (int i = 0; i < checked; i++) check(names[i]);
     CHECK_MSG(checked >= 3, "%d goldens found", checked);
 }
 
-TEST(goldens_of_transformers) { check_goldens(0); }
-TEST(goldens_with_the_head_and_the_weights_in_chunks) { check_goldens(64); }
+TEST(goldens_of_transformers) { check_goldens("expected.safetensors", check_with_head_at_once); }
+TEST(goldens_with_the_head_and_the_weights_in_chunks) {
+    check_goldens("expected.safetensors", check_in_chunks);
+}
+TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
+TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_golden); }
 
 // The weights of a directory, on the host.
 static float *load_weights(const char *dir, size_t *n) {
@@ -642,17 +689,14 @@ static void check_left_over_gradients(bool tied) {
                                     .num_leaves = 2,
                                     .num_losses = 2};
     Batch b;
-    Error err = {0};
-    llama_plan(&m, &c, in_order);
-    CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
-    llama_init(&m, 3);
+    start_model(&m, &c, in_order);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, docs, NUM_DOCS);
     const size_t bytes = m.num_elements * sizeof *m.grads;
     real *grads = host_calloc(1, bytes, "gradients");
     for (int turn = 0; turn < 4; turn++) {
-        for (int i = 0; turn && i < m.num_tensors; i++)
+        for (int i = 0; turn && i < m.num_trained; i++)
             for (size_t k = 0; k < m.tensors[i].count; k++) m.grads[m.tensors[i].offset + k] = NAN;
         if (turn == 3) batch_pack(&b, docs, 0);
         if (turn == 2)
@@ -949,6 +993,70 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
+// ------------------------------------------------------------------------------------------------
+// Adapters of a frozen model
+
+TEST(new_adapters_change_nothing_bit_for_bit) {
+    static LlamaModel m;
+    const LlamaConfig configs[] = {tiny_config(3, 1, 4, false), variant_config()};
+    float plain[256], adapted[256];
+    Batch b;
+    for (int i = 0; i < 2; i++) {
+        open_packed(&m, &b, &configs[i], false);
+        row_losses(&m, &b, plain);
+        llama_free(&m);
+        adapters = (LoraConfig){8, 16, {true, true, true, true, true, true, true}};
+        make_model(&m, &configs[i], 256, ROW, false);
+        adapters.rank = 0;
+        row_losses(&m, &b, adapted);
+        CHECK(memcmp(plain, adapted, (size_t)b.total_tokens * sizeof *plain) != 0);
+        llama_init(&m, 3);  // B is zero again
+        row_losses(&m, &b, adapted);
+        CHECK(memcmp(plain, adapted, (size_t)b.total_tokens * sizeof *plain) == 0);
+        close_packed(&m, &b);
+    }
+}
+
+TEST(adapters_begin_as_those_of_peft) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 64, true);
+    c.hidden_size = 300;
+    adapters = (LoraConfig){16, 16, {true, false, false, true}};
+    make_model(&m, &c, 16, 16, false);
+    adapters.rank = 0;
+    CHECK(m.num_trained == 2 * 2 * c.num_layers);
+    llama_init(&m, 7);
+    for (int i = 0; i < m.num_trained; i++) {
+        const Parameter *t = &m.tensors[i];
+        const bool is_a = strstr(t->name, "lora_A") != NULL;
+        const double bound = 1 / sqrt((double)t->cols), n = (double)t->count;
+        double sum = 0, squares = 0, most = 0;
+        for (size_t k = 0; k < t->count; k++) {
+            const double w = (double)m.weights[t->offset + k];
+            sum += w, squares += w * w, most = fmax(most, fabs(w));
+        }
+        if (!is_a) CHECK(most == 0 && t->cols == 16);
+        if (is_a)  // the variance of w^2 is 4/45 of bound^4
+            CHECK_MSG(t->rows == 16 && most < bound * (1 + 1e-6) && most > 0.99 * bound &&
+                          fabs(sum / n) < 5 * bound / sqrt(3 * n) &&
+                          fabs(squares / n / bound / bound - 1.0 / 3) < 5 * sqrt(4 / (45 * n)),
+                      "%s: %g of %g, mean %g", t->name, most, bound, sum / n);
+    }
+    llama_free(&m);
+}
+
+TEST(adapters_keep_the_promises_of_a_model) {
+    const LlamaConfig a = tiny_config(3, 1, 4, true), v = variant_config();
+    adapters = (LoraConfig){4, 10, {true, false, true, true, false, true, true}};
+    check_layouts(&v, true);
+    check_isolation(&a);
+    check_recompute(v);
+    check_micro_batches(true);
+    check_left_over_gradients(false);
+    check_full(&a, LLAMA_RECOMPUTE_ON, LAYOUT_REPAD);
+    adapters = (LoraConfig){0};
+}
+
 #else  // GRADCHECK: the gradient of the whole model
 
 static double loss_of(LlamaModel *m, const Batch *b) {
@@ -971,7 +1079,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
-    for (int i = 0; i < m.num_tensors; i++) {
+    for (int i = 0; i < m.num_trained; i++) {
         const Parameter *t = &m.tensors[i];
         double error = 0, norm = 0;
         for (size_t k = 0; k < t->count; k++) {
@@ -1007,6 +1115,15 @@ TEST(model_gradient_of_padded_rows_and_repad) {
     check_model_gradient(&c, LAYOUT_PADDED, true);
     check_model_gradient(&c, LAYOUT_ROWS, false);
     check_model_gradient(&c, LAYOUT_REPAD, true);
+}
+TEST(model_gradient_of_adapters) {
+    LlamaConfig c = variant_config();
+    c.intermediate_size = 8;
+    adapters = (LoraConfig){3, 5, {true, true, true, true, true, true, true}};
+    check_model_gradient(&c, LAYOUT_PACKED, true);
+    adapters = (LoraConfig){3, 5, {false, true, false, false, true, false, false}};
+    check_model_gradient(&c, LAYOUT_PACKED, false);
+    adapters = (LoraConfig){0};
 }
 
 #endif

@@ -108,8 +108,9 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     const char *index_name = "model.safetensors.index.json";
     const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
     Parameters rest = p;
-    json_t *map = json_object();
     char name[64] = "model.safetensors";
+    if (p.file) return write_tensors(p, dtypes[dtype].safetensors, false, p.file, ck, err);
+    json_t *map = json_object();
     uint64_t elements = 0;
     int files = 0;
     bool ok = true;
@@ -203,7 +204,8 @@ static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
            json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
            json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, false, err) &&
-           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err);
+           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err) &&
+           json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, false, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
@@ -228,11 +230,12 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
                  const Dataset *train, const char *version, const Option *options, Error *err) {
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
-    json_t *state = json_pack(
-        "{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f}", "format", 1, "version", version, "step",
-        s->cursor.step, "sources", cursors_json(s->cursor.sources, &train->sources), "log_bytes",
-        s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses", s->trend.num_losses,
-        "loss_mean", s->trend.mean, "loss_deviation", s->trend.deviation);
+    json_t *state = json_pack("{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f, s:I}", "format", 1,
+                              "version", version, "step", s->cursor.step, "sources",
+                              cursors_json(s->cursor.sources, &train->sources), "log_bytes",
+                              s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses",
+                              s->trend.num_losses, "loss_mean", s->trend.mean, "loss_deviation",
+                              s->trend.deviation, "frozen_crc", s->frozen_crc);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));
