@@ -31,7 +31,7 @@ SYNCS = ("unsloth pull requests 4173 and 4243: building the metadata once a batc
 NOTEBOOK = 'notebook "How does FA2 flash_attn_varlen_func handle masks?"'
 POST = ("C. McCormick on packing with varlen attention in nanochat: 64 documents of 512 tokens "
         "need 8x fewer attention scores")
-RATES = (2e-3, 4e-3, 8e-3)
+RATES = {"adamw": (5e-4, 1e-3, 2e-3), "muon": (2e-3, 4e-3, 8e-3)}
 MOONLIGHT = "Moonlight, arXiv 2502.16982: Muon needs half of AdamW's FLOPs for the same loss"
 SPEEDRUN = ("nanochat pull request 663: d24, T 2048, 8 x H100, fp8, 97.38 minutes instead of 99: "
             "1.8 %")
@@ -163,9 +163,10 @@ def scores(say, o):
 def validations(o, optimizer, lr, seed):
     """[(step, tokens, seconds of training, validation loss)] of a run of the demo on data/demo"""
     out = f"out/muon/{optimizer}-{lr}-{seed}"
-    run(TRAINER, "--train", "data/demo", "--out", out, "--overwrite", "--optimizer", optimizer, "--lr",
-        lr, "--seed", seed, "--steps", o.train_steps, "--val-every", o.train_steps // 10, "--threads", 1,
-        "--micro-batch-tokens", 2048, "--val-tokens", 16384, "--num-samples", 0)
+    if not (o.reuse and (ROOT / out / "final").is_dir()):
+        run(TRAINER, "--train", "data/demo", "--out", out, "--overwrite", "--optimizer", optimizer,
+            "--lr", lr, "--seed", seed, "--steps", o.train_steps, "--val-every", o.train_steps // 10,
+            "--threads", 1, "--micro-batch-tokens", 2048, "--val-tokens", 16384, "--num-samples", 0)
     tokens, ms, points = 0, 0, []
     for event in map(json.loads, open(ROOT / out / "log.jsonl")):
         tokens, ms = tokens + event.get("real_tokens", 0) * ("ms" in event), ms + event.get("ms", 0)
@@ -175,8 +176,8 @@ def validations(o, optimizer, lr, seed):
 
 
 def muon(say, o):
-    runs = [(optimizer, lr, seed) for seed in range(1, o.seeds + 1) for lr in RATES
-            for optimizer in ("adamw", "muon")]
+    runs = [(optimizer, RATES[optimizer][i], seed) for seed in range(1, o.seeds + 1)
+            for i in range(3) for optimizer in RATES]
     with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
         curves = dict(zip(runs, pool.map(lambda key: validations(o, *key), runs)))
     say("", f"demo on data/demo, {o.train_steps} steps of at most 2048 tokens, one thread each, {o.jobs} "
@@ -187,7 +188,7 @@ def muon(say, o):
 
     def last(optimizer, lr):
         return statistics.mean(curves[optimizer, lr, s][-1][3] for s in range(1, o.seeds + 1))
-    best = {k: min(RATES, key=lambda lr: last(k, lr)) for k in ("adamw", "muon")}
+    best = {k: min(RATES[k], key=lambda lr: last(k, lr)) for k in RATES}
     adamw, muon_ = (last(k, best[k]) for k in ("adamw", "muon"))
     reached = [next((p[1] / curves["adamw", best["adamw"], s][-1][1] for p in
                      curves["muon", best["muon"], s] if p[3] <= adamw), None)
@@ -218,6 +219,7 @@ def main():
     add("--docs", type=int, help="scores: documents (default: 64; 8 for a real model)")
     add("--train-steps", type=int, default=1000, help="muon: of each run")
     add("--seeds", type=int, default=2, help="muon: how many")
+    add("--reuse", action="store_true", help="muon: the runs in out/muon that are complete")
     add("--jobs", type=int, default=2, help="muon: runs at a time")
     add("--record", action="store_true", help="write dev/results/NAME-BACKEND-DATE.txt")
     o = parser.parse_args()
