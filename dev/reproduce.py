@@ -31,7 +31,7 @@ SYNCS = ("unsloth pull requests 4173 and 4243: building the metadata once a batc
 NOTEBOOK = 'notebook "How does FA2 flash_attn_varlen_func handle masks?"'
 POST = ("C. McCormick on packing with varlen attention in nanochat: 64 documents of 512 tokens "
         "need 8x fewer attention scores")
-RATES = {"adamw": (5e-4, 1e-3, 2e-3), "muon": (2e-3, 4e-3, 8e-3)}
+RATES = {"adamw": (2.5e-4, 5e-4, 1e-3), "muon": (2e-3, 4e-3, 8e-3)}
 MOONLIGHT = "Moonlight, arXiv 2502.16982: Muon needs half of AdamW's FLOPs for the same loss"
 SPEEDRUN = ("nanochat pull request 663: d24, T 2048, 8 x H100, fp8, 97.38 minutes instead of 99: "
             "1.8 %")
