@@ -969,6 +969,51 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
+// Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, and each
+// is the work of its share, but for a matrix. Moments take what is left for them.
+static void check_shards(const char *name, bool muon, int32_t ranks) {
+    LlamaConfig c;
+    LlamaModel m;
+    double all = 0;
+    CHECK(llama_config_builtin(&c, name));
+    LlamaSettings settings = {
+        .micro_batch_tokens = 16, .max_seqlen = 16, .train = true, .muon = muon, .num_ranks = ranks};
+    for (size_t first = 0; settings.rank < ranks; settings.rank++) {
+        double work = 0, largest = 0;
+        size_t v = 0, held = 0;
+        llama_plan(&m, &c, settings);
+        const size_t last = m.shard[settings.rank + 1];
+        CHECK(m.held_first == first && last == first + m.held_count);
+        all = 0;
+        for (int i = 0; i < m.num_parts; i++) {
+            if (m.parts[i].first >= first && m.parts[i].first < last) work += m.parts[i].cost;
+            if (m.parts[i].cost > largest) largest = m.parts[i].cost;
+            all += m.parts[i].cost;
+        }
+        CHECK_MSG(fabs(work - all / ranks) <= largest * (1 + 1e-9), "%s, rank %d of %d: %g of %g",
+                  name, settings.rank, ranks, work, all);
+        for (const Parameter *t = m.tensors; t < m.tensors + m.num_tensors; t++) {
+            const bool matrix = muon && t->cols && strstr(t->name, "layers");
+            size_t from;
+            const size_t own = llama_held(&m, t->offset, t->count, &from);
+            CHECK_MSG(!matrix || own == 0 || own == t->count, "%s is cut", t->name);
+            held += own, v += matrix ? 0 : own;
+        }
+        const double bytes = (double)m.arenas[LLAMA_OPTIMIZER].bytes;  // gaps beside tensors
+        CHECK_MSG(fabs(bytes - 4.0 * (double)(held + v)) < 64e3, "%s, rank %d of %d: %g of %g", name,
+                  settings.rank, ranks, bytes, 4.0 * (double)(held + v));
+        first = last;
+        CHECK(settings.rank + 1 < ranks || first == m.num_elements);
+        llama_free(&m);
+    }
+}
+
+TEST(shards_are_equal_in_work_and_cut_no_matrix) {
+    const char *const names[] = {"demo", "smollm2-135m", "llama-3.1-8b"};
+    for (int i = 0; i < 6; i++)
+        for (int32_t ranks = 1; ranks <= 9; ranks += 2) check_shards(names[i / 2], i % 2, ranks);
+}
+
 #else  // GRADCHECK: the gradient of the whole model
 
 static double loss_of(LlamaModel *m, const Batch *b) {
