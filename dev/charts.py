@@ -140,7 +140,7 @@ def best_rates(rows):
 def muon():
     curves("muon.svg", "muon-cpu-*.csv", lambda r: int(r["tokens"]) / 1e3, "thousand tokens", best_rates,
            "Validation loss on the same tokens", "built-in demo model, functions of Python's library, best "
-           "of three learning rates, CPU, {}; solid and dashed: two seeds", 1.4, 3.5)
+           "of three learning rates, CPU, {}; solid and dashed: two seeds", 1.4, 2.8)
 
 
 speed(), scaling(), training(), muon()
