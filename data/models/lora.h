@@ -12,11 +12,10 @@ extern const char *const lora_target_names[];  // "q_proj" ...
 
 typedef struct {
     int rank;  // 0: no adapters
-    float alpha;
+    float alpha;  // B (A x) is multiplied by alpha / rank
     bool target[LORA_TARGETS];
 } LoraConfig;
 
-// What B (A x) is multiplied by
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
 
 // targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
