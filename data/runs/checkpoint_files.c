@@ -175,15 +175,14 @@ static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
 
 // Where a weight has changed, shares count from here. Older versions have one source, and its
 // cursor in the file itself.
-static bool read_cursors(const json_t *state, const Sources *sources, SourceCursor *cursors,
-                         Error *err) {
+static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *at, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     const json_t *list = json_member(state, "sources");
-    const bool old = !list && sources->n == 1;
+    const bool old = !list && all->n == 1;
     bool changed = false;
-    for (int32_t i = 0; i < sources->n; i++) {
+    for (int32_t i = 0; i < all->n; i++) {
         const json_t *from = old ? state : json_array_get(list, (size_t)i);
-        SourceCursor *c = &cursors[i];
+        SourceCursor *c = &at[i];
         int64_t weight = 0;
         if (!json_get_int64(from, "epoch", 0, max, &c->epoch, true, err) ||
             !json_get_int64(from, "doc_pos", 0, max, &c->doc_pos, true, err) ||
@@ -192,18 +191,15 @@ static bool read_cursors(const json_t *state, const Sources *sources, SourceCurs
             !json_get_int64(from, "counted", 0, c->tokens, &c->counted, !old, err) ||
             !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, !old, err))
             return false;
-        changed |= weight != sources->list[i].weight;
+        changed |= weight != all->list[i].weight;
     }
-    for (int32_t i = 0; changed && i < sources->n; i++) cursors[i].counted = 0;
+    for (int32_t i = 0; changed && i < all->n; i++) at[i].counted = 0;
     return true;
 }
 
-static bool read_progress(const json_t *state, const Sources *sources, TrainingState *s,
-                          Error *err) {
+static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
     const int64_t max = (int64_t)1 << 52;
-    PlanState *c = &s->cursor;
-    return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
-           read_cursors(state, sources, c->sources, err) &&
+    return json_get_int64(state, "step", 0, max, &s->cursor.step, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
            json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
@@ -267,5 +263,6 @@ bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, con
     json_auto_t *state = state_open(dir, err);
     if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
     get_plan_fields(fields, plan, train);
-    return check_plan(state, fields, path, err) && read_progress(state, &train->sources, s, err);
+    return check_plan(state, fields, path, err) && read_progress(state, s, err) &&
+           read_cursors(state, &train->sources, s->cursor.sources, err);
 }
