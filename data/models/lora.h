@@ -11,7 +11,7 @@ static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
 extern const char *const lora_target_names[];  // "q_proj" ...
 
 typedef struct {
-    int rank;  // 0: no adapters
+    int rank;     // 0: no adapters
     float alpha;  // B (A x) is multiplied by alpha / rank
     bool target[LORA_TARGETS];
 } LoraConfig;
