@@ -1132,10 +1132,8 @@ static inline void llama_plan_shards(LlamaModel *m) {
 // The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
 // embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    const bool lora = m->settings.lora.rank > 0;
-    return m
-        ->tensors[lora ? m->num_trained / m->config.num_layers * l : 1 + LLAMA_LAYER_MATRICES * l]
-        .offset;
+    const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
+    return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
 static inline void llama_plan_buckets(LlamaModel *m) {
