@@ -1066,8 +1066,8 @@ TEST(merged_weights_have_the_losses_of_adapters) {
         }
     row_losses(&merged, &b, losses);
     for (int t = 0; t < b.total_tokens; t++)
-        CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]), "%d: %g, expected %g", t,
-                  losses[t], adapted[t]);
+        CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]),
+                  "%d: %g, expected %g", t, (double)losses[t], (double)adapted[t]);
     llama_free(&merged);
     close_packed(&m, &b);
 }
