@@ -1327,7 +1327,8 @@ static inline void llama_get_merged(void *model, ParameterArena arena, size_t of
     snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
     const size_t stem = strlen(name) - strlen("weight");
     for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
-        if (strncmp(a->name, name, stem) == 0) ab[a->name[stem + strlen("lora_")] - 'A'] = a;
+        if (t->cols && strncmp(a->name, name, stem) == 0)
+            ab[a->name[stem + strlen("lora_")] - 'A'] = a;
     weights_to_host(values, m->weights + offset, NULL, n);
     if (!ab[0]) return;
     const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,

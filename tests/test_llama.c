@@ -1087,6 +1087,33 @@ TEST(adapters_begin_as_those_of_peft) {
     llama_free(&m);
 }
 
+// Blocks that begin and end inside of rows
+TEST(merged_weights_have_the_losses_of_adapters) {
+    static LlamaModel m, merged;
+    const LlamaConfig c = variant_config();
+    float adapted[256], losses[256], values[37];
+    Batch b;
+    adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}};
+    open_packed(&m, &b, &c, false);
+    adapters.rank = 0;
+    make_model(&merged, &c, 256, ROW, false);
+    row_losses(&m, &b, adapted);
+    const Parameters p = llama_frozen_parameters(&m, true);
+    CHECK(p.num == merged.num_tensors);
+    for (int i = 0; i < p.num; i++)
+        for (size_t first = 0, n; first < p.list[i].count; first += n) {
+            n = p.list[i].count - first < 37 ? p.list[i].count - first : 37;
+            p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
+            memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
+        }
+    row_losses(&merged, &b, losses);
+    for (int t = 0; t < b.total_tokens; t++)
+        CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]),
+                  "%d: %g, expected %g", t, (double)losses[t], (double)adapted[t]);
+    llama_free(&merged);
+    close_packed(&m, &b);
+}
+
 TEST(adapters_keep_the_promises_of_a_model) {
     const LlamaConfig a = tiny_config(3, 1, 4, true), v = variant_config();
     adapters = (LoraConfig){4, 10, {true, false, true, true, false, true, true}};
