@@ -1132,10 +1132,8 @@ static inline void llama_plan_shards(LlamaModel *m) {
 // The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
 // embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    const bool lora = m->settings.lora.rank > 0;
-    return m
-        ->tensors[lora ? m->num_trained / m->config.num_layers * l : 1 + LLAMA_LAYER_MATRICES * l]
-        .offset;
+    const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
+    return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
 static inline void llama_plan_buckets(LlamaModel *m) {
@@ -1329,7 +1327,8 @@ static inline void llama_get_merged(void *model, ParameterArena arena, size_t of
     snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
     const size_t stem = strlen(name) - strlen("weight");
     for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
-        if (strncmp(a->name, name, stem) == 0) ab[a->name[stem + strlen("lora_")] - 'A'] = a;
+        if (t->cols && strncmp(a->name, name, stem) == 0)
+            ab[a->name[stem + strlen("lora_")] - 'A'] = a;
     weights_to_host(values, m->weights + offset, NULL, n);
     if (!ab[0]) return;
     const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,

@@ -993,6 +993,48 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
+// Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, each has
+// its share of the work to within a matrix or block, and moments take what is left for them.
+static void check_shard(const LlamaModel *m, bool muon, size_t first) {
+    const int32_t rank = m->settings.rank, ranks = m->settings.num_ranks;
+    double work = 0, all = 0, largest = 2800.0 * (double)m->num_elements / 256 + 64 * 2800;
+    size_t moments = 0;
+    CHECK(m->held_first == first && (rank + 1 < ranks || first + m->held_count == m->num_elements));
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
+        const bool matrix = muon && t->cols && strstr(t->name, "layers");
+        const double a = (double)t->rows, b = (double)t->cols, side = a < b ? a : b;
+        const double cost = matrix ? 5 * 2 * side * (a * b + side * side + a * b)  // three products
+                                   : 2800 * (double)t->count;
+        size_t from;
+        const size_t own = llama_held(m, t->offset, t->count, &from);
+        CHECK_MSG(!matrix || own == 0 || own == t->count, "%s is cut", t->name);
+        if (matrix && cost > largest) largest = cost;
+        all += cost, work += cost * (double)own / (double)t->count;
+        moments += matrix ? own : 2 * own;
+    }
+    CHECK_MSG(fabs(work - all / ranks) <= largest, "rank %d of %d: %g of %g", rank, ranks, work,
+              all);
+    const double bytes = 4.0 * (double)moments, found = (double)m->arenas[LLAMA_OPTIMIZER].bytes;
+    CHECK_MSG(fabs(found - bytes) < 64e3, "%g, expected %g and small gaps", found, bytes);
+}
+
+TEST(shards_are_equal_in_work_and_cut_no_matrix) {
+    const char *const names[] = {"demo", "smollm2-135m", "llama-3.1-8b"};
+    for (int i = 0; i < 3 * 2 * 5; i++) {
+        LlamaConfig c;
+        LlamaModel m;
+        LlamaSettings s = {.micro_batch_tokens = 16, .max_seqlen = 16, .train = true};
+        CHECK(llama_config_builtin(&c, names[i / 10]));
+        s.muon = i % 2, s.num_ranks = i / 2 % 5 * 2 + 1;
+        for (size_t first = 0; s.rank < s.num_ranks; s.rank++) {
+            llama_plan(&m, &c, s);
+            check_shard(&m, s.muon, first);
+            first += m.held_count;
+            llama_free(&m);
+        }
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // Adapters of a frozen model
 
@@ -1043,6 +1085,33 @@ TEST(adapters_begin_as_those_of_peft) {
                       "%s: %g of %g, mean %g", t->name, most, bound, sum / n);
     }
     llama_free(&m);
+}
+
+// Blocks that begin and end inside of rows
+TEST(merged_weights_have_the_losses_of_adapters) {
+    static LlamaModel m, merged;
+    const LlamaConfig c = variant_config();
+    float adapted[256], losses[256], values[37];
+    Batch b;
+    adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}};
+    open_packed(&m, &b, &c, false);
+    adapters.rank = 0;
+    make_model(&merged, &c, 256, ROW, false);
+    row_losses(&m, &b, adapted);
+    const Parameters p = llama_frozen_parameters(&m, true);
+    CHECK(p.num == merged.num_tensors);
+    for (int i = 0; i < p.num; i++)
+        for (size_t first = 0, n; first < p.list[i].count; first += n) {
+            n = p.list[i].count - first < 37 ? p.list[i].count - first : 37;
+            p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
+            memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
+        }
+    row_losses(&merged, &b, losses);
+    for (int t = 0; t < b.total_tokens; t++)
+        CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]),
+                  "%d: %g, expected %g", t, (double)losses[t], (double)adapted[t]);
+    llama_free(&merged);
+    close_packed(&m, &b);
 }
 
 TEST(adapters_keep_the_promises_of_a_model) {

@@ -8,8 +8,6 @@
 #include "../base/json.h"
 #include "../base/path.h"
 
-#define FILE_NAME "adapter_config.json"
-
 const char *const lora_target_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                          "gate_proj", "up_proj", "down_proj"};
 
@@ -37,8 +35,7 @@ bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets,
         n = strcspn(targets, ",");
         if (!add_target(c, targets, n))
             return error_set(err, EXIT_USAGE, "for example --lora-targets q,v",
-                             "--lora-targets: expected all, or some of q,k,v,o,gate,up,down, found "
-                             "\"%.*s\"",
+                             "--lora-targets: expected all or q,k,v,o,gate,up,down, found \"%.*s\"",
                              (int)n, targets);
         if (targets[n] == 0) return check_rank(rank, EXIT_USAGE, "--lora", err);
     }
@@ -75,7 +72,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
         const char *name = json_string_value(json_array_get(targets, i));
         if (!name || !add_target(c, name, strlen(name)))
             return bad_input(err,
-                             "target_modules: expected a list of q_proj, ... down_proj, found %s",
+                             "target_modules: expected q_proj, ... down_proj in a list, found %s",
                              name ? name : "none");
     }
     if (!json_get_string(root, "base_model_name_or_path", &base, false, err) ||
@@ -90,7 +87,7 @@ static bool read_root(LoraConfig *c, char *base_model, size_t capacity, json_t *
 bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
                       Error *err) {
     char path[IO_PATH_MAX];
-    if (!path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
+    if (!path_join(path, sizeof path, dir, "adapter_config.json", err)) return false;
     json_auto_t *root = json_read(path, JSON_MAX_CONFIG,
                                   "an adapter is a directory that --lora or PEFT has written", err);
     return root && (read_root(c, base_model, capacity, root, err) || error_prefix(err, path));

@@ -11,12 +11,11 @@ static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
 extern const char *const lora_target_names[];  // "q_proj" ...
 
 typedef struct {
-    int rank;  // 0: no adapters
-    float alpha;
+    int rank;     // 0: no adapters
+    float alpha;  // B (A x) is multiplied by alpha / rank
     bool target[LORA_TARGETS];
 } LoraConfig;
 
-// What B (A x) is multiplied by
 static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
 
 // targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning

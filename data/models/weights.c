@@ -32,16 +32,13 @@ static float normal_number(uint64_t key, uint64_t element) {  // Box-Muller
     return (float)(sqrt(-2 * log(u)) * cos(2 * 3.14159265358979323846 * v));
 }
 
-static float uniform_number(uint64_t key, uint64_t element) {  // from -1 to 1
-    return (float)(mix64(key + element) >> 40) * 0x1p-23f - 1;
-}
-
 static void init_parameter(const Parameters *p, const Parameter *t, uint64_t seed, float *values) {
     const uint64_t key = mix64(seed ^ crc32c(0, t->name, strlen(t->name)));
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         for (size_t i = 0; i < n; i++)
-            values[i] = t->init_bound > 0 ? t->init_bound * uniform_number(key, first + i)
+            values[i] = t->init_bound > 0
+                            ? t->init_bound * ((float)(mix64(key + first + i) >> 40) * 0x1p-23f - 1)
                         : t->init_std > 0 ? t->init_std * normal_number(key, first + i)
                                           : t->init_std == 0;
         p->put(p->context, ARENA_WEIGHTS, t->offset + first, values, n);

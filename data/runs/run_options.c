@@ -172,7 +172,6 @@ const Option run_option_table[] = {
                      "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
     OPTION_ELSEWHERE("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
     OPTION_ELSEWHERE("target-modules|lora-target-modules", "it is --lora-targets"),
-    OPTION_ELSEWHERE("lora-path|lora-modules|adapter-name-or-path", "it is --adapter"),
     OPTION_ELSEWHERE("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
     OPTION_ELSEWHERE("attn-implementation|flash-attention|flash-attn",
                      "attention is varlen in every layout; --attention chooses the kernels"),

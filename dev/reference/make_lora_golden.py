@@ -2,12 +2,11 @@
 what PEFT says about them: loss, logits, gradients, ten steps of AdamW. pip install peft
 
     python dev/reference/make_lora_golden.py                  writes tests/golden/*/lora
-    python dev/reference/make_lora_golden.py --load DIR       a PEFT model of our adapter: its logits
-                                                              against those of DIR/logits.f32
+    python dev/reference/make_lora_golden.py --load RUN SHARD     exit 0: PEFT loads RUN/final, or
+                  transformers its merged model, with the loss on SHARD that RUN/log.jsonl ends with
 
-As in make_golden.py each document runs alone, in fp64. --load is the other direction: DIR is an
-adapter of ours whose base_model_name_or_path is a model, and holds tokens.i32 and logits.f32, one
-document and its logits, as tests/test_lora.c writes them.
+As in make_golden.py each document runs alone, in fp64. SHARD has the run's validation documents, in
+bytes (the built-in tokenizer), each of which begins with token 256.
 """
 import argparse
 import json
@@ -50,6 +49,9 @@ def adapter(name, seed):
     path = GOLDEN / name / "lora"
     model.save_pretrained(path)
     (path / "README.md").unlink(missing_ok=True)
+    config = json.loads((path / "adapter_config.json").read_text())
+    config["target_modules"].sort()     # of a set
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     return model.double(), path
 
 
@@ -71,35 +73,37 @@ def make(name, seed):
     print(f"{name}: loss {loss.item():.9f}, after {len(losses)} steps {losses[-1]:.6f}")
 
 
-def load(path):
-    """Ours, read by PEFT."""
-    path = pathlib.Path(path)
-    base = json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"]
-    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager",
+def load(run, shard):
+    """Ours, read by PEFT or, merged, by transformers."""
+    path = pathlib.Path(run) / "final"
+    tokens = np.fromfile(shard, dtype=np.uint16)[512:].astype(np.int64)
+    docs = [torch.from_numpy(d) for d in np.split(tokens, np.flatnonzero(tokens == 256)) if len(d)]
+    model, without = path, float("nan")
+    if (path / "adapter_config.json").exists():
+        model = json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    model = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager",
                                                  dtype=torch.float32)
-    model = peft.PeftModel.from_pretrained(model, path)
-    tokens = torch.from_numpy(np.fromfile(path / "tokens.i32", dtype=np.int32)).long()
-    ours = torch.from_numpy(np.fromfile(path / "logits.f32", dtype=np.float32))
     with torch.no_grad():
-        theirs = model(input_ids=tokens[None], use_cache=False).logits[0].flatten()
-        plain = model.get_base_model()
-        with model.disable_adapter():
-            without = plain(input_ids=tokens[None], use_cache=False).logits[0].flatten()
-    error, effect = (ours - theirs).norm() / theirs.norm(), (without - theirs).norm() / theirs.norm()
-    print(f"logits: relative L2 {error:.2e}; without the adapter {effect:.2e}")
-    return error <= 2e-6 < 1e-2 <= effect
+        if (path / "adapter_config.json").exists():
+            without = each_alone(model, docs)[0].item()
+            model = peft.PeftModel.from_pretrained(model, path)
+        theirs = each_alone(model, docs)[0].item()
+    lines = [json.loads(line) for line in (pathlib.Path(run) / "log.jsonl").read_text().splitlines()]
+    ours = [line["loss"] for line in lines if line.get("event") == "val"][-1]
+    print(f"{path}: loss {ours:.8f}, theirs {theirs:.8f}, without the adapter {without:.8f}")
+    return abs(ours - theirs) <= 2e-6 * theirs
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--load", metavar="DIR", help="check an adapter of ours")
+    parser.add_argument("--load", nargs=2, metavar=("RUN", "SHARD"), help="check a run of ours")
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, "
           f"peft {peft.__version__}")
     if options.load:
-        return 0 if load(options.load) else 1
+        return 0 if load(*options.load) else 1
     for seed, name in enumerate(ADAPTERS):
         make(name, seed)
     return 0
