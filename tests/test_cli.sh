@@ -171,7 +171,7 @@ expect bare_help 0 '^  --micro-batch-tokens' "$train" help
 expect help_on_one_option 0 '^  --lr X ' "$train" --help lr
 expect help_on_lora 2 'there is no LoRA' "$train" --help lora
 "$train" --help all > out.txt
-check fewer_than_fifty_options test "$(grep -c '^  --' out.txt)" -lt 50
+check fewer_than_sixty_options test "$(grep -c '^  --' out.txt)" -lt 60
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version
 
 # ---- damaged and foreign checkpoints ----------------------------------------------------------------------

@@ -10,8 +10,7 @@
 // Documents of 2^b to 2^(b+1) - 1 tokens are row b.
 enum { EVALUATION_ROWS = 48 };
 typedef struct {
-    int64_t docs, targets;
-    double loss_sum;
+    double docs, targets, loss_sum;
 } EvaluationRow;
 
 typedef struct {
@@ -20,13 +19,15 @@ typedef struct {
     void *context;
     // losses_host (T) of a packed batch; 0 where there is no target
     void (*losses)(void *context, const Batch *batch, float *losses_host);
+    void (*gather)(void *out, const void *data, size_t bytes);  // comm_all_gather_host
 } Evaluation;
 
-// rows (EVALUATION_ROWS): of this rank's micro-batches; every num_ranks-th is its. A segment of a
-// split document is alone, its row that of the document.
+// values (n) =  their sums over all ranks
+void evaluation_sum(const Evaluation *e, double *values, size_t n);
+
+// rows (EVALUATION_ROWS): of all documents. Every num_ranks-th micro-batch is a rank's. A segment of a split document is alone, its row that of the document.
 bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err);
 
-// The table: rows of num_ranks ranks, one after another, added in their order.
-void evaluation_print(const EvaluationRow *rows, int32_t num_ranks);
+void evaluation_print(const EvaluationRow *rows);  // the table
 
 #endif

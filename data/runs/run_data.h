@@ -11,6 +11,7 @@
 #include "../models/config.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
+#include "benchmark.h"
 #include "checkpoint_files.h"
 #include "log.h"
 #include "out_dir.h"
@@ -25,6 +26,7 @@ typedef struct {
     ValidationSet val_set;
     Tokenizer tokenizer;
     bool has_tokenizer;
+    Benchmark bench;   // of --bench
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
 } Data;
 

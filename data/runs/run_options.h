@@ -23,7 +23,7 @@ typedef enum {
 } ScheduleKind;
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare;
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare, *bench;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
         dry_run, allow_other_tokenizer;
     int train_on, layout, schedule, long_docs, recompute, final_dtype;
