@@ -33,6 +33,7 @@
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
+#include "kernels/muon.h"
 
 // ------------------------------------------------------------------------------------------------
 // Types
@@ -87,8 +88,9 @@ typedef struct {
     floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
     // with other ranks, or sums in order: one sum for each part of the step
-    double *norm_partials;  // (LLAMA_NORM_BLOCKS) squares of a block of the gradients
+    double *norm_partials;  // (num_parts) squares of a part of the gradients
     double *loss_partials;  // (num_losses)
+    MuonScratch muon;
 } LlamaScratch;
 
 typedef struct {
@@ -125,6 +127,7 @@ typedef struct {
     int32_t max_seqlen;          // longest segment: positions in the rope table
     bool repad;                  // room for the repad layout
     bool train;                  // gradients and optimizer state
+    bool muon;                   // updates the matrices of layers by Muon, else all by AdamW
     LlamaRecompute recompute;
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
@@ -144,6 +147,13 @@ typedef struct {
     double passes_ms, signal;
 } RankNote;
 
+// A part of the parameter arenas that one rank updates and sums the squares of, so that the bits do
+// not depend on the number of ranks: a block of what AdamW updates, or a whole matrix of Muon's.
+typedef struct {
+    size_t first;  // element
+    double cost;   // of its update, in FLOPs
+} LlamaPart;
+
 // One unit of overlapped communication: a contiguous range of the parameter arenas.
 typedef struct {
     size_t first, last;  // elements first .. last - 1
@@ -157,9 +167,11 @@ typedef struct {
     LlamaConfig config;
     HeadShape heads;
     LlamaSettings settings;
-    OrderedSum sum;  // of the gradients, where sums are in order
-    // this rank updates elements shard[rank] to shard[rank + 1]; it has master_lo, m and v of the
-    // held_count from held_first on
+    OrderedSum sum;    // of the gradients, where sums are in order
+    LlamaPart *parts;  // (num_parts + 1), the last is empty
+    int num_parts;
+    // this rank updates elements shard[rank] to shard[rank + 1], whole parts; it has master_lo, m
+    // and v of the held_count from held_first on
     size_t *shard;  // (num_ranks + 1)
     size_t held_first, held_count;
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
@@ -167,9 +179,11 @@ typedef struct {
     uint64_t reduced;       // last handle of comm_reduce_begin
     Parameter *tensors;
     int num_tensors;
-    size_t num_elements;  // of a parameter arena, gaps included
-    size_t num_decayed;   // the matrices come first in the arena
-    // parameter arenas: same offsets in each; master_lo, m and v begin at held_first
+    size_t num_elements;           // of a parameter arena, gaps included
+    size_t num_decayed;            // the matrices come first in the arena
+    size_t muon_first, muon_last;  // elements first .. last - 1 are Muon's
+    // parameter arenas: same offsets in each; master_lo, m and v begin at held_first, and v leaves
+    // out what is Muon's
     floatX *weights;
     uint16_t *master_lo;
     real *grads, *m, *v;
@@ -246,12 +260,13 @@ static inline void llama_backward(LlamaModel *m);    // llama_forward's list fro
 static inline void llama_add_losses(LlamaModel *m);  // to those of the step
 // then this rank's shard of the gradients becomes the sum over all ranks,
 static inline void llama_reduce_grads(LlamaModel *m);
-// gradient norm, clip factor and AdamW, on the device: a non-finite loss or norm changes nothing,
+// gradient norm, clip factor, AdamW and Muon, on the device: a non-finite loss or norm changes
+// nothing; the gradients are no longer what they were,
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip);
 // and the host waits for the loss sum, gradient norm, clip factor and the ranks' notes.
 static inline StepScalars llama_read_step(LlamaModel *m);
 
-// Mean loss over the targets. Validation micro-batches are distributed across ranks too.
+// Sum of the losses. Validation micro-batches are distributed across ranks too.
 static inline double llama_validation_loss(LlamaModel *m, const StepData *data);
 // logits (n, V) of rows (n, ascending) of this batch, for texts that grow token by token;
 // n <= head_chunk. model: a LlamaModel.
@@ -367,8 +382,8 @@ static inline void llama_head_train(LlamaModel *m) {
         n = llama_chunk_logits(m, t);
         cross_entropy_forward_backward(s->losses + t, s->logits, m->in.targets + t, m->loss_scale,
                                        n, V);
-        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);  // +=
-        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, n, C, V);     // =
+        matmul_backward_weight(m->dlm_head, s->logits, norm + t * C, sum, n, C, V);      // +=
+        matmul_backward_input(s->dnorm + t * C, s->logits, m->lm_head, false, n, C, V);  // =
     }
 }
 
@@ -398,21 +413,21 @@ static inline void llama_backward(LlamaModel *m) {
         a = &m->acts[l];
         llama_restore_layer(m, l);
         matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, T, F, C);                  // =
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);           // =
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
-        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, T, C, 2 * F);           // =
+        matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
-                         w->post_attention_layernorm, a->rstd_mlp, T, C);         // +=
-        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);  // +=
-        matmul_backward_input(s->dattn, s->dresid, w->o_proj, T, q_dim, C);       // =
-        llama_attention_backward(m, a);                                           // = and rope's
+                         w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
+        matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
+        matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
+        llama_attention_backward(m, a);                                             // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
         if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
         matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
-        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, T, C, qkv_dim);            // =
+        matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -477,10 +492,6 @@ static inline void llama_attention_backward(LlamaModel *m, LlamaActs *a) {
 // gradients leave in the order in which the backward pass of the last micro-batch completes them.
 // With a single rank none of this does anything.
 
-// The norm of the gradients is the sum over this many blocks: a shard is a number of whole ones, so
-// that each block is summed by one rank, and by any rank alike.
-enum { LLAMA_NORM_BLOCKS = 256 };
-
 static inline bool llama_has_partial_sums(const LlamaModel *m) {
     return m->settings.num_ranks > 1 || m->settings.deterministic_reduction;
 }
@@ -491,10 +502,6 @@ static inline size_t llama_result_bytes(const LlamaModel *m) {
 }
 
 static inline RankNote *llama_notes(StepScalars *step) { return (RankNote *)(step + 1); }
-
-static inline size_t llama_norm_block(const LlamaModel *m) {
-    return (m->num_elements + LLAMA_NORM_BLOCKS * 64 - 1) / (LLAMA_NORM_BLOCKS * 64) * 64;
-}
 
 // Later work waits until the weights of this bucket have arrived.
 static inline void llama_await_weights(LlamaModel *m, int bucket) {
@@ -636,7 +643,7 @@ static inline void llama_zero_sums(LlamaModel *m) {
     device_zero(m->step,
                 llama_result_bytes(m) + (size_t)m->settings.num_losses * sizeof *m->loss_sum);
     if (!llama_has_partial_sums(m)) return;
-    device_zero(m->scratch.norm_partials, LLAMA_NORM_BLOCKS * sizeof(double));
+    device_zero(m->scratch.norm_partials, (size_t)m->num_parts * sizeof(double));
     m->loss_sum = m->scratch.loss_partials + m->settings.rank;
 }
 
@@ -661,18 +668,19 @@ static inline void llama_sum_losses(LlamaModel *m) {
                       (size_t)m->settings.num_losses);
 }
 
-// The norm of the summed gradients: each rank sums the squares of its shard, block by block.
+// The norm of the summed gradients: each rank sums the squares of its shard, part by part.
 static inline void llama_grad_norm(LlamaModel *m) {
-    double *sum = &m->step->norm_squared, *parts = m->scratch.norm_partials;
-    const size_t n = m->num_elements, block = llama_norm_block(m);
+    double *sum = &m->step->norm_squared, *partials = m->scratch.norm_partials;
     if (!llama_has_partial_sums(m)) {
-        global_norm_squared(sum, m->grads, n);
+        global_norm_squared(sum, m->grads, m->num_elements);
         return;
     }
-    const size_t last = m->shard[m->settings.rank + 1];
-    for (size_t at = m->shard[m->settings.rank]; at < last; at += block)
-        global_norm_squared(parts + at / block, m->grads + at, n - at < block ? n - at : block);
-    comm_sum_in_order(sum, parts, 0, LLAMA_NORM_BLOCKS);
+    for (int i = 0; i < m->num_parts; i++) {
+        const size_t at = m->parts[i].first;
+        if (at >= m->held_first && at < m->held_first + m->held_count)
+            global_norm_squared(partials + i, m->grads + at, m->parts[i + 1].first - at);
+    }
+    comm_sum_in_order(sum, partials, 0, (size_t)m->num_parts);
 }
 
 // The low bits from weight `first` on, which this rank updates; NULL where there are none
@@ -680,26 +688,50 @@ static inline uint16_t *llama_low_bits(const LlamaModel *m, size_t first) {
     return m->master_lo ? m->master_lo + (first - m->held_first) : NULL;
 }
 
-static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t first, size_t last) {
-    const size_t held = first - m->held_first;
-    if (first >= last) return;
-    adamw_update(m->weights + first, llama_low_bits(m, first), m->m + held, m->v + held,
-                 m->grads + first, m->step, hyper, last - first);
+// How many of elements offset .. offset + n - 1 this rank updates: from *first on
+static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *first) {
+    const size_t end = m->held_first + m->held_count;
+    const size_t last = offset + n < end ? offset + n : end;
+    *first = offset > m->held_first ? offset : m->held_first;
+    return *first < last ? last - *first : 0;
+}
+
+// The element of v of weight i: those before it that this rank updates, without Muon's
+static inline size_t llama_v_index(const LlamaModel *m, size_t i) {
+    size_t first;
+    const size_t last = i < m->muon_last ? i : m->muon_last;
+    if (last <= m->muon_first) return i - m->held_first;
+    return i - m->held_first - llama_held(m, m->muon_first, last - m->muon_first, &first);
+}
+
+static inline void llama_update_span(LlamaModel *m, AdamW hyper, size_t offset, size_t last) {
+    size_t first;
+    const size_t n = llama_held(m, offset, last - offset, &first);
+    if (n > 0)
+        adamw_update(m->weights + first, llama_low_bits(m, first), m->m + (first - m->held_first),
+                     m->v + llama_v_index(m, first), m->grads + first, m->step, hyper, n);
+}
+
+static inline void llama_update_matrices(LlamaModel *m, AdamW hyper) {
+    size_t first;
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++)
+        if (t->moments == 1 && llama_held(m, t->offset, t->count, &first))  // then all of it
+            muon_update(m->weights + first, llama_low_bits(m, first),
+                        m->m + (first - m->held_first), m->grads + first, m->step, hyper.lr,
+                        hyper.weight_decay, t->rows, t->cols, m->scratch.muon);
 }
 
 // The other ranks' weights come from them (ZeRO-1).
 static inline void llama_update(LlamaModel *m, AdamW hyper, float grad_clip) {
-    const size_t first = m->held_first, last = first + m->held_count;
-    const size_t border = m->num_decayed < first  ? first
-                          : m->num_decayed < last ? m->num_decayed
-                                                  : last;
     assert(m->settings.train && hyper.t >= 1);
     llama_sum_losses(m);
     llama_grad_norm(m);
     clip_scale(m->step, grad_clip);
-    llama_update_span(m, hyper, first, border);
+    llama_update_span(m, hyper, 0, m->muon_first);
+    llama_update_matrices(m, hyper);
+    llama_update_span(m, hyper, m->muon_last, m->num_decayed);
     hyper.weight_decay = 0;
-    llama_update_span(m, hyper, border, last);
+    llama_update_span(m, hyper, m->num_decayed, m->num_elements);
     llama_send_weights(m);
 }
 
@@ -765,7 +797,7 @@ static inline double llama_validation_loss(LlamaModel *m, const StepData *data) 
         llama_add_losses(m);
     }
     llama_sum_losses(m);
-    return llama_read_step(m).loss_sum / (double)data->plan.num_targets;
+    return llama_read_step(m).loss_sum;
 }
 
 // Logits of rows of the current batch, after llama_forward
@@ -818,6 +850,7 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
     t->offset = m->num_elements;
     t->count = (size_t)rows * (size_t)(cols ? cols : 1);
     t->decay = cols != 0;
+    t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
     t->init_std = init_std;
     m->num_elements += t->count;
     if (weight && m->weights) *weight = m->weights + t->offset;
@@ -902,7 +935,7 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t partial = (size_t)m->sum.num_partial,
                  collected = (size_t)m->sum.num_collected * (size_t)m->settings.num_ranks;
     const bool train = m->settings.train, repad = m->settings.repad,
-               ranks = llama_has_partial_sums(m);
+               ranks = llama_has_partial_sums(m), muon = train && m->settings.muon;
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
@@ -911,7 +944,7 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
     LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
     LLAMA_BUFFER(LLAMA_OPTIMIZER, m->m, held, train);
-    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, held, train);
+    LLAMA_BUFFER(LLAMA_OPTIMIZER, m->v, llama_v_index(m, m->held_first + held), train);
 
     for (int l = 0; l <= c->num_layers; l++) {
         LlamaActs *a = &m->acts[l];
@@ -962,7 +995,12 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
-    LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, LLAMA_NORM_BLOCKS, ranks);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, m->num_parts, ranks);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.norm_squared, 1, muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, C * (F > q_dim ? F : q_dim), muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.next, C * (F > q_dim ? F : q_dim), muon);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.gram, C * C, muon);  // no shorter side is above C
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.poly, C * C, muon);
     LLAMA_BUFFER(LLAMA_WORKSPACE, m->sum.collected, collected * m->sum.block,
                  m->settings.num_ranks > 1 && collected);
 }
@@ -980,17 +1018,49 @@ static inline int32_t llama_head_chunk(const LlamaConfig *c, const LlamaSettings
     return chunk < s->micro_batch_tokens ? (int32_t)chunk : s->micro_batch_tokens;
 }
 
+// Blocks of what AdamW updates: so many in all
+enum { LLAMA_BLOCKS = 256, ADAMW_FLOPS = 2800 };  // of an element: 28 bytes take as long on a GPU
+
+static inline void llama_add_blocks(LlamaModel *m, size_t first, size_t last) {
+    const size_t block = (m->num_elements + LLAMA_BLOCKS * 64 - 1) / (LLAMA_BLOCKS * 64) * 64;
+    for (size_t n; first < last; first += n) {
+        n = last - first < block ? last - first : block;
+        m->parts[m->num_parts++] = (LlamaPart){first, (double)n * ADAMW_FLOPS};
+    }
+}
+
+static inline void llama_plan_parts(LlamaModel *m) {
+    size_t end = 0;  // of the parts so far
+    m->parts =
+        host_calloc((size_t)(LLAMA_BLOCKS + 2 * m->num_tensors + 2), sizeof(LlamaPart), "parts");
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
+        if (t->moments > 1) continue;
+        llama_add_blocks(m, end, t->offset);
+        if (m->muon_last == 0) m->muon_first = t->offset;
+        m->parts[m->num_parts++] = (LlamaPart){t->offset, muon_flops(t->rows, t->cols)};
+        m->muon_last = end = t->offset + t->count;
+    }
+    llama_add_blocks(m, end, m->num_elements);
+    m->parts[m->num_parts].first = m->num_elements;
+}
+
+// Whole parts in their order to each rank: its shard ends nearest to its share of the cost.
 static inline void llama_plan_shards(LlamaModel *m) {
     const LlamaSettings *s = &m->settings;
-    const size_t ranks = (size_t)s->num_ranks, n = m->num_elements, block = llama_norm_block(m);
-    const size_t blocks = (n + block - 1) / block;
-    m->shard = host_calloc(ranks + 1, sizeof(size_t), "shards");
-    for (size_t r = 0; r <= ranks; r++) m->shard[r] = blocks * r / ranks * block;
-    m->shard[ranks] = n;  // the last block may be shorter
+    const int ranks = s->num_ranks;
+    double all = 0, before = 0;
+    llama_plan_parts(m);
+    for (int i = 0; i < m->num_parts; i++) all += m->parts[i].cost;
+    m->shard = host_calloc((size_t)ranks + 1, sizeof(size_t), "shards");
+    for (int r = 0, i = 0; r <= ranks; r++) {
+        while (i < m->num_parts && before + 0.5 * m->parts[i].cost < all * r / ranks)
+            before += m->parts[i++].cost;
+        m->shard[r] = m->parts[i].first;
+    }
     m->held_first = m->shard[s->rank];
     m->held_count = m->shard[s->rank + 1] - m->held_first;
     if (s->deterministic_reduction)
-        ordered_sum_plan(&m->sum, n, s->rank, s->num_ranks, s->num_leaves);
+        ordered_sum_plan(&m->sum, m->num_elements, s->rank, s->num_ranks, s->num_leaves);
 }
 
 // The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
@@ -1045,6 +1115,7 @@ static inline void llama_free(LlamaModel *m) {
     free(m->acts);
     free(m->staging_host);
     free(m->step_host);
+    free(m->parts);
     free(m->shard);
     free(m->buckets);
     *m = (LlamaModel){0};
@@ -1086,7 +1157,7 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         a->base = device_malloc(a->bytes);
         if (!a->base)
             return error_set(
-                err, device_memory_code(), "close other programs, or choose a smaller model",
+                err, device_memory_code(), "close other programs, or lower --micro-batch-tokens",
                 "memory: %zu MiB for %s refused", a->bytes >> 20, llama_arena_names[i]);
         if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }
@@ -1106,17 +1177,9 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Weights and moments from and to files, as fp32. Every rank loads; rank 0 saves.
 
-// How many of elements offset .. offset + n - 1 this rank updates: from *first on
-static inline size_t llama_held(const LlamaModel *m, size_t offset, size_t n, size_t *first) {
-    const size_t end = m->held_first + m->held_count;
-    const size_t last = offset + n < end ? offset + n : end;
-    *first = offset > m->held_first ? offset : m->held_first;
-    return *first < last ? last - *first : 0;
-}
-
 static inline real *llama_moment(const LlamaModel *m, ParameterArena arena, size_t first) {
     assert(sizeof(real) == sizeof(float));  // the fp64 build keeps no moments in files
-    return (arena == ARENA_M ? m->m : m->v) + (first - m->held_first);
+    return arena == ARENA_M ? m->m + (first - m->held_first) : m->v + llama_v_index(m, first);
 }
 
 static inline void llama_put(void *model, ParameterArena arena, size_t offset, const float *values,

@@ -30,6 +30,7 @@
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
+#include "data/batches/mixture.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
 #include "data/runs/benchmark.h"
@@ -275,12 +276,13 @@ static void check_ranks_still_agree(const Run *run) {
 // fits with a 16th of the memory to spare for libraries; the same on all ranks.
 static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *o, const Data *d,
                        const Generator *samples, DeviceRoom *room) {
-    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->val_step.plan.num_micro;
+    const int32_t leaves = d->loader_settings.plan.num_micro, val = d->most_val_micros;
     const int32_t ranks = comm_num_ranks(), most = leaves > val ? leaves : val;
     LlamaSettings s = {.micro_batch_tokens = o->micro_batch_tokens,
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
+                       .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
                        .num_ranks = ranks,
@@ -326,7 +328,7 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
 }
 
 static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
-    printf("memory%s\n", m->settings.num_ranks > 1 ? " of a rank" : "");
+    printf("memory%s\n", m->settings.num_ranks > 1 ? " of rank 0" : "");
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++)
         print_bytes(llama_arena_names[i], m->arenas[i].bytes);
     if (room->backend_bytes) print_bytes("kernels", room->backend_bytes);
@@ -336,13 +338,11 @@ static void print_memory(const LlamaModel *m, const DeviceRoom *room) {
 static void print_ranks(const LlamaModel *m) {
     const int32_t ranks = m->settings.num_ranks;
     if (ranks == 1) return;
-    printf("ranks   %d, micro-batches %s, optimizer state sharded: saves %.1f MiB per rank\n",
-           ranks,
+    printf("ranks   %d, micro-batches %s, optimizer state sharded: rank 0 updates %.1f %%\n", ranks,
            m->settings.deterministic_reduction
                ? "in fixed order, for the same bits on any number of ranks"
                : "distributed by cost",
-           (double)(m->num_elements - m->held_count) *
-               (double)(2 * sizeof(real) + master_lo_bytes()) / 1048576.0);
+           100.0 * (double)m->held_count / (double)m->num_elements);
     rank_places_print();
 }
 
@@ -548,9 +548,15 @@ static void validate(Run *run, int64_t step) {
     if (run->o->bench) benchmark_score(&d->bench, &e, step, &run->log);
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
-    const double loss = llama_validation_loss(run->model, &d->val_step);
-    line_erase(stderr);
-    report_validation(&run->log, step, loss, &d->val_set);
+    double sum = 0;
+    for (int32_t i = 0; i < d->val.sources.n; i++) {
+        const double part = llama_validation_loss(run->model, &d->val_steps[i]);
+        line_erase(stderr);
+        sum += part;
+        if (d->val.sources.n > 1)
+            report_validation(&run->log, step, part, &d->val_sets[i], d->val.sources.list[i].spec);
+    }
+    report_validation(&run->log, step, sum, &d->val_set, NULL);
 }
 
 static SampleModel sample_model(LlamaModel *m) {
@@ -635,7 +641,8 @@ static void train(Run *run) {
     Error err = {0};
     RunTotals totals = {0};
     Data *d = run->data;
-    int64_t last_saved = run->resume->in_place ? run->cursor.step : -1;
+    const int64_t first = run->cursor.step;
+    int64_t last_saved = run->resume->in_place ? first : -1;
     if (run->cursor.step >= run->o->steps)
         printf("step %ld of --steps %ld is reached: nothing to train\n", run->cursor.step,
                run->o->steps);
@@ -644,7 +651,7 @@ static void train(Run *run) {
     stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
     while (run->cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
-                 last_saved > 0 ? last_saved : 0);
+                 last_saved > first ? last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
         if (pause_training(run, run->cursor.step)) last_saved = run->cursor.step;
@@ -652,6 +659,7 @@ static void train(Run *run) {
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
+    mixture_print(&d->train.sources, &run->cursor, (double)totals.tokens / (double)totals.steps);
     if (last_saved != run->cursor.step) save_or_warn(run, true);
 }
 
@@ -724,7 +732,7 @@ static int compare_doubles(const void *a, const void *b) {
 static double time_steps(LlamaModel *m, const StepData *data, const Options *o,
                          StepScalars *scalars) {
     const AdamW frozen = {.beta1 = ADAMW_BETA1, .beta2 = ADAMW_BETA2, .eps = ADAMW_EPS, .t = 1};
-    const int n = run_compare_steps(o);
+    const int n = o->compare;
     double *ms = host_calloc((size_t)n, sizeof *ms, "timings");
     llama_train_step(m, data, frozen, o->grad_clip);  // warm-up
     for (int i = 0; i < n; i++) {
@@ -752,6 +760,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     LlamaSettings model = {.max_seqlen = o->max_seqlen,
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
+                           .muon = planned->settings.muon,
                            .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
@@ -759,7 +768,7 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
     load_or_init(&m, weights, o->seed);
-    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + run_compare_steps(o));
+    line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
     const double median_ms = time_steps(&m, &data, o, &scalars);
     line_erase(stdout);
     const StepPlan *plan = &data.plan;
@@ -789,7 +798,7 @@ static void compare_layouts(const Options *o, Data *d, const LlamaModel *planned
         "counts useful work:\n"
         "real tokens, and pairs inside documents. rows differs in loss because there attention "
         "crosses documents.\n",
-        run_compare_steps(o));
+        o->compare);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@
 // scalars, sizes. A `d` prefix means gradient, nothing else. Every pointer is device memory unless
 // its name ends in _host. "=" overwrites, "+=" accumulates. Outputs and inputs must not overlap
 // unless stated. Operations are asynchronous and run in order on the backend's one stream; T = 0 is
-// legal and does nothing.
+// legal and does nothing. The gradient of a weight or bias may be NULL: it is frozen, and only the
+// other outputs are computed.
 //
 // Requirements. The CPU takes any sizes with even D. CUDA needs C, F, K and N to be multiples of 8,
 // C <= 16384 in RMSNorm, D a multiple of 16 in RoPE, and D = 64 or 128 in attention. An unsupported
@@ -240,12 +241,24 @@ void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_
 // out (T,N) =  resid (T,N) + inp weight^T, added in fp32 before rounding; out may be resid
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N);
-// dinp (T,K) =  dout (T,N) weight (N,K)
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
-                           int64_t K, int64_t N);
+// dinp (T,K) =  dout (T,N) weight (N,K); accumulate: +=
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
+                           int64_t T, int64_t K, int64_t N);
 // dweight (N,K) =  dout (T,N)^T inp (T,K); accumulate: +=
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N);
+// The same where out and dout are N columns of rows of out_stride elements, and inp and dinp K
+// columns of rows of inp_stride, multiples of 8 on CUDA
+// out (T,N) +=  scale * inp (T,K) weight (N,K)^T
+void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
+                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
+                            int64_t out_stride);
+// dinp (T,K)    =  scale * dout (T,N) weight (N,K)
+// dweight (N,K) =  scale * dout (T,N)^T inp (T,K); accumulate: +=
+void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
+                             const floatX *weight, float scale, bool accumulate, int64_t T,
+                             int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride);
+
 // ------------------------------------------------------------------------------------------------
 // SwiGLU (arXiv 2002.05202)
 
@@ -305,6 +318,22 @@ typedef struct {
 // nothing changes. master_lo: as in weights_from_host, but never NULL on CUDA.
 void adamw_update(floatX *weights, uint16_t *master_lo, real *m, real *v, const real *grads,
                   const StepScalars *step, AdamW hyper, size_t n);
+
+// What muon.h composes to the update of a matrix, beside products
+// momentum (n) =  beta momentum + (1 - beta) g  and  grads (n) =  beta momentum + (1 - beta) g,
+// g being grads times step->scale. With scale 0 nothing changes.
+void muon_momentum(real *grads, real *momentum, const StepScalars *step, float beta, size_t n);
+#define MUON_EPS 1e-7
+// out (n) =  x (n) / max(sqrt(norm_squared (1)), MUON_EPS); norm_squared NULL: x
+void muon_normalise(floatX *out, const real *x, const double *norm_squared, size_t n);
+// out (n,n) =  MUON_A I + MUON_B gram + MUON_C square      gram, square (n,n)
+#define MUON_A 3.4445f
+#define MUON_B -4.7750f
+#define MUON_C 2.0315f
+void muon_polynomial(floatX *out, const floatX *gram, const real *square, int64_t n);
+// weights (n) =  keep weights - lr x (n). With scale 0 nothing changes. master_lo: as AdamW's
+void muon_apply(floatX *weights, uint16_t *master_lo, const floatX *x, const StepScalars *step,
+                float lr, float keep, size_t n);
 
 #ifdef __cplusplus
 }

@@ -249,6 +249,14 @@ REFERENCE(rmsnorm_backward) {
         want(r, 1, c, sum, size, (double)T);
     }
 }
+static void call_rmsnorm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)r, (void)V;
+    rmsnorm_backward(p[0], NULL, p[1], p[2], p[3], p[4], T, (int)C);
+}
+REFERENCE(rmsnorm_frozen) {
+    EACH(t, T)
+    want_norm_gradient(r, t * C, x[0] + t * C, x[2] + t * C, x[3], x[1] + t * C, x[4][t], C);
+}
 
 // Of element i of (T,H+2*Hkv,D): 0 in a query, 1 in a key, 2 in a value head
 static int head_kind(const Run *r, int64_t i) {
@@ -286,6 +294,20 @@ REFERENCE(qk_norm_backward) {
     }
     EACH(c, 2 * D) want(r, 1, c, r->want[1][c], size[c], (double)(T * r->s.heads.num_heads));
     free(size);
+}
+static void call_qk_norm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
+    (void)C, (void)V;
+    qk_norm_backward(p[0], NULL, p[1], p[2], EPS, T, r->s.heads);
+}
+REFERENCE(qk_norm_frozen) {
+    const int64_t D = r->s.heads.head_dim;
+    for (int64_t row = 0; row < r->n[0]; row += D) {
+        const int kind = head_kind(r, row);
+        EACH(c, D) want_exactly(r, 0, row + c, x[0][row + c]);
+        if (kind < 2)
+            want_norm_gradient(r, row, NULL, x[1] + row, x[2] + kind * D, x[0] + row,
+                               rstd_of(x[1] + row, D), D);
+    }
 }
 CALL(bias_forward, p[0], p[1], T, C)
 REFERENCE(bias_forward) {
@@ -504,20 +526,27 @@ static double backward_flops(const Run *r) { return 10 * (double)dim(r, 'O') * a
 // ------------------------------------------------------------------------------------------------
 // Matmul, SwiGLU
 
-// Output 0 (rows, cols) = start + the sum over k < depth of a[row a_row + k a_step] times
-// b[col b_row + k b_step]
-HOT static void want_product(Run *r, const double *start, const double *a, const double *b,
-                             int64_t rows, int64_t cols, int64_t depth, int64_t a_row,
-                             int64_t a_step, int64_t b_row, int64_t b_step) {
+// Output o (rows, cols), from element `first` on in rows of `stride`, = start + scale times the sum
+// over k < depth of a[row a_row + k a_step] times b[col b_row + k b_step]
+HOT static void want_part(Run *r, int o, int64_t first, int64_t stride, const double *start,
+                          double scale, const double *a, const double *b, int64_t rows,
+                          int64_t cols, int64_t depth, int64_t a_row, int64_t a_step, int64_t b_row,
+                          int64_t b_step) {
     EACH(i, rows)
     EACH(j, cols) {
-        double sum = start ? start[i * cols + j] : 0, size = fabs(sum);
+        const int64_t at = first + i * stride + j;
+        double sum = start ? start[at] : 0, size = fabs(sum);
         EACH(k, depth) {
-            const double term = a[i * a_row + k * a_step] * b[j * b_row + k * b_step];
+            const double term = scale * a[i * a_row + k * a_step] * b[j * b_row + k * b_step];
             sum += term, size += fabs(term);
         }
-        want(r, 0, i * cols + j, sum, size, (double)depth);
+        want(r, o, at, sum, size, (double)depth);
     }
+}
+static void want_product(Run *r, const double *start, const double *a, const double *b,
+                         int64_t rows, int64_t cols, int64_t depth, int64_t a_row, int64_t a_step,
+                         int64_t b_row, int64_t b_step) {
+    want_part(r, 0, 0, cols, start, 1, a, b, rows, cols, depth, a_row, a_step, b_row, b_step);
 }
 CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
@@ -529,8 +558,14 @@ static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, in
     matmul_forward_add(p[0], p[0], p[1], p[2], T, C, V);
 }
 REFERENCE(matmul_add_in_place) { want_product(r, x[0], x[1], x[2], T, V, C, C, 1, C, 1); }
-CALL(matmul_backward_input, p[0], p[1], p[2], T, C, V)
+CALL(matmul_backward_input, p[0], p[1], p[2], false, T, C, V)
 REFERENCE(matmul_backward_input) { want_product(r, NULL, x[1], x[2], T, C, V, V, 1, 1, C); }
+static void call_matmul_add_to_input(const Run *r, void *const *p, int64_t T, int64_t C,
+                                     int64_t V) {
+    (void)r;
+    matmul_backward_input(p[0], p[1], p[2], true, T, C, V);
+}
+REFERENCE(matmul_add_to_input) { want_product(r, x[0], x[1], x[2], T, C, V, V, 1, 1, C); }
 CALL(matmul_backward_weight, p[0], p[1], p[2], true, T, C, V)
 REFERENCE(matmul_backward_weight) { want_product(r, x[0], x[1], x[2], V, C, T, 1, V, 1, C); }
 static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
@@ -540,6 +575,21 @@ static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int6
 REFERENCE(matmul_new_weight) {
     want_product(r, NULL, x[1], x[2], V, C, T, 1, V, 1, C);
     EACH(i, T == 0 ? V * C : 0) want_exactly(r, 0, i, NAN);  // no token: nothing is done
+}
+
+// Columns: the second half of out and dout, the first of inp and dinp
+#define COLUMNS_SCALE 0.75f  // exact
+CALL(matmul_forward_columns, (floatX *)p[0] + V, p[1], p[2], COLUMNS_SCALE, T, C, V, 2 * C, 2 * V)
+REFERENCE(matmul_forward_columns) {
+    EACH(i, T * 2 * V) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, V, 2 * V, x[0], COLUMNS_SCALE, x[1], x[2], T, V, C, 2 * C, 1, C, 1);
+}
+CALL(matmul_backward_columns, p[0], p[1], (floatX *)p[2] + V, p[3], p[4], COLUMNS_SCALE, true, T, C,
+     V, 2 * C, 2 * V)
+REFERENCE(matmul_backward_columns) {
+    EACH(i, T * 2 * C) want_exactly(r, 0, i, x[0][i]);
+    want_part(r, 0, 0, 2 * C, NULL, COLUMNS_SCALE, x[2] + V, x[4], T, C, V, 2 * V, 1, 1, C);
+    want_part(r, 1, 0, C, x[1], COLUMNS_SCALE, x[2] + V, x[3], V, C, T, 1, 2 * V, 1, 2 * C);
 }
 static double product_flops(const Run *r) {
     return 2 * (double)r->s.T * (double)r->s.C * (double)r->s.V;
@@ -651,11 +701,11 @@ REFERENCE(clip_scale) {
 }
 
 static const AdamW hyper = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 7};
-static void call_adamw_update(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    uint16_t *lo = (uint16_t *)((char *)p[0] + ((size_t)T * sizeof(floatX) + 255) / 256 * 256);
-    (void)r, (void)C, (void)V;
-    adamw_update(p[0], master_lo_bytes() ? lo : NULL, p[1], p[2], p[3], p[4], hyper, (size_t)T);
+static uint16_t *low_bits_of(void *master, int64_t n) {
+    char *lo = (char *)master + ((size_t)n * sizeof(floatX) + 255) / 256 * 256;
+    return master_lo_bytes() ? (uint16_t *)lo : NULL;
 }
+CALL(adamw_update, p[0], low_bits_of(p[0], T), p[1], p[2], p[3], p[4], hyper, (size_t)T)
 REFERENCE(adamw_update) {
     const double b1 = hyper.beta1, b2 = hyper.beta2, lr = hyper.lr, t = (double)hyper.t;
     EACH(i, T) {
@@ -677,6 +727,50 @@ static void prepare_adamw(Run *r, double *const *x) {
     if (r->s.T % 257 != 0) return;
     x[4][3] = 0;
     EACH(i, r->s.T) x[3][i] = i % 2 ? NAN : INFINITY;
+}
+
+CALL(muon_momentum, p[0], p[1], p[2], 0.95f, (size_t)T)
+REFERENCE(muon_momentum) {
+    const double beta = (double)0.95f, scale = x[2][3];
+    EACH(i, T) {
+        const double g = (1 - beta) * x[0][i] * scale, old = beta * x[1][i], m = old + g;
+        want(r, 1, i, m, fabs(old) + fabs(g), 0);
+        want(r, 0, i, beta * m + g, fabs(old) + 2 * fabs(g), 0);
+        for (int k = 0; k < 2 && scale == 0; k++) want_exactly(r, k, i, x[k][i]);
+    }
+}
+CALL(muon_normalise, p[0], p[1], p[2], (size_t)T)
+REFERENCE(muon_normalise) {
+    const double norm = fmax(sqrt(x[2][0]), MUON_EPS);
+    EACH(i, T) want(r, 0, i, x[1][i] / norm, fabs(x[1][i] / norm), 0);
+}
+// Norms near and below the least one
+static void prepare_norm(Run *r, double *const *x) {
+    if (r->s.scale == 1e3) x[2][0] = 0;
+    if (r->s.T == 256) x[2][0] = 1.21e-14;
+}
+#define muon_convert(out_, x_, n_) muon_normalise(out_, x_, NULL, n_)
+CALL(muon_convert, p[0], p[1], (size_t)T)
+REFERENCE(muon_convert) { EACH(i, T) want(r, 0, i, x[1][i], 0, 0); }
+CALL(muon_polynomial, p[0], p[1], p[2], T)
+REFERENCE(muon_polynomial) {
+    EACH(i, T * T) {
+        const double b = (double)MUON_B * x[1][i], c = (double)MUON_C * x[2][i],
+                     a = i % (T + 1) == 0 ? (double)MUON_A : 0;
+        want(r, 0, i, a + b + c, a + fabs(b) + fabs(c), 0);
+    }
+}
+CALL(muon_apply, p[0], low_bits_of(p[0], T), p[1], p[2], 0.02f, 0.9f, (size_t)T)
+REFERENCE(muon_apply) {
+    EACH(i, T) {
+        const double w = (double)0.9f * x[0][i], d = (double)0.02f * x[1][i];
+        want(r, 0, i, w - d, fabs(w) + fabs(d), 0);
+        r->tol[0][i] += 0x1p-23 * (fabs(w) + fabs(r->want[0][i]));
+        if (x[2][3] == 0) want_exactly(r, 0, i, x[0][i]);
+    }
+}
+static void prepare_muon(Run *r, double *const *x) {
+    if (r->s.T % 257 == 0) x[2][3] = 0;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -826,6 +920,9 @@ static const Shape flat_shapes[] = {{.T = 1003},  {.T = 0},   {.T = 1},   {.T = 
                                     {.T = 4},     {.T = 256}, {.T = 257}, {.T = 4097, .scale = 1e3},
                                     {.T = 70001}, END};
 static const Shape flat_bench[] = {{.T = 1 << 22}, END};
+static const Shape square_shapes[] = {{.T = 40},  {.T = 0},   {.T = 1}, {.T = 8},
+                                      {.T = 129}, {.T = 300}, END};
+static const Shape square_bench[] = {{.T = 576}, END};
 static const Shape clip_shapes[] = {{.T = 0, .scale = 1},  {.T = 0, .scale = 0.01},
                                     {.T = 0, .scale = -1}, {.T = 1, .scale = 1},
                                     {.T = 2, .scale = 1},  {.T = 3, .scale = 1},
@@ -857,12 +954,19 @@ static const Operation operations[] = {
         {"dresid", FLOATX, INOUT, "TC", 0}, {"dweight", REAL, INOUT, "C", 0},
         {"dnormed", FLOATX, IN, "TC", 0}, {"resid", FLOATX, IN, "TC", 0},
         {"weight", FLOATX, IN, "C", 0}, {"rstd", REAL, IN, "T", POSITIVE}}),
+    OPERATION(rmsnorm_frozen, .flags = BY_ROWS, .shapes = row_shapes, .operands = {
+        {"dresid", FLOATX, INOUT, "TC", 0}, {"dnormed", FLOATX, IN, "TC", 0},
+        {"resid", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "C", 0},
+        {"rstd", REAL, IN, "T", POSITIVE}}),
     OPERATION(qk_norm_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"out", FLOATX, OUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
         {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(qk_norm_backward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"dqkv", FLOATX, INOUT, "TQ", 0}, {"dweight", REAL, INOUT, "2D", 0},
         {"inp", FLOATX, IN, "TQ", 0}, {"weight", FLOATX, IN, "2D", 0}}),
+    OPERATION(qk_norm_frozen, .flags = BY_ROWS, .shapes = head_shapes, .operands = {
+        {"dqkv", FLOATX, INOUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
+        {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(bias_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
         {"out", FLOATX, INOUT, "TC", 0}, {"bias", FLOATX, IN, "C", 0}}),
     OPERATION(bias_backward, SHAPES(row), .operands = {
@@ -903,6 +1007,10 @@ static const Operation operations[] = {
               .flops = product_flops, .operands = {
         {"dinp", FLOATX, OUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
         {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_add_to_input, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        {"dinp", FLOATX, INOUT, "TC", 0}, {"dout", FLOATX, IN, "TV", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
     OPERATION(matmul_backward_weight, .flags = PRODUCT, SHAPES(product), .flops = product_flops,
               .operands = {
         {"dweight", REAL, INOUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
@@ -910,6 +1018,14 @@ static const Operation operations[] = {
     OPERATION(matmul_new_weight, .flags = PRODUCT, .shapes = product_shapes, .operands = {
         {"dweight", REAL, OUT, "VC", 0}, {"dout", FLOATX, IN, "TV", 0},
         {"inp", FLOATX, IN, "TC", 0}}),
+    OPERATION(matmul_forward_columns, .flags = CPU_ROWS | PRODUCT, .shapes = product_shapes,
+              .operands = {
+        {"out", FLOATX, INOUT, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
+    OPERATION(matmul_backward_columns, .flags = PRODUCT, .shapes = product_shapes, .operands = {
+        {"dinp", FLOATX, INOUT, "T2C", 0}, {"dweight", REAL, INOUT, "VC", 0},
+        {"dout", FLOATX, IN, "T2V", 0}, {"inp", FLOATX, IN, "T2C", 0},
+        {"weight", FLOATX, IN, "VC", 0}}),
     OPERATION(swiglu_forward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
         {"out", FLOATX, OUT, "TC", 0}, {"gate_up", FLOATX, IN, "T2C", 0}}),
     OPERATION(swiglu_backward, .flags = BY_ROWS, SHAPES(swiglu), .operands = {
@@ -931,6 +1047,20 @@ static const Operation operations[] = {
         {"sum", DOUBLE, INOUT, "1", POSITIVE}, {"x", REAL, IN, "T", 0}}),
     OPERATION(clip_scale, .shapes = clip_shapes, .operands = {
         {"step", STEP, INOUT, "4", SCALARS}}),
+    OPERATION(muon_momentum, SHAPES(flat), .prepare = prepare_muon, .operands = {
+        {"grads", REAL, INOUT, "T", 0}, {"momentum", REAL, INOUT, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
+    OPERATION(muon_normalise, SHAPES(flat), .prepare = prepare_norm, .operands = {
+        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0},
+        {"norm_squared", DOUBLE, IN, "1", POSITIVE}}),
+    OPERATION(muon_convert, .shapes = flat_shapes, .operands = {
+        {"out", FLOATX, OUT, "T", 0}, {"x", REAL, IN, "T", 0}}),
+    OPERATION(muon_polynomial, SHAPES(square), .operands = {
+        {"out", FLOATX, OUT, "TT", 0}, {"gram", FLOATX, IN, "TT", 0},
+        {"square", REAL, IN, "TT", 0}}),
+    OPERATION(muon_apply, SHAPES(flat), .prepare = prepare_muon, .operands = {
+        {"weights", MASTER, INOUT, "T", 0}, {"x", FLOATX, IN, "T", 0},
+        {"step", STEP, IN, "4", SCALARS}}),
     OPERATION(adamw_update, SHAPES(flat), .prepare = prepare_adamw, .operands = {
         {"weights", MASTER, INOUT, "T", 0}, {"m", REAL, INOUT, "T", 0},
         {"v", REAL, INOUT, "T", POSITIVE}, {"grads", REAL, IN, "T", 0},

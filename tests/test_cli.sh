@@ -190,6 +190,7 @@ expect resume_from_another_directory 3 'error: ' "${resume[@]/--resume/--resume=
 
 # ---- usage ------------------------------------------------------------------------------------------------
 expect unknown_flag 2 'did you mean --layout' "$train" --layot packed
+expect unknown_optimizer 2 'expected one of adamw.muon, found .sgd' "$train" --optimizer sgd
 expect stray_argument 2 'error: ' "$train" corpus
 expect a_pattern_that_the_shell_has_expanded 2 'quote a pattern' "$train" --train a/log.jsonl b/log.jsonl
 expect an_option_of_llm_c 2 'batch-tokens counts a step' "$train" -b 4

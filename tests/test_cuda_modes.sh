@@ -37,7 +37,8 @@ start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
 start on_streams EMU_STREAMS=1 --quick
 end
 for kind in random prio; do
-    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random EMU_PROXY=1" --filter sm90
+    start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90
 done
+start hopper_proxy_fences "EMU_SCHED=random EMU_ASYNC=random EMU_PROXY=1" --filter sm90 --quick
 end
 finish

@@ -60,6 +60,9 @@ for n in 1 2 1; do      # resumed with another number of ranks
 done
 same_state resume_on_1_2_1_ranks d1/$end e/$end
 
+for n in 1 2; do ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 2; done
+same_state muon_on_2_ranks {mu1,mu2}/step-00000002
+
 # ---- memory. ZeRO-1: of the bf16 weights all, of their low bits a half on each of 2 ranks -------------
 larger=("${exact[@]/#tiny/demo}" --out p --dry-run)
 within "${larger[@]}"

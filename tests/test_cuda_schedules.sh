@@ -8,8 +8,9 @@ cd "$root" || exit 1
 evidence() { grep -avE '^ok |largest error' "$work/$kind" | tail -n 15; }
 for seed in $(seq 1 "${SEEDS:-1}"); do
     for kind in random prio; do
-        { EMU_SCHED=$kind EMU_SEED=$seed EMU_ASYNC=random EMU_PROXY=1 timeout "$limit_s" \
-              build/emu/test_ops --seed "$seed" > "$work/$kind" 2>&1
+        { export EMU_SCHED=$kind EMU_SEED=$seed EMU_ASYNC=random
+          timeout "$limit_s" build/emu/test_ops --seed "$seed" > "$work/$kind" 2>&1 &&
+              EMU_PROXY=1 build/emu/test_ops --seed "$seed" --filter sm90 --quick >> "$work/$kind"
           echo $? > "$work/$kind.status"; } &
     done
     wait

@@ -15,8 +15,8 @@ common=(--model tiny --from-scratch --train corpus --max-seqlen 96 --micro-batch
         --batch-tokens 512 --val-tokens 256 --val-every 2 --num-samples 0 --lr 1e-3
         --warmup-steps 2)
 
-# near NAME RUN: within bf16 rounding of the CPU's
-near() { same_losses "$1" 0.00390625 0.03125 7 cpu "$2"; }
+# near NAME RUN [CPU_RUN]: within bf16 rounding of the CPU's
+near() { same_losses "$1" 0.00390625 0.03125 7 "${3:-cpu}" "$2"; }
 check cpu_4_steps "$cpu" "${common[@]}" --out cpu --steps 4
 check packed_4_steps "$cuda" "${common[@]}" --out packed --steps 4 --save-every 2 --keep 0
 near packed_losses_match_the_cpu_backend packed
@@ -30,6 +30,10 @@ as_on_cpu padded --layout padded
 as_on_cpu repad --layout repad
 as_on_cpu deterministic --deterministic
 as_on_cpu sm80 --attention sm80         # the kernels for GPUs before Hopper
+
+check cpu_muon_4_steps "$cpu" "${common[@]}" --optimizer muon --out cpu_muon --steps 4
+check muon_4_steps "$cuda" "${common[@]}" --optimizer muon --out muon --steps 4
+near muon_losses_match_the_cpu_backend muon cpu_muon
 
 if [[ $cuda = *emu* ]]; then
     expect no_sm90_kernels_on_sm_80 2 'error: .*attention' \

@@ -106,6 +106,8 @@ bug gemm_wrong_byte_count      yes  10     10   yes   -     'DEADLOCK|tx-count 1
 bug gemm_early_release         yes  10     10   yes   yes   'WRONG'
 bug gemm_no_wgmma_fence        yes  10     10   yes   -     'without a preceding wgmma.fence'
 bug gemm_no_proxy_fence        no   0      0    yes   no    'WRONG'
+bug gemm_one_proxy_fence       no   0      0    yes   no    'WRONG'
+bug gemm_too_many_registers    yes  10     10   yes   -     'takes 2048 registers more than'
 bug gemm_exits_early           yes  10     10   yes   -     'unfinished TMA store'
 bug gemm_no_init_fence         yes  10     10   yes   -     'no fence.mbarrier_init'
 bug gemm_one_arrival_per_group no   4      7    no    yes   'WRONG|DEADLOCK|EMU'

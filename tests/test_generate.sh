@@ -239,7 +239,7 @@ fi
 
 # ---- what is refused -----------------------------------------------------------------------------------
 expect chat_alone 2 '--chat belongs to --generate' "$train" --chat
-expect steps_of_compare 2 'compare: expected 1 to 1000' "$train" --compare 0 --dry-run
+expect steps_of_compare 2 'compare: expected a number from 1 to 1000' "$train" --compare 0 --dry-run
 expect generate_and_out 2 '--generate and --out: expected at most one' of tiny --out x
 expect eval_of_nothing 2 'hint: give --val' "$train" --model "$golden" --eval
 expect generate_and_eval 2 'expected at most one' of tiny --eval

@@ -140,7 +140,7 @@ static const int32_t *golden_ints(Golden *g, const char *name, int *n) {
 }
 
 // chunk: rows of the head and elements of a tensor at a time; 0: as always, here all at once
-static void golden_open(Golden *g, const char *name, int chunk) {
+static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
     Error err = {0};
     LlamaConfig config;
     char path[600];
@@ -164,6 +164,7 @@ static void golden_open(Golden *g, const char *name, int chunk) {
     const LlamaSettings settings = {.micro_batch_tokens = num_tokens + 5,
                                     .max_seqlen = longest,
                                     .train = true,
+                                    .muon = muon,
                                     .head_chunk = chunk,
                                     .io_chunk = (size_t)chunk};
     llama_plan(&g->model, &config, settings);
@@ -239,11 +240,11 @@ static void golden_mask(Golden *g, int num_docs) {
     batch_pack(&g->batch, docs, num_docs);
 }
 
-// Ten updates of torch.optim.AdamW with clip_grad_norm_(1.0)
-static void golden_training(Golden *g) {
+// Ten updates of torch.optim.AdamW, or Muon, with clip_grad_norm_(1.0)
+static void golden_training(Golden *g, const char *losses_name, const char *norms_name) {
     size_t n = 0, k = 0;
-    const float *losses = golden_floats(g, "train_losses", &n),
-                *norms = golden_floats(g, "grad_norms", &k);
+    const float *losses = golden_floats(g, losses_name, &n),
+                *norms = golden_floats(g, norms_name, &k);
     CHECK(losses && norms && n == 10 && k == 10);
     for (int step = 0; step < 10; step++) {
         AdamW h = {3e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step + 1};  // make_golden.py's
@@ -259,10 +260,23 @@ static void golden_training(Golden *g) {
     }
 }
 
+// Of make_muon_golden.py
+static void check_muon_golden(const char *name) {
+    static Golden g;
+    Error err = {0};
+    char path[600];
+    golden_open(&g, name, 0, true);
+    snprintf(path, sizeof path, "%s/muon.safetensors", g.dir);
+    safetensors_close(&g.set);
+    CHECK_MSG(safetensors_open(&g.set, path, &err), "%s", err.what);
+    golden_training(&g, "losses", "norms");
+    golden_close(&g);
+}
+
 static void check_golden(const char *name, int chunk) {
     static Golden g;
     size_t n = 0;
-    golden_open(&g, name, chunk);
+    golden_open(&g, name, chunk, false);
     CHECK(chunk == 0 || (g.model.settings.head_chunk == chunk && g.batch.total_tokens > 2 * chunk));
     double loss = forward_backward(&g.model, &g.batch);
     const float *expected = golden_floats(&g, "loss", &n);
@@ -272,28 +286,34 @@ static void check_golden(const char *name, int chunk) {
     golden_gradients(&g);
     if (chunk == 0) golden_logits(&g);
     if (chunk == 0) golden_mask(&g, g.batch.num_segments);
-    if (chunk == 0) golden_training(&g);
+    if (chunk == 0) golden_training(&g, "train_losses", "grad_norms");
     golden_close(&g);
 }
 
-static void check_goldens(int chunk) {
+static void check_with_head_at_once(const char *name) { check_golden(name, 0); }
+static void check_in_chunks(const char *name) { check_golden(name, 64); }
+
+static void check_goldens(const char *file, void (*check)(const char *name)) {
     DIR *dir = opendir("tests/golden");
     char names[32][256];
     int checked = 0;
     CHECK_MSG(dir != NULL, "run from the repository's root");
     for (struct dirent *e; checked < 32 && (e = readdir(dir));) {
         char path[600];
-        snprintf(path, sizeof path, "tests/golden/%s/expected.safetensors", e->d_name);
+        snprintf(path, sizeof path, "tests/golden/%s/%s", e->d_name, file);
         if (e->d_name[0] == '.' || !path_exists(path)) continue;
         snprintf(names[checked++], 256, "%s", e->d_name);
     }
     closedir(dir);
-    for (int i = 0; i < checked; i++) check_golden(names[i], chunk);
+    for (int i = 0; i < checked; i++) check(names[i]);
     CHECK_MSG(checked >= 3, "%d goldens found", checked);
 }
 
-TEST(goldens_of_transformers) { check_goldens(0); }
-TEST(goldens_with_the_head_and_the_weights_in_chunks) { check_goldens(64); }
+TEST(goldens_of_transformers) { check_goldens("expected.safetensors", check_with_head_at_once); }
+TEST(goldens_with_the_head_and_the_weights_in_chunks) {
+    check_goldens("expected.safetensors", check_in_chunks);
+}
+TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
 
 // The weights of a directory, on the host.
 static float *load_weights(const char *dir, size_t *n) {

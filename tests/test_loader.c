@@ -77,7 +77,7 @@ static LoaderSettings settings_of(Layout layout) {
         .num_ranks = 1};
 }
 
-static const PlanState START = {0, 0, 0, 0};
+static const PlanState START = {0};
 
 static bool same_batch(const Batch *a, const Batch *b) {
     const size_t rows = (size_t)a->total_tokens * sizeof(int32_t);
@@ -161,7 +161,7 @@ static void check_thread(Layout layout) {
             state = d->plan.cursor_after;
             if (step + 1 == STEPS / 2) middle = state;
         }
-        CHECK(state.epoch > 1 && state.step == STEPS);
+        CHECK(state.sources[0].epoch > 1 && state.step == STEPS);
         loader_stop(&loader);
         state = middle;
     }
@@ -308,7 +308,7 @@ TEST(planning_errors_are_delivered) {
     Error err = {0};
     LoaderSettings s = settings_of(LAYOUT_PADDED);
     open_data(&ds);
-    const PlanState bad = {0, NUM_DOCS + 1, 0, 0};
+    const PlanState bad = {0, {{.doc_pos = NUM_DOCS + 1}}};
     CHECK(loader_start(&loader, &ds, &s, bad, &err));
     CHECK(loader_next(&loader, &err) == NULL && err.code == EXIT_CHECKPOINT_MISFIT);
     loader_stop(&loader);

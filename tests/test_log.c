@@ -32,7 +32,7 @@ static void open_log(RunLog *log, const char *text, int64_t keep_bytes) {
 
 static void put_record(RunLog *log) {
     const ValidationSet set = {1, 2, 3};
-    report_validation(log, 1, 2.5, &set);
+    report_validation(log, 1, 7.5, &set, NULL);
 }
 
 TEST(a_log_keeps_the_lines_before_a_checkpoint) {

@@ -776,6 +776,15 @@ static void check_rounding_after_adding(void) {
 }
 #endif
 
+// Without a weight's gradient these compute nothing.
+static void check_frozen_weights(void) {
+    open_device();
+    bias_backward(NULL, NULL, 4, 8);
+    embedding_backward(NULL, NULL, NULL, NULL, 4, 8);
+    matmul_backward_weight(NULL, NULL, NULL, true, 4, 8, 8);
+    device_synchronize();
+}
+
 static void check_memory_is_counted(void) {
     open_device();
     const DeviceMemory before = device_memory();
@@ -1058,6 +1067,7 @@ static int make_cases(Case *cases, bool bench) {
     add_case(cases, &n, "weights_are_exact", check_weights_are_exact);
     add_case(cases, &n, "timer_is_within_the_clock", check_timer);
     add_case(cases, &n, "no_gradient_overflows_the_optimizer", check_huge_gradients);
+    add_case(cases, &n, "a_frozen_weight_has_no_gradient", check_frozen_weights);
     add_case(cases, &n, "work_lists_keep_their_bound", check_work_list_bound);
 #ifndef BACKEND_CUDA
     add_case(cases, &n, "notebook", check_notebook);

@@ -34,7 +34,7 @@ static int64_t targets_of(const void *context, int64_t doc, int64_t from, int64_
 }
 
 static DocIndex index_of(const Lengths *lengths) {
-    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL};
+    return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL, 0, NULL};
 }
 
 // Many short documents and a few long ones: lengths over several powers of two up to `longest`.
@@ -62,7 +62,7 @@ static PlanSettings random_settings(void) {
     return s;
 }
 
-static const PlanState START = {0, 0, 0, 0};
+static const PlanState START = {0};
 
 static void plan_ok(StepPlan *p, const DocIndex *index, const PlanSettings *s, Layout layout,
                     const PlanState *state) {
@@ -103,9 +103,9 @@ static int64_t length_two(const void *context, int64_t doc) {
 
 // The document at a position of an epoch of n documents.
 static int64_t doc_at(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const DocIndex index = {n, length_two, NULL, NULL};
+    const DocIndex index = {n, length_two, NULL, NULL, 0, NULL};
     PlanSettings s = small_settings();
-    PlanState at = {epoch, pos, 0, 0};
+    SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};
     Segment segment;
     Error err = {0};
@@ -187,7 +187,7 @@ static void check_stream(const Lengths *l, const PlanSettings *s) {
     const DocIndex index = index_of(l);
     const LongCounts expected = expected_counts(l, s);
     LongCounts counts = {0};
-    PlanState at = START;
+    SourceCursor at = {0};
     Segment c;
     Error err = {0};
     int32_t **times = (int32_t **)host_calloc((size_t)l->n, sizeof *times, "test");
@@ -360,10 +360,11 @@ static void check_steps(const Lengths *l, const PlanSettings *s, int num_steps) 
     const DocIndex index = index_of(l);
     StepPlan p = {0}, other = {0};
     PlanState state = START, at = START;
+    SourceCursor *cursor = &at.sources[0];
     LongCounts counts = {0};
     Error err = {0};
     Segment next;
-    CHECK(plan_next_segment(&index, s, &at, &next, &counts, &err));
+    CHECK(plan_next_segment(&index, s, cursor, &next, &counts, &err));
     for (int step = 0; step < num_steps; step++) {
         StepPlan fresh = {0};
         // of documents of one token, say
@@ -373,7 +374,7 @@ static void check_steps(const Lengths *l, const PlanSettings *s, int num_steps) 
             CHECK(same_segment(&p.stream[i], &next));
             at.step = step + 1;
             if (i + 1 == p.num_stream) CHECK(memcmp(&p.cursor_after, &at, sizeof at) == 0);
-            CHECK(plan_next_segment(&index, s, &at, &next, &counts, &err));
+            CHECK(plan_next_segment(&index, s, cursor, &next, &counts, &err));
         }
         PlanSettings longer = *s;  // one segment more is too much for the step, or for packing
         longer.set_tokens = p.real_tokens + next.length;
@@ -608,7 +609,7 @@ TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
 static void check_set(const Lengths *l, const PlanSettings *s, int64_t most) {
     StepPlan p = {0};
     const DocIndex index = index_of(l);
-    PlanState at = START;
+    SourceCursor at = {0};
     Segment c;
     LongCounts counts = {0};
     Error err = {0};
@@ -695,20 +696,21 @@ TEST(states_of_other_data_are_refused) {
     int32_t docs[] = {100, 100, 100};
     const Lengths l = {docs, 3, 0}, none = {docs, 0, 0};
     const DocIndex index = index_of(&l);
-    static const PlanState bad[] = {{-1, 0, 0, 0},  {0, -1, 0, 0},       {0, 0, -1, 0},
-                                    {0, 0, 0, -1},  {0, 4, 0, 0},        {0, 3, 1, 0},
-                                    {0, 0, 100, 0}, {0, 0, 1ll << 40, 0}};
+    static const SourceCursor bad[] = {{-1, 0, 0, 0, 0}, {0, -1, 0, 0, 0},  {0, 0, -1, 0, 0},
+                                       {0, 4, 0, 0, 0},  {0, 3, 1, 0, 0},   {0, 0, 100, 0, 0},
+                                       {0, 0, 1ll << 40, 0, 0}};
     Error err;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const PlanState state = {.sources = {bad[i]}};
         err = (Error){0};
-        CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &bad[i], &err));
+        CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &state, &err));
         CHECK_MSG(err.code == EXIT_CHECKPOINT_MISFIT, "%zu", i);
     }
-    const PlanState inside = {0, 0, 64, 0}, end = {5, 3, 0, 7};
+    const PlanState inside = {0, {{.tok_off = 64}}}, end = {7, {{.epoch = 5, .doc_pos = 3}}};
     plan_ok(&p, &index, &s, LAYOUT_PACKED, &inside);
     CHECK(p.stream[0].tok_off == 64 && p.stream[0].length == 36);
     plan_ok(&p, &index, &s, LAYOUT_PACKED, &end);
-    CHECK(p.cursor_after.epoch >= 6 && p.cursor_after.step == 8);
+    CHECK(p.cursor_after.sources[0].epoch >= 6 && p.cursor_after.step == 8);
     s.long_docs = LONG_TRUNCATE;
     CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &inside, &err));
     CHECK(!plan_once(&p, &none, &s, &err) && err.code == EXIT_BAD_INPUT);

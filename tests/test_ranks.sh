@@ -36,6 +36,20 @@ for n in 1 4; do
 done
 for c in padded giant; do same_state "deterministic_$c" ${c}1/step-00000002 ${c}4/step-00000002; done
 
+# ---- Muon: no shard cuts a matrix; one moment of each, which AdamW does not take -----------------------
+steps=2
+for n in 1 2 3; do
+    ranks $n "${exact[@]}" --optimizer muon --out mu$n --steps 6
+    ranks $n "${exact[@]}" --optimizer muon --out mue --steps $steps --resume
+    steps=$((steps + 2))
+done
+for d in mu2 mu3 mue; do same_state "muon_$d" mu1/step-00000006 $d/step-00000006; done
+differ muon_is_not_adamw {mu1,d1}/final/model.safetensors
+expect muon_resumed_by_adamw 9 'tensor v.model.layers.0.self_attn.q_proj.weight .* found none' \
+    "$train" --resume --out mu1 --steps 7 --optimizer adamw
+expect adamw_resumed_by_muon 9 'expected 26 tensors, found 40' \
+    "$train" --resume --out d1 --steps 9 --optimizer muon
+
 # ---- under a loss mask: documents, segments and micro-batches without a target ----------------------
 cp -r text.bin masked.bin && mask_shards masked.bin 'd % 3 > 0 and i // 40 % 2'
 for n in 1 3; do ranks $n "${exact[@]}" --train masked.bin --out md$n --steps 8; done
@@ -123,7 +137,7 @@ expect plan_of_texts 0 '^texts .* 60 documents' \
     env TMPDIR="$work/away" "${mpi[@]}" -n 2 "${run[@]/#tiny/demo}" --train text --out dry --dry-run
 check plan_of_texts_leaves_nothing eval 'rmdir away && test ! -e dry'
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
-expect plan_reports_memory_saved_and_cores 0 '^ranks +2, .* saves [0-9.]+ MiB per rank' \
+expect plan_reports_the_share_and_cores 0 '^ranks +2, .* rank 0 updates [0-9.]+ %' \
     "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
 has plan_reports_cores ", cores $core: " out.txt
 check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1

@@ -52,15 +52,16 @@ static int read_without(const char *text, const Same *same, const char *field) {
     if (line) memmove(line, strchr(line, '\n') + 1, strlen(strchr(line, '\n') + 1) + 1);
     CHECK(file_write_all(path, edited, strlen(edited), &err));
     const bool ok = state_read(&s, dir, &same->plan, &same->train, &err);
-    CHECK(!ok || (s.cursor.epoch == 1 && s.cursor.doc_pos == 2 && s.cursor.tok_off == 3 &&
-                  s.cursor.step == 4 && s.log_bytes == 5 && s.skips_in_a_row == 6));
+    const SourceCursor *c = &s.cursor.sources[0];
+    CHECK(!ok || (c->epoch == 1 && c->doc_pos == 2 && c->tok_off == 3 && s.cursor.step == 4 &&
+                  s.log_bytes == 5 && s.skips_in_a_row == 6));
     CHECK(!ok || (s.trend.mean == (strcmp(field, "loss_mean") ? 0.1 : 0) &&
                   s.trend.deviation == 0.2 && s.trend.num_losses == 7));
     return err.code;
 }
 
 static Same usual(void) {
-    Same same = {.plan = {.num_micro = 1}};
+    Same same = {.plan = {.num_micro = 1}, .train.sources.n = 1};
     same.train.fingerprint = 0x123456789abcdefull;
     same.train.token_fingerprint = 0xfedcba987654321ull;
     return same;
@@ -71,7 +72,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     static Checkpoint ck;
     uint64_t n = 0;
     char path[IO_PATH_MAX];
-    const TrainingState s = {.cursor = {.epoch = 1, .doc_pos = 2, .tok_off = 3, .step = 4},
+    const TrainingState s = {.cursor = {4, {{1, 2, 3, 0, 0}}},
                              .log_bytes = 5,
                              .skips_in_a_row = 6,
                              .trend = {0.1, 0.2, 7}};

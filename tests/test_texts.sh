@@ -129,7 +129,7 @@ echo '{"eos_token": "absent"}' > bpe/tokenizer_config.json
 expect needs_eos 3 'no eos_token' "${run_bpe[@]}" --train tree --out eos --steps 0 --val-every 0
 echo '{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}' > bpe/tokenizer_config.json
 # one long text, which its hash would choose for validation
-mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 60000)' > long.txt
+mkdir few && python3 -c 'print("every word of this line is a token or two\n" * 240000)' > long.txt
 cp long.txt few && echo a short one > few/short.txt
 check few_texts "${run[@]}" --train few --out few.out --steps 0 --val-every 0
 has of_few_texts_only_ends_are_validated '3 documents, 1 for validation .the last 1 % of a file' out.txt
@@ -251,7 +251,7 @@ echo '{"cells": []}' > notebook.ipynb
 refused a_notebook 'notebook.ipynb: .*found a notebook' notebook.ipynb
 refused an_empty_directory 'nothing: expected token shards' nothing
 refused no_such_file 'absent.txt: expected a file or a directory, found nothing' absent.txt
-refused no_such_pattern 'absent[*]: expected token shards' 'absent*'
+refused no_such_pattern 'absent[*]: expected a file or a directory, found nothing' 'absent*'
 refused a_model_without_tokenizer 'is text, expected a tokenizer for it' notes.txt --model smollm2-135m
 sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low && cp bpe/* low && mv c low/config.json
 code=9 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch

@@ -144,7 +144,7 @@ static const char *argument_value(const Option *o, const char *equals, int argc,
                                   int *i, Error *err) {
     if (equals) return equals + 1;
     if (*i + 1 < argc && strncmp(argv[*i + 1], "--", 2) != 0) return argv[++*i];
-    if (is_text(o) && o->choices) return o->choices;
+    if (o->choices && o->kind != OPTION_CHOICE) return o->choices;
     error_set(err, EXIT_USAGE, "a value that begins with -- needs --name=value",
               "--%s: expected a value", o->name);
     return NULL;
@@ -240,7 +240,7 @@ static void print_words(const char *words, int *at, FILE *out) {
 static void print_one(const Option *o, FILE *out) {
     char left[256], tail[256] = "";
     const bool flag = o->kind == OPTION_FLAG, choice = o->kind == OPTION_CHOICE,
-               optional = is_text(o) && o->choices,
+               optional = o->choices && !choice,
                on = flag && o->fallback && strcmp(o->fallback, "true") == 0;
     snprintf(left, sizeof left, optional ? "  --%s%s [%s]%s" : "  --%s%s %s%s", on ? "[no-]" : "",
              o->name, kinds[o->kind].placeholder, choice ? o->choices : "");

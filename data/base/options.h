@@ -40,7 +40,7 @@ typedef struct {
     OptionKind kind;
     void *address;
     const char *fallback;  // default as text, parsed like an argument; NULL: NULL, 0 or false
-    const char *choices;   // CHOICE: "a|b|c". Texts: value of a bare `--name`, NULL: value required
+    const char *choices;   // CHOICE: "a|b|c". Others: value of a bare `--name`; NULL: required
     double min, max;       // numbers, inclusive; both 0: the type's own range
     const char *help;
 } Option;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../base/memory.h"
+#include "mixture.h"
 
 // ------------------------------------------------------------------------------------------------
 // One step
@@ -19,8 +20,9 @@ static int64_t dataset_index_targets(const void *dataset, int64_t doc, int64_t f
 }
 
 DocIndex dataset_doc_index(const Dataset *ds) {
-    return (DocIndex){ds->num_docs, dataset_index_length, ds,
-                      ds->masked ? dataset_index_targets : NULL};
+    return (DocIndex){
+        ds->num_docs, dataset_index_length, ds, ds->masked ? dataset_index_targets : NULL, 0,
+        &ds->sources};
 }
 
 void step_data_free(StepData *d) {
@@ -95,7 +97,8 @@ bool step_data_read(StepData *d, Batch *b, Dataset *ds, const LoaderSettings *s,
 
 bool loader_load_step(StepData *out, Dataset *ds, const LoaderSettings *s, PlanState state,
                       Error *err) {
-    const DocIndex index = dataset_doc_index(ds);
+    DocIndex index = dataset_doc_index(ds);
+    if (s->source > 0) index = mixture_source(&index, s->source - 1);
     if (!plan_step(&out->plan, &index, &s->plan, s->layout, &state, err)) return false;
     const size_t most = (size_t)out->plan.num_micro;
     out->own_micros =

@@ -8,6 +8,7 @@
 #include "../base/heap.h"
 #include "../base/memory.h"
 #include "../base/sum_tree.h"
+#include "mixture.h"
 
 static const char owner[] = "the step plan";
 
@@ -16,10 +17,12 @@ static const char owner[] = "the step plan";
 
 // The document at position pos of an epoch: a permutation of 0 .. n - 1 that needs no memory. A
 // Feistel network permutes the next power of four; repeating it until the value is below n makes
-// it a permutation of n, after at most 4 passes on average.
-static int64_t permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
+// it a permutation of n, after at most 4 passes on average. Sources of one size differ in their
+// orders: those of parallel texts would otherwise give pairs.
+static int64_t plan_document(const DocIndex *index, uint64_t seed, int64_t epoch, int64_t pos) {
+    const int64_t n = index->num_docs, first = index->first_doc;
     assert(n >= 1 && pos >= 0 && pos < n);
-    const uint64_t key = splitmix64(splitmix64(seed) ^ (uint64_t)epoch);
+    const uint64_t key = splitmix64(splitmix64(seed + (uint64_t)first) ^ (uint64_t)epoch);
     int half = 1;
     while (half < 31 && ((uint64_t)1 << (2 * half)) < (uint64_t)n) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
@@ -33,7 +36,7 @@ static int64_t permute(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
         }
         x = left << half | right;
     } while (x >= (uint64_t)n);
-    return (int64_t)x;
+    return first + (int64_t)x;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -71,13 +74,13 @@ int64_t plan_goal(const PlanSettings *s) {
     return tokens / 1000000 * s->fill_ppm + tokens % 1000000 * s->fill_ppm / 1000000;
 }
 
-static bool plan_state_check(const DocIndex *index, const PlanSettings *s, const PlanState *at,
-                             Error *err) {
-    bool good = at->epoch >= 0 && at->step >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 &&
-                at->doc_pos <= index->num_docs;
+static bool plan_cursor_check(const DocIndex *index, const PlanSettings *s, const SourceCursor *at,
+                              Error *err) {
+    bool good =
+        at->epoch >= 0 && at->doc_pos >= 0 && at->tok_off >= 0 && at->doc_pos <= index->num_docs;
     if (good && at->tok_off > 0) {
         good = at->doc_pos < index->num_docs && s->long_docs == LONG_SPLIT;
-        const int64_t doc = good ? permute(s->seed, at->epoch, index->num_docs, at->doc_pos) : 0;
+        const int64_t doc = good ? plan_document(index, s->seed, at->epoch, at->doc_pos) : 0;
         good = good && at->tok_off < index->length(index->context, doc);
     }
     if (good) return true;
@@ -142,16 +145,17 @@ static Segment plan_segment_at(const PlanSettings *s, int64_t doc, int64_t lengt
     return (Segment){doc, tok_off, n, s->long_docs == LONG_SPLIT && n < rest};
 }
 
-bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *at,
+bool plan_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
                        Segment *segment, LongCounts *counts, Error *err) {
     const int64_t last_epoch = at->epoch + 1;  // the rest of this one, and all of the next
+    if (!plan_cursor_check(index, s, at, err)) return false;
     while (true) {
         if (at->doc_pos >= index->num_docs) {
             at->epoch++;
             at->doc_pos = at->tok_off = 0;
         }
         if (at->epoch > last_epoch) return plan_nothing_left(index, s, counts, err);
-        const int64_t doc = permute(s->seed, at->epoch, index->num_docs, at->doc_pos);
+        const int64_t doc = plan_document(index, s->seed, at->epoch, at->doc_pos);
         const int64_t length = index->length(index->context, doc);
         assert(length > at->tok_off);
         if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
@@ -162,7 +166,11 @@ bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *
         *segment = plan_segment_at(s, doc, length, at->tok_off);
         at->tok_off = segment->has_next ? at->tok_off + segment->length : 0;
         at->doc_pos += !segment->has_next;
-        if (!index->targets || plan_targets(index, segment) > 0) return true;
+        if (!index->targets || plan_targets(index, segment) > 0) {
+            at->tokens += segment->length;
+            at->counted += segment->length;
+            return true;
+        }
         counts->tokens_left_out += segment->length;
     }
 }
@@ -170,7 +178,7 @@ bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *
 bool plan_count_left_out(const DocIndex *index, const PlanSettings *s, LongCounts *out,
                          Error *err) {
     *out = (LongCounts){0};
-    for (int64_t doc = 0; doc < index->num_docs; doc++) {
+    for (int64_t doc = index->first_doc; doc < index->first_doc + index->num_docs; doc++) {
         const int64_t length = index->length(index->context, doc);
         if (plan_forbids(s, length)) return plan_too_long(s, doc, length, err);
         if (plan_leaves_out(index, s, doc, length, out) || !index->targets) continue;
@@ -329,7 +337,7 @@ static bool plan_take_prefix(StepPlan *p, const DocIndex *index, const PlanSetti
     p->num_stream = p->num_targets = p->real_tokens = p->longest_segment = 0;
     while (p->num_stream < max_segments) {
         Segment segment;
-        if (!plan_next_segment(index, s, &at, &segment, &counts, err)) return false;
+        if (!mixture_draw(index, s, &at, &segment, &counts, err)) return false;
         if (p->num_stream > 0 && p->real_tokens + segment.length > goal) break;
         p->stream = host_grow(p->stream, &p->stream_capacity, (size_t)p->num_stream + 1,
                               sizeof *p->stream, owner);
@@ -394,9 +402,9 @@ bool plan_step(StepPlan *plan, const DocIndex *index, const PlanSettings *s, Lay
     if (!plan_settings_check(s, err)) return false;
     if (index->num_docs < 1)
         return error_set(err, EXIT_BAD_INPUT, "", "data: expected documents, found none");
-    if (!plan_state_check(index, s, state, err)) return false;
     plan->layout = layout;
     plan->masked = index->targets != NULL;
+    plan->sources = index->sources;
     plan_reserve_micros(plan, s->num_micro);
     if (!plan_packed(plan, index, s, state, err)) return false;
     if (plan->num_targets == 0)
@@ -426,7 +434,7 @@ void plan_free(StepPlan *p) {
 // document longer than that, those of its first segments, at least one.
 static bool plan_first_documents(const DocIndex *index, const PlanSettings *s, int64_t most_tokens,
                                  int64_t *tokens, Error *err) {
-    PlanState at = {0};
+    SourceCursor at = {0};
     LongCounts counts = {0};
     Segment segment = {0};
     int64_t first = -1, doc = -1;  // the first document, and that of the last segment

@@ -10,12 +10,13 @@
 //             room
 //
 // A step is the same for any number of ranks; the layout only changes the grouping into
-// micro-batches. The state is one cursor; planning again from the same state gives the same plan on
-// any machine (integer arithmetic only).
+// micro-batches. The state is a cursor for each source; planning again from the same state gives
+// the same plan on any machine (integer arithmetic only).
 #ifndef UNPAD_PLAN_H
 #define UNPAD_PLAN_H
 
 #include "../base/error.h"
+#include "../shards/sources.h"
 #include "batch.h"
 
 typedef struct {
@@ -24,6 +25,8 @@ typedef struct {
     const void *context;
     // Of tokens [from, from + n) of a document, from >= 1, how many are targets; NULL: all
     int64_t (*targets)(const void *context, int64_t doc, int64_t from, int64_t n);
+    int64_t first_doc;       // documents are first_doc .. first_doc + num_docs - 1
+    const Sources *sources;  // of these documents; NULL: one
 } DocIndex;
 
 // Policy for documents longer than max_seqlen
@@ -39,12 +42,19 @@ typedef struct {
     LongDocs long_docs;
 } PlanSettings;
 
-// Everything a run must remember about its position in the data; {0} is the beginning.
+// A position in the stream of one source; {0} is the beginning.
 typedef struct {
     int64_t epoch;
     int64_t doc_pos;  // documents of this epoch that are used up
     int64_t tok_off;  // tokens of the next one that are used up
+    int64_t tokens;   // of all segments so far
+    int64_t counted;  // for its share: those since the weights were last changed
+} SourceCursor;
+
+// Everything a run must remember about its position in the data; {0} is the beginning.
+typedef struct {
     int64_t step;
+    SourceCursor sources[MAX_SOURCES];
 } PlanState;
 
 // Part of a document, or all of it
@@ -71,7 +81,8 @@ typedef struct {
     int64_t num_stream;
     Segment *stream;  // (num_stream) in the order of the stream
     int64_t num_targets, real_tokens;
-    bool masked;  // loss masks decide which tokens are targets
+    bool masked;             // loss masks decide which tokens are targets
+    const Sources *sources;  // the index's
     int32_t longest_segment;
     PlanState cursor_after;  // where the next step begins
     // of all micro-batches of this layout
@@ -103,9 +114,10 @@ int64_t plan_goal(const PlanSettings *s);
 // ------------------------------------------------------------------------------------------------
 // The stream
 
-// The segment at *at; advances *at past it and adds to *counts. EXIT_BAD_INPUT when the policy
-// forbids a document, or nothing is left of all of them.
-bool plan_next_segment(const DocIndex *index, const PlanSettings *s, PlanState *at,
+// The segment at *at of the documents as one source; advances *at past it and adds to *counts.
+// EXIT_BAD_INPUT when the policy forbids a document, or nothing is left of all of them;
+// EXIT_CHECKPOINT_MISFIT when *at is not a position in them.
+bool plan_next_segment(const DocIndex *index, const PlanSettings *s, SourceCursor *at,
                        Segment *segment, LongCounts *counts, Error *err);
 
 // The counts of a whole data set, for the summary at the start. Fails where training would fail at

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "loader.h"
+#include "mixture.h"
 
 bool data_summary(DataSummary *d, const Dataset *ds, const PlanSettings *s, Error *err) {
     const DocIndex index = dataset_doc_index(ds);
@@ -51,6 +52,7 @@ void data_summary_print(const DataSummary *d, const char *label) {
 bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, PlanState at,
                 Error *err) {
     const DocIndex index = dataset_doc_index(train->dataset);
+    const PlanState start = at;
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
     int steps = 0;
@@ -70,6 +72,7 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
         s->fill_ppm * 1e-4, s->max_seqlen,
         s->long_docs == LONG_SPLIT ? "longer ones are split" : "see --long-docs", epoch < 10,
         epoch);
+    mixture_print(&train->dataset->sources, &start, tokens / steps);
     if (layout == LAYOUT_PACKED && fill < 0.8 * s->fill_ppm * 1e-6)
         printf(
             "fill    %.0f %% in the next %d step%s, as few documents fit together: more with "

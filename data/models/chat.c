@@ -122,7 +122,8 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
     *t = (ChatTemplate){.name = "ChatML", .end = "<|im_end|>"};
     if (!dir) return true;
     char *text = tokenizer_chat_template(dir, path, err);
-    const bool found = text, known = found && read_template(t, text);
+    t->found = text;
+    const bool known = text && read_template(t, text);
     free(text);
     copy_token(t->bos, sizeof t->bos, tokenizer, tokenizer->bos);
     if (t->style == CHAT_LLAMA) text_copy(t->end, sizeof t->end, "<|eot_id|>");
@@ -132,7 +133,7 @@ bool chat_template_open(ChatTemplate *t, const char *dir, const Tokenizer *token
                               "a text written out",
                               "%s: expected the chat template of SmolLM2 (ChatML), SmolLM3, Llama "
                               "3, Qwen2 to 3 or Mistral Nemo, found %s",
-                              path, found ? "another one" : "none");
+                              path, t->found ? "another one" : "none");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -224,6 +225,8 @@ static bool add_turns(Messages *m, const json_t *turns, const char *role, Error 
                              m->n + 1);
         if (!add_message(m, role, either(item, "content", "value"), bad)) return false;
         m->items[m->n - 1].reasoning = json_string_value(json_member(item, "reasoning_content"));
+        if (weight && !json_is_number(weight))
+            return bad_input(bad, "message %zu: weight: expected a number", m->n);
         if (weight && json_number_value(weight) == 0) m->items[m->n - 1].trained = false;
     }
     return json_array_size(turns) > 0 || bad_input(bad, "expected a list of messages");
@@ -415,8 +418,10 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
 bool chat_render(const ChatTemplate *t, const json_t *record, bool train_all, Parts *out,
                  Error *bad) {
     Messages m = {0};
-    const bool ok = read_record(&m, record, bad) && write_chat(out, t, &m, bad);
-    if (ok && train_all) {
+    bool ok = read_record(&m, record, bad);
+    for (size_t i = 0; i < m.n; i++) m.items[i].trained |= train_all;
+    ok = ok && write_chat(out, t, &m, bad);
+    if (ok && train_all) {  // what stands between the messages, too
         out->num_parts = 1;
         out->parts[0] = (Part){out->n, true};
     }

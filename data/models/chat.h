@@ -36,6 +36,7 @@ typedef enum {
 typedef struct {
     ChatStyle style;
     const char *name;       // of a model that has it
+    bool found;             // in the directory
     char system[512];       // of ChatML: for chats without a system message; empty: none
     char heading[128];      // with a date, before the system message
     char bos[64], end[64];  // texts of tokens: at the beginning, and after an answer

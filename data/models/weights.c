@@ -65,6 +65,23 @@ static bool same_shape(const Parameter *t, const TensorInfo *found) {
            memcmp(found->shape, expected.shape, sizeof expected.shape) == 0;
 }
 
+// What a file holds, in its order: weights, or all m and then all v
+typedef struct {
+    ParameterArena arena;
+    const Parameter *t;
+} Stored;
+
+static Stored *list_stored(const Parameters *p, bool moments, int *num) {
+    const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
+                         last = moments ? ARENA_V : ARENA_WEIGHTS;
+    Stored *list = host_calloc(2 * (size_t)p->num, sizeof *list, "tensor list");
+    *num = 0;
+    for (ParameterArena arena = first; arena <= last; arena++)
+        for (const Parameter *t = p->list; t < p->list + p->num; t++)
+            if (arena != ARENA_V || t->moments > 1) list[(*num)++] = (Stored){arena, t};
+    return list;
+}
+
 static bool in_table(const Parameters *p, const char *name) {
     for (int i = 0; i < p->num; i++)
         if (strcmp(p->list[i].name, name) == 0) return true;
@@ -117,31 +134,35 @@ static bool check_weights(const Parameters *p, const SafetensorsSet *s, const ch
                      misfit, extra[0] ? " unknown: " : "", extra);
 }
 
-static bool check_moments(const Parameters *p, const SafetensorsSet *s, ParameterArena arena,
-                          const char *path, Error *err) {
-    for (int i = 0; i < p->num; i++) {
-        const TensorInfo expected = tensor_of(&p->list[i], arena, "F32"),
+static bool check_moments(const Stored *list, int num, const SafetensorsSet *s, const char *path,
+                          Error *err) {
+    const char *hint = "resume with the model and the --optimizer of the run";
+    for (int i = 0; i < num; i++) {
+        const TensorInfo expected = tensor_of(list[i].t, list[i].arena, "F32"),
                          *found = safetensors_find(s, expected.name);
-        if (!found || !same_shape(&p->list[i], found))
-            return error_set(err, EXIT_CHECKPOINT_MISFIT,
-                             "resume with the model that was being trained",
+        if (!found || !same_shape(list[i].t, found))
+            return error_set(err, EXIT_CHECKPOINT_MISFIT, hint,
                              "%s: expected tensor %s of this model's shape, found %s", path,
                              expected.name, found ? "another shape" : "none");
     }
+    if (s->num_tensors != num)
+        return error_set(err, EXIT_CHECKPOINT_MISFIT, hint, "%s: expected %d tensors, found %d",
+                         path, num, s->num_tensors);
     return true;
 }
 
 // ------------------------------------------------------------------------------------------------
 // Loading
 
-static bool load_parameter(const Parameters *p, ParameterArena arena, const Parameter *t,
-                           SafetensorsSet *s, float *values, Error *err) {
-    const TensorInfo expected = tensor_of(t, arena, "F32"),
+static bool load_parameter(const Parameters *p, Stored x, SafetensorsSet *s, float *values,
+                           Error *err) {
+    const Parameter *t = x.t;
+    const TensorInfo expected = tensor_of(t, x.arena, "F32"),
                      *info = safetensors_find(s, expected.name);
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         if (!safetensors_read_f32(s, info, values, first, n, err)) return false;
-        p->put(p->context, arena, t->offset + first, values, n);
+        p->put(p->context, x.arena, t->offset + first, values, n);
     }
     return true;
 }
@@ -149,17 +170,14 @@ static bool load_parameter(const Parameters *p, ParameterArena arena, const Para
 // Checks names and shapes of a file or directory, then reads its values where `load` is set.
 static bool open_and_load(const Parameters *p, bool moments, const char *path, bool load,
                           Error *err) {
-    const ParameterArena first = moments ? ARENA_M : ARENA_WEIGHTS,
-                         last = moments ? ARENA_V : ARENA_WEIGHTS;
     SafetensorsSet s;
+    int num;
     if (!safetensors_open(&s, path, err)) return false;
     float *values = alloc_block(p);
-    bool ok = moments || check_weights(p, &s, path, err);
-    for (ParameterArena arena = first; ok && moments && arena <= last; arena++)
-        ok = check_moments(p, &s, arena, path, err);
-    for (ParameterArena arena = first; load && arena <= last; arena++)
-        for (int i = 0; ok && i < p->num; i++)
-            ok = load_parameter(p, arena, &p->list[i], &s, values, err);
+    Stored *list = list_stored(p, moments, &num);
+    bool ok = moments ? check_moments(list, num, &s, path, err) : check_weights(p, &s, path, err);
+    for (int i = 0; load && ok && i < num; i++) ok = load_parameter(p, list[i], &s, values, err);
+    free(list);
     free(values);
     if (ok && s.num_nonfinite > 0)
         ok = error_set(err, EXIT_DIVERGED,
@@ -183,14 +201,14 @@ bool parameters_load(Parameters p, bool moments, const char *path, Error *err) {
 // ------------------------------------------------------------------------------------------------
 // Saving
 
-static bool save_block(const char *path, ParameterArena arena, const Parameter *t,
-                       const char *dtype, float *values, size_t n, FileWriter *w, Error *err) {
+static bool save_block(const char *path, Stored x, const char *dtype, float *values, size_t n,
+                       FileWriter *w, Error *err) {
     for (size_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
             return error_set(err, EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
                              "%s: not saved, training diverged: expected finite values, found NaN "
                              "or Inf in %s of %s",
-                             path, arenas[arena].name, t->name);
+                             path, arenas[x.arena].name, x.t->name);
     const bool bf16 = strcmp(dtype, "BF16") == 0;
     for (size_t i = 0; bf16 && i < n; i++) {  // in place
         const uint16_t bits = bf16_bits(values[i]);
@@ -199,31 +217,30 @@ static bool save_block(const char *path, ParameterArena arena, const Parameter *
     return writer_write(w, values, n * tensor_dtype_size(dtype), err);
 }
 
-static bool save_header(const Parameters *p, ParameterArena first, int num_tensors,
-                        const char *dtype, const char *path, FileWriter *w, Error *err) {
-    TensorInfo *infos = host_calloc((size_t)num_tensors, sizeof *infos, "tensor list");
-    for (int i = 0; i < num_tensors; i++)
-        infos[i] = tensor_of(&p->list[i % p->num], first + (ParameterArena)(i / p->num), dtype);
-    const bool ok = safetensors_create(w, path, infos, num_tensors, err);
+static bool save_header(const Stored *list, int num, const char *dtype, const char *path,
+                        FileWriter *w, Error *err) {
+    TensorInfo *infos = host_calloc((size_t)num, sizeof *infos, "tensor list");
+    for (int i = 0; i < num; i++) infos[i] = tensor_of(list[i].t, list[i].arena, dtype);
+    const bool ok = safetensors_create(w, path, infos, num, err);
     free(infos);
     return ok;
 }
 
 bool parameters_save(Parameters p, bool moments, const char *dtype, const char *path, FileWriter *w,
                      Error *err) {
-    const ParameterArena first_arena = moments ? ARENA_M : ARENA_WEIGHTS;
-    const int num_tensors = moments ? 2 * p.num : p.num;
+    int num;
     float *values = alloc_block(&p);
-    bool ok = path && save_header(&p, first_arena, num_tensors, dtype, path, w, err);
-    for (int i = 0; i < num_tensors; i++) {
-        const Parameter *t = &p.list[i % p.num];
-        const ParameterArena arena = first_arena + (ParameterArena)(i / p.num);
+    Stored *list = list_stored(&p, moments, &num);
+    bool ok = path && save_header(list, num, dtype, path, w, err);
+    for (int i = 0; i < num; i++) {
+        const Parameter *t = list[i].t;
         for (size_t first = 0, n; first < t->count; first += n) {
             n = block_size(&p, t, first);
-            p.get(p.context, arena, t->offset + first, values, n);
-            ok = ok && save_block(path, arena, t, dtype, values, n, w, err);
+            p.get(p.context, list[i].arena, t->offset + first, values, n);
+            ok = ok && save_block(path, list[i], dtype, values, n, w, err);
         }
     }
+    free(list);
     free(values);
     if (ok) return writer_close(w, err);
     if (path) writer_abort(w);

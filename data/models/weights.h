@@ -15,6 +15,7 @@ typedef struct {
     size_t offset;       // elements from the start of every parameter arena
     size_t count;        // elements
     bool decay;          // matrices decay, norm weights and biases do not
+    int moments;         // that the optimizer keeps of it: 2, or 1: m alone
     float init_std;      // 0: filled with ones; negative: with zeros
 } Parameter;
 
@@ -40,11 +41,12 @@ void weights_init(Parameters p, uint64_t seed);
 // Reads no values.
 bool weights_check(Parameters p, const char *dir, Error *err);
 
-// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or both moments from a file of
-// parameters_save. Exit 7 when values are NaN or Inf, 9 when moments are of another model.
+// Weights from a Hugging Face directory, as F32, BF16, F16 or F64, or the moments from a file of
+// parameters_save. Exit 7 when values are NaN or Inf, 9 when moments are of another model or
+// optimizer.
 bool parameters_load(Parameters p, bool moments, const char *path, Error *err);
 
-// Weights, or both moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
+// Weights, or the moments as "m.<name>" and "v.<name>", into a .safetensors file; *w then has its
 // size and checksum. dtype: "F32", or "BF16", rounded to nearest even. NaN and Inf are refused with
 // exit 7. All blocks are read even after a failure, so that `get` may be a collective operation;
 // path NULL: only that, for the ranks that do not write.

@@ -162,13 +162,47 @@ static void get_plan_fields(PlanField *f, const PlanSettings *p, const Dataset *
     memcpy(f, fields, sizeof fields);
 }
 
-static bool read_cursor(const json_t *state, TrainingState *s, Error *err) {
+static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
+    json_t *list = json_array();
+    for (int32_t i = 0; i < sources->n; i++, c++)
+        json_array_append_new(
+            list, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "epoch", c->epoch, "doc_pos",
+                            c->doc_pos, "tok_off", c->tok_off, "tokens", c->tokens, "counted",
+                            c->counted, "weight", sources->list[i].weight));
+    return list;
+}
+
+// Where a weight has changed, shares count from here. Older versions have one source, and its
+// cursor in the file itself.
+static bool read_cursors(const json_t *state, const Sources *sources, SourceCursor *cursors,
+                         Error *err) {
+    const int64_t max = (int64_t)1 << 52;
+    const json_t *list = json_member(state, "sources");
+    const bool old = !list && sources->n == 1;
+    bool changed = false;
+    for (int32_t i = 0; i < sources->n; i++) {
+        const json_t *from = old ? state : json_array_get(list, (size_t)i);
+        SourceCursor *c = &cursors[i];
+        int64_t weight = 0;
+        if (!json_get_int64(from, "epoch", 0, max, &c->epoch, true, err) ||
+            !json_get_int64(from, "doc_pos", 0, max, &c->doc_pos, true, err) ||
+            !json_get_int64(from, "tok_off", 0, max, &c->tok_off, true, err) ||
+            !json_get_int64(from, "tokens", 0, max, &c->tokens, !old, err) ||
+            !json_get_int64(from, "counted", 0, c->tokens, &c->counted, !old, err) ||
+            !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, !old, err))
+            return false;
+        changed |= weight != sources->list[i].weight;
+    }
+    for (int32_t i = 0; changed && i < sources->n; i++) cursors[i].counted = 0;
+    return true;
+}
+
+static bool read_progress(const json_t *state, const Sources *sources, TrainingState *s,
+                          Error *err) {
     const int64_t max = (int64_t)1 << 52;
     PlanState *c = &s->cursor;
     return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
-           json_get_int64(state, "epoch", 0, max, &c->epoch, true, err) &&
-           json_get_int64(state, "doc_pos", 0, max, &c->doc_pos, true, err) &&
-           json_get_int64(state, "tok_off", 0, max, &c->tok_off, true, err) &&
+           read_cursors(state, sources, c->sources, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
            json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
@@ -196,14 +230,13 @@ static bool check_plan(const json_t *state, const PlanField *plan, const char *p
 
 bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *plan,
                  const Dataset *train, const char *version, const Option *options, Error *err) {
-    const PlanState *c = &s->cursor;
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
     json_t *state = json_pack(
-        "{s:i, s:s, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:f, s:f}", "format", 1, "version", version,
-        "step", c->step, "epoch", c->epoch, "doc_pos", c->doc_pos, "tok_off", c->tok_off,
-        "log_bytes", s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses",
-        s->trend.num_losses, "loss_mean", s->trend.mean, "loss_deviation", s->trend.deviation);
+        "{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f}", "format", 1, "version", version, "step",
+        s->cursor.step, "sources", cursors_json(s->cursor.sources, &train->sources), "log_bytes",
+        s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses", s->trend.num_losses,
+        "loss_mean", s->trend.mean, "loss_deviation", s->trend.deviation);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));
@@ -231,5 +264,5 @@ bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, con
     json_auto_t *state = state_open(dir, err);
     if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
     get_plan_fields(fields, plan, train);
-    return read_cursor(state, s, err) && check_plan(state, fields, path, err);
+    return check_plan(state, fields, path, err) && read_progress(state, &train->sources, s, err);
 }

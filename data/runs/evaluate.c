@@ -47,7 +47,7 @@ bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *er
                                        .long_docs = (LongDocs)e->o->long_docs}};
     StepData d = {0};
     Batch b;
-    PlanState at = {0};
+    SourceCursor at = {0};
     LongCounts left_out = {0};
     Segment next;
     int64_t last_doc = -1, num_batches = 0;

@@ -13,6 +13,7 @@
 #include "../base/file.h"
 #include "../base/json.h"
 #include "../base/path.h"
+#include "../batches/mixture.h"
 
 // ------------------------------------------------------------------------------------------------
 // log.jsonl
@@ -227,6 +228,7 @@ static void log_step(RunLog *log, const StepReport *r, const StepPlan *p) {
         {"longest_doc", json_integer(p->longest_segment)},
         {"attention_pairs", json_integer(p->attention_pairs)},
         {"padded_pairs", json_integer(p->padded_pairs)},
+        {"sources", mixture_json(p->sources, &p->cursor_after)},
         {"skipped", json_boolean(r->skipped)},
         {"spike", json_boolean(r->spike)},
         {"imbalance_measured", b->measured > 0 ? number(b->measured) : NULL},
@@ -264,12 +266,16 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds) {
                text_plural(set->docs), set->tokens);
 }
 
-void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set) {
-    printf("val after step %ld | loss %.4f | %ld doc%s | %ld targets\n", step, plain_nan(loss),
-           set->docs, text_plural(set->docs), set->targets);
-    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I}", "event", "val", "step", step, "loss",
-                             number(loss), "docs", set->docs, "real_tokens", set->tokens, "targets",
-                             set->targets));
+void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
+                       const char *source) {
+    const double loss = loss_sum / (double)set->targets;
+    printf("val after step %ld%s%s | loss %.4f | %ld doc%s | %ld targets\n", step,
+           source ? " of " : "", source ? source : "", plain_nan(loss), set->docs,
+           text_plural(set->docs), set->targets);
+    log_write(log, json_pack("{s:s, s:I, s:o, s:I, s:I, s:I, s:o*}", "event",
+                             source ? "val_source" : "val", "step", step, "loss", number(loss),
+                             "docs", set->docs, "real_tokens", set->tokens, "targets", set->targets,
+                             "path", source ? json_text(source) : NULL));
 }
 
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text) {

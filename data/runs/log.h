@@ -73,7 +73,9 @@ void print_validation_set(const ValidationSet *set, const Dataset *ds);
 // The console's line is cut to the width of a terminal by leaving out what matters least; there it
 // is also rewritten by each step, and stays every lines_every steps and before a pause.
 void report_step(RunLog *log, const StepReport *r, const StepPlan *plan);
-void report_validation(RunLog *log, int64_t step, double loss, const ValidationSet *set);
+// source: of a mixture; NULL: the whole set
+void report_validation(RunLog *log, int64_t step, double loss_sum, const ValidationSet *set,
+                       const char *source);
 
 // number: 1-based, of the samples after this step. ended: by the model's end of text.
 void report_sample(RunLog *log, int64_t step, int number, bool ended, const char *text);

@@ -9,6 +9,7 @@
 #include "../base/hash.h"
 #include "../base/json.h"
 #include "../base/path.h"
+#include "../batches/mixture.h"
 
 // ------------------------------------------------------------------------------------------------
 // Do the model and the shards mean the same by a token id? Both may name their tokenizer, by the
@@ -112,7 +113,8 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
                   "%s: no training data yet", o->train);
     must(dataset_open(&d->train, o->train, &options, &err), &err);
     options.split = "val";
-    if (!o->val && !path_is_dir(o->train)) return;
+    for (int32_t i = 0; !o->val && i < d->train.sources.n; i++)
+        if (!path_is_dir(d->train.sources.list[i].spec)) return;
     d->has_val = dataset_open(&d->val, o->val ? o->val : o->train, &options, &err);
     must(d->has_val || !o->val, &err);
 }
@@ -120,7 +122,7 @@ static void open_datasets(Data *d, const Options *o, int32_t vocab_size) {
 // The tokenizer's files all from one directory: those of two would not fit each other.
 static void read_model_files(Data *d, const Options *o, const ResumePoint *at, bool is_rank_0) {
     Error err = {0};
-    const char *dirs[] = {at->dir, o->model, o->train}, *from = NULL;
+    const char *dirs[] = {at->dir, o->model, d->train.sources.list[0].spec}, *from = NULL;
     char path[IO_PATH_MAX];
     for (int i = 0; i < 3 && !from; i++) {
         if (!path_is_dir(dirs[i])) continue;
@@ -153,23 +155,26 @@ static LoaderSettings make_loader_settings(const Options *o, int32_t rank, int32
     return s;
 }
 
-// Validation: the first documents of a fixed order, the same for every run and seed.
-static void load_validation(Data *d, const Options *o) {
+// Validation: the first documents of a source in a fixed order, the same for every run and seed.
+static void load_validation(Data *d, const Options *o, int32_t source) {
     Error err = {0};
     LoaderSettings s = d->loader_settings;
-    if (!d->has_val) return;
-    const DocIndex index = dataset_doc_index(&d->val);
+    ValidationSet *set = &d->val_sets[source], *sum = &d->val_set;
+    const DocIndex all = dataset_doc_index(&d->val), index = mixture_source(&all, source);
+    s.source = source + 1;
     s.layout = LAYOUT_PACKED;
     s.deterministic_reduction = s.num_ranks > 1 || reduces_deterministically(o);
     s.plan.seed = 0;
-    must(plan_fix_set(&s.plan, &index, o->val_tokens, &err), &err);
-    must(loader_load_step(&d->val_step, &d->val, &s, (PlanState){0}, &err), &err);
-    const StepPlan *p = &d->val_step.plan;
+    must(plan_fix_set(&s.plan, &index, (o->val_tokens - 1) / d->val.sources.n + 1, &err), &err);
+    must(loader_load_step(&d->val_steps[source], &d->val, &s, (PlanState){0}, &err), &err);
+    const StepPlan *p = &d->val_steps[source].plan;
     assert(p->real_tokens == s.plan.set_tokens);
-    d->val_set = (ValidationSet){0, p->real_tokens, p->num_targets};
+    *set = (ValidationSet){0, p->real_tokens, p->num_targets};
     const Segment *c = p->stream;
-    for (int64_t i = 0; i < p->num_stream; i++)
-        d->val_set.docs += i == 0 || c[i].doc != c[i - 1].doc;
+    for (int64_t i = 0; i < p->num_stream; i++) set->docs += i == 0 || c[i].doc != c[i - 1].doc;
+    *sum = (ValidationSet){sum->docs + set->docs, sum->tokens + set->tokens,
+                           sum->targets + set->targets};
+    if (p->num_micro > d->most_val_micros) d->most_val_micros = p->num_micro;
 }
 
 void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConfig *config,
@@ -185,7 +190,7 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     const PlanSettings *plan = &d->loader_settings.plan;
     must(data_summary(&d->train_summary, &d->train, plan, &err), &err);
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err), &err);
-    load_validation(d, o);
+    for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
     if (o->bench)
         must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
                             config->vocab_size, &err),
@@ -199,5 +204,8 @@ void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vo
         options.split = "train";
         must(dataset_open(val, path, &options, &err), &err);
     }
+    if (val->sources.n > 1)
+        exit_with(EXIT_USAGE, "give a list without weights",
+                  "%s: --eval reads every document once, expected no weights", path);
     check_tokenizers(o, (NamedData){path, val}, (NamedData){0});
 }

@@ -22,8 +22,9 @@ typedef struct {
     bool has_val;
     DataSummary train_summary, val_summary;
     LoaderSettings loader_settings;
-    StepData val_step;  // the fixed validation set
-    ValidationSet val_set;
+    StepData val_steps[MAX_SOURCES];  // the fixed validation set, by source
+    ValidationSet val_sets[MAX_SOURCES], val_set;
+    int32_t most_val_micros;  // of a source
     Tokenizer tokenizer;
     bool has_tokenizer;
     Benchmark bench;   // of --bench

@@ -20,7 +20,7 @@ const Option run_option_table[] = {
     DIRECTORY(
         "train", parsed.train, "data/demo",
         "training data: a directory, file or glob; shards, or texts (.txt, .jsonl, a directory of "
-        "them), which are tokenized once into --out"),
+        "them), which are tokenized once into --out; web:0.7,code:0.3 is a mixture by tokens"),
     DIRECTORY("val", parsed.val, NULL,
               "validation shards or texts; default: the val shards of --train"),
     CHOICE("train-on", parsed.train_on, "assistant", "assistant|all",
@@ -70,6 +70,10 @@ const Option run_option_table[] = {
          "multiple choice, files or globs of JSON Lines: accuracy before and after training, every "
          "--val-every steps, and by --eval, where --log-every 1 prints all scores"),
     OPTION_GROUP("optimizer"),
+    CHOICE(
+        "optimizer", parsed.optimizer, "adamw", "adamw|muon",
+        "of the matrices of layers: muon keeps one moment instead of two and takes AdamW's --lr; "
+        "the rest is AdamW's"),
     NUMBER("lr", parsed.lr, "2e-3", 0, 1e30, "peak learning rate"),
     CHOICE("schedule", parsed.schedule, "wsd", SCHEDULE_NAMES,
            "wsd: stable, then decay over the last --decay-frac, linear or 1-sqrt"),
@@ -111,7 +115,7 @@ const Option run_option_table[] = {
          "--generate answers instead: prompts are messages, in the model's chat template (ChatML)"),
     FLAG("eval", parsed.eval,
          "loss and perplexity on every document of --val, or of --train, by document length"),
-    {"compare", OPTION_STRING, &parsed.compare, NULL, "3", 0, 0,
+    {"compare", OPTION_INT, &parsed.compare, NULL, "3", 1, 1000,
      "time all layouts on the same documents, so many steps of each"},
     FLAG("check-packing", parsed.check_packing, "packed against each document alone"),
     FLAG("dry-run", parsed.dry_run,
@@ -150,7 +154,7 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("log-interval|logging-steps|metrics.log-freq", "it is --log-every"),
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
-    OPTION_ELSEWHERE("optim|optimizer", "AdamW is the only optimizer"),
+    OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
     OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
@@ -279,8 +283,6 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
     if (o->micro_batch_tokens < o->max_seqlen)
         exit_with(EXIT_USAGE, "raise --micro-batch-tokens or lower --max-seqlen",
                   "--micro-batch-tokens must be at least --max-seqlen: a document must fit");
-    if (o->compare && run_compare_steps(o) == 0)
-        exit_with(EXIT_USAGE, "for example --compare 3", "--compare: expected 1 to 1000 steps");
     if (o->batch_tokens % o->micro_batch_tokens != 0)
         exit_with(resumes ? EXIT_CHECKPOINT_MISFIT : EXIT_USAGE,
                   resumes ? "leave both out: a resumed run keeps the size of its steps"
@@ -311,12 +313,6 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
 
 // ------------------------------------------------------------------------------------------------
 // What they mean together
-
-int run_compare_steps(const Options *o) {
-    char *end;
-    const long steps = strtol(o->compare, &end, 10);
-    return *end == 0 && steps >= 1 && steps <= 1000 ? (int)steps : 0;
-}
 
 int64_t run_lines_every(const Options *o) {
     if (o->log_every >= 0) return o->log_every;

@@ -22,11 +22,13 @@ typedef enum {
     SCHEDULE_WSD_SQRT
 } ScheduleKind;
 
+typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
+
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention, *compare, *bench;
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *bench;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
         dry_run, allow_other_tokenizer;
-    int train_on, layout, schedule, long_docs, recompute, final_dtype;
+    int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, seed;
@@ -51,9 +53,6 @@ json_t *run_options_take(const ResumePoint *at, int argc, char **argv);
 // --generate and --eval.
 void run_options_check(const Options *o, int num_ranks, bool resumes);
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv);
-
-// Timed steps of --compare; 0: its value is not 1 to 1000.
-int run_compare_steps(const Options *o);
 
 // Steps between the lines of training, StepReport.lines_every
 int64_t run_lines_every(const Options *o);

@@ -26,6 +26,7 @@ void dataset_close(Dataset *ds) {
     }
     free(ds->shards);
     free(ds->block);
+    sources_free(&ds->sources);
     pthread_mutex_destroy(&ds->lock);
     memset(ds, 0, sizeof *ds);
 }
@@ -112,23 +113,38 @@ static bool dataset_add_all(Dataset *ds, const char *spec, const DatasetOptions 
     const Search search = {path_list_add_shards, split, expected,
                            "name a directory of text files or JSON Lines, or one with such shards"};
     PathList paths = {0};
+    const int64_t num_docs = ds->num_docs;
     bool ok = path_list_expand(&paths, spec, &search, err);
     for (size_t i = 0; ok && i < paths.n; i++) {
         ok = dataset_add(ds, paths.items[i].path, options, err);
         paths.items[i].path = NULL;
     }
-    if (ok && ds->num_docs == 0)
-        ok = bad_input(err, "%s: expected documents, found none in %zu shards", ds->shards[0].path,
-                       paths.n);
+    if (ok && ds->num_docs == num_docs)
+        ok = bad_input(err, "%s: expected documents, found none in %zu shards",
+                       ds->shards[ds->num_shards - paths.n].path, paths.n);
     path_list_free(&paths);
     return ok;
+}
+
+static bool dataset_add_sources(Dataset *ds, const DatasetOptions *options, Error *err) {
+    for (int32_t i = 0; i < ds->sources.n; i++) {
+        Source *s = &ds->sources.list[i];
+        s->first_doc = ds->num_docs;
+        const int64_t num_tokens = ds->num_tokens;
+        if (!dataset_add_all(ds, s->spec, options, err)) return false;
+        s->num_docs = ds->num_docs - s->first_doc;
+        s->num_tokens = ds->num_tokens - num_tokens;
+        // the same shards in other sources are other data
+        if (i > 0) ds->fingerprint = fnv1a(ds->fingerprint, &s->first_doc, sizeof s->first_doc);
+    }
+    return true;
 }
 
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err) {
     *ds = (Dataset){.vocab_size = -1, .bos = -1, .eos = -1, .scanned_token = -1};
     ds->fingerprint = ds->token_fingerprint = FNV1A_START;
     pthread_mutex_init(&ds->lock, NULL);
-    const bool ok = dataset_add_all(ds, spec, options, err);
+    const bool ok = sources_parse(&ds->sources, spec, err) && dataset_add_sources(ds, options, err);
     if (ok && ds->vocab_size <= 0)
         ds->vocab_size = options->vocab_size > 0 ? options->vocab_size : INT32_MAX;
     if (!ok) dataset_close(ds);

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "../base/error.h"
+#include "sources.h"
 
 typedef struct Shard Shard;
 
@@ -26,6 +27,7 @@ typedef struct {
 typedef struct {
     Shard *shards;
     size_t num_shards, shard_capacity;
+    Sources sources;
     int64_t num_docs;         // not empty
     int64_t num_tokens;       // of all documents
     int64_t num_empty;        // documents that were skipped
@@ -53,9 +55,9 @@ enum { DATASET_MAX_OPEN = 256 };  // files open at a time
 // Options with vocab_size and boundary_token unknown.
 DatasetOptions dataset_options(void);
 
-// spec: a file, a directory, a glob pattern, or several of these separated by commas. Errors are
-// EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the model's is fine: ids are
-// checked against the shards' own.
+// spec: a file, a directory, a glob pattern, or several of these separated by commas; or a mixture
+// (sources.h). Errors are EXIT_BAD_INPUT; *ds then needs no closing. A vocabulary smaller than the
+// model's is fine: ids are checked against the shards' own.
 bool dataset_open(Dataset *ds, const char *spec, const DatasetOptions *options, Error *err);
 void dataset_close(Dataset *ds);
 

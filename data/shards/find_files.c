@@ -70,7 +70,7 @@ static bool expand_one(PathList *list, const char *item, const Search *s, Error 
         path_list_add(list, item);
     else if (!is_dir)
         add_matches(list, item);
-    if (list->n == before && !is_dir && !strpbrk(item, "*?["))
+    if (list->n == before && !is_dir)
         return error_set(err, EXIT_BAD_INPUT, "is the name right, seen from this directory?",
                          "%s: expected a file or a directory, found nothing", item);
     for (size_t i = before; is_dir && i < list->n; i++) list->items[i].dir_bytes = strlen(item);

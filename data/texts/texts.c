@@ -1,6 +1,7 @@
 #include "texts.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "../base/json.h"
 #include "../base/memory.h"
 #include "../shards/shard_writer.h"
+#include "../shards/sources.h"
 #include "documents.h"
 
 enum {
@@ -162,8 +164,9 @@ static bool open_tokenizer(Job *j, Error *err) {
     j->options.trains_on_all = j->settings->o->train_on != 0;
     Error *no_chat = &j->options.no_chat;
     chat_template_open(&j->options.chat, bytes ? NULL : j->settings->model, t, no_chat);
-    snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
-    if (path_ends_with(no_chat->what, "none")) no_chat->hint[0] = 0;  // ChatML
+    no_chat->hint[0] = 0;  // without a template prepare.py takes ChatML
+    if (j->options.chat.found)
+        snprintf(no_chat->hint, sizeof no_chat->hint, " --model %.300s", j->settings->model);
     j->bpe = bpe_open(t, err);
     if (!j->bpe && err->code == EXIT_USAGE)
         text_copy(
@@ -465,8 +468,8 @@ static bool place_in(Job *j, OutDir *out, const char *name, Error *err) {
            path_printf(j->old, sizeof j->old, err, "%s.old", j->dir);
 }
 
-bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
-                     Error *err) {
+static bool source_to_shards(char **spec, const char *name, double val_frac, const Texts *t,
+                             Error *err) {
     static Job j;
     if (!inputs_are_texts(*spec)) return true;
     j = (Job){.settings = t, .spec = *spec, .options.val_frac = val_frac};
@@ -486,6 +489,32 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
         tokenizer_free(&j.tokenizer);
         inputs_free(&j.in);
     }
-    if (ok) *spec = strdup(j.dir);
+    if (!ok) return false;
+    free(*spec);
+    *spec = strdup(j.dir);
+    return true;
+}
+
+bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
+                     Error *err) {
+    Sources sources;
+    char numbered[300], *text;
+    size_t size;
+    bool ok = sources_parse(&sources, *spec, err);
+    FILE *out = open_memstream(&text, &size);
+    for (int32_t i = 0; ok && i < sources.n; i++) {
+        char **one = &sources.list[i].spec;
+        if (sources.n > 1)
+            snprintf(numbered, sizeof numbered, "%s-%d-%.200s", name, i + 1, basename(*one));
+        ok = source_to_shards(one, sources.n > 1 ? numbered : name, val_frac, t, err);
+        fprintf(out, "%s%s", i ? "," : "", *one);
+        if (sources.n > 1) fprintf(out, ":%.9g", 1e-9 * (double)sources.list[i].weight);
+    }
+    fclose(out);
+    if (ok)
+        *spec = text;
+    else
+        free(text);
+    sources_free(&sources);
     return ok;
 }

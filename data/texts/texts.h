@@ -19,10 +19,11 @@ typedef struct {
     const volatile sig_atomic_t *stop;  // set by a signal
 } Texts;
 
-// Where *spec names texts it becomes OUT/name, an allocated path, after the shards are there; one
-// of shards does not change. val_frac: the share of documents that become validation documents
-// there, chosen by their content; none when no other would be left. Prints a line about the texts,
-// and progress on stderr. Either all files are there, or none.
+// Where *spec names texts it becomes OUT/name after the shards are there, or of a mixture
+// OUT/name-1-web and so on; shards stay what they are. *spec is allocated. val_frac: the share of
+// documents that become validation documents there, chosen by their content; none when no other
+// would be left. Prints a line about the texts, and progress on stderr. Of each source either all
+// files are there, or none.
 bool texts_to_shards(const char **spec, const char *name, double val_frac, const Texts *t,
                      Error *err);
 

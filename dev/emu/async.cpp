@@ -161,7 +161,10 @@ static void do_chunk(const AsyncOp &o, uint32_t a, char *row, int64_t x, bool ro
             char element[16] = {0};
             if (inside) memcpy(element, row + x * size, size);
             memcpy(p + e, element, size);
-            if (opt.proxy) memcpy(async_view(a, p) + e, element, size);
+            if (!opt.proxy) continue;
+            memcpy(async_view(a, p) + e, element, size);
+            const size_t at = (size_t)(p + e - (char *)smem);
+            if (at < cur.blk->seen.size()) memcpy(cur.blk->seen.data() + at, element, size);
         } else if (inside) {
             memcpy(row + x * size, async_view(a, p) + e, size);
         }

@@ -102,6 +102,7 @@ struct Fiber {
     std::vector<CpOp> cp;     // cp.async, oldest first
     std::vector<int> cp_end;  // where each committed group ends in cp
     int bulk_groups = 0;
+    std::vector<uint32_t> unpublished;  // words of shared memory written since its last proxy fence
     uint32_t priority = 0;
     void *asan_stack = nullptr, *tsan = nullptr;
 };
@@ -137,6 +138,7 @@ struct Warp {
     int wg_groups = 0;
     bool wg_fence = false;
     size_t wg_issued = 0;
+    int registers = 0;  // of a thread
     void *tsan_async = nullptr;
     char tsan_issue, tsan_done;
 };
@@ -179,6 +181,7 @@ struct Block {
     size_t head = 0;  // ready[head..] can run
     int n = 0, live = 0;
     uint64_t rng = 0;
+    int registers_free = 0;  // by setmaxnreg
     size_t dynamic_smem = 0, static_smem = 0, static_limit = 0;
     std::vector<const void *> statics;  // the variables that static_smem counts
     void *sched_sp = nullptr;
@@ -188,6 +191,8 @@ struct Block {
     char *tls_lo = nullptr, *tls_hi = nullptr;  // the thread-local block that is shared memory
     char *base = nullptr;                       // what 32-bit shared addresses count from
     std::vector<char> view;                     // shared memory as the async proxy sees it
+    std::vector<unsigned char> seen;            // dynamic shared memory as threads left it
+    std::vector<Fiber *> writer;                // of each WORD of it
     std::set<std::pair<void *, uint32_t>> mbars;
     Stats stats;
     void *asan_stack = nullptr, *tsan_main = nullptr;
@@ -217,7 +222,9 @@ void thread_exit(Fiber *f);
 void find_shared_memory(Block *b);
 void poison_shared_memory(Block *b);
 void check_past_dynamic_smem(Block *b);
+enum { WORD = 4 };  // bytes whose writer is known
 char *async_view(uint32_t a, char *p);
+void note_writes(Fiber *f);
 void async_exec(Block *b, size_t i);
 void check_mbarriers_idle(Block *b);
 

@@ -83,6 +83,7 @@ static bool to_next_fiber(Fiber *f) {
 }
 
 void to_sched(Fiber *f) {
+    if (opt.proxy) note_writes(f);
     if (to_next_fiber(f)) return;
     Block *b = cur.blk;
 #if defined(ASAN)

@@ -166,6 +166,7 @@ void yield_point() {
 static void prepare_warps(Block *b) {
     int num_warps = (b->n + 31) / 32;
     b->wg_signatures.assign((size_t)(num_warps + 3) / 4, {});
+    b->registers_free = 0;
     while ((int)b->warps.size() < num_warps) {
         b->warps.emplace_back(new Warp);
         TSAN(b->warps.back()->tsan_async = __tsan_create_fiber(0);)
@@ -179,6 +180,7 @@ static void prepare_warps(Block *b) {
         w->wg_groups = 0;
         w->wg_fence = false;
         w->wg_issued = 0;
+        w->registers = 65536 / b->n / 8 * 8;  // as __launch_bounds__(threads, 1) allows
     }
 }
 
@@ -282,6 +284,9 @@ void run_block(Block *b) {
     }
     TSAN(__tsan_acquire(&b->tsan_end); for (auto &w : b->warps) __tsan_acquire(&w->tsan_done);)
     check_mbarriers_idle(b);
+    if (b->registers_free < 0)
+        fail("setmaxnreg takes %d registers more than were released: it would wait for ever",
+             -b->registers_free);
     for (const Barrier &r : b->bars)
         if (r.arrived)
             fail("block ends with %d of %d arrivals at the named barrier of %s:%d", r.arrived,

@@ -53,7 +53,11 @@ void poison_shared_memory(Block *b) {
     blockDim = index[2];
     gridDim = index[3];
 #endif
-    if (opt.proxy) b->view.assign((size_t)(b->tls_hi - b->base), (char)0xff);
+    if (!opt.proxy) return;
+    b->view.assign((size_t)(b->tls_hi - b->base), (char)0xff);
+    b->seen.assign(smem, smem + b->dynamic_smem);
+    b->writer.assign(b->dynamic_smem / WORD + 1, nullptr);
+    for (auto &f : b->fibers) f->unpublished.clear();
 }
 
 void check_past_dynamic_smem(Block *b) {
@@ -91,15 +95,35 @@ void *smem_ptr(uint32_t a, size_t bytes, const char *what) {
     return p;
 }
 
-// With EMU_PROXY=1 TMA and wgmma see a copy of shared memory that only fences refresh: what a
-// thread wrote without a fence, they do not see.
+// With EMU_PROXY=1 TMA and wgmma see a copy of dynamic shared memory that only fences refresh: what
+// a thread wrote without a fence of its own, they do not see. Whose a word is shows by what has
+// changed when the thread stops.
 char *async_view(uint32_t a, char *p) { return opt.proxy ? cur.blk->view.data() + a : p; }
 
-// Publishes what all threads wrote so far; hardware publishes only the fencing thread's writes.
+void note_writes(Fiber *f) {
+    Block *b = cur.blk;
+    const size_t end = b->seen.size() / WORD * WORD, chunk = 1024;
+    Quiet quiet;
+    for (size_t i = 0; i < end; i += chunk) {
+        if (memcmp(smem + i, b->seen.data() + i, std::min(chunk, end - i)) == 0) continue;
+        for (size_t at = i; at < std::min(end, i + chunk); at += WORD) {
+            if (memcmp(smem + at, b->seen.data() + at, WORD) == 0) continue;
+            memcpy(b->seen.data() + at, smem + at, WORD);
+            b->writer[at / WORD] = f;
+            f->unpublished.push_back((uint32_t)at);
+        }
+    }
+}
+
 void fence_proxy_async() {
     Block *b = cur.blk;
+    Fiber *f = cur.self;
     TSAN(__tsan_release(b->view.data());)
-    if (opt.proxy) memcpy(b->view.data() + ((char *)smem - b->base), smem, b->dynamic_smem);
+    if (opt.proxy) note_writes(f);
+    for (uint32_t at : f->unpublished)
+        if (b->writer[at / WORD] == f)
+            memcpy(b->view.data() + ((char *)smem - b->base) + at, smem + at, WORD);
+    f->unpublished.clear();
     yield_point();
 }
 }  // namespace emu

@@ -362,9 +362,16 @@ void wgmma_wait(int n, const char *file, int line) {
     async_done();
 }
 
-// Registers are not modelled; the operand's range and the convergence of the warp are checked.
-void setmaxnreg(int n, bool, const char *file, int line) {
-    if (n % 8 || n < 24 || n > 256) fail("%s:%d setmaxnreg %d", file, line, n);
-    warp_coll(~0u, fn_sync, "setmaxnreg", nullptr, file, line, true);
+// Registers are only counted: what the warps of a block take must have been released by others.
+static void fn_setmaxnreg(void **slot, uint32_t) {
+    Warp *w = my_warp();
+    const int n = *(int *)slot[0];
+    cur.blk->registers_free += 32 * (w->registers - n);
+    w->registers = n;
+}
+void setmaxnreg(int n, bool increase, const char *file, int line) {
+    if (n % 8 || n < 24 || n > 256 || increase != (n > my_warp()->registers))
+        fail("%s:%d setmaxnreg %d of %d registers", file, line, n, my_warp()->registers);
+    warp_coll(~0u, fn_setmaxnreg, "setmaxnreg", &n, file, line, true);
 }
 }  // namespace emu

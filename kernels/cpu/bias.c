@@ -21,6 +21,7 @@ static CLONES void sum_columns(real *RESTRICT dbias, const floatX *RESTRICT dout
 
 void bias_backward(real *dbias, const floatX *dout, int64_t T, int64_t N) {
     enum { STRIPE = 64 };  // columns that one thread owns
+    if (!dbias) return;
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < N; c += STRIPE)
         sum_columns(dbias + c, dout + c, T, N, at_most(N - c, STRIPE));

@@ -204,12 +204,13 @@ static const InstructionSet *chosen;  // NULL until matmul_select
 // barrier per block suffices. Static, so that no allocation can fail; untouched pages cost nothing.
 static _Alignas(1 << 21) real packed_b[2][(size_t)NC * KC];
 
-// C (m, n) = addend + A (m, span) B (n, span)^T, the part of the product that is packed at once. A
-// panel is `stride` deep and may hold several blocks of kc.
+// C (m, n) = addend + scale A (m, span) B (n, span)^T, the part of the product that is packed at
+// once. A panel is `stride` deep and may hold several blocks of kc.
 typedef struct {
     real *c;
     const real *addend, *a, *b;
     int64_t c_stride, m, n, span, kc, stride;
+    real scale;
 } Packed;
 
 // The tile of panel i of A and panel j of B over the whole span.
@@ -236,12 +237,14 @@ static void compute_tile(const Packed *p, int64_t i, int64_t j) {
     }
 }
 
-// Packs x(i, k), i < rows, k < depth, into panels of `width` rows that are `stride` deep.
-static void pack_panels(real *packed, Matrix x, int64_t rows, int width, int64_t depth,
+// Packs scale * x(i, k), i < rows, k < depth, into panels of `width` rows that are `stride` deep.
+static void pack_panels(real *packed, Matrix x, real scale, int64_t rows, int width, int64_t depth,
                         int64_t stride) {
     chosen->pack(packed, x, rows, width, depth, stride);
-    for (int64_t i = 0; i < rows && chosen->round_pairs; i += width) {
+    for (int64_t i = 0; i < rows && (chosen->round_pairs || scale != 1); i += width) {
         real *panel = packed + i * stride;
+        for (int64_t k = 0; k < depth * width && scale != 1; k++) panel[k] *= scale;
+        if (!chosen->round_pairs) continue;
         if (depth % 2) memset(panel + depth * width, 0, (size_t)width * sizeof(real));
         chosen->round_pairs(panel, ceil_div(depth, 2), width);
     }
@@ -253,7 +256,7 @@ static void pack_b(real *packed, Matrix b, const Packed *p) {
 #pragma omp for schedule(dynamic) nowait
     for (int64_t item = 0; item < panels * ceil_div(p->span, p->kc); item++) {
         int64_t j = item % panels * width, k = item / panels * p->kc;
-        pack_panels(packed + j * p->stride + k * width, at(b, j, k), at_most(width, p->n - j),
+        pack_panels(packed + j * p->stride + k * width, at(b, j, k), 1, at_most(width, p->n - j),
                     (int)width, at_most(p->kc, p->span - k), p->stride);
     }
 }
@@ -275,7 +278,7 @@ static void compute_packed(Packed p, Matrix a, int64_t mc, int64_t m) {
         p.m = at_most(mc, m - i);
         p.c = c + i * p.c_stride, p.addend = addend ? addend + i * p.c_stride : NULL;
         for (int64_t k = 0; k < p.span && packed != i; k += p.kc)
-            pack_panels(packed_a + k * chosen->mr, at(a, i, k), p.m, chosen->mr,
+            pack_panels(packed_a + k * chosen->mr, at(a, i, k), p.scale, p.m, chosen->mr,
                         at_most(p.kc, p.span - k), p.stride);
         packed = i;
         for (int64_t j = j0; j < at_most(j0 + cols, tiles_n); j++)
@@ -310,9 +313,10 @@ static void multiply_few(real *c, const real *addend, const real *a, const real 
     }
 }
 
-// C (m, n) = addend + A (m, depth) B (n, depth)^T
-static void multiply(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int64_t n,
-                     int64_t depth) {
+// C (m, n) = addend + scale A (m, depth) B (n, depth)^T; rows of C and addend lie c_stride apart.
+static void multiply(real *c, const real *addend, int64_t c_stride, real scale, Matrix a, Matrix b,
+                     int64_t m, int64_t n, int64_t depth) {
+    if (!chosen) matmul_select(NULL, false);
     const int64_t mc = MC / chosen->mr * chosen->mr, kc = block_depth(depth);
     const int64_t nc = at_most(NC / chosen->nr * chosen->nr, round_up(n, chosen->nr));
     const int64_t span = kc * at_most(A_SIZE / (mc * kc), NC * KC / (nc * kc));
@@ -320,7 +324,7 @@ static void multiply(real *c, const real *addend, Matrix a, Matrix b, int64_t m,
     assert(chosen->mr * chosen->nr <= MAX_TILE);
 #pragma omp parallel if (worth_threads)
     {
-        Packed p = {.c_stride = n, .kc = kc};
+        Packed p = {.c_stride = c_stride, .kc = kc, .scale = scale};
         int turn = 0;
         for (int64_t j = 0; j < n; j += nc) {
             for (int64_t k = 0; k < depth; k += span, turn ^= 1) {
@@ -370,8 +374,7 @@ static void gemm(real *c, const real *addend, Matrix a, Matrix b, int64_t m, int
                  int64_t depth) {
     for (int64_t i = 0; i < m * n && depth == 0; i++) c[i] = addend ? addend[i] : 0;
     if (m == 0 || n == 0 || depth == 0) return;
-    if (!chosen) matmul_select(NULL, false);
-    multiply(c, addend, a, b, m, n, depth);
+    multiply(c, addend, n, 1, a, b, m, n, depth);
 }
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
@@ -388,13 +391,32 @@ void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, con
         gemm(out, resid, (Matrix){inp, K, 1}, (Matrix){weight, K, 1}, T, N, K);
 }
 
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
-                           int64_t K, int64_t N) {
-    gemm(dinp, NULL, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N);
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
+                           int64_t T, int64_t K, int64_t N) {
+    gemm(dinp, accumulate ? dinp : NULL, (Matrix){dout, N, 1}, (Matrix){weight, 1, K}, T, K, N);
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N) {
-    if (T == 0) return;
+    if (T == 0 || !dweight) return;
     gemm(dweight, accumulate ? dweight : NULL, (Matrix){dout, 1, N}, (Matrix){inp, 1, K}, N, K, T);
+}
+
+void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
+                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
+                            int64_t out_stride) {
+    if (T == 0) return;
+    multiply(out, out, out_stride, scale, (Matrix){inp, inp_stride, 1}, (Matrix){weight, K, 1}, T,
+             N, K);
+}
+
+void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
+                             const floatX *weight, float scale, bool accumulate, int64_t T,
+                             int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride) {
+    if (T == 0) return;
+    multiply(dinp, NULL, inp_stride, scale, (Matrix){dout, out_stride, 1}, (Matrix){weight, 1, K},
+             T, K, N);
+    if (dweight)
+        multiply(dweight, accumulate ? dweight : NULL, K, scale, (Matrix){dout, 1, out_stride},
+                 (Matrix){inp, 1, inp_stride}, N, K, T);
 }

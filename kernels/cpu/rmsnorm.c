@@ -48,10 +48,11 @@ static CLONES void weight_columns(real *RESTRICT dw, const floatX *RESTRICT dy,
 void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, const floatX *resid,
                       const floatX *weight, const real *rstd, int64_t T, int C) {
     enum { STRIPE = 64 };  // columns of dweight that one thread owns
+    const int columns = dweight ? C : 0;
 #pragma omp parallel
     {
 #pragma omp for schedule(static) nowait
-        for (int c = 0; c < C; c += STRIPE)
+        for (int c = 0; c < columns; c += STRIPE)
             weight_columns(dweight + c, dnormed + c, resid + c, rstd, T, C,
                            C - c < STRIPE ? C - c : STRIPE);
 #pragma omp for schedule(static)
@@ -105,6 +106,6 @@ void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floa
         backward_head(dqkv + h * D, dw, inp + h * D, weight + part, eps, T,
                       (int64_t)(H + 2 * Hkv) * D, D);
 #pragma omp ordered
-        for (int c = 0; c < D; c++) dweight[part + c] += dw[c];
+        for (int c = 0; c < D && dweight; c++) dweight[part + c] += dw[c];
     }
 }

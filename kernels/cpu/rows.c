@@ -32,6 +32,7 @@ static CLONES void add_row(real *RESTRICT sum, const floatX *RESTRICT row, int C
 
 void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
                         const int32_t *order, int64_t T, int C) {
+    if (!dweight) return;
 #pragma omp parallel for schedule(dynamic, 64)
     for (int64_t i = 0; i < T; i++) {
         int32_t token = tokens[order[i]];

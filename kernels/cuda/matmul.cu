@@ -6,9 +6,9 @@
 //   backward_input   dinp^T (K,T)    =  weight^T (K,N) dout^T (N,T)
 //   backward_weight  dweight^T (K,N) =  inp^T (K,T) dout (T,N)       dout is found as (N,T); or +=
 //
-// Leading dimensions are K and N, multiples of 8: every row starts on a 16-byte border whatever T
-// is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that add the parts in fp32 and in
-// a fixed order are allowed.
+// Leading dimensions are K and N, or the strides of wider rows, multiples of 8: every row starts on
+// a 16-byte border whatever T is. Sums are fp32; where cuBLASLt cuts the depth, only schemes that
+// add the parts in fp32 and in a fixed order are allowed.
 //
 // Packed batches differ in T. An algorithm serves a bucket of lengths, so that a new T rarely needs
 // cuBLASLt's heuristic; the heuristic is always asked about the longest length of the bucket and
@@ -26,6 +26,7 @@ static const char *const KIND_NAMES[NUM_KINDS] = {"matmul_forward", "matmul_back
 struct Shape {
     Kind kind;
     int64_t T, K, N;
+    int64_t inp_stride, out_stride;  // of rows of inp or dinp, and of out or dout
 };
 // D (m,n) = A (m,depth) B (depth,n), column-major
 struct Layouts {
@@ -110,19 +111,20 @@ static int64_t longest_of_bucket(int64_t T) {
     return ceil_div(T, step) * step;
 }
 
-// A row-major (rows, cols) tensor
+// A row-major (rows, cols) tensor whose rows lie stride elements apart
 static void init_layout(cublasLtMatrixLayoutOpaque_t *layout, bool is_fp32, int64_t rows,
-                        int64_t cols) {
+                        int64_t cols, int64_t stride) {
     LT_CHECK(cublasLtMatrixLayoutInit(layout, is_fp32 ? CUDA_R_32F : CUDA_R_16BF, (uint64_t)cols,
-                                      (uint64_t)rows, cols));
+                                      (uint64_t)rows, stride));
 }
 
 static Layouts layouts_of(const Shape &s) {
-    const bool weight_gradient = s.kind == BACKWARD_WEIGHT, forward = s.kind == FORWARD;
     Layouts l;
-    init_layout(&l.a, false, weight_gradient ? s.T : s.N, s.K);  // weight, or inp
-    init_layout(&l.b, false, s.T, forward ? s.K : s.N);          // inp, or dout
-    init_layout(&l.d, weight_gradient, weight_gradient ? s.N : s.T, forward ? s.N : s.K);
+    cublasLtMatrixLayoutOpaque_t *const inp[NUM_KINDS] = {&l.b, &l.d, &l.a},  // or dinp
+        *const out[NUM_KINDS] = {&l.d, &l.b, &l.b}, *const weight[NUM_KINDS] = {&l.a, &l.a, &l.d};
+    init_layout(inp[s.kind], false, s.T, s.K, s.inp_stride);
+    init_layout(out[s.kind], false, s.T, s.N, s.out_stride);
+    init_layout(weight[s.kind], s.kind == BACKWARD_WEIGHT, s.N, s.K, s.K);
     return l;
 }
 
@@ -142,12 +144,14 @@ static cublasLtMatmulAlgo_t suggest(const Shape &s) {
 }
 
 static const cublasLtMatmulAlgo_t *choose(const Shape &s) {
-    const int64_t sizes[3] = {s.T, s.K, s.N};
+    const int64_t sizes[5] = {s.T, s.K, s.N, s.inp_stride, s.out_stride};
     uint64_t h = (uint64_t)s.kind;
-    for (int i = 0; i < 3; i++) h = (h ^ (uint64_t)sizes[i]) * 0x9e3779b97f4a7c15ull;
+    for (int i = 0; i < 5; i++) h = (h ^ (uint64_t)sizes[i]) * 0x9e3779b97f4a7c15ull;
     Choice *c = &choices[(h >> 32) % CHOICES];
     const Shape &x = c->shape;
-    if (x.kind != s.kind || x.T != s.T || x.K != s.K || x.N != s.N) *c = {s, suggest(s)};
+    if (x.kind != s.kind || x.T != s.T || x.K != s.K || x.N != s.N ||
+        x.inp_stride != s.inp_stride || x.out_stride != s.out_stride)
+        *c = {s, suggest(s)};
     return &c->algo;
 }
 
@@ -158,11 +162,12 @@ static const cublasLtMatmulAlgo_t *choose(const Shape &s) {
 struct Operands {
     void *d;
     const void *addend, *a, *b;
+    float scale = 1;
 };
 
 static cublasStatus_t multiply(const Shape &s, const cublasLtMatmulAlgo_t *algo,
                                const Operands &x) {
-    const float alpha = 1, beta = x.addend ? 1 : 0;
+    const float alpha = x.scale, beta = x.addend ? 1 : 0;
     Layouts l = layouts_of(s);
     return cublasLtMatmul(handle, descriptions[s.kind], &alpha, x.a, &l.a, x.b, &l.b, &beta,
                           x.addend ? x.addend : x.d, &l.d, x.d, &l.d, algo, workspace,
@@ -174,43 +179,62 @@ static bool refused(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-static Shape shape_of(Kind kind, int64_t T, int64_t K, int64_t N) {
-    assert(handle && T > 0);
-    if (K <= 0 || N <= 0 || K % 8 != 0 || N % 8 != 0) {
+static void check_sizes(const Shape &s) {
+    assert(handle && s.T > 0);
+    for (const int64_t size : {s.K, s.N, s.inp_stride, s.out_stride}) {
+        if (size > 0 && size % 8 == 0) continue;
         char what[96];
-        snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8", KIND_NAMES[kind]);
-        cuda_unsupported(what, K <= 0 || K % 8 != 0 ? K : N);
+        snprintf(what, sizeof what, "%s: expected sizes that are multiples of 8",
+                 KIND_NAMES[s.kind]);
+        cuda_unsupported(what, size);
     }
-    return {kind, T, K, N};
 }
 
-static void run(Kind kind, const Operands &x, int64_t T, int64_t K, int64_t N) {
-    if (T == 0) return;
-    const Shape s = shape_of(kind, T, K, N);
-    cublasStatus_t status = multiply(s, choose({kind, longest_of_bucket(T), K, N}), x);
+static void run(const Shape &s, const Operands &x) {
+    if (s.T == 0) return;
+    check_sizes(s);
+    Shape longest = s;
+    longest.T = longest_of_bucket(s.T);
+    cublasStatus_t status = multiply(s, choose(longest), x);
     if (refused(status)) status = multiply(s, choose(s), x);
-    if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[kind], status);
+    if (status != CUBLAS_STATUS_SUCCESS) lt_fail(__LINE__, KIND_NAMES[s.kind], status);
 }
 
 // ------------------------------------------------------------------------------------------------
-// The four products
+// The products
 
 void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, int64_t T, int64_t K,
                     int64_t N) {
-    run(FORWARD, {out, NULL, weight, inp}, T, K, N);
+    run({FORWARD, T, K, N, K, N}, {out, NULL, weight, inp});
 }
 
 void matmul_forward_add(floatX *out, const floatX *resid, const floatX *inp, const floatX *weight,
                         int64_t T, int64_t K, int64_t N) {
-    run(FORWARD, {out, resid, weight, inp}, T, K, N);
+    run({FORWARD, T, K, N, K, N}, {out, resid, weight, inp});
 }
 
-void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, int64_t T,
-                           int64_t K, int64_t N) {
-    run(BACKWARD_INPUT, {dinp, NULL, weight, dout}, T, K, N);
+void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, bool accumulate,
+                           int64_t T, int64_t K, int64_t N) {
+    run({BACKWARD_INPUT, T, K, N, K, N}, {dinp, accumulate ? dinp : NULL, weight, dout});
 }
 
 void matmul_backward_weight(real *dweight, const floatX *dout, const floatX *inp, bool accumulate,
                             int64_t T, int64_t K, int64_t N) {
-    run(BACKWARD_WEIGHT, {dweight, accumulate ? dweight : NULL, inp, dout}, T, K, N);
+    if (!dweight) return;
+    run({BACKWARD_WEIGHT, T, K, N, K, N}, {dweight, accumulate ? dweight : NULL, inp, dout});
+}
+
+void matmul_forward_columns(floatX *out, const floatX *inp, const floatX *weight, float scale,
+                            int64_t T, int64_t K, int64_t N, int64_t inp_stride,
+                            int64_t out_stride) {
+    run({FORWARD, T, K, N, inp_stride, out_stride}, {out, out, weight, inp, scale});
+}
+
+void matmul_backward_columns(floatX *dinp, real *dweight, const floatX *dout, const floatX *inp,
+                             const floatX *weight, float scale, bool accumulate, int64_t T,
+                             int64_t K, int64_t N, int64_t inp_stride, int64_t out_stride) {
+    run({BACKWARD_INPUT, T, K, N, inp_stride, out_stride}, {dinp, NULL, weight, dout, scale});
+    if (dweight)
+        run({BACKWARD_WEIGHT, T, K, N, inp_stride, out_stride},
+            {dweight, accumulate ? dweight : NULL, inp, dout, scale});
 }

@@ -170,7 +170,7 @@ void rmsnorm_backward(floatX *dresid, real *dweight, const floatX *dnormed, cons
     rmsnorm_backward_kernel<<<blocks, grid.block, sums_bytes, cuda_stream()>>>(
         dresid, partial, dnormed, resid, weight, rstd, T, C);
     LAUNCH_CHECK("rmsnorm_backward_kernel");
-    add_partial_rows(dweight, partial, (int)blocks, C);
+    if (dweight) add_partial_rows(dweight, partial, (int)blocks, C);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -274,6 +274,6 @@ void qk_norm_backward(floatX *dqkv, real *dweight, const floatX *inp, const floa
     qk_norm_backward_kernel<<<grid, dim3(WARP, HEAD_WARPS), 0, cuda_stream()>>>(
         dqkv, partial, inp, weight, eps, T, heads);
     LAUNCH_CHECK("qk_norm_backward_kernel");
-    for (int part = QUERIES; part <= KEYS; part++)
+    for (int part = QUERIES; part <= KEYS && dweight; part++)
         add_partial_rows(dweight + part * D, partial + (int64_t)part * rows * D, rows, D);
 }

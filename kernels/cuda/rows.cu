@@ -167,7 +167,7 @@ static int64_t span_for(int64_t T, int C) {
 
 void embedding_backward(real *dweight, const floatX *dout, const int32_t *tokens,
                         const int32_t *order, int64_t T, int C) {
-    if (T == 0) return;
+    if (T == 0 || !dweight) return;
     row_grid("embedding_backward", T, C);  // checks C
     float *scratch = (float *)cuda_scratch();
     const int64_t span = span_for(T, C);

@@ -160,6 +160,8 @@ static const struct {
     BUG(GEMM_EARLY_RELEASE, run_gemm),
     BUG(GEMM_NO_WGMMA_FENCE, run_gemm),
     BUG(GEMM_NO_PROXY_FENCE, run_gemm),
+    BUG(GEMM_ONE_PROXY_FENCE, run_gemm),
+    BUG(GEMM_TOO_MANY_REGISTERS, run_gemm),
     BUG(GEMM_EXITS_EARLY, run_gemm),
     BUG(GEMM_NO_INIT_FENCE, run_gemm),
     BUG(GEMM_ONE_ARRIVAL_PER_GROUP, run_gemm),

@@ -18,6 +18,8 @@ enum Bug {
     GEMM_EARLY_RELEASE,          // releases a stage before its wgmma is done
     GEMM_NO_WGMMA_FENCE,         // accumulators are handed to wgmma without a fence
     GEMM_NO_PROXY_FENCE,         // TMA stores what it may not see yet
+    GEMM_ONE_PROXY_FENCE,        // one thread of each warp fences for all
+    GEMM_TOO_MANY_REGISTERS,     // more than the producer gives up
     GEMM_EXITS_EARLY,            // exits while a TMA store still reads shared memory
     GEMM_NO_INIT_FENCE,          // TMA may not see that its barrier is initialised
     GEMM_ONE_ARRIVAL_PER_GROUP,  // one thread releases the stage for all four warps

@@ -61,7 +61,9 @@ __device__ __forceinline__ void store_panels(const float (&d)[64], unsigned char
             *(__nv_bfloat162 *)(panels + at) =
                 __floats2bfloat162_rn(d[j * 4 + i * 2], d[j * 4 + i * 2 + 1]);
         }
-    if (bug != GEMM_NO_PROXY_FENCE) fence_proxy_async();
+    if (bug == GEMM_ONE_PROXY_FENCE) __syncwarp();
+    if (bug != GEMM_NO_PROXY_FENCE && (bug != GEMM_ONE_PROXY_FENCE || lane == 0))
+        fence_proxy_async();
     named_bar_sync(1 + warpgroup, 128);
     if (thread == 0) {
         tma_store_3d(map_c, smem_u32(panels), n0, m0 + warpgroup * 64, 0);
@@ -93,7 +95,10 @@ __global__ void __launch_bounds__(384, 1)
         setmaxnreg_dec<40>();
         if (threadIdx.x == 256) produce(s0, full, empty, &map_a, &map_b, m0, n0, tiles, bug);
     } else {
-        setmaxnreg_inc<232>();
+        if (bug == GEMM_TOO_MANY_REGISTERS)
+            setmaxnreg_inc<240>();
+        else
+            setmaxnreg_inc<232>();
         float d[64];
         consume(d, s0, full, empty, warpgroup, tiles, bug);
         store_panels(d, smem + STAGES * STAGE_BYTES + warpgroup * 2 * PANEL, &map_c, warpgroup, m0,

@@ -1,0 +1,26 @@
+// A mixture: which source the next segment is drawn from, so that each has its share of the tokens.
+//
+// The schedule is worst-case fair weighted fair queueing (WF2Q: Bennett and Zhang, INFOCOM 1996):
+// of the sources that are not ahead of their share, the one whose next segment would be due first,
+// or the first of these. No source is ever ahead of its share by more than a segment of its own, or
+// behind it by more than the longest segment of any, from the last change of the weights on.
+#ifndef UNPAD_MIXTURE_H
+#define UNPAD_MIXTURE_H
+
+#include <jansson.h>
+
+#include "plan.h"
+
+// The documents of one source alone.
+DocIndex mixture_source(const DocIndex *index, int32_t i);
+
+// plan_next_segment of the source whose turn it is.
+bool mixture_draw(const DocIndex *index, const PlanSettings *s, PlanState *at, Segment *segment,
+                  LongCounts *counts, Error *err);
+
+// Of several sources, a line for each: its share and size, and what was drawn from it.
+void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step);
+// The latter for the log; NULL of a single source (or s NULL).
+json_t *mixture_json(const Sources *s, const PlanState *at);
+
+#endif

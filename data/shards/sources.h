@@ -1,0 +1,28 @@
+// What --train and --val name: one source of documents, or a mixture of several with weights.
+#ifndef UNPAD_SOURCES_H
+#define UNPAD_SOURCES_H
+
+#include <stdint.h>
+
+#include "../base/error.h"
+
+enum { MAX_SOURCES = 32, ALL_WEIGHTS = 1000000000 };
+
+typedef struct {
+    char *spec;      // owned: a file, directory or pattern; of one source, a list
+    int64_t weight;  // share of the tokens, in ALL_WEIGHTS; 0: nothing is drawn
+    int64_t first_doc, num_docs, num_tokens;  // filled in by dataset_open
+} Source;
+
+typedef struct {
+    Source list[MAX_SOURCES];
+    int32_t n;
+} Sources;
+
+// "web:7,code:3" is two sources; weights are normalised. A spec without weights is one source. A
+// part that exists by its whole name has no weight: the file a:1 is written a:1:0.7. EXIT_USAGE
+// when only some parts have weights, or all are 0. Free it also after a failure.
+bool sources_parse(Sources *s, const char *spec, Error *err);
+void sources_free(Sources *s);
+
+#endif
