@@ -25,7 +25,7 @@ typedef struct {
 // values (n) =  their sums over all ranks
 void evaluation_sum(const Evaluation *e, double *values, size_t n);
 
-// rows (EVALUATION_ROWS): of all documents. Every num_ranks-th micro-batch is a rank's. A segment of
+// rows (EVALUATION_ROWS): of all documents; every num_ranks-th micro-batch is a rank's. A segment of
 // a split document is alone, its row that of the document.
 bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err);
 
