@@ -24,15 +24,18 @@
 #include <math.h>
 
 #include "data/base/error.h"
+#include "data/base/hash.h"
 #include "data/base/memory.h"
 #include "data/base/path.h"
 #include "data/batches/batch.h"
 #include "data/batches/loader.h"
 #include "data/models/config.h"
+#include "data/models/lora.h"
 #include "data/models/weights.h"
 #include "kernels/comm/comm.h"
 #include "kernels/comm/ordered_sum.h"
 #include "kernels/kernels.h"  // defines: every operation on the device
+#include "kernels/lora.h"
 #include "kernels/muon.h"
 
 // ------------------------------------------------------------------------------------------------
@@ -49,6 +52,7 @@ typedef struct {
     floatX *post_attention_layernorm;  // (C)
     floatX *gate_up_proj;              // (2F, C)
     floatX *down_proj;                 // (C, F)
+    Lora lora[LORA_GROUPS];            // adapters of the four
 } LlamaLayer;
 
 typedef struct {
@@ -87,6 +91,7 @@ typedef struct {
     floatX *logits;     // (head_chunk, V), becomes dlogits in place
     floatX *head_rows;  // (head_chunk, C)   rows gathered for sampling
     floatX *real_qkv, *real_attn, *real_dattn, *real_dqkv;  // repad layout only: gathered rows
+    floatX *lora_h, *lora_dh;                               // (T, LORA_MOST*r)
     // with other ranks, or sums in order: one sum for each part of the step
     double *norm_partials;  // (num_parts) squares of a part of the gradients
     double *loss_partials;  // (num_losses)
@@ -128,6 +133,7 @@ typedef struct {
     bool repad;                  // room for the repad layout
     bool train;                  // gradients and optimizer state
     bool muon;                   // updates the matrices of layers by Muon, else all by AdamW
+    LoraConfig lora;             // rank > 0: adapters are trained, the model is frozen
     LlamaRecompute recompute;
     int32_t cache_tokens;  // generation: tokens whose keys and values are kept
     int32_t head_chunk;    // tokens whose logits exist at one time; 0: see llama_head_chunk
@@ -177,14 +183,17 @@ typedef struct {
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
+    // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
-    int num_tensors;
-    size_t num_elements;           // of a parameter arena, gaps included
+    int num_tensors, num_trained;
+    size_t num_elements;           // of what is trained, gaps included: of a parameter arena
+    size_t num_weights;            // of all
     size_t num_decayed;            // the matrices come first in the arena
     size_t muon_first, muon_last;  // elements first .. last - 1 are Muon's
+    uint32_t frozen_crc;           // of the frozen model as it was read, in fp32
     // parameter arenas: same offsets in each; master_lo, m and v begin at held_first, and v leaves
     // out what is Muon's
-    floatX *weights;
+    floatX *weights;  // (num_weights)
     uint16_t *master_lo;
     real *grads, *m, *v;
     bool has_grads;  // else the next micro-batch overwrites them: see llama_clear_grads
@@ -240,7 +249,8 @@ static inline size_t llama_memory_total(const LlamaModel *m);  // bytes of all a
 // Allocates them. Parameter arenas are zeroed, the rest is uninitialised.
 static inline bool llama_allocate(LlamaModel *m, Error *err);
 
-// The weights: random, or of a Hugging Face directory; and the optimizer's moments of a checkpoint.
+// The weights, or adapters where these are trained: random, or of a Hugging Face directory; and the
+// optimizer's moments of a checkpoint.
 static inline void llama_init(LlamaModel *m, uint64_t seed);
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err);
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err);
@@ -309,12 +319,15 @@ static inline void llama_forward_layer(LlamaModel *m, int l) {
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, w->input_layernorm, eps, T, C);
     matmul_forward(a->proj, a->norm_attn, w->qkv_proj, T, C, qkv_dim);  // (T, QKV)
     if (c->qkv_bias) bias_forward(a->proj, w->qkv_bias, T, qkv_dim);
+    lora_forward(&w->lora[LORA_QKV], a->proj, a->norm_attn, T, C, qkv_dim);
     llama_rotate(m, l);
     llama_attention_forward(m, a);                                                     // (T, H*D)
     matmul_forward_add(a->resid_mlp, a->resid_attn, a->attn, w->o_proj, T, q_dim, C);  // (T, C)
+    lora_forward(&w->lora[LORA_O], a->resid_mlp, a->attn, T, q_dim, C);
     rmsnorm_forward(a->norm_mlp, a->rstd_mlp, a->resid_mlp, w->post_attention_layernorm, eps, T, C);
     matmul_forward(a->gate_up, a->norm_mlp, w->gate_up_proj, T, C, 2 * F);  // (T, 2F)
-    swiglu_forward(a->swiglu, a->gate_up, T, F);                            // (T, F)
+    lora_forward(&w->lora[LORA_GATE_UP], a->gate_up, a->norm_mlp, T, C, 2 * F);
+    swiglu_forward(a->swiglu, a->gate_up, T, F);  // (T, F)
 }
 
 // For backward: the activations of layer l that it has not kept, bit for bit.
@@ -347,6 +360,7 @@ static inline void llama_forward(LlamaModel *m) {
         llama_forward_layer(m, l);
         matmul_forward_add(a[1].resid_attn, a->resid_mlp, a->swiglu, m->layers[l].down_proj, T, F,
                            C);  // (T, C)
+        lora_forward(&m->layers[l].lora[LORA_DOWN], a[1].resid_attn, a->swiglu, T, F, C);
     }
     rmsnorm_forward(a->norm_attn, a->rstd_attn, a->resid_attn, m->norm, c->rms_norm_eps, T, C);
     llama_await_weights(m, llama_head_bucket(c));
@@ -412,22 +426,26 @@ static inline void llama_backward(LlamaModel *m) {
         const LlamaLayerGrads *g = &m->dlayers[l];
         a = &m->acts[l];
         llama_restore_layer(m, l);
-        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);             // +=
-        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);           // =
+        matmul_backward_weight(g->down_proj, s->dresid, a->swiglu, sum, T, F, C);    // +=
+        matmul_backward_input(s->dswiglu, s->dresid, w->down_proj, false, T, F, C);  // =
+        lora_backward(&w->lora[LORA_DOWN], s->dswiglu, s->dresid, a->swiglu, sum, T, F, C);
         swiglu_backward(s->dgate_up, s->dswiglu, a->gate_up, T, F);                           // =
         matmul_backward_weight(g->gate_up_proj, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);  // +=
         matmul_backward_input(s->dnorm, s->dgate_up, w->gate_up_proj, false, T, C, 2 * F);    // =
+        lora_backward(&w->lora[LORA_GATE_UP], s->dnorm, s->dgate_up, a->norm_mlp, sum, T, C, 2 * F);
         rmsnorm_backward(s->dresid, g->post_attention_layernorm, s->dnorm, a->resid_mlp,
                          w->post_attention_layernorm, a->rstd_mlp, T, C);           // +=
         matmul_backward_weight(g->o_proj, s->dresid, a->attn, sum, T, q_dim, C);    // +=
         matmul_backward_input(s->dattn, s->dresid, w->o_proj, false, T, q_dim, C);  // =
-        llama_attention_backward(m, a);                                             // = and rope's
+        lora_backward(&w->lora[LORA_O], s->dattn, s->dresid, a->attn, sum, T, q_dim, C);
+        llama_attention_backward(m, a);  // = and rope's
         if (c->qk_norm)
             qk_norm_backward(s->dqkv, g->qk_norm, a->proj, w->qk_norm, c->rms_norm_eps, T,
                              m->heads);
         if (c->qkv_bias) bias_backward(g->qkv_bias, s->dqkv, T, qkv_dim);                // +=
         matmul_backward_weight(g->qkv_proj, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);  // +=
         matmul_backward_input(s->dnorm, s->dqkv, w->qkv_proj, false, T, C, qkv_dim);     // =
+        lora_backward(&w->lora[LORA_QKV], s->dnorm, s->dqkv, a->norm_attn, sum, T, C, qkv_dim);
         rmsnorm_backward(s->dresid, g->input_layernorm, s->dnorm, a->resid_attn, w->input_layernorm,
                          a->rstd_attn, T, C);  // +=
         llama_grads_done(m, LLAMA_LAYERS + l);
@@ -548,7 +566,7 @@ static inline void llama_clear_grads(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     m->has_grads = false;
     device_zero(m->grads + m->num_decayed, (m->num_elements - m->num_decayed) * sizeof(real));
-    if (!c->tie_word_embeddings)
+    if (m->dembed_tokens && !c->tie_word_embeddings)
         device_zero(m->dembed_tokens, (size_t)c->vocab_size * c->hidden_size * sizeof(real));
 }
 
@@ -829,13 +847,15 @@ static inline void llama_next_logits(void *model, const Batch *batch, const int3
 enum { LLAMA_ALIGN = 64 };  // elements; a boundary that every matmul library likes
 
 static inline void llama_align(LlamaModel *m) {
-    m->num_elements = (m->num_elements + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
+    m->num_weights = (m->num_weights + LLAMA_ALIGN - 1) / LLAMA_ALIGN * LLAMA_ALIGN;
 }
 
+#define LLAMA_ADAPTER_OF "base_model.model."  // before the names of a model's tensors, in PEFT
 enum { NO_LAYER = -1, INIT_ONES = 0, INIT_ZEROS = -1 };  // INIT_ZEROS: a bias
 
 // The next parameter of the table. *weight and *grad are set to it where the arenas exist; weight
-// NULL: it is part of the view of the one before, which it follows without a gap.
+// NULL: it is part of the view of the one before, which it follows without a gap. Frozen weights
+// have no gradient.
 static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad, int layer,
                                     const char *name, int64_t rows, int64_t cols, float init_std) {
     Parameter *t = &m->tensors[m->num_tensors++];
@@ -847,29 +867,71 @@ static inline void llama_add_tensor(LlamaModel *m, floatX **weight, real **grad,
     if (weight) llama_align(m);
     t->rows = rows;
     t->cols = cols;
-    t->offset = m->num_elements;
+    t->offset = m->num_weights;
     t->count = (size_t)rows * (size_t)(cols ? cols : 1);
     t->decay = cols != 0;
     t->moments = m->settings.muon && layer != NO_LAYER && cols ? 1 : 2;
     t->init_std = init_std;
-    m->num_elements += t->count;
+    m->num_weights += t->count;
     if (weight && m->weights) *weight = m->weights + t->offset;
-    if (weight && m->grads) *grad = m->grads + t->offset;
+    if (weight && m->grads) *grad = t->offset < m->num_elements ? m->grads + t->offset : NULL;
+}
+
+// Adapters of layer l, named and initialised as PEFT does: for each group of linear layers with one
+// input their A, uniform in +-1/sqrt(cols), and then their B, zero: training starts from the model.
+static inline void llama_add_adapters(LlamaModel *m, int l) {
+    const LlamaConfig *c = &m->config;
+    const LoraConfig *lora = &m->settings.lora;
+    const int64_t C = c->hidden_size, F = c->intermediate_size, q_dim = llama_q_dim(c),
+                  kv_dim = (int64_t)c->num_kv_heads * c->head_dim, r = m->settings.lora.rank;
+    const int64_t rows[LORA_TARGETS] = {q_dim, kv_dim, kv_dim, C, F, F, C},
+                  cols[LORA_TARGETS] = {C, C, C, q_dim, C, C, F};
+    for (int g = 0; g < LORA_GROUPS; g++) {
+        Lora *a = &m->layers[l].lora[g];
+        *a = (Lora){.rank = (int)r,
+                    .scale = lora_scale(lora),
+                    .h = m->scratch.lora_h,
+                    .dh = m->scratch.lora_dh};
+        for (int b = 0; b < 2; b++) {  // A, then B
+            int64_t column = 0;
+            a->num = 0;
+            for (int t = lora_group_first[g]; t < lora_group_first[g + 1]; column += rows[t++]) {
+                Parameter *p = &m->tensors[m->num_tensors];
+                if (!lora->target[t]) continue;
+                llama_add_tensor(m,
+                                 a->num > 0 ? NULL
+                                 : b        ? &a->B
+                                            : &a->A,
+                                 b ? &a->dB : &a->dA, l, "", b ? rows[t] : r, b ? r : cols[t],
+                                 INIT_ZEROS);
+                if (!b) p->init_bound = 1 / sqrtf((float)cols[t]);
+                snprintf(p->name, sizeof p->name,
+                         LLAMA_ADAPTER_OF "model.layers.%d.%s.%s.lora_%c.weight", l,
+                         g < LORA_GATE_UP ? "self_attn" : "mlp", lora_target_names[t], "AB"[b]);
+                a->column[a->num] = column, a->rows[a->num++] = rows[t];
+            }
+        }
+    }
 }
 
 enum { LLAMA_LAYER_MATRICES = 7, LLAMA_LAYER_VECTORS = 7 };  // vectors: at most
 
-// The table in arena order: matrices layer by layer, then all vectors, so that weight decay is one
-// range. Residual projections start smaller by 1/sqrt(2 L), so that the residual stream's variance
-// does not grow with depth. Planning fills the table; after the allocation a second call sets the
-// views.
+// The table in arena order: adapters where there are any, which then alone are trained; matrices
+// layer by layer, then all vectors, so that weight decay is one range. Residual projections start
+// smaller by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth. Planning
+// fills the table; after the allocation a second call sets the views.
 static inline void llama_build_tensors(LlamaModel *m) {
     const LlamaConfig *c = &m->config;
     const int64_t C = c->hidden_size, F = c->intermediate_size, V = c->vocab_size;
     const int64_t q_dim = llama_q_dim(c), D = c->head_dim, kv_dim = c->num_kv_heads * D;
     const float std = c->initializer_range, resid_std = std / sqrtf(2.0f * (float)c->num_layers);
+    const bool lora = m->settings.lora.rank > 0;
     m->num_tensors = 0;
-    m->num_elements = 0;
+    m->num_weights = 0;
+    for (int l = 0; l < c->num_layers && lora; l++) llama_add_adapters(m, l);
+    llama_align(m);
+    const int adapters = m->num_tensors;
+    const size_t adapter_elements = m->num_weights;
     llama_add_tensor(m, &m->embed_tokens, &m->dembed_tokens, NO_LAYER, "model.embed_tokens", V, C,
                      std);
     for (int l = 0; l < c->num_layers; l++) {
@@ -888,7 +950,7 @@ static inline void llama_build_tensors(LlamaModel *m) {
     if (!c->tie_word_embeddings)
         llama_add_tensor(m, &m->lm_head, &m->dlm_head, NO_LAYER, "lm_head", V, C, std);
     llama_align(m);
-    m->num_decayed = m->num_elements;
+    m->num_decayed = lora ? adapter_elements : m->num_weights;
     for (int l = 0; l < c->num_layers; l++) {
         LlamaLayer *w = &m->layers[l];
         LlamaLayerGrads *g = &m->dlayers[l];
@@ -908,6 +970,8 @@ static inline void llama_build_tensors(LlamaModel *m) {
     }
     llama_add_tensor(m, &m->norm, &m->dnorm, NO_LAYER, "model.norm", C, 0, INIT_ONES);
     llama_align(m);
+    m->num_trained = lora ? adapters : m->num_tensors;
+    m->num_elements = lora ? adapter_elements : m->num_weights;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -932,14 +996,14 @@ static inline void llama_carve(LlamaModel *m) {
     const size_t q_dim = (size_t)llama_q_dim(c), qkv_dim = (size_t)llama_qkv_dim(c);
     const size_t V = (size_t)c->vocab_size, chunk = (size_t)m->settings.head_chunk;
     const size_t n = m->num_elements, held = m->held_count;
-    const size_t partial = (size_t)m->sum.num_partial,
+    const size_t rank = (size_t)m->settings.lora.rank, partial = (size_t)m->sum.num_partial,
                  collected = (size_t)m->sum.num_collected * (size_t)m->settings.num_ranks;
     const bool train = m->settings.train, repad = m->settings.repad,
                ranks = llama_has_partial_sums(m), muon = train && m->settings.muon;
     LlamaScratch *s = &m->scratch;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) m->arenas[i].bytes = 0;
 
-    LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, n, true);
+    LLAMA_BUFFER(LLAMA_WEIGHTS, m->weights, m->num_weights, true);
     LLAMA_BUFFER(LLAMA_WEIGHTS, m->master_lo, held, master_lo_bytes() > 0);
     LLAMA_BUFFER(LLAMA_GRADS, m->grads, n, train);
     LLAMA_BUFFER(LLAMA_GRADS, m->sum.partial, partial * n, train && partial);
@@ -995,6 +1059,8 @@ static inline void llama_carve(LlamaModel *m) {
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_attn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dattn, T * q_dim, repad);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->real_dqkv, T * qkv_dim, repad);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_h, T * LORA_MOST * rank, rank > 0);
+    LLAMA_BUFFER(LLAMA_WORKSPACE, s->lora_dh, T * LORA_MOST * rank, rank > 0 && train);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->norm_partials, m->num_parts, ranks);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.norm_squared, 1, muon);
     LLAMA_BUFFER(LLAMA_WORKSPACE, s->muon.x, C * (F > q_dim ? F : q_dim), muon);
@@ -1063,9 +1129,11 @@ static inline void llama_plan_shards(LlamaModel *m) {
         ordered_sum_plan(&m->sum, m->num_elements, s->rank, s->num_ranks, s->num_leaves);
 }
 
-// The matrices of layer l begin here; behind the last layer the head's, none if it is the embedding
+// The trained matrices of layer l begin here; behind the last layer the head's, none if it is the
+// embedding or frozen
 static inline size_t llama_layer_offset(const LlamaModel *m, int l) {
-    return m->tensors[1 + LLAMA_LAYER_MATRICES * l].offset;
+    const int tensors = m->num_trained / m->config.num_layers;  // of a layer's adapters
+    return m->tensors[m->settings.lora.rank ? tensors * l : 1 + LLAMA_LAYER_MATRICES * l].offset;
 }
 
 static inline void llama_plan_buckets(LlamaModel *m) {
@@ -1093,8 +1161,9 @@ static inline void llama_plan(LlamaModel *m, const LlamaConfig *config, LlamaSet
     m->layers = host_calloc(layers, sizeof(LlamaLayer), "layers");
     m->dlayers = host_calloc(layers, sizeof(LlamaLayerGrads), "layers");
     m->acts = host_calloc(layers + 1, sizeof(LlamaActs), "layers");
-    m->tensors = host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS) * layers + 3,
-                             sizeof(Parameter), "tensors");
+    m->tensors =
+        host_calloc((LLAMA_LAYER_MATRICES + LLAMA_LAYER_VECTORS + 2 * LORA_TARGETS) * layers + 3,
+                    sizeof(Parameter), "tensors");
     llama_build_tensors(m);
     llama_plan_shards(m);
     if (m->settings.num_ranks > 1) llama_plan_buckets(m);
@@ -1105,6 +1174,13 @@ static inline size_t llama_memory_total(const LlamaModel *m) {
     size_t bytes = 0;
     for (int i = 0; i < LLAMA_NUM_ARENAS; i++) bytes += m->arenas[i].bytes;
     return bytes;
+}
+
+// FLOPs of training that are useful: a frozen model has no products for its weights' gradients
+static inline double llama_flops(const LlamaModel *m, int64_t tokens, int64_t pairs) {
+    const bool frozen = m->num_trained < m->num_tensors;
+    return llama_config_flops(&m->config, tokens, pairs) -
+           (frozen ? llama_config_flops(&m->config, tokens, 0) / 3 : 0);
 }
 
 static inline void llama_free(LlamaModel *m) {
@@ -1128,6 +1204,25 @@ static inline size_t llama_memory_needed(const LlamaConfig *config, LlamaSetting
     const size_t bytes = llama_memory_total(&m);
     llama_free(&m);
     return bytes;
+}
+
+// The largest micro_batch_tokens with which it fits into `bytes`, a multiple of 128, preferably at
+// least `least` and a divisor of step_tokens; 0 when none does.
+static inline int32_t llama_largest_micro_batch(const LlamaModel *m, size_t bytes, int32_t least,
+                                                int64_t step_tokens) {
+    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
+    LlamaSettings settings = m->settings;
+    while (low < high) {
+        const int32_t middle = low + (high - low + 1) / 2;
+        settings.micro_batch_tokens = middle * 128;
+        if (llama_memory_needed(&m->config, settings) <= bytes)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    for (int32_t n = low * 128; n >= least && n > 0; n -= 128)
+        if (step_tokens % n == 0) return n;
+    return low * 128;
 }
 
 // As Hugging Face computes it: frequencies and angles in fp32
@@ -1157,7 +1252,8 @@ static inline bool llama_allocate(LlamaModel *m, Error *err) {
         a->base = device_malloc(a->bytes);
         if (!a->base)
             return error_set(
-                err, device_memory_code(), "close other programs, or lower --micro-batch-tokens",
+                err, device_memory_code(),
+                "close other programs, lower --micro-batch-tokens, or choose a smaller model",
                 "memory: %zu MiB for %s refused", a->bytes >> 20, llama_arena_names[i]);
         if (i <= LLAMA_OPTIMIZER) device_zero(a->base, a->bytes);
     }
@@ -1188,6 +1284,8 @@ static inline void llama_put(void *model, ParameterArena arena, size_t offset, c
     size_t first;
     const size_t count = llama_held(m, offset, n, &first);
     comm_progress();
+    if (offset >= m->num_elements)
+        m->frozen_crc = crc32c(m->frozen_crc, values, n * sizeof *values);
     if (arena == ARENA_WEIGHTS && count < n)
         weights_from_host(m->weights + offset, NULL, values, n);  // without low bits
     if (count == 0) return;
@@ -1213,9 +1311,53 @@ static inline void llama_get(void *model, ParameterArena arena, size_t offset, f
 }
 
 static inline Parameters llama_parameters(LlamaModel *m) {
+    const char *file = m->settings.lora.rank > 0 ? "adapter_model.safetensors" : NULL;
     return (Parameters){
-        m->tensors, m->num_tensors, m->config.tie_word_embeddings, m->settings.io_chunk, m,
+        m->tensors, m->num_trained, m->config.tie_word_embeddings, file, m->settings.io_chunk, m,
         llama_put,  llama_get};
+}
+
+// Weights of the frozen model with the adapters added. All ranks call, for those that hold them.
+static inline void llama_get_merged(void *model, ParameterArena arena, size_t offset, float *values,
+                                    size_t n) {
+    const LlamaModel *m = model;
+    const Parameter *t = m->tensors + m->num_trained, *ab[2] = {NULL, NULL};
+    char name[sizeof t->name + 32];
+    while (offset >= t->offset + t->count) t++;
+    snprintf(name, sizeof name, LLAMA_ADAPTER_OF "%s", t->name);
+    const size_t stem = strlen(name) - strlen("weight");
+    for (const Parameter *a = m->tensors; a < m->tensors + m->num_trained; a++)
+        if (t->cols && strncmp(a->name, name, stem) == 0)
+            ab[a->name[stem + strlen("lora_")] - 'A'] = a;
+    weights_to_host(values, m->weights + offset, NULL, n);
+    if (!ab[0]) return;
+    const size_t cols = (size_t)t->cols, r = (size_t)ab[0]->rows, first = offset - t->offset,
+                 row = first / cols, rows = (first + n - 1) / cols - row + 1;
+    float *A = host_calloc(ab[0]->count + rows * r, sizeof *A, "adapters"), *B = A + ab[0]->count;
+    llama_get(model, arena, ab[0]->offset, A, ab[0]->count);
+    llama_get(model, arena, ab[1]->offset + row * r, B, rows * r);
+    for (size_t i = first; i < first + n; i++)
+        for (size_t k = 0; k < r; k++)
+            values[i - first] += lora_scale(&m->settings.lora) * B[(i / cols - row) * r + k] *
+                                 A[k * cols + i % cols];
+    free(A);
+}
+
+// The frozen model, or what it becomes with the adapters
+static inline Parameters llama_frozen_parameters(LlamaModel *m, bool merged) {
+    Parameters p = llama_parameters(m);
+    p.list += m->num_trained;
+    p.num = m->num_tensors - m->num_trained;
+    p.file = NULL;
+    if (merged) p.get = llama_get_merged;
+    return p;
+}
+
+// Does the directory hold these parameters, and `base` the frozen ones? dir NULL: random ones
+static inline bool llama_check(LlamaModel *m, const char *dir, const char *base, Error *err) {
+    return (m->num_trained == m->num_tensors ||
+            weights_check(llama_frozen_parameters(m, false), base, err)) &&
+           (!dir || weights_check(llama_parameters(m), dir, err));
 }
 
 static inline void llama_init(LlamaModel *m, uint64_t seed) {
@@ -1224,6 +1366,11 @@ static inline void llama_init(LlamaModel *m, uint64_t seed) {
 
 static inline bool llama_load(LlamaModel *m, const char *dir, Error *err) {
     return parameters_load(llama_parameters(m), false, dir, err);
+}
+
+static inline bool llama_load_frozen(LlamaModel *m, const char *dir, Error *err) {
+    m->frozen_crc = 0;
+    return parameters_load(llama_frozen_parameters(m, false), false, dir, err);
 }
 
 static inline bool llama_load_moments(LlamaModel *m, const char *dir, Error *err) {

@@ -76,6 +76,7 @@ typedef struct {
     Generator samples;
     Checkpoint checkpoint;
     int failed_saves, skips_in_a_row, stopped_by;
+    int64_t frozen_crc;  // that a resumed run expects; 0: none
 } Run;
 
 static volatile sig_atomic_t stop_signal;
@@ -114,11 +115,15 @@ static void end_at_signals(void) {
 // Rank 0 prints, logs and writes; every rank reads.
 static bool is_rank_0(void) { return comm_rank() == 0; }
 
-static void load_or_init(LlamaModel *m, const char *dir, int64_t seed) {
+// dir: of the weights, or of adapters of --model where these are trained; NULL: random ones
+static void load_or_init(LlamaModel *m, const char *dir, const Options *o) {
     Error err = {0};
-    if (!dir) return llama_init(m, (uint64_t)seed);
-    if (is_rank_0()) line_show(stderr, "loading the weights of %s ...", dir);
-    must(llama_load(m, dir, &err), &err);
+    const bool lora = o->adapters.rank > 0;
+    if (!dir) llama_init(m, (uint64_t)o->seed);
+    if (is_rank_0() && (dir || lora))
+        line_show(stderr, "loading the weights of %s ...", lora ? o->model : dir);
+    if (lora) must(llama_load_frozen(m, o->model, &err), &err);
+    if (dir) must(llama_load(m, dir, &err), &err);
     line_erase(stderr);
 }
 
@@ -231,12 +236,11 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
 
 // All weights as this rank computes with them: CRC in full precision if it holds every low half.
 static void rank_field_weights(RankFields *f, const LlamaModel *m) {
-    const bool exact = m->master_lo && m->held_count == m->num_elements;
+    const bool exact = m->master_lo && m->held_count == m->num_weights;
     float *chunk = host_calloc(m->settings.io_chunk, sizeof(float), "weights");
     uint32_t crc = 0;
-    for (size_t at = 0, n; at < m->num_elements; at += n) {
-        n = m->num_elements - at < m->settings.io_chunk ? m->num_elements - at
-                                                        : m->settings.io_chunk;
+    for (size_t at = 0, n; at < m->num_weights; at += n) {
+        n = m->num_weights - at < m->settings.io_chunk ? m->num_weights - at : m->settings.io_chunk;
         comm_progress();
         weights_to_host(chunk, m->weights + at, exact ? m->master_lo + at : NULL, n);
         crc = crc32c(crc, chunk, n * sizeof(float));
@@ -282,6 +286,7 @@ static void plan_model(LlamaModel *m, const LlamaConfig *config, const Options *
                        .max_seqlen = o->max_seqlen,
                        .repad = o->layout == LAYOUT_REPAD,
                        .train = true,
+                       .lora = o->adapters,
                        .muon = o->optimizer == OPTIMIZER_MUON,
                        .cache_tokens = generator_cache_tokens(samples, o->micro_batch_tokens),
                        .rank = comm_rank(),
@@ -322,7 +327,11 @@ static void print_model(const LlamaModel *m, const Options *o, const char *weigh
         o->model, (double)llama_config_num_params(c) * 1e-6, c->num_layers, c->hidden_size,
         c->intermediate_size, c->num_heads, c->num_kv_heads, c->head_dim, c->vocab_size,
         c->tie_word_embeddings ? ", tied head" : "");
-    printf("start   %s\n", !weights              ? "random weights"
+    if (o->adapters.rank > 0)
+        printf("lora    rank %d, scale %g, beside %d linear layers of the frozen model: %.2f M\n",
+               o->adapters.rank, (double)lora_scale(&o->adapters), m->num_trained / 2,
+               (double)m->num_elements * 1e-6);
+    printf("start   %s\n", !weights ? o->adapters.rank > 0 ? "new adapters" : "random weights"
                            : weights == o->model ? "weights of --model"
                                                  : weights);
 }
@@ -367,29 +376,11 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     print_memory(m, room);
 }
 
-// The largest --micro-batch-tokens with which the model fits into `free_bytes`, a multiple of 128,
-// preferably a divisor of --batch-tokens; 0 when none does.
-static int32_t largest_micro_batch(const LlamaModel *m, size_t free_bytes, const Options *o) {
-    int32_t low = 0, high = m->settings.micro_batch_tokens / 128;
-    LlamaSettings settings = m->settings;
-    while (low < high) {
-        const int32_t middle = low + (high - low + 1) / 2;
-        settings.micro_batch_tokens = middle * 128;
-        if (llama_memory_needed(&m->config, settings) <= free_bytes)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    for (int32_t n = low * 128; n >= o->max_seqlen && n > 0; n -= 128)
-        if (o->batch_tokens % n == 0) return n;
-    return low * 128;
-}
-
 static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Options *o) {
     const size_t free_bytes = room->free_bytes, total = llama_memory_total(m);
     if (free_bytes == 0 || total <= free_bytes) return;
     char hint[160];
-    const int32_t fits = largest_micro_batch(m, free_bytes, o);
+    const int32_t fits = llama_largest_micro_batch(m, free_bytes, o->max_seqlen, o->batch_tokens);
     if (fits >= o->max_seqlen)
         snprintf(hint, sizeof hint, "--micro-batch-tokens %d fits", fits);
     else
@@ -409,9 +400,8 @@ static void check_memory(const LlamaModel *m, const DeviceRoom *room, const Opti
 
 // Saves weights or moments. Collective: every rank sends its shard to rank 0 (skipped if rank 0 has
 // already failed).
-static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDtype dtype, bool ok,
+static bool save_parameters(Checkpoint *ck, Parameters p, bool moments, ModelDtype dtype, bool ok,
                             Error *err) {
-    const Parameters p = llama_parameters(m);
     comm_broadcast(&ok, sizeof ok);
     if (ok && is_rank_0())
         return moments ? model_files_write_moments(p, ck, err)
@@ -422,7 +412,8 @@ static bool save_parameters(Checkpoint *ck, LlamaModel *m, bool moments, ModelDt
 
 // Everything beside parameters that --resume needs
 static bool save_state(Run *run, Error *err) {
-    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row, run->trend};
+    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row, run->trend,
+                                 run->model->frozen_crc};
     return state_write(&run->checkpoint, &state, &run->data->loader_settings.plan,
                        &run->data->train, UNPAD_VERSION, run_option_table, err);
 }
@@ -434,13 +425,18 @@ static bool save_checkpoint(Run *run, const char *name, Error *err) {
     Checkpoint *ck = &run->checkpoint;
     LlamaModel *m = run->model;
     const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
+    const LoraConfig *lora = &m->settings.lora;
+    const bool merge = name && o->lora_merge, adapters = lora->rank > 0 && !merge;
     comm_phase("save", run->cursor.step);
-    bool ok =
-        !is_rank_0() || (dir_lock_check(&run->out->lock, o->out, err) && log_sync(&run->log, err) &&
-                         checkpoint_begin(ck, o->out, run->cursor.step, name, err) &&
-                         model_files_write(&run->data->files, &m->config, dtype, ck, err));
-    ok = save_parameters(ck, m, false, dtype, ok, err);
-    if (name == NULL) ok = save_parameters(ck, m, true, dtype, ok, err);
+    bool ok = !is_rank_0() ||
+              (dir_lock_check(&run->out->lock, o->out, err) && log_sync(&run->log, err) &&
+               checkpoint_begin(ck, o->out, run->cursor.step, name, err) &&
+               model_files_write(&run->data->files, &m->config, dtype, ck, err) &&
+               (!adapters || checkpoint_write_text(ck, "adapter_config.json",
+                                                   lora_config_text(lora, o->model), err)));
+    ok = save_parameters(ck, merge ? llama_frozen_parameters(m, true) : llama_parameters(m), false,
+                         dtype, ok, err);
+    if (name == NULL) ok = save_parameters(ck, llama_parameters(m), true, dtype, ok, err);
     if (is_rank_0()) {
         ok = ok && (name || save_state(run, err)) && dir_lock_check(&run->out->lock, o->out, err) &&
              checkpoint_publish(ck, err);
@@ -590,7 +586,7 @@ static bool pause_training(Run *run, int64_t step) {
 // Other layouts also compute pairs across documents or padding: their useful work is not known.
 static double useful_flops(const Run *run, const StepPlan *p) {
     if (run->o->layout != LAYOUT_PACKED) return 0;
-    return llama_config_flops(&run->model->config, p->real_tokens, p->attention_pairs);
+    return llama_flops(run->model, p->real_tokens, p->attention_pairs);
 }
 
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
@@ -680,13 +676,15 @@ static void finish(Run *run, const DeviceRoom *room) {
            (double)(room->backend_bytes + llama_memory_total(run->model)) / 1048576.0,
            (double)usage.ru_maxrss / 1024.0);
     data_summary_print_left_out(&run->data->train_summary);
-    printf("done: %s/final is a Hugging Face model\n", run->o->out);
+    printf("done: %s/final is %s\n", run->o->out,
+           run->o->lora > 0 && !run->o->lora_merge ? "an adapter" : "a Hugging Face model");
 }
 
 static void open_out_dir(Run *run) {
     Error err = {0};
     const Options *o = run->o;
-    const uint64_t model_bytes = 4 * (uint64_t)llama_config_num_params(&run->model->config);
+    const uint64_t model_bytes =
+        4 * (uint64_t)(o->lora_merge ? run->model->num_weights : run->model->num_elements);
     comm_barrier();  // every rank's inputs are good, and it has found what it reads there
     if (!is_rank_0()) return;
     must(out_dir_open(run->out, run->resume->in_place, replaces_run(o, run->resume), o->overwrite,
@@ -761,20 +759,21 @@ static void compare_layout(Layout layout, const Options *o, Data *d, const Llama
                            .repad = layout == LAYOUT_REPAD,
                            .train = true,
                            .muon = planned->settings.muon,
+                           .lora = planned->settings.lora,
                            .recompute = planned->settings.recompute};
     for (int i = 0; i < data.num_micro; i++)
         if (data.micro[i].total_tokens > model.micro_batch_tokens)
             model.micro_batch_tokens = data.micro[i].total_tokens;
     llama_plan(&m, &planned->config, model);
     must(llama_allocate(&m, &err), &err);
-    load_or_init(&m, weights, o->seed);
+    load_or_init(&m, weights, o);
     line_show(stdout, "%s: %d steps ...", layout_name(layout), 1 + o->compare);
     const double median_ms = time_steps(&m, &data, o, &scalars);
     line_erase(stdout);
     const StepPlan *plan = &data.plan;
     if (layout == LAYOUT_PACKED) *packed_pairs = plan->attention_pairs;
     const double real_tokens = (double)plan->real_tokens,
-                 flops = llama_config_flops(&m.config, plan->real_tokens, *packed_pairs);
+                 flops = llama_flops(&m, plan->real_tokens, *packed_pairs);
     printf("%-7s %10.1f %12.0f %9.3f %10.1f %15ld %12.1f %11.6f\n", layout_name(layout), median_ms,
            real_tokens / median_ms * 1e3, flops / median_ms * 1e-9,
            100.0 * (1.0 - real_tokens / (double)data.local_tokens), plan->attention_pairs,
@@ -862,16 +861,17 @@ static void load_for_inference(LlamaModel *m, const LlamaConfig *config, const O
     Error err = {0};
     const LlamaSettings settings = {.micro_batch_tokens = micro_batch_tokens,
                                     .max_seqlen = o->max_seqlen,
+                                    .lora = o->adapters,
                                     .cache_tokens = cache_tokens};
-    const char *weights = o->from_scratch ? NULL : o->model;
+    const char *weights = weights_dir(o, &(ResumePoint){0});
     llama_plan(m, config, settings);
     if (is_rank_0() && (o->eval || o->dry_run)) print_model(m, o, weights);
     if (is_rank_0() && o->dry_run) print_memory(m, room);
-    if (weights) must(weights_check(llama_parameters(m), weights, &err), &err);
+    must(llama_check(m, weights, o->model, &err), &err);
     check_memory(m, room, o);
     if (o->dry_run) exit(EXIT_DONE);
     must(llama_allocate(m, &err), &err);
-    load_or_init(m, weights, o->seed);
+    load_or_init(m, weights, o);
 }
 
 static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
@@ -942,6 +942,7 @@ static int64_t read_state(Run *run) {
     run->cursor = state.cursor;
     run->skips_in_a_row = state.skips_in_a_row;
     run->trend = state.trend;
+    run->frozen_crc = state.frozen_crc;
     return at->in_place ? state.log_bytes : -1;
 }
 
@@ -978,7 +979,7 @@ int main(int argc, char **argv) {
     plan_model(&model, &config, o, &data, &run.samples, &room);
     load_work_lists(&data.loader_settings, &model);
     print_plan(&run, &room, weights);
-    if (weights) must(weights_check(llama_parameters(&model), weights, &err), &err);
+    must(llama_check(&model, weights, o->model, &err), &err);
     check_memory(&model, &room, o);
     if (o->dry_run) return EXIT_DONE;
     if (!run_trains(o)) end_at_signals();
@@ -987,7 +988,11 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     must(llama_allocate(&model, &err), &err);
-    load_or_init(&model, weights, o->seed);
+    load_or_init(&model, weights, o);
+    if (run.frozen_crc && run.frozen_crc != model.frozen_crc)
+        exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
+                  "%s: expected the weights that the adapters were trained beside, found others",
+                  o->model);
     check_ranks_start_alike(&model);
     if (o->check_packing)
         check_packing(&model, &data);

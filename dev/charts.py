@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws dev/results/{speed,scaling,training}.svg from the newest files of measurements beside them.
+"""Draws dev/results/{speed,scaling,training,muon}.svg from the newest files of measurements beside them.
 
     dev/charts.py
 """
@@ -102,22 +102,45 @@ def scaling():
                       ("full rows / packed, time", "{:.2f}")], 800, 84))
 
 
-def training():
-    text, date = newest("training-cpu-*.csv")
-    runs = list(csv.DictReader(text.splitlines()))
+def curves(name, pattern, x, x_label, choose, title, subtitle, low, high):
+    """Validation losses, solid and dashed for two seeds; choose: (label, which rows) of each colour"""
+    text, date = newest(pattern)
+    rows = list(csv.DictReader(text.splitlines()))
     lines, parts = [], []
-    for i, layout in enumerate(("packed", "rows", "padded")):
+    for i, (label, chosen) in enumerate(choose(rows)):
         for seed, kind in (("1", ""), ("2", "dashed")):
-            points = [(float(r["train_s"]) / 60, float(r["val_loss"])) for r in runs
-                      if r["layout"] == layout and r["seed"] == seed]
+            points = [(x(r), float(r["val_loss"])) for r in chosen if r["seed"] == seed]
             lines.append((f"c{i} {kind}", "", points))
-        parts += [f'<path class="line c{i}" d="M{16 + 90 * i} 62h20"/>',
-                  svg_text(42 + 90 * i, 66, layout, "start")]
-    svg, _ = chart_svg("minutes of training", lines, 0.9, 2.2)
+        parts += [f'<path class="line c{i}" d="M{16 + 130 * i} 62h20"/>',
+                  svg_text(42 + 130 * i, 66, label, "start")]
+    svg, _ = chart_svg(x_label, [line for line in lines if line[2]], low, high)
     inner = svg.replace("<svg ", f'<svg x="6" y="74" width="{1.3 * WIDTH}" height="{1.3 * HEIGHT}" ', 1)
-    write("training.svg", 800, 384, "Validation loss on the same text at equal time",
-          f"built-in demo model, functions of Python's library, lr 2e-3, AMD EPYC, 2 cores, {date}; "
-          "solid and dashed: two seeds", parts + [inner])
+    write(name, 800, 384, title, subtitle.format(date), parts + [inner])
 
 
-speed(), scaling(), training()
+def training():
+    curves("training.svg", "training-cpu-*.csv", lambda r: float(r["train_s"]) / 60, "minutes of training",
+           lambda rows: [(k, [r for r in rows if r["layout"] == k]) for k in ("packed", "rows", "padded")],
+           "Validation loss on the same text at equal time", "built-in demo model, functions of Python's "
+           "library, lr 2e-3, AMD EPYC, 2 cores, {}; solid and dashed: two seeds", 0.9, 2.2)
+
+
+def best_rates(rows):
+    """Of each optimizer the runs with the learning rate that ends lowest"""
+    last = max(int(r["step"]) for r in rows)
+    for kind, label in (("adamw", "AdamW"), ("muon", "Muon")):
+        ends = {}
+        for r in rows:
+            if r["optimizer"] == kind and int(r["step"]) == last:
+                ends[r["lr"]] = ends.get(r["lr"], 0) + float(r["val_loss"])
+        lr = min(ends, key=ends.get)
+        yield f"{label}, lr {lr}", [r for r in rows if (r["optimizer"], r["lr"]) == (kind, lr)]
+
+
+def muon():
+    curves("muon.svg", "muon-cpu-*.csv", lambda r: int(r["tokens"]) / 1e3, "thousand tokens", best_rates,
+           "Validation loss on the same tokens", "built-in demo model, functions of Python's library, best "
+           "of three learning rates, CPU, {}; solid and dashed: two seeds", 1.4, 2.8)
+
+
+speed(), scaling(), training(), muon()

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Three published results about packing, beside ours, by --compare and --check-packing.
+"""Published results beside ours: three about packing, by --compare and --check-packing, one of Muon.
 
     dev/reproduce.py repad          LLM-Foundry's 20 % slow-down from unpadding in every layer
     dev/reproduce.py independence   packed sequences against each alone
     dev/reproduce.py scores         64 documents of 512 tokens: fewer attention scores, step time
+    dev/reproduce.py muon           AdamW and Muon on the same tokens: three learning rates, seeds
 
 `--model demo` takes minutes; SmolLM2-135M (the default) on two CPU cores up to half an hour and 15
 GB of memory. --record writes dev/results/NAME-BACKEND-DATE.txt.
 """
 import argparse
+import concurrent.futures
+import csv
+import datetime
+import json
 import os
 import pathlib
 import re
@@ -26,6 +31,8 @@ SYNCS = ("unsloth pull requests 4173 and 4243: building the metadata once a batc
 NOTEBOOK = 'notebook "How does FA2 flash_attn_varlen_func handle masks?"'
 POST = ("C. McCormick on packing with varlen attention in nanochat: 64 documents of 512 tokens "
         "need 8x fewer attention scores")
+RATES = {"adamw": (2.5e-4, 5e-4, 1e-3), "muon": (2e-3, 4e-3, 8e-3)}
+MOONLIGHT = "Moonlight, arXiv 2502.16982: Muon needs half of AdamW's FLOPs for the same loss"
 SPEEDRUN = ("nanochat pull request 663: d24, T 2048, 8 x H100, fp8, 97.38 minutes instead of 99: "
             "1.8 %")
 
@@ -151,10 +158,58 @@ def scores(say, o):
         "or half of a row. Its time is not its FLOPs: fp8 linear layers raise attention's share")
 
 
+# -------------------------------------------------------------------------------------------------
+
+def validations(o, optimizer, lr, seed):
+    """[(step, tokens, seconds of training, validation loss)] of a run of the demo on data/demo"""
+    out = f"out/muon/{optimizer}-{lr}-{seed}"
+    if not (o.reuse and (ROOT / out / "final").is_dir()):
+        run(TRAINER, "--train", "data/demo", "--out", out, "--overwrite", "--optimizer", optimizer,
+            "--lr", lr, "--seed", seed, "--steps", o.train_steps, "--val-every", o.train_steps // 10,
+            "--threads", 1, "--micro-batch-tokens", 2048, "--val-tokens", 16384, "--num-samples", 0)
+    tokens, ms, points = 0, 0, []
+    for event in map(json.loads, open(ROOT / out / "log.jsonl")):
+        tokens, ms = tokens + event.get("real_tokens", 0) * ("ms" in event), ms + event.get("ms", 0)
+        if event.get("event") == "val":
+            points.append((event["step"], tokens, round(ms / 1e3, 1), event["loss"]))
+    return points
+
+
+def muon(say, o):
+    runs = [(optimizer, RATES[optimizer][i], seed) for seed in range(1, o.seeds + 1)
+            for i in range(3) for optimizer in RATES]
+    with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+        curves = dict(zip(runs, pool.map(lambda key: validations(o, *key), runs)))
+    say("", f"demo on data/demo, {o.train_steps} steps of at most 2048 tokens, one thread each, {o.jobs} "
+        "at a time", "optimizer     lr  seed    tokens  seconds  validation loss, after each tenth")
+    for (optimizer, lr, seed), points in curves.items():
+        say(f"{optimizer:9} {lr:6g} {seed:5} {points[-1][1]:9} {points[-1][2]:8.0f}  "
+            + " ".join(f"{point[3]:.4f}" for point in points))
+
+    def last(optimizer, lr):
+        return statistics.mean(curves[optimizer, lr, s][-1][3] for s in range(1, o.seeds + 1))
+    best = {k: min(RATES[k], key=lambda lr: last(k, lr)) for k in RATES}
+    adamw, muon_ = (last(k, best[k]) for k in ("adamw", "muon"))
+    reached = [next((p[1] / curves["adamw", best["adamw"], s][-1][1] for p in
+                     curves["muon", best["muon"], s] if p[3] <= adamw), None)
+               for s in range(1, o.seeds + 1)]
+    say("", f"published  {MOONLIGHT}",
+        f"ours       AdamW ends at {adamw:.4f} with its best --lr {best['adamw']:g}, Muon at {muon_:.4f} "
+        f"with {best['muon']:g} (mean of {o.seeds} seeds); share of the tokens after which Muon was "
+        "first seen at AdamW's last loss or below: "
+        + ", ".join("never" if r is None else f"{r:.2f}" for r in reached))
+    path = ROOT / f"dev/results/muon-{say.backend}-{datetime.date.today()}.csv"
+    if o.record:
+        with open(path, "w", newline="") as f:
+            rows = csv.writer(f, lineterminator="\n")
+            rows.writerow("optimizer lr seed step tokens train_s val_loss".split())
+            rows.writerows([*key, *point] for key, points in curves.items() for point in points)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("what", choices=["repad", "independence", "scores"])
+    add("what", choices=["repad", "independence", "scores", "muon"])
     add("--model", help="a directory or a built-in name (default: smollm2-135m; independence: "
                         "models/smollm2-135m-instruct, which scripts/get_model.sh fetches)")
     add("--repeats", type=int, default=3, help="timings of which the median is shown")
@@ -162,6 +217,10 @@ def main():
     add("--row", type=int, default=2048, help="repad: row length")
     add("--full-rows", type=int, default=2, help="repad: rows of the filled batch")
     add("--docs", type=int, help="scores: documents (default: 64; 8 for a real model)")
+    add("--train-steps", type=int, default=1000, help="muon: of each run")
+    add("--seeds", type=int, default=2, help="muon: how many")
+    add("--reuse", action="store_true", help="muon: the runs in out/muon that are complete")
+    add("--jobs", type=int, default=2, help="muon: runs at a time")
     add("--record", action="store_true", help="write dev/results/NAME-BACKEND-DATE.txt")
     o = parser.parse_args()
     o.model = o.model or ("models/smollm2-135m-instruct" if o.what == "independence" else
@@ -171,7 +230,7 @@ def main():
                  "hint: scripts/get_model.sh smollm2-135m-instruct, or --model demo")
     o.name, o.docs = pathlib.Path(o.model).name, o.docs or (64 if o.model == "demo" else 8)
     say = Record(o.what + "-demo" * (o.model == "demo"))
-    {"repad": repad, "independence": independence, "scores": scores}[o.what](say, o)
+    {"repad": repad, "independence": independence, "scores": scores, "muon": muon}[o.what](say, o)
     if o.record:
         say.write()
 

@@ -125,11 +125,11 @@ lacks() {
     for f in "$@"; do [ -s "$f" ] || { bad "$name" "$f is missing or empty" && return; }; done
     if grep -aqE -e "$pattern" "$@"; then bad "$name" "a line matches $pattern"; else ok "$name"; fi
 }
-# same_state NAME CHECKPOINT CHECKPOINT: weights and optimizer state
+# same_state NAME CHECKPOINT CHECKPOINT: weights, or adapters, and optimizer state
 same_state() {
     local f
-    for f in model.safetensors optimizer.safetensors; do
-        cmp "$2/$f" "$3/$f" > "$work/out.txt" 2>&1 || { bad "$1" "$f differs" && return; }
+    for f in "$2"/*model.safetensors "$2/optimizer.safetensors"; do
+        cmp "$f" "$3/${f##*/}" > "$work/out.txt" 2>&1 || { bad "$1" "$f differs" && return; }
     done
     ok "$1"
 }

@@ -191,7 +191,8 @@ TEST(prune_keeps_the_newest) {
     CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
     CHECK(checkpoint_prune(out_dir(), 6, 2, &err) && newest() == 6 && damaged_seen == 0);
     CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000004")));
-    CHECK(checkpoint_prune(out_dir(), 4, 1, &err) && newest() == 6);  // later ones are ignored
+    CHECK(checkpoint_prune(out_dir(), 4, 1, &err) && newest() == 6);
+    CHECK(path_exists(scratch("out/step-00000004")));  // later ones do not count
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
@@ -321,6 +322,46 @@ TEST(a_renamed_checkpoint_is_refused) {
     fresh_run(2);
     CHECK(rename(scratch("out/step-00000002"), scratch("out/step-00000003")) == 0);
     CHECK(newest() == 1 && damaged_seen == 1);
+}
+
+// The checksum of a manifest fits; what it says is wrong.
+TEST(manifests_of_other_formats_are_refused) {
+    static const struct {
+        const char *format, *name, *why;
+    } cases[] = {{"unpad checkpoint 1", "state.json", NULL},
+                 {"unpad checkpoint 2", "state.json", "format: expected"},
+                 {"unpad checkpoint 1", "../out/step-00000002/state.json", "files: expected name"}};
+    char text[512], path[IO_PATH_MAX], dir[IO_PATH_MAX];
+    fresh_run(0);
+    must_save(2, NULL);
+    part_path(path, "manifest.json");
+    part_path(dir, "");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {0};
+        size_t n =
+            (size_t)snprintf(text, sizeof text,
+                             "{\n  \"format\": \"%s\",\n  \"step\": 2,\n  \"files\": "
+                             "[{\"name\": \"%s\", \"size_bytes\": 12, \"crc32c\": "
+                             "\"%08x\"}]",
+                             cases[i].format, cases[i].name, crc32c(0, "{\"step\": 2}\n", 12));
+        n += (size_t)snprintf(text + n, sizeof text - n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
+                              crc32c(0, text, n));
+        replace_file(path, text, n);
+        CHECK(checkpoint_verify(dir, NULL, &err) == !cases[i].why);
+        CHECK_MSG(!cases[i].why || strstr(err.what, cases[i].why), "%s", err.what);
+        replace_file(path, text, n + 1);  // with the zero after it
+        CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
+    }
+}
+
+TEST(what_a_process_of_the_same_number_left_is_replaced) {
+    char path[IO_PATH_MAX];
+    Error err = {0};
+    fresh_run(0);
+    snprintf(path, sizeof path, "%s/step-00000003.tmp-%d/old", out_dir(), (int)getpid());
+    CHECK_MSG(dir_create_all(path, &err), "%s", err.what);
+    must_save(3, NULL);
+    CHECK(newest() == 3 && !path_exists(scratch("out/step-00000003/old")));
 }
 
 // Random manifests with a correct checksum: refused, never a crash.

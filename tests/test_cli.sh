@@ -169,7 +169,7 @@ expect help 0 '^  --micro-batch-tokens' "$train" --help
 check help_has_the_options_of_most_runs test "$(grep -c '^  --' out.txt)" -le 18
 expect bare_help 0 '^  --micro-batch-tokens' "$train" help
 expect help_on_one_option 0 '^  --lr X ' "$train" --help lr
-expect help_on_lora 2 'there is no LoRA' "$train" --help lora
+expect help_on_wandb 2 'follow_run' "$train" --help wandb
 "$train" --help all > out.txt
 check fewer_than_sixty_options test "$(grep -c '^  --' out.txt)" -lt 60
 expect version 0 '^unpad.c [0-9.]+ \((commit [0-9a-f]+(-dirty)?, )?[a-z]+ backend\)$' "$train" --version

@@ -597,7 +597,7 @@ TEST(other_files_are_recognized) {
     CHECK(mkdir(scratch("bare"), 0777) == 0);
     check_refused(scratch("bare"), "found none");
     check_refused(scratch("absent.bin"), "found nothing");
-    check_refused(scratch("absent*.bin"), "found none");
+    check_refused(scratch("absent*.bin"), "found nothing");
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -35,15 +35,22 @@ static void vary_vectors(LlamaModel *m) {
         const Parameter *t = &m->tensors[i];
         if (!strstr(t->name, "self_attn") || t->cols) continue;
         for (size_t k = 0; k < t->count; k++)
-            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + i));
+            m->weights[t->offset + k] += (floatX)(0.5 * sin((double)k + m->num_tensors - i));
     }
 }
 
+static LoraConfig adapters;  // of the models of a test, where rank > 0
+
+// Adapters are so large that they matter.
 static void start_model(LlamaModel *m, const LlamaConfig *c, LlamaSettings settings) {
     Error err = {0};
+    settings.lora = adapters;
     llama_plan(m, c, settings);
     CHECK_MSG(llama_allocate(m, &err), "%s", err.what);
     llama_init(m, 7);
+    if (adapters.rank > 0) weights_init(llama_frozen_parameters(m, false), 7);
+    for (size_t i = 0; i < m->num_elements && adapters.rank > 0; i++)
+        m->weights[i] += (floatX)(0.2 * sin(3.7 * (double)i));
     vary_vectors(m);
 }
 
@@ -165,10 +172,18 @@ static void golden_open(Golden *g, const char *name, int chunk, bool muon) {
                                     .max_seqlen = longest,
                                     .train = true,
                                     .muon = muon,
+                                    .lora = adapters,
                                     .head_chunk = chunk,
                                     .io_chunk = (size_t)chunk};
     llama_plan(&g->model, &config, settings);
     CHECK_MSG(llama_allocate(&g->model, &err), "%s", err.what);
+    if (adapters.rank > 0) {
+        CHECK_MSG(llama_load_frozen(&g->model, g->dir, &err), "%s", err.what);
+        snprintf(g->dir, sizeof g->dir, "tests/golden/%s/lora", name);
+        snprintf(path, sizeof path, "%s/expected.safetensors", g->dir);
+        safetensors_close(&g->set);
+        CHECK_MSG(safetensors_open(&g->set, path, &err), "%s", err.what);
+    }
     CHECK_MSG(llama_load(&g->model, g->dir, &err), "%s", err.what);
 }
 
@@ -180,7 +195,7 @@ static void golden_close(Golden *g) {
 }
 
 static void golden_gradients(Golden *g) {
-    for (int i = 0; i < g->model.num_tensors; i++) {
+    for (int i = 0; i < g->model.num_trained; i++) {
         const Parameter *t = &g->model.tensors[i];
         char name[128];
         size_t n = 0;
@@ -290,6 +305,17 @@ static void check_golden(const char *name, int chunk) {
     golden_close(&g);
 }
 
+// Of make_lora_golden.py
+static void check_lora_golden(const char *name) {
+    char dir[512], base[16];
+    Error err = {0};
+    snprintf(dir, sizeof dir, "tests/golden/%s/lora", name);
+    CHECK_MSG(lora_config_read(&adapters, base, sizeof base, dir, &err), "%s", err.what);
+    CHECK(strcmp(base, "..") == 0);
+    check_golden(name, 0);
+    adapters.rank = 0;
+}
+
 static void check_with_head_at_once(const char *name) { check_golden(name, 0); }
 static void check_in_chunks(const char *name) { check_golden(name, 64); }
 
@@ -314,6 +340,7 @@ TEST(goldens_with_the_head_and_the_weights_in_chunks) {
     check_goldens("expected.safetensors", check_in_chunks);
 }
 TEST(goldens_of_muon) { check_goldens("muon.safetensors", check_muon_golden); }
+TEST(goldens_of_peft) { check_goldens("lora/expected.safetensors", check_lora_golden); }
 
 // The weights of a directory, on the host.
 static float *load_weights(const char *dir, size_t *n) {
@@ -662,17 +689,14 @@ static void check_left_over_gradients(bool tied) {
                                     .num_leaves = 2,
                                     .num_losses = 2};
     Batch b;
-    Error err = {0};
-    llama_plan(&m, &c, in_order);
-    CHECK_MSG(llama_allocate(&m, &err), "%s", err.what);
-    llama_init(&m, 3);
+    start_model(&m, &c, in_order);
     make_docs(lengths, NUM_DOCS, c.vocab_size);
     batch_init(&b, 256, NUM_DOCS);
     batch_pack(&b, docs, NUM_DOCS);
     const size_t bytes = m.num_elements * sizeof *m.grads;
     real *grads = host_calloc(1, bytes, "gradients");
     for (int turn = 0; turn < 4; turn++) {
-        for (int i = 0; turn && i < m.num_tensors; i++)
+        for (int i = 0; turn && i < m.num_trained; i++)
             for (size_t k = 0; k < m.tensors[i].count; k++) m.grads[m.tensors[i].offset + k] = NAN;
         if (turn == 3) batch_pack(&b, docs, 0);
         if (turn == 2)
@@ -969,6 +993,139 @@ TEST(planned_memory_is_what_is_allocated) {
     CHECK(device_memory().bytes_now == before);
 }
 
+// Of any number of ranks: shards are all elements in order, none cuts a matrix of Muon's, each has
+// its share of the work to within a matrix or block, and moments take what is left for them.
+static void check_shard(const LlamaModel *m, bool muon, size_t first) {
+    const int32_t rank = m->settings.rank, ranks = m->settings.num_ranks;
+    double work = 0, all = 0, largest = 2800.0 * (double)m->num_elements / 256 + 64 * 2800;
+    size_t moments = 0;
+    CHECK(m->held_first == first && (rank + 1 < ranks || first + m->held_count == m->num_elements));
+    for (const Parameter *t = m->tensors; t < m->tensors + m->num_tensors; t++) {
+        const bool matrix = muon && t->cols && strstr(t->name, "layers");
+        const double a = (double)t->rows, b = (double)t->cols, side = a < b ? a : b;
+        const double cost = matrix ? 5 * 2 * side * (a * b + side * side + a * b)  // three products
+                                   : 2800 * (double)t->count;
+        size_t from;
+        const size_t own = llama_held(m, t->offset, t->count, &from);
+        CHECK_MSG(!matrix || own == 0 || own == t->count, "%s is cut", t->name);
+        if (matrix && cost > largest) largest = cost;
+        all += cost, work += cost * (double)own / (double)t->count;
+        moments += matrix ? own : 2 * own;
+    }
+    CHECK_MSG(fabs(work - all / ranks) <= largest, "rank %d of %d: %g of %g", rank, ranks, work,
+              all);
+    const double bytes = 4.0 * (double)moments, found = (double)m->arenas[LLAMA_OPTIMIZER].bytes;
+    CHECK_MSG(fabs(found - bytes) < 64e3, "%g, expected %g and small gaps", found, bytes);
+}
+
+TEST(shards_are_equal_in_work_and_cut_no_matrix) {
+    const char *const names[] = {"demo", "smollm2-135m", "llama-3.1-8b"};
+    for (int i = 0; i < 3 * 2 * 5; i++) {
+        LlamaConfig c;
+        LlamaModel m;
+        LlamaSettings s = {.micro_batch_tokens = 16, .max_seqlen = 16, .train = true};
+        CHECK(llama_config_builtin(&c, names[i / 10]));
+        s.muon = i % 2, s.num_ranks = i / 2 % 5 * 2 + 1;
+        for (size_t first = 0; s.rank < s.num_ranks; s.rank++) {
+            llama_plan(&m, &c, s);
+            check_shard(&m, s.muon, first);
+            first += m.held_count;
+            llama_free(&m);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------
+// Adapters of a frozen model
+
+TEST(new_adapters_change_nothing_bit_for_bit) {
+    static LlamaModel m;
+    const LlamaConfig configs[] = {tiny_config(3, 1, 4, false), variant_config()};
+    float plain[256], adapted[256];
+    Batch b;
+    for (int i = 0; i < 2; i++) {
+        open_packed(&m, &b, &configs[i], false);
+        row_losses(&m, &b, plain);
+        llama_free(&m);
+        adapters = (LoraConfig){8, 16, {true, true, true, true, true, true, true}};
+        make_model(&m, &configs[i], 256, ROW, false);
+        adapters.rank = 0;
+        row_losses(&m, &b, adapted);
+        CHECK(memcmp(plain, adapted, (size_t)b.total_tokens * sizeof *plain) != 0);
+        llama_init(&m, 3);  // B is zero again
+        row_losses(&m, &b, adapted);
+        CHECK(memcmp(plain, adapted, (size_t)b.total_tokens * sizeof *plain) == 0);
+        close_packed(&m, &b);
+    }
+}
+
+TEST(adapters_begin_as_those_of_peft) {
+    static LlamaModel m;
+    LlamaConfig c = tiny_config(3, 1, 64, true);
+    c.hidden_size = 300;
+    adapters = (LoraConfig){16, 16, {true, false, false, true}};
+    make_model(&m, &c, 16, 16, false);
+    adapters.rank = 0;
+    CHECK(m.num_trained == 2 * 2 * c.num_layers);
+    llama_init(&m, 7);
+    for (int i = 0; i < m.num_trained; i++) {
+        const Parameter *t = &m.tensors[i];
+        const bool is_a = strstr(t->name, "lora_A") != NULL;
+        const double bound = 1 / sqrt((double)t->cols), n = (double)t->count;
+        double sum = 0, squares = 0, most = 0;
+        for (size_t k = 0; k < t->count; k++) {
+            const double w = (double)m.weights[t->offset + k];
+            sum += w, squares += w * w, most = fmax(most, fabs(w));
+        }
+        if (!is_a) CHECK(most == 0 && t->cols == 16);
+        if (is_a)  // the variance of w^2 is 4/45 of bound^4
+            CHECK_MSG(t->rows == 16 && most < bound * (1 + 1e-6) && most > 0.99 * bound &&
+                          fabs(sum / n) < 5 * bound / sqrt(3 * n) &&
+                          fabs(squares / n / bound / bound - 1.0 / 3) < 5 * sqrt(4 / (45 * n)),
+                      "%s: %g of %g, mean %g", t->name, most, bound, sum / n);
+    }
+    llama_free(&m);
+}
+
+// Blocks that begin and end inside of rows
+TEST(merged_weights_have_the_losses_of_adapters) {
+    static LlamaModel m, merged;
+    const LlamaConfig c = variant_config();
+    float adapted[256], losses[256], values[37];
+    Batch b;
+    adapters = (LoraConfig){4, 6, {true, false, true, true, true, false, true}};
+    open_packed(&m, &b, &c, false);
+    adapters.rank = 0;
+    make_model(&merged, &c, 256, ROW, false);
+    row_losses(&m, &b, adapted);
+    const Parameters p = llama_frozen_parameters(&m, true);
+    CHECK(p.num == merged.num_tensors);
+    for (int i = 0; i < p.num; i++)
+        for (size_t first = 0, n; first < p.list[i].count; first += n) {
+            n = p.list[i].count - first < 37 ? p.list[i].count - first : 37;
+            p.get(p.context, ARENA_WEIGHTS, p.list[i].offset + first, values, n);
+            memcpy(merged.weights + merged.tensors[i].offset + first, values, n * sizeof *values);
+        }
+    row_losses(&merged, &b, losses);
+    for (int t = 0; t < b.total_tokens; t++)
+        CHECK_MSG(fabsf(losses[t] - adapted[t]) <= 1e-5f * (1 + adapted[t]),
+                  "%d: %g, expected %g", t, (double)losses[t], (double)adapted[t]);
+    llama_free(&merged);
+    close_packed(&m, &b);
+}
+
+TEST(adapters_keep_the_promises_of_a_model) {
+    const LlamaConfig a = tiny_config(3, 1, 4, true), v = variant_config();
+    adapters = (LoraConfig){4, 10, {true, false, true, true, false, true, true}};
+    check_layouts(&v, true);
+    check_isolation(&a);
+    check_recompute(v);
+    check_micro_batches(true);
+    check_left_over_gradients(false);
+    check_full(&a, LLAMA_RECOMPUTE_ON, LAYOUT_REPAD);
+    adapters = (LoraConfig){0};
+}
+
 #else  // GRADCHECK: the gradient of the whole model
 
 static double loss_of(LlamaModel *m, const Batch *b) {
@@ -991,7 +1148,7 @@ static void check_model_gradient(const LlamaConfig *c, Layout layout, bool maske
     batch_init(&b, 64, 64);
     batch_fill(&b, layout, docs, 6, 10);
     forward_backward(&m, &b);
-    for (int i = 0; i < m.num_tensors; i++) {
+    for (int i = 0; i < m.num_trained; i++) {
         const Parameter *t = &m.tensors[i];
         double error = 0, norm = 0;
         for (size_t k = 0; k < t->count; k++) {
@@ -1027,6 +1184,15 @@ TEST(model_gradient_of_padded_rows_and_repad) {
     check_model_gradient(&c, LAYOUT_PADDED, true);
     check_model_gradient(&c, LAYOUT_ROWS, false);
     check_model_gradient(&c, LAYOUT_REPAD, true);
+}
+TEST(model_gradient_of_adapters) {
+    LlamaConfig c = variant_config();
+    c.intermediate_size = 8;
+    adapters = (LoraConfig){3, 5, {true, true, true, true, true, true, true}};
+    check_model_gradient(&c, LAYOUT_PACKED, true);
+    adapters = (LoraConfig){3, 5, {false, true, false, false, true, false, false}};
+    check_model_gradient(&c, LAYOUT_PACKED, false);
+    adapters = (LoraConfig){0};
 }
 
 #endif

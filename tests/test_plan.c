@@ -5,7 +5,7 @@
 #include "../data/base/hash.h"
 #include "../data/base/memory.h"
 #include "../data/base/sum_tree.h"
-#include "../data/batches/plan.h"
+#include "../data/batches/mixture.h"
 #include "test.h"
 
 // -------------------------------------------------------------------------------------------------
@@ -101,9 +101,9 @@ static int64_t length_two(const void *context, int64_t doc) {
     return 2;
 }
 
-// The document at a position of an epoch of n documents.
-static int64_t doc_at(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
-    const DocIndex index = {n, length_two, NULL, NULL, 0, NULL};
+// The document at a position of an epoch of n documents after the first ones.
+static int64_t doc_after(int64_t first, uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
+    const DocIndex index = {n, length_two, NULL, NULL, first, NULL};
     PlanSettings s = small_settings();
     SourceCursor at = {.epoch = epoch, .doc_pos = pos};
     LongCounts counts = {0};
@@ -111,7 +111,11 @@ static int64_t doc_at(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
     Error err = {0};
     s.seed = seed;
     CHECK(plan_next_segment(&index, &s, &at, &segment, &counts, &err));
-    return segment.doc;
+    return segment.doc - first;
+}
+
+static int64_t doc_at(uint64_t seed, int64_t epoch, int64_t n, int64_t pos) {
+    return doc_after(0, seed, epoch, n, pos);
 }
 
 TEST(each_epoch_visits_every_document_once) {
@@ -133,17 +137,18 @@ TEST(each_epoch_visits_every_document_once) {
         }
 }
 
-// Orders of different seeds and epochs agree in about one place on average, as random ones do.
-TEST(the_order_depends_on_seed_and_epoch) {
+// Orders of different seeds, epochs and sources agree in about one place, as random ones do.
+TEST(the_order_depends_on_seed_epoch_and_source) {
     enum { N = 1000 };
-    int by_seed = 0, by_epoch = 0, by_place = 0;
+    int by_seed = 0, by_epoch = 0, by_place = 0, by_source = 0;
     for (int64_t i = 0; i < N; i++) {
         by_seed += doc_at(1, 0, N, i) == doc_at(2, 0, N, i);
         by_epoch += doc_at(1, 0, N, i) == doc_at(1, 1, N, i);
         by_place += doc_at(1, 0, N, i) == i;
+        by_source += doc_at(1, 0, N, i) == doc_after(N, 1, 0, N, i);
     }
-    CHECK_MSG(by_seed < 10 && by_epoch < 10 && by_place < 10, "%d %d %d", by_seed, by_epoch,
-              by_place);
+    CHECK_MSG(by_seed < 10 && by_epoch < 10 && by_place < 10 && by_source < 10, "%d %d %d %d",
+              by_seed, by_epoch, by_place, by_source);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -715,6 +720,158 @@ TEST(states_of_other_data_are_refused) {
     CHECK(!plan_step(&p, &index, &s, LAYOUT_PACKED, &inside, &err));
     CHECK(!plan_once(&p, &none, &s, &err) && err.code == EXIT_BAD_INPUT);
     plan_free(&p);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Mixtures
+
+// Sources of random weights, some tiny or 0, and sizes, some of one document; each has a target.
+static DocIndex make_mixture(Lengths *l, Sources *s, int32_t n) {
+    char spec[512] = "first:1";
+    Error err = {0};
+    int64_t docs = 0;
+    for (int32_t i = 1; i < n; i++) {
+        const double random = test_rng_uniform(), kinds[] = {random, random, 1, 1e-6, 0};
+        const size_t used = strlen(spec);
+        snprintf(spec + used, sizeof spec - used, ",s%d:%g", i, kinds[test_rng_below(5)]);
+    }
+    CHECK_MSG(sources_parse(s, spec, &err) && s->n == n, "%s", err.what);
+    for (Source *one = s->list; one < s->list + n; one++) {
+        one->first_doc = docs;
+        docs += one->num_docs = test_rng_below(4) ? 1 + (int64_t)test_rng_below(200) : 1;
+    }
+    *l = make_lengths(docs, 16u << test_rng_below(7));
+    l->mask = test_rng_below(3);
+    for (const Source *one = s->list; one < s->list + n; one++) {
+        l->lengths[one->first_doc] = 32;
+        if (l->mask > 0 && targets_of(l, one->first_doc, 1, 31) == 0) l->mask = 0;
+    }
+    DocIndex index = index_of(l);
+    index.sources = s;
+    return index;
+}
+
+static PlanSettings mixture_settings(void) {
+    PlanSettings s = random_settings();
+    s.max_seqlen = 32 + (int32_t)test_rng_below(200);
+    s.micro_batch_tokens += s.max_seqlen;
+    s.long_docs = test_rng_below(3) ? LONG_SPLIT : LONG_TRUNCATE;
+    return s;
+}
+
+// No source is ahead by more than a segment of its own, or behind by more than the longest of all.
+static void check_prefix(const Sources *s, const PlanState *at, const int32_t *own, int32_t most) {
+    __int128 all = 0;
+    for (int32_t i = 0; i < s->n; i++) all += at->sources[i].counted;
+    for (int32_t i = 0; i < s->n; i++) {
+        const int64_t weight = s->list[i].weight;
+        const __int128 ahead = (__int128)at->sources[i].counted * ALL_WEIGHTS - all * weight;
+        CHECK_MSG(ahead <= (__int128)own[i] * (ALL_WEIGHTS - weight) &&
+                      -ahead <= (__int128)most * ALL_WEIGHTS,
+                  "%d is ahead by %g: its longest %d, of all %d", i, (double)ahead / ALL_WEIGHTS,
+                  own[i], most);
+    }
+}
+
+// What is drawn from a source is its own stream, whatever the others do; in it every document comes
+// once an epoch. After a change of the weights, shares count from there.
+static void check_draws(DocIndex index, const PlanSettings *s, Sources *sources, int change_at) {
+    SourceCursor alone[MAX_SOURCES] = {{0}};
+    int32_t own[MAX_SOURCES] = {0}, most = 0;  // longest segments
+    PlanState at = {0};
+    LongCounts counts = {0};
+    Error err = {0};
+    Segment c, expected;
+    for (int64_t d = 0; d < index.num_docs; d++)
+        most = (int32_t)fmax(most, (double)index.length(index.context, d));
+    most = most < s->max_seqlen ? most : s->max_seqlen;
+    for (int k = 0; k < 500; k++) {
+        CHECK_MSG(mixture_draw(&index, s, &at, &c, &counts, &err), "%s", err.what);
+        int32_t i = sources->n - 1;
+        while (c.doc < sources->list[i].first_doc) i--;
+        const DocIndex source = mixture_source(&index, i);
+        CHECK(sources->list[i].weight > 0);
+        CHECK(plan_next_segment(&source, s, &alone[i], &expected, &counts, &err));
+        CHECK(same_segment(&c, &expected) && memcmp(&alone[i], &at.sources[i], sizeof *alone) == 0);
+        own[i] = c.length > own[i] ? c.length : own[i];
+        check_prefix(sources, &at, own, most);
+        if (k != change_at) continue;
+        const int64_t first = sources->list[0].weight;
+        sources->list[0].weight = sources->list[sources->n - 1].weight;
+        sources->list[sources->n - 1].weight = first;
+        for (int32_t n = 0; n < sources->n; n++) at.sources[n].counted = alone[n].counted = 0;
+    }
+}
+
+TEST(every_prefix_of_a_mixture_has_the_shares_to_within_a_segment) {
+    for (int round = 0; round < 400; round++) {
+        Lengths l;
+        Sources sources;
+        const PlanSettings s = mixture_settings();
+        const DocIndex index = make_mixture(&l, &sources, 1 + round % 8);
+        check_draws(index, &s, &sources, round % 3 ? -1 : 250);
+        sources_free(&sources);
+        free(l.lengths);
+    }
+}
+
+// Steps cut what is drawn; planned anew from the state before it, a step is the same.
+TEST(steps_of_a_mixture_are_the_same_from_any_state) {
+    for (int round = 0; round < 60; round++) {
+        Lengths l;
+        Sources sources;
+        StepPlan p = {0}, fresh = {0};
+        PlanState state = START, at = START;
+        LongCounts counts = {0};
+        Error err = {0};
+        Segment c;
+        const PlanSettings s = mixture_settings();
+        const DocIndex index = make_mixture(&l, &sources, 2 + round % 7);
+        for (int step = 0; step < 12; step++) {
+            plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
+            plan_ok(&fresh, &index, &s, LAYOUT_PACKED, &state);
+            CHECK(same_plan(&fresh, &p));
+            plan_free(&fresh);
+            for (int64_t i = 0; i < p.num_stream; i++)
+                CHECK(mixture_draw(&index, &s, &at, &c, &counts, &err) &&
+                      same_segment(&c, &p.stream[i]));
+            at.step = step + 1;
+            CHECK(memcmp(&at, &p.cursor_after, sizeof at) == 0);
+            state = p.cursor_after;
+        }
+        plan_free(&p);
+        sources_free(&sources);
+        free(l.lengths);
+    }
+}
+
+static bool parses(const char *spec, const char *expected) {
+    Sources s;
+    Error err = {0};
+    char text[1024] = "";
+    if (!sources_parse(&s, spec, &err)) snprintf(text, sizeof text, "%d", err.code);
+    for (int32_t i = 0; err.code == 0 && i < s.n; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s=%ld;", s.list[i].spec,
+                 s.list[i].weight);
+    sources_free(&s);
+    if (strcmp(text, expected) != 0) printf("    %s: %s\n", spec, text);
+    return strcmp(text, expected) == 0;
+}
+
+TEST(weights_are_read_and_normalised) {
+    static const char *const wrong[] = {"a:1,b",    "a:1,b:x",   "a:1,b:",   "a:0,b:0",
+                                        "a:1,b:-1", "a:1,b:nan", "a:1,b:inf"};
+    char many[400] = "", plain[400] = "", expected[500];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECK(parses(wrong[i], "2"));
+    CHECK(parses("a", "a=1000000000;") && parses("a,b/*.bin", "a,b/*.bin=1000000000;"));
+    CHECK(parses("a:3,b:1", "a=750000000;b=250000000;") && parses("a:7", "a=1000000000;"));
+    CHECK(parses("a:1,b:1,c:1", "a=333333333;b=333333334;c=333333333;"));
+    CHECK(parses("a:.333333333,b:0.333333334,c:.333333333",
+                 "a=333333333;b=333333334;c=333333333;"));
+    CHECK(parses("a:1e-6,b:1,", "a=1000;b=999999000;") && parses("a:0,b:2", "a=0;b=1000000000;"));
+    for (int i = 0; i < 33; i++) strcat(many, "a:1,"), strcat(plain, "a,");
+    snprintf(expected, sizeof expected, "%s=1000000000;", plain);
+    CHECK(parses(many, "2") && parses(plain, expected));
 }
 
 // -------------------------------------------------------------------------------------------------

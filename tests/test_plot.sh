@@ -90,7 +90,7 @@ PY
 # ---- the charts of dev/results are what the recorded files say --------------------------------------
 mkdir -p tree/dev && cp -r "$root/scripts" tree && cp -r "$root/dev/"{charts.py,results} tree/dev
 check charts_are_drawn python3 tree/dev/charts.py
-for chart in speed scaling training; do same chart_$chart {tree,"$root"}/dev/results/$chart.svg; done
+for chart in speed scaling training muon; do same chart_$chart {tree,"$root"}/dev/results/$chart.svg; done
 
 # ---- followed live; a stand-in for wandb writes down what it is given ------------------------------
 mkdir stand_in live

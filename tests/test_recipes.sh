@@ -8,7 +8,7 @@ train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
-    scripts/continue_pretraining.sh scripts/train_until_done.sh)
+    scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh scripts/finetune_lora.sh)
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
     check "$(basename "$f")_is_executable" test -x "$f"
@@ -67,6 +67,10 @@ cp data/prepare.py "$work/tree/data"
 continued=(scripts/continue_pretraining.sh . tiny)
 outcome continued_pretraining 0 'plan +packed, 16 micro-batches of 16384' in_cluster "${continued[@]}"
 outcome continued_pretraining_needs_texts 2 'a model and texts' scripts/continue_pretraining.sh .
+cp -r "$work/tree/tiny" "$work/tree/more"
+mix() { (cd "$work/tree" && scripts/mixture.sh . "$@" --from-scratch --boundary-token 0 --dry-run); }
+outcome mixture 0 '^source  more: 75 %' mix tiny:3,more:1 tiny:1,more:3
+outcome mixture_needs_two 2 'a model and two mixtures' scripts/mixture.sh . web:1
 outcome fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_chat.sh .
 cp -r tests/golden/chat "$work/tree/chat"
 sed 's/"vocab_size": 264/"vocab_size": 384/' "$work/tree/config.json" > "$work/tree/chat/config.json"
@@ -77,6 +81,13 @@ PYTHONPATH=data python3 -c 'import prepare; print(prepare.CHATML)' > "$work/tree
 fine_tune() { (cd "$work/tree" && scripts/finetune_chat.sh chat chats.jsonl --from-scratch --dry-run); }
 outcome fine_tuning 0 'plan +packed, 4 micro-batches of 8192' fine_tune
 has fine_tuning_trains_the_answers 'of them targets' "$work/out.txt"
+lora_tune() {
+    (cd "$work/tree" && ./train_llama --model chat --from-scratch --train chats.jsonl --steps 1 \
+        --micro-batch-tokens 2048 --out lora-base > /dev/null &&
+        scripts/finetune_lora.sh lora-base/final chats.jsonl --dry-run)
+}
+outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' lora_tune
+outcome lora_fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_lora.sh .
 
 # ---- the demo's chats -------------------------------------------------------------------------------------
 mkdir "$work/wordnet"

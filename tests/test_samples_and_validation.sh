@@ -171,7 +171,7 @@ check nothing_is_written_for_bad_weights test ! -e n
 # hints for other trainers' options name options that exist, whatever the dash is
 "$train" --help-all > help.txt
 wrong=
-for name in epochs lora batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export; do
+for name in epochs use-peft batch-size learning-rate learning_rate wandb tensorboard gradient-checkpointing export; do
     within "$train" "--$name" 1
     hint=$(grep '^hint: ' out.txt) || wrong+=" $name"
     for word in $(grep -oE -e '--[a-z][a-z-]*' <<< "$hint"); do

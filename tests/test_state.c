@@ -37,27 +37,35 @@ static const struct {
     FIELD("long_docs", plan.long_docs, false),
 };
 
-// Result of state_read for the text without the line of `field`, as an older version wrote it. "":
-// all lines.
-static int read_without(const char *text, const Same *same, const char *field) {
+// Result of state_read for this text.
+static int read_text(const char *text, const Same *same, TrainingState *s) {
     Error err = {0};
-    TrainingState s = {0};
-    char dir[256], path[300], name[64], edited[4096];
+    char dir[256], path[300];
+    *s = (TrainingState){0};
     snprintf(dir, sizeof dir, "%s", scratch("state"));
     snprintf(path, sizeof path, "%s/trainer_state.json", dir);
+    CHECK(dir_create_all(dir, &err) && file_write_all(path, text, strlen(text), &err));
+    state_read(s, dir, &same->plan, &same->train, &err);
+    return err.code;
+}
+
+// The same for the text without the line of `field`, as an older version wrote it. "": all lines.
+static int read_without(const char *text, const Same *same, const char *field) {
+    TrainingState s;
+    char name[64], edited[4096];
     snprintf(name, sizeof name, "\"%s\"", field);
     snprintf(edited, sizeof edited, "%s", text);
     char *line = strstr(edited, name);
-    CHECK(dir_create_all(dir, &err) && (line || !field[0]));
+    CHECK(line || !field[0]);
     if (line) memmove(line, strchr(line, '\n') + 1, strlen(strchr(line, '\n') + 1) + 1);
-    CHECK(file_write_all(path, edited, strlen(edited), &err));
-    const bool ok = state_read(&s, dir, &same->plan, &same->train, &err);
+    const int code = read_text(edited, same, &s);
+    const bool ok = code == 0;
     const SourceCursor *c = &s.cursor.sources[0];
     CHECK(!ok || (c->epoch == 1 && c->doc_pos == 2 && c->tok_off == 3 && s.cursor.step == 4 &&
                   s.log_bytes == 5 && s.skips_in_a_row == 6));
     CHECK(!ok || (s.trend.mean == (strcmp(field, "loss_mean") ? 0.1 : 0) &&
                   s.trend.deviation == 0.2 && s.trend.num_losses == 7));
-    return err.code;
+    return code;
 }
 
 static Same usual(void) {
@@ -72,7 +80,7 @@ static char *written_state(const Same *same, const Option *options, Error *err) 
     static Checkpoint ck;
     uint64_t n = 0;
     char path[IO_PATH_MAX];
-    const TrainingState s = {.cursor = {4, {{1, 2, 3, 0, 0}}},
+    const TrainingState s = {.cursor = {4, {{1, 2, 3, 1000, 300}, {5, 6, 7, 2000, 700}}},
                              .log_bytes = 5,
                              .skips_in_a_row = 6,
                              .trend = {0.1, 0.2, 7}};
@@ -134,6 +142,58 @@ TEST(long_options_are_saved_or_refused) {
     text = written_state(&same, options, &err);
     CHECK_MSG(!text && err.code == EXIT_USAGE, "%d", err.code);
     free(value);
+}
+
+// Of web:7,code:3; then of a run of the sources `now`, after `from` in the file has become `to`.
+static int read_mixture(const char *now, const char *from, const char *to, PlanState *found) {
+    const Option none[] = {OPTION_END};
+    Same wrote = usual(), reads = usual();
+    TrainingState s;
+    Error err = {0};
+    char edited[4096];
+    CHECK(sources_parse(&wrote.train.sources, "web:7,code:3", &err));
+    CHECK(sources_parse(&reads.train.sources, now, &err));
+    char *text = written_state(&wrote, none, &err), *at = strstr(text, from);
+    CHECK_MSG(at, "%s is not in %s", from, text);
+    snprintf(edited, sizeof edited, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    const int code = read_text(edited, &reads, &s);
+    *found = s.cursor;
+    free(text);
+    sources_free(&wrote.train.sources);
+    sources_free(&reads.train.sources);
+    return code;
+}
+
+TEST(a_mixture_has_a_cursor_for_each_source) {
+    static const SourceCursor web = {1, 2, 3, 1000, 0}, code = {5, 6, 7, 2000, 0};
+    static const char *const damage[][2] = {
+        {"\"epoch\": 5", "\"epoch\": -5"},         {"\"doc_pos\": 6", "\"doc_pos\": 6.5"},
+        {"\"tok_off\": 7", "\"tok_off\": \"7\""},  {"\"tokens\": 2000", "\"tokens\": 600"},
+        {"\"counted\": 300", "\"counted\": 1001"}, {"\"counted\": 300", "\"counted\": -1"},
+        {"\"counted\": 700", "\"other\": 700"},    {"\"weight\": 3", "\"weight\": 30"},
+        {"\"tokens\": 1000", "\"tokens\": 1e300"}, {"\"sources\": [", "\"sources\": 1, \"x\": ["},
+        {"\"sources\"", "\"source\""},             {"\"sources\": [", "\"sources\": [[],"},
+    };
+    PlanState s;
+    CHECK(read_mixture("web:7,code:3", "", "", &s) == 0);
+    CHECK(s.sources[0].counted == 300 && s.sources[1].counted == 700 && s.step == 4);
+    CHECK(read_mixture("web:1,code:1", "", "", &s) == 0);  // other weights count from here
+    CHECK(memcmp(&s.sources[0], &web, sizeof web) == 0);
+    CHECK(memcmp(&s.sources[1], &code, sizeof code) == 0);
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        const int result = read_mixture("web:7,code:3", damage[i][0], damage[i][1], &s);
+        CHECK_MSG(result == EXIT_BAD_INPUT, "%s: %d", damage[i][1], result);
+    }
+}
+
+// Their only cursor is in the file itself, with no counts.
+TEST(older_versions_have_one_source) {
+    PlanState s;
+    static const SourceCursor expected = {8, 9, 10, 0, 0};
+    const char *old = "\"epoch\": 8, \"doc_pos\": 9, \"tok_off\": 10, \"x\"";
+    CHECK(read_mixture("web", "\"sources\"", old, &s) == 0);
+    CHECK(memcmp(&s.sources[0], &expected, sizeof expected) == 0 && s.step == 4);
+    CHECK(read_mixture("web:1,code:1", "\"sources\"", old, &s) == EXIT_BAD_INPUT);
 }
 
 TEST_MAIN()

@@ -524,6 +524,64 @@ TEST(white_space_is_unicodes) {
     tokenizer_free(&t);
 }
 
+static void check_round_trip(BpeEncoder *e, const Tokenizer *t, const char *text) {
+    Error err = {0};
+    size_t count = 0, at = 0;
+    bpe_clear(e);
+    CHECK(bpe_encode(e, (const unsigned char *)text, strlen(text), &err));
+    const int32_t *ids = bpe_ids(e, &count);
+    for (size_t i = 0, n; i < count; i++, at += n) {
+        const unsigned char *bytes = tokenizer_bytes(t, ids[i], &n);
+        CHECK_MSG(strncmp(text + at, (const char *)bytes, n) == 0, "%s at %zu", text, at);
+    }
+    CHECK(text[at] == 0);
+}
+
+// Words that share their first bytes and a place in the cache, and some as long as it takes
+TEST(cached_words_are_not_mistaken) {
+    Error err = {0};
+    char text[64];
+    Tokenizer t = must_open(
+        "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}, 'decoder': {'type':"
+        " 'ByteLevel'}, 'model': {'vocab': {'a': 0, 'b': 1, 'c': 2, 'i': 3, 'aa': 4, 'aaaa': 5,"
+        " 'aaaaaaaa': 6}, 'merges': ['a a', 'aa aa', 'aaaa aaaa']}}");
+    Bpe *bpe = bpe_open(&t, &err);
+    CHECK_MSG(bpe, "%s", err.what);
+    BpeEncoder *e = bpe_encoder_open(bpe);
+    for (int i = 0; i < 6561; i++) {
+        strcpy(text, "aaaaaaaa");
+        for (int digit = 0, rest = i; digit < 8; digit++, rest /= 3)
+            text[8 + digit] = "abc"[rest % 3];
+        text[16] = 0;
+        check_round_trip(e, &t, text);
+    }
+    for (size_t n = 20; n < 28; n++)
+        for (int last = 0; last < 2; last++) {
+            memset(text, 'a', n);
+            text[n - 1] = "ai"[last];
+            text[n] = 0;
+            check_round_trip(e, &t, text);
+        }
+    bpe_encoder_close(e);
+    bpe_close(bpe);
+    tokenizer_free(&t);
+}
+
+TEST(short_texts_are_normalized_and_classes_negated) {
+    Error err = {0};
+    int32_t ids[8];
+    Tokenizer t = must_open(  // \xc3\x83 and \xc2\xa9 are the bytes of e with an acute accent
+        "{'normalizer': {'type': 'NFC'}, 'pre_tokenizer': " SPLIT(
+            "{'Regex': '[^\\\\S\\\\n]+'}",
+            "Isolated") ", 'model': {'type': 'BPE',"
+                        " 'vocab': {'\xc3\x83': 0, '\xc2\xa9': 1, '\xc3\x83\xc2\xa9': 2,"
+                        " '\xc4\xa0': 3, '\xc4\x8a': 4, '\xc4\xa0\xc4\x8a': 5},"
+                        " 'merges': ['\xc3\x83 \xc2\xa9', '\xc4\xa0 \xc4\x8a']}}");
+    CHECK(tokenizer_encode(&t, "e\xcc\x81", 3, ids, 8, &err) == 1 && ids[0] == 2);
+    CHECK(tokenizer_encode(&t, " \n", 2, ids, 8, &err) == 2 && ids[0] == 3 && ids[1] == 4);
+    tokenizer_free(&t);
+}
+
 TEST(wrong_files_are_refused) {
 #define MODEL(vocab_) "{'decoder':{'type':'ByteLevel'},'model':{'vocab':" vocab_ "}}"
 #define ADDED(item_)                                                             \

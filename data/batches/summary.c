@@ -56,12 +56,14 @@ bool plan_print(const PlanSettings *s, Layout layout, const DataSummary *train, 
     StepPlan plan = {0};
     double tokens = 0;  // of the next steps: eight, fewer where they are large
     int steps = 0;
-    for (; steps < 8 && tokens < 0x1p24; steps++) {
-        if (!plan_step(&plan, &index, s, LAYOUT_PACKED, &at, err)) return false;
+    bool ok = true;
+    for (; ok && steps < 8 && tokens < 0x1p24; steps++) {
+        ok = plan_step(&plan, &index, s, LAYOUT_PACKED, &at, err);
         tokens += (double)plan.real_tokens;
         at = plan.cursor_after;
     }
     plan_free(&plan);
+    if (!ok) return false;
     const int64_t trained = train->dataset->num_tokens - train->counts.tokens_left_out;
     const double epoch = (double)trained / tokens * steps;
     const double fill = tokens / ((double)s->num_micro * s->micro_batch_tokens * steps);

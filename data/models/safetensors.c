@@ -281,7 +281,8 @@ static bool open_path(SafetensorsSet *s, const char *path, Error *err) {
         if (!path_join(file, sizeof file, path, "model.safetensors.index.json", err)) return false;
         if (!path_exists(file))
             return error_set(err, EXIT_BAD_INPUT,
-                             "transformers' save_pretrained converts a pytorch_model.bin",
+                             "transformers' save_pretrained converts a pytorch_model.bin; "
+                             "adapters are for --adapter",
                              "%s: expected model.safetensors or model.safetensors.index.json, "
                              "found neither",
                              path);

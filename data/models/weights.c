@@ -37,8 +37,10 @@ static void init_parameter(const Parameters *p, const Parameter *t, uint64_t see
     for (size_t first = 0, n; first < t->count; first += n) {
         n = block_size(p, t, first);
         for (size_t i = 0; i < n; i++)
-            values[i] =
-                t->init_std > 0 ? t->init_std * normal_number(key, first + i) : t->init_std == 0;
+            values[i] = t->init_bound > 0
+                            ? t->init_bound * ((float)(mix64(key + first + i) >> 40) * 0x1p-23f - 1)
+                        : t->init_std > 0 ? t->init_std * normal_number(key, first + i)
+                                          : t->init_std == 0;
         p->put(p->context, ARENA_WEIGHTS, t->offset + first, values, n);
     }
 }
@@ -172,6 +174,11 @@ static bool open_and_load(const Parameters *p, bool moments, const char *path, b
                           Error *err) {
     SafetensorsSet s;
     int num;
+    char file[IO_PATH_MAX];
+    if (p->file && !moments) {
+        if (!path_inside(file, sizeof file, path, p->file, err)) return false;
+        path = file;
+    }
     if (!safetensors_open(&s, path, err)) return false;
     float *values = alloc_block(p);
     Stored *list = list_stored(p, moments, &num);

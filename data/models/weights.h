@@ -17,6 +17,7 @@ typedef struct {
     bool decay;          // matrices decay, norm weights and biases do not
     int moments;         // that the optimizer keeps of it: 2, or 1: m alone
     float init_std;      // 0: filled with ones; negative: with zeros
+    float init_bound;    // more than 0: uniform in +- it instead
 } Parameter;
 
 typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
@@ -26,14 +27,15 @@ typedef enum { ARENA_WEIGHTS, ARENA_M, ARENA_V } ParameterArena;
 typedef struct {
     const Parameter *list;  // (num)
     int num;
-    bool tied_head;  // files may hold the embedding a second time, as lm_head.weight: ignored
+    bool tied_head;    // files may hold the embedding a second time, as lm_head.weight: ignored
+    const char *file;  // that holds them in a directory; NULL: model.safetensors or its index
     size_t block;
     void *context;
     void (*put)(void *context, ParameterArena arena, size_t offset, const float *values, size_t n);
     void (*get)(void *context, ParameterArena arena, size_t offset, float *values, size_t n);
 } Parameters;
 
-// Normal random numbers that depend on the seed, the parameter's name and the element only: not on
+// Random numbers that depend on the seed, the parameter's name and the element only: not on
 // the order of the list, the size of a block or the number of ranks.
 void weights_init(Parameters p, uint64_t seed);
 

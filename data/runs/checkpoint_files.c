@@ -108,8 +108,9 @@ bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file
     const char *index_name = "model.safetensors.index.json";
     const uint64_t element_bytes = tensor_dtype_size(dtypes[dtype].safetensors);
     Parameters rest = p;
-    json_t *map = json_object();
     char name[64] = "model.safetensors";
+    if (p.file) return write_tensors(p, dtypes[dtype].safetensors, false, p.file, ck, err);
+    json_t *map = json_object();
     uint64_t elements = 0;
     int files = 0;
     bool ok = true;
@@ -174,15 +175,14 @@ static json_t *cursors_json(const SourceCursor *c, const Sources *sources) {
 
 // Where a weight has changed, shares count from here. Older versions have one source, and its
 // cursor in the file itself.
-static bool read_cursors(const json_t *state, const Sources *sources, SourceCursor *cursors,
-                         Error *err) {
+static bool read_cursors(const json_t *state, const Sources *all, SourceCursor *at, Error *err) {
     const int64_t max = (int64_t)1 << 52;
     const json_t *list = json_member(state, "sources");
-    const bool old = !list && sources->n == 1;
+    const bool old = !list && all->n == 1;
     bool changed = false;
-    for (int32_t i = 0; i < sources->n; i++) {
+    for (int32_t i = 0; i < all->n; i++) {
         const json_t *from = old ? state : json_array_get(list, (size_t)i);
-        SourceCursor *c = &cursors[i];
+        SourceCursor *c = &at[i];
         int64_t weight = 0;
         if (!json_get_int64(from, "epoch", 0, max, &c->epoch, true, err) ||
             !json_get_int64(from, "doc_pos", 0, max, &c->doc_pos, true, err) ||
@@ -191,23 +191,21 @@ static bool read_cursors(const json_t *state, const Sources *sources, SourceCurs
             !json_get_int64(from, "counted", 0, c->tokens, &c->counted, !old, err) ||
             !json_get_int64(from, "weight", 0, ALL_WEIGHTS, &weight, !old, err))
             return false;
-        changed |= weight != sources->list[i].weight;
+        changed |= weight != all->list[i].weight;
     }
-    for (int32_t i = 0; changed && i < sources->n; i++) cursors[i].counted = 0;
+    for (int32_t i = 0; changed && i < all->n; i++) at[i].counted = 0;
     return true;
 }
 
-static bool read_progress(const json_t *state, const Sources *sources, TrainingState *s,
-                          Error *err) {
+static bool read_progress(const json_t *state, TrainingState *s, Error *err) {
     const int64_t max = (int64_t)1 << 52;
-    PlanState *c = &s->cursor;
-    return json_get_int64(state, "step", 0, max, &c->step, true, err) &&
-           read_cursors(state, sources, c->sources, err) &&
+    return json_get_int64(state, "step", 0, max, &s->cursor.step, true, err) &&
            json_get_int64(state, "log_bytes", 0, max, &s->log_bytes, true, err) &&
            json_get_int(state, "skips_in_a_row", 0, 1 << 30, &s->skips_in_a_row, true, err) &&
            json_get_int64(state, "num_losses", 0, max, &s->trend.num_losses, false, err) &&
            json_get_double(state, "loss_mean", 0, DBL_MAX, &s->trend.mean, false, err) &&
-           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err);
+           json_get_double(state, "loss_deviation", 0, DBL_MAX, &s->trend.deviation, false, err) &&
+           json_get_int64(state, "frozen_crc", 0, max, &s->frozen_crc, false, err);
 }
 
 static bool check_plan(const json_t *state, const PlanField *plan, const char *path, Error *err) {
@@ -232,11 +230,12 @@ bool state_write(Checkpoint *ck, const TrainingState *s, const PlanSettings *pla
                  const Dataset *train, const char *version, const Option *options, Error *err) {
     PlanField fields[NUM_PLAN_FIELDS];
     get_plan_fields(fields, plan, train);
-    json_t *state = json_pack(
-        "{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f}", "format", 1, "version", version, "step",
-        s->cursor.step, "sources", cursors_json(s->cursor.sources, &train->sources), "log_bytes",
-        s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses", s->trend.num_losses,
-        "loss_mean", s->trend.mean, "loss_deviation", s->trend.deviation);
+    json_t *state = json_pack("{s:i, s:s, s:I, s:o, s:I, s:i, s:I, s:f, s:f, s:I}", "format", 1,
+                              "version", version, "step", s->cursor.step, "sources",
+                              cursors_json(s->cursor.sources, &train->sources), "log_bytes",
+                              s->log_bytes, "skips_in_a_row", s->skips_in_a_row, "num_losses",
+                              s->trend.num_losses, "loss_mean", s->trend.mean, "loss_deviation",
+                              s->trend.deviation, "frozen_crc", s->frozen_crc);
     for (int i = 0; i < NUM_PLAN_FIELDS; i++)
         json_object_set_new(state, fields[i].name, json_integer(fields[i].value));
     json_object_set_new(state, "options", options_json(options));
@@ -264,5 +263,6 @@ bool state_read(TrainingState *s, const char *dir, const PlanSettings *plan, con
     json_auto_t *state = state_open(dir, err);
     if (!state || !path_join(path, sizeof path, dir, FILE_NAME, err)) return false;
     get_plan_fields(fields, plan, train);
-    return check_plan(state, fields, path, err) && read_progress(state, &train->sources, s, err);
+    return check_plan(state, fields, path, err) && read_progress(state, s, err) &&
+           read_cursors(state, &train->sources, s->cursor.sources, err);
 }

@@ -35,8 +35,9 @@ typedef enum { MODEL_FP32, MODEL_BF16 } ModelDtype;  // of the weights
 bool model_files_write(const ModelFiles *f, const LlamaConfig *config, ModelDtype dtype,
                        Checkpoint *ck, Error *err);
 
-// Writes the weights: model.safetensors, or in order files of at most max_file_bytes of tensors, or
-// a single larger one, with model.safetensors.index.json. All blocks are read even after a failure.
+// Writes the weights: the file that p names, or model.safetensors, or in order files of at most
+// max_file_bytes of tensors, or a single larger one, with model.safetensors.index.json. All blocks
+// are read even after a failure.
 #define MODEL_FILE_BYTES 5000000000ull  // as transformers
 bool model_files_write_weights(Parameters p, ModelDtype dtype, uint64_t max_file_bytes,
                                Checkpoint *ck, Error *err);
@@ -52,6 +53,7 @@ typedef struct {
     int64_t log_bytes;  // of log.jsonl so far
     int skips_in_a_row;
     LossTrend trend;
+    int64_t frozen_crc;  // CRC32C of the frozen model's values in fp32; 0: none
 } TrainingState;
 
 // Writes the file into the checkpoint.

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/error.h"
 #include "../models/config.h"
@@ -16,6 +17,17 @@ const Option run_option_table[] = {
               "Hugging Face directory, or a built-in name: demo, smollm2-135m, smollm2-360m, "
               "smollm2-1.7b, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b"),
     FLAG("from-scratch", parsed.from_scratch, "random weights (always so for a built-in name)"),
+    NUMBER("lora", parsed.lora, "0", 0, 1024,
+           "rank of adapters that are trained instead of --model, which stays as it is (LoRA); a "
+           "multiple of 8; 0: none"),
+    NUMBER("lora-alpha", parsed.lora_alpha, "0", 0, 1e6,
+           "adapters are scaled by alpha / rank; 0: twice the rank"),
+    TEXT("lora-targets", parsed.lora_targets, "all",
+         "linear layers with adapters: all, or some of q,k,v,o,gate,up,down"),
+    FLAG("lora-merge", parsed.lora_merge,
+         "final/ is the whole model with the adapters added, instead of the adapters alone"),
+    DIRECTORY("adapter", parsed.adapter, NULL,
+              "--generate and --eval: adapters of --model, or of the model that they name"),
     OPTION_GROUP("data"),
     DIRECTORY(
         "train", parsed.train, "data/demo",
@@ -155,13 +167,14 @@ const Option run_option_table[] = {
     OPTION_ELSEWHERE("quiet|silent|verbose|disable-tqdm", "--log-every 0 prints no steps"),
     OPTION_ELSEWHERE("resume-from-checkpoint", "it is --resume[=DIR]"),
     OPTION_ELSEWHERE("optim|optimizer.name", "it is --optimizer: adamw or muon"),
-    OPTION_ELSEWHERE("dropout|attention-dropout|label-smoothing", "there is none"),
+    OPTION_ELSEWHERE("dropout|attention-dropout|lora-dropout|label-smoothing", "there is none"),
     OPTION_ELSEWHERE("packing", "it is the default; --layout padded and --compare show the others"),
     OPTION_ELSEWHERE("dtype|torch-dtype|fp16|bf16|precision|mixed-precision",
                      "CUDA computes in bf16 with exact fp32 weights, the CPU in fp32"),
     OPTION_ELSEWHERE("device|gpu|gpus|num-gpus|nproc-per-node",
                      "a rank has one GPU: mpirun -n 4 takes four, CUDA_VISIBLE_DEVICES chooses"),
-    OPTION_ELSEWHERE("lora|use-peft", "there is no LoRA: training changes all weights"),
+    OPTION_ELSEWHERE("use-peft|peft|lora-r|lora-rank", "it is --lora RANK"),
+    OPTION_ELSEWHERE("target-modules|lora-target-modules", "it is --lora-targets"),
     OPTION_ELSEWHERE("load-in-4bit|load-in-8bit|quantization", "there is no quantization"),
     OPTION_ELSEWHERE("attn-implementation|flash-attention|flash-attn",
                      "attention is varlen in every layout; --attention chooses the kernels"),
@@ -210,10 +223,10 @@ const char run_options_of_a_start[] =
 
 static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
-    "micro-batch-tokens|threads|bf16-matmul|attention|dry-run";
+    "micro-batch-tokens|threads|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
     "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
-    "model|"
+    "model|adapter|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -276,8 +289,25 @@ static void check_ranks(const Options *o, int64_t ranks, bool resumes) {
               ranks, micros);
 }
 
+static void check_lora(const Options *o) {
+    Error err = {0};
+    const bool more = o->lora_alpha > 0 || o->lora_merge || strcmp(o->lora_targets, "all") != 0;
+    if (o->adapter || (o->lora == 0 && more))
+        exit_with(EXIT_USAGE, "--lora RANK trains new adapters, for example --lora 16",
+                  "--adapter belongs to --generate and --eval, other options of LoRA to --lora");
+    if (o->lora == 0) return;
+    if (o->from_scratch || model_is_builtin(o))
+        exit_with(EXIT_USAGE, "give --model DIR, the directory of a trained model",
+                  "--lora: expected a model with weights, found random ones");
+    if (o->optimizer == OPTIMIZER_MUON)
+        exit_with(EXIT_USAGE, "leave --optimizer out: AdamW trains adapters",
+                  "--lora and --optimizer muon: expected at most one of them");
+    must(lora_config_make(&parsed.adapters, o->lora, o->lora_alpha, o->lora_targets, &err), &err);
+}
+
 void run_options_check(const Options *o, int num_ranks, bool resumes) {
     Error err = {0};
+    check_lora(o);
     if (o->overwrite && !model_is_builtin(o))
         must(out_dir_keeps_model(o->out, o->model, &err), &err);
     if (o->micro_batch_tokens < o->max_seqlen)
@@ -294,6 +324,11 @@ void run_options_check(const Options *o, int num_ranks, bool resumes) {
 
 void run_options_check_inference(const Options *o, int num_ranks, int argc, char **argv) {
     const char *mode = o->eval ? "eval" : "generate";
+    static char base[IO_PATH_MAX];
+    Error err = {0};
+    if (o->adapter)
+        must(lora_config_read(&parsed.adapters, base, sizeof base, o->adapter, &err), &err);
+    if (base[0] && !options_given(argc, argv, "model")) parsed.model = base;
     const char *other = options_given_besides(run_option_table, argc, argv,
                                               o->eval ? options_of_eval : options_of_generate);
     if (other)
@@ -361,5 +396,6 @@ bool replaces_run(const Options *o, const ResumePoint *at) {
 
 const char *weights_dir(const Options *o, const ResumePoint *at) {
     if (at->dir[0]) return at->dir;
+    if (o->lora > 0 || o->adapter) return o->adapter;
     return o->from_scratch || model_is_builtin(o) ? NULL : o->model;
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "../base/options.h"
+#include "../models/lora.h"
 #include "out_dir.h"
 
 // Learning rate after warm-up: constant, linear, cosine, or WSD (warm-up, stable, decay; arXiv
@@ -25,15 +26,17 @@ typedef enum {
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON } OptimizerKind;
 
 typedef struct {
-    const char *model, *train, *val, *out, *resume, *prompt, *attention, *bench;
+    const char *model, *train, *val, *out, *resume, *prompt, *attention, *adapter, *lora_targets,
+        *bench;
     bool from_scratch, overwrite, deterministic, bf16_matmul, check_packing, generate, chat, eval,
-        dry_run, allow_other_tokenizer;
-    int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare;
+        dry_run, allow_other_tokenizer, lora_merge;
+    int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare, lora;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
         log_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
-        heartbeat_seconds;
+        heartbeat_seconds, lora_alpha;
+    LoraConfig adapters;  // of --lora or --adapter, once the options are checked
 } Options;
 
 extern const Option run_option_table[];
@@ -68,7 +71,7 @@ bool replaces_run(const Options *o, const ResumePoint *at);
 
 bool reduces_deterministically(const Options *o);
 
-// The directory of the weights; NULL: random ones.
+// The directory of the weights, or of the adapters where there are any; NULL: random ones.
 const char *weights_dir(const Options *o, const ResumePoint *at);
 
 #endif

@@ -511,10 +511,7 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
         if (sources.n > 1) fprintf(out, ":%.9g", 1e-9 * (double)sources.list[i].weight);
     }
     fclose(out);
-    if (ok)
-        *spec = text;
-    else
-        free(text);
+    *spec = text;
     sources_free(&sources);
     return ok;
 }

@@ -1,0 +1,33 @@
+// LoRA (arXiv 2106.09685) as PEFT has it: which linear layers of a model have adapters, and
+// adapter_config.json. kernels/lora.h computes them.
+#ifndef UNPAD_LORA_CONFIG_H
+#define UNPAD_LORA_CONFIG_H
+
+#include "../base/error.h"
+
+// Linear layers of a layer, in the order of LlamaLayer; those of a group share their input.
+enum { LORA_QKV, LORA_O, LORA_GATE_UP, LORA_DOWN, LORA_GROUPS, LORA_TARGETS = 7 };
+static const int lora_group_first[LORA_GROUPS + 1] = {0, 3, 4, 6, LORA_TARGETS};
+extern const char *const lora_target_names[];  // "q_proj" ...
+
+typedef struct {
+    int rank;     // 0: no adapters
+    float alpha;  // B (A x) is multiplied by alpha / rank
+    bool target[LORA_TARGETS];
+} LoraConfig;
+
+static inline float lora_scale(const LoraConfig *c) { return c->alpha / (float)c->rank; }
+
+// targets: "all", or some of q,k,v,o,gate,up,down. alpha 0: twice the rank, so that one learning
+// rate serves all ranks. Exit 2, also where the rank is no multiple of 8, as kernels need it.
+bool lora_config_make(LoraConfig *c, int rank, float alpha, const char *targets, Error *err);
+
+// Of an adapter's directory; base_model (capacity): what it names as its model, or "". Exit 3 where
+// it needs more than is computed here.
+bool lora_config_read(LoraConfig *c, char *base_model, size_t capacity, const char *dir,
+                      Error *err);
+
+// adapter_config.json as PEFT loads it, in memory the caller frees.
+char *lora_config_text(const LoraConfig *c, const char *base_model);
+
+#endif

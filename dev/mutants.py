@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Do the tests notice faults? Builds the tree once with every fault of dev/mutants.txt behind a
+switch, then runs the suites with one fault at a time until one is red.
+
+usage: dev/mutants.py [--only TEXT] [--suites TEXT] [--jobs N] [--check]
+
+--only TEXT    faults whose file, old or new line contains it
+--suites TEXT  suites whose name contains it: asan/ for a first look, without those in shell
+--check        compiles all and runs the suites without a fault: they must be green
+What was killed, and by which suite, goes to build/mutants/verdicts.txt; a run takes up from there
+what has not changed since. exit status: 0 when every fault is killed or is none, else 1.
+"""
+import argparse, collections, concurrent.futures, hashlib, os, re, shutil, subprocess, sys, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TREE = os.path.join(ROOT, "build/mutants")
+LIMIT_S = 600   # of a suite without a fault; with one it gets three times as long as without, and 20 s
+HEAD = """#ifndef MUTANT
+#include <stdlib.h>
+static inline int mutant_number(void) {
+    static int number = -1;
+    if (number < 0) number = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0;
+    return number;
+}
+#define MUTANT(n_) __builtin_expect(mutant_number() == (n_), 0)
+#endif
+#line 1
+"""
+Mutant = collections.namedtuple("Mutant", "number file old new reason suites")
+
+
+def read_list(path):
+    """[file] suites; then pairs of lines "- old" and "+ new"; "= reason": it is no fault."""
+    mutants, file, suites, old = [], None, [], None
+    for n, line in enumerate(open(path), 1):
+        mark, text = line[:2], line[2:].rstrip("\n")
+        if line.startswith("["):
+            file, _, rest = line[1:].partition("]")
+            suites = rest.split()
+        elif mark == "- ":
+            old = text
+        elif mark in ("+ ", "+\n"):
+            mutants.append(Mutant(len(mutants) + 1, file, old, text, None, suites))
+        elif mark == "= ":
+            mutants[-1] = mutants[-1]._replace(reason=text)
+        elif line.strip() and not line.startswith("#"):
+            sys.exit("error: %s:%d: expected [file], -, + or =" % (path, n))
+    return mutants
+
+
+def switched(old, group):
+    """The old code, or that of the mutant that is switched on."""
+    statement = old.rstrip().endswith((";", "}"))
+    code = "{ %s }" % old if statement else "(%s)" % old
+    for m in reversed(group):
+        if statement:
+            code = "{ if (MUTANT(%d)) { %s } else %s }" % (m.number, m.new, code)
+        else:
+            code = "(MUTANT(%d) ? (%s) : %s)" % (m.number, m.new, code)
+    return code
+
+
+def write_tree(mutants):
+    files = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split("\n")[:-1]
+    of_file = collections.defaultdict(lambda: collections.defaultdict(list))
+    for m in mutants:
+        of_file[m.file][m.old].append(m)
+    for name in files:
+        source, target = os.path.join(ROOT, name), os.path.join(TREE, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        data = open(source, "rb").read()
+        if name in of_file:
+            text = original = data.decode()
+            for old, group in of_file[name].items():
+                if any(old != other and old in other for other in of_file[name]):
+                    sys.exit("error: %s: is part of another one: %s" % (name, old))
+                if original.count(old) != 1:
+                    sys.exit("error: %s: expected once, found %d times: %s" % (name, original.count(old), old))
+                text = text.replace(old, switched(old, group), 1)
+            data = (HEAD + text).encode()
+        if not os.path.exists(target) or open(target, "rb").read() != data:
+            open(target, "wb").write(data)
+            shutil.copymode(source, target)
+    unknown = set(of_file) - set(files)
+    if unknown:
+        sys.exit("error: dev/mutants.txt: no such file: " + ", ".join(sorted(unknown)))
+
+
+def build(suites):
+    programs = ["build/" + s for s in suites if not s.endswith(".sh")]
+    shell = "build/asan/train_llama build/cpu/train_llama build/emu/train_llama build/cpu/train_llama_faulty " \
+            "build/emu/train_llama_faulty build/emu/test_ops train_llama".split()
+    subprocess.run(["make", "-s", "-j2", "BACKEND=cpu", "WARN=-w", *programs, *shell], cwd=TREE, check=True)
+
+
+def run(suite, number, limit_s):
+    """Seconds; negative: it was red or took too long."""
+    words = suite.split(":")
+    path = "tests/" + words[0] if words[0].endswith(".sh") else "build/" + words[0]
+    more = ["--filter", words[1]] if len(words) > 1 else []
+    work = os.path.join(TREE, "tmp", "%d-%d" % (number, time.monotonic_ns()))
+    os.makedirs(work)
+    began = time.monotonic()
+    env = dict(os.environ, MUTANT=str(number), TMPDIR=work, OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="2")
+    log = open(os.path.join(TREE, "tmp", "%d.log" % number), "w")
+    job = subprocess.Popen([path, *more], cwd=TREE, env=env, stdin=subprocess.DEVNULL, stdout=log,
+                           stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        status = job.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        status = 124
+    try:
+        os.killpg(job.pid, 9)
+    except ProcessLookupError:
+        pass
+    shutil.rmtree(work, ignore_errors=True)
+    seconds = max(time.monotonic() - began, 0.01)
+    return seconds if status == 0 else -seconds
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--only", default="")
+    p.add_argument("--suites", default="")
+    p.add_argument("--jobs", type=int, default=2)
+    p.add_argument("--check", action="store_true")
+    a = p.parse_args()
+    mutants = read_list(os.path.join(ROOT, "dev/mutants.txt"))
+    write_tree(mutants)
+    chosen = [m._replace(suites=[s for s in m.suites if a.suites in s]) for m in mutants
+              if a.only in m.file or a.only in m.old or a.only in m.new]
+    suites = sorted({s for m in chosen for s in m.suites})
+    build(sorted({s.split(":")[0] for s in suites}))
+    took = {s: run(s, 0, LIMIT_S) for s in suites}
+    red = [s for s in suites if took[s] < 0]
+    if red:
+        sys.exit("error: red without a fault: " + " ".join(red))
+    print("%d faults; %d suites are green without one, in %.0f s" % (len(chosen), len(suites), sum(took.values())))
+    if a.check:
+        return
+
+    def verdict(m):
+        for s in m.suites:
+            if run(s, m.number, 3 * took[s] + 20) < 0:
+                return s
+        return "survived"
+
+    verdicts_path = os.path.join(TREE, "verdicts.txt")
+    known = dict(line.rstrip("\n").split("\t")[:2] for line in open(verdicts_path)) if os.path.exists(verdicts_path) else {}
+    counts = collections.defaultdict(collections.Counter)
+    key = lambda m: hashlib.sha256(repr((m.file, m.old, m.new)).encode()).hexdigest()[:16]
+    with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool, open(verdicts_path, "a") as out:
+        waiting = {pool.submit(verdict, m): m for m in chosen
+                   if not m.reason and known.get(key(m), "survived") == "survived"}
+        found = {m.number: known.get(key(m)) for m in chosen}
+        for i, job in enumerate(concurrent.futures.as_completed(waiting), 1):
+            m = waiting[job]
+            found[m.number] = job.result()
+            out.write("%s\t%s\t%s\t%s\n" % (key(m), found[m.number], m.file, m.old))
+            out.flush()
+            print("[%d/%d] %s %s: %s -> %s" % (i, len(waiting), found[m.number], m.file, m.old.strip(), m.new.strip()), flush=True)
+    for m in chosen:
+        kind = "no fault" if m.reason else "survived" if found[m.number] == "survived" else "killed"
+        counts[os.path.dirname(m.file) or m.file][kind] += 1
+    print("%-20s %8s %9s %9s" % ("room", "killed", "survived", "no fault"))
+    total = sum(counts.values(), collections.Counter())
+    for room, c in sorted(counts.items()) + [("total", total)]:
+        print("%-20s %8d %9d %9d" % (room, c["killed"], c["survived"], c["no fault"]))
+    print("%.1f %% of the faults are killed" % (100 * total["killed"] / max(1, total["killed"] + total["survived"])))
+    sys.exit(total["survived"] > 0)
+
+
+if __name__ == "__main__":
+    main()

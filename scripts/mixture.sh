@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Trains on several sources by shares of the tokens, and on other shares while the learning rate falls, as
+# annealing on the best data does. Started again, it continues.
+#   scripts/mixture.sh MODEL FIRST LAST [train_llama options]
+# FIRST and LAST name the same sources in the same order: web:0.8,code:0.2 and then web:0.3,code:0.7. A
+# weight of 0 leaves a source out, and keeps its place in its documents.
+set -euo pipefail
+if [ $# -lt 3 ]; then
+    echo "error: expected a model and two mixtures" >&2
+    echo "hint: scripts/mixture.sh models/SmolLM2-135M web:0.8,code:0.2 web:0.3,code:0.7" >&2
+    exit 2
+fi
+model=$1 first=$2 last=$3
+shift 3
+cd "$(dirname "$0")/.."
+train() {
+    ./train_llama --resume --out out/mixture --model "$model" --max-seqlen 2048 --micro-batch-tokens 16384 \
+        --batch-tokens 262144 --schedule wsd --lr 3e-4 --warmup-steps 100 --val-every 200 --save-every 200 "$@"
+}
+train --train "$first" --steps 1600 --decay-frac 0 "$@"
+train --train "$last" --steps 2000 --decay-frac 0.2 "$@"

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Runs with --lora: adapters that PEFT's names and a resumed run find again, merged weights that write
+# the same texts, ranks, the CUDA backend (emulated), and starts that are refused. That they compute
+# what PEFT does is shown by the goldens of test_llama.c.
+. "$(dirname "$0")/lib.sh"
+scratch lora
+train=${TRAIN:-$root/build/cpu/train_llama} cuda=$root/build/emu/train_llama
+[ -x "$cuda" ] || { bad program "$cuda is not built" && finish; }
+tiny_model llama 64 96 64
+uneven_texts text 5
+prepare text --out corpus --val-frac 0.1
+common=(--train corpus --max-seqlen 96 --micro-batch-tokens 256 --batch-tokens 512 --keep 0
+        --num-samples 0 --warmup-steps 1 --threads 1)
+check the_base_is_trained "$train" --model llama --from-scratch "${common[@]}" --lr 1e-2 --steps 60 \
+    --val-every 60 --save-every 8 --out base-run
+mv base-run/final base && cp base/model.safetensors base.safetensors
+run=(--model base "${common[@]}" --lora 8 --lr 1e-2 --steps 4 --val-every 4)
+
+# ---- adapters alone are trained, in PEFT's files -----------------------------------------------------
+check trains "$train" "${run[@]}" --save-every 2 --out full
+same the_base_is_as_it_was base/model.safetensors base.safetensors
+check_python the_files_are_those_of_peft <<'PY'
+import json, struct
+with open("full/final/adapter_model.safetensors", "rb") as f:
+    header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+shapes = {n: t["shape"] for n, t in header.items() if n != "__metadata__"}
+sizes = {"self_attn.q_proj": (192, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
+         "self_attn.o_proj": (64, 192), "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
+         "mlp.down_proj": (64, 96)}
+name = "base_model.model.model.layers.%d.%s.lora_%s.weight"
+assert shapes == {name % (l, t, x): [8, cols] if x == "A" else [rows, 8]
+                  for l in range(2) for t, (rows, cols) in sizes.items() for x in "AB"}
+config = json.load(open("full/final/adapter_config.json"))
+assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 16)
+assert config["base_model_name_or_path"] == "base" and len(config["target_modules"]) == 7
+PY
+check_python it_learns_and_starts_from_the_base <<'PY'
+import json
+def val(run):
+    lines = [json.loads(line) for line in open(run + "/log.jsonl")]
+    return [line["loss"] for line in lines if line.get("event") == "val"]
+before, after = val("full")
+assert before == val("base-run")[-1] and after < before - 0.005, (before, after)
+PY
+mkdir half && cp -r full/step-00000002 half/
+check resumes "$train" --resume --out half
+same_state resumed_has_the_same_bits {full,half}/step-00000004
+check recomputes "$train" "${run[@]}" --recompute full --out recomputed
+same_state recomputed_has_the_same_bits {full,recomputed}/step-00000004
+check padded "$train" "${run[@]}" --layout padded --out padded
+same_losses padded_has_the_losses 1e-5 1e-4 4 full padded
+check packed_is_alone "$train" "${run[@]}" --check-packing
+check compares "$train" "${run[@]}" --compare 1
+outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
+    "$train" "${run[@]}" --dry-run
+
+# ---- base plus adapters, and both merged: the same texts and losses ----------------------------------
+check merges "$train" "${run[@]}" --lora-merge --out merged
+same merged_trains_alike {full,merged}/step-00000004/adapter_model.safetensors
+greedy=(--generate --prompt 'line 1' --temperature 0 --sample-tokens 40 --threads 1 --max-seqlen 96)
+generate() { within "$train" "${greedy[@]}" "${@:2}" || bad "$1" 'failed'; grep -av ' tokens/s' out.txt > "$1.txt"; }
+generate plain --model base
+generate adapted --adapter full/final
+generate named --model base --adapter full/final
+generate whole --model merged/final
+same merged_writes_the_same_text adapted.txt whole.txt
+same the_adapter_names_its_base adapted.txt named.txt
+differ the_adapter_matters adapted.txt plain.txt
+loss() { within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 1; grep -a '^all' out.txt > "$1.txt"; }
+loss adapted-loss --adapter full/final
+loss whole-loss --model merged/final
+same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
+
+# ---- other ranks, and the CUDA backend --------------------------------------------------------------
+few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
+check on_a_gpu "$cuda" "${few[@]}" --out gpu
+check on_a_cpu "$train" "${few[@]}" --out cpu
+same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
+check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
+if ranks_can_run "$train"; then
+    for n in 1 2; do
+        check "on_$n" "${mpi[@]}" -n $n "$train" "${run[@]}" --deterministic --out ranks$n --lora-targets q,v,up
+    done
+    same_state ranks_have_the_same_bits ranks{1,2}/step-00000004
+    check on_2_merged "${mpi[@]}" -n 2 "$train" "${run[@]}" --deterministic --out merged2 --lora-merge
+    check on_1_merged "$train" "${run[@]}" --deterministic --out merged1 --lora-merge
+    same ranks_merge_alike merged{1,2}/final/model.safetensors
+else
+    skip ranks "$no_ranks"
+fi
+
+# ---- refused ----------------------------------------------------------------------------------------
+no() { expect "$1" "$2" "$3" "$train" "${common[@]}" --out refused "${@:4}"; }
+no a_model_without_weights 2 'expected a model with weights' --lora 8
+no from_scratch 2 'expected a model with weights' --model base --from-scratch --lora 8
+no a_rank_of_4 2 'expected a multiple of 8' --model base --lora 4
+no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,head
+no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
+no targets_without_lora 2 'other options of LoRA to --lora' --model base --lora-targets q
+no merging_without_lora 2 'other options of LoRA to --lora' --model base --lora-merge
+no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
+no training_with_an_adapter 2 '--adapter belongs to --generate' --model base --adapter full/final
+no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
+no an_adapter_as_a_model 3 'found neither' --model full/final
+has its_hint 'adapters are for --adapter' out.txt
+expect another_rank 3 'weights do not fit' "$train" --resume --out half --lora 16 --steps 9
+check all_weights "$train" --model base "${common[@]}" --steps 1 --out all
+expect adapters_of_a_whole_model 3 'adapter_model.safetensors' "$train" --resume --out all --lora 8
+cp -r base other && cp merged/final/model.safetensors other/
+expect another_base 9 'that the adapters were trained beside' "$train" --resume --out half --model other --steps 9
+expect a_model_instead_of_adapters 3 'adapter_config.json' "$train" --adapter base "${greedy[@]}"
+while read -r key value; do
+    rm -rf foreign && cp -r full/final foreign
+    python3 -c 'import json, sys
+path, key, value = "foreign/adapter_config.json", sys.argv[1], json.loads(sys.argv[2])
+json.dump({**json.load(open(path)), key: value}, open(path, "w"))' "$key" "$value"
+    expect "foreign_$key" 3 "adapter_config.json: $key" "$train" --adapter foreign "${greedy[@]}"
+done << 'KEYS'
+use_dora true
+use_rslora true
+bias "all"
+modules_to_save ["lm_head"]
+rank_pattern {"q_proj":16}
+init_lora_weights "pissa"
+target_modules "all-linear"
+target_modules ["embed_tokens"]
+peft_type "IA3"
+r 12
+something_new 1
+KEYS
+finish

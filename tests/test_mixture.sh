@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Mixtures, end to end: shares and losses in the log, resuming bit for bit and with other weights, ranks,
+# what is refused.
+# Runs the sanitizer build; set TRAIN to test another one.
+. "$(dirname "$0")/lib.sh"
+scratch mixture
+ln -s "${TRAIN:-$root/build/asan/train_llama}" train_llama && train=./train_llama
+release=$root/build/cpu/train_llama
+said() { expect "$@" && cp out.txt said.txt; }
+cursors() { grep -A 5 '"epoch"' "$1"/*"$2/trainer_state.json" -h || echo "$1 has none"; }
+same_cursors() { same "$1" <(cursors "$2" "$4") <(cursors "$3" "$4"); }
+
+tiny_model tiny 24 40 8
+uneven_texts web 31
+uneven_texts code 9
+seq 1 100 > one.txt
+printf short > short.txt
+for c in web code; do prepare $c --out $c.bin --val-frac 0.2; done
+prepare short.txt --out short.bin --val-frac 0
+cp -r code.bin code:1 && cp web.bin/*.json tiny
+common=(--model tiny --from-scratch --max-seqlen 128 --micro-batch-tokens 256 --batch-tokens 1024 --keep 0
+        --num-samples 0 --schedule constant --warmup-steps 0 --val-every 4 --threads 1)
+run=("$train" "${common[@]}") shards=web.bin:6,code.bin:3
+
+# ---- shares, epochs and losses of each source -------------------------------------------------------
+said texts_are_a_source 0 '^source  a/tokens-3-one.txt: 10 %, [0-9]+ tokens, .* [1-9][0-9]* drawn, [0-9.]+ epochs$' \
+    "${run[@]}" --train web.bin:6,code:1:3,one.txt:1 --val $shards --out a --steps 8 --save-every 4
+has a_name_may_end_in_a_number '^source  code:1: 30 %' said.txt
+check_python shares_and_losses_in_the_log << 'PY'
+import json
+lines = [json.loads(line) for line in open("a/log.jsonl")]
+steps, total = [l for l in lines if "lr" in l], 0
+for s in steps:
+    total += s["real_tokens"]
+    tokens = [source["tokens"] for source in s["sources"]]
+    assert sum(tokens) == total and all(abs(t - w * total) <= 128 for t, w in zip(tokens, (0.6, 0.3, 0.1))), s
+assert [s["path"] for s in steps[0]["sources"]] == ["web.bin", "code:1", "a/tokens-3-one.txt"]
+assert steps[-1]["sources"][2]["epochs"] > 1 > steps[-1]["sources"][0]["epochs"] > 0, steps[-1]
+parts, alls = ([l for l in lines if l.get("event") == e] for e in ("val_source", "val"))
+assert len(parts) == 2 * len(alls) == 6
+for a, two in zip(alls, zip(parts[::2], parts[1::2])):
+    for key in ("docs", "real_tokens", "targets"): assert sum(p[key] for p in two) == a[key]
+    assert abs(sum(p["loss"] * p["targets"] for p in two) / a["targets"] - a["loss"]) < 1e-5, (two, a)
+PY
+for c in web code; do
+    "${run[@]}" --train $c.bin --out none --steps 0 > alone.txt
+    check "loss_of_$c" grep -F "$(sed -n 's/^val after step 0 |/|/p' alone.txt)" said.txt
+done
+
+# ---- resuming ---------------------------------------------------------------------------------------
+cp -r a b && rm -r b/step-00000008 b/final
+check resumes "${run[@]}" --resume --out b
+same_state the_same_bits a/step-00000008 b/step-00000008
+same_cursors the_same_cursors a b 8
+rm -r b/step-00000008
+expect other_weights 0 '^resume: --train .*/tokens-3-one.txt:0.1 -> .*/tokens-3-one.txt:0$' \
+    "${run[@]}" --resume --train web.bin:1,code:1:3,one.txt:0 --out b --steps 10
+check_python shares_count_from_the_change << 'PY'
+import json
+steps = [l["sources"] for l in map(json.loads, open("b/log.jsonl")) if "lr" in l]
+assert len(steps) == 10
+for s in steps[4:]:
+    tokens = [p["tokens"] - before["tokens"] for p, before in zip(s, steps[3])]
+    assert tokens[2] == 0 and abs(tokens[0] - sum(tokens) / 4) <= 128, tokens
+PY
+for other in code:1:3,web.bin:6,b/tokens-3-one.txt:1 web.bin,code:1,b/tokens-3-one.txt; do
+    expect "refuses_$other" 9 'found other values of data_fingerprint' "${run[@]}" --resume --out b --train $other
+done
+
+# ---- ranks ------------------------------------------------------------------------------------------
+if ranks_can_run "$release"; then
+    exact=("$release" "${common[@]}" --deterministic --steps 4 --train $shards)
+    for n in 1 2 4; do check "runs_on_$n" "${mpi[@]}" -n $n "${exact[@]}" --out r$n; done
+    for n in 2 4; do
+        same_state "the_same_on_$n" r1/step-00000004 r$n/step-00000004
+        same_cursors "the_same_cursors_on_$n" r1 r$n 4
+    done
+    expect other_weights_on_a_rank 9 'found differences in train \(rank 1\)' \
+        "${mpi[@]}" -n 1 "${exact[@]}" --out q : -n 1 "${exact[@]}" --train web.bin:5,code.bin:3 --out q
+else skip ranks_draw_the_same "$no_ranks"; fi
+
+# ---- modes, and what is refused ---------------------------------------------------------------------
+for mode in '--dry-run' '--compare 1' '--check-packing'; do
+    check "mixture $mode" "${run[@]}" --train $shards --out none $mode
+done
+expect a_weight_is_missing 2 'a weight for each source, .* found 1 for 2' "${run[@]}" --train web.bin:6,code.bin --out none
+expect weights_of_0 2 'one above 0' "${run[@]}" --train web.bin:0,code.bin:0 --out none
+expect nothing_of_a_source_is_left 3 '^error: code.bin: data: all [0-9]+ documents are longer' "${run[@]}" --out none \
+    --train short.bin:1,code.bin:1 --val short.bin/train_00000.bin --long-docs drop --max-seqlen 12
+expect eval_has_no_weights 2 'expected no weights' "$train" --model a/final --eval --val $shards
+check nothing_was_written test ! -e none
+finish
