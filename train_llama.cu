@@ -466,7 +466,7 @@ static void save_or_warn(Run *run, bool last) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Evaluation: of a model, or of a run between two steps
+// The loop
 
 // A signal ends --eval at once, whose shards of texts are removed then; a run finishes it first.
 static void batch_losses(void *model, const Batch *b, float *losses_host) {
@@ -483,9 +483,6 @@ static Evaluation evaluation_of(LlamaModel *m, const Options *o) {
     comm_phase("evaluate", -1);
     return (Evaluation){o, comm_rank(), comm_num_ranks(), m, batch_losses, comm_all_gather_host};
 }
-
-// ------------------------------------------------------------------------------------------------
-// The loop
 
 static AdamW adamw_of_step(const Options *o, int64_t step) {
     return (AdamW){.lr = learning_rate(o, step),
@@ -891,7 +888,6 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     static Benchmark bench;
     static const char *path;  // NULL: only --bench
     Error err = {0};
-    EvaluationRow rows[EVALUATION_ROWS] = {0};
     const Texts t = {o, o->model, config->vocab_size, true, true, NULL, &stop_signal};
     path = o->val || !options_given(argc, argv, "train") ? o->val : o->train;
     if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
@@ -899,8 +895,7 @@ static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Optio
     if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err), &err);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
     const Evaluation e = evaluation_of(m, o);
-    if (path) must(evaluate(rows, &val, &e, &err), &err);
-    if (path && is_rank_0()) evaluation_print(rows);
+    if (path) must(evaluate(&val, &e, &err), &err);
     if (o->bench) benchmark_score(&bench, &e, -1, &(RunLog){0});
 }
 

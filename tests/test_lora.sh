@@ -76,6 +76,13 @@ few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its 
 check on_a_gpu "$cuda" "${few[@]}" --out gpu
 check on_a_cpu "$train" "${few[@]}" --out cpu
 same_losses a_gpu_has_the_losses 0.00390625 0.03125 2 gpu cpu
+check all_weights_on_a_gpu "$cuda" "${few[@]}" --lora 0 --steps 1 --out gpu-all
+check_python new_adapters_change_nothing_on_a_gpu <<'PY'
+import json
+loss = [next(l["loss"] for l in map(json.loads, open(run + "/log.jsonl")) if l.get("step") == 1)
+        for run in ("gpu", "gpu-all")]
+assert loss[0] == loss[1], loss
+PY
 check a_gpu_resumes "$cuda" --resume --out gpu --steps 3
 if ranks_can_run "$train"; then
     for n in 1 2; do

@@ -8,6 +8,12 @@
 #include "../base/memory.h"
 #include "../batches/loader.h"
 
+// Documents of 2^b to 2^(b+1) - 1 tokens are row b.
+enum { EVALUATION_ROWS = 48 };
+typedef struct {
+    double docs, targets, loss_sum;
+} EvaluationRow;
+
 void evaluation_sum(const Evaluation *e, double *values, size_t n) {
     double *all = host_calloc((size_t)e->num_ranks * n, sizeof *all, "evaluation");
     e->gather(all, values, n * sizeof *values);
@@ -38,13 +44,35 @@ static bool add_batch(EvaluationRow *rows, StepData *d, Batch *b, Dataset *data,
     return true;
 }
 
-bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err) {
+static void row_print(const char *name, const EvaluationRow *row) {
+    const double loss = row->loss_sum / row->targets;
+    printf("%-17s %10.0f %12.0f", name, row->docs, row->targets);
+    if (row->targets > 0) printf(" %10.4f %12.2f", loss, exp(loss));
+    printf("\n");
+}
+
+static void table_print(const EvaluationRow *rows) {
+    EvaluationRow total = {0};
+    char name[48];
+    printf("document tokens    documents      targets       loss   perplexity\n");
+    for (int b = 0; b < EVALUATION_ROWS; b++) {
+        total.docs += rows[b].docs;
+        total.targets += rows[b].targets;
+        total.loss_sum += rows[b].loss_sum;
+        snprintf(name, sizeof name, "%ld to %ld", (int64_t)1 << b, ((int64_t)2 << b) - 1);
+        if (rows[b].docs > 0) row_print(name, &rows[b]);
+    }
+    row_print("all", &total);
+}
+
+bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
     const DocIndex index = dataset_doc_index(data);
     const int32_t most = e->o->micro_batch_tokens;
     const LoaderSettings s = {.plan = {.seed = (uint64_t)e->o->seed,
                                        .max_seqlen = e->o->max_seqlen,
                                        .micro_batch_tokens = most,
                                        .long_docs = (LongDocs)e->o->long_docs}};
+    EvaluationRow rows[EVALUATION_ROWS] = {0};
     StepData d = {0};
     Batch b;
     SourceCursor at = {0};
@@ -68,29 +96,9 @@ bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *er
         if (ok && num_batches++ % e->num_ranks == e->rank)
             ok = add_batch(rows, &d, &b, data, &s, e, err);
     }
-    if (ok) evaluation_sum(e, (double *)rows, EVALUATION_ROWS * sizeof *rows / sizeof(double));
+    if (ok) evaluation_sum(e, &rows->docs, sizeof rows / sizeof rows->docs);
+    if (ok && e->rank == 0) table_print(rows);
     batch_free(&b);
     step_data_free(&d);
     return ok;
-}
-
-static void row_print(const char *name, const EvaluationRow *row) {
-    const double loss = row->loss_sum / row->targets;
-    printf("%-17s %10.0f %12.0f", name, row->docs, row->targets);
-    if (row->targets > 0) printf(" %10.4f %12.2f", loss, exp(loss));
-    printf("\n");
-}
-
-void evaluation_print(const EvaluationRow *rows) {
-    EvaluationRow total = {0};
-    char name[48];
-    printf("document tokens    documents      targets       loss   perplexity\n");
-    for (int b = 0; b < EVALUATION_ROWS; b++) {
-        total.docs += rows[b].docs;
-        total.targets += rows[b].targets;
-        total.loss_sum += rows[b].loss_sum;
-        snprintf(name, sizeof name, "%ld to %ld", (int64_t)1 << b, ((int64_t)2 << b) - 1);
-        if (rows[b].docs > 0) row_print(name, &rows[b]);
-    }
-    row_print("all", &total);
 }

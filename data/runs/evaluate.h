@@ -7,12 +7,6 @@
 #include "../shards/dataset.h"
 #include "run_options.h"
 
-// Documents of 2^b to 2^(b+1) - 1 tokens are row b.
-enum { EVALUATION_ROWS = 48 };
-typedef struct {
-    double docs, targets, loss_sum;
-} EvaluationRow;
-
 typedef struct {
     const Options *o;  // max_seqlen, micro_batch_tokens, long_docs, seed: the order of documents
     int32_t rank, num_ranks;
@@ -25,10 +19,8 @@ typedef struct {
 // values (n) =  their sums over all ranks
 void evaluation_sum(const Evaluation *e, double *values, size_t n);
 
-// rows (EVALUATION_ROWS): of all documents; every num_ranks-th micro-batch is a rank's. A segment of
-// a split document is alone, its row that of the document.
-bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err);
-
-void evaluation_print(const EvaluationRow *rows);  // the table
+// Prints the table. Every num_ranks-th micro-batch is a rank's. A segment of a split document is
+// alone, its row that of the document.
+bool evaluate(Dataset *data, const Evaluation *e, Error *err);
 
 #endif

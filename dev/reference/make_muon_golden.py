@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from make_golden import (BETAS, CLIP, DECAY, EPS, GOLDEN, LR, STEPS, documents, each_alone,
                          fp64_inside)
 
-NAMES = ["gqa3_tied", "mha_untied", "qwen2"]     # tied, not tied, biases
+NAMES = ["mha_untied", "qwen2"]     # a head of its own; tied, biases
 MOMENTUM, A, B, C, NEWTON_SCHULZ = 0.95, 3.4445, -4.7750, 2.0315, 5
 
 
