@@ -96,7 +96,7 @@ bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
         if (ok && num_batches++ % e->num_ranks == e->rank)
             ok = add_batch(rows, &d, &b, data, &s, e, err);
     }
-    if (ok) evaluation_sum(e, &rows->docs, sizeof rows / sizeof rows->docs);
+    if (ok) evaluation_sum(e, &rows->docs, EVALUATION_ROWS * sizeof *rows / sizeof(double));
     if (ok && e->rank == 0) table_print(rows);
     batch_free(&b);
     step_data_free(&d);
