@@ -33,6 +33,7 @@
 #include "data/batches/mixture.h"
 #include "data/models/config.h"
 #include "data/models/weights.h"
+#include "data/runs/benchmark.h"
 #include "data/runs/checkpoint.h"
 #include "data/runs/checkpoint_files.h"
 #include "data/runs/evaluate.h"
@@ -224,6 +225,7 @@ static void check_ranks_agree(const Data *d, const LlamaConfig *config, const Re
     free(model);
     rank_field(&own, "training data", train, sizeof train);
     rank_field(&own, "validation data", val, sizeof val);
+    rank_field(&own, "benchmarks", &d->bench.fingerprint, sizeof d->bench.fingerprint);
     rank_field_text(&own, "checkpoint", at->dir);
     if (at->dir[0]) {  // its manifest has the checksums of all its files, which are verified
         must(path_join(manifest, sizeof manifest, at->dir, "manifest.json", &err), &err);
@@ -466,6 +468,22 @@ static void save_or_warn(Run *run, bool last) {
 // ------------------------------------------------------------------------------------------------
 // The loop
 
+// A signal ends --eval at once, whose shards of texts are removed then; a run finishes it first.
+static void batch_losses(void *model, const Batch *b, float *losses_host) {
+    LlamaModel *m = model;
+    if (stop_signal && !m->settings.train) exit(128 + (int)stop_signal);
+    comm_progress();
+    llama_set_batch(m, b);
+    llama_forward(m);
+    llama_head_eval(m);
+    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
+}
+
+static Evaluation evaluation_of(LlamaModel *m, const Options *o) {
+    comm_phase("evaluate", -1);
+    return (Evaluation){o, comm_rank(), comm_num_ranks(), m, batch_losses, comm_all_gather_host};
+}
+
 static AdamW adamw_of_step(const Options *o, int64_t step) {
     return (AdamW){.lr = learning_rate(o, step),
                    .beta1 = ADAMW_BETA1,
@@ -518,7 +536,9 @@ static void leave_if_diverged(Run *run, const StepScalars *s) {
 }
 
 static void validate(Run *run, int64_t step) {
-    const Data *d = run->data;
+    Data *d = run->data;
+    const Evaluation e = evaluation_of(run->model, run->o);
+    if (run->o->bench) benchmark_score(&d->bench, &e, step, &run->log);
     if (!d->has_val || run->o->val_every == 0) return;
     line_show(stderr, "validating: %ld tokens ...", d->val_set.tokens);
     double sum = 0;
@@ -862,36 +882,21 @@ static void generate(LlamaModel *m, const LlamaConfig *config, const Options *o,
     generator_run(&g, &model);
 }
 
-// Evaluation.losses
-static void batch_losses(void *model, const Batch *b, float *losses_host) {
-    LlamaModel *m = model;
-    if (stop_signal) exit(128 + (int)stop_signal);  // which removes the shards of texts
-    comm_progress();
-    llama_set_batch(m, b);
-    llama_forward(m);
-    llama_head_eval(m);
-    device_download(losses_host, m->scratch.losses, (size_t)b->total_tokens * sizeof(real));
-}
-
 static void evaluate_model(LlamaModel *m, const LlamaConfig *config, const Options *o,
-                           const DeviceRoom *room) {
+                           const DeviceRoom *room, int argc, char **argv) {
     static Dataset val;
+    static Benchmark bench;
+    static const char *path;  // NULL: only --bench
     Error err = {0};
-    static const char *path;
     const Texts t = {o, o->model, config->vocab_size, true, true, NULL, &stop_signal};
-    path = o->val ? o->val : o->train;
-    must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
-    open_eval_data(&val, path, o, config->vocab_size);
+    path = o->val || !options_given(argc, argv, "train") ? o->val : o->train;
+    if (path) must(texts_to_shards(&path, "tokens", 1, &t, &err), &err);
+    if (path) open_eval_data(&val, path, o, config->vocab_size);
+    if (o->bench) must(benchmark_open(&bench, o, o->model, config->vocab_size, &err), &err);
     load_for_inference(m, config, o, room, o->micro_batch_tokens, 0);
-    const int32_t ranks = comm_num_ranks();
-    const Evaluation e = {o, comm_rank(), ranks, m, batch_losses};
-    EvaluationRow own[EVALUATION_ROWS] = {0};
-    EvaluationRow *rows = host_calloc((size_t)ranks, sizeof own, "evaluation");
-    comm_phase("evaluate", 0);
-    must(evaluate(own, &val, &e, &err), &err);
-    comm_all_gather_host(rows, own, sizeof own);
-    if (is_rank_0()) evaluation_print(rows, ranks);
-    free(rows);
+    const Evaluation e = evaluation_of(m, o);
+    if (path) must(evaluate(&val, &e, &err), &err);
+    if (o->bench) benchmark_score(&bench, &e, -1, &(RunLog){0});
 }
 
 static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
@@ -900,7 +905,7 @@ static void infer(const Options *o, LlamaModel *m, int argc, char **argv) {
     const DeviceRoom room = open_device(o, m);
     const LlamaConfig config = load_config(o, &nowhere, true);
     if (o->eval)
-        evaluate_model(m, &config, o, &room);
+        evaluate_model(m, &config, o, &room, argc, argv);
     else
         generate(m, &config, o, &room);
 }

@@ -14,6 +14,9 @@ that ends them, but no "prompt", and no messages with "weight": 0. {% generation
 them. Without it a turn is what rendering the chat up to it adds to the chat before it with a generation
 prompt, without white space after a closing special token; a chat whose earlier text changes as it grows
 is left out.
+With --bench, rows of a benchmark become {"context", "choices", "answer"} for train_llama --bench, with the
+texts that lm-evaluation-harness gives a model without examples. A row without an answer, as in splits for
+testing, is an error.
 Exit codes: 0 done, 2 usage, 3 bad input, 4 disk.
 """
 import argparse
@@ -139,6 +142,7 @@ READERS = {".jsonl": json_records, ".ndjson": json_records, ".json": json_record
 def records(args):
     """(where, a dictionary or LeftOut) of all records in order."""
     keys = (args.text_key,) if args.text_key and not args.chat else KEYS
+    keys = BENCHMARKS[args.bench][1] if args.bench else keys
     for path in args.input:
         reader = hub_records if path.startswith("hf:") else READERS.get(ending(path))
         if not reader:
@@ -367,6 +371,62 @@ class Template:
 
 
 # --------------------------------------------------------------------------------------------------
+# Benchmarks: a row to context (or one for each choice), choices, and the number of the right one
+
+
+def hellaswag(row):
+    def text(raw):  # brackets are left of WikiHow's pages
+        return re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    begun = "%s: %s %s" % (row["activity_label"], row["ctx_a"], row["ctx_b"].capitalize())
+    return text(begun), [text(ending) for ending in row["endings"]], int(row["label"])
+
+
+def arc(row):
+    choices = row["choices"]
+    return ("Question: %s\nAnswer:" % row["question"], list(choices["text"]),
+            list(choices["label"]).index(row["answerKey"]))
+
+
+def piqa(row):
+    return "Question: %s\nAnswer:" % row["goal"], [row["sol1"], row["sol2"]], int(row["label"])
+
+
+def winogrande(row):
+    """The choices are in the contexts; the rest of the sentence is scored."""
+    before, rest = row["sentence"].split("_", 1)
+    options = [before + row["option1"], before + row["option2"]]
+    return options, [rest.strip()] * 2, int(row["answer"]) - 1
+
+
+def mmlu(row):
+    about = "The following are multiple choice questions (with answers) about %s.\n\n" % (
+        row["subject"].replace("_", " "))
+    listed = "".join("\n%s. %s" % pair for pair in zip("ABCD", row["choices"]))
+    return about + row["question"].strip() + listed + "\nAnswer:", list("ABCD"), int(row["answer"])
+
+
+BENCHMARKS = {  # with their columns
+    "hellaswag": (hellaswag, ("activity_label", "ctx_a", "ctx_b", "endings", "label")),
+    "arc": (arc, ("question", "choices", "answerKey")),
+    "piqa": (piqa, ("goal", "sol1", "sol2", "label")),
+    "winogrande": (winogrande, ("sentence", "option1", "option2", "answer")),
+    "mmlu": (mmlu, ("question", "subject", "choices", "answer"))}
+
+
+def question_of(row, name):
+    try:
+        context, choices, answer = BENCHMARKS[name][0](row)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise LeftOut("expected a question of %s with its answer: %s: %s" % (
+            name, type(e).__name__, e)) from None
+    if not 0 <= answer < len(choices):
+        raise LeftOut("expected an answer of %d choices, found %d: has the split answers?" % (
+            len(choices), answer))
+    return {"context": context, "choices": choices, "answer": answer}
+
+
+# --------------------------------------------------------------------------------------------------
 # The whole
 
 
@@ -391,11 +451,13 @@ def documents(args, left_out):
                 raise record
             if not isinstance(record, dict):
                 raise LeftOut("expected an object, found " + kind_name(record))
-            found = {"parts": template.parts(record)} if template else known(record, args.text_key)
+            found = (question_of(record, args.bench) if args.bench else {"parts": template.parts(record)}
+                     if template else known(record, args.text_key))
         except LeftOut as e:
             left_out.append("%s: %s" % (where, e))
-            if args.strict or (count == 0 and len(left_out) == 1000):
-                raise PrepareError(BAD_INPUT, left_out[0], "--text-key names another field") from None
+            if args.strict or args.bench or (count == 0 and len(left_out) == 1000):
+                raise PrepareError(BAD_INPUT, left_out[0], "a split with answers, as the hub has it" if args.bench
+                                   else "--text-key names another field") from None
             continue
         if found.get("text") != "":
             count += 1
@@ -454,9 +516,12 @@ def parse_args(argv):
     p.add_argument("--chat", action="store_true", help="records are chats")
     p.add_argument("--model", default="", metavar="DIR", help="that has the template (default: ChatML)")
     p.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the model's")
+    p.add_argument("--bench", choices=BENCHMARKS, help="rows are questions of this benchmark")
     p.add_argument("--show", type=int, metavar="N", help="print N documents, write nothing")
     p.add_argument("--strict", action="store_true", help="stop at a record that would be left out")
     args = p.parse_args(argv)
+    if args.bench and (args.chat or args.text_key):
+        p.error("expected at most one of --bench, --chat and --text-key")
     if not args.out and not args.show:
         p.error("expected --out FILE.jsonl, or --show N")
     return args

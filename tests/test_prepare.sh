@@ -103,6 +103,45 @@ PY
     refused null_if_strict 3 'null.parquet:2: expected a string "text", found null' null.parquet --strict
 else skip parquet 'the Python package pyarrow is not installed'; fi
 
+# ---- benchmarks: rows with the columns of the hub ----------------------------------------------------------
+python3 - << 'PY'
+import json
+rows = {
+    "hellaswag": {"ind": 4, "activity_label": "Removing ice", "ctx_a": "Then, he writes.", "ctx_b": "the MAN wipes",
+                  "ctx": "-", "endings": [", at it. [title] Ice [step]  is  off", "it"], "label": "1"},
+    "arc": {"id": "M1", "question": "Which? ", "choices": {"text": ["dry", "wet"], "label": ["1", "2"]}, "answerKey": "2"},
+    "piqa": {"goal": "Open it", "sol1": "pull", "sol2": "push €", "label": 0},
+    "winogrande": {"sentence": "Ann saw Eve as _ was the_re. ", "option1": "Ann", "option2": "Eve", "answer": "2"},
+    "mmlu": {"question": " 2 + 2? ", "subject": "abstract_algebra", "choices": ["1", "2", "3", "4"], "answer": 3}}
+for name, row in rows.items():
+    open(name + ".jsonl", "w").write(json.dumps(row) + "\n")
+open("no_answer.jsonl", "w").write(json.dumps(dict(rows["hellaswag"], label="")) + "\n")
+open("minus_one.jsonl", "w").write(json.dumps(dict(rows["piqa"], label=-1)) + "\n")
+PY
+cat > questions.expected << 'JSONL'
+{"context": "Removing ice: Then, he writes. The man wipes", "choices": [", at it.. Ice  is off", "it"], "answer": 1}
+{"context": "Question: Which? \nAnswer:", "choices": ["dry", "wet"], "answer": 1}
+{"context": "Question: Open it\nAnswer:", "choices": ["pull", "push \u20ac"], "answer": 0}
+{"context": ["Ann saw Eve as Ann", "Ann saw Eve as Eve"], "choices": ["was the_re.", "was the_re."], "answer": 1}
+{"context": "The following are multiple choice questions (with answers) about abstract algebra.\n\n2 + 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer:", "choices": ["A", "B", "C", "D"], "answer": 3}
+JSONL
+for name in hellaswag arc piqa winogrande mmlu; do
+    check "bench_$name" run $name.jsonl --bench $name --out question.jsonl
+    cat question.jsonl >> questions.jsonl
+done
+same questions_of_benchmarks questions.jsonl questions.expected
+refused no_answer 3 'no_answer.jsonl:1: expected a question of hellaswag with its answer: ValueError' no_answer.jsonl --bench hellaswag
+refused minus_one 3 'minus_one.jsonl:1: expected an answer of 2 choices, found -1' minus_one.jsonl --bench piqa
+refused other_columns 3 "piqa.jsonl:1: expected a question of arc with its answer: KeyError: 'choices'" piqa.jsonl --bench arc
+refused other_benchmark 2 'invalid choice' piqa.jsonl --bench boolq
+refused bench_of_chats 2 'at most one of --bench, --chat' piqa.jsonl --bench piqa --chat
+if python3 -c 'import pyarrow.parquet' 2> /dev/null; then
+    python3 -c 'import json, pyarrow, pyarrow.parquet
+pyarrow.parquet.write_table(pyarrow.Table.from_pylist([json.loads(l) for l in open("arc.jsonl")]), "arc.parquet")'
+    check bench_of_parquet run arc.parquet --bench arc --out question.jsonl
+    same questions_of_parquet question.jsonl <(sed -n 2p questions.expected)
+else skip bench_of_parquet 'the Python package pyarrow is not installed'; fi
+
 # ---- the demo's documents ----------------------------------------------------------------------------------
 mkdir code
 printf 'import os\nX = "\\d"\n@cache\ndef f(x):\n    return x  # \xc3\xa9\nclass A:\n    y = 1\n' > code/a.py

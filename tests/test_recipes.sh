@@ -8,7 +8,8 @@ train=${TRAIN:-$root/build/cpu/train_llama}
 cd "$root" || exit 1
 
 recipes=(scripts/run_8gpu.sh scripts/slurm.sbatch scripts/mpijob.yaml scripts/finetune_chat.sh
-    scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh scripts/finetune_lora.sh)
+    scripts/continue_pretraining.sh scripts/mixture.sh scripts/train_until_done.sh scripts/finetune_lora.sh
+    scripts/score.sh)
 for f in scripts/*.sh scripts/slurm.sbatch; do
     expect "$(basename "$f")_parses" 0 '^$' bash -c 'bash -n "$1" && echo' sh "$f"
     check "$(basename "$f")_is_executable" test -x "$f"
@@ -87,6 +88,17 @@ lora_tune() {
         scripts/finetune_lora.sh lora-base/final chats.jsonl --dry-run)
 }
 outcome lora_fine_tuning 0 '^lora +rank 16, scale 2' lora_tune
+# a stand-in for the hub's package
+mkdir "$work/hub"
+cat > "$work/hub/datasets.py" << 'PY'
+def load_dataset(name, config, split, streaming):
+    assert (name, config, split) == ("allenai/ai2_arc", "ARC-Easy", "test")
+    return [{"question": "?", "choices": {"text": ["dry", "wet"], "label": ["A", "B"]}, "answerKey": "B"}] * 3
+PY
+score() { (cd "$work/tree" && PYTHONPATH=$work/hub scripts/score.sh chat "$@" --from-scratch); }
+outcome scoring 0 '^bench . data/bench/arc.jsonl . acc [01]\.0000 .* 3 questions' score arc
+outcome scoring_fetches_once 0 '^bench . data/bench/arc.jsonl' env PYTHONPATH= bash -c 'cd "$1" && scripts/score.sh chat arc --from-scratch' - "$work/tree"
+outcome scoring_needs_a_benchmark 2 'a model and a benchmark' scripts/score.sh chat boolq
 outcome lora_fine_tuning_needs_chats 2 'a file of chats' scripts/finetune_lora.sh .
 
 # ---- the demo's chats -------------------------------------------------------------------------------------

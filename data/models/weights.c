@@ -175,11 +175,9 @@ static bool open_and_load(const Parameters *p, bool moments, const char *path, b
     SafetensorsSet s;
     int num;
     char file[IO_PATH_MAX];
-    if (p->file && !moments) {
-        if (!path_inside(file, sizeof file, path, p->file, err)) return false;
-        path = file;
-    }
-    if (!safetensors_open(&s, path, err)) return false;
+    const bool named = p->file && !moments;
+    if (named && !path_inside(file, sizeof file, path, p->file, err)) return false;
+    if (!safetensors_open(&s, named ? file : path, err)) return false;
     float *values = alloc_block(p);
     Stored *list = list_stored(p, moments, &num);
     bool ok = moments ? check_moments(list, num, &s, path, err) : check_weights(p, &s, path, err);

@@ -3,9 +3,24 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../base/memory.h"
 #include "../batches/loader.h"
+
+// Documents of 2^b to 2^(b+1) - 1 tokens are row b.
+enum { EVALUATION_ROWS = 48 };
+typedef struct {
+    double docs, targets, loss_sum;
+} EvaluationRow;
+
+void evaluation_sum(const Evaluation *e, double *values, size_t n) {
+    double *all = host_calloc((size_t)e->num_ranks * n, sizeof *all, "evaluation");
+    e->gather(all, values, n * sizeof *values);
+    memset(values, 0, n * sizeof *values);
+    for (size_t i = 0; i < (size_t)e->num_ranks * n; i++) values[i % n] += all[i];
+    free(all);
+}
 
 // The row of a document
 static EvaluationRow *row_of(EvaluationRow *rows, const Dataset *data, int64_t doc) {
@@ -29,13 +44,35 @@ static bool add_batch(EvaluationRow *rows, StepData *d, Batch *b, Dataset *data,
     return true;
 }
 
-bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *err) {
+static void row_print(const char *name, const EvaluationRow *row) {
+    const double loss = row->loss_sum / row->targets;
+    printf("%-17s %10.0f %12.0f", name, row->docs, row->targets);
+    if (row->targets > 0) printf(" %10.4f %12.2f", loss, exp(loss));
+    printf("\n");
+}
+
+static void table_print(const EvaluationRow *rows) {
+    EvaluationRow total = {0};
+    char name[48];
+    printf("document tokens    documents      targets       loss   perplexity\n");
+    for (int b = 0; b < EVALUATION_ROWS; b++) {
+        total.docs += rows[b].docs;
+        total.targets += rows[b].targets;
+        total.loss_sum += rows[b].loss_sum;
+        snprintf(name, sizeof name, "%ld to %ld", (int64_t)1 << b, ((int64_t)2 << b) - 1);
+        if (rows[b].docs > 0) row_print(name, &rows[b]);
+    }
+    row_print("all", &total);
+}
+
+bool evaluate(Dataset *data, const Evaluation *e, Error *err) {
     const DocIndex index = dataset_doc_index(data);
     const int32_t most = e->o->micro_batch_tokens;
     const LoaderSettings s = {.plan = {.seed = (uint64_t)e->o->seed,
                                        .max_seqlen = e->o->max_seqlen,
                                        .micro_batch_tokens = most,
                                        .long_docs = (LongDocs)e->o->long_docs}};
+    EvaluationRow rows[EVALUATION_ROWS] = {0};
     StepData d = {0};
     Batch b;
     SourceCursor at = {0};
@@ -59,36 +96,9 @@ bool evaluate(EvaluationRow *rows, Dataset *data, const Evaluation *e, Error *er
         if (ok && num_batches++ % e->num_ranks == e->rank)
             ok = add_batch(rows, &d, &b, data, &s, e, err);
     }
+    if (ok) evaluation_sum(e, &rows->docs, EVALUATION_ROWS * sizeof *rows / sizeof(double));
+    if (ok && e->rank == 0) table_print(rows);
     batch_free(&b);
     step_data_free(&d);
     return ok;
-}
-
-static void row_print(const char *name, const EvaluationRow *row) {
-    const double loss = row->targets ? row->loss_sum / (double)row->targets : NAN;
-    printf("%-17s %10ld %12ld", name, row->docs, row->targets);
-    if (row->targets) printf(" %10.4f %12.2f", loss, exp(loss));
-    printf("\n");
-}
-
-void evaluation_print(const EvaluationRow *rows, int32_t num_ranks) {
-    EvaluationRow total = {0};
-    char name[48];
-    printf("document tokens    documents      targets       loss   perplexity\n");
-    for (int b = 0; b < EVALUATION_ROWS; b++) {
-        EvaluationRow row = {0};
-        for (int32_t r = 0; r < num_ranks; r++) {
-            const EvaluationRow *own = &rows[r * EVALUATION_ROWS + b];
-            row.docs += own->docs;
-            row.targets += own->targets;
-            row.loss_sum += own->loss_sum;
-        }
-        total.docs += row.docs;
-        total.targets += row.targets;
-        total.loss_sum += row.loss_sum;
-        if (row.docs == 0) continue;
-        snprintf(name, sizeof name, "%ld to %ld", (int64_t)1 << b, ((int64_t)2 << b) - 1);
-        row_print(name, &row);
-    }
-    row_print("all", &total);
 }

@@ -60,9 +60,7 @@ bool log_sync(const RunLog *log, Error *err) {
     return !log->open || io_fsync(log->fd) || disk_error(err, log->path, "fsync failed");
 }
 
-// Writes a record, which it frees, whole or not at all. Records that do not fit on the disk are
-// dropped, with a warning at the first, and another one when the disk has space again.
-static void log_write(RunLog *log, json_t *record) {
+void log_write(RunLog *log, json_t *record) {
     Error err = {0};
     char *text = json_write(record, 0);
     const size_t n = strlen(text);

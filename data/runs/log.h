@@ -24,6 +24,10 @@ typedef struct {
 // are missing. Failures are EXIT_DISK.
 bool log_open(RunLog *log, const char *dir, int64_t keep_bytes, int64_t step, Error *err);
 
+// Appends a record, which it frees, whole or not at all. Records that do not fit on the disk are
+// dropped, with a warning at the first, and another one when the disk has space again.
+void log_write(RunLog *log, json_t *record);
+
 // Call it before a checkpoint refers to the log's length: all records are on disk when it is true.
 bool log_sync(const RunLog *log, Error *err);
 

@@ -191,6 +191,10 @@ void open_data(Data *d, const Options *o, const ResumePoint *at, const LlamaConf
     must(data_summary(&d->train_summary, &d->train, plan, &err), &err);
     if (d->has_val) must(data_summary(&d->val_summary, &d->val, plan, &err), &err);
     for (int32_t i = 0; d->has_val && i < d->val.sources.n; i++) load_validation(d, o, i);
+    if (o->bench)
+        must(benchmark_open(&d->bench, o, d->has_tokenizer ? d->tokenizer.file : o->model,
+                            config->vocab_size, &err),
+             &err);
 }
 
 void open_eval_data(Dataset *val, const char *path, const Options *o, int32_t vocab_size) {

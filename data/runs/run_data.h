@@ -11,6 +11,7 @@
 #include "../models/config.h"
 #include "../models/tokenizer.h"
 #include "../shards/dataset.h"
+#include "benchmark.h"
 #include "checkpoint_files.h"
 #include "log.h"
 #include "out_dir.h"
@@ -26,6 +27,7 @@ typedef struct {
     int32_t most_val_micros;  // of a source
     Tokenizer tokenizer;
     bool has_tokenizer;
+    Benchmark bench;   // of --bench
     ModelFiles files;  // of the model and its tokenizer; rank 0 only
 } Data;
 

@@ -78,6 +78,9 @@ const Option run_option_table[] = {
            "steps between validations, the first before training, the last after it; 0: never"),
     NUMBER("val-tokens", parsed.val_tokens, "65536", 1, 1e12,
            "most tokens of the validation set: whole documents, the first of a fixed order"),
+    TEXT("bench", parsed.bench, NULL,
+         "multiple choice, files or globs of JSON Lines: accuracy before and after training, every "
+         "--val-every steps, and by --eval, where --log-every 1 prints all scores"),
     OPTION_GROUP("optimizer"),
     CHOICE(
         "optimizer", parsed.optimizer, "adamw", "adamw|muon",
@@ -222,7 +225,8 @@ static const char options_of_generate[] =
     "generate|prompt|chat|sample-tokens|temperature|top-p|seed|model|from-scratch|max-seqlen|"
     "micro-batch-tokens|threads|bf16-matmul|attention|adapter|dry-run";
 static const char options_of_eval[] =
-    "eval|train|val|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|model|adapter|"
+    "eval|train|val|bench|log-every|train-on|long-docs|boundary-token|allow-other-tokenizer|seed|"
+    "model|adapter|"
     "from-scratch|max-seqlen|micro-batch-tokens|threads|bf16-matmul|attention|heartbeat-seconds|"
     "dry-run";
 
@@ -333,9 +337,10 @@ void run_options_check_inference(const Options *o, int num_ranks, int argc, char
     if (model_is_builtin(o) && !o->from_scratch)
         exit_with(EXIT_USAGE, "give --model DIR, for example out/demo/final",
                   "--%s: expected a model with weights, found the name %s", mode, o->model);
-    if (o->eval && !options_given(argc, argv, "val") && !options_given(argc, argv, "train"))
+    if (o->eval && !o->bench && !options_given(argc, argv, "val") &&
+        !options_given(argc, argv, "train"))
         exit_with(EXIT_USAGE, "give --val: texts, JSONL or shards",
-                  "--eval: expected --val or --train, found neither");
+                  "--eval: expected --val, --train or --bench, found none of them");
     if (!o->eval && num_ranks > 1)
         exit_with(EXIT_USAGE, "start one process without mpirun", "--%s works with one rank only",
                   mode);

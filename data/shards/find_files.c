@@ -29,7 +29,7 @@ static int path_compare(const void *a, const void *b) {
     return strcmp(((const FoundPath *)a)->path, ((const FoundPath *)b)->path);
 }
 
-bool path_list_add_dir(PathList *list, const char *dir, const char *pattern, Error *err) {
+bool path_list_add_dir(PathList *list, const char *dir, const void *pattern, Error *err) {
     char path[IO_PATH_MAX];
     DIR *d = opendir(dir);
     if (!d) return bad_input(err, "%s: cannot list: %s", dir, strerror(errno));

@@ -1,0 +1,236 @@
+#include "benchmark.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unictype.h>
+#include <unistr.h>
+
+#include "../base/file.h"
+#include "../base/hash.h"
+#include "../base/json.h"
+#include "../base/memory.h"
+
+// ------------------------------------------------------------------------------------------------
+// Questions
+
+// Bytes of a text without what Python's rstrip removes
+static size_t stripped_length(const char *text) {
+    const uint8_t *start = (const uint8_t *)text, *end = start + strlen(text), *last;
+    ucs4_t c;
+    while ((last = u8_prev(&c, end, start)) &&
+           (uc_is_property_white_space(c) || (c >= 0x1c && c <= 0x1f)))
+        end = last;
+    return (size_t)(end - start);
+}
+
+// Appends the ids of text (n) after `begin`, which is not repeated where the text has it; -1: none.
+// Returns how many they are, the last of all.
+static int64_t append_ids(Benchmark *b, int32_t begin, const char *text, size_t n, Error *err) {
+    size_t first, end;
+    bpe_ids(b->encoder, &first);
+    if (begin >= 0) bpe_add_id(b->encoder, begin);
+    bpe_encode(b->encoder, (const unsigned char *)text, n, err);
+    const int32_t *ids = bpe_ids(b->encoder, &end) + first;
+    return (int64_t)(end - first) - (begin >= 0 && end - first > 1 && ids[1] == begin);
+}
+
+// Its document: the ids of the context alone, even where a token straddles the border, and those
+// of the whole text that are more. What is given has no targets.
+static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, const char *delimiter,
+                       const char *choice, Error *err) {
+    const Tokenizer *t = &b->tokenizer;
+    const size_t n = stripped_length(context), before = b->num_tokens;
+    const int32_t alone = t->bos >= 0 ? t->bos : t->eos, begin = t->adds_bos || n == 0 ? alone : -1;
+    const int64_t most = b->o->max_seqlen;
+    size_t middle, end;
+    char *text = NULL;
+    if (asprintf(&text, "%s%s%s", context, delimiter, choice) < 0) abort();
+    bpe_clear(b->encoder);
+    int64_t given = append_ids(b, begin, context, n, err);
+    bpe_ids(b->encoder, &middle);
+    const int64_t scored = append_ids(b, begin, text, strlen(text), err) - given;
+    const int32_t *ids = bpe_ids(b->encoder, &end);
+    free(text);
+    if (err->code) return false;
+    if (given == 0 || scored < 1 || scored > most || !*choice)
+        return error_set(err, EXIT_BAD_INPUT, "check the text; --max-seqlen admits longer choices",
+                         "expected a context, and a choice of 1 to %ld tokens; found %ld and %ld",
+                         most, given, *choice ? scored : 0);
+    b->num_cut += given + scored - 1 > most;
+    if (given + scored - 1 > most) given = most + 1 - scored;
+    b->tokens = host_grow(b->tokens, &b->token_capacity, before + (size_t)(given + scored),
+                          sizeof *ids, "choices");
+    b->targets = host_grow(b->targets, &b->target_capacity, before + (size_t)(given + scored),
+                           sizeof *ids, "choices");
+    memcpy(b->tokens + before, ids + middle - given, (size_t)given * sizeof *ids);
+    memcpy(b->tokens + before + given, ids + end - scored, (size_t)scored * sizeof *ids);
+    for (int64_t i = 0; i < given + scored - 1; i++, b->num_tokens++)
+        b->targets[b->num_tokens] = i < given - 1 ? -1 : b->tokens[b->num_tokens + 1];
+    c.rows = (int32_t)(given + scored - 1);
+    c.bytes = (int32_t)strlen(choice);
+    c.characters = (int32_t)u8_mbsnlen((const uint8_t *)choice, strlen(choice));
+    b->choices = host_grow(b->choices, &b->capacity, b->num_choices + 1, sizeof c, "choices");
+    b->choices[b->num_choices++] = c;
+    return true;
+}
+
+static bool add_question(Benchmark *b, BenchmarkChoice c, const json_t *record, Error *err) {
+    const json_t *contexts = json_object_get(record, "context"), *context = contexts, *choice,
+                 *choices = json_object_get(record, "choices");
+    const int n = (int)json_array_size(choices);
+    const char *delimiter = " ";
+    size_t i;
+    if (n < 2)
+        return bad_input(err, "choices: expected an array of two or more, found %d items", n);
+    if (!json_get_int(record, "answer", 0, n - 1, &c.answer, true, err) ||
+        !json_get_string(record, "delimiter", &delimiter, false, err))
+        return false;
+    json_array_foreach(choices, i, choice) {
+        if (json_is_array(contexts)) context = json_array_get(contexts, i);
+        if (!json_is_string(choice) || !json_is_string(context))
+            return bad_input(err, "choice %zu: expected strings as context and choice", i);
+        if (!add_choice(b, c, json_string_value(context), delimiter, json_string_value(choice),
+                        err))
+            return false;
+    }
+    return true;
+}
+
+static bool read_file(Benchmark *b, size_t file, Error *err) {
+    const char *path = b->files.items[file].path;
+    const size_t before = b->num_choices;
+    char where[IO_PATH_MAX + 24];
+    uint64_t size;
+    char *text = file_read_all(path, 1 << 30, &size, "give several files", err), *rest = text;
+    for (int64_t line = 1; rest && err->code == 0; line++) {
+        const char *start = strsep(&rest, "\n");
+        if (start[strspn(start, " \t\r")] == 0) continue;
+        snprintf(where, sizeof where, "%s:%ld", path, line);
+        json_auto_t *record = json_parse(start, strlen(start), where, err);
+        const BenchmarkChoice c = {.file = file, .line = line};
+        if (record && !add_question(b, c, record, err)) error_prefix(err, where);
+    }
+    free(text);
+    return err->code == 0 &&
+           (b->num_choices > before || bad_input(err, "%s: expected questions, found none", path));
+}
+
+bool benchmark_open(Benchmark *b, const Options *o, const char *tokenizer, int32_t vocab_size,
+                    Error *err) {
+    const Search search = {path_list_add_dir, "*.jsonl", "files of questions", ""};
+    *b = (Benchmark){.o = o};
+    if (!tokenizer_open(&b->tokenizer, tokenizer, err)) return false;
+    if (b->tokenizer.vocab_size > vocab_size)
+        return error_set(err, EXIT_CHECKPOINT_MISFIT, "use the tokenizer of the model",
+                         "%s: expected at most %d ids, found %d", b->tokenizer.file, vocab_size,
+                         b->tokenizer.vocab_size);
+    b->bpe = bpe_open(&b->tokenizer, err);
+    if (!b->bpe || !path_list_expand(&b->files, o->bench, &search, err)) return false;
+    b->encoder = bpe_encoder_open(b->bpe);
+    for (size_t i = 0; i < b->files.n; i++)
+        if (!read_file(b, i, err)) return false;
+    b->log_likelihoods = host_calloc(b->num_choices, sizeof(double), "choices");
+    b->fingerprint = fnv1a(fnv1a(FNV1A_START, b->tokens, b->num_tokens * sizeof(int32_t)),
+                           b->targets, b->num_tokens * sizeof(int32_t));
+    printf("bench   %s: %zu choices\n", o->bench, b->num_choices);
+    if (b->num_cut > 0)
+        warning("%s: the context of %zu of %zu choices is cut from the left: --max-seqlen is %d",
+                o->bench, b->num_cut, b->num_choices, o->max_seqlen);
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Scores
+
+// Sets log_likelihoods, to the same bits on any number of ranks.
+static void score(Benchmark *b, const Evaluation *e) {
+    const int32_t most = e->o->micro_batch_tokens;
+    float *losses = host_calloc((size_t)most, sizeof *losses, "choices");
+    DocView *docs = host_calloc((size_t)most, sizeof *docs, "choices");
+    Batch batch;
+    batch_init(&batch, most, most);
+    memset(b->log_likelihoods, 0, b->num_choices * sizeof(double));
+    int32_t turn = 0;
+    size_t at = 0;
+    for (size_t from = 0, to; from < b->num_choices; from = to, turn = (turn + 1) % e->num_ranks) {
+        int32_t room = most;
+        for (to = from; to < b->num_choices && b->choices[to].rows <= room; to++) {
+            const int32_t rows = b->choices[to].rows;
+            docs[to - from] = (DocView){b->tokens + at, rows, -1, b->targets + at};
+            room -= rows;
+            at += (size_t)rows;
+        }
+        if (turn != e->rank) continue;
+        if (turn == 0) line_show(stderr, "bench: %zu of %zu choices", from, b->num_choices);
+        batch_pack(&batch, docs, (int)(to - from));
+        e->losses(e->context, &batch, losses);
+        for (size_t i = 0; i < to - from; i++)
+            for (int32_t t = batch.cu_seqlens[i]; t < batch.cu_seqlens[i + 1]; t++)
+                b->log_likelihoods[from + i] -= (double)losses[t];
+    }
+    evaluation_sum(e, b->log_likelihoods, b->num_choices);
+    line_erase(stderr);
+    batch_free(&batch);
+    free(docs);
+    free(losses);
+}
+
+static json_t *number(double x) { return json_float((float)x); }
+
+// Of a file
+typedef struct {
+    double questions, right[2], nats, bytes;  // right: by acc, by acc_norm; of right choices
+} Tally;
+
+// Adds the question whose first choice is `from`; returns the first choice of the next one.
+static size_t tally_question(const Benchmark *b, size_t from, Tally *t, bool prints) {
+    const BenchmarkChoice *q = &b->choices[from];
+    const double *sums = b->log_likelihoods;
+    const size_t answer = from + (size_t)q->answer;
+    size_t best[2] = {from, from}, i = from;
+    if (prints) printf("%s:%ld | answer %d", b->files.items[q->file].path, q->line, q->answer);
+    for (; i < b->num_choices && b->choices[i].line == q->line && b->choices[i].file == q->file;
+         i++) {
+        const BenchmarkChoice *c = &b->choices[i], *ahead = &b->choices[best[1]];
+        if (sums[i] > sums[best[0]]) best[0] = i;
+        if (sums[i] / c->characters > sums[best[1]] / ahead->characters) best[1] = i;
+        if (prints) printf(" | %.6f, a byte %.6f", sums[i], sums[i] / c->bytes);
+    }
+    if (prints) printf("\n");
+    t->questions++;
+    t->right[0] += best[0] == answer;
+    t->right[1] += best[1] == answer;
+    t->nats -= sums[answer];
+    t->bytes += b->choices[answer].bytes;
+    return i;
+}
+
+static void report_file(const char *path, const Tally *t, int64_t step, RunLog *log) {
+    const double n = t->questions, bits = t->nats / t->bytes * M_LOG2E;
+    double acc[2], error[2];
+    for (int norm = 0; norm < 2; norm++) {
+        acc[norm] = t->right[norm] / n;
+        error[norm] = n > 1 ? sqrt(acc[norm] * (1 - acc[norm]) / (n - 1)) : NAN;
+    }
+    printf("bench");
+    if (step >= 0) printf(" after step %ld", step);
+    printf(" | %s | acc %.4f +- %.4f | acc_norm %.4f +- %.4f | %.0f questions | %.4f bits/byte\n",
+           path, acc[0], error[0], acc[1], error[1], n, bits);
+    log_write(log,
+              json_pack("{s:s, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event", "bench", "step",
+                        step, "file", json_text(path), "questions", (int64_t)n, "acc",
+                        number(acc[0]), "acc_stderr", number(error[0]), "acc_norm", number(acc[1]),
+                        "acc_norm_stderr", number(error[1]), "bits_per_byte", number(bits)));
+}
+
+void benchmark_score(Benchmark *b, const Evaluation *e, int64_t step, RunLog *log) {
+    const bool prints = step < 0 && b->o->log_every > 0;
+    score(b, e);
+    for (size_t i = 0, file = 0; file < b->files.n; file++) {
+        Tally t = {0};
+        while (i < b->num_choices && b->choices[i].file == file)
+            i = tally_question(b, i, &t, prints);
+        report_file(b->files.items[file].path, &t, step, log);
+    }
+}

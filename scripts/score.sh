@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Scores a model on a benchmark of the Hugging Face hub as lm-evaluation-harness does, without examples.
+#   scripts/score.sh MODEL BENCHMARK [train_llama options]
+# BENCHMARK is hellaswag, arc, piqa, winogrande or mmlu; its questions are fetched once, into data/bench
+# (pip install datasets). In a run, --bench data/bench/BENCHMARK.jsonl scores after each validation.
+set -euo pipefail
+declare -A sources=(
+    [hellaswag]=Rowan/hellaswag::validation [arc]=allenai/ai2_arc:ARC-Easy:test [piqa]=baber/piqa::validation
+    [winogrande]=allenai/winogrande:winogrande_xl:validation [mmlu]=cais/mmlu:all:test
+)
+source=${sources[${2:-none}]:-}
+if [ -z "$source" ]; then
+    echo "error: expected a model and a benchmark, found '$*'" >&2
+    echo "hint: scripts/score.sh out/demo/final hellaswag" >&2
+    exit 2
+fi
+model=$(realpath "$1") name=$2
+shift 2
+cd "$(dirname "$0")/.."
+questions=data/bench/$name.jsonl
+[ -e "$questions" ] || python3 data/prepare.py "hf:$source" --bench "$name" --out "$questions"
+exec ./train_llama --model "$model" --eval --bench "$questions" --max-seqlen 2048 --micro-batch-tokens 8192 "$@"

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""A tiny model and questions for tests/test_benchmark.sh, and what lm-evaluation-harness makes of them.
+
+    bench_golden.py write DIR      # DIR/model, DIR/model_bos, DIR/NAME.jsonl; needs nothing
+    pip install lm_eval torch transformers
+    bench_golden.py make           # writes tests/golden/bench.json: log-likelihoods and scores
+
+The weights are random numbers of Python, exact in bf16, so that no file holds them.
+"""
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "golden", "bench.json")
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 344
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": VOCAB,
+          "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
+          "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+          "max_position_embeddings": 512, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+          "tie_word_embeddings": True, "torch_dtype": "float32", "bos_token_id": 0, "eos_token_id": 2}
+MAX_SEQLENS = 512, 24  # contexts are cut to the second
+
+
+def tensors():
+    layer = {"self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN), "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+             "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+             "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN),
+             "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)}
+    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
+    yield "model.norm.weight", (HIDDEN,)
+    for i in range(LAYERS):
+        for name, shape in layer.items():
+            yield "model.layers.%d.%s.weight" % (i, name), shape
+
+
+def write_model(directory, bos):
+    """bos: the tokenizer begins every text with BOS."""
+    rng, header, data = random.Random(1), {}, bytearray()
+    for name, shape in tensors():
+        count, start = shape[0] * (shape[1] if len(shape) > 1 else 1), len(data)
+        for _ in range(count):
+            data += struct.pack("<f", rng.gauss(0, 0.3) + (len(shape) == 1))[2:]  # cut to bf16
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    os.makedirs(directory)
+    with open(directory + "/model.safetensors", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(directory + "/config.json", "w") as f:
+        json.dump(CONFIG, f)
+    shutil.copy(HERE + "/golden/chat/tokenizer_config.json", directory)
+    with open(HERE + "/golden/chat/tokenizer.json") as f:
+        tokenizer = json.load(f)
+    if bos:
+        name, a = "<|endoftext|>", {"Sequence": {"id": "A", "type_id": 0}}
+        first = {"SpecialToken": {"id": name, "type_id": 0}}
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing", "single": [first, a],
+            "pair": [first, a, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {name: {"id": name, "ids": [0], "tokens": [name]}}}
+    with open(directory + "/tokenizer.json", "w") as f:
+        json.dump(tokenizer, f)
+
+
+def questions():
+    """{file: records}"""
+    rng = random.Random(2)
+    words = "packing documents into one buffer is never padded again that theory of the ocean naïve 日本 4x".split(" ")
+
+    def text(n):
+        return " ".join(rng.choice(words) for _ in range(n))
+
+    plain = [{"context": text(rng.randrange(1, 12)), "choices": [text(rng.randrange(1, 6)) for _ in range(n)],
+              "answer": rng.randrange(n)} for n in (2, 3, 4, 5) * 5]
+    # of the most likely choice for a byte, not for a character
+    plain += [{"context": text(n), "choices": ["日本 日本", "C"], "answer": 1} for n in (2, 3, 4, 5)]
+    plain += [  # white space at the end of a context is scored
+        {"context": "one buffer ", "choices": ["of the theory", "again"], "answer": 0},
+        {"context": "Question: is it?\nAnswer:\n \n", "choices": ["never", "once"], "answer": 1},
+        {"context": "no break\u00a0\u3000\x1f", "choices": ["never", "日本日本", "a"], "answer": 1},
+        {"context": "A. one\nB. two\nAnswer:", "choices": ["A", "B", "C", "D"], "answer": 3},
+        {"context": "<|endoftext|>one buffer", "choices": ["one", "two"], "answer": 1},
+        {"context": "", "choices": ["the theory", "documents"], "answer": 0},
+        {"context": "the same", "choices": ["of", "of"], "answer": 0},
+        {"context": "the same", "choices": ["of", "of"], "answer": 1},
+        {"context": text(60), "choices": [text(4), text(1)], "answer": 1}]
+    joined = [  # tokens that straddle the border
+        {"context": "one pa", "choices": ["cking documents", "dder", "dding of"], "answer": 0},
+        {"context": "into", "choices": ["the buffer", " the buffer"], "answer": 1},
+        {"context": "of one ", "choices": ["the", " the"], "answer": 1}]
+    contexts = [{"context": [text(3) + name for name in (" never", " once", " again 日本")],
+                 "choices": [rest] * 3, "answer": i} for i, rest in enumerate((text(4), text(2), "of"))]
+    return {"plain": plain, "joined": [dict(record, delimiter="") for record in joined], "contexts": contexts}
+
+
+def task_of(name, records):
+    """What lm_eval takes for a task"""
+    from datasets import Dataset
+    several = isinstance(records[0]["context"], list)
+    config = {"task": name, "custom_dataset": lambda **_: {"test": Dataset.from_list(records)}, "test_split": "test",
+              "output_type": "multiple_choice", "target_delimiter": records[0].get("delimiter", " "),
+              "doc_to_text": lambda doc: doc["context"], "doc_to_choice": lambda doc: doc["choices"],
+              "doc_to_target": lambda doc: doc["answer"],
+              "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+    if several:  # the choices are in the contexts
+        config.update(doc_to_text=lambda doc: doc["answer"], doc_to_choice=lambda doc: doc["context"],
+                      doc_to_target=lambda doc: doc["choices"][0])
+    return config
+
+
+def make():
+    import tempfile
+
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    golden = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for model in "model", "model_bos":
+            write_model(os.path.join(directory, model), model == "model_bos")
+            for most in MAX_SEQLENS:
+                lm = HFLM(os.path.join(directory, model), device="cpu", dtype="float32", batch_size=1, max_length=most)
+                for name, records in questions().items():
+                    out = lm_eval.simple_evaluate(lm, tasks=[task_of(name, records)], bootstrap_iters=9)
+                    scores, samples = out["results"][name], out["samples"][name]
+                    samples.sort(key=lambda s: s["doc_id"])
+                    golden["%s %d %s" % (model, most, name)] = {
+                        "log_likelihoods": [[round(r[0][0], 6) for r in s["resps"]] for s in samples],
+                        "acc": scores["acc,none"], "acc_norm": scores["acc_norm,none"],
+                        "acc_stderr": scores["acc_stderr,none"], "acc_norm_stderr": scores["acc_norm_stderr,none"]}
+    with open(GOLDEN, "w") as f:
+        f.write("{\"made_by\": \"lm_eval %s\"" % lm_eval.__version__)
+        f.writelines(",\n%s: %s" % (json.dumps(key), json.dumps(value)) for key, value in golden.items())
+        f.write("}\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["make"]:
+        make()
+    else:
+        root = sys.argv[2]
+        write_model(root + "/model", False)
+        write_model(root + "/model_bos", True)
+        for name, records in questions().items():
+            with open("%s/%s.jsonl" % (root, name), "w") as f:
+                f.writelines(json.dumps(record) + "\n" for record in records)

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# --bench: log-likelihoods and scores are those of lm-evaluation-harness (tests/bench_golden.py) in any packing
+# and on any number of ranks, after training steps too; damaged questions are named. Runs the sanitizer
+# build; set TRAIN to test another one.
+. "$(dirname "$0")/lib.sh"
+scratch bench
+train=${TRAIN:-$root/build/asan/train_llama}
+check made python3 "$root/tests/bench_golden.py" write .
+run=("$train")
+files=plain.jsonl,joined.jsonl,contexts.jsonl
+# score OUT MODEL MAX_SEQLEN ARGUMENTS...: what --eval prints
+score() {
+    local out=$1 model=$2 most=$3
+    shift 3
+    within "${run[@]}" --model "$model" --eval --bench $files --max-seqlen "$most" --log-every 1 "$@" ||
+        bad "$out" "$(exit_code $?)"
+    grep -a ' | ' out.txt > "$out"
+    grep -a '^warning' out.txt > "warning.$out"
+}
+
+# ---- the golden ----------------------------------------------------------------------------------------
+for model in model model_bos; do
+    for most in 512 24; do score $model.$most.txt $model $most; done
+done
+check_python equal_to_lm_evaluation_harness "$root" <<'PY'
+import json, re, sys
+golden, compared = json.load(open(sys.argv[1] + "/tests/golden/bench.json")), 0
+def same(a, b, digits): assert abs(float(a) - b) <= 0.51 * 10**-digits, (a, b)
+for key in list(golden)[1:]:
+    model, most, name = key.split()
+    want, lines = golden[key], open("%s.%s.txt" % (model, most)).read().split("\n")
+    found = [l for l in lines if l.startswith(name + ".jsonl:")]
+    assert len(found) == len(want["log_likelihoods"]), key
+    for line, sums in zip(found, want["log_likelihoods"]):
+        numbers = re.findall(r"\| (-[0-9.]+), a byte", line)
+        assert len(numbers) == len(sums), line
+        for number, sum in zip(numbers, sums):
+            assert abs(float(number) - sum) <= 1e-6 + 1e-6 * abs(sum), (key, line, sum)
+            compared += 1
+    total = next(l for l in lines if l.startswith("bench | " + name))
+    acc, error, acc_norm, error_norm = re.search(
+        r"acc (\S+) \+- (\S+) \| acc_norm (\S+) \+- (\S+) \|", total).groups()
+    same(acc, want["acc"], 4), same(error, want["acc_stderr"], 4)
+    if name != "contexts":  # there it divides by the length of the contexts
+        same(acc_norm, want["acc_norm"], 4), same(error_norm, want["acc_norm_stderr"], 4)
+        assert (want["acc"] != want["acc_norm"]) == (name == "plain")
+print("%d log-likelihoods" % compared)
+assert compared == 4 * 115
+PY
+has contexts_are_cut 'context of 22 of 115 choices is cut from the left: --max-seqlen is 24' warning.model.24.txt
+check_python bits_of_the_right_choices <<'PY'
+import json, math, re
+questions = [json.loads(line) for line in open("plain.jsonl")]
+text = open("model.512.txt").read()
+sums = [re.findall(r"\| (-[0-9.]+), a byte", l) for l in text.split("\n") if l.startswith("plain.jsonl:")]
+nats = -sum(float(s[q["answer"]]) for s, q in zip(sums, questions))
+size = sum(len(q["choices"][q["answer"]].encode()) for q in questions)
+bits = float(re.search(r"bench \| plain.*questions \| (\S+) bits/byte", text)[1])
+assert abs(nats / size / math.log(2) - bits) < 1e-4, (bits, nats / size / math.log(2))
+PY
+
+# ---- packing and ranks -----------------------------------------------------------------------------------
+score small.txt model 24 --micro-batch-tokens 24
+same in_any_packing model.24.txt small.txt
+ranks_can_run "$root/build/cpu/train_llama"
+if [ -z "$no_ranks" ]; then
+    run=("${mpi[@]}" -n 3 "$root/build/cpu/train_llama")
+    score three.txt model 24 --micro-batch-tokens 64
+    run=("${mpi[@]}" -n 1 "$root/build/cpu/train_llama")
+    score one.txt model 24 --micro-batch-tokens 64
+    same on_three_ranks one.txt three.txt
+else skip on_three_ranks "$no_ranks"; fi
+
+# ---- in a run ----------------------------------------------------------------------------------------------
+uneven_texts text 5
+train_on=("$train" --model model --bench 'pl*.jsonl' --max-seqlen 128 --lr 1e-2 --warmup-steps 0 --num-samples 0
+          --val-every 2 --train)
+check in_a_run "${train_on[@]}" text --out run --steps 3 --save-every 2
+grep -a '^bench' out.txt > run.txt
+cp -r run resumed && rm -r resumed/final resumed/step-00000003 2> /dev/null
+check resumed "${train_on[@]}" text --out resumed --steps 3 --resume
+outcome eval_of_the_run 0 '^bench . plain' "$train" --model run/final --eval --bench plain.jsonl --max-seqlen 128
+grep -a '^bench |' out.txt > eval.txt
+check no_validation "${train_on[@]}" text --out never --steps 1 --val-every 0
+check_python the_log_has_the_scores <<'PY'
+import json
+def scores(run): return [r for r in map(json.loads, open(run + "/log.jsonl")) if r.get("event") == "bench"]
+found = scores("run")
+assert [r["step"] for r in found] == [0, 2, 3] == [r["step"] for r in scores("resumed")]
+assert [r["step"] for r in scores("never")] == [0, 1]
+assert found == scores("resumed") and found[0]["bits_per_byte"] != found[2]["bits_per_byte"]
+last = open("run.txt").read().strip().split("\n")[-1]
+assert last.replace(" after step 3", "") == open("eval.txt").read().strip(), last
+r = found[-1]
+assert last == "bench after step 3 | plain.jsonl | acc %.4f +- %.4f | acc_norm %.4f +- %.4f | %d questions | %.4f bits/byte" % (
+    r["acc"], r["acc_stderr"], r["acc_norm"], r["acc_norm_stderr"], r["questions"], r["bits_per_byte"]), last
+assert r["questions"] == 33 and r["file"] == "plain.jsonl", r
+PY
+
+# ---- what is refused -----------------------------------------------------------------------------------------
+# refused NAME PATTERN LINE: the second line of a file
+refused() {
+    printf '{"context": "a", "choices": ["b", "c"], "answer": 1}\n%s\n' "$3" > bad.jsonl
+    expect "$1" 3 "error: bad.jsonl:2: $2" "$train" --model model --eval --bench bad.jsonl --max-seqlen 64
+}
+refused damaged 'expected JSON|bad.jsonl:2' '{"context": "a", "choices": ["b", '
+refused no_object 'choices: expected an array of two or more, found 0' '[1]'
+refused no_choices 'choices: expected an array of two or more, found 0' '{"context": "a", "choices": [], "answer": 0}'
+refused one_choice 'choices: expected an array of two or more, found 1' '{"context": "a", "choices": ["b"], "answer": 0}'
+refused an_empty_choice 'expected .*a choice of 1 to 64 tokens; found 1 and 0' '{"context": "a", "choices": ["b", ""], "answer": 0}'
+refused a_long_choice 'expected .*a choice of 1 to 64 tokens; found 1 and [0-9]{2}' \
+    "{\"context\": \"a\", \"choices\": [\"$(printf 'z%.0s' {1..64})\", \"b\"], \"answer\": 0}"
+refused a_number 'choice 1: expected strings' '{"context": "a", "choices": ["b", 2], "answer": 0}'
+refused no_context 'choice 0: expected strings' '{"choices": ["b", "c"], "answer": 0}'
+refused few_contexts 'choice 1: expected strings' '{"context": ["a"], "choices": ["b", "c"], "answer": 0}'
+refused an_answer_beyond 'answer: expected an integer from 0 to 1, found 2' '{"context": "a", "choices": ["b", "c"], "answer": 2}'
+refused a_letter 'answer: expected an integer' '{"context": "a", "choices": ["b", "c"], "answer": "A"}'
+refused no_answer 'answer: required' '{"context": "a", "choices": ["b", "c"]}'
+: > empty.jsonl
+expect no_questions 3 'empty.jsonl: expected questions, found none' "$train" --model model --eval --bench empty.jsonl
+expect no_file 3 'none.jsonl: expected' "$train" --model model --eval --bench none.jsonl
+expect no_tokenizer 3 'tokenizer.json' "$train" --model "$root/tests/golden/gqa3_tied" --eval --bench plain.jsonl
+cp -r model small && sed -i 's/"vocab_size": 344/"vocab_size": 300/' small/config.json
+expect other_vocabulary 9 'expected at most 300 ids' "$train" --model small --from-scratch --eval --bench plain.jsonl
+expect generate_and_bench 2 '--generate and --bench' "$train" --model model --generate --bench plain.jsonl
+finish
