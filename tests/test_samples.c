@@ -240,4 +240,43 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     llama_free(&m);
 }
 
+// One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum to
+// top_p of all.
+static int32_t plain_sample(const float *logits, int32_t V, float temperature, float top_p,
+                            float uniform) {
+    float p[16], sum = 0, kept = 0;
+    int32_t best = 0, order[16], n = 0;
+    for (int32_t v = 0; v < V; v++) best = logits[v] > logits[best] ? v : best;
+    if (temperature == 0) return best;
+    for (int32_t v = 0; v < V; v++)
+        sum += p[v] = expf((logits[v] - logits[best]) * (1 / temperature));
+    for (int32_t v = 0, k; v < V; order[k] = v++)
+        for (k = v; k > 0 && p[order[k - 1]] < p[v]; k--) order[k] = order[k - 1];
+    while (n < V && p[order[n]] > 0 && (n == 0 || kept < top_p * sum)) kept += p[order[n++]];
+    float left = uniform * (top_p < 1 ? kept : sum);
+    for (int32_t i = 0; i + 1 < n; i++)
+        if ((left -= p[order[i]]) < 0) return order[i];
+    return order[n - 1];
+}
+
+TEST(a_token_is_drawn_as_plainly_defined) {
+    int drawn[16] = {0};
+    for (int i = 0; i < 20000; i++) {
+        float logits[16];
+        HeapItem scratch[16];
+        const int32_t V = 1 + (int32_t)test_rng_below(16);
+        const float temperature = (float)test_rng_below(4) * 0.5f,
+                    top_p = (float)test_rng_below(5) * 0.25f,
+                    uniform = (float)test_rng_below(16) / 16;
+        for (int32_t v = 0; v < V; v++)  // with ties, and tokens that are never drawn
+            logits[v] = test_rng_below(4) ? (float)test_rng_below(5) * 0.7f : -INFINITY;
+        logits[test_rng_below((uint32_t)V)] = 0;
+        const int32_t id = sample_token(logits, V, temperature, top_p, uniform, scratch);
+        CHECK(id == plain_sample(logits, V, temperature, top_p, uniform));
+        CHECK(isfinite(logits[id]));
+        drawn[id]++;
+    }
+    for (int v = 0; v < 16; v++) CHECK(drawn[v] > 0);
+}
+
 TEST_MAIN()
