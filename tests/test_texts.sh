@@ -27,7 +27,7 @@ PY
 # ---- every kind of input -------------------------------------------------------------------------
 mkdir -p tree/b tree/.hidden tree/__pycache__
 python3 - << 'PY'
-import json, random
+import hashlib, json, random
 random.seed(1)
 def put(name, data): open(name, "wb").write(data)
 def expect(name, documents):
@@ -50,8 +50,8 @@ letters = "ab c\n\u00e9\u20ac\U0001f600"
 texts = ["document %d " % i + "".join(random.choices(letters, k=random.randrange(300)))
          for i in range(2000)]
 rows = [json.dumps({"id": i, "text": t}) for i, t in enumerate(texts)]
-odd = r'{"text": "nul \u0000, half \ud83d, \udfff, \\ud83d, pairs \ud83d\ude00 \uD83D\uDE00, \ud7ff \ue000"}'
-texts.insert(7, "nul \0, half ?, ?, \\ud83d, pairs \U0001f600 \U0001f600, \ud7ff \ue000")
+odd = r'{"text": "nul \u0000, half \ud83d, \udfff, \ud83d\ud83d, \\ud83d, pairs \ud83d\ude00 \uD83D\uDE00, \ud7ff \ue000"}'
+texts.insert(7, "nul \0, half ?, ?, ??, \\ud83d, pairs \U0001f600 \U0001f600, \ud7ff \ue000")
 rows[7:7] = ["", " \t", '{"text": ""}', odd]
 put("lines.jsonl", "\n".join(rows).encode())
 expect("lines.jsonl", [(t.encode(), None) for t in texts])
@@ -67,6 +67,15 @@ put("parts.jsonl", json.dumps({"parts": [["Q: \u20ac", False], ["", True], [" A\
 expect("parts.jsonl", [(b"Q: \xe2\x82\xac A\nend ", [0] * 7 + [1] * 3 + [0] * 5),
                        (b"plain", [0] + [1] * 6), (b"QA \n", [0, 0, 1, 1, 1, 1])])
 put("pairs.jsonl", b'{"parts": [["x"]]}\n')
+put("never.jsonl", b'{"parts": [["never", false]]}\n')
+put("first.jsonl", b'{"parts": [["a", true], [" b c d", false]]}\n')
+put("accent.jsonl", b'{"parts": [["e\\u0301", true], [" x", true]]}\n')
+put("bytes.jsonl", b'{"text": "\\u0004"}\n{"text": "some words"}\n')
+first = lambda text: int(hashlib.sha256(text).hexdigest()[:16], 16) / 2.0**64
+lone = next(b"%d" % i for i in range(9999) if first(b"%d" % i) < 0.01)     # which would be validation
+put("lone.jsonl", b'{"text": "%s"}\n' % lone)
+expect("lone.jsonl", [(lone, None)])
+put("many.jsonl", b"1\n" + b'{"text": "%s"}\n' % (b"word " * 26000) * 40 + b"2\n")   # more than a round
 for mb in 0, 1, 3, 8:        # one line of escapes
     put("slow%d.jsonl" % mb, b'{"text": "' + rb"\ud83d\n" * (mb << 17) + b'x"}\n')
 PY
@@ -88,6 +97,11 @@ has broken_lines_are_counted '2 documents, .*left out: 3 records, 1 empty docume
 has broken_records_are_named '^warning: left out: broken.json: record 2: "?text' said-broken.json
 has parts_are_targets '^train +1 unpad.c shard, 2 documents, [0-9]+ tokens, [0-9]+ of them targets$' said-parts.jsonl
 has untrained_parts '^warning: left out: parts.jsonl:3: expected a part that is trained' said-parts.jsonl
+check a_lone_document "${run[@]}" --train lone.jsonl --out lone --steps 0 --val-every 0
+holds a_lone_document_is_trained lone/tokens lone.jsonl.expected 0
+check many_records "${run[@]}" --train many.jsonl --out many --steps 0 --val-every 0 --threads 1
+has records_are_numbered '^warning: left out: many.jsonl:42: expected an object' out.txt
+has each_is_counted_once '40 documents, .*left out: 2 records$' out.txt
 check one_thread "${run[@]}" --train lines.jsonl --out one --steps 0 --val-every 0 --threads 1
 same_shards one_thread_as_two one/tokens out-lines.jsonl/tokens
 check several "${run[@]}" --train "n*.txt,tree" --out several --steps 0 --val-every 0
@@ -165,6 +179,17 @@ for ids, _ in shards.read("bpe-tree/tokens"):
 PY
 
 # ---- once, and again when something has changed ----------------------------------------------------------
+keyed=("${run[@]}" --out keyed --steps 0 --val-every 0)
+printf 'a text\n' > keyed.txt
+check first_time "${keyed[@]}" --train keyed.txt
+touch -r keyed.txt stamp && printf 'a longer text\n' > keyed.txt && touch -r stamp keyed.txt
+check another_size "${keyed[@]}" --train keyed.txt
+has another_size_is_another_text '^texts ' out.txt
+check all_parts "${keyed[@]}" --train parts.jsonl --train-on all
+has no_part_is_left_out ': 4 documents' out.txt
+check some_parts "${keyed[@]}" --train parts.jsonl
+has other_targets_are_other_tokens ': 3 documents' out.txt
+check parts_for_all "${keyed[@]}" --train never.jsonl --train-on all
 check trains "${run[@]}" --train notes.txt --out r --steps 2 --save-every 1
 has tokenized '^texts   notes.txt -> r/tokens: 1 document, 0 for validation' out.txt
 cp -r r/tokens before
@@ -255,6 +280,22 @@ refused no_such_pattern 'absent[*]: expected a file or a directory, found nothin
 refused a_model_without_tokenizer 'is text, expected a tokenizer for it' notes.txt --model smollm2-135m
 sed 's/"vocab_size": 512/"vocab_size": 300/' bpe/config.json > c && mkdir low && cp bpe/* low && mv c low/config.json
 code=9 refused a_larger_vocabulary 'made for a vocabulary of 4[0-9]*, the model has 300' notes.txt --model low --from-scratch
+least=$(sed -nE 's/.*made for a vocabulary of ([0-9]+),.*/\1/p' out.txt)
+sed -i "s/\"vocab_size\": 300/\"vocab_size\": $((least - 1))/" low/config.json
+code=9 refused one_id_too_many "of $least, the model has $((least - 1))" notes.txt --model low --from-scratch
+refused a_target_without_a_past 'first.jsonl:1: expected a part that is trained, found none' first.jsonl \
+    --model bpe --from-scratch
+cp -r bpe nfc
+python3 -c 'import json; t = json.load(open("bpe/tokenizer.json")); t["normalizer"] = {"type": "NFC"}
+t["added_tokens"] = [dict(a, normalized=False) for a in t["added_tokens"]]
+json.dump(t, open("nfc/tokenizer.json", "w"))'
+refused parts_that_change 'accent.jsonl:1: expected text that the tokenizer does not normalize' accent.jsonl \
+    --model nfc --from-scratch
+cp -r bpe less
+python3 -c 'import json; t = json.load(open("bpe/tokenizer.json")); del t["model"]["vocab"]["\u0104"]    # of byte 4
+json.dump(t, open("less/tokenizer.json", "w"))'
+check a_text_without_tokens "${run_bpe[@]/#bpe/less}" --train bytes.jsonl --out bytes.run --steps 0 --val-every 0
+has it_is_no_document '^texts .*: 1 document, ' out.txt
 
 # ---- a full disk, a signal, several ranks -----------------------------------------------------------------
 (ulimit -f 1; trap '' XFSZ; exec "${run[@]}" --train lines.jsonl --out disk --steps 0 --val-every 0) > out.txt 2>&1

@@ -185,6 +185,7 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
                          Error *bad) {
     const bool wrapped = !text->parts || options->tokenizer->byte_ids;
     const unsigned char *bytes = text->bytes;
+    const size_t added = wrapped ? (size_t)(options->bos >= 0) + (options->eos >= 0) : 0;
     unsigned char *valid = NULL;
     uint64_t n = text->n;
     size_t first, end;
@@ -202,7 +203,11 @@ static bool add_document(Unit *u, BpeEncoder *e, const UnitOptions *options, con
     if (wrapped && options->eos >= 0) bpe_add_id(e, options->eos);
     free(valid);
     bpe_ids(e, &end);
-    if (!ok || end == first) return true;  // a text none of whose bytes has a token
+    if (!ok) return true;
+    if (end - first == added) {
+        u->left_out.empty++;  // none of its bytes has a token
+        return true;
+    }
     if (text->parts && !mark_document(u, e, options, text, first, bad)) return false;
     const bool is_val = text->is_val || is_validation(text, options->val_frac);
     u->documents = host_grow(u->documents, &u->document_capacity, u->num_documents + 1,
