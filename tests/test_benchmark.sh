@@ -81,6 +81,11 @@ cp -r run resumed && rm -r resumed/final resumed/step-00000003 2> /dev/null
 check resumed "${train_on[@]}" text --out resumed --steps 3 --resume
 outcome eval_of_the_run 0 '^bench . plain' "$train" --model run/final --eval --bench plain.jsonl --max-seqlen 128
 grep -a '^bench |' out.txt > eval.txt
+check adapters "${train_on[@]}" text --out lora --steps 2 --lora 8 --lr 1e-1
+grep -a '^bench after step 2' out.txt | sed 's/ after step 2//' > lora.txt
+outcome eval_of_adapters 0 '^bench . plain' "$train" --adapter lora/final --eval --bench 'pl*.jsonl' --max-seqlen 128
+grep -a '^bench |' out.txt > adapters.txt
+same adapters_score_as_in_their_run lora.txt adapters.txt
 check no_validation "${train_on[@]}" text --out never --steps 1 --val-every 0
 check_python the_log_has_the_scores <<'PY'
 import json
