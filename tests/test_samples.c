@@ -240,8 +240,8 @@ TEST(a_continued_text_is_that_of_its_whole_beginning) {
     llama_free(&m);
 }
 
-// One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum to
-// top_p of all.
+// One draw, plainly: candidates by falling probability, equal ones by id, from the fewest that sum
+// to top_p of all.
 static int32_t plain_sample(const float *logits, int32_t V, float temperature, float top_p,
                             float uniform) {
     float p[16], sum = 0, kept = 0;
