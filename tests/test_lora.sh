@@ -70,17 +70,6 @@ loss() { within "$train" "${@:2}" --eval --val corpus --max-seqlen 96 --threads 
 loss adapted-loss --adapter full/final
 loss whole-loss --model merged/final
 same merged_has_the_same_loss adapted-loss.txt whole-loss.txt
-printf '{"context": "line 1", "choices": ["line 2", "no"], "answer": %d}\n' 0 1 > bench.jsonl
-scores() {
-    within "$train" "${@:2}" --eval --bench bench.jsonl || bad "$1" 'failed'
-    grep -a '^bench |' out.txt > "$1.txt"
-}
-scores adapted-scores --adapter full/final
-scores whole-scores --model merged/final
-scores plain-scores --model base
-has bits_of_choices ' 2 questions . [0-9.]+ bits/byte' adapted-scores.txt
-same merged_has_the_same_scores adapted-scores.txt whole-scores.txt
-differ the_adapter_changes_the_scores adapted-scores.txt plain-scores.txt
 
 # ---- other ranks, and the CUDA backend --------------------------------------------------------------
 few=("${run[@]}" --model base-run/step-00000008 --val-every 0 --steps 2)  # its gradients are large
