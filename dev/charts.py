@@ -111,8 +111,8 @@ def curves(name, pattern, x, x_label, choose, title, subtitle, low, high):
         for seed, kind in (("1", ""), ("2", "dashed")):
             points = [(x(r), float(r["val_loss"])) for r in chosen if r["seed"] == seed]
             lines.append((f"c{i} {kind}", "", points))
-        parts += [f'<path class="line c{i}" d="M{16 + 130 * i} 62h20"/>',
-                  svg_text(42 + 130 * i, 66, label, "start")]
+        parts += [f'<path class="line c{i}" d="M{16 + 170 * i} 62h20"/>',
+                  svg_text(42 + 170 * i, 66, label, "start")]
     svg, _ = chart_svg(x_label, [line for line in lines if line[2]], low, high)
     inner = svg.replace("<svg ", f'<svg x="6" y="74" width="{1.3 * WIDTH}" height="{1.3 * HEIGHT}" ', 1)
     write(name, 800, 384, title, subtitle.format(date), parts + [inner])
@@ -139,8 +139,8 @@ def best_rates(rows):
 
 def muon():
     curves("muon.svg", "muon-cpu-*.csv", lambda r: int(r["tokens"]) / 1e3, "thousand tokens", best_rates,
-           "Validation loss on the same tokens", "built-in demo model, functions of Python's library, best "
-           "of three learning rates, CPU, {}; solid and dashed: two seeds", 1.4, 2.8)
+           "Validation loss on the same tokens", "demo model, Python's library, best "
+           "of three learning rates, CPU, {}; solid, dashed: two seeds", 1.4, 2.8)
 
 
 speed(), scaling(), training(), muon()
