@@ -13,7 +13,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: check bench-ops test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+.PHONY: check bench-ops mutants test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
         test-archs test-schedules simple
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
@@ -64,6 +64,9 @@ test-dev: test-dev-programs
 # Every operation on this machine: on its GPU, or on the CPU backend if it has none
 check: build/$(BACKEND)/test_ops
 	@$< --limit 120
+# The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
+mutants:
+	@dev/mutants.py
 bench-ops: build/$(BACKEND)/test_ops
 	@$< --bench
 
