@@ -50,6 +50,8 @@ done
 # ---- resuming ---------------------------------------------------------------------------------------
 cp -r a b && rm -r b/step-00000008 b/final
 check resumes "${run[@]}" --resume --out b
+check nothing_is_left_to_train "${run[@]}" --resume --out b
+lacks no_rate_of_no_steps 'nan' out.txt
 same_state the_same_bits a/step-00000008 b/step-00000008
 same_cursors the_same_cursors a b 8
 rm -r b/step-00000008

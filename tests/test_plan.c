@@ -811,7 +811,7 @@ TEST(every_prefix_of_a_mixture_has_the_shares_to_within_a_segment) {
     }
 }
 
-// Steps cut what is drawn; planned anew from the state before it, a step is the same.
+// A step takes the next of what is drawn; planned again from the same state, it is the same.
 TEST(steps_of_a_mixture_are_the_same_from_any_state) {
     for (int round = 0; round < 60; round++) {
         Lengths l;

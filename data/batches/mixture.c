@@ -47,7 +47,7 @@ static double epochs(const Source *s, const SourceCursor *c) {
 }
 
 void mixture_print(const Sources *s, const PlanState *at, double tokens_per_step) {
-    for (int32_t i = 0; s->n > 1 && i < s->n; i++) {
+    for (int32_t i = 0; s->n > 1 && tokens_per_step > 0 && i < s->n; i++) {
         const Source *one = &s->list[i];
         const double share = (double)one->weight / ALL_WEIGHTS;
         printf("source  %s: %.4g %%, %ld tokens, %.4g steps an epoch; %ld drawn, %.2f epochs\n",
