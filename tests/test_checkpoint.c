@@ -1,36 +1,15 @@
 // data/runs/checkpoint.h: damage is found; every I/O call and allocation fails in turn; the process
 // is killed at every call; writes, fsyncs and renames are in an order that survives a power cut.
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
-#include "../data/base/file.h"
 #include "../data/base/hash.h"
 #include "../data/base/json.h"
-#include "../data/base/memory.h"
-#include "../data/base/path.h"
 #include "../data/models/config.h"
 #include "../data/models/safetensors.h"
 #include "../data/runs/checkpoint.h"
 #include "../data/runs/out_dir.h"
-
-#include <sys/wait.h>
-
 #include "fault.c"
 #include "fuzz.h"
 #include "scratch.h"
-#include "test.h"
+#include "sweep.h"
 
 // A fork copies the page tables of all the freed memory that the sanitizer keeps.
 const char *__asan_default_options(void);
@@ -454,163 +433,171 @@ TEST(writes_fsyncs_and_renames_are_in_order) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Every I/O call fails
+// Every call fails, or the process is killed there
 
-static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
+static bool replaces;  // step 2 already exists
 
-// After a save of step 2, failed or not, over a good step 1.
-static void check_state(bool saved, const Error *err, const char *where) {
-    Error again = {0};
-    CHECK_MSG(saved == (err->code == 0), "%s: %s", where, err->what);
-    CHECK_MSG(saved || ((err->code == EXIT_DISK || err->code == EXIT_BAD_INPUT) && err->what[0]),
-              "%s: code %d", where, err->code);
-    CHECK_MSG(checkpoint_recover(out_dir(), &again), "%s: %s", where, again.what);
-    int64_t step = newest();
-    CHECK_MSG(damaged_seen == 0, "%s: half a checkpoint under its final name", where);
-    CHECK_MSG(saved ? step == 2 : step == 1 || step == 2, "%s: newest %ld", where, step);
-    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", where,
-              again.what);
-    CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", where);
-}
-
-// A call of the save itself, not of the clean-up afterwards.
-static bool is_vital(const char *name) {
-    return name[0] && strstr("open write pread fsync rename mkdir", name);
-}
-
-// POSIX: these return EINTR.
-static bool may_be_interrupted(const char *name) {
-    return name[0] && strstr("open write pread fsync close", name);
-}
-
-// replace: step 2 already exists.
-static void sweep_one(long nth, int error, bool persistent, bool replace, long *calls) {
-    char where[128];
-    Error err = {0};
+static void a_good_step_1(void) {
     fresh_run(1);
-    if (replace) must_save(2, NULL);
-    int fds = fault_open_fds();
-    fault_arm(FAULT_IO, nth, error, persistent);
-    bool saved = save(2, NULL, &err);
-    *calls = fault_disarm();
-    snprintf(where, sizeof where, "%s, I/O call %ld of %ld, error %d%s", fault_victim(), nth,
-             *calls, error, persistent ? " from then on" : "");
-    CHECK_MSG(fault_open_fds() == fds, "%s: file descriptor leak", where);
-    CHECK_MSG(saved || error != FAULT_SHORT, "%s: %s", where, err.what);  // short is not a failure
-    CHECK_MSG(!saved || error != EIO || !is_vital(fault_victim()), "%s: not noticed", where);
-    CHECK_MSG(saved || error != EINTR || persistent || !may_be_interrupted(fault_victim()),
-              "%s: one interruption: %s", where, err.what);
-    if (replace && !persistent)
-        CHECK_MSG(path_exists(scratch("out/step-00000002")), "%s: the old one is gone", where);
-    check_state(saved, &err, where);
+    if (replaces) must_save(2, NULL);
+}
+
+static bool save_2(Error *err) { return save(2, NULL, err); }
+
+// Half a transfer is no failure, and neither is one interruption of a call that POSIX lets return
+// EINTR. The calls of a save itself, not of the clean-up after it, fail it.
+static void check_save(const SweepCase *c) {
+    Error again = {0};
+    const bool may_wait = c->victim[0] && strstr("open write pread fsync close", c->victim),
+               is_vital = c->victim[0] && strstr("open write pread fsync rename mkdir", c->victim),
+               harmless =
+                   c->error == FAULT_SHORT || (c->error == EINTR && !c->persistent && may_wait);
+    CHECK_MSG(c->ok || !harmless, "%s: %s", c->where, c->err->what);
+    CHECK_MSG(!c->ok || c->error != EIO || !is_vital, "%s: not noticed", c->where);
+    CHECK_MSG(c->ok || c->err->code == EXIT_DISK || c->err->code == EXIT_BAD_INPUT, "%s: code %d",
+              c->where, c->err->code);
+    if (replaces && !c->persistent)
+        CHECK_MSG(path_exists(scratch("out/step-00000002")), "%s: the old one is gone", c->where);
+    CHECK_MSG(checkpoint_recover(out_dir(), &again), "%s: %s", c->where, again.what);
+    const int64_t step = newest();
+    CHECK_MSG(damaged_seen == 0, "%s: half a checkpoint under its final name", c->where);
+    CHECK_MSG(c->ok ? step == 2 : step == 1 || step == 2, "%s: newest %ld", c->where, step);
+    CHECK_MSG(checkpoint_verify(scratch("out/step-00000001"), NULL, &again), "%s: %s", c->where,
+              again.what);
+    CHECK_MSG(count_names(".tmp-") == 0 && count_names(".old-") == 0, "%s", c->where);
 }
 
 TEST(every_io_call_of_a_save_fails_in_turn) {
-    long calls = 0, failures = 0;
-    sweep_one(0, 0, false, true, &calls);
-    if (calls == 0) SKIP("built without -Wl,--wrap");
-    CHECK_MSG(calls >= 30, "%ld calls", calls);
-    for (size_t e = 0; e < sizeof errors / sizeof *errors; e++)
-        for (int how = 0; how < 4; how++)
-            for (long nth = 1, n = 1; nth <= n + 1; nth++, failures++)  // until two are not reached
-                sweep_one(nth, errors[e], how & 1, how & 2, &n);
-    printf("    %ld I/O calls in a save, %ld failures injected\n", calls, failures);
-    CHECK(failures >= 15 * calls);
-}
-
-// Calls of prune, recover, final, reading: an error or the right answer, never a wrong one.
-TEST(every_io_call_around_a_save_fails_in_turn) {
-    char path[IO_PATH_MAX];
-    long calls = 0, failures = 0;
-    for (int what = 0; what < 4; what++)
-        for (long nth = 1; nth == 1 || calls >= nth - 1; nth++, failures++) {
-            Error err = {0};
-            int64_t step = -7;
-            fresh_run(4);
-            must_save(3, "final");
-            CHECK(dir_create_all(scratch("out/step-00000009.tmp-1"), &err));
-            int fds = fault_open_fds();
-            fault_arm(FAULT_IO, nth, EIO, nth % 2);
-            bool ok = what == 0   ? checkpoint_prune(out_dir(), 4, 2, &err)
-                      : what == 1 ? checkpoint_recover(out_dir(), &err)
-                      : what == 2
-                          ? save(4, "final", &err)
-                          : checkpoint_find_newest(out_dir(), path, sizeof path, &step, &err);
-            calls = fault_disarm();
-            if (calls == 0) SKIP("built without -Wl,--wrap");
-            CHECK_MSG(ok == (err.code == 0) && fault_open_fds() == fds, "%d %s %ld", what,
-                      fault_victim(), nth);
-            if (what == 3) CHECK_MSG(!ok || (step >= -1 && step <= 4), "%ld", step);
-            Error again = {0};
-            CHECK(checkpoint_recover(out_dir(), &again) && newest() == 4);
-            CHECK(checkpoint_verify(scratch("out/final"), &step, &again) &&
-                  (step == 3 || step == 4));
-        }
-    printf("    %ld failures injected\n", failures);
-}
-
-// ------------------------------------------------------------------------------------------------
-// Every allocation fails
-
-static bool use_memory(int what, Error *err) {
-    char path[IO_PATH_MAX];
-    int64_t step;
-    LlamaConfig c;
-    SafetensorsSet s;
-    if (what == 0) return save(5, NULL, err);
-    if (what == 1) return checkpoint_verify(scratch("out/step-00000001"), NULL, err);
-    if (what == 2) return checkpoint_find_newest(out_dir(), path, sizeof path, &step, err);
-    if (what == 3) return checkpoint_prune(out_dir(), 2, 2, err);
-    if (what == 4) return llama_config_read(&c, scratch("config.json"), err);
-    if (!safetensors_open(&s, scratch("out/step-00000001/model.safetensors"), err)) return false;
-    safetensors_close(&s);
-    return true;
-}
-
-// Does the process exit with code 5 when allocation nth is refused, as for an allocation of JSON?
-static bool refusal_exits_5(int what, long nth) {
-    int status = 0;
-    pid_t child = fork();
-    if (child == 0) {
-        Error err = {0};
-        close(2);
-        fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
-        use_memory(what, &err);
-        _exit(0);
+    static const int errors[] = {EIO, ENOSPC, EINTR, EACCES, FAULT_SHORT};
+    const Sweep s = {a_good_step_1, save_2, check_save};
+    for (int i = 0; i < 20; i++) {
+        replaces = i & 2;
+        const long calls = sweep(&s, FAULT_IO, errors[i / 4], i & 1);
+        CHECK_MSG(calls >= 28, "%ld calls", calls);
     }
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    return WEXITSTATUS(status) == EXIT_HOST_MEMORY;
 }
+
+// Around a save: an error or the right answer, never a wrong one.
+static void four_steps(void) {
+    Error err = {0};
+    fresh_run(4);
+    must_save(3, "final");
+    CHECK(dir_create_all(scratch("out/step-00000009.tmp-1"), &err));
+}
+
+static bool prune_2(Error *err) { return checkpoint_prune(out_dir(), 4, 2, err); }
+static bool recover(Error *err) { return checkpoint_recover(out_dir(), err); }
+static bool save_final(Error *err) { return save(4, "final", err); }
+static bool find_newest(Error *err) {
+    char path[IO_PATH_MAX];
+    int64_t step = -7;
+    const bool ok = checkpoint_find_newest(out_dir(), path, sizeof path, &step, err);
+    CHECK_MSG(!ok || (step >= -1 && step <= 4), "%ld", step);
+    return ok;
+}
+
+static void check_four(const SweepCase *c) {
+    int64_t step = 0;
+    Error err = {0};
+    CHECK_MSG(checkpoint_recover(out_dir(), &err) && newest() == 4, "%s", c->where);
+    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && (step == 3 || step == 4));
+    if (c->kind == FAULT_ALLOC && c->victim[0])
+        CHECK_MSG(!c->ok && (!c->err->code || c->err->code == EXIT_HOST_MEMORY), "%s", c->where);
+}
+
+static bool read_config(Error *err) {
+    LlamaConfig c;
+    return llama_config_read(&c, scratch("config.json"), err);
+}
+static bool open_weights(Error *err) {
+    SafetensorsSet s;
+    const bool ok = safetensors_open(&s, scratch("out/step-00000004/model.safetensors"), err);
+    if (ok) safetensors_close(&s);
+    return ok;
+}
+
+TEST(every_call_around_a_save_fails_in_turn) {
+    bool (*const runs[])(Error *) = {prune_2, recover, save_final, find_newest};
+    for (size_t i = 0; i < 4; i++) {
+        const Sweep s = {four_steps, runs[i], check_four};
+        CHECK(sweep(&s, FAULT_IO, EIO, i % 2) > 2);
+        CHECK(sweep(&s, FAULT_IO, EIO, i % 2 == 0) > 2);
+    }
+}
+
+static void nothing(void) {}
 
 TEST(every_allocation_fails_in_turn) {
-    long sites = 0;
+    bool (*const runs[])(Error *) = {save_final, find_newest, prune_2, read_config, open_weights};
     LlamaConfig c;
-    Error setup = {0};
+    Error err = {0};
+    long sites = 0;
+    four_steps();
     llama_config_builtin(&c, "llama-3.2-1b");
     char *text = llama_config_text(&c, "float32");
-    CHECK(file_write_all(scratch("config.json"), text, strlen(text), &setup));
+    replace_file(scratch("config.json"), text, strlen(text));
     free(text);
-    for (int what = 0; what < 6; what++) {
-        fresh_run(2);
-        for (long nth = 1;; nth++, sites++) {
-            Error err = {0};
-            int fds = fault_open_fds();
-            if (refusal_exits_5(what, nth)) {
-                CHECK(newest() == 2 && damaged_seen == 0);
-                continue;
-            }
-            fault_arm(FAULT_ALLOC, nth, ENOMEM, nth % 2);
-            bool ok = use_memory(what, &err);
-            if (fault_disarm() < nth) break;  // not reached: all are done
-            CHECK_MSG(!ok && err.code == EXIT_HOST_MEMORY, "%d, allocation %ld: code %d", what, nth,
-                      err.code);
-            CHECK(fault_open_fds() == fds);
-            CHECK(newest() == 2 && damaged_seen == 0);
-        }
+    for (size_t i = 0; i < 5; i++) {
+        const Sweep s = {runs[i] == prune_2 ? four_steps : nothing, runs[i], check_four};
+        sites += sweep(&s, FAULT_ALLOC, ENOMEM, i % 2);
     }
-    if (sites == 0) SKIP("built without -Wl,--wrap");
-    printf("    %ld failures injected\n", sites);
-    CHECK(sites >= 50);
+    CHECK_MSG(sites >= 50 && err.code == 0, "%ld allocations", sites);
+}
+
+static void two_steps(void) {
+    fresh_run(2);
+    must_save(1, "final");
+    // the directory's order must not happen to put the manifest first
+    CHECK(rename(scratch("out/step-00000001/state.json"), scratch("x")) == 0);
+    CHECK(rename(scratch("x"), scratch("out/step-00000001/state.json")) == 0);
+}
+
+static bool save_prune_and_publish(Error *err) {
+    return save(3, NULL, err) && checkpoint_prune(out_dir(), 3, 2, err) && save(3, "final", err);
+}
+
+static void check_after_kill(const SweepCase *c) {
+    Error err = {0};
+    int64_t step = 0;
+    for (int i = 1; i <= 3; i++) {
+        char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
+        CHECK(path_printf(dir, sizeof dir, &err, "%s/step-%08d", out_dir(), i));
+        CHECK(path_join(manifest, sizeof manifest, dir, "manifest.json", &err));
+        CHECK_MSG(!path_exists(manifest) || checkpoint_verify(dir, NULL, &err),
+                  "%s: with a manifest, but damaged: %s", c->where, err.what);
+    }
+    CHECK_MSG(checkpoint_recover(out_dir(), &err), "%s: %s", c->where, err.what);
+    const int64_t found = newest();
+    CHECK_MSG(found == 3 || (found == 2 && !c->ok), "%s: newest %ld", c->where, found);
+    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "%s: %s", c->where, err.what);
+    CHECK(step == 3 || (step == 1 && !c->ok));
+    must_save(3, NULL);  // the run continues
+    CHECK(checkpoint_prune(out_dir(), 3, 2, &err) && newest() == 3 && damaged_seen == 0);
+    CHECK(count_names("step-") == 2 && count_names("final") == 1);
+}
+
+static void three_steps(void) {
+    fresh_run(3);
+    must_save(3, "final");
+}
+
+static bool remove_all(Error *err) { return checkpoint_remove_all(out_dir(), err); }
+
+// A run that is overwritten is intact or gone.
+static void check_all_or_none(const SweepCase *c) {
+    Error err = {0};
+    CHECK_MSG(checkpoint_recover(out_dir(), &err), "%s: %s", c->where, err.what);
+    const int64_t found = newest();
+    CHECK_MSG(damaged_seen == 0 && (found == 3 ? !c->ok : found == -1 && count_names("") == 2),
+              "%s: newest %ld, %d names", c->where, found, count_names(""));
+}
+
+TEST(killed_at_every_io_call) {
+    const Sweep saves = {two_steps, save_prune_and_publish, check_after_kill},
+                removes = {three_steps, remove_all, check_all_or_none};
+    CHECK(sweep(&saves, FAULT_IO, FAULT_KILL, false) > 60);
+    CHECK(sweep(&saves, FAULT_IO, FAULT_KILL_HALF, false) > 60);
+    CHECK(sweep(&removes, FAULT_IO, FAULT_KILL, false) > 40);
 }
 
 // A file of 40 bytes that claims a header of nearly 100 MB.
@@ -625,93 +612,6 @@ TEST(nothing_is_allocated_by_an_unchecked_length) {
     long calls = fault_disarm();
     if (calls == 0) SKIP("built without -Wl,--wrap");
     CHECK_MSG(!ok && calls == 1, "%ld allocations", calls);  // the list of files
-}
-
-// ------------------------------------------------------------------------------------------------
-// kill -9 at every call
-
-// Steps 1 and 2 exist; the child saves 3, prunes to 2, publishes final, and is killed at call nth.
-static void doomed(long nth, int how) {
-    Error err = {0};
-    fault_arm(FAULT_IO, nth, how, false);
-    bool ok =
-        save(3, NULL, &err) && checkpoint_prune(out_dir(), 3, 2, &err) && save(3, "final", &err);
-    _exit(ok ? 0 : 1);
-}
-
-static void check_after_kill(long nth, int how) {
-    Error err = {0};
-    int64_t step = 0;
-    for (int i = 1; i <= 3; i++) {
-        char dir[IO_PATH_MAX], manifest[IO_PATH_MAX];
-        CHECK(path_printf(dir, sizeof dir, &err, "%s/step-%08d", out_dir(), i));
-        CHECK(path_join(manifest, sizeof manifest, dir, "manifest.json", &err));
-        CHECK_MSG(!path_exists(manifest) || checkpoint_verify(dir, NULL, &err),
-                  "killed at %ld: with a manifest, but damaged: %s", nth, err.what);
-    }
-    CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
-    int64_t found = newest();
-    CHECK_MSG(found == 2 || found == 3, "killed at %ld (%d): newest %ld", nth, how, found);
-    CHECK_MSG(checkpoint_verify(scratch("out/final"), &step, &err), "killed at %ld: %s", nth,
-              err.what);
-    CHECK(step == 1 || step == 3);
-    must_save(3, NULL);  // the run continues
-    CHECK(checkpoint_prune(out_dir(), 3, 2, &err) && newest() == 3 && damaged_seen == 0);
-    CHECK(count_names("step-") == 2 && count_names("final") == 1);
-}
-
-TEST(killed_at_every_io_call) {
-    long calls = 0;
-    for (int how = FAULT_KILL; how >= FAULT_KILL_HALF; how--)
-        for (long nth = 1;; nth++) {
-            int status = 0;
-            fresh_run(2);
-            must_save(1, "final");
-            // the directory's order must not happen to put the manifest first
-            CHECK(rename(scratch("out/step-00000001/state.json"), scratch("x")) == 0);
-            CHECK(rename(scratch("x"), scratch("out/step-00000001/state.json")) == 0);
-            fflush(stdout);
-            pid_t child = fork();
-            if (child == 0) doomed(nth, how);
-            CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-            CHECK_MSG(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 137, "exit %d",
-                      WEXITSTATUS(status));
-            check_after_kill(nth, how);
-            if (how == FAULT_KILL && status == 0)
-                calls = nth - 1;  // not reached: it ran to the end
-            if (calls > 0 && nth > calls) break;
-            if (status == 0 && calls == 0 && how == FAULT_KILL) SKIP("built without -Wl,--wrap");
-        }
-    printf("    %ld calls\n", calls);
-}
-
-// A run with checkpoints 1 to 3 is overwritten and the process killed at each call: the run is
-// intact or gone.
-TEST(killed_while_all_is_removed) {
-    long calls = 0;
-    for (long nth = 1, status = 137; status; nth++) {
-        Error err = {0};
-        int wait_status = 0;
-        fresh_run(3);
-        must_save(3, "final");
-        fflush(stdout);
-        pid_t child = fork();
-        if (child == 0) {
-            fault_arm(FAULT_IO, nth, FAULT_KILL, false);
-            _exit(checkpoint_remove_all(out_dir(), &err) ? 0 : 1);
-        }
-        CHECK(waitpid(child, &wait_status, 0) == child && WIFEXITED(wait_status));
-        status = WEXITSTATUS(wait_status);
-        CHECK_MSG(status == 0 || status == 137, "exit %ld", status);
-        if (status == 0 && nth == 1) SKIP("built without -Wl,--wrap");
-        CHECK_MSG(checkpoint_recover(out_dir(), &err), "killed at %ld: %s", nth, err.what);
-        const int64_t found = newest();
-        CHECK_MSG(damaged_seen == 0 && (found == 3 || (found == -1 && count_names("") == 2)),
-                  "killed at %ld: newest %ld, %d names", nth, found, count_names(""));
-        CHECK(status != 0 || found == -1);
-        calls = nth - 1;
-    }
-    printf("    %ld calls\n", calls);
 }
 
 // ------------------------------------------------------------------------------------------------
