@@ -174,6 +174,13 @@ TEST(prune_keeps_the_newest) {
     CHECK(path_exists(scratch("out/step-00000004")));  // later ones do not count
 }
 
+// Is `line` in the trace after position `from`? Its position, or NULL.
+static const char *trace_find(const char *from, const char *verb, const char *path) {
+    char line[1200];
+    snprintf(line, sizeof line, "%s %s\n", verb, path);
+    return strstr(from, line);
+}
+
 TEST(remove_all_leaves_what_is_not_ours) {
     Error err = {0};
     fresh_run(0);
@@ -183,7 +190,12 @@ TEST(remove_all_leaves_what_is_not_ours) {
     CHECK(file_write_all(scratch("out/log.jsonl"), "x\n", 2, &err));
     CHECK(dir_create_all(scratch("out/step-00000004.tmp-4711"), &err));
     CHECK(rename(scratch("out/step-00000005"), scratch("out/step-00000005.old-4711")) == 0);
-    CHECK_MSG(checkpoint_remove_all(out_dir(), &err), "%s", err.what);
+    fault_arm(FAULT_IO, 0, 0, false);
+    const bool ok = checkpoint_remove_all(out_dir(), &err);
+    fault_disarm();
+    CHECK_MSG(ok, "%s", err.what);
+    const char *synced = trace_find(fault_trace(), "fsync", out_dir());
+    CHECK(synced && !strstr(synced, "rename ") && strstr(synced, "unlink "));
     CHECK(newest() == -1 && damaged_seen == 0 && count_names("") == 3);  // log.jsonl, . and ..
 }
 
@@ -250,11 +262,6 @@ TEST(every_flipped_byte_is_found) {
     CHECK(newest() == 2 && damaged_seen == 0);
 }
 
-static void replace_file(const char *path, const char *text, size_t n) {
-    FILE *file = fopen(path, "wb");
-    CHECK(file && fwrite(text, 1, n, file) == n && fclose(file) == 0);
-}
-
 TEST(every_bit_of_the_manifest_counts) {
     char path[IO_PATH_MAX], dir[IO_PATH_MAX];
     uint64_t n = 0;
@@ -269,7 +276,7 @@ TEST(every_bit_of_the_manifest_counts) {
         for (int bit = 0; bit < 8; bit++) {
             Error why = {0};
             text[i] ^= (char)(1 << bit);
-            replace_file(path, text, n);
+            put_file(path, text, n);
             text[i] ^= (char)(1 << bit);
             CHECK_MSG(!checkpoint_verify(dir, NULL, &why) && why.code == EXIT_BAD_INPUT &&
                           strstr(why.what, "CRC32C: expected its last line"),
@@ -303,33 +310,42 @@ TEST(a_renamed_checkpoint_is_refused) {
     CHECK(newest() == 1 && damaged_seen == 1);
 }
 
-// The checksum of a manifest fits; what it says is wrong.
-TEST(manifests_of_other_formats_are_refused) {
-    static const struct {
-        const char *format, *name, *why;
-    } cases[] = {{"unpad checkpoint 1", "state.json", NULL},
-                 {"unpad checkpoint 2", "state.json", "format: expected"},
-                 {"unpad checkpoint 1", "../out/step-00000002/state.json", "files: expected name"}};
-    char text[512], path[IO_PATH_MAX], dir[IO_PATH_MAX];
-    fresh_run(0);
-    must_save(2, NULL);
+// Writes a manifest of this text, with ' for ", up to its tail, which fits; false: it is refused.
+static bool accepts_manifest(const char *text, Error *err) {
+    char path[IO_PATH_MAX], dir[IO_PATH_MAX], sealed[2048];
     part_path(path, "manifest.json");
     part_path(dir, "");
+    const int n = snprintf(sealed, sizeof sealed, "%s,\n  \"manifest_crc32c\": \"%08x\"\n}\n", text,
+                           crc32c(0, text, strlen(text)));
+    put_file(path, sealed, (size_t)n);
+    const bool ok = checkpoint_verify(dir, NULL, err);
+    put_file(path, sealed, (size_t)n + 1);  // with the zero after it
+    CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
+    return ok;
+}
+
+TEST(manifests_of_other_formats_are_refused) {
+    static const struct {
+        const char *format, *name;
+        int size_bytes;
+        const char *why;  // NULL: a good one
+    } cases[] = {
+        {"unpad checkpoint 1", "state.json", 12, NULL},
+        {"unpad checkpoint 2", "state.json", 12, "format: expected"},
+        {"unpad checkpoint 1", "state.json", 11, "expected 11 bytes, found 12"},
+        {"unpad checkpoint 1", "../out/step-00000002/state.json", 12, "files: expected name"}};
+    char text[512];
+    fresh_run(0);
+    must_save(2, NULL);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error err = {0};
-        size_t n =
-            (size_t)snprintf(text, sizeof text,
-                             "{\n  \"format\": \"%s\",\n  \"step\": 2,\n  \"files\": "
-                             "[{\"name\": \"%s\", \"size_bytes\": 12, \"crc32c\": "
-                             "\"%08x\"}]",
-                             cases[i].format, cases[i].name, crc32c(0, "{\"step\": 2}\n", 12));
-        n += (size_t)snprintf(text + n, sizeof text - n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
-                              crc32c(0, text, n));
-        replace_file(path, text, n);
-        CHECK(checkpoint_verify(dir, NULL, &err) == !cases[i].why);
+        snprintf(text, sizeof text,
+                 "{'format': '%s', 'step': 2, 'files': [{'name': '%s', 'size_bytes': %d, "
+                 "'crc32c': '%08x'}]",
+                 cases[i].format, cases[i].name, cases[i].size_bytes,
+                 crc32c(0, "{\"step\": 2}\n", 12));
+        CHECK(accepts_manifest(json_of(text), &err) == !cases[i].why);
         CHECK_MSG(!cases[i].why || strstr(err.what, cases[i].why), "%s", err.what);
-        replace_file(path, text, n + 1);  // with the zero after it
-        CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
     }
 }
 
@@ -345,25 +361,20 @@ TEST(what_a_process_of_the_same_number_left_is_replaced) {
 
 // Random manifests with a correct checksum: refused, never a crash.
 TEST(fuzz_manifest) {
-    static const char seed[] =
-        "{\n  \"format\": \"unpad checkpoint 1\",\n  \"step\": 2,\n  \"files\": [\n    {\"name\": "
-        "\"state.json\", "
-        "\"size_bytes\": 12, \"crc32c\": \"00000000\"}\n  ]";
-    char text[1024], path[IO_PATH_MAX], dir[IO_PATH_MAX];
+    const char *seed = json_of(
+        "{'format': 'unpad checkpoint 1', 'step': 2, 'files': [{'name': 'state.json', "
+        "'size_bytes': 12, 'crc32c': '00000000'}]");
     fresh_run(0);
     must_save(2, NULL);
-    part_path(path, "manifest.json");
-    part_path(dir, "");
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 10000; i++) {
+        char text[1024];
+        Error err = {0};
         size_t n = strlen(seed);
         memcpy(text, seed, n);
         for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = fuzz_mutate(text, n, 900);
         for (size_t k = 0; k < n; k++) text[k] += text[k] == 0;
-        snprintf(text + n, sizeof text - n, ",\n  \"manifest_crc32c\": \"%08x\"\n}\n",
-                 crc32c(0, text, n));
-        replace_file(path, text, strlen(text));
-        Error err = {0};
-        const bool ok = checkpoint_verify(dir, NULL, &err);
+        text[n] = 0;
+        const bool ok = accepts_manifest(text, &err);
         CHECK(ok == (err.code == 0) && (ok || err.what[0]));
         CHECK_MSG(!strstr(err.what, "last line"), "%s", err.what);  // the checksum fits
     }
@@ -371,13 +382,6 @@ TEST(fuzz_manifest) {
 
 // ------------------------------------------------------------------------------------------------
 // The order of calls that survives a power cut at any moment
-
-// Is `line` in the trace after position `from`? Its position, or NULL.
-static const char *trace_find(const char *from, const char *verb, const char *path) {
-    char line[1200];
-    snprintf(line, sizeof line, "%s %s\n", verb, path);
-    return strstr(from, line);
-}
 
 // Every file was fsynced after its last write, the directory after that, then the rename, then the
 // parent.
@@ -535,7 +539,7 @@ TEST(every_allocation_fails_in_turn) {
     four_steps();
     llama_config_builtin(&c, "llama-3.2-1b");
     char *text = llama_config_text(&c, "float32");
-    replace_file(scratch("config.json"), text, strlen(text));
+    put_file(scratch("config.json"), text, strlen(text));
     free(text);
     for (size_t i = 0; i < 5; i++) {
         const Sweep s = {runs[i] == prune_2 ? four_steps : nothing, runs[i], check_four};

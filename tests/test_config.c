@@ -1,17 +1,8 @@
 // data/models/config.h: published configs in and out, and every way a config can be wrong.
-#include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
 #include "../data/base/json.h"
 #include "../data/models/config.h"
-
 #include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
@@ -21,7 +12,7 @@ static const char *const names[] = {"demo",         "smollm2-135m", "smollm2-360
 enum { NUM_NAMES = sizeof names / sizeof *names };
 
 // JSON with ' for "
-static json_t *json_of(const char *text, size_t n, Error *err) {
+static json_t *quoted_json(const char *text, size_t n, Error *err) {
     char *copy = malloc(n);  // of exactly its size, so that the sanitizer sees one byte too many
     for (size_t i = 0; i < n; i++) copy[i] = text[i] == '\'' ? '"' : text[i];
     json_t *root = json_parse(copy, n, "config.json", err);
@@ -30,7 +21,7 @@ static json_t *json_of(const char *text, size_t n, Error *err) {
 }
 
 static bool parse(LlamaConfig *c, const char *text, size_t n, Error *err) {
-    json_auto_t *root = json_of(text, n, err);
+    json_auto_t *root = quoted_json(text, n, err);
     const bool ok = root && llama_config_parse(c, root, "config.json", err);
     CHECK(ok == (err->code == 0) && (ok || (err->code == EXIT_BAD_INPUT && err->what[0])));
     return ok;
@@ -362,10 +353,10 @@ static char *config_with(const char *base, const char *key, const char *value) {
     llama_config_builtin(&c, "demo");
     char *demo = llama_config_text(&c, "float32");
     if (!base) base = demo;
-    json_auto_t *root = json_of(base, strlen(base), &err);
+    json_auto_t *root = quoted_json(base, strlen(base), &err);
     const int n = snprintf(member, sizeof member, value ? "{'%s': %s}" : "{}", key, value);
     json_object_del(root, key);
-    json_object_update_new(root, json_of(member, (size_t)n, &err));
+    json_object_update_new(root, quoted_json(member, (size_t)n, &err));
     free(demo);
     return json_dumps(root, JSON_COMPACT);
 }

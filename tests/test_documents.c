@@ -10,11 +10,6 @@
 // -------------------------------------------------------------------------------------------------
 // Making files
 
-static void write_bytes(const char *path, const void *data, size_t n) {
-    Error err = {0};
-    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
-}
-
 typedef struct {
     unsigned char bin[4096], idx[1024], mask[64];
     size_t bin_size, idx_size, mask_size;  // mask_size 0: none
@@ -106,7 +101,7 @@ static void save(Files *f, const char *stem) {
         const size_t size = part_of(f, which, &bytes);
         snprintf(name, sizeof name, "%s%s", stem, endings[which]);
         if (size)
-            write_bytes(scratch(name), bytes, size);
+            put_file(scratch(name), bytes, size);
         else
             remove(scratch(name));
     }
@@ -261,7 +256,7 @@ TEST(every_prefix_and_every_tail_is_refused) {
             check_opens(scratch("cut.bin"));
             for (size_t n = size + 64; n-- > 0;) {
                 if (n == size) continue;
-                write_bytes(victim, bytes, n < size ? n : size);
+                put_file(victim, bytes, n < size ? n : size);
                 CHECK(truncate(victim, (off_t)n) == 0);
                 CHECK_MSG(refused(scratch("cut.bin")), "%s: %zu of %zu", victim, n, size);
             }
@@ -482,7 +477,7 @@ TEST(llmc_shards_are_scanned) {
             const int32_t token = own ? given[own] : usual[wide];
             options.boundary_token = given[own];
             make_llmc(&f, wide ? 4 : 2, token);
-            write_bytes(scratch("v.bin"), f.bin, f.bin_size);
+            put_file(scratch("v.bin"), f.bin, f.bin_size);
             CHECK_MSG(dataset_open(&ds, scratch("v.bin"), &options, &err), "%s", err.what);
             CHECK(ds.num_docs == NUM_DOCS && ds.num_tokens == NUM_TOKENS && ds.num_empty == 0);
             for (int i = 0, doc = 0; i < NUM_ENDS; i++)
@@ -501,7 +496,7 @@ TEST(llmc_shards_are_scanned) {
         Files f;
         make_llmc(&f, 2, 50256);
         put_word(&f, word, 1);
-        write_bytes(scratch("v.bin"), f.bin, f.bin_size);
+        put_file(scratch("v.bin"), f.bin, f.bin_size);
         check_refused(scratch("v.bin"), "expected 0 in an llm.c shard");
     }
 }
@@ -519,7 +514,7 @@ TEST(scanning_crosses_blocks) {
         Dataset ds;
         Error err = {0};
         put(big + 1024 + 2 * border, 9, 2);
-        write_bytes(scratch("big.bin"), big, sizeof big);
+        put_file(scratch("big.bin"), big, sizeof big);
         put(big + 1024 + 2 * border, 0, 2);
         CHECK_MSG(dataset_open(&ds, scratch("big.bin"), &options, &err), "%s", err.what);
         CHECK(ds.num_docs == 2 && dataset_doc_length(&ds, 0) == border);
@@ -565,7 +560,7 @@ TEST(shards_of_other_formats_are_refused_with_a_hint) {
         CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
     }
     CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
-    write_bytes(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
+    put_file(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
     check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
 }
 
@@ -587,7 +582,7 @@ TEST(other_files_are_recognized) {
         {"", 0, "unknown"},
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        write_bytes(scratch("other.bin"), others[i].bytes, others[i].n);
+        put_file(scratch("other.bin"), others[i].bytes, others[i].n);
         check_refused(scratch("other.bin"), others[i].found);
     }
     Files f;
@@ -719,12 +714,12 @@ TEST(fingerprints_cover_everything) {
 TEST(fingerprint_of_scanned_tokens) {
     Files f;
     make_llmc(&f, 2, 50256);
-    write_bytes(scratch("scan.bin"), f.bin, f.bin_size);
+    put_file(scratch("scan.bin"), f.bin, f.bin_size);
     const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
     for (int i = 0; i < NUM_TOKENS; i++) {
         if (shard_word(f.bin + 1024 + 2 * i, 2) == 50256) continue;
         f.bin[1024 + 2 * i] ^= 1;
-        write_bytes(scratch("scan.bin"), f.bin, f.bin_size);
+        put_file(scratch("scan.bin"), f.bin, f.bin_size);
         f.bin[1024 + 2 * i] ^= 1;
         CHECK(fingerprints_of(scratch("scan.bin")).tokens != before);
     }

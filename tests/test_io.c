@@ -1,29 +1,17 @@
 // data/base: bounds, exactness, locks, strict JSON, checksums and hashes.
 #include <dirent.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <signal.h>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <sys/wait.h>
 #include <unistr.h>
 
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
 #include "../data/base/file.h"
 #include "../data/base/hash.h"
 #include "../data/base/json.h"
 #include "../data/base/memory.h"
 #include "../data/base/path.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-
 #include "scratch.h"
 #include "test.h"
 

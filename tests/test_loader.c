@@ -83,8 +83,8 @@ static bool same_batch(const Batch *a, const Batch *b) {
     const size_t rows = (size_t)a->total_tokens * sizeof(int32_t);
     const size_t docs = ((size_t)a->num_segments + 1) * sizeof(int32_t);
     return a->total_tokens == b->total_tokens && a->num_segments == b->num_segments &&
-           a->num_targets == b->num_targets &&
-           memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->targets, b->targets, rows) == 0 &&
+           a->num_targets == b->num_targets && memcmp(a->tokens, b->tokens, rows) == 0 &&
+           memcmp(a->targets, b->targets, rows) == 0 &&
            memcmp(a->cu_seqlens, b->cu_seqlens, docs) == 0 &&
            memcmp(a->token_order, b->token_order, rows) == 0;
 }

@@ -1,15 +1,10 @@
 // data/runs/log.h: records that are whole on a full disk and after damage; which losses are spikes.
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include "../data/base/dir.h"
 #include "../data/base/file.h"
 #include "../data/runs/log.h"
-
 #include "scratch.h"
 #include "test.h"
 

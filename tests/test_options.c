@@ -1,17 +1,8 @@
 // data/base/options.h: strict parsing, useful errors, help text within the line length.
-#include <jansson.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "../data/base/error.h"
 #include "../data/base/json.h"
 #include "../data/base/options.h"
-
 #include "test.h"
 
 static struct {

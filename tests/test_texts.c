@@ -8,10 +8,7 @@
 
 static volatile sig_atomic_t no_signal;
 
-static void put(const char *name, const char *text) {
-    FILE *f = fopen(scratch(name), "wb");
-    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
-}
+static void put(const char *name, const char *text) { put_file(scratch(name), text, strlen(text)); }
 
 // Three documents of 3, 4 and 9 + `more` bytes, the last one with a loss mask
 static void make_texts(int more) {

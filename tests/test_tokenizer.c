@@ -1,17 +1,7 @@
 // Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
-#include <jansson.h>
-#include <math.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #include <unistr.h>
 
-#include "../data/base/error.h"
 #include "../data/base/file.h"
 #include "../data/base/json.h"
 #include "../data/base/path.h"
@@ -20,13 +10,8 @@
 #include "scratch.h"
 #include "test.h"
 
-// Writes JSON with ' for "
 static void save(const char *name, const char *text) {
-    static char json[1 << 14];
-    Error err = {0};
-    CHECK(snprintf(json, sizeof json, "%s", text) < (int)sizeof json);
-    for (char *p = json; (p = strchr(p, '\''));) *p = '"';
-    CHECK_MSG(file_write_all(scratch(name), json, strlen(json), &err), "%s", err.what);
+    put_file(scratch(name), json_of(text), strlen(text));
 }
 
 static bool open_text(Tokenizer *t, const char *text, Error *err) {
