@@ -27,8 +27,8 @@ typedef struct {
 
 enum { SWEEP_RETURNED = 77 };
 
-// The exit code of a child process in which call number nth fails. SWEEP_RETURNED: it has, and `run`
-// has come back; 0: `run` has succeeded without that call.
+// The exit code of a child process in which call number nth fails. SWEEP_RETURNED: it has, and
+// `run` has come back; 0: `run` has succeeded without that call.
 static inline int sweep_child(const Sweep *s, const SweepCase *c, long nth) {
     int status = 0;
     fflush(stdout);
