@@ -4,6 +4,7 @@
 
 #include "../data/base/hash.h"
 #include "../data/shards/shard.h"
+#include "../data/shards/shard_writer.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -301,9 +302,10 @@ typedef struct {
 static const Damage damages[] = {
     {WORD(2, NUM_TOKENS - 1), "expected exactly"},
     {WORD(2, NUM_TOKENS + 1), "expected exactly"},
-    {WORD(2, -1), "-1 tokens"},
+    {WORD(2, -1), "a header of -1 tokens"},
     {WORD(1, 7), "version 1"},
     {WORD(0, 20240801), "version 7"},
+    {WORD(9, 0), "shard version"},
     {WORD(9, 2), "shard version"},
     {WORD(10, 0), "vocabulary 0"},
     {WORD(10, 99), "EOS 99"},
@@ -329,6 +331,7 @@ static const Damage damages[] = {
     {'m', 24, 8, NUM_TARGETS + 1, "expected 15 ones, found 14"},
     {'m', 24, 8, UINT64_MAX, "ones, found 14"},
     {'m', BITS_AT + 5, 1, 0xff, "expected zeros after bit 45"},
+    {'m', BITS_AT + 1, 1, 0xb2, "bit 13: expected 0 for the first token of a document"},
 };
 
 TEST(every_field_is_validated) {
@@ -337,19 +340,47 @@ TEST(every_field_is_validated) {
         Files f;
         make_masked_files(&f, 2);
         put((d->file == 'b' ? f.bin : d->file == 'i' ? f.idx : f.mask) + d->at, d->value, d->bytes);
-        if (d->value == 0xff)  // as many ones as it says
-            put(f.mask + 24, NUM_TARGETS + 3, 8);
+        if (d->file == 'm' && d->at >= BITS_AT)  // as many ones as it says
+            put(f.mask + 24, (uint64_t)mask_count(f.mask + BITS_AT, 0, NUM_TOKENS), 8);
         seal(&f);
         save(&f, "field");
         check_refused(scratch("field.bin"), d->because);
     }
-    Files f;
-    make_masked_files(&f, 2);
-    f.mask[BITS_AT + 1] |= 1 << 5;
-    put(f.mask + 24, NUM_TARGETS + 1, 8);
-    seal(&f);
-    save(&f, "field");
-    check_refused(scratch("field.bin"), "bit 13: expected 0 for the first token of a document");
+}
+
+// A shard says whether documents begin with BOS and end with EOS.
+TEST(ids_without_their_flags_are_none) {
+    for (int flags = 0; flags < 4; flags++) {
+        Files f;
+        Dataset ds;
+        make_files(&f, 2);
+        put_word(&f, 11, flags);
+        seal(&f);
+        save(&f, "flags");
+        open_data(&ds, scratch("flags.bin"));
+        CHECK(ds.bos == (flags & 1 ? 98 : -1) && ds.eos == (flags & 2 ? 99 : -1));
+        dataset_close(&ds);
+    }
+}
+
+// Two bytes a token as long as all ids fit; a shard ends before a document that would be too much.
+TEST(shards_of_the_writer_have_their_sizes) {
+    static const uint64_t lengths[] = {2, 1, 1};
+    const ShardVocabulary v[] = {{65536, -1, -1, 0}, {65537, -1, -1, 0}};
+    ShardWriter w;
+    Error err = {0};
+    CHECK(shard_token_bytes(&v[0]) == 2 && shard_token_bytes(&v[1]) == 4);
+    CHECK(mkdir(scratch("writer"), 0777) == 0);
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s", scratch("writer"));
+    shard_writer_init(&w, dir, "train", &v[0]);
+    for (int i = 0; i < 3; i++) {  // 100 million tokens with the second one
+        CHECK_MSG(shard_writer_add(&w, (unsigned char *)"tokens", lengths[i], NULL, &err), "%s",
+                  err.what);
+        CHECK_MSG(w.num_shards == (i < 2 ? 1 : 2), "%d", w.num_shards);
+        if (i == 0) w.ends[0] = 100000000 - 1;
+    }
+    shard_writer_free(&w);
 }
 
 TEST(an_index_and_a_mask_belong_to_their_shard) {
@@ -466,7 +497,7 @@ static void make_llmc(Files *f, int width, int32_t token) {
 }
 
 TEST(llmc_shards_are_scanned) {
-    static const int32_t usual[] = {50256, 128000}, given[] = {-1, 7};
+    static const int32_t usual[] = {50256, 128000}, given[] = {-1, 0};
     for (int wide = 0; wide < 2; wide++)
         for (int own = 0; own < 2; own++) {
             Files f;
@@ -598,6 +629,7 @@ TEST(other_files_are_recognized) {
 // -------------------------------------------------------------------------------------------------
 // Many files
 
+// Shards by the names of split, in order; a list keeps its own.
 TEST(directories_globs_and_lists) {
     static const char *const names[] = {"set, [a] of/train_00001",
                                         "set, [a] of/train_00000",
@@ -606,29 +638,28 @@ TEST(directories_globs_and_lists) {
                                         "part1",
                                         "part2"};
     Files f;
-    Dataset ds;
-    Error err = {0};
-    DatasetOptions options = dataset_options();
     make_files(&f, 2);
     CHECK(mkdir(scratch("set, [a] of"), 0777) == 0);
     for (int i = 0; i < 6; i++) save(&f, names[i]);
-    open_data(&ds, scratch("set, [a] of"));
-    CHECK(ds.num_shards == 2 && ds.num_docs == 2 * NUM_DOCS);
-    CHECK(strstr(ds.shards[0].path, "train_00000.bin"));
-    CHECK(strstr(ds.shards[1].path, "train_00001.bin"));
-    check_documents(&ds, 0);
-    check_documents(&ds, NUM_DOCS);
-    dataset_close(&ds);
-    options.split = "val";
-    CHECK_MSG(dataset_open(&ds, scratch("set, [a] of"), &options, &err), "%s", err.what);
-    CHECK(ds.num_shards == 1 && strstr(ds.shards[0].path, "val_00000.bin"));
-    dataset_close(&ds);
-    open_data(&ds, scratch("part?.bin"));
-    CHECK(ds.num_shards == 2);
-    dataset_close(&ds);
-    open_data(&ds, list_of("part2.bin", "part1.bin"));
-    CHECK(ds.num_shards == 2 && strstr(ds.shards[0].path, "part2.bin"));  // as listed
-    dataset_close(&ds);
+    const char *list = list_of("part2.bin", "part1.bin");
+    const struct {
+        const char *spec, *split;
+        size_t num_shards;
+        const char *first;
+    } cases[] = {{scratch("set, [a] of"), NULL, 2, "train_00000.bin"},
+                 {scratch("set, [a] of"), "val", 1, "val_00000.bin"},
+                 {scratch("part?.bin"), NULL, 2, "part1.bin"},
+                 {list, NULL, 2, "part2.bin"}};
+    for (int i = 0; i < 4; i++) {
+        Dataset ds;
+        Error err = {0};
+        DatasetOptions options = dataset_options();
+        if (cases[i].split) options.split = cases[i].split;
+        CHECK_MSG(dataset_open(&ds, cases[i].spec, &options, &err), "%s", err.what);
+        CHECK(ds.num_shards == cases[i].num_shards && strstr(ds.shards[0].path, cases[i].first));
+        for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
+        dataset_close(&ds);
+    }
     check_refused(list_of("part2.bin", "part3.bin"), "part3.bin");
     check_refused(",", "expected paths");
 }
@@ -725,55 +756,56 @@ TEST(fingerprint_of_scanned_tokens) {
     }
 }
 
-TEST(tokenizers_must_agree) {
+TEST(tokenizers_and_vocabularies_must_agree) {
+    static const struct {
+        int word, value;
+        bool agree;
+    } others[] = {{16, 0x5678, false}, {16, 0, true}, {10, VOCAB + 1, false}};  // 0: unknown
     Files f;
-    Dataset ds;
-    Error err = {0};
-    DatasetOptions options = dataset_options();
     make_files(&f, 2);
     save(&f, "tok_a");
-    put_word(&f, 16, 0x5678);
-    seal(&f);
-    save(&f, "tok_b");
-    check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
-    put_word(&f, 16, 0);  // unknown
-    seal(&f);
-    save(&f, "tok_b");
-    check_opens(list_of("tok_a.bin", "tok_b.bin"));
-    put_word(&f, 10, VOCAB + 1);
-    seal(&f);
-    save(&f, "tok_b");
-    check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
-    options.vocab_size = VOCAB - 1;
-    CHECK(!dataset_open(&ds, scratch("tok_a.bin"), &options, &err));
-    CHECK(err.code == EXIT_CHECKPOINT_MISFIT);
-    CHECK_MSG(strstr(err.what, "vocabulary of 100, the model has 99"), "%s", err.what);
-    err = (Error){0};
-    options.vocab_size = 1000;
-    CHECK(dataset_open(&ds, scratch("tok_a.bin"), &options, &err) && ds.vocab_size == VOCAB);
-    dataset_close(&ds);
+    for (int i = 0; i < 3; i++) {
+        make_files(&f, 2);
+        put_word(&f, others[i].word, others[i].value);
+        seal(&f);
+        save(&f, "tok_b");
+        if (others[i].agree)
+            check_opens(list_of("tok_a.bin", "tok_b.bin"));
+        else
+            check_refused(list_of("tok_a.bin", "tok_b.bin"), "another tokenizer");
+    }
+    for (int32_t vocab = VOCAB - 1; vocab <= VOCAB; vocab++) {  // the model's
+        Dataset ds;
+        Error err = {0};
+        DatasetOptions options = dataset_options();
+        options.vocab_size = vocab;
+        const bool ok = dataset_open(&ds, scratch("tok_a.bin"), &options, &err);
+        CHECK_MSG(
+            ok ? vocab == VOCAB : strstr(err.what, "vocabulary of 100, the model has 99") != 0,
+            "%s", err.what);
+        CHECK(ok || err.code == EXIT_CHECKPOINT_MISFIT);
+        if (ok) dataset_close(&ds);
+    }
 }
 
 TEST(empty_shards) {
-    Files f;
-    make_files(&f, 2);
-    put_word(&f, 2, 0);
-    f.bin_size = 1024;
-    put(f.idx + 24, 0, 8);
-    memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
-    f.idx_size = SUMS_AT + 4;
-    seal(&f);
-    save(&f, "empty");
-    check_refused(scratch("empty.bin"), "expected documents, found none");
-    put_word(&f, 14, 0);
-    put(f.idx + 16, 0, 8);
-    f.idx_size = 44;
-    seal(&f);
-    save(&f, "empty");
-    check_refused(scratch("empty.bin"), "expected documents, found none");
-    make_files(&f, 2);
-    save(&f, "full");
-    check_opens(list_of("empty.bin", "full.bin"));
+    for (int ends = NUM_ENDS; ends >= 0; ends -= NUM_ENDS) {  // of no tokens; none
+        Files f;
+        make_files(&f, 2);
+        put_word(&f, 2, 0);
+        put_word(&f, 14, ends);
+        f.bin_size = 1024;
+        put(f.idx + 16, (uint64_t)ends, 8);
+        put(f.idx + 24, 0, 8);
+        memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
+        f.idx_size = ENDS_AT + 8 * (size_t)ends + 4;
+        seal(&f);
+        save(&f, "empty");
+        check_refused(scratch("empty.bin"), "expected documents, found none");
+        make_files(&f, 2);
+        save(&f, "full");
+        check_opens(list_of("empty.bin", "full.bin"));
+    }
 }
 
 // Random damage with correct and wrong checksums: refused or read, never a crash or a bad id.
