@@ -245,17 +245,6 @@ TEST(help_is_requested) {
     CHECK(options_parse(table, split("--version", argv), argv, &topic, &err) && !topic);
 }
 
-TEST(values_as_json) {
-    must_parse("--layout repad --lr 1e-3 --seed 9000000000000000 --train-data a\"b");
-    json_auto_t *all = options_json(table);
-    CHECK(json_string_is(json_object_get(all, "layout"), "repad") &&
-          json_string_is(json_object_get(all, "train-data"), "a\"b") &&
-          json_integer_value(json_object_get(all, "seed")) == 9000000000000000 &&
-          json_real_value(json_object_get(all, "lr")) == 1e-3 &&
-          json_is_true(json_object_get(all, "overlap")) &&
-          json_is_null(json_object_get(all, "resume")));
-}
-
 // A run with arguments `first` stores its options; one with arguments `second` takes them. The
 // result is in o and points into the returned values, the printed changes are in `changes`.
 static json_t *take(const char *first, const char *second, char *changes, size_t capacity) {

@@ -81,18 +81,6 @@ TEST(byte_fallback_tokens_decode) {
     tokenizer_free(&t);
 }
 
-TEST(alphabet_is_a_bijection) {
-    bool seen[324] = {false};
-    for (int byte = 0; byte < 256; byte++) {
-        const int code = gpt2_code_point(byte);
-        CHECK(code >= 33 && code < 324 && !seen[code]);
-        CHECK(code == byte || (code > 255 && (code == 256 || seen[code - 1])));  // in order
-        seen[code] = true;
-    }
-    CHECK(gpt2_code_point('a') == 'a' && gpt2_code_point(' ') == 0x120);
-    CHECK(gpt2_code_point('\n') == 0x10a && gpt2_code_point(0xad) == 0x143);
-}
-
 // tokenizer.json of the byte tokenizer: id = byte, BOS 256, EOS 257
 static void byte_tokenizer(char *text, size_t capacity) {
     size_t n = (size_t)snprintf(text, capacity,
