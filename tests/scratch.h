@@ -64,4 +64,23 @@ __attribute__((unused)) static const char *json_of(const char *text) {
     return copy;
 }
 
+// Between the two calls stdout goes to a file; the second one returns what it has, to be freed.
+static int scratch_stdout;
+__attribute__((unused)) static void capture_begin(void) {
+    fflush(stdout);
+    scratch_stdout = dup(1);
+    CHECK(freopen(scratch("captured"), "w", stdout));
+}
+__attribute__((unused)) static char *capture_end(void) {
+    fflush(stdout);
+    dup2(scratch_stdout, 1);
+    close(scratch_stdout);
+    FILE *f = fopen(scratch("captured"), "r");
+    CHECK(f);
+    char *text = calloc(1 << 16, 1);
+    text[fread(text, 1, (1 << 16) - 1, f)] = 0;
+    fclose(f);
+    return text;
+}
+
 #endif
