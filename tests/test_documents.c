@@ -244,47 +244,30 @@ TEST(bits_of_a_mask_are_counted) {
 // -------------------------------------------------------------------------------------------------
 // Damage
 
-TEST(every_prefix_and_every_tail_is_refused) {
-    for (int width = 2; width <= 4; width += 2)
-        for (int which = 0; which < 3; which++) {
-            Files f;
-            unsigned char *bytes;
-            char victim[256];
-            make_masked_files(&f, width);
-            save(&f, "cut");
-            const size_t size = part_of(&f, which, &bytes);
-            snprintf(victim, sizeof victim, "%s%s", scratch("cut"), endings[which]);
-            check_opens(scratch("cut.bin"));
-            for (size_t n = size + 64; n-- > 0;) {
-                if (n == size) continue;
-                put_file(victim, bytes, n < size ? n : size);
-                CHECK(truncate(victim, (off_t)n) == 0);
-                CHECK_MSG(refused(scratch("cut.bin")), "%s: %zu of %zu", victim, n, size);
-            }
-            CHECK(unlink(victim) == 0);
-            CHECK(refused(scratch("cut.bin")));
-        }
-}
-
-TEST(every_bit_of_header_index_and_mask_counts) {
-    for (int which = 0; which < 3; which++) {
+// Every prefix, every tail of zeros, no file at all, and every flipped bit but for those of tokens
+TEST(every_damage_of_the_three_files_is_refused) {
+    for (int round = 0; round < 6; round++) {
+        const int which = round / 2;
         Files f;
         unsigned char *bytes;
         char victim[256];
-        make_masked_files(&f, 2);
-        save(&f, "bits");
-        snprintf(victim, sizeof victim, "%s%s", scratch("bits"), endings[which]);
-        const size_t all = part_of(&f, which, &bytes), size = which ? all : 1024;
-        const int fd = open(victim, O_RDWR);
-        CHECK(fd >= 0);
-        for (size_t bit = 0; bit < 8 * size; bit++) {
-            const unsigned char bad = bytes[bit / 8] ^ (unsigned char)(1 << bit % 8);
-            CHECK(pwrite(fd, &bad, 1, (off_t)(bit / 8)) == 1);
-            CHECK_MSG(refused(scratch("bits.bin")), "%s, bit %zu", victim, bit);
-            CHECK(pwrite(fd, &bytes[bit / 8], 1, (off_t)(bit / 8)) == 1);
+        make_masked_files(&f, round % 2 ? 2 : 4);
+        save(&f, "cut");
+        const size_t size = part_of(&f, which, &bytes), sealed = which ? size : 1024;
+        snprintf(victim, sizeof victim, "%s%s", scratch("cut"), endings[which]);
+        check_opens(scratch("cut.bin"));
+        for (size_t bit = 0; round % 2 && bit < 8 * sealed; bit++) {
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+            put_file(victim, bytes, size);
+            bytes[bit / 8] ^= (unsigned char)(1 << bit % 8);
+            CHECK_MSG(refused(scratch("cut.bin")), "%s, bit %zu", victim, bit);
         }
-        CHECK(close(fd) == 0);
-        check_opens(scratch("bits.bin"));
+        for (size_t n = size + 64; n-- > 0;) {
+            put_file(victim, bytes, n < size ? n : size);
+            CHECK(truncate(victim, (off_t)n) == 0);
+            CHECK_MSG(n == size || refused(scratch("cut.bin")), "%s: %zu of %zu", victim, n, size);
+        }
+        CHECK(unlink(victim) == 0 && refused(scratch("cut.bin")));
     }
 }
 
@@ -660,19 +643,11 @@ TEST(directories_globs_and_lists) {
         for (size_t s = 0; s < ds.num_shards; s++) check_documents(&ds, (int64_t)s * NUM_DOCS);
         dataset_close(&ds);
     }
-    check_refused(list_of("part2.bin", "part3.bin"), "part3.bin");
+    // one bad shard is enough
+    CHECK(truncate(scratch("part2.bin"), (off_t)f.bin_size - 2) == 0);
+    check_refused(list_of("part1.bin", "part2.bin"), "part2.bin: expected exactly 1114 bytes");
+    check_refused(list_of("part1.bin", "part3.bin"), "part3.bin");
     check_refused(",", "expected paths");
-}
-
-// One bad shard is enough to refuse the data set.
-TEST(all_shards_are_validated_first) {
-    Files f;
-    make_files(&f, 2);
-    CHECK(mkdir(scratch("last_bad"), 0777) == 0);
-    save(&f, "last_bad/train_00000");
-    save(&f, "last_bad/train_00001");
-    CHECK(truncate(scratch("last_bad/train_00001.bin"), (off_t)f.bin_size - 2) == 0);
-    check_refused(scratch("last_bad"), "train_00001.bin: expected exactly 1114 bytes");
 }
 
 TEST(more_shards_than_descriptors) {
@@ -739,12 +714,7 @@ TEST(fingerprints_cover_everything) {
         if (change == TOKEN || change == MASK || change == TWICE)
             CHECK_MSG(now.tokens != one.tokens, "change %d", change);
     }
-}
-
-// Of shards without checksums, every token that is read
-TEST(fingerprint_of_scanned_tokens) {
-    Files f;
-    make_llmc(&f, 2, 50256);
+    make_llmc(&f, 2, 50256);  // without checksums, every token that is read
     put_file(scratch("scan.bin"), f.bin, f.bin_size);
     const uint64_t before = fingerprints_of(scratch("scan.bin")).tokens;
     for (int i = 0; i < NUM_TOKENS; i++) {
