@@ -346,6 +346,32 @@ TEST(ids_without_their_flags_are_none) {
     }
 }
 
+// Of two documents, which begin with BOS, end with EOS or have a mask: what the writer says of both
+TEST(flags_of_the_writer_are_those_of_all_documents) {
+    const ShardVocabulary v = {100, 1, 2, 0};
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s", scratch("flags of two"));
+    for (int both = 0; both < 64; both++) {
+        const int of[] = {both % 8, both / 8};
+        Dataset ds;
+        ShardWriter w;
+        Error err = {0};
+        CHECK(dir_remove_tree(dir, &err) && dir_create_all(dir, &err));
+        shard_writer_init(&w, dir, "train", &v);
+        for (int i = 0; i < 2; i++) {
+            const uint16_t tokens[] = {of[i] & 1 ? 1 : 5, 5, of[i] & 2 ? 2 : 5};
+            CHECK(shard_writer_add(&w, (const unsigned char *)tokens, 3,
+                                   of[i] & 4 ? (unsigned char *)"\0\0\1" : NULL, &err));
+        }
+        CHECK_MSG(shard_writer_close(&w, &err), "%s", err.what);
+        shard_writer_free(&w);
+        open_data(&ds, dir);
+        CHECK(ds.bos == (of[0] & of[1] & 1 ? 1 : -1) && ds.eos == (of[0] & of[1] & 2 ? 2 : -1));
+        CHECK(ds.masked == ((of[0] | of[1]) >> 2) && ds.num_targets == 4 - of[0] / 4 - of[1] / 4);
+        dataset_close(&ds);
+    }
+}
+
 // Two bytes a token as long as all ids fit; a shard ends before a document that would be too much.
 TEST(shards_of_the_writer_have_their_sizes) {
     static const uint64_t lengths[] = {2, 1, 1};
