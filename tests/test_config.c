@@ -150,18 +150,6 @@ TEST(built_in_configs_have_their_sizes_and_come_back) {
     CHECK(!llama_config_builtin(&c, "llama") && !llama_config_builtin(&c, ""));
 }
 
-TEST(files_and_directories_are_read) {
-    LlamaConfig c, back;
-    Error err = {0};
-    llama_config_builtin(&c, "demo");
-    char *text = llama_config_text(&c, "float32");
-    CHECK(file_write_all(scratch("config.json"), text, strlen(text), &err));
-    free(text);
-    CHECK(llama_config_read(&back, scratch("config.json"), &err) && same_config(&c, &back));
-    CHECK(llama_config_find(&back, scratch(""), &err) && same_config(&c, &back));
-    CHECK(!llama_config_read(&c, scratch("nothing.json"), &err) && strstr(err.hint, "config.json"));
-}
-
 TEST(missing_keys_have_the_defaults_of_their_type) {
     static const struct {
         const char *type, *more;
@@ -407,16 +395,6 @@ TEST(harmless_values_are_accepted) {
     const LlamaConfig padded = config_of(NULL, "pad_token_id", "7");
     CHECK(padded.pad.n == 1 && padded.pad.ids[0] == 7);
     check_written(&padded);
-}
-
-TEST(other_json_is_refused) {
-    static const char *const texts[] = {
-        "", "[]", "null", "{}", "{'model_type':{}}", "<html>", "{'vocab_size':1,'vocab_size':2}"};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        LlamaConfig c;
-        Error err = {0};
-        CHECK_MSG(!parse(&c, texts[i], strlen(texts[i]), &err), "%s", texts[i]);
-    }
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -369,48 +369,6 @@ static json_t *parse_ok(const char *text) {
     return root;
 }
 
-TEST(json_getters_check_type_and_range) {
-    json_auto_t *root = parse_ok(
-        "{\"i\":5,\"f\":1.5,\"b\":true,\"s\":\"x\",\"n\":null,\"huge\":1e300,\"big\":1e15,"
-        "\"neg\":-3}");
-    static const struct {
-        const char *key;
-        int min, max;
-        bool required;
-        const char *said;  // NULL: accepted
-    } ints[] = {{"i", 0, 5, true, NULL},
-                {"n", 0, 5, false, NULL},
-                {"none", 0, 5, false, NULL},
-                {"i", 0, 4, true, "i: expected an integer from 0 to 4, found 5"},
-                {"neg", 0, 4, true, "found -3"},
-                {"f", 0, 4, true, "found 1.5"},
-                {"n", 0, 4, true, "n: required"},
-                {"none", 0, 4, true, "none: required"},
-                {"s", 0, 4, true, "found a string"},
-                {"big", INT32_MIN, INT32_MAX, true, "found 1000000000000000"}};
-    int64_t big = 0;
-    double f = -7;
-    bool b = false;
-    const char *s = NULL;
-    for (size_t k = 0; k < sizeof ints / sizeof *ints; k++) {
-        Error err = {0};
-        int i = 5;
-        const bool ok =
-            json_get_int(root, ints[k].key, ints[k].min, ints[k].max, &i, ints[k].required, &err);
-        CHECK(ok == !ints[k].said && i == 5);
-        CHECK_MSG(ok || strstr(err.what, ints[k].said), "%s", err.what);
-    }
-    Error none = {0}, e[4] = {{0}};
-    CHECK(json_get_int64(root, "big", 0, 1ll << 52, &big, true, &none) && big == 1000000000000000);
-    CHECK(json_get_double(root, "f", 0, 2, &f, true, &none) && f == 1.5);
-    CHECK(json_get_bool(root, "b", &b, true, &none) && b);
-    CHECK(json_get_string(root, "s", &s, true, &none) && strcmp(s, "x") == 0);
-    CHECK(!json_get_double(root, "huge", 0, 1e299, &f, true, &e[0]) &&
-          !json_get_bool(root, "i", &b, true, &e[1]));
-    CHECK(!json_get_string(root, "i", &s, true, &e[2]) &&
-          !json_get_double(root, "s", 0, 1, &f, true, &e[3]) && f == 1.5);
-}
-
 TEST(json_texts_are_those_of_hugging_face) {
     for (int indent = 0; indent <= 2; indent += 2) {
         char *text = json_write(json_pack("{s:i, s:[b, n], s:{}, s:f, s:f}", "a", -1, "b", true,
