@@ -35,8 +35,8 @@ static LlamaConfig must_parse(const char *text) {
     return c;
 }
 
-// tests/golden/configs/NAME.json: as Hugging Face publishes it, with keys to be ignored; valid until
-// the second call after this one. llama-3.2-1b-new is as newer transformers writes it.
+// tests/golden/configs/NAME.json: as Hugging Face publishes it, with keys to be ignored; valid
+// until the second call after this one. llama-3.2-1b-new is as newer transformers writes it.
 static const char *published_text(const char *name) {
     static char texts[2][1 << 12];
     static int next;
