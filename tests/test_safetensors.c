@@ -76,6 +76,14 @@ TEST(bytes_of_a_small_file) {
     bool kept = memcmp(bytes + 8 + header, data, 11) == 0;
     free(bytes);
     CHECK(aligned && same && padded && kept);
+    for (int i = 0; i < 8; i++) {  // headers of any length
+        TensorInfo one = {"12345678", "U8", 1, {3}, 0, 0, 0};
+        one.name[i + 1] = 0;
+        write_set(scratch("small"), &one, 1, data, 3);
+        bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
+        CHECK(bytes && bytes[0] % 8 == 0);
+        free(bytes);
+    }
 }
 
 TEST(written_tensors_are_read_back) {
