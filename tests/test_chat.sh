@@ -52,9 +52,10 @@ cp "$root"/tests/golden/chat/tokenizer*.json bpe
 for form in turns marked; do
     check golden_byte_$form golden byte $form demo
     check golden_bpe_$form golden bpe $form bpe
-    if [ -n "${SMOLLM2_DIR:-}" ]; then check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
-    else skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'; fi
+    [ -z "${SMOLLM2_DIR:-}" ] || check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
 done
+[ -n "${SMOLLM2_DIR:-}" ] ||
+    skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
 cat > models.py << 'PY'

@@ -1,43 +1,15 @@
 // data/models/safetensors.h: files byte for byte as specified, hostile files refused. Some hostile
 // files are taken from the tests of safetensors and of llama.cpp's gguf reader.
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
-#include "../data/base/file.h"
-#include "../data/base/hash.h"
-#include "../data/base/path.h"
-#include "../data/models/safetensors.h"
-
 #include <math.h>
 
+#include "../data/base/hash.h"
+#include "../data/models/safetensors.h"
 #include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
 
 // ------------------------------------------------------------------------------------------------
 // Files made by hand
-
-// JSON with ' for "; valid until the fourth call after this one
-static const char *json(const char *text) {
-    static char texts[4][1024];
-    static int next;
-    char *copy = texts[next = (next + 1) % 4];
-    snprintf(copy, sizeof texts[0], "%s", text);
-    for (char *p = copy; (p = strchr(p, '\''));) *p = '"';
-    return copy;
-}
-
-static void put_file(const char *path, const void *data, size_t n) {
-    Error err = {0};
-    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
-}
 
 // uint64 length, header, data_bytes bytes 0, 1, 2, ...
 static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
@@ -60,7 +32,7 @@ static bool opens(const char *path, Error *err) {
 
 static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     char bytes[4096];
-    size_t n = build(bytes, json(header), strlen(header), data_bytes);
+    size_t n = build(bytes, json_of(header), strlen(header), data_bytes);
     put_file(scratch("built.safetensors"), bytes, n);
     return opens(scratch("built.safetensors"), err);
 }
@@ -352,7 +324,7 @@ static bool try_file(const char *bytes, size_t n) {
 
 TEST(damaged_files_are_survived) {
     char bytes[1024];
-    const size_t n = build(bytes, json(victim), strlen(victim), 32);
+    const size_t n = build(bytes, json_of(victim), strlen(victim), 32);
     CHECK(fuzz_text(bytes, n, try_file, 5000) > 100);
     memset(bytes + n, 0, 64);
     for (size_t more = 1; more <= 64; more++) CHECK(!try_file(bytes, n + more));
@@ -365,7 +337,7 @@ static bool try_header(const char *text, size_t n) {
 }
 
 TEST(damaged_headers_are_survived) {
-    CHECK(fuzz_text(json(victim), strlen(victim) - 2, try_header, 10000) >
+    CHECK(fuzz_text(json_of(victim), strlen(victim) - 2, try_header, 10000) >
           100);  // without the spaces
 }
 
@@ -382,7 +354,7 @@ static void make_shards(void) {
 }
 
 static bool opens_index(const char *index, Error *err) {
-    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json_of(index), strlen(index));
     return opens(scratch("dir"), err);
 }
 
@@ -392,7 +364,7 @@ TEST(shards_are_read_as_one) {
     unsigned char first = 0;
     const char *index = "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
     make_shards();
-    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json_of(index), strlen(index));
     CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
     CHECK(s.num_files == 2 && s.num_tensors == 3);
     CHECK(read_raw(&s, safetensors_find(&s, "c"), &first, 1) && first == 'c');

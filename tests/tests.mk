@@ -47,7 +47,7 @@ $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 $(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
 ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
-                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops build/emu/test_muon
+                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
 DEV_PROGRAMS := $(call of_dev,$(ALL_PROGRAMS))
