@@ -1,6 +1,6 @@
 // Wrong attention: wraps attention_forward (--wrap), so that the program itself has no code for it.
-// For tests/test_probe.sh WRONG_ATTENTION=result|hang|crash, while sm90 is selected; and the faults
-// flip and nan of phase_fault.c.
+// For tests/test_probe.sh WRONG_ATTENTION=result|gradient|hang|crash, while sm90 is selected; and
+// the faults flip and nan of phase_fault.c.
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,6 +23,7 @@ void __wrap_attention_forward(floatX *out, real *lse, const floatX *qkv, const V
     if (nan_attention) memset((void *)out, 0xff, sizeof *out);
     if (flip_attention) *(unsigned char *)out ^= 1;
     flip_attention = 0;
+    if (strcmp(wrong, "gradient") == 0) device_zero(lse, 64 * sizeof *lse);
     if (strcmp(wrong, "result") == 0)  // one row is that of its neighbour
         device_copy(out, out + heads.num_heads * heads.head_dim,
                     (size_t)(heads.num_heads * heads.head_dim) * sizeof *out);
