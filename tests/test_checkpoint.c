@@ -7,7 +7,6 @@
 #include "../data/runs/checkpoint.h"
 #include "../data/runs/out_dir.h"
 #include "fault.c"
-#include "fuzz.h"
 #include "scratch.h"
 #include "sweep.h"
 
@@ -333,27 +332,6 @@ TEST(what_a_process_of_the_same_number_left_is_replaced) {
     CHECK_MSG(dir_create_all(path, &err), "%s", err.what);
     must_save(3, NULL);
     CHECK(newest() == 3 && !path_exists(scratch("out/step-00000003/old")));
-}
-
-// Random manifests with a correct checksum: refused, never a crash.
-TEST(fuzz_manifest) {
-    const char *seed = json_of(
-        "{'format': 'unpad checkpoint 1', 'step': 2, 'files': [{'name': 'state.json', "
-        "'size_bytes': 12, 'crc32c': '00000000'}]");
-    fresh_run(0);
-    must_save(2, NULL);
-    for (int i = 0; i < 10000; i++) {
-        char text[1024];
-        Error err = {0};
-        size_t n = strlen(seed);
-        memcpy(text, seed, n);
-        for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = fuzz_mutate(text, n, 900);
-        for (size_t k = 0; k < n; k++) text[k] += text[k] == 0;
-        text[n] = 0;
-        const bool ok = accepts_manifest(text, &err);
-        CHECK(ok == (err.code == 0) && (ok || err.what[0]));
-        CHECK_MSG(!strstr(err.what, "last line"), "%s", err.what);  // the checksum fits
-    }
 }
 
 // ------------------------------------------------------------------------------------------------
