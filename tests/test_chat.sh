@@ -115,7 +115,7 @@ bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool
        {"messages": [user, answer], "tools": '[{"name": "add"}]'},
        {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]},
        {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]}]
-for name, records in ("same", same), ("text", [{"text": "plain"}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
+for name, records in ("same", same), ("text", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     os.mkdir(name)
     open(name + "/val.jsonl", "w").close()
     open(name + "/train.jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
@@ -148,6 +148,7 @@ echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_templat
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
 has the_hint_renders_it '^hint: python3 data/prepare.py --chat same/train.jsonl --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign text text.out
+check a_question_may_be_the_last tokenize demo ends ends.out
 
 python3 - << 'PY'
 import gzip, json
