@@ -285,8 +285,8 @@ static bool fuzz_options(Input *in) {
     memcpy(line, in->part[0].p, in->part[0].n);
     while (argc < 64 && rest) argv[argc++] = strsep(&rest, "\n");
     json_auto_t *stored = parse(in->part[1]);
-    if (stored) take_options(stored, &(Error){0});
-    if (stored) options_print_changes(run_option_table, argc, argv, stored, "", nowhere);
+    if (stored && take_options(stored, &(Error){0}))
+        options_print_changes(run_option_table, argc, argv, stored, "", nowhere);
     const bool ok = options_parse(run_option_table, argc, argv, &topic, &in->err);
     if (ok) check_options();
     if (topic) options_print_help(run_option_table, "", "lr|model", topic, nowhere, &(Error){0});
