@@ -7,7 +7,6 @@
 #include "../data/runs/checkpoint.h"
 #include "../data/runs/out_dir.h"
 #include "fault.c"
-#include "fuzz.h"
 #include "scratch.h"
 #include "sweep.h"
 
@@ -117,24 +116,56 @@ static int count_names(const char *part) {
 // ------------------------------------------------------------------------------------------------
 // Save, find, prune
 
-// More than the list has room for at first.
-TEST(save_verify_list_find) {
-    enum { MANY = 40 };
-    int64_t step = -1, *steps;
-    int n = 0;
-    Error err = {0};
-    fresh_run(0);
-    CHECK(newest() == -1);
-    for (int i = 0; i < MANY; i++) must_save(1 + i * 7 % MANY, NULL);  // in no order
-    CHECK(newest() == MANY && damaged_seen == 0);
-    CHECK(checkpoint_verify(scratch("out/step-00000020"), &step, &err) && step == 20);
-    CHECK(count_names("tmp") == 0 && count_names("step-") == MANY);
-    CHECK(checkpoint_list(out_dir(), &steps, &n, &err) && n == MANY);
-    for (int i = 0; i < n; i++) CHECK_MSG(steps[i] == MANY - i, "%d: %ld", i, steps[i]);
-    free(steps);
-    json_t *root = json_read(scratch("out/step-00000007/manifest.json"), 4096, "", &err);
-    CHECK_MSG(root && json_array_size(json_member(root, "files")) == 3, "%s", err.what);
-    json_decref(root);
+// Saves in any order, damage, removals and replacements that were cut short, and pruning, against
+// what should be there
+TEST(any_operations_leave_what_is_expected) {
+    enum { MOST = 12 };
+    for (int round = 0; round < 40; round++) {
+        enum { NONE, GOOD, DAMAGED, WITHOUT_MANIFEST } of[MOST + 1] = {NONE};
+        int64_t final = -1, step;
+        Error err = {0};
+        fresh_run(0);
+        for (int op = 0; op < 16; op++) {
+            const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
+            const uint32_t what = test_rng_below(8);
+            char path[IO_PATH_MAX], other[IO_PATH_MAX];
+            CHECK(checkpoint_step_path(path, sizeof path, out_dir(), k, &err));
+            if (what < 3) must_save(k, NULL), of[k] = GOOD;
+            if (what == 3) must_save(k, "final"), final = k;
+            if (what == 4 && of[k] == GOOD) {
+                CHECK(path_join(other, sizeof other, path, "state.json", &err));
+                CHECK(truncate(other, 3) == 0);
+                of[k] = DAMAGED;
+            }
+            if (what == 5 && (of[k] == GOOD || of[k] == DAMAGED)) {
+                CHECK(path_join(other, sizeof other, path, "manifest.json", &err));
+                CHECK(unlink(other) == 0);
+                of[k] = WITHOUT_MANIFEST;
+            }
+            if (what == 6) {  // it gets its name back, or its successor stays
+                CHECK(path_printf(other, sizeof other, &err, "%s.old-4711", path));
+                CHECK(of[k] && keep > 1
+                          ? rename(path, other) == 0
+                          : dir_create_all(other, &err) && (of[k] || rmdir(other) == 0));
+                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
+                CHECK(dir_create_all(other, &err) && checkpoint_recover(out_dir(), &err));
+            }
+            if (what == 7) CHECK(checkpoint_prune(out_dir(), k, keep, &err));
+            for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
+                if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
+            int last = -1, there = 0, bad = 0;
+            for (int i = 1; i <= MOST; i++) {
+                last = of[i] == GOOD ? i : last;
+                there += of[i] != NONE;
+                bad += of[i] > GOOD;
+            }
+            CHECK_MSG(newest() == (last > 0 || !there ? last : -2) && damaged_seen == bad,
+                      "round %d, operation %d (%u of %d)", round, op, what, k);
+            CHECK(count_names("") == 2 + there + (final > 0));
+            CHECK(final < 0 ||
+                  (checkpoint_verify(scratch("out/final"), &step, &err) && step == final));
+        }
+    }
 }
 
 TEST(names_that_are_not_ours_are_left_alone) {
@@ -161,19 +192,6 @@ TEST(names_that_are_not_ours_are_left_alone) {
     CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
 }
 
-TEST(prune_keeps_the_newest) {
-    Error err = {0};
-    fresh_run(6);
-    CHECK(checkpoint_prune(out_dir(), 6, 0, &err) && count_names("step-") == 6);
-    CHECK(checkpoint_prune(out_dir(), 6, 3, &err) && count_names("step-") == 3 && newest() == 6);
-    CHECK(unlink(scratch("out/step-00000005/manifest.json")) == 0);  // a removal that was cut short
-    CHECK(dir_create_all(scratch("out/step-00000055.tmp-1"), &err));
-    CHECK(checkpoint_prune(out_dir(), 6, 2, &err) && newest() == 6 && damaged_seen == 0);
-    CHECK(count_names("step-") == 2 && path_exists(scratch("out/step-00000004")));
-    CHECK(checkpoint_prune(out_dir(), 4, 1, &err) && newest() == 6);
-    CHECK(path_exists(scratch("out/step-00000004")));  // later ones do not count
-}
-
 // Is `line` in the trace after position `from`? Its position, or NULL.
 static const char *trace_find(const char *from, const char *verb, const char *path) {
     char line[1200];
@@ -197,35 +215,6 @@ TEST(remove_all_leaves_what_is_not_ours) {
     const char *synced = trace_find(fault_trace(), "fsync", out_dir());
     CHECK(synced && !strstr(synced, "rename ") && strstr(synced, "unlink "));
     CHECK(newest() == -1 && damaged_seen == 0 && count_names("") == 3);  // log.jsonl, . and ..
-}
-
-TEST(a_checkpoint_saved_again_is_replaced) {
-    int64_t step = 0;
-    Error err = {0};
-    fresh_run(0);
-    must_save(5, NULL);
-    FILE *f = fopen(scratch("out/step-00000005/state.json"), "w");
-    CHECK(f && fclose(f) == 0 && newest() == -2 && damaged_seen == 1);
-    must_save(5, NULL);
-    CHECK(newest() == 5 && damaged_seen == 0 && count_names(".old-") == 0);
-    must_save(5, "final");
-    must_save(9, "final");
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 9);
-    CHECK(newest() == 5 && count_names("final") == 1);
-}
-
-TEST(recover_restores_a_checkpoint_being_replaced) {
-    Error err = {0};
-    int64_t step = 0;
-    fresh_run(0);
-    must_save(5, "final");
-    CHECK(rename(scratch("out/final"), scratch("out/final.old-123")) == 0);
-    CHECK(dir_create_all(scratch("out/final.tmp-123"), &err));
-    CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
-    CHECK(dir_create_all(scratch("out/final.old-123"), &err));
-    CHECK(checkpoint_recover(out_dir(), &err) && count_names("final") == 1);
-    CHECK(checkpoint_verify(scratch("out/final"), &step, &err) && step == 5);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -343,27 +332,6 @@ TEST(what_a_process_of_the_same_number_left_is_replaced) {
     CHECK_MSG(dir_create_all(path, &err), "%s", err.what);
     must_save(3, NULL);
     CHECK(newest() == 3 && !path_exists(scratch("out/step-00000003/old")));
-}
-
-// Random manifests with a correct checksum: refused, never a crash.
-TEST(fuzz_manifest) {
-    const char *seed = json_of(
-        "{'format': 'unpad checkpoint 1', 'step': 2, 'files': [{'name': 'state.json', "
-        "'size_bytes': 12, 'crc32c': '00000000'}]");
-    fresh_run(0);
-    must_save(2, NULL);
-    for (int i = 0; i < 10000; i++) {
-        char text[1024];
-        Error err = {0};
-        size_t n = strlen(seed);
-        memcpy(text, seed, n);
-        for (uint32_t k = 1 + test_rng_below(3); k > 0; k--) n = fuzz_mutate(text, n, 900);
-        for (size_t k = 0; k < n; k++) text[k] += text[k] == 0;
-        text[n] = 0;
-        const bool ok = accepts_manifest(text, &err);
-        CHECK(ok == (err.code == 0) && (ok || err.what[0]));
-        CHECK_MSG(!strstr(err.what, "last line"), "%s", err.what);  // the checksum fits
-    }
 }
 
 // ------------------------------------------------------------------------------------------------

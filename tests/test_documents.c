@@ -804,42 +804,4 @@ TEST(empty_shards) {
     }
 }
 
-// Random damage with correct and wrong checksums: refused or read, never a crash or a bad id.
-TEST(random_damage_is_survived) {
-    int opened = 0;
-    for (int round = 0; round < 3000; round++) {
-        Files f;
-        Dataset ds;
-        Error err = {0};
-        const DatasetOptions options = dataset_options();
-        const bool masked = round % 4 < 2;
-        (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
-        for (uint32_t n = 1 + test_rng_below(3); n > 0; n--) {
-            if (masked && test_rng_below(3) == 0)
-                f.mask[test_rng_below((uint32_t)f.mask_size)] = (uint8_t)test_rng_u32();
-            else if (test_rng_below(2))
-                f.bin[test_rng_below((uint32_t)f.bin_size)] = (uint8_t)test_rng_u32();
-            else
-                f.idx[test_rng_below((uint32_t)f.idx_size)] = (uint8_t)test_rng_u32();
-        }
-        if (test_rng_below(4)) seal(&f);
-        save(&f, "fuzz");
-        if (!dataset_open(&ds, scratch("fuzz.bin"), &options, &err)) {
-            CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
-            continue;
-        }
-        opened++;
-        for (int64_t doc = 0; doc < ds.num_docs; doc++) {
-            int32_t out[64];
-            const int64_t n = dataset_doc_length(&ds, doc);
-            CHECK(n >= 1 && n <= NUM_TOKENS);
-            if (!dataset_read(&ds, doc, 0, n, out, &err)) break;
-            for (int64_t i = 0; i < n; i++) CHECK(out[i] >= 0 && out[i] < ds.vocab_size);
-            CHECK(dataset_count_targets(&ds, doc, 1, n - 1) <= n - 1);
-        }
-        dataset_close(&ds);
-    }
-    CHECK_MSG(opened > 100, "%d", opened);
-}
-
 TEST_MAIN()

@@ -110,11 +110,11 @@ TEST(lines_and_records_of_steps) {
         {3, 0, false, true, false, false, 0, 0, "| eta 1:02 | SKIPPED: not finite\n"},
         {3, 0, false, false, true, false, 0, 0, "| eta 1:02 | SPIKE\n"},
     };
-    Sources sources;
+    Sources one, two;
     RunLog log;
     Error err = {0};
-    CHECK(sources_parse(&sources, "a:1,b:3", &err));
-    sources.list[0].num_docs = sources.list[1].num_docs = 4;
+    CHECK(sources_parse(&one, "a", &err) && sources_parse(&two, "a:1,b:3", &err));
+    one.list[0].num_docs = two.list[0].num_docs = two.list[1].num_docs = 4;
     open_log(&log, "", -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const StepReport r = {.step = cases[i].step,
@@ -135,7 +135,9 @@ TEST(lines_and_records_of_steps) {
                             .attention_pairs = 1,
                             .padded_pairs = 4,
                             .masked = cases[i].masked,
-                            .sources = i % 2 ? &sources : NULL,
+                            .sources = i % 2   ? &two
+                                       : i % 4 ? &one
+                                               : NULL,
                             .cursor_after = {2, {{.epoch = 2, .doc_pos = 1, .tokens = 70}}}};
         capture_begin();
         report_step(&log, &r, &p);
@@ -158,7 +160,8 @@ TEST(lines_and_records_of_steps) {
     CHECK(strstr(last, "{\"step\": 3, ") == last && strstr(last, "\"spike\": true}"));
     free(text);
     close(log.fd);
-    sources_free(&sources);
+    sources_free(&one);
+    sources_free(&two);
 }
 
 TEST(progress_is_that_of_the_whole_log) {

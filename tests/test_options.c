@@ -326,25 +326,4 @@ TEST(stored_values_of_another_kind_are_refused) {
     json_decref(older);
 }
 
-// Random arguments: never a crash, and accepted values are within their ranges.
-TEST(fuzz) {
-    static const char *const pieces[] = {"--steps", "--lr",  "--layout",   "--resume", "--seed",
-                                         "=",       "--no-", "5",          "-",        "1e",
-                                         "packed",  "|",     "--overlap",  "_",        "%n%s",
-                                         "nan",     "\xff",  "--any-float"};
-    char line[256];
-    for (int i = 0; i < 20000; i++) {
-        line[0] = 0;
-        for (uint32_t k = 1 + test_rng_below(8); k > 0; k--) {
-            strcat(line, pieces[test_rng_below(sizeof pieces / sizeof *pieces)]);
-            if (test_rng_below(3)) strcat(line, " ");
-        }
-        Error err;
-        if (!parse(line, &err)) continue;
-        CHECK(o.steps >= 1 && o.steps <= 1000000000 && o.lr >= 0 && o.lr <= 1 && o.layout >= 0 &&
-              o.layout < 4);
-        CHECK(o.seed >= -1 && isfinite(o.any_float));
-    }
-}
-
 TEST_MAIN()

@@ -4,7 +4,6 @@
 
 #include "../data/base/hash.h"
 #include "../data/models/safetensors.h"
-#include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -76,6 +75,14 @@ TEST(bytes_of_a_small_file) {
     bool kept = memcmp(bytes + 8 + header, data, 11) == 0;
     free(bytes);
     CHECK(aligned && same && padded && kept);
+    for (int i = 0; i < 8; i++) {  // headers of any length
+        TensorInfo one = {"12345678", "U8", 1, {3}, 0, 0, 0};
+        one.name[i + 1] = 0;
+        write_set(scratch("small"), &one, 1, data, 3);
+        bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
+        CHECK(bytes && bytes[0] % 8 == 0);
+        free(bytes);
+    }
 }
 
 TEST(written_tensors_are_read_back) {
@@ -154,6 +161,13 @@ static void check_every_16(const char *dtype, int mantissa_bits) {
 TEST(every_f16_and_bf16) {
     check_every_16("F16", 10);
     check_every_16("BF16", 7);
+    for (uint32_t i = 0; i < 0x7f80; i++)  // to the nearest, of two equally near ones to the even
+        for (int more = -1; more <= 1; more++) {
+            const uint32_t bits = (i << 16) + 0x8000 + (uint32_t)more;
+            float value;
+            memcpy(&value, &bits, 4);
+            CHECK(bf16_bits(value) == i + (more ? more > 0 : i & 1));
+        }
 }
 
 TEST(f32_and_f64) {
@@ -292,53 +306,6 @@ TEST(names_of_any_length) {
                  name);
         CHECK(opens_built(header, 0, &err) == (n < sizeof((TensorInfo *)0)->name));
     }
-}
-
-// ------------------------------------------------------------------------------------------------
-// Damage
-
-static const char victim[] =
-    "{'__metadata__':{'format':'pt'}," F32_AT("ab", "[2,3]", 0, 24) ","
-    "'c':{'dtype':'BF16','shape':[4],'data_offsets':[24,32]}}  ";
-
-// The guarantee of an accepted file: every byte of every tensor is inside it.
-static void check_set(SafetensorsSet *s) {
-    for (int i = 0; i < s->num_tensors; i++) {
-        TensorInfo *t = &s->tensors[i];
-        CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
-        CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
-        CHECK(safetensors_find(s, t->name) == t);
-    }
-}
-
-static bool try_file(const char *bytes, size_t n) {
-    SafetensorsSet s;
-    Error err = {0};
-    put_file(scratch("tried"), bytes, n);
-    const bool ok = safetensors_open(&s, scratch("tried"), &err);
-    CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));
-    if (ok) check_set(&s);
-    if (ok) safetensors_close(&s);
-    return ok;
-}
-
-TEST(damaged_files_are_survived) {
-    char bytes[1024];
-    const size_t n = build(bytes, json_of(victim), strlen(victim), 32);
-    CHECK(fuzz_text(bytes, n, try_file, 5000) > 100);
-    memset(bytes + n, 0, 64);
-    for (size_t more = 1; more <= 64; more++) CHECK(!try_file(bytes, n + more));
-}
-
-// Of a header whose length is right
-static bool try_header(const char *text, size_t n) {
-    char bytes[1 << 15];
-    return n < sizeof bytes / 2 && try_file(bytes, build(bytes, text, n, 32));
-}
-
-TEST(damaged_headers_are_survived) {
-    CHECK(fuzz_text(json_of(victim), strlen(victim) - 2, try_header, 10000) >
-          100);  // without the spaces
 }
 
 // ------------------------------------------------------------------------------------------------

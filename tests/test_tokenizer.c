@@ -7,7 +7,6 @@
 #include "../data/base/path.h"
 #include "../data/models/bpe.h"
 #include "../data/models/tokenizer.h"
-#include "fuzz.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -580,31 +579,6 @@ TEST(wrong_files_are_refused) {
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "tokenizer.json"), "%s", err.what);
         CHECK(t.bytes == NULL && t.offset == NULL);
     }
-}
-
-// For any file, decoding and encoding end, with ids of the vocabulary or an error.
-static bool try_file(const char *text, size_t n) {
-    Tokenizer t;
-    Error err = {0};
-    int32_t ids[64];
-    size_t length;
-    put_file(scratch("tokenizer.json"), text, n);
-    if (!tokenizer_open(&t, scratch("."), &err)) {
-        CHECK_MSG(err.code == EXIT_BAD_INPUT, "%s", err.what);
-        return false;
-    }
-    for (int32_t id = 0; id < t.vocab_size; id++) tokenizer_bytes(&t, id, &length);
-    const int64_t count = tokenizer_encode(&t, "abaab b<s>a", 11, ids, 64, &err);
-    for (int64_t i = 0; i < count; i++) CHECK(ids[i] >= 0 && ids[i] < t.vocab_size);
-    CHECK((count < 0) == (err.code != 0));
-    tokenizer_free(&t);
-    return true;
-}
-
-TEST(cut_and_damaged_files_are_survived) {
-    char text[1024];
-    small_bpe(text, sizeof text, "null", BYTE_LEVEL, "");
-    CHECK(fuzz_text(json_of(text), strlen(text), try_file, 3000) > 500);
 }
 
 TEST_MAIN()

@@ -208,8 +208,9 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     if (b->num_patterns == BPE_MAX_PATTERNS)
         return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
     char *text = bpe_white_space(pattern);
-    pcre2_code *compiled =
-        pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF, &code, &at, NULL);
+    // no \C: it would cut characters apart, and matches do not check that text is UTF-8
+    const uint32_t options = PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
@@ -459,7 +460,8 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
     if (found < 0) return error_set(err, EXIT_USAGE, "", "PCRE2 failed with error %d", found);
     *from = pcre2_get_ovector_pointer(e->match_data)[0];
     *to = pcre2_get_ovector_pointer(e->match_data)[1];
-    return *to > *from || bpe_unknown("a pattern that matches nothing", err);
+    // \K can move the beginning of a match: beyond its end, or to before `done`
+    return (*from >= done && *to > *from) || bpe_unknown("a pattern that matches nothing", err);
 }
 
 // Cuts at matches of the pattern: they, and the text between them, go to the next pattern.
