@@ -13,7 +13,7 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: check bench-ops mutants fuzz test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+.PHONY: check bench-ops mutants fuzz test test-races test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
         test-archs test-schedules simple
 
 # For dev/fuzz/fuzz.c
@@ -78,6 +78,19 @@ $(eval $(call VARIANT,fuzz,$$(O_fuzz),false,))
 build/fuzz/%: CC := clang
 build/fuzz/fuzz: build/fuzz/dev/fuzz/fuzz.o build/fuzz/libhost.a
 	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(ANY_CRC) $^ -o $@ $(LDLIBS)
+# The threads of loader, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
+# explains its barriers
+TSAN    := clang -fopenmp -fsanitize=thread
+LIBS_race := $(LDLIBS)
+build/race/%: CC := clang
+$(eval $(call VARIANT,race,-O1 -DNO_CLONES -fsanitize=thread,$(TSAN),$(KERNELS:%.c=build/race/%.o)))
+$(eval $(call TEST_RULES,race,$(TSAN),$(KERNELS:%.c=build/race/%.o)))
+test-races: export TSAN_OPTIONS := ignore_noninstrumented_modules=1
+test-races: $(addprefix build/race/,test_loader test_texts train_llama)
+	@build/race/test_loader && build/race/test_texts
+	@dir=$$(mktemp -d) && build/race/train_llama --train README.md --out $$dir --steps 3 --threads 2 \
+	    --max-seqlen 64 --micro-batch-tokens 128 --batch-tokens 256 > /dev/null; \
+	    status=$$?; rm -rf $$dir; exit $$status
 fuzz:
 	@if echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
 	    clang -fsanitize=fuzzer,address -xc - -o /dev/null 2> /dev/null; then \
