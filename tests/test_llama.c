@@ -694,7 +694,7 @@ static void check_left_over_gradients(bool tied) {
     open_packed(&m, &b, &c, in_order, false);
     const size_t bytes = m.num_elements * sizeof *m.grads;
     real *grads = host_calloc(1, bytes, "gradients");
-    double loss = 0;
+    double loss = 0, squares = 0;
     for (int turn = 0; turn < 4; turn++) {
         for (int i = 0; turn && i < m.num_trained; i++)
             for (size_t k = 0; k < m.tensors[i].count; k++) m.grads[m.tensors[i].offset + k] = NAN;
@@ -708,9 +708,11 @@ static void check_left_over_gradients(bool tied) {
         llama_end_leaf(&m, 1, true);
         llama_reduce_grads(&m);
         llama_sum_losses(&m);
-        const double sum = llama_read_step(&m).loss_sum;
-        if (turn == 0) loss = sum;
-        CHECK(loss > 0 && sum == (turn < 2 ? loss : 0));
+        llama_grad_norm(&m);
+        const StepScalars step = llama_read_step(&m);
+        if (turn == 0) loss = step.loss_sum, squares = step.norm_squared;
+        CHECK(loss > 0 && step.loss_sum == (turn < 2 ? loss : 0));
+        CHECK(squares > 0 && step.norm_squared == (turn < 2 ? squares : 0));
         for (size_t i = 0; i < m.num_elements; i++) CHECK(m.grads[i] == (turn < 2 ? grads[i] : 0));
     }
     free(grads);
