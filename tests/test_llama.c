@@ -495,6 +495,27 @@ TEST(a_document_has_the_same_bits_alone_permuted_and_with_other_neighbours) {
     check_isolation(&variant);
 }
 
+// As texts grow: without training nothing lies behind the rows that are gathered for the head.
+TEST(logits_of_several_rows_are_those_of_each) {
+    static LlamaModel m;
+    enum { V = 23, ROWS = 5 };
+    const LlamaConfig c = tiny_config(3, 1, 4, true);
+    const LlamaSettings settings = {.micro_batch_tokens = 256, .max_seqlen = ROW};
+    const int32_t rows[ROWS] = {0, 5, 17, 90, 201};
+    float all[ROWS * V], one[V];
+    Batch b;
+    start_model(&m, &c, settings);
+    make_docs(lengths, NUM_DOCS, c.vocab_size);
+    batch_init(&b, 256, NUM_DOCS);
+    batch_pack(&b, docs, NUM_DOCS);
+    llama_next_logits(&m, &b, rows, ROWS, all);
+    for (int i = 0; i < ROWS; i++) {
+        llama_next_logits(&m, &b, rows + i, 1, one);
+        CHECK(memcmp(all + i * V, one, sizeof one) == 0);
+    }
+    close_packed(&m, &b);
+}
+
 // The loss and all gradients of several layouts, bit for bit. Buffers that layers share hold NaN at
 // the start of a poison build.
 static void check_recompute(LlamaConfig c) {
