@@ -69,7 +69,7 @@ static bool fuzz_shards(Input *in) {
     memcpy(bin + SHARD_HEADER_BYTES, in->part[1].p, bytes);
     const char *path = put("f.bin", bin, SHARD_HEADER_BYTES + bytes);
     Dataset ds;
-    int64_t tokens = 0;
+    int64_t tokens = 0, all_targets = 0;
     if (!dataset_open(&ds, path, &options, &in->err)) return false;
     CHECK(ds.num_docs > 0 && ds.vocab_size > 0);
     int32_t *ids = host_calloc((size_t)ds.num_tokens, sizeof *ids, "a document");
@@ -77,13 +77,14 @@ static bool fuzz_shards(Input *in) {
         int64_t targets = 0;
         n = dataset_doc_length(&ds, doc);
         CHECK(n >= 1 && n <= ds.num_tokens - tokens);
-        if (!dataset_read(&ds, doc, 0, n, ids, &(Error){0})) continue;
+        if (!dataset_read(&ds, doc, 0, n, ids, &(Error){0})) memset(ids, 0, (size_t)n * 4);
         for (int64_t i = 0; i < n; i++) CHECK(ids[i] >= 0 && ids[i] < ds.vocab_size);
         dataset_mask_tokens(&ds, doc, 1, n - 1, ids + 1);
         for (int64_t i = 1; i < n; i++) targets += ids[i] >= 0;
         CHECK(targets == dataset_count_targets(&ds, doc, 1, n - 1));
+        all_targets += targets;
     }
-    CHECK(tokens == ds.num_tokens);
+    CHECK(tokens == ds.num_tokens && all_targets == ds.num_targets);
     free(ids);
     dataset_close(&ds);
     return true;
@@ -229,6 +230,7 @@ static bool fuzz_safetensors(Input *in) {
     static unsigned char file[MAX_INPUT + 8];
     const size_t skip = in->flags[0] & 1 ? 0 : 8;
     float values[99];
+    uint64_t bytes = 0, header;
     for (int i = 0; i < 2; i++) {
         const Bytes head = in->part[3 * i],
                     data = i ? (Bytes){(const unsigned char[16]){0}, 16} : in->part[1];
@@ -246,9 +248,15 @@ static bool fuzz_safetensors(Input *in) {
         CHECK(t->begin <= t->end && t->end <= s.files[t->file].file.size_bytes);
         CHECK(t->end - t->begin == n * tensor_dtype_size(t->dtype));
         CHECK(safetensors_find(&s, t->name) == t);
+        bytes += n * tensor_dtype_size(t->dtype);
         CHECK(safetensors_read_f32(&s, t, values, n - last, last, &(Error){0}) ||
               !strstr("F32 BF16 F16 F64", t->dtype));
     }
+    for (int i = 0; i < s.num_files; i++) {
+        CHECK(file_read_at(&s.files[i].file, &header, 8, 0, &in->err));
+        bytes += 8 + header - s.files[i].file.size_bytes;
+    }
+    CHECK(bytes == 0);
     safetensors_close(&s);
     return parameters_load(parameters, in->flags[0] & 4, path, &in->err);
 }
@@ -324,8 +332,8 @@ static bool fuzz_checkpoint(Input *in) {
 static bool fuzz_questions(Input *in) {
     static const char tokenizer[] =
         "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"use_regex\": false}, \"model\": "
-        "{\"vocab\": "
-        "{\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"\u0120\": 4}, \"merges\": [\"a b\"]}}";
+        "{\"merges\": "
+        "[\"a b\"], \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2, \"<s>\": 3, \"\u0120\": 4}}}";
     const Options o = {.bench = scratch("q.jsonl"), .max_seqlen = 1 + in->flags[0]};
     FILE *screen = stdout;
     Benchmark b;
