@@ -25,7 +25,7 @@ enum { ENDS_AT = 40, SUMS_AT = ENDS_AT + 8 * NUM_ENDS };
 static void put(void *where, uint64_t value, size_t bytes) { memcpy(where, &value, bytes); }
 static void put_word(Files *f, int word, int32_t value) { memcpy(f->bin + 4 * word, &value, 4); }
 
-// Recomputes the checksums of tokens, header and index after a change.
+// Recomputes the checksums of tokens, header, index and mask.
 static void seal(Files *f) {
     for (int b = 0; b < NUM_BLOCKS && f->idx_size == SUMS_AT + 4 * NUM_BLOCKS + 4; b++) {
         const int n = b + 1 < NUM_BLOCKS ? BLOCK : NUM_TOKENS - b * BLOCK;
@@ -67,7 +67,6 @@ static void make_files(Files *f, int width) {
     for (int i = 0; i < NUM_ENDS; i++)
         put(f->idx + ENDS_AT + 8 * i, end += (uint64_t)LENGTHS[i], 8);
     f->idx_size = SUMS_AT + 4 * NUM_BLOCKS + 4;
-    seal(f);
 }
 
 // Some tokens that are not the first of a document, and the last token of all.
@@ -84,7 +83,6 @@ static void make_masked_files(Files *f, int width) {
     for (int i = 0; i < NUM_TARGETS; i++)
         f->mask[BITS_AT + TARGETS[i] / 8] |= (unsigned char)(1 << TARGETS[i] % 8);
     f->mask_size = BITS_AT + (NUM_TOKENS + 7) / 8 + 4;
-    seal(f);
 }
 
 static const char *const endings[] = {".bin", ".idx", ".mask"};
@@ -95,7 +93,9 @@ static size_t part_of(Files *f, int which, unsigned char **bytes) {
     return which == 0 ? f->bin_size : which == 1 ? f->idx_size : f->mask_size;
 }
 
+// With checksums that fit
 static void save(Files *f, const char *stem) {
+    seal(f);
     for (int which = 0; which < 3; which++) {
         char name[128];
         unsigned char *bytes;
@@ -325,7 +325,6 @@ TEST(every_field_is_validated) {
         put((d->file == 'b' ? f.bin : d->file == 'i' ? f.idx : f.mask) + d->at, d->value, d->bytes);
         if (d->file == 'm' && d->at >= BITS_AT)  // as many ones as it says
             put(f.mask + 24, (uint64_t)mask_count(f.mask + BITS_AT, 0, NUM_TOKENS), 8);
-        seal(&f);
         save(&f, "field");
         check_refused(scratch("field.bin"), d->because);
     }
@@ -338,7 +337,6 @@ TEST(ids_without_their_flags_are_none) {
         Dataset ds;
         make_files(&f, 2);
         put_word(&f, 11, flags);
-        seal(&f);
         save(&f, "flags");
         open_data(&ds, scratch("flags.bin"));
         CHECK(ds.bos == (flags & 1 ? 98 : -1) && ds.eos == (flags & 2 ? 99 : -1));
@@ -397,7 +395,6 @@ TEST(an_index_and_a_mask_belong_to_their_shard) {
     make_masked_files(&f, 2);
     make_masked_files(&g, 2);
     put_word(&g, 16, 0x9999);  // another tokenizer, the same sizes
-    seal(&g);
     save(&f, "mine");
     save(&g, "yours");
     check_opens(scratch("mine.bin"));
@@ -417,7 +414,6 @@ TEST(a_bad_token_is_reported_at_any_position) {
         int64_t start = 0;
         make_files(&f, width);
         put(f.bin + 1024 + bad * width, id, (size_t)width);
-        seal(&f);  // a writer's mistake, not a damaged file
         save(&f, "bad");
         open_data(&ds, scratch("bad.bin"));
         for (int64_t doc = 0, n; doc < NUM_DOCS; doc++, start += n) {
@@ -731,7 +727,6 @@ TEST(fingerprints_cover_everything) {
         if (change == VOCABULARY) put_word(&f, 10, VOCAB + 1);
         if (change == TOKEN) f.bin[1024 + 2 * 20] ^= 1;  // with a correct checksum
         if (change == MASK) f.mask[BITS_AT] = 1 << 2;    // token 2 instead of token 3
-        seal(&f);
         save(&f, change == NAME ? "other" : "print");
         const Fingerprints now =
             fingerprints_of(change == TWICE ? list_of("print.bin", "moved/print.bin")
@@ -763,7 +758,6 @@ TEST(tokenizers_and_vocabularies_must_agree) {
     for (int i = 0; i < 3; i++) {
         make_files(&f, 2);
         put_word(&f, others[i].word, others[i].value);
-        seal(&f);
         save(&f, "tok_b");
         if (others[i].agree)
             check_opens(list_of("tok_a.bin", "tok_b.bin"));
@@ -795,7 +789,6 @@ TEST(empty_shards) {
         put(f.idx + 24, 0, 8);
         memset(f.idx + ENDS_AT, 0, 8 * NUM_ENDS);
         f.idx_size = ENDS_AT + 8 * (size_t)ends + 4;
-        seal(&f);
         save(&f, "empty");
         check_refused(scratch("empty.bin"), "expected documents, found none");
         make_files(&f, 2);

@@ -288,25 +288,6 @@ TEST(replacing_the_locked_directory_is_noticed) {
     dir_unlock(&lock);
 }
 
-TEST(closed_standard_streams_become_dev_null) {
-    for (int closed = 0; closed < 8; closed++) {
-        int status = 0;
-        pid_t child = fork();
-        if (child == 0) {
-            for (int fd = 0; fd < 3; fd++)
-                if (closed >> fd & 1) close(fd);
-            io_open_standard_streams();
-            int next = open("/dev/null", O_RDONLY);
-            _exit(next > 2 && fcntl(0, F_GETFD) == 0 && fcntl(1, F_GETFD) == 0 &&
-                          fcntl(2, F_GETFD) == 0
-                      ? 0
-                      : 1);
-        }
-        waitpid(child, &status, 0);
-        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d", closed);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------
 // JSON
 

@@ -1,5 +1,6 @@
 // Texts into shards while the file system fails, or the process dies, at every call in turn: all of
 // the shards are there, or none. What is in them: tests/test_texts.sh.
+#include "../data/models/chat.h"
 #include "../data/shards/dataset.h"
 #include "../data/texts/texts.h"
 #include "fault.c"
@@ -75,6 +76,25 @@ static void check_after(const SweepCase *c) {
     CHECK_MSG(convert(&err), "%s: %s", c->where, err.what);
     CHECK_MSG(tokens_there() == OLD_TOKENS + MORE, "%s", c->where);
     CHECK(!path_exists(scratch("out/tokens.tmp")) && !path_exists(scratch("out/tokens.old")));
+}
+
+// Where a template has none, and where it decides what else is written
+TEST(a_system_message_is_in_the_first_question) {
+    static const struct {
+        ChatStyle style;
+        const char *system, *end;  // of what is written
+    } cases[] = {{CHAT_MISTRAL, NULL, "<s>[INST]q[/INST]"},
+                 {CHAT_MISTRAL, "S", "<s>[INST]S\n\nq[/INST]"},
+                 {CHAT_SMOLLM3, "/no_think",
+                  "trained by Hugging Face.\n\n<|im_start|>user\nq<|im_end|>\n"
+                  "<|im_start|>assistant\n<think>\n\n</think>\n"}};
+    for (int i = 0; i < 3; i++) {
+        const ChatTemplate t = {.style = cases[i].style, .bos = "<s>", .end = "<|im_end|>"};
+        Parts p = {0};
+        chat_ask(&t, cases[i].system, "q", true, false, &p);
+        CHECK_MSG(path_ends_with((char *)p.bytes, cases[i].end), "%s", (char *)p.bytes);
+        parts_free(&p);
+    }
 }
 
 TEST(what_cannot_be_looked_at_exists) {
