@@ -2,9 +2,10 @@
 # The table of operations under other settings of the emulator: streams that lag behind the host, other
 # architectures with their shared memory, exponentials as inexact as a GPU's, another cuBLASLt; Hopper's
 # attention under a random schedule and one by priorities, with copies done at any time (all of it:
-# make test-dev).
+# make test-dev). --filter TEXT: the runs whose name contains it.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
+chosen=${2:-}
 scratch modes
 cd "$root" || exit 1
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
@@ -14,6 +15,7 @@ names=()
 start() {
     local name=$1 settings=$2
     shift 2
+    [[ $name = *"$chosen"* ]] || return
     names+=("$name")
     { env $settings timeout "$limit_s" build/emu/test_ops "$@" > "$work/$name" 2>&1
       echo $? > "$work/$name.status"; } &
