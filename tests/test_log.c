@@ -152,6 +152,7 @@ TEST(lines_and_records_of_steps) {
         CHECK_MSG(!strstr(record, "trained_tokens_per_s\": 90.0") == !cases[i].masked, "%s",
                   record);
         CHECK(!strstr(record, "slowest_rank\": 1") == !cases[i].measured);
+        CHECK(!strstr(record, "\"sources\"") == !(i % 2));
         CHECK(
             !strstr(record, "\"sources\": [{\"path\": \"a\", \"tokens\": 70, \"epochs\": 2.25}") ==
             !(i % 2));
