@@ -147,13 +147,17 @@ def main():
     write_tree(mutants)
     chosen = [m._replace(suites=[s for s in m.suites if a.suites in s]) for m in mutants
               if a.only in m.file or a.only in m.old or a.only in m.new]
-    suites = sorted({s for m in chosen for s in m.suites})
+    verdicts_path = os.path.join(TREE, "verdicts.txt")
+    known = dict(line.rstrip("\n").split("\t")[:2] for line in open(verdicts_path)) if os.path.exists(verdicts_path) else {}
+    key = lambda m: hashlib.sha256(repr((m.file, m.behind, m.old, m.new)).encode()).hexdigest()[:16]
+    to_try = [m for m in chosen if not m.reason and known.get(key(m), "survived") == "survived"]
+    suites = sorted({s for m in (chosen if a.check else to_try) for s in m.suites})
     build(sorted({s.split(":")[0] for s in suites}))
     took = {s: run(s, 0, LIMIT_S) for s in suites}
     red = [s for s in suites if took[s] < 0]
     if red:
         sys.exit("error: red without a fault: " + " ".join(red))
-    print("%d faults; %d suites are green without one, in %.0f s" % (len(chosen), len(suites), sum(took.values())))
+    print("%d faults; %d suites are green without one, in %.0f s" % (len(chosen), len(suites), sum(took.values())), flush=True)
     if a.check:
         return
 
@@ -163,13 +167,9 @@ def main():
                 return s
         return "survived"
 
-    verdicts_path = os.path.join(TREE, "verdicts.txt")
-    known = dict(line.rstrip("\n").split("\t")[:2] for line in open(verdicts_path)) if os.path.exists(verdicts_path) else {}
     counts = collections.defaultdict(collections.Counter)
-    key = lambda m: hashlib.sha256(repr((m.file, m.behind, m.old, m.new)).encode()).hexdigest()[:16]
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool, open(verdicts_path, "a") as out:
-        waiting = {pool.submit(verdict, m): m for m in chosen
-                   if not m.reason and known.get(key(m), "survived") == "survived"}
+        waiting = {pool.submit(verdict, m): m for m in to_try}
         found = {m.number: known.get(key(m)) for m in chosen}
         for i, job in enumerate(concurrent.futures.as_completed(waiting), 1):
             m = waiting[job]
