@@ -13,7 +13,9 @@ WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename un
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: check bench-ops mutants test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+MINUTES ?= 60
+
+.PHONY: check bench-ops mutants soak test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
         test-archs test-schedules simple
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
@@ -67,6 +69,9 @@ check: build/$(BACKEND)/test_ops
 # The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
 mutants:
 	@dev/mutants.py
+# An hour of kills, stops, full disks and flipped bits; MINUTES=N
+soak: train_llama
+	@dev/soak.py --minutes $(MINUTES)
 bench-ops: build/$(BACKEND)/test_ops
 	@$< --bench
 
