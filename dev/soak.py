@@ -42,12 +42,14 @@ class Job:
         return self.said().count("\nstep ")
 
     def end(self, at_step=10**9):
-        """Its exit code; None: it has trained so many steps, and runs"""
+        """Its exit code, when no rank is left; None: it has trained so many steps, and runs"""
         for _ in range(100 * LIMIT_S):
-            if self.process.poll() is not None or self.steps() >= at_step:
+            if self.process.poll() is None and self.steps() >= at_step:
+                return None
+            if self.process.poll() is not None and not list(self.ranks()):
                 return self.process.returncode
             time.sleep(0.01)
-        [os.kill(pid, signal.SIGKILL) for pid in [*self.ranks(), self.process.pid]]
+        [os.kill(pid, signal.SIGKILL) for pid in [*self.ranks(), *([self.process.pid] if self.process.poll() is None else [])]]
         return "hung"
 
 
