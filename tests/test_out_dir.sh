@@ -246,6 +246,7 @@ expect infinite_optimizer_state_is_not_loaded 7 'optimizer' "${resume[@]}" --out
 status=$?
 [ $status -eq 4 ] && grep -q 'File too large' out.txt && ok file_size_limit_is_a_full_disk ||
     bad file_size_limit_is_a_full_disk "exit code $status"
+expect resume_where_no_save_succeeded 0 'start +random weights' "${run[@]}" --out x --steps 2 --save-every 1 --resume
 "${run[@]}" --out closed --steps 2 --lr 1e30 --grad-clip 0 --warmup-steps 0 --steps 12 <&- >&- 2>&-
 status=$?
 check closed_descriptors_run test $status -eq 7
