@@ -2,14 +2,17 @@
 // fail, fall short, or kill the process.
 //
 // Link with one -Wl,--wrap=NAME for each of these (and -U_FORTIFY_SOURCE, which would rename some):
-//   io     open close write pread fsync rename unlink rmdir mkdir opendir lstat fstat stat
-//   alloc  malloc calloc realloc
+//   io     open fopen close write pwrite pread ftruncate fsync rename unlink rmdir mkdir opendir
+//          lstat fstat stat
+//   alloc  malloc calloc realloc aligned_alloc strdup
 // Only calls from our own objects are wrapped, not those of libc, Jansson and the sanitizers. A
 // test includes fault.c, so that it stays one object; without the --wrap flags nothing is counted.
 #ifndef UNPAD_FAULT_H
 #define UNPAD_FAULT_H
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 enum { FAULT_IO = 1, FAULT_ALLOC = 2 };
 
@@ -23,6 +26,19 @@ enum {
 // From now on, call number nth (from 1) of that kind fails with `error`, an errno or one of the
 // above; if persistent, all later ones too. nth 0 only counts.
 void fault_arm(int kind, long nth, int error, bool persistent);
+
+// A call, by the functions that led to it: the same in every run and fork of a program that is built
+// with frame pointers
+typedef struct {
+    uint64_t place;
+    const char *name;
+} FaultCall;
+
+// As fault_arm, for the first call from this place.
+void fault_arm_place(int kind, uint64_t place, int error, bool persistent);
+
+// Only counts, and writes down the first calls, fewer than capacity.
+void fault_see(int kind, FaultCall *calls, size_t capacity);
 
 // Stops fault injection. Returns the number of calls since fault_arm.
 long fault_disarm(void);
