@@ -65,8 +65,8 @@ int fault_open_fds(void) {
     return n;
 }
 
-void (*fault_watch)(const char *name, int fd, const char *path, const char *path2,
-                    const void *data, size_t n, off_t at);
+void (*fault_watch)(const char *call, int fd, const char *path, const char *path2, const void *data,
+                    size_t n, off_t at);
 
 static void fault_log(const char *name, const char *path, const char *path2) {
     size_t left = sizeof fault.trace - fault.trace_length;
@@ -123,8 +123,7 @@ int __wrap_open(const char *path, int flags, ...) {
     int fd = __real_open(path, flags, mode);
     if (fd >= 0 && fd < FAULT_MAX_FD) snprintf(fault.fd_path[fd], FAULT_PATH, "%s", path);
     if (fd >= 0) fault_log(flags & O_CREAT ? "create" : "open", path, NULL);
-    if (fd >= 0 && fault_watch)
-        fault_watch("fd", fd, path, NULL, NULL, 0, flags & O_TRUNC);
+    if (fd >= 0 && fault_watch) fault_watch("fd", fd, path, NULL, NULL, 0, flags & O_TRUNC);
     return fd;
 }
 

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 enum { FAULT_IO = 1, FAULT_ALLOC = 2 };
 
@@ -50,6 +51,12 @@ const char *fault_victim(void);
 // "rename FROM TO", "unlink PATH", ... File descriptors are shown as the path they were opened
 // with.
 const char *fault_trace(void);
+
+// Where it is set, it is called before each call that changes names or files: "create", "mkdir",
+// "rename" (to path2), "unlink", "rmdir", "fsync" with a path, and by descriptor "data" at a place,
+// "cut" to a size, "sync". "fd" tells what a new descriptor leads to; at: O_TRUNC, or 0.
+extern void (*fault_watch)(const char *call, int fd, const char *path, const char *path2,
+                           const void *data, size_t n, off_t at);
 
 // Number of open file descriptors of this process
 int fault_open_fds(void);

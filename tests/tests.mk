@@ -2,7 +2,8 @@
 # the witnesses said.
 
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
-TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
+CPU_TESTS := power rank_faults
+TESTS   := $(filter-out $(CUDA_C) $(CPU_TESTS),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 DEV_TESTS := emu conform layout tensor_cores simple cuda_schedules witnesses
@@ -16,7 +17,7 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync 
 
 MINUTES ?= 60
 
-.PHONY: check bench-ops mutants soak test test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
+.PHONY: check bench-ops mutants soak test test-dev test-faults test-programs test-dev-programs test-arm64 test-sanitizers \
         test-archs test-schedules simple
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
@@ -46,7 +47,7 @@ $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 
 $(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
-ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
+ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(CPU_TESTS:%=build/cpu/test_%) $(GRADS:%=build/fp64/test_%) \
                 $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops build/emu/test_muon
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
@@ -67,6 +68,9 @@ test-dev: test-dev-programs
 # Every operation on this machine: on its GPU, or on the CPU backend if it has none
 check: build/$(BACKEND)/test_ops
 	@$< --limit 120
+# Every call fails, and every state after a power loss: minutes; make test takes a part of them
+test-faults: build/asan/test_faults $(CPU_TESTS:%=build/cpu/test_%)
+	@FAULTS=all SUITE_LIMIT_S=7200 tests/run.sh $^
 # The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
 mutants:
 	@dev/mutants.py
