@@ -1,6 +1,7 @@
 #   make                builds ./train_llama; make install copies it to PREFIX (/usr/local)/bin
 #   make test           every test of the program, without a GPU; make test-dev: those of dev/
 #   make check          every operation on this machine, on its GPU if it has one
+#   make fuzz           looks for files that break a reader (FUZZ_S=60 TARGET=config; needs clang)
 #   make bench          measures; make gpu-day tests and measures on a machine with a GPU
 #   make simple         the whole idea in one C file; make clean removes what was built
 #   BACKEND=cuda|cpu    default: cuda if nvcc and a GPU are present, else cpu (C and OpenMP)

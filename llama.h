@@ -183,6 +183,8 @@ typedef struct {
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
+    int64_t
+        replay_step;  // --replay-every: the 1-based step that is computed twice, 0: this is none
     // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
@@ -768,16 +770,66 @@ static inline void llama_train_micro_batch(LlamaModel *m, const Batch *b) {
     llama_add_losses(m);
 }
 
+// CRC32C of the gradients of each trained tensor, so far and on this rank; the caller frees it.
+static inline uint32_t *llama_grad_crcs(LlamaModel *m) {
+    const size_t most = m->settings.io_chunk;
+    uint32_t *crcs = host_calloc((size_t)m->num_trained, sizeof *crcs, "checksums");
+    real *chunk = host_calloc(most, sizeof *chunk, "gradients");
+    for (int i = 0; i < m->num_trained; i++)
+        for (size_t at = 0, n, count = m->tensors[i].count; at < count; at += n) {
+            n = count - at < most ? count - at : most;
+            comm_progress();
+            device_download(chunk, m->grads + m->tensors[i].offset + at, n * sizeof *chunk);
+            crcs[i] = crc32c(crcs[i], chunk, n * sizeof *chunk);
+        }
+    free(chunk);
+    return crcs;
+}
+
+// Gradients are those of micro-batches first .. last - 1 of this rank: they have the same bits when
+// they are computed again, or memory, cores or GPU are faulty and the run ends.
+static inline void llama_replay(LlamaModel *m, const StepData *data, int32_t first, int32_t last) {
+    uint32_t *crcs[2];
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass > 0) {
+            llama_clear_grads(m);
+            device_zero(m->loss_sum, sizeof *m->loss_sum);
+            for (int32_t i = first; i < last; i++) llama_train_micro_batch(m, &data->micro[i]);
+        }
+        llama_complete_grads(m);
+        crcs[pass] = llama_grad_crcs(m);
+    }
+    for (int i = 0; i < m->num_trained; i++)
+        if (crcs[0][i] != crcs[1][i])
+            exit_with(EXIT_DEVICE_ERROR,
+                      "its memory, cores or GPU are faulty: continue with --resume on another one",
+                      "rank %d, step %ld: expected gradients of %s with the same bits when this "
+                      "machine computes them again, found others",
+                      m->settings.rank, m->replay_step, m->tensors[i].name);
+    free(crcs[0]);
+    free(crcs[1]);
+}
+
+// Gradients and losses of micro-batches first .. last - 1 of this rank
+static inline void llama_train_micro_batches(LlamaModel *m, const StepData *data, int32_t first,
+                                             int32_t last) {
+    for (int32_t i = first; i < last; i++) {
+        if (i + 1 == data->num_micro && !m->replay_step) llama_last_micro_batch(m);
+        llama_train_micro_batch(m, &data->micro[i]);
+    }
+    if (m->replay_step && first < last) llama_replay(m, data, first, last);
+}
+
 // Gradients of this rank's micro-batches, leaf by leaf of the tree that fixes the order of the sum.
 static inline void llama_train_leaves(LlamaModel *m, const StepData *data) {
     const LlamaSettings *s = &m->settings;
     int32_t first, last, i = 0;
     rank_block(s->num_leaves, s->rank, s->num_ranks, &first, &last);
-    for (int32_t leaf = first; leaf < last; leaf++) {
+    for (int32_t leaf = first, end; leaf < last; leaf++, i = end) {
+        for (end = i; end < data->num_micro; end++)
+            if (sum_leaf(data->own_micros[end], data->plan.num_micro, s->num_leaves) != leaf) break;
         llama_select_loss_partial(m, leaf);
-        while (i < data->num_micro &&
-               sum_leaf(data->own_micros[i], data->plan.num_micro, s->num_leaves) == leaf)
-            llama_train_micro_batch(m, &data->micro[i++]);
+        llama_train_micro_batches(m, data, i, end);
         llama_end_leaf(m, leaf, leaf + 1 == last);
     }
     assert(i == data->num_micro);
@@ -791,10 +843,7 @@ static inline StepScalars llama_train_step(LlamaModel *m, const StepData *data, 
     if (m->settings.deterministic_reduction)
         llama_train_leaves(m, data);
     else
-        for (int32_t i = 0; i < data->num_micro; i++) {
-            if (i + 1 == data->num_micro) llama_last_micro_batch(m);
-            llama_train_micro_batch(m, &data->micro[i]);
-        }
+        llama_train_micro_batches(m, data, 0, data->num_micro);
     device_timer_stop();
     comm_phase("reduce", -1);
     llama_reduce_grads(m);

@@ -71,12 +71,10 @@ typedef struct {
     const ResumePoint *resume;
     OutDir *out;
     RunLog log;
-    PlanState cursor;  // of the next step to train
-    LossTrend trend;
+    TrainingState at, good;  // now, and before the steps that were skipped last
     Generator samples;
     Checkpoint checkpoint;
-    int failed_saves, skips_in_a_row, stopped_by;
-    int64_t frozen_crc;  // that a resumed run expects; 0: none
+    int failed_saves, stopped_by;
 } Run;
 
 static volatile sig_atomic_t stop_signal;
@@ -264,8 +262,8 @@ static void check_ranks_still_agree(const Run *run) {
     comm_phase("compare", -1);
     llama_await_all_weights(run->model);
     memset(&own, 0, sizeof own);
-    rank_field(&own, "data position", &run->cursor, sizeof run->cursor);
-    rank_field(&own, "skipped steps", &run->skips_in_a_row, sizeof run->skips_in_a_row);
+    rank_field(&own, "data position", &run->at.cursor, sizeof run->at.cursor);
+    rank_field(&own, "skipped steps", &run->at.skips_in_a_row, sizeof run->at.skips_in_a_row);
     rank_field_weights(&own, run->model);
     rank_fields_agree(
         &own, "identical replicas after the same steps",
@@ -364,7 +362,7 @@ static void print_plan(const Run *run, const DeviceRoom *room, const char *weigh
     data_summary_print(&d->train_summary, "train   ");
     data_summary_print(&d->val_summary, "val     ");
     if (d->has_val) print_validation_set(o->val_every == 0 ? NULL : &d->val_set, &d->val);
-    must(plan_print(&d->loader_settings.plan, (Layout)o->layout, &d->train_summary, run->cursor,
+    must(plan_print(&d->loader_settings.plan, (Layout)o->layout, &d->train_summary, run->at.cursor,
                     &err),
          &err);
     print_ranks(m);
@@ -412,9 +410,7 @@ static bool save_parameters(Checkpoint *ck, Parameters p, bool moments, ModelDty
 
 // Everything beside parameters that --resume needs
 static bool save_state(Run *run, Error *err) {
-    const TrainingState state = {run->cursor, run->log.size_bytes, run->skips_in_a_row, run->trend,
-                                 run->model->frozen_crc};
-    return state_write(&run->checkpoint, &state, &run->data->loader_settings.plan,
+    return state_write(&run->checkpoint, &run->at, &run->data->loader_settings.plan,
                        &run->data->train, UNPAD_VERSION, run_option_table, err);
 }
 
@@ -427,10 +423,10 @@ static bool save_checkpoint(Run *run, const char *name, Error *err) {
     const ModelDtype dtype = name ? (ModelDtype)o->final_dtype : MODEL_FP32;
     const LoraConfig *lora = &m->settings.lora;
     const bool merge = name && o->lora_merge, adapters = lora->rank > 0 && !merge;
-    comm_phase("save", run->cursor.step);
+    comm_phase("save", run->at.cursor.step);
     bool ok = !is_rank_0() ||
               (dir_lock_check(&run->out->lock, o->out, err) && log_sync(&run->log, err) &&
-               checkpoint_begin(ck, o->out, run->cursor.step, name, err) &&
+               checkpoint_begin(ck, o->out, run->at.cursor.step, name, err) &&
                model_files_write(&run->data->files, &m->config, dtype, ck, err) &&
                (!adapters || checkpoint_write_text(ck, "adapter_config.json",
                                                    lora_config_text(lora, o->model), err)));
@@ -451,13 +447,14 @@ static bool save_checkpoint(Run *run, const char *name, Error *err) {
 static void save_or_warn(Run *run, bool last) {
     Error err = {0};
     const double start_ms = now_ms();
+    const int64_t step = run->at.cursor.step;
     check_ranks_still_agree(run);
+    run->at.log_bytes = run->log.size_bytes;
     if (save_checkpoint(run, NULL, &err)) {
         run->failed_saves = 0;
         if (!is_rank_0()) return;
-        printf("saved %s/step-%08ld in %.1f s\n", run->o->out, run->cursor.step,
-               (now_ms() - start_ms) * 1e-3);
-        if (!checkpoint_prune(run->o->out, run->cursor.step, run->o->keep, &err)) error_print(&err);
+        printf("saved %s/step-%08ld in %.1f s\n", run->o->out, step, (now_ms() - start_ms) * 1e-3);
+        if (!checkpoint_prune(run->o->out, step, run->o->keep, &err)) error_print(&err);
         return;
     }
     if (++run->failed_saves >= MAX_FAILED_SAVES || last || err.code == EXIT_DIVERGED)
@@ -525,14 +522,19 @@ static bool stop_requested(Run *run) {
     return run->stopped_by != 0;
 }
 
+// The weights are still those before the first of these steps, and are saved for that step.
 static void leave_if_diverged(Run *run, const StepScalars *s) {
-    run->skips_in_a_row = s->scale == 0 ? run->skips_in_a_row + 1 : 0;
-    if (run->skips_in_a_row == MAX_SKIPS)
-        exit_with(
-            EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
-            "training diverged: %d steps in a row had a non-finite loss or gradient norm, and "
-            "touched no weight",
-            MAX_SKIPS);
+    Error err = {0};
+    run->at.skips_in_a_row = s->scale == 0 ? run->at.skips_in_a_row + 1 : 0;
+    if (run->at.skips_in_a_row < MAX_SKIPS) return;
+    run->at = run->good;
+    if (save_checkpoint(run, NULL, &err) && is_rank_0())
+        printf("saved %s/step-%08ld: --resume=DIR with another --out computes these steps again\n",
+               run->o->out, run->at.cursor.step);
+    exit_with(EXIT_DIVERGED, "lower --lr, or resume from an earlier checkpoint",
+              "training diverged: %d steps in a row had a non-finite loss or gradient norm, and "
+              "touched no weight",
+              MAX_SKIPS);
 }
 
 static void validate(Run *run, int64_t step) {
@@ -564,7 +566,7 @@ static SampleModel sample_model(LlamaModel *m) {
 static void print_samples(Run *run) {
     const SampleModel model = sample_model(run->model);
     comm_phase("sample", -1);
-    if (is_rank_0()) samples_report(&run->samples, &model, run->cursor.step, &run->log);
+    if (is_rank_0()) samples_report(&run->samples, &model, run->at.cursor.step, &run->log);
     comm_barrier();  // where the others hear that rank 0 works
 }
 
@@ -589,8 +591,10 @@ static double useful_flops(const Run *run, const StepPlan *p) {
 static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     Error err = {0};
     const Options *o = run->o;
-    const int64_t step = run->cursor.step;
+    const int64_t step = run->at.cursor.step;
     const double start_ms = now_ms();
+    run->at.log_bytes = run->log.size_bytes;
+    if (run->at.skips_in_a_row == 0) run->good = run->at;
     comm_phase("read", step + 1);
     const StepData *data = loader_next(loader, &err);
     must(data != NULL, &err);
@@ -598,10 +602,11 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     const double read_ms = now_ms() - start_ms;
     const AdamW hyper = adamw_of_step(o, step);
     const DeviceMemory before = device_memory();
+    run->model->replay_step = every(step + 1, o->replay_every) ? step + 1 : 0;
     const StepScalars scalars = llama_train_step(run->model, data, hyper, o->grad_clip);
     // nothing is allocated inside a step, and the host waits for the device once: for the loss
     assert(device_memory().count == before.count);
-    assert(device_memory().waits == before.waits + 1);
+    assert(device_memory().waits == before.waits + 1 || run->model->replay_step);
     const double ms = now_ms() - start_ms, loss = scalars.loss_sum / (double)plan->num_targets;
     t->mean_ms = t->steps == 0 ? ms : t->mean_ms + 0.1 * (ms - t->mean_ms);
     const double pause_ms = t->steps == 0 ? 0 : t->pauses_ms / (double)t->steps;
@@ -616,7 +621,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
                                .lr = hyper.lr,
                                .useful_flops = useful_flops(run, plan),
                                .skipped = scalars.scale == 0,
-                               .spike = loss_is_spike(&run->trend, loss),
+                               .spike = loss_is_spike(&run->at.trend, loss),
                                .balance = read_notes(run, data),
                                .lines_every = run_lines_every(o),
                                .pauses = pauses_after(o, step + 1) || stop_signal};
@@ -625,7 +630,7 @@ static void train_one_step(Run *run, Loader *loader, RunTotals *t) {
     t->tokens += plan->real_tokens;
     t->targets += plan->num_targets;
     t->ms += ms;
-    run->cursor = plan->cursor_after;
+    run->at.cursor = plan->cursor_after;
     leave_if_diverged(run, &scalars);
 }
 
@@ -634,26 +639,25 @@ static void train(Run *run) {
     Error err = {0};
     RunTotals totals = {0};
     Data *d = run->data;
-    const int64_t first = run->cursor.step;
+    const int64_t first = run->at.cursor.step;
     int64_t last_saved = run->resume->in_place ? first : -1;
-    if (run->cursor.step >= run->o->steps)
-        printf("step %ld of --steps %ld is reached: nothing to train\n", run->cursor.step,
-               run->o->steps);
-    must(loader_start(&loader, &d->train, &d->loader_settings, run->cursor, &err), &err);
+    if (first >= run->o->steps)
+        printf("step %ld of --steps %ld is reached: nothing to train\n", first, run->o->steps);
+    must(loader_start(&loader, &d->train, &d->loader_settings, run->at.cursor, &err), &err);
     if (!run->resume->dir[0]) validate(run, 0);
     stop_text = "\nstopping after this step, then saving; again: quit without saving\n";
-    while (run->cursor.step < run->o->steps && !stop_requested(run)) {
+    while (run->at.cursor.step < run->o->steps && !stop_requested(run)) {
         snprintf(quit_text, sizeof quit_text, "quit: steps after %ld are lost\n",
                  last_saved > first ? last_saved : first);
         train_one_step(run, &loader, &totals);
         const double start_ms = now_ms();
-        if (pause_training(run, run->cursor.step)) last_saved = run->cursor.step;
+        if (pause_training(run, run->at.cursor.step)) last_saved = run->at.cursor.step;
         totals.pauses_ms += now_ms() - start_ms;
     }
     loader_stop(&loader);
     print_trained(&totals, d->train.masked);
-    mixture_print(&d->train.sources, &run->cursor, (double)totals.tokens / (double)totals.steps);
-    if (last_saved != run->cursor.step) save_or_warn(run, true);
+    mixture_print(&d->train.sources, &run->at.cursor, (double)totals.tokens / (double)totals.steps);
+    if (last_saved != run->at.cursor.step) save_or_warn(run, true);
 }
 
 static void finish(Run *run, const DeviceRoom *room) {
@@ -661,7 +665,7 @@ static void finish(Run *run, const DeviceRoom *room) {
     if (run->stopped_by) {
         data_summary_print_left_out(&run->data->train_summary);
         printf("stopped by signal %d; --resume continues from step %ld\n", run->stopped_by,
-               run->cursor.step);
+               run->at.cursor.step);
         comm_finalize();
         exit(EXIT_RESUMABLE);
     }
@@ -688,7 +692,7 @@ static void open_out_dir(Run *run) {
                       &err),
          &err);
     must(out_dir_check_space(o->out, model_bytes, o->final_dtype == MODEL_BF16 ? 2 : 1,
-                             o->steps - run->cursor.step, o->save_every, o->keep, &err),
+                             o->steps - run->at.cursor.step, o->save_every, o->keep, &err),
          &err);
 }
 
@@ -698,9 +702,9 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
     open_out_dir(run);
     if (run->resume->dir[0]) must(llama_load_moments(run->model, run->resume->dir, &err), &err);
     if (is_rank_0())
-        must(log_open(&run->log, run->o->out, log_before, run->cursor.step, &err), &err);
+        must(log_open(&run->log, run->o->out, log_before, run->at.cursor.step, &err), &err);
     log_start(&run->log, run->resume->dir[0] ? "resume" : "start", UNPAD_VERSION, device_describe(),
-              room->backend_bytes + llama_memory_total(run->model), run->argv, run->cursor.step,
+              room->backend_bytes + llama_memory_total(run->model), run->argv, run->at.cursor.step,
               &run->model->config, &d->train_summary, &d->val_summary, run_option_table);
     comm_barrier();  // ranks that read slowly are waited for in set-up
     train(run);
@@ -709,7 +713,7 @@ static void train_and_save(Run *run, int64_t log_before, const DeviceRoom *room)
 
 // --steps 0: evaluate only. No checkpoint and no log: --out may hold another run.
 static void validate_and_sample(Run *run) {
-    validate(run, run->cursor.step);
+    validate(run, run->at.cursor.step);
     print_samples(run);
     printf("done: nothing was trained, no checkpoint and no log written\n");
 }
@@ -929,16 +933,11 @@ static Options *start_process(int argc, char **argv) {
 // Sets the cursor; returns how long the log was, -1 where it is not continued.
 static int64_t read_state(Run *run) {
     Error err = {0};
-    TrainingState state = {0};
     const ResumePoint *at = run->resume;
     if (!at->dir[0] || run->o->compare || run->o->check_packing) return -1;
-    must(state_read(&state, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
+    must(state_read(&run->at, at->dir, &run->data->loader_settings.plan, &run->data->train, &err),
          &err);
-    run->cursor = state.cursor;
-    run->skips_in_a_row = state.skips_in_a_row;
-    run->trend = state.trend;
-    run->frozen_crc = state.frozen_crc;
-    return at->in_place ? state.log_bytes : -1;
+    return at->in_place ? run->at.log_bytes : -1;
 }
 
 int main(int argc, char **argv) {
@@ -984,10 +983,11 @@ int main(int argc, char **argv) {
     }
     must(llama_allocate(&model, &err), &err);
     load_or_init(&model, weights, o);
-    if (run.frozen_crc && run.frozen_crc != model.frozen_crc)
+    if (run.at.frozen_crc && run.at.frozen_crc != model.frozen_crc)
         exit_with(EXIT_CHECKPOINT_MISFIT, "give --model as in the interrupted run",
                   "%s: expected the weights that the adapters were trained beside, found others",
                   o->model);
+    run.at.frozen_crc = model.frozen_crc;
     check_ranks_start_alike(&model);
     if (o->check_packing)
         check_packing(&model, &data);

@@ -4,7 +4,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh g++=g++ clang++=clang perl=perl git=git mpirun=openmpi-bin mpicc=libopenmpi-dev \
-    /usr/include/histedit.h=libedit-dev '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev'
+    /usr/include/histedit.h=libedit-dev '/usr/lib/llvm-*/lib/clang/*/include/omp.h=libomp-dev' \
+    curl=curl zstd=zstd clang-format=clang-format '/usr/lib/python3*/ensurepip=python3-venv'
+
+# Python packages of a few tests, which skip without them
+packages=(numpy jinja2 gguf xllamacpp pyarrow)
+fetch_packages() {
+    echo "fetching ${packages[*]} from PyPI"
+    mkdir -p build && python3 -m venv --system-site-packages build/python.tmp &&
+        build/python.tmp/bin/pip install --quiet "${packages[@]}" && mv build/python.tmp build/python
+}
+python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build/python ] ||
+    fetch_packages || echo 'not fetched: the tests that need them are skipped'
+PATH=$PWD/build/python/bin:$PATH
 
 # The lines of make with a counter; a sign of life every ten seconds
 count() {

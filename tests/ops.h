@@ -160,11 +160,12 @@ static void want_exactly(Run *r, int k, int64_t i, double value) {
     r->want[k][i] = value, r->tol[k][i] = 0;
 }
 
-#define CALL(operation_, ...)                                                                    \
-    static void call_##operation_(                                                               \
-        __attribute__((unused)) const Run *r, void *const *p, __attribute__((unused)) int64_t T, \
-        __attribute__((unused)) int64_t C, __attribute__((unused)) int64_t V) {                  \
-        operation_(__VA_ARGS__);                                                                 \
+#define CALL(operation_, ...) CALL_AS(operation_, operation_, __VA_ARGS__)
+#define CALL_AS(name_, operation_, ...)                                                            \
+    static void call_##name_(__attribute__((unused)) const Run *r, void *const *p,                 \
+                             __attribute__((unused)) int64_t T, __attribute__((unused)) int64_t C, \
+                             __attribute__((unused)) int64_t V) {                                  \
+        operation_(__VA_ARGS__);                                                                   \
     }
 #define REFERENCE(operation_)                                                                  \
     static void want_##operation_(Run *r, double *const *x, __attribute__((unused)) int64_t T, \
@@ -249,15 +250,6 @@ REFERENCE(rmsnorm_backward) {
         want(r, 1, c, sum, size, (double)T);
     }
 }
-static void call_rmsnorm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    (void)r, (void)V;
-    rmsnorm_backward(p[0], NULL, p[1], p[2], p[3], p[4], T, (int)C);
-}
-REFERENCE(rmsnorm_frozen) {
-    EACH(t, T)
-    want_norm_gradient(r, t * C, x[0] + t * C, x[2] + t * C, x[3], x[1] + t * C, x[4][t], C);
-}
-
 // Of element i of (T,H+2*Hkv,D): 0 in a query, 1 in a key, 2 in a value head
 static int head_kind(const Run *r, int64_t i) {
     const HeadShape h = r->s.heads;
@@ -294,20 +286,6 @@ REFERENCE(qk_norm_backward) {
     }
     EACH(c, 2 * D) want(r, 1, c, r->want[1][c], size[c], (double)(T * r->s.heads.num_heads));
     free(size);
-}
-static void call_qk_norm_frozen(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    (void)C, (void)V;
-    qk_norm_backward(p[0], NULL, p[1], p[2], EPS, T, r->s.heads);
-}
-REFERENCE(qk_norm_frozen) {
-    const int64_t D = r->s.heads.head_dim;
-    for (int64_t row = 0; row < r->n[0]; row += D) {
-        const int kind = head_kind(r, row);
-        EACH(c, D) want_exactly(r, 0, row + c, x[0][row + c]);
-        if (kind < 2)
-            want_norm_gradient(r, row, NULL, x[1] + row, x[2] + kind * D, x[0] + row,
-                               rstd_of(x[1] + row, D), D);
-    }
 }
 CALL(bias_forward, p[0], p[1], T, C)
 REFERENCE(bias_forward) {
@@ -552,26 +530,15 @@ CALL(matmul_forward, p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_forward) { want_product(r, NULL, x[1], x[2], T, V, C, C, 1, C, 1); }
 CALL(matmul_forward_add, p[0], p[1], p[2], p[3], T, C, V)
 REFERENCE(matmul_forward_add) { want_product(r, x[1], x[2], x[3], T, V, C, C, 1, C, 1); }
-static void call_matmul_add_in_place(const Run *r, void *const *p, int64_t T, int64_t C,
-                                     int64_t V) {
-    (void)r;
-    matmul_forward_add(p[0], p[0], p[1], p[2], T, C, V);
-}
+CALL_AS(matmul_add_in_place, matmul_forward_add, p[0], p[0], p[1], p[2], T, C, V)
 REFERENCE(matmul_add_in_place) { want_product(r, x[0], x[1], x[2], T, V, C, C, 1, C, 1); }
 CALL(matmul_backward_input, p[0], p[1], p[2], false, T, C, V)
 REFERENCE(matmul_backward_input) { want_product(r, NULL, x[1], x[2], T, C, V, V, 1, 1, C); }
-static void call_matmul_add_to_input(const Run *r, void *const *p, int64_t T, int64_t C,
-                                     int64_t V) {
-    (void)r;
-    matmul_backward_input(p[0], p[1], p[2], true, T, C, V);
-}
+CALL_AS(matmul_add_to_input, matmul_backward_input, p[0], p[1], p[2], true, T, C, V)
 REFERENCE(matmul_add_to_input) { want_product(r, x[0], x[1], x[2], T, C, V, V, 1, 1, C); }
 CALL(matmul_backward_weight, p[0], p[1], p[2], true, T, C, V)
 REFERENCE(matmul_backward_weight) { want_product(r, x[0], x[1], x[2], V, C, T, 1, V, 1, C); }
-static void call_matmul_new_weight(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    (void)r;
-    matmul_backward_weight(p[0], p[1], p[2], false, T, C, V);
-}
+CALL_AS(matmul_new_weight, matmul_backward_weight, p[0], p[1], p[2], false, T, C, V)
 REFERENCE(matmul_new_weight) {
     want_product(r, NULL, x[1], x[2], V, C, T, 1, V, 1, C);
     EACH(i, T == 0 ? V * C : 0) want_exactly(r, 0, i, NAN);  // no token: nothing is done
@@ -687,10 +654,7 @@ REFERENCE(global_norm_squared) {
 // T: which of the norms and losses; scale: the limit
 static const double clip_norms[] = {9.3, 0, 0.25, 0.9e38, 1.1e38, INFINITY, NAN, 4, 4};
 static const double clip_losses[] = {3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5, INFINITY, NAN};
-static void call_clip_scale(const Run *r, void *const *p, int64_t T, int64_t C, int64_t V) {
-    (void)T, (void)C, (void)V;
-    clip_scale(p[0], (float)r->s.scale);
-}
+CALL(clip_scale, p[0], (float)r->s.scale)
 REFERENCE(clip_scale) {
     const double norm = sqrt(x[0][1]), limit = r->s.scale;
     double scale = limit > 0 && norm > limit ? limit / norm : 1;
@@ -749,8 +713,7 @@ static void prepare_norm(Run *r, double *const *x) {
     if (r->s.scale == 1e3) x[2][0] = 0;
     if (r->s.T == 256) x[2][0] = 1.21e-14;
 }
-#define muon_convert(out_, x_, n_) muon_normalise(out_, x_, NULL, n_)
-CALL(muon_convert, p[0], p[1], (size_t)T)
+CALL_AS(muon_convert, muon_normalise, p[0], p[1], NULL, (size_t)T)
 REFERENCE(muon_convert) { EACH(i, T) want(r, 0, i, x[1][i], 0, 0); }
 CALL(muon_polynomial, p[0], p[1], p[2], T)
 REFERENCE(muon_polynomial) {
@@ -910,7 +873,7 @@ static const Shape vocab_shapes[] = {
     {.T = 5, .V = 7},
     {.T = 34, .V = 258},
     {.T = 6, .V = 17, .scale = 36},
-    {.T = 4, .V = 258, .scale = 30},  // one logit far above the others
+    {.T = 4, .V = 258, .scale = 30},     // one logit far above the others
     {.T = 128, .V = 258, .scale = 400},  // in any lane
     {.T = 3, .V = 49157, .scale = 3},
     END};
@@ -954,19 +917,12 @@ static const Operation operations[] = {
         {"dresid", FLOATX, INOUT, "TC", 0}, {"dweight", REAL, INOUT, "C", 0},
         {"dnormed", FLOATX, IN, "TC", 0}, {"resid", FLOATX, IN, "TC", 0},
         {"weight", FLOATX, IN, "C", 0}, {"rstd", REAL, IN, "T", POSITIVE}}),
-    OPERATION(rmsnorm_frozen, .flags = BY_ROWS, .shapes = row_shapes, .operands = {
-        {"dresid", FLOATX, INOUT, "TC", 0}, {"dnormed", FLOATX, IN, "TC", 0},
-        {"resid", FLOATX, IN, "TC", 0}, {"weight", FLOATX, IN, "C", 0},
-        {"rstd", REAL, IN, "T", POSITIVE}}),
     OPERATION(qk_norm_forward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"out", FLOATX, OUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
         {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(qk_norm_backward, .flags = BY_ROWS, SHAPES(head), .operands = {
         {"dqkv", FLOATX, INOUT, "TQ", 0}, {"dweight", REAL, INOUT, "2D", 0},
         {"inp", FLOATX, IN, "TQ", 0}, {"weight", FLOATX, IN, "2D", 0}}),
-    OPERATION(qk_norm_frozen, .flags = BY_ROWS, .shapes = head_shapes, .operands = {
-        {"dqkv", FLOATX, INOUT, "TQ", 0}, {"inp", FLOATX, IN, "TQ", 0},
-        {"weight", FLOATX, IN, "2D", 0}}),
     OPERATION(bias_forward, .flags = BY_ROWS, SHAPES(row), .operands = {
         {"out", FLOATX, INOUT, "TC", 0}, {"bias", FLOATX, IN, "C", 0}}),
     OPERATION(bias_backward, SHAPES(row), .operands = {

@@ -6,7 +6,7 @@
 // Faults: kill, stop; cut (killed at the third fsync from here); spin; fail (exit code 3); exit
 // (code 7, without a word); signal (USR1, as a user sends it); quiet (no progress for SLOW_MS);
 // slow (each later fsync takes SLOW_MS); drift (changes one weight in this step and all later
-// ones).
+// ones); flip (one bit of the next attention); nan (each later attention gives NaN).
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,8 @@ uint64_t __wrap_comm_gather_begin(floatX *weights, const size_t *first, size_t f
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 
-static int drifting, fsync_ms, fsyncs_left, signalled;
+static int drifting, fsync_ms, fsyncs_left, signalled, flips;
+int flip_attention, nan_attention;  // for attention_fault.c
 
 static void do_fault(const char *what) {
     const int slow_ms = getenv("SLOW_MS") ? atoi(getenv("SLOW_MS")) : 0;
@@ -36,6 +37,8 @@ static void do_fault(const char *what) {
     if (strcmp(what, "quiet") == 0) sleep_ms(slow_ms);
     if (strcmp(what, "slow") == 0) fsync_ms = slow_ms;
     if (strcmp(what, "drift") == 0) drifting = 1;
+    if (strcmp(what, "flip") == 0 && !flips++) flip_attention = 1;
+    if (strcmp(what, "nan") == 0) nan_attention = 1;
     if (strcmp(what, "spin") == 0)
         for (volatile unsigned i = 0;; i++) continue;
     if (strcmp(what, "fail") == 0)

@@ -3,14 +3,11 @@
 #ifndef UNPAD_SCRATCH_H
 #define UNPAD_SCRATCH_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "../data/base/dir.h"
 #include "../data/base/error.h"
+#include "test.h"
 
 static struct {
     char dir[160];
@@ -50,6 +47,40 @@ __attribute__((unused)) static bool file_write_all(const char *path, const void 
     if (!file) return disk_error(err, path, "cannot create");
     const bool ok = fwrite(data, 1, n, file) == n;
     return fclose(file) == 0 && ok;
+}
+
+__attribute__((unused)) static void put_file(const char *path, const void *data, size_t n) {
+    Error err = {0};
+    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
+}
+
+// JSON with ' for "; valid until the fourth call after this one.
+__attribute__((unused)) static const char *json_of(const char *text) {
+    static char texts[4][1 << 14];
+    static int next;
+    char *copy = texts[next = (next + 1) % 4];
+    CHECK(snprintf(copy, sizeof texts[0], "%s", text) < (int)sizeof texts[0]);
+    for (char *p = copy; (p = strchr(p, '\''));) *p = '"';
+    return copy;
+}
+
+// Between the two calls stdout goes to a file; the second one returns what it has, to be freed.
+static int scratch_stdout;
+__attribute__((unused)) static void capture_begin(void) {
+    fflush(stdout);
+    scratch_stdout = dup(1);
+    CHECK(freopen(scratch("captured"), "w", stdout));
+}
+__attribute__((unused)) static char *capture_end(void) {
+    fflush(stdout);
+    dup2(scratch_stdout, 1);
+    close(scratch_stdout);
+    FILE *f = fopen(scratch("captured"), "r");
+    CHECK(f);
+    char *text = calloc(1 << 16, 1);
+    text[fread(text, 1, (1 << 16) - 1, f)] = 0;
+    fclose(f);
+    return text;
 }
 
 #endif

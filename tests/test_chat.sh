@@ -52,9 +52,10 @@ cp "$root"/tests/golden/chat/tokenizer*.json bpe
 for form in turns marked; do
     check golden_byte_$form golden byte $form demo
     check golden_bpe_$form golden bpe $form bpe
-    if [ -n "${SMOLLM2_DIR:-}" ]; then check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
-    else skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'; fi
+    [ -z "${SMOLLM2_DIR:-}" ] || check golden_smollm2_$form golden smollm2 $form "$SMOLLM2_DIR"
 done
+[ -n "${SMOLLM2_DIR:-}" ] ||
+    skip golden_smollm2 'set SMOLLM2_DIR to the directory of get_model.sh smollm2-135m-instruct'
 
 # ---- chats that the trainer reads itself: ids and masks of transformers for the templates of models -------------
 cat > models.py << 'PY'
@@ -113,8 +114,8 @@ bad = [{"messages": [user, answer], "tools": [{}]}, {"messages": [{"role": "tool
        {"messages": [user, dict(answer, weight=0)]}, {"prompt": [user, answer], "completion": [user]},
        {"messages": [user, answer], "tools": '[{"name": "add"}]'},
        {"instruction": "Add", "output": "3", "tools": [], "history": [["Hi", "Hello"]]},
-       {"messages": [user, dict(answer, weight="1")]}]
-for name, records in ("same", same), ("text", [{"text": "plain"}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
+       {"messages": [user, dict(answer, weight="1")]}, {"messages": [user, dict(answer, tool_calls=[{"name": "add"}])]}]
+for name, records in ("same", same), ("text", [{"text": "plain"}, {"text": "plain", "instruction": "x"}]), ("ends", [{"messages": [user, answer, user]}]), *(("bad%d" % i, [b]) for i, b in enumerate(bad)):
     os.mkdir(name)
     open(name + "/val.jsonl", "w").close()
     open(name + "/train.jsonl", "w").writelines(json.dumps(r) + "\n" for r in records)
@@ -137,7 +138,8 @@ PY
 check all_are_the_same_document same_documents
 for i in '0 without tools' '1 expected system, user or assistant' '2 an answer that is trained' '3 without NULs' '4 a list of messages' \
     '5 a list of messages' '6 expected text, messages, .*found question' '7 an answer that is trained' '8 an answer that' '9 without tools' \
-    '10 without tools' '11 message 2: weight: expected a number'; do
+    '10 without tools' '11 message 2: weight: expected a number' \
+    '12 message 2: .*without tools'; do
     expect "bad_chat_${i%% *}" 3 "error: bad${i%% *}/train.jsonl:1: .*${i#* }" tokenize demo "bad${i%% *}" refused
 done
 check every_turn_needs_no_answer tokenize demo bad2 turns.out --train-on all
@@ -146,6 +148,7 @@ echo '{% for m in messages %}{{ m.content }}{% endfor %}' > foreign/chat_templat
 expect an_unknown_template 3 'error: foreign/chat_template.jinja: expected the chat template of .*another' tokenize foreign same refused
 has the_hint_renders_it '^hint: python3 data/prepare.py --chat same/train.jsonl --model foreign --out parts.jsonl' out.txt
 check texts_need_no_template tokenize foreign text text.out
+check a_question_may_be_the_last tokenize demo ends ends.out
 
 python3 - << 'PY'
 import gzip, json

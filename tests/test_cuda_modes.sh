@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # The table of operations under other settings of the emulator: streams that lag behind the host, other
-# architectures with their shared memory, exponentials as inexact as a GPU's; Hopper's attention under
-# a random schedule and one by priorities, with copies done at any time (all of it: make test-dev).
+# architectures with their shared memory, exponentials as inexact as a GPU's, another cuBLASLt; Hopper's
+# attention under a random schedule and one by priorities, with copies done at any time (all of it:
+# make test-dev). --filter TEXT: the runs whose name contains it.
 . "$(dirname "$0")/lib.sh"
 unset $(compgen -v EMU_)       # each run sets its own
+chosen=${2:-}
 scratch modes
 cd "$root" || exit 1
 evidence() { grep -avE '^ok ' "$work/$1" | tail -n 15; }
@@ -13,6 +15,7 @@ names=()
 start() {
     local name=$1 settings=$2
     shift 2
+    [[ $name = *"$chosen"* ]] || return
     names+=("$name")
     { env $settings timeout "$limit_s" build/emu/test_ops "$@" > "$work/$name" 2>&1
       echo $? > "$work/$name.status"; } &
@@ -34,7 +37,15 @@ for arch in 80 86 120; do start "sm_$arch" EMU_ARCH=$arch --quick; done
 end
 start swiglu_of_a_gpu EMU_FAST_MATH=1 --filter swiglu
 start cross_entropy_of_a_gpu EMU_FAST_MATH=1 --filter cross_entropy
-start on_streams EMU_STREAMS=1 --quick
+start on_streams 'EMU_STREAMS=1 EMU_SCHED=prio EMU_ASYNC=random' --quick
+start rmsnorm_prio_schedule EMU_SCHED=prio --filter rmsnorm_backward
+end
+# cuBLASLt as it may be elsewhere; copies and conversions while the stream lags behind the host
+start another_algorithm EMU_LT_ALGO=1 --quick --filter matmul
+start algorithms_that_refuse EMU_LT_ALGO=refuse --filter matmul_forward
+for filter in copies weights_are_exact memory_is_counted; do
+    start "${filter}_on_a_slow_stream" 'EMU_STREAMS=1 EMU_SLOW_STREAM=1' --filter $filter
+done
 end
 for kind in random prio; do
     start "hopper_${kind}_schedule" "EMU_SCHED=$kind EMU_ASYNC=random" --filter sm90

@@ -93,13 +93,10 @@ TEST(memory_starts_as_nan) {
     CHECK(cudaFreeHost(pinned) == cudaErrorInvalidValue && cudaGetLastError() != cudaSuccess);
 }
 
-static void read_past_end() { read_at<<<1, 1>>>(floats(64), floats(64), 64); }
-static void read_before_start() { read_at<<<1, 1>>>(floats(1024), floats(1024), -1); }
-static void host_read_past_end() { printf("%g", floats(64)[64]); }
-static void use_after_free() {
+static float *freed() {
     float *p = floats(64);
     cudaFree(p);
-    printf("%g", p[0]);
+    return p;
 }
 static void write_behind_odd_size() {
     char *p;
@@ -107,19 +104,15 @@ static void write_behind_odd_size() {
     write_at<<<1, 1>>>(p, 101);
     cudaFree(p);
 }
-static void free_twice() {
-    float *p = floats(64);
-    cudaFree(p);
-    cudaFree(p);
-}
 TEST(memory_is_guarded) {
-    must_die(read_past_end, 97,
+    must_die([] { read_at<<<1, 1>>>(floats(64), floats(64), 64); }, 97,
              "0 bytes past the end of the 256-byte block from tests/test_emu.cu");
-    must_die(read_before_start, 97, "4 bytes before the 4096-byte block");
-    must_die(host_read_past_end, 97, "past the end of the 256-byte block");
-    must_die(use_after_free, 97, "use after cudaFree of the 256-byte block");
+    must_die([] { read_at<<<1, 1>>>(floats(1024), floats(1024), -1); }, 97,
+             "4 bytes before the 4096-byte block");
+    must_die([] { printf("%g", floats(64)[64]); }, 97, "past the end of the 256-byte block");
+    must_die([] { printf("%g", freed()[0]); }, 97, "use after cudaFree of the 256-byte block");
     must_die(write_behind_odd_size, 97, "byte 1 past the end of the 100-byte block");
-    must_die(free_twice, 97, "which is not an allocation");
+    must_die([] { cudaFree(freed()); }, 97, "which is not an allocation");
 }
 
 TEST(memory_is_counted) {
@@ -143,13 +136,12 @@ TEST(memory_is_counted) {
 }
 
 static float on_host[64];
-static void copy_wrong_way() { cudaMemcpy(on_host, floats(64), 256, cudaMemcpyHostToDevice); }
-static void memset_host() { cudaMemset(on_host, 0, 4); }
-static void host_pointer_argument() { fill<<<1, 32>>>(on_host, 1.0f); }
 TEST(host_and_device_are_kept_apart) {
-    must_die(copy_wrong_way, 97, "does not match the pointers (dst host, src device)");
-    must_die(memset_host, 97, "cudaMemset of a host pointer");
-    must_die(host_pointer_argument, 97, "launch of fill: argument 0 is not a device pointer");
+    must_die([] { cudaMemcpy(on_host, floats(64), 256, cudaMemcpyHostToDevice); }, 97,
+             "does not match the pointers (dst host, src device)");
+    must_die([] { cudaMemset(on_host, 0, 4); }, 97, "cudaMemset of a host pointer");
+    must_die([] { fill<<<1, 32>>>(on_host, 1.0f); }, 97,
+             "launch of fill: argument 0 is not a device pointer");
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -219,25 +211,24 @@ __global__ void operand_after_fence(int) {
 __global__ void trap(int) { __trap(); }
 
 static int *ints() { return (int *)floats(1024); }
-static void run_wrong_barrier_count() { wrong_barrier_count<<<1, 128>>>(ints()); }
-static void run_divergent_barrier() { divergent_barrier<<<1, 32>>>(ints()); }
-static void run_divergent_shuffle() { divergent_shuffle<<<1, 32>>>(ints()); }
-static void run_past_dynamic_shared() { past_dynamic_shared<<<1, 32, 128>>>(floats(32)); }
-static void run_copy_never_waited_for() { copy_never_waited_for<<<1, 32, 512>>>(floats(1024)); }
-static void run_barrier_never_set_up() { barrier_never_set_up<<<1, 32>>>(ints()); }
-static void run_operand_after_fence() { operand_after_fence<<<1, 128, 8192>>>(0); }
-static void run_trap() { trap<<<1, 1>>>(0); }
-static const std::vector<std::pair<Run, std::string>> errors = {
-    {run_divergent_barrier, "divergent barrier 0"},
-    {run_divergent_shuffle, "divergent warp collective"},
-    {run_past_dynamic_shared, "write past dynamic shared memory: byte 128 of 128"},
-    {run_copy_never_waited_for, "cp.async copies never waited for"},
-    {run_barrier_never_set_up, "no initialised mbarrier"},
-    {run_operand_after_fence, "registers of A were written after the last wgmma.fence"},
-    {run_trap, "__trap()"}};
+static const struct {
+    Run run;
+    int code;
+    const char *text;
+} errors[] = {
+    {[] { wrong_barrier_count<<<1, 128>>>(ints()); }, 98, "named barrier (id 1, 64 arrived of 96)"},
+    {[] { divergent_barrier<<<1, 32>>>(ints()); }, 97, "divergent barrier 0"},
+    {[] { divergent_shuffle<<<1, 32>>>(ints()); }, 97, "divergent warp collective"},
+    {[] { past_dynamic_shared<<<1, 32, 128>>>(floats(32)); }, 97,
+     "write past dynamic shared memory: byte 128 of 128"},
+    {[] { copy_never_waited_for<<<1, 32, 512>>>(floats(1024)); }, 97,
+     "cp.async copies never waited for"},
+    {[] { barrier_never_set_up<<<1, 32>>>(ints()); }, 97, "no initialised mbarrier"},
+    {[] { operand_after_fence<<<1, 128, 8192>>>(0); }, 97,
+     "registers of A were written after the last wgmma.fence"},
+    {[] { trap<<<1, 1>>>(0); }, 97, "__trap()"}};
 TEST(broken_rules_are_reported) {
-    must_die(run_wrong_barrier_count, 98, "named barrier (id 1, 64 arrived of 96)");
-    for (auto &error : errors) must_die(error.first, 97, error.second.c_str());
+    for (auto &e : errors) must_die(e.run, e.code, e.text);
 }
 
 TEST(missing_order_shows_in_results) {
@@ -414,24 +405,6 @@ TEST(host_functions_do_not_use_cuda) {
 // ------------------------------------------------------------------------------------------------
 // Arithmetic
 
-__global__ void add_up(float *f, int *i, unsigned long long *u) {
-    atomicAdd(f, 0.5f);
-    atomicAdd(i, 2);
-    atomicAdd(u, 1ull << 33);
-    atomicMax(i + 1, (int)threadIdx.x);
-}
-
-TEST(atomics) {
-    char *p, host[32];
-    CUDA_OK(cudaMalloc(&p, 32));
-    CUDA_OK(cudaMemset(p, 0, 32));
-    add_up<<<8, 96>>>((float *)p, (int *)(p + 8), (unsigned long long *)(p + 16));
-    CUDA_OK(cudaMemcpy(host, p, 32, cudaMemcpyDeviceToHost));
-    CHECK(*(float *)host == 384.0f && *(int *)(host + 8) == 1536 && *(int *)(host + 12) == 95);
-    CHECK(*(unsigned long long *)(host + 16) == 768ull << 33);
-    CUDA_OK(cudaFree(p));
-}
-
 __global__ void exponentials(float *p) { p[threadIdx.x] = __expf(-(float)threadIdx.x / 12); }
 
 // CUDA allows __expf 2 + 1.173 |x| ulp: up to a hundred here. EMU_FAST_MATH=1 takes them.
@@ -518,90 +491,6 @@ static void lt_close(Lt *lt) {
     CHECK(cublasLtDestroy(lt->handle) == 0);
 }
 
-static size_t type_bytes(cudaDataType t) { return t == CUDA_R_16BF ? 2 : 4; }
-static float load(const std::vector<char> &v, cudaDataType t, size_t i) {
-    return t == CUDA_R_16BF ? __bfloat162float(((const bf16 *)v.data())[i])
-                            : ((const float *)v.data())[i];
-}
-// Small integers: every sum is exact, in bf16 inputs as well
-static std::vector<char> integers(size_t n, cudaDataType t) {
-    std::vector<char> v(n * type_bytes(t));
-    for (size_t i = 0; i < n; i++) {
-        float x = (float)((int)test_rng_below(9) - 4);
-        if (t == CUDA_R_16BF)
-            ((bf16 *)v.data())[i] = __float2bfloat16(x);
-        else
-            ((float *)v.data())[i] = x;
-    }
-    return v;
-}
-static char *to_device(const std::vector<char> &v) {
-    char *p = nullptr;
-    CUDA_OK(cudaMalloc(&p, v.size()));
-    CUDA_OK(cudaMemcpy(p, v.data(), v.size(), cudaMemcpyHostToDevice));
-    return p;
-}
-
-static void gemm_case(const Gemm &g) {
-    Lt lt;
-    CHECK(lt_open(&lt, g, 1 << 20) == CUBLAS_STATUS_SUCCESS);
-    CHECK(lt.found == (g.k % 2 == 0 ? 2 : 1));  // the second does not support odd k
-    size_t lda = (g.ta ? g.k : g.m) + g.pad, ldb = (g.tb ? g.n : g.k) + g.pad, ldc = g.m + g.pad;
-    std::vector<char> a = integers(lda * (g.ta ? g.m : g.k), g.in),
-                      b = integers(ldb * (g.tb ? g.k : g.n), g.in), c = integers(ldc * g.n, g.out);
-    char *da = to_device(a), *db = to_device(b), *workspace = nullptr;
-    CUDA_OK(cudaMalloc(&workspace, 1 << 20));
-    for (int algo = 0; algo < lt.found; algo++) {
-        char *dc = to_device(c);
-        CHECK(cublasLtMatmul(lt.handle, lt.op, &g.alpha, da, lt.a, db, lt.b, &g.beta, dc, lt.c, dc,
-                             lt.c, &lt.result[algo].algo, workspace, lt.result[algo].workspaceSize,
-                             nullptr) == 0);
-        std::vector<char> d(c.size());
-        CUDA_OK(cudaMemcpy(d.data(), dc, d.size(), cudaMemcpyDeviceToHost));
-        for (int j = 0; j < g.n; j++)
-            for (size_t i = 0; i < ldc; i++) {
-                float want = load(c, g.out, j * ldc + i), sum = 0;
-                for (int k = 0; k < g.k && i < (size_t)g.m; k++)
-                    sum += load(a, g.in, g.ta ? i * lda + k : k * lda + i) *
-                           load(b, g.in, g.tb ? k * ldb + j : j * ldb + k);
-                if (i < (size_t)g.m) want = g.alpha * sum + g.beta * want;
-                float found = load(d, g.out, j * ldc + i);
-                if (g.out == CUDA_R_16BF) want = __bfloat162float(__float2bfloat16(want));
-                CHECK_MSG(found == want, "algorithm %d, (%zu, %d): %g, not %g", algo, i, j, found,
-                          want);
-            }
-        CUDA_OK(cudaFree(dc));
-    }
-    for (char *p : {da, db, workspace}) CUDA_OK(cudaFree(p));
-    lt_close(&lt);
-}
-
-TEST(cublaslt_products) {
-    const cublasOperation_t N = CUBLAS_OP_N, T = CUBLAS_OP_T;
-    for (cublasOperation_t ta : {N, T})
-        for (cublasOperation_t tb : {N, T}) {
-            gemm_case({37, 19, 53, ta, tb, CUDA_R_32F, CUDA_R_32F, 3, 1.0f, 0.0f});
-            gemm_case({37, 19, 54, ta, tb, CUDA_R_32F, CUDA_R_32F, 3, 1.0f, 0.0f});
-            gemm_case({16, 4, 1, ta, tb, CUDA_R_16BF, CUDA_R_16BF, 0, 1.0f, 1.0f});
-            gemm_case({33, 65, 40, ta, tb, CUDA_R_16BF, CUDA_R_32F, 8, 2.0f, -1.0f});
-        }
-}
-
-TEST(cublaslt_beta_zero_does_not_read) {
-    Gemm g = {8, 8, 8, CUBLAS_OP_N, CUBLAS_OP_N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f};
-    Lt lt;
-    CHECK(lt_open(&lt, g, 0) == 0 && lt.found == 1);
-    float *a = floats(64), *c = floats(64), host[64];
-    CUDA_OK(cudaMemset(a, 0, 256));
-    CHECK(cublasLtMatmul(lt.handle, lt.op, &g.alpha, a, lt.a, a, lt.b, &g.beta, c, lt.c, c, lt.c,
-                         &lt.result[0].algo, nullptr, 0, nullptr) == 0);
-    CUDA_OK(cudaMemcpy(host, c, sizeof host, cudaMemcpyDeviceToHost));
-    for (float x : host) CHECK(x == 0.0f);
-    CUDA_OK(cudaFree(a));
-    CUDA_OK(cudaFree(c));
-    lt_close(&lt);
-}
-
 static void misaligned_operand() {
     Gemm g = {8, 8, 8, CUBLAS_OP_N, CUBLAS_OP_N, CUDA_R_32F, CUDA_R_32F, 0, 1.0f, 0.0f};
     Lt lt;
@@ -664,37 +553,6 @@ TEST(cublaslt_algorithms_support_only_their_form) {
                                  lt.c, &lt_other.result[0].algo, nullptr, 0, nullptr) == expected);
             lt_close(&lt), lt_close(&lt_other);
         }
-    CUDA_OK(cudaFree(p));
-    CUDA_OK(cudaFree(q));
-}
-
-static const Gemm plain = {8,          8,          8, CUBLAS_OP_N, CUBLAS_OP_N,
-                           CUDA_R_32F, CUDA_R_32F, 0, 1.0f,        0.0f};
-
-TEST(cublaslt_has_no_algorithm) {
-    Lt lt;
-    if (set_to("EMU_LT_ALGO", "none"))
-        CHECK(lt_open(&lt, plain, 1 << 20) == CUBLAS_STATUS_SUCCESS && lt.found == 0);
-    else
-        CHECK(with_setting("EMU_LT_ALGO=none", "cublaslt_has_no_algorithm") == 0);
-}
-
-TEST(cublaslt_refuses_other_sizes) {
-    if (!set_to("EMU_LT_ALGO", "refuse")) {
-        CHECK(with_setting("EMU_LT_ALGO=refuse", "cublaslt_refuses_other_sizes") == 0);
-        return;
-    }
-    Gemm shorter = plain;
-    shorter.n = 7;
-    Lt lt, lt_shorter;
-    float *p = floats(64), *q = floats(64);
-    CUDA_OK(cudaMemset(p, 0, 256));
-    CHECK(lt_open(&lt, plain, 0) == 0 && lt_open(&lt_shorter, shorter, 0) == 0);
-    for (const Lt *x : {&lt, &lt_shorter})
-        CHECK(cublasLtMatmul(x->handle, x->op, &plain.alpha, p, x->a, p, x->b, &plain.beta, q, x->c,
-                             q, x->c, &lt.result[0].algo, nullptr, 0, nullptr) ==
-              (x == &lt ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED));
-    lt_close(&lt), lt_close(&lt_shorter);
     CUDA_OK(cudaFree(p));
     CUDA_OK(cudaFree(q));
 }

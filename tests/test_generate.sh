@@ -281,9 +281,9 @@ if len(sys.argv) > 4:
 PY
 text eval eval_golden
 check eval_is_transformers_loss python3 table.py eval.txt 7 124 loss.txt
-text eval_small eval_golden --micro-batch-tokens 96
+text eval_small eval_golden --micro-batch-tokens 10     # which takes 96
 same eval_in_any_micro_batches eval.txt eval_small.txt
-text eval_split eval_golden --max-seqlen 32
+text eval_split eval_golden --max-seqlen 32 --micro-batch-tokens 32
 check eval_splits_with_true_targets python3 table.py eval_split.txt 7 124
 text eval_drop eval_golden --max-seqlen 32 --long-docs drop
 check eval_drops python3 table.py eval_drop.txt 5 29

@@ -5,7 +5,7 @@
 #include "scratch.h"
 #include "test.h"
 
-enum { NUM_DOCS = 300, VOCAB = 1000 };
+enum { NUM_DOCS = 300, VOCAB = 1000, CAPACITY = 300 };
 
 static char dir[64];  // of the data set
 static bool masked;   // it has a loss mask
@@ -71,10 +71,12 @@ static void open_data(Dataset *ds) {
 }
 
 static LoaderSettings settings_of(Layout layout) {
-    return (LoaderSettings){
-        .plan = {.fill_ppm = 970000, .max_seqlen = 64, .micro_batch_tokens = 300, .num_micro = 4},
-        .layout = layout,
-        .num_ranks = 1};
+    return (LoaderSettings){.plan = {.fill_ppm = 970000,
+                                     .max_seqlen = 64,
+                                     .micro_batch_tokens = CAPACITY,
+                                     .num_micro = 4},
+                            .layout = layout,
+                            .num_ranks = 1};
 }
 
 static const PlanState START = {0};
@@ -83,8 +85,8 @@ static bool same_batch(const Batch *a, const Batch *b) {
     const size_t rows = (size_t)a->total_tokens * sizeof(int32_t);
     const size_t docs = ((size_t)a->num_segments + 1) * sizeof(int32_t);
     return a->total_tokens == b->total_tokens && a->num_segments == b->num_segments &&
-           a->num_targets == b->num_targets &&
-           memcmp(a->tokens, b->tokens, rows) == 0 && memcmp(a->targets, b->targets, rows) == 0 &&
+           a->num_targets == b->num_targets && memcmp(a->tokens, b->tokens, rows) == 0 &&
+           memcmp(a->targets, b->targets, rows) == 0 &&
            memcmp(a->cu_seqlens, b->cu_seqlens, docs) == 0 &&
            memcmp(a->token_order, b->token_order, rows) == 0;
 }
@@ -99,78 +101,23 @@ static int64_t pairs_of(const Batch *b) {
     return pairs;
 }
 
-// Checks the counts of a step's plan against its batches.
-static void check_counts(const StepData *d, const LoaderSettings *s) {
-    int64_t targets = 0, real = 0, total = 0, pairs = 0;
-    const StepPlan *p = &d->plan;
-    const int64_t S = s->plan.max_seqlen, padded = p->num_stream * S;
-    for (int32_t m = 0; m < d->num_micro; m++) {
-        CHECK(batch_is_valid(&d->micro[m], VOCAB));
-        targets += d->micro[m].num_targets;
-        real += d->micro[m].real_tokens;
-        total += d->micro[m].total_tokens;
-        pairs += pairs_of(&d->micro[m]);
-    }
-    CHECK(targets == p->num_targets && real == p->real_tokens && pairs == p->attention_pairs);
-    CHECK(total == d->local_tokens && total <= p->buffer_tokens && p->masked == masked);
-    CHECK(p->padded_pairs == padded * (S + 1) / 2 && pairs <= p->padded_pairs);
-    CHECK(s->layout == LAYOUT_PACKED ? total == real : s->layout == LAYOUT_ROWS || total == padded);
-    CHECK(p->longest_segment <= S);
-}
-
-// Checks a packed step, token by token, against the segments of the plan.
-static void check_tokens(const StepData *d) {
-    for (int32_t m = 0; m < d->num_micro; m++) {
-        const Batch *b = &d->micro[m];
-        const Segment *segment = d->plan.segments + d->plan.micro_start[d->own_micros[m]];
-        for (int32_t s = 0; s < b->num_segments; s++, segment++) {
-            CHECK(b->cu_seqlens[s + 1] - b->cu_seqlens[s] == segment->length);
-            for (int32_t k = 0; k < segment->length; k++) {
-                const int64_t i = segment->tok_off + k;
-                const int32_t row = b->cu_seqlens[s] + k;
-                const bool target = i + 1 < lengths[segment->doc] && is_target(segment->doc, i + 1);
-                CHECK(b->tokens[row] == token_of(segment->doc, i));
-                CHECK(b->targets[row] == (target ? token_of(segment->doc, i + 1) : -1));
-            }
+// Micro-batch m of the step, filled with the segments of its plan
+static void fill(Batch *b, const StepData *d, int32_t m, const LoaderSettings *s) {
+    static int32_t tokens[CAPACITY], targets[CAPACITY];
+    DocView docs[CAPACITY];
+    const int32_t micro = d->own_micros[m];
+    const int64_t first = d->plan.micro_start[micro], end = d->plan.micro_start[micro + 1];
+    int32_t at = 0;
+    for (int64_t i = first; i < end; i++) {
+        const Segment *c = &d->plan.segments[i];
+        docs[i - first] = (DocView){tokens + at, c->length, -1, targets + at};
+        for (int64_t k = c->tok_off; k < c->tok_off + c->length; k++, at++) {
+            const bool target = k + 1 < lengths[c->doc] && is_target(c->doc, k + 1);
+            tokens[at] = token_of(c->doc, k);
+            targets[at] = target ? token_of(c->doc, k + 1) : -1;
         }
     }
-}
-
-// From the beginning, and once more from the middle.
-static void check_thread(Layout layout) {
-    enum { STEPS = 40 };
-    Dataset ds;
-    Error err = {0};
-    const LoaderSettings s = settings_of(layout);
-    PlanState state = START, middle = START;
-    StepData plain = {0};
-    open_data(&ds);
-    for (int from = 0; from < STEPS; from += STEPS / 2) {
-        Loader loader;
-        CHECK(loader_start(&loader, &ds, &s, state, &err));
-        for (int step = from; step < STEPS; step++) {
-            CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
-            const StepData *d = loader_next(&loader, &err);
-            CHECK_MSG(d != NULL, "%s", err.what);
-            CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
-            for (int32_t m = 0; m < d->num_micro; m++)
-                CHECK(same_batch(&d->micro[m], &plain.micro[m]));
-            CHECK(memcmp(&d->plan.cursor_after, &plain.plan.cursor_after, sizeof(PlanState)) == 0);
-            check_counts(d, &s);
-            if (layout == LAYOUT_PACKED) check_tokens(d);
-            state = d->plan.cursor_after;
-            if (step + 1 == STEPS / 2) middle = state;
-        }
-        CHECK(state.sources[0].epoch > 1 && state.step == STEPS);
-        loader_stop(&loader);
-        state = middle;
-    }
-    step_data_free(&plain);
-    dataset_close(&ds);
-}
-
-TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
-    for (int layout = 0; layout < 4; layout++) check_thread((Layout)layout);
+    batch_fill(b, s->layout, docs, (int)(end - first), s->plan.max_seqlen);
 }
 
 // A work list that is a copy of cu_seqlens; counts its calls.
@@ -184,81 +131,108 @@ static bool lists(const int32_t *work, size_t num_work, const int32_t *cu_seqlen
     return num_work == (size_t)n + 1 && memcmp(work, cu_seqlens, num_work * sizeof *work) == 0;
 }
 
-TEST_MASKS(work_lists_are_of_the_final_batch) {
+static void check_work(const Batch *b, bool listed) {
+    const bool repad = b->layout == LAYOUT_REPAD;
+    CHECK(listed ? lists(b->work, b->num_work, b->cu_seqlens, b->num_segments) : b->num_work == 0);
+    CHECK(listed && repad
+              ? lists(b->real_work, b->num_real_work, b->real_cu_seqlens, b->num_real_segments)
+              : b->num_real_work == 0);
+}
+
+// Adds the batches of a rank to the sums of the step.
+static void check_rank(const StepData *d, const LoaderSettings *s, StepPlan *sums) {
+    static Batch expected;
+    int64_t local = 0;
+    if (!expected.tokens) batch_init(&expected, CAPACITY, CAPACITY);
+    for (int32_t m = 0; m < d->num_micro; m++) {
+        const Batch *b = &d->micro[m];
+        if (s->deterministic_reduction) CHECK(d->own_micros[m] == sums->num_micro);  // in order
+        fill(&expected, d, m, s);
+        CHECK(batch_is_valid(b, VOCAB) && same_batch(b, &expected));
+        check_work(b, s->work_list != NULL);
+        sums->num_micro++;
+        sums->num_targets += b->num_targets;
+        sums->real_tokens += b->real_tokens;
+        sums->attention_pairs += pairs_of(b);
+        local += b->total_tokens;
+    }
+    CHECK(local == d->local_tokens);
+    sums->buffer_tokens += local;
+}
+
+static void check_sums(const StepPlan *p, const StepPlan *sums, const LoaderSettings *s) {
+    const int64_t S = s->plan.max_seqlen, padded = p->num_stream * S, total = sums->buffer_tokens;
+    CHECK(sums->num_micro == p->num_micro && sums->num_targets == p->num_targets);
+    CHECK(sums->real_tokens == p->real_tokens && sums->attention_pairs == p->attention_pairs);
+    CHECK(total <= p->buffer_tokens && p->masked == masked && p->longest_segment <= S);
+    CHECK(p->padded_pairs == padded * (S + 1) / 2 && p->attention_pairs <= p->padded_pairs);
+    CHECK(s->layout == LAYOUT_PACKED ? total == p->real_tokens
+                                     : s->layout == LAYOUT_ROWS || total == padded);
+}
+
+// In every layout, in memory that other steps have used, on any number of ranks
+TEST_MASKS(a_step_is_its_plan_filled_in) {
     Dataset ds;
     StepData d = {0};
     Error err = {0};
+    PlanState state = START;
     open_data(&ds);
-    for (int i = 0; i < 4; i++) {
-        LoaderSettings s = settings_of((Layout)i);
+    for (int round = 0; round < 80; round++) {
+        LoaderSettings s = settings_of((Layout)(round % 4));
+        StepPlan sums = {0};
         int calls = 0;
-        s.work_list = list_again;
-        s.work_context = &calls;
-        s.max_work = (size_t)s.plan.micro_batch_tokens + 1;
-        CHECK_MSG(loader_load_step(&d, &ds, &s, START, &err), "%s", err.what);
-        CHECK(calls == d.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1));
-        for (Batch *b = d.micro; b < d.micro + d.num_micro; b++) {
-            CHECK(lists(b->work, b->num_work, b->cu_seqlens, b->num_segments));
-            CHECK(s.layout == LAYOUT_REPAD ? lists(b->real_work, b->num_real_work,
-                                                   b->real_cu_seqlens, b->num_real_segments)
-                                           : b->num_real_work == 0);
+        s.num_ranks = 1 + (int32_t)test_rng_below(4);
+        s.plan.num_micro = s.num_ranks + (int32_t)test_rng_below(8);
+        s.deterministic_reduction = test_rng_below(2);
+        if (round % 3) {
+            s.work_list = list_again;
+            s.work_context = &calls;
+            s.max_work = CAPACITY + 1;
         }
-        batch_pack(&d.micro[0], NULL, 0);  // refilled: the old list no longer applies
-        CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+        for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
+            CHECK_MSG(loader_load_step(&d, &ds, &s, state, &err), "%s", err.what);
+            check_rank(&d, &s, &sums);
+        }
+        check_sums(&d.plan, &sums, &s);
+        CHECK(calls == (s.work_list ? sums.num_micro * (s.layout == LAYOUT_REPAD ? 2 : 1) : 0));
+        state = d.plan.cursor_after;
     }
-    LoaderSettings none = settings_of(LAYOUT_REPAD);
-    CHECK(loader_load_step(&d, &ds, &none, START, &err));
-    CHECK(d.micro[0].num_work == 0 && d.micro[0].num_real_work == 0);
+    CHECK(state.sources[0].epoch > 1);
     step_data_free(&d);
     dataset_close(&ds);
 }
 
-TEST_MASKS(ranks_read_their_own_part) {
-    Dataset ds;
-    StepData all = {0}, own = {0};
-    Error err = {0};
-    open_data(&ds);
+// From the beginning, and once more from the middle
+TEST_MASKS(the_thread_loads_the_same_as_a_plain_call) {
+    enum { STEPS = 20 };
     for (int layout = 0; layout < 4; layout++) {
-        LoaderSettings s = settings_of((Layout)layout);
-        CHECK_MSG(loader_load_step(&all, &ds, &s, START, &err), "%s", err.what);
-        for (s.num_ranks = 2; s.num_ranks <= 4; s.num_ranks += 2) {
-            int64_t targets = 0, rows = 0;
-            int32_t micros = 0;
-            for (s.rank = 0; s.rank < s.num_ranks; s.rank++) {
-                CHECK_MSG(loader_load_step(&own, &ds, &s, START, &err), "%s", err.what);
-                CHECK(own.plan.num_targets == all.plan.num_targets);
-                for (int32_t m = 0; m < own.num_micro; m++) targets += own.micro[m].num_targets;
-                rows += own.local_tokens;
-                micros += own.num_micro;
+        Dataset ds;
+        Error err = {0};
+        const LoaderSettings s = settings_of((Layout)layout);
+        PlanState state = START, middle = START;
+        StepData plain = {0};
+        open_data(&ds);
+        for (int from = 0; from < STEPS; from += STEPS / 2) {
+            Loader loader;
+            CHECK(loader_start(&loader, &ds, &s, state, &err));
+            for (int step = from; step < STEPS; step++) {
+                CHECK_MSG(loader_load_step(&plain, &ds, &s, state, &err), "%s", err.what);
+                const StepData *d = loader_next(&loader, &err);
+                CHECK_MSG(d != NULL, "%s", err.what);
+                CHECK(d->plan.cursor_after.step == step + 1 && d->num_micro == plain.num_micro);
+                CHECK(d->local_tokens == plain.local_tokens);
+                for (int32_t m = 0; m < d->num_micro; m++)
+                    CHECK(same_batch(&d->micro[m], &plain.micro[m]));
+                state = d->plan.cursor_after;
+                CHECK(memcmp(&state, &plain.plan.cursor_after, sizeof state) == 0);
+                if (step + 1 == STEPS / 2) middle = state;
             }
-            CHECK(targets == all.plan.num_targets && rows == all.local_tokens);
-            CHECK(micros == all.num_micro);
+            loader_stop(&loader);
+            state = middle;
         }
+        step_data_free(&plain);
+        dataset_close(&ds);
     }
-    step_data_free(&all);
-    step_data_free(&own);
-    dataset_close(&ds);
-}
-
-// Other steps and layouts, of more or fewer micro-batches, in the same memory
-TEST_MASKS(step_data_can_be_used_again) {
-    Dataset ds;
-    StepData used = {0};
-    Error err = {0};
-    open_data(&ds);
-    for (int round = 0; round < 40; round++) {
-        LoaderSettings s = settings_of((Layout)test_rng_below(4));
-        StepData fresh = {0};
-        s.plan.num_micro = 1 + (int32_t)test_rng_below(9);
-        CHECK_MSG(loader_load_step(&used, &ds, &s, START, &err), "%s", err.what);
-        CHECK_MSG(loader_load_step(&fresh, &ds, &s, START, &err), "%s", err.what);
-        CHECK(used.num_micro == fresh.num_micro);
-        for (int32_t m = 0; m < used.num_micro; m++)
-            CHECK(same_batch(&used.micro[m], &fresh.micro[m]));
-        step_data_free(&fresh);
-    }
-    step_data_free(&used);
-    dataset_close(&ds);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -1,15 +1,11 @@
-// data/runs/log.h: records that are whole on a full disk and after damage; which losses are spikes.
+// data/runs/log.h: records that are whole on a full disk and after damage; lines of steps; which
+// losses are spikes.
 #include <math.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include "../data/base/dir.h"
 #include "../data/base/file.h"
 #include "../data/runs/log.h"
-
 #include "scratch.h"
 #include "test.h"
 
@@ -46,7 +42,10 @@ TEST(a_log_keeps_the_lines_before_a_checkpoint) {
                 {7, "one\ntwo\nthree\n", "one\n"},
                 {3, "one\ntwo\nthree\n", ""},
                 {0, "one\ntwo\nthree\n", ""},
-                {-1, "one\ntwo\nthree\n", ""},
+                {-1,
+                 "more than what is written after it: one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
+                 "eight\nnine\nten\neleven\ntwelve\n",
+                 ""},
                 {11, "one\ntwo\nthr", "one\ntwo\n"}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
         RunLog log;
@@ -89,6 +88,104 @@ TEST(records_are_whole_on_a_full_disk) {
     free(lost);
     free(both);
     close(log.fd);
+}
+
+TEST(lines_and_records_of_steps) {
+    static const struct {
+        int64_t step, every;
+        bool pauses, skipped, spike, masked;
+        double measured, planned;
+        const char *part;  // of the line; NULL: it has none
+    } cases[] = {
+        {2, 1, false, false, false, false, 0, 0, "step     2/4 | loss 2.5000 | norm 0.500 | lr"},
+        {2, 1, false, false, false, false, 0, 0, "| 500 ms | 180 tok/s | fill 90.0 % | 2 docs |"},
+        {2, 1, false, false, false, false, 0, 0, "| pairs 25.0 % | eta 2:04\n"},
+        {1, 1, false, false, false, false, 0, 0, "| eta 3:06\n"},
+        {4, 1, false, false, false, true, 0, 0, "| 180 tok/s (90 targets/s) |"},
+        {4, 1, false, false, false, true, 1.25, 0, "% | imbalance (1.250) | eta 0:00\n"},
+        {4, 1, false, false, false, true, 1.25, 1.125, "% | imbalance 1.125 (1.250) | eta"},
+        {3, 2, false, false, false, false, 0, 0, NULL},
+        {3, 2, true, false, false, false, 0, 0, "step     3/4"},
+        {2, 0, true, false, false, false, 0, 0, NULL},
+        {3, 0, false, true, false, false, 0, 0, "| eta 1:02 | SKIPPED: not finite\n"},
+        {3, 0, false, false, true, false, 0, 0, "| eta 1:02 | SPIKE\n"},
+    };
+    Sources one, two;
+    RunLog log;
+    Error err = {0};
+    CHECK(sources_parse(&one, "a", &err) && sources_parse(&two, "a:1,b:3", &err));
+    one.list[0].num_docs = two.list[0].num_docs = two.list[1].num_docs = 4;
+    open_log(&log, "", -1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const StepReport r = {.step = cases[i].step,
+                              .steps = 4,
+                              .ms = 500,
+                              .mean_ms = 62100,
+                              .loss = 2.5,
+                              .grad_norm = 0.5,
+                              .skipped = cases[i].skipped,
+                              .spike = cases[i].spike,
+                              .balance = {cases[i].planned, cases[i].measured, 1},
+                              .lines_every = cases[i].every,
+                              .pauses = cases[i].pauses};
+        const StepPlan p = {.num_stream = 2,
+                            .real_tokens = 90,
+                            .num_targets = 45,
+                            .buffer_tokens = 100,
+                            .attention_pairs = 1,
+                            .padded_pairs = 4,
+                            .masked = cases[i].masked,
+                            .sources = i % 2   ? &two
+                                       : i % 4 ? &one
+                                               : NULL,
+                            .cursor_after = {2, {{.epoch = 2, .doc_pos = 1, .tokens = 70}}}};
+        capture_begin();
+        report_step(&log, &r, &p);
+        char *line = capture_end();
+        CHECK_MSG(cases[i].part ? strstr(line, cases[i].part) != NULL : !line[0], "case %zu: %s", i,
+                  line);
+        free(line);
+    }
+    char *text = read_log(), *record = text, *last;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++, record += strlen(record) + 1) {
+        *strchr(record, '\n') = 0;
+        CHECK_MSG(!strstr(record, "trained_tokens_per_s\": 90.0") == !cases[i].masked, "%s",
+                  record);
+        CHECK(!strstr(record, "slowest_rank\": 1") == !cases[i].measured);
+        CHECK(!strstr(record, "\"sources\"") == !(i % 2));
+        CHECK(
+            !strstr(record, "\"sources\": [{\"path\": \"a\", \"tokens\": 70, \"epochs\": 2.25}") ==
+            !(i % 2));
+        last = record;
+    }
+    CHECK(strstr(last, "{\"step\": 3, ") == last && strstr(last, "\"spike\": true}"));
+    free(text);
+    close(log.fd);
+    sources_free(&one);
+    sources_free(&two);
+}
+
+TEST(progress_is_that_of_the_whole_log) {
+    static const struct {
+        const char *text;
+        int64_t last_step, first_save;
+    } logs[] = {
+        {"", 0, INT64_MAX},
+        {"{\"event\": \"start\", \"options\": {\"save-every\": 0}}\n", 0, INT64_MAX},
+        {"{\"event\": \"start\", \"options\": {\"save-every\": 2}}\n{\"step\": 1, \"loss\": 1}\n"
+         "{\"step\": 2, \"loss\": 1}\n{\"event\": \"val\", \"step\": 9}\n",
+         2, 2},
+        {"{\"step\": 7, \"loss\": 1}\n{\"event\": \"resume\", \"save-every\": 3}\n"
+         "{\"step\": 5, \"loss\": 1}\n",
+         7, INT64_MAX},
+    };
+    for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
+        int64_t last_step = -1, first_save = -1;
+        Error err = {0};
+        put_file(scratch("log/log.jsonl"), logs[i].text, strlen(logs[i].text));
+        CHECK(log_read_progress(scratch("log"), &last_step, &first_save, &err));
+        CHECK_MSG(last_step == logs[i].last_step && first_save == logs[i].first_save, "log %zu", i);
+    }
 }
 
 TEST(a_falling_noisy_loss_has_no_spike) {

@@ -105,6 +105,7 @@ no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,hea
 no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
 no targets_without_lora 2 'other options of LoRA to --lora' --model base --lora-targets q
 no merging_without_lora 2 'other options of LoRA to --lora' --model base --lora-merge
+no alpha_without_lora 2 'other options of LoRA to --lora' --model base --lora-alpha 8
 no muon 2 'expected at most one of them' --model base --lora 8 --optimizer muon
 no training_with_an_adapter 2 '--adapter belongs to --generate' --model base --adapter full/final
 no dropout 2 'lora-dropout' --model base --lora 8 --lora-dropout 0.1
@@ -115,6 +116,7 @@ check all_weights "$train" --model base "${common[@]}" --steps 1 --out all
 expect adapters_of_a_whole_model 3 'adapter_model.safetensors' "$train" --resume --out all --lora 8
 cp -r base other && cp merged/final/model.safetensors other/
 expect another_base 9 'that the adapters were trained beside' "$train" --resume --out half --model other --steps 9
+expect a_given_model_is_taken 3 'nowhere' "$train" --model nowhere --adapter full/final "${greedy[@]}"
 expect a_model_instead_of_adapters 3 'adapter_config.json' "$train" --adapter base "${greedy[@]}"
 while read -r key value; do
     rm -rf foreign && cp -r full/final foreign

@@ -37,6 +37,11 @@ static DocIndex index_of(const Lengths *lengths) {
     return (DocIndex){lengths->n, length_of, lengths, lengths->mask ? targets_of : NULL, 0, NULL};
 }
 
+// Of the first `length` tokens of a document, is any a target?
+static bool is_trainable(const Lengths *l, int64_t doc, int32_t length) {
+    return l->mask == 0 || targets_of(l, doc, 1, length - 1) > 0;
+}
+
 // Many short documents and a few long ones: lengths over several powers of two up to `longest`.
 static Lengths make_lengths(int64_t n, uint32_t longest) {
     Lengths l = {(int32_t *)host_calloc((size_t)n, sizeof(int32_t), "test"), n, 0};
@@ -62,6 +67,7 @@ static PlanSettings random_settings(void) {
     return s;
 }
 
+enum { MOST_MICROS = 100 };
 static const PlanState START = {0};
 
 static void plan_ok(StepPlan *p, const DocIndex *index, const PlanSettings *s, Layout layout,
@@ -154,104 +160,93 @@ TEST(the_order_depends_on_seed_epoch_and_source) {
 // -------------------------------------------------------------------------------------------------
 // The stream under every policy for long documents, with and without masks
 
-// What --long-docs leaves of a document.
-static int64_t kept_of(const Lengths *l, const PlanSettings *s, int64_t doc) {
-    const int64_t length = l->lengths[doc], most = s->max_seqlen;
-    if (length <= most || s->long_docs == LONG_SPLIT) return length;
-    return s->long_docs == LONG_TRUNCATE ? most : 0;
-}
+// What one epoch of the stream is, plainly
+typedef struct {
+    Segment *segments;
+    int64_t n, tokens;
+    LongCounts counts;
+} Epoch;
 
-// Is a token in a segment with a target?
-static bool is_trained(const Lengths *l, const PlanSettings *s, int64_t doc, int64_t i) {
-    const int64_t kept = kept_of(l, s, doc), first = i / s->max_seqlen * s->max_seqlen;
-    const int64_t last = first + s->max_seqlen < kept ? first + s->max_seqlen : kept - 1;
-    return i < kept && (l->mask == 0 || targets_of(l, doc, first + 1, last - first) > 0);
-}
-
-static int64_t trained_of(const Lengths *l, const PlanSettings *s, int64_t doc) {
-    int64_t trained = 0;
-    for (int64_t i = 0; i < l->lengths[doc]; i++) trained += is_trained(l, s, doc, i);
-    return trained;
-}
-
-static LongCounts expected_counts(const Lengths *l, const PlanSettings *s) {
-    LongCounts c = {0};
-    for (int64_t d = 0; d < l->n; d++) {
-        const int64_t trained = trained_of(l, s, d), kept = kept_of(l, s, d);
-        c.docs_dropped += kept == 0;
-        c.docs_without_target += kept > 0 && trained == 0;
-        c.docs_truncated += trained > 0 && kept < l->lengths[d];
-        c.docs_split += trained > 0 && kept > s->max_seqlen;
-        c.tokens_left_out += l->lengths[d] - trained;
+static Epoch epoch_of(const Lengths *l, const PlanSettings *s, int64_t epoch) {
+    Epoch e = {0};
+    size_t capacity = 0;
+    for (int64_t pos = 0; pos < l->n; pos++) {
+        const int64_t doc = doc_at(s->seed, epoch, l->n, pos), length = l->lengths[doc];
+        const bool is_long = length > s->max_seqlen, split = s->long_docs == LONG_SPLIT;
+        const int64_t kept = !is_long || split               ? length
+                             : s->long_docs == LONG_TRUNCATE ? s->max_seqlen
+                                                             : 0;
+        const bool trained = kept > 0 && is_trainable(l, doc, (int32_t)kept);
+        e.counts.docs_dropped += kept == 0;
+        e.counts.docs_without_target += kept > 0 && !trained;
+        e.counts.docs_truncated += trained && kept < length;
+        e.counts.docs_split += trained && is_long && split;
+        e.counts.tokens_left_out += length;
+        for (int64_t at = 0, n; trained && at < kept; at += n) {
+            n = kept - at < s->max_seqlen ? kept - at : s->max_seqlen;
+            const Segment c = {doc, at, (int32_t)n, at + n < kept};
+            if (l->mask > 0 && targets_of(l, doc, at + 1, n - 1 + c.has_next) == 0) continue;
+            e.segments = (Segment *)host_grow(e.segments, &capacity, (size_t)e.n + 1, sizeof c, "");
+            e.segments[e.n++] = c;
+            e.tokens += n;
+        }
     }
-    return c;
+    e.counts.tokens_left_out -= e.tokens;
+    return e;
 }
 
-// Walks three epochs and counts how often each token comes.
 static void check_stream(const Lengths *l, const PlanSettings *s) {
     const DocIndex index = index_of(l);
-    const LongCounts expected = expected_counts(l, s);
     LongCounts counts = {0};
     SourceCursor at = {0};
-    Segment c;
     Error err = {0};
-    int32_t **times = (int32_t **)host_calloc((size_t)l->n, sizeof *times, "test");
-    for (int64_t d = 0; d < l->n; d++)
-        times[d] = (int32_t *)host_calloc((size_t)l->lengths[d], sizeof **times, "test");
-    for (;;) {
-        if (at.epoch == 0 && at.doc_pos == l->n && at.tok_off == 0)
-            CHECK(memcmp(&counts, &expected, sizeof counts) == 0);
-        CHECK_MSG(plan_next_segment(&index, s, &at, &c, &counts, &err), "%s", err.what);
-        if (at.epoch == 3) break;
-        CHECK(c.length >= 1 && c.length <= s->max_seqlen && c.tok_off % s->max_seqlen == 0);
-        CHECK(c.has_next == (c.tok_off + c.length < kept_of(l, s, c.doc)));
-        for (int32_t k = 0; k < c.length; k++)
-            CHECK(times[c.doc][c.tok_off + k]++ == at.epoch);  // not twice in an epoch
+    for (int64_t epoch = 0; epoch < 3; epoch++) {
+        Epoch e = epoch_of(l, s, epoch);
+        for (int64_t i = 0; i < e.n; i++) {
+            Segment c;
+            CHECK_MSG(plan_next_segment(&index, s, &at, &c, &counts, &err), "%s", err.what);
+            CHECK(same_segment(&c, &e.segments[i]));
+            if (i + 1 == e.n && at.doc_pos == l->n)  // nothing left out is still to come
+                CHECK(counts.tokens_left_out == (epoch + 1) * e.counts.tokens_left_out &&
+                      counts.docs_split == (epoch + 1) * e.counts.docs_split);
+        }
+        free(e.segments);
     }
-    for (int64_t d = 0; d < l->n; d++) {
-        for (int32_t i = 0; i < l->lengths[d]; i++)
-            CHECK_MSG(times[d][i] == (is_trained(l, s, d, i) ? 3 : 0), "%d", times[d][i]);
-        free(times[d]);
-    }
-    free(times);
 }
 
 static bool has_words(const Error *err, int code, const char *words) {
     return err->code == code && strstr(err->what, words);
 }
 
-TEST(every_token_is_trained_once_an_epoch_or_counted) {
+TEST(the_stream_is_as_plainly_defined) {
     int nothing = 0, refused = 0;
     for (int round = 0; round < 400; round++) {
         PlanSettings s = random_settings();
         Lengths l = make_lengths(1 + test_rng_below(60), 1 + 3 * (uint32_t)s.max_seqlen);
         s.long_docs = (LongDocs)(round % 4);
         l.mask = round / 4 % 2 ? 1 + test_rng_below(9) : 0;
-        int64_t trained = 0, longer = 0;
-        for (int64_t d = 0; d < l.n; d++) {
-            trained += trained_of(&l, &s, d);
-            longer += l.lengths[d] > s.max_seqlen;
-        }
+        const Epoch e = epoch_of(&l, &s, 0);
         const DocIndex index = index_of(&l);
         StepPlan p = {0};
-        LongCounts found, expected = expected_counts(&l, &s);
+        LongCounts found;
         Error err = {0}, again = {0};
         const bool ok = plan_count_left_out(&index, &s, &found, &err);
-        if (s.long_docs == LONG_ERROR && longer > 0) {
+        if (s.long_docs == LONG_ERROR && e.counts.docs_dropped > 0) {
             CHECK_MSG(!ok && has_words(&err, EXIT_BAD_INPUT, "expected at most"), "%s", err.what);
             refused++;
-        } else if (trained == 0) {
+        } else if (e.n == 0) {
             const char *why = l.mask ? "none in the masks" : "are longer than max_seqlen";
-            const bool no_target = expected.docs_without_target > 0;
-            CHECK_MSG(!ok && has_words(&err, EXIT_BAD_INPUT, no_target ? why : "all"), "%s",
-                      err.what);
+            CHECK_MSG(!ok && has_words(&err, EXIT_BAD_INPUT,
+                                       e.counts.docs_without_target > 0 ? why : "all"),
+                      "%s", err.what);
             CHECK(!plan_once(&p, &l, &s, &again) && strcmp(err.what, again.what) == 0);
             nothing++;
         } else {
-            CHECK_MSG(ok && memcmp(&found, &expected, sizeof found) == 0, "%s", err.what);
+            CHECK_MSG(ok && memcmp(&found, &e.counts, sizeof found) == 0, "%s", err.what);
             check_stream(&l, &s);
         }
         plan_free(&p);
+        free(e.segments);
         free(l.lengths);
     }
     CHECK_MSG(nothing > 5 && refused > 20, "%d %d", nothing, refused);
@@ -267,57 +262,54 @@ static int64_t micro_tokens(const StepPlan *p, int32_t m) {
     return tokens;
 }
 
-static int by_place(const void *a, const void *b) {
-    const Segment *x = (const Segment *)a, *y = (const Segment *)b;
-    if (x->doc != y->doc) return x->doc < y->doc ? -1 : 1;
-    return (x->tok_off > y->tok_off) - (x->tok_off < y->tok_off);
+typedef struct {
+    int32_t length, at;  // of a segment, and its place in the stream
+} Item;
+
+static int by_length(const void *a, const void *b) {
+    const Item *x = (const Item *)a, *y = (const Item *)b;
+    return x->length != y->length ? (x->length < y->length ? 1 : -1) : x->at - y->at;
 }
 
-// A segment went to the micro-batch with the least work of those with room. So every other one, in
-// the end, has at least the work that this one had before its last segment, or no room for that.
-static bool is_even(const StepPlan *p, const PlanSettings *s) {
-    for (int32_t m = 0; m < p->num_micro; m++) {
-        if (p->micro_start[m] == p->micro_start[m + 1]) continue;
-        const int32_t last = p->segments[p->micro_start[m + 1] - 1].length;
-        for (int32_t b = 0; b < p->num_micro; b++)
-            if (p->micro_work[b] < p->micro_work[m] - plan_work(last) &&
-                s->micro_batch_tokens - micro_tokens(p, b) >= last)
-                return false;
+// The packer, plainly: into micro (n), for each item the micro-batch with the least work, or with
+// the least room, of those with room. False: one has no place.
+static bool pack_plainly(const Item *items, int64_t n, const PlanSettings *s, bool fullest,
+                         int32_t *micro) {
+    int64_t room[MOST_MICROS], work[MOST_MICROS] = {0};
+    for (int32_t m = 0; m < s->num_micro; m++) room[m] = s->micro_batch_tokens;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t *by = fullest ? room : work;
+        micro[i] = -1;
+        for (int32_t m = 0; m < s->num_micro; m++)
+            if (room[m] >= items[i].length && (micro[i] < 0 || by[m] < by[micro[i]])) micro[i] = m;
+        if (micro[i] < 0) return false;
+        room[micro[i]] -= items[i].length;
+        work[micro[i]] += plan_work(items[i].length);
     }
     return true;
 }
 
-// A segment went to the fullest micro-batch with room: an empty one is begun only when no other has
-// room, so that any two together hold more than one.
-static bool is_tight(const StepPlan *p, const PlanSettings *s) {
-    for (int32_t a = 0; a < p->num_micro; a++)
-        for (int32_t b = 0; b < a; b++)
-            if (micro_tokens(p, a) > 0 && micro_tokens(p, b) > 0 &&
-                micro_tokens(p, a) + micro_tokens(p, b) <= s->micro_batch_tokens)
-                return false;
-    return true;
-}
+static int steps_packed_tightly;
 
-// The micro-batches hold the segments of the stream, longest first.
 static void check_packed(const StepPlan *p, const PlanSettings *s) {
-    const size_t n = (size_t)p->num_stream, bytes = n * sizeof(Segment);
-    Segment *a = (Segment *)host_calloc(2 * n, sizeof *a, "test"), *b = a + n;
-    CHECK(p->num_segments == p->num_stream);
-    memcpy(a, p->stream, bytes);
-    memcpy(b, p->segments, bytes);
-    qsort(a, n, sizeof *a, by_place);
-    qsort(b, n, sizeof *b, by_place);
-    for (size_t i = 0; i < n; i++) CHECK(same_segment(&a[i], &b[i]));
-    free(a);
-    for (int32_t m = 0; m < p->num_micro; m++) {
-        int64_t work = 0;
-        for (int64_t i = p->micro_start[m]; i < p->micro_start[m + 1]; i++) {
-            work += plan_work(p->segments[i].length);
-            if (i > p->micro_start[m]) CHECK(p->segments[i].length <= p->segments[i - 1].length);
-        }
-        CHECK(p->micro_work[m] == work);
+    const int64_t n = p->num_stream;
+    Item *items = (Item *)host_calloc((size_t)n, sizeof *items, "test");
+    int32_t *micro = (int32_t *)host_calloc((size_t)n, sizeof *micro, "test");
+    int64_t done[MOST_MICROS] = {0}, work[MOST_MICROS] = {0};
+    for (int64_t i = 0; i < n; i++) items[i] = (Item){p->stream[i].length, (int32_t)i};
+    qsort(items, (size_t)n, sizeof *items, by_length);
+    const bool tightly = !pack_plainly(items, n, s, false, micro);
+    steps_packed_tightly += tightly;
+    CHECK(!tightly || pack_plainly(items, n, s, true, micro));
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t m = micro[i];
+        CHECK(same_segment(&p->segments[p->micro_start[m] + done[m]++], &p->stream[items[i].at]));
+        work[m] += plan_work(items[i].length);
     }
-    CHECK(is_even(p, s) || is_tight(p, s));
+    for (int32_t m = 0; m < p->num_micro; m++)
+        CHECK(p->micro_start[m + 1] - p->micro_start[m] == done[m] && p->micro_work[m] == work[m]);
+    free(items);
+    free(micro);
 }
 
 // padded and repad: a row for each segment; rows: the stream, cut every so many tokens.
@@ -361,15 +353,14 @@ static void check_step(const StepPlan *p, const Lengths *l, const PlanSettings *
 }
 
 // Steps from START on, in every layout: they cut the stream, each as late as possible.
-static void check_steps(const Lengths *l, const PlanSettings *s, int num_steps) {
-    const DocIndex index = index_of(l);
+static void check_steps(DocIndex index, const PlanSettings *s, int num_steps) {
+    const Lengths *l = (const Lengths *)index.context;
     StepPlan p = {0}, other = {0};
     PlanState state = START, at = START;
-    SourceCursor *cursor = &at.sources[0];
     LongCounts counts = {0};
     Error err = {0};
     Segment next;
-    CHECK(plan_next_segment(&index, s, cursor, &next, &counts, &err));
+    CHECK(mixture_draw(&index, s, &at, &next, &counts, &err));
     for (int step = 0; step < num_steps; step++) {
         StepPlan fresh = {0};
         // of documents of one token, say
@@ -379,7 +370,7 @@ static void check_steps(const Lengths *l, const PlanSettings *s, int num_steps) 
             CHECK(same_segment(&p.stream[i], &next));
             at.step = step + 1;
             if (i + 1 == p.num_stream) CHECK(memcmp(&p.cursor_after, &at, sizeof at) == 0);
-            CHECK(plan_next_segment(&index, s, cursor, &next, &counts, &err));
+            CHECK(mixture_draw(&index, s, &at, &next, &counts, &err));
         }
         PlanSettings longer = *s;  // one segment more is too much for the step, or for packing
         longer.set_tokens = p.real_tokens + next.length;
@@ -402,147 +393,70 @@ static void check_steps(const Lengths *l, const PlanSettings *s, int num_steps) 
     plan_free(&other);
 }
 
+// In every fourth round segments are hard to pack.
 TEST(steps_cut_the_stream_in_every_layout) {
     for (int round = 0; round < 300; round++) {
         PlanSettings s = random_settings();
         Lengths l = make_lengths(1 + test_rng_below(300), 1 + test_rng_below(600));
         s.long_docs = (LongDocs)test_rng_below(3);
         l.mask = round % 2 ? 1 + test_rng_below(5) : 0;
+        if (round % 4 == 0) s.micro_batch_tokens = s.max_seqlen, s.fill_ppm = 1000000;
         l.lengths[0] = s.max_seqlen;  // so that something is left when the longer ones are dropped
-        if (trained_of(&l, &s, 0) > 0) check_steps(&l, &s, 8);
+        if (is_trainable(&l, 0, s.max_seqlen)) check_steps(index_of(&l), &s, 8);
         free(l.lengths);
     }
-}
-
-// -------------------------------------------------------------------------------------------------
-// Packing
-
-// Sets that exactly fill their micro-batches, which only filling up one after another finds.
-TEST(what_fits_only_when_packed_tightly_is_packed_tightly) {
-    static const struct {
-        int32_t room, lengths[8], num_micro;
-    } sets[] = {{10, {6, 4, 4, 3, 3}, 2}, {10, {7, 6, 4, 3, 5, 5}, 3}, {12, {9, 3, 6, 4, 2}, 2}};
-    for (size_t k = 0; k < sizeof sets / sizeof *sets; k++) {
-        StepPlan p = {0};
-        Error err;
-        int32_t docs[8];
-        Lengths l = {docs, 0, 0};
-        for (; l.n < 8 && sets[k].lengths[l.n]; l.n++) docs[l.n] = sets[k].lengths[l.n];
-        const PlanSettings s = {.max_seqlen = sets[k].room,
-                                .micro_batch_tokens = sets[k].room,
-                                .num_micro = sets[k].num_micro,
-                                .fill_ppm = 1000000};
-        CHECK_MSG(plan_once(&p, &l, &s, &err), "%s", err.what);
-        CHECK_MSG(p.num_stream == l.n && p.real_tokens == s.num_micro * s.micro_batch_tokens &&
-                      is_tight(&p, &s),
-                  "%zu: %d tokens", k, (int)p.real_tokens);
-        plan_free(&p);
-    }
-}
-
-// Segments of 20 to 79 tokens in micro-batches of 100, at fill 1: hard to pack.
-TEST(steps_that_do_not_fit_shrink) {
-    StepPlan p = {0};
-    PlanSettings s = small_settings();
-    double fill = 0;
-    enum { ROUNDS = 200 };
-    s.max_seqlen = s.micro_batch_tokens = 100;
-    s.num_micro = 8;
-    s.fill_ppm = 1000000;
-    for (int round = 0; round < ROUNDS; round++) {
-        Lengths l = make_lengths(100, 100);
-        for (int64_t i = 0; i < l.n; i++) l.lengths[i] = 20 + (int32_t)test_rng_below(60);
-        Error err;
-        CHECK(plan_once(&p, &l, &s, &err));
-        fill += (double)p.real_tokens / 800 / ROUNDS;
-        check_steps(&l, &s, 2);
-        free(l.lengths);
-    }
-    plan_free(&p);
-    CHECK_MSG(fill > 0.86, "fill %.4f", fill);
-}
-
-// Lengths as in real sets: log-normal, up to max_seqlen. mean[0]: ranks by work, [1]: in blocks
-static void mean_imbalance(int32_t ranks, const PlanSettings *s, double mean[2]) {
-    enum { DOCS = 20000, STEPS = 10 };
-    static int32_t docs[DOCS], own[256];
-    const Lengths l = {docs, DOCS, 0};
-    const DocIndex index = index_of(&l);
-    StepPlan p = {0};
-    PlanState state = START;
-    for (int i = 0; i < DOCS; i++) {
-        const double length = exp(6.2 + 1.1 * test_rng_normal());
-        docs[i] = 2 + (int32_t)(length < s->max_seqlen - 2 ? length : s->max_seqlen - 2);
-    }
-    mean[0] = mean[1] = 0;
-    for (int step = 0; step < STEPS; step++) {
-        plan_ok(&p, &index, s, LAYOUT_PACKED, &state);
-        for (int k = 0; k < 2; k++) {
-            double imbalance;
-            plan_rank_micros(&p, k ? s->num_micro : 0, 0, ranks, own, &imbalance);
-            mean[k] += imbalance / STEPS;
-        }
-        state = p.cursor_after;
-    }
-    plan_free(&p);
-}
-
-// Where a micro-batch holds four of the longest segment.
-TEST(ranks_have_equal_work) {
-    static const int32_t sizes[][3] = {{8, 8, 2048}, {8, 64, 2048}, {64, 64, 2048}, {8, 64, 8192}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        PlanSettings s = small_settings();
-        double mean[2];
-        s.num_micro = sizes[i][1];
-        s.max_seqlen = sizes[i][2];
-        s.micro_batch_tokens = 4 * s.max_seqlen;
-        mean_imbalance(sizes[i][0], &s, mean);
-        CHECK_MSG(mean[0] <= 1.02 && mean[1] <= 1.02, "sizes %zu: %.4f by work, %.4f in blocks", i,
-                  mean[0], mean[1]);
-    }
+    CHECK_MSG(steps_packed_tightly > 20, "%d", steps_packed_tightly);
 }
 
 // -------------------------------------------------------------------------------------------------
 // Ranks
 
-enum { MOST_MICROS = 100, MOST_RANKS = 8 };
+enum { MOST_RANKS = 8 };
 
-// Every micro-batch has one rank; *imbalance is that of the work the ranks have.
+// The rank of each micro-batch, and in `order` the i-th that is worked on: blocks of leaves, or the
+// heaviest first, each to the rank with the least work of those without one in this round.
+static void share_plainly(const StepPlan *p, int32_t leaves, int32_t ranks, int32_t *order,
+                          int32_t *rank_of) {
+    int32_t n[MOST_RANKS] = {0};
+    int64_t load[MOST_RANKS] = {0};
+    bool given[MOST_MICROS] = {false};
+    for (int32_t i = 0; i < p->num_micro; i++) {
+        int32_t heaviest = -1, idlest = -1, first, last = -1;
+        for (int32_t m = 0; m < p->num_micro; m++)
+            if (!given[m] && (heaviest < 0 || p->micro_work[m] > p->micro_work[heaviest]))
+                heaviest = m;
+        for (int32_t r = 0; r < ranks; r++)
+            if (n[r] == i / ranks && (idlest < 0 || load[r] < load[idlest])) idlest = r;
+        order[i] = leaves ? i : heaviest;
+        for (int32_t r = 0; leaves && last <= sum_leaf(i, p->num_micro, leaves); r++) {
+            rank_block(leaves, r, ranks, &first, &last);
+            idlest = r;
+        }
+        rank_of[order[i]] = idlest;
+        n[idlest]++;
+        load[idlest] += p->micro_work[order[i]];
+        given[order[i]] = true;
+    }
+}
+
 static void check_shares(const StepPlan *p, int32_t leaves, int32_t ranks) {
-    static int32_t own[MOST_RANKS][MOST_MICROS];
-    int32_t n[MOST_RANKS], times[MOST_MICROS] = {0}, next = 0;
-    int64_t work[MOST_RANKS] = {0}, most = 0, sum = 0;
-    double imbalance;
-    for (int32_t r = 0; r < ranks; r++) {
-        n[r] = plan_rank_micros(p, leaves, r, ranks, own[r], &imbalance);
-        for (int32_t i = 0; i < n[r]; i++) {
-            CHECK(times[own[r][i]]++ == 0);
-            work[r] += p->micro_work[own[r][i]];
-            if (leaves) CHECK(own[r][i] == next++);  // blocks, in order
+    int32_t order[MOST_MICROS], rank_of[MOST_MICROS], own[MOST_MICROS];
+    int64_t most = 0, sum = 0;
+    double imbalance = 0;
+    share_plainly(p, leaves, ranks, order, rank_of);
+    for (int32_t r = 0, k = 0; r < ranks; r++, k = 0) {
+        const int32_t n = plan_rank_micros(p, leaves, r, ranks, own, &imbalance);
+        int64_t work = 0;
+        for (int32_t i = 0; i < p->num_micro; i++) {
+            if (rank_of[order[i]] != r) continue;
+            CHECK(k < n && own[k++] == order[i]);
+            work += p->micro_work[order[i]];
         }
-        sum += work[r];
-        most = work[r] > most ? work[r] : most;
+        CHECK(k == n);
+        sum += work;
+        most = work > most ? work : most;
     }
-    for (int32_t m = 0; m < p->num_micro; m++) CHECK(times[m] == 1);
     CHECK_MSG(fabs(imbalance - (double)most * ranks / (double)sum) < 1e-12, "%g", imbalance);
-    if (leaves) return;
-    int64_t load[MOST_RANKS] = {0};  // in each round, more work goes to a rank with less so far
-    for (int32_t round = 0; round * ranks < p->num_micro; round++) {
-        for (int32_t a = 0; a < ranks; a++) {
-            CHECK(n[a] > round || (round + 1) * ranks > p->num_micro);  // equally many
-            for (int32_t b = 0; b < ranks; b++)
-                if (load[a] < load[b] && n[b] > round)
-                    CHECK(n[a] > round &&
-                          p->micro_work[own[a][round]] >= p->micro_work[own[b][round]]);
-        }
-        for (int32_t a = 0; a < ranks; a++) {
-            if (n[a] <= round) continue;
-            load[a] += p->micro_work[own[a][round]];
-            for (int32_t b = 0; b < ranks; b++)  // those of the next round are lighter
-                if (n[b] > round + 1)
-                    CHECK(p->micro_work[own[a][round]] >= p->micro_work[own[b][round + 1]]);
-        }
-    }
 }
 
 TEST(ranks_share_the_micro_batches_by_work_or_in_blocks) {
@@ -611,34 +525,26 @@ TEST(deterministic_sums_are_the_same_on_any_number_of_ranks) {
 // -------------------------------------------------------------------------------------------------
 // A fixed set: the first whole documents of at most so many tokens, each once
 
-static void check_set(const Lengths *l, const PlanSettings *s, int64_t most) {
+// The whole documents that fit; of a first one that does not, its segments, at least one
+static void check_set(const Lengths *l, const PlanSettings *s, const Epoch *e, int64_t most) {
     StepPlan p = {0};
     const DocIndex index = index_of(l);
-    SourceCursor at = {0};
-    Segment c;
-    LongCounts counts = {0};
-    Error err = {0};
-    int64_t tokens = 0, part = 0, rest = 0, first = -1;
-    plan_ok(&p, &index, s, LAYOUT_PACKED, &START);
-    CHECK(p.real_tokens == s->set_tokens && p.num_micro == s->num_micro);
-    for (int64_t i = 0; i < p.num_stream; i++) {
-        CHECK(plan_next_segment(&index, s, &at, &c, &counts, &err) && at.epoch == 0);
-        CHECK(same_segment(&c, &p.stream[i]));
-        if (first < 0) first = c.doc;
-        tokens += c.length;
-        part = c.doc == first ? part + c.length : part;
+    int64_t n = 0, tokens = 0, fitting = 0, kept = 0;
+    for (int64_t i = 0; i < e->n; i++) {
+        const Segment *c = &e->segments[i];
+        tokens += c->length;
+        if (tokens <= most || i == 0) fitting = i + 1;
+        const bool ends = i + 1 == e->n || e->segments[i + 1].doc != c->doc;
+        if (fitting == i + 1 && (ends || c->doc == e->segments[0].doc)) n = i + 1;
     }
-    const bool has_more =
-        trained_of(l, s, c.doc) > 0 && c.has_next && (rest = trained_of(l, s, first) - part) > 0;
-    if (c.doc != first) CHECK(rest == 0 && part == trained_of(l, s, first));
-    const int64_t last_doc = c.doc;
-    CHECK(tokens <= most || p.num_stream == 1);
-    CHECK(plan_next_segment(&index, s, &at, &c, &counts, &err));
-    if (c.doc == last_doc && at.epoch == 0)  // of a first document longer than the set
-        CHECK(last_doc == first && has_more && tokens + c.length > most);
-    else if (at.epoch == 0)
-        CHECK(tokens + trained_of(l, s, c.doc) > most);
-    CHECK(p.num_micro <= 2 * tokens / s->micro_batch_tokens + 2);
+    plan_ok(&p, &index, s, LAYOUT_PACKED, &START);
+    CHECK_MSG(p.num_stream == n, "%ld, expected %ld", p.num_stream, n);
+    for (int64_t i = 0; i < n; i++) {
+        CHECK(same_segment(&p.stream[i], &e->segments[i]));
+        kept += p.stream[i].length;
+    }
+    CHECK(p.real_tokens == kept && kept == s->set_tokens && p.num_micro == s->num_micro);
+    CHECK(p.num_micro <= 2 * kept / s->micro_batch_tokens + 2);
     plan_free(&p);
 }
 
@@ -649,17 +555,18 @@ TEST(a_fixed_set_is_whole_documents_and_as_many_as_fit) {
         Error err = {0};
         Lengths l = make_lengths(1 + (int64_t)test_rng_below(60), 3 * (uint32_t)s.max_seqlen);
         const DocIndex index = (l.mask = round / 2 % 4, index_of(&l));
-        int64_t tokens = 0;
         s.long_docs = (LongDocs)test_rng_below(3);
-        for (int64_t i = 0; i < l.n; i++) tokens += trained_of(&l, &s, i);
+        const Epoch e = epoch_of(&l, &s, 0);
+        const int64_t tokens = e.tokens;
         const int64_t most =
             round % 2 && tokens ? 1 + (int64_t)test_rng_below((uint32_t)tokens) : tokens + 1;
         if (plan_fix_set(&s, &index, most, &err)) {
-            check_set(&l, &s, most);
+            check_set(&l, &s, &e, most);
             parts += s.set_tokens < tokens, all += s.set_tokens == tokens;
         } else if (tokens) {  // only documents of one token
             CHECK_MSG(!l.mask && strstr(err.what, "no token to predict"), "%s", err.what);
         }
+        free(e.segments);
         free(l.lengths);
     }
     CHECK_MSG(parts > 100 && all > 100, "%d %d", parts, all);
@@ -701,8 +608,8 @@ TEST(states_of_other_data_are_refused) {
     int32_t docs[] = {100, 100, 100};
     const Lengths l = {docs, 3, 0}, none = {docs, 0, 0};
     const DocIndex index = index_of(&l);
-    static const SourceCursor bad[] = {{-1, 0, 0, 0, 0}, {0, -1, 0, 0, 0},  {0, 0, -1, 0, 0},
-                                       {0, 4, 0, 0, 0},  {0, 3, 1, 0, 0},   {0, 0, 100, 0, 0},
+    static const SourceCursor bad[] = {{-1, 0, 0, 0, 0},       {0, -1, 0, 0, 0}, {0, 0, -1, 0, 0},
+                                       {0, 4, 0, 0, 0},        {0, 3, 1, 0, 0},  {0, 0, 100, 0, 0},
                                        {0, 0, 1ll << 40, 0, 0}};
     Error err;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -744,7 +651,7 @@ static DocIndex make_mixture(Lengths *l, Sources *s, int32_t n, PlanSettings *se
     l->mask = test_rng_below(3);
     for (const Source *one = s->list; one < s->list + n; one++) {
         l->lengths[one->first_doc] = 32;
-        if (l->mask > 0 && targets_of(l, one->first_doc, 1, 31) == 0) l->mask = 0;
+        if (!is_trainable(l, one->first_doc, 32)) l->mask = 0;
     }
     *settings = random_settings();
     settings->max_seqlen += 32;
@@ -811,34 +718,34 @@ TEST(every_prefix_of_a_mixture_has_the_shares_to_within_a_segment) {
     }
 }
 
-// A step takes the next of what is drawn; planned again from the same state, it is the same.
-TEST(steps_of_a_mixture_are_the_same_from_any_state) {
+TEST(steps_of_a_mixture_are_what_is_drawn) {
     for (int round = 0; round < 60; round++) {
         Lengths l;
         Sources sources;
-        StepPlan p = {0}, fresh = {0};
-        PlanState state = START, at = START;
-        LongCounts counts = {0};
-        Error err = {0};
-        Segment c;
         PlanSettings s;
-        const DocIndex index = make_mixture(&l, &sources, 2 + round % 7, &s);
-        for (int step = 0; step < 12; step++) {
-            plan_ok(&p, &index, &s, LAYOUT_PACKED, &state);
-            plan_ok(&fresh, &index, &s, LAYOUT_PACKED, &state);
-            CHECK(same_plan(&fresh, &p));
-            plan_free(&fresh);
-            for (int64_t i = 0; i < p.num_stream; i++)
-                CHECK(mixture_draw(&index, &s, &at, &c, &counts, &err) &&
-                      same_segment(&c, &p.stream[i]));
-            at.step = step + 1;
-            CHECK(memcmp(&at, &p.cursor_after, sizeof at) == 0);
-            state = p.cursor_after;
-        }
-        plan_free(&p);
+        check_steps(make_mixture(&l, &sources, 2 + round % 7, &s), &s, 12);
         sources_free(&sources);
         free(l.lengths);
     }
+}
+
+// Of sources that are equally due the first one is drawn.
+TEST(equal_sources_take_turns) {
+    int32_t docs[] = {2, 2, 2, 2};
+    const Lengths l = {docs, 4, 0};
+    const PlanSettings s = small_settings();
+    DocIndex index = index_of(&l);
+    Sources sources;
+    PlanState at = {0};
+    LongCounts counts = {0};
+    Error err = {0};
+    Segment c;
+    CHECK(sources_parse(&sources, "a:1,b:1", &err));
+    index.sources = &sources;
+    for (int i = 0; i < 2; i++) sources.list[i].first_doc = 2 * i, sources.list[i].num_docs = 2;
+    for (int k = 0; k < 8; k++)
+        CHECK(mixture_draw(&index, &s, &at, &c, &counts, &err) && c.doc / 2 == k % 2);
+    sources_free(&sources);
 }
 
 static bool parses(const char *spec, const char *expected) {
@@ -860,8 +767,8 @@ TEST(weights_are_read_and_normalised) {
     CHECK(parses("a", "a=1000000000;") && parses("a,b/*.bin", "a,b/*.bin=1000000000;"));
     CHECK(parses("a:3,b:1", "a=750000000;b=250000000;") && parses("a:7", "a=1000000000;"));
     CHECK(parses("a:1,b:1,c:1", "a=333333333;b=333333334;c=333333333;"));
-    CHECK(parses("a:.333333333,b:0.333333334,c:.333333333",
-                 "a=333333333;b=333333334;c=333333333;"));
+    CHECK(
+        parses("a:.333333333,b:0.333333334,c:.333333333", "a=333333333;b=333333334;c=333333333;"));
     CHECK(parses("a:1e-6,b:1,", "a=1000;b=999999000;") && parses("a:0,b:2", "a=0;b=1000000000;"));
     for (int i = 0; i < 33; i++) strcat(many, "a:1,"), strcat(plain, "a,");
     snprintf(expected, sizeof expected, "%s=1000000000;", plain);

@@ -18,18 +18,21 @@ enum {
     MAX_WORDS = 512
 };
 
-// again: what is added to the command for the reader, which must lead to the same results. before:
-// what makes `out`, in which `damaged` is then cut short. saved: the step of a good checkpoint in it
+// before: what makes `out`, in which `damaged` is then cut short. reader: must lead to the results of
+// the command; to overwrite the run that is there may need the command again. saved: the step of a
+// good checkpoint in `before`
 static const struct {
-    const char *name, *before, *damaged, *command, *again;
+    const char *name, *before, *damaged, *command, *reader;
     int saved, states;  // as many at least
 } runs[] = {
-    {"a new run", NULL, NULL, NEW "--steps 3", "--resume", 0, 1600},
+    {"a new run", NULL, NULL, NEW "--steps 3", NEW "--steps 3 --resume", 0, 1600},
     {"a step saved again", NEW "--steps 2 --keep 2", "out/step-00000002/config.json",
-     "--out out --resume", "", 1, 800},
-    {"overwrite", NEW "--steps 2 --seed 7", NULL, NEW "--steps 1 --overwrite", "", 0, 1000},
-    {"texts", NULL, NULL, TEXTS, "", 0, 180},
-    {"other texts", TRAIN "--from-scratch --train more.jsonl --steps 0", NULL, TEXTS, "", 0, 240},
+     "--out out --resume", "--out out --resume", 1, 800},
+    {"overwrite", NEW "--steps 2 --seed 7", NULL, NEW "--seed 8 --steps 1 --overwrite",
+     NEW "--seed 8 --steps 1 --resume", 0, 1000},
+    {"texts", NULL, NULL, TEXTS, TEXTS, 0, 180},
+    {"other texts", TRAIN "--from-scratch --train more.jsonl --steps 0", NULL, TEXTS, TEXTS, 0,
+     240},
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -179,7 +182,7 @@ static uint64_t state_key(const Names *t, int n, int target, int how) {
     return sum;
 }
 
-static void put_file(const char *path, int inode, int last, int how) {
+static void put_inode(const char *path, int inode, int last, int how) {
     static unsigned char bytes[1 << 22];
     size_t size = 0;
     int k = 0;
@@ -207,7 +210,7 @@ static void put_state(const Names *t, int n, int last, int target, int how) {
         if (w->is_dir[e->inode])
             CHECK(mkdir(paths[e->inode], 0777) == 0);
         else
-            put_file(paths[e->inode], e->inode, last, suffers(e->inode, target) ? how : KEPT);
+            put_inode(paths[e->inode], e->inode, last, suffers(e->inode, target) ? how : KEPT);
     }
 }
 
@@ -236,11 +239,12 @@ static const char *wrong(int r, const Promise *p, uint64_t expected) {
     static char text[600];
     if (p->final && !checkpoint_verify(scratch("out/final"), NULL, &(Error){0}))
         return "final/ is lost";
-    const int code = run(runs[r].command, runs[r].again, NULL);
+    int code = run(runs[r].reader, "", NULL);
+    if (code == EXIT_CHECKPOINT_MISFIT && p->step == 0) code = run(runs[r].command, "", NULL);
     const char *start = strstr(said, "start   out/step-");
     snprintf(text, sizeof text, "exit code %d: %.500s", code, said);
     if (code != 0) return text;
-    if ((start ? atoi(start + 17) : 0) < p->step && !strstr(runs[r].command, "--overwrite"))
+    if ((start ? atoi(start + 17) : 0) < p->step)
         return "a checkpoint that was reported saved is lost";
     if (!runs[r].damaged && strstr(said, "skipping")) return "half a checkpoint has its name";
     if (strstr(said, "are missing")) return "the log is shorter than the checkpoint says";

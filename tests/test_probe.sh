@@ -18,9 +18,9 @@ outcome right 0 'attention sm90' train --out right
 lacks right_without_a_warning '^warning: the attention' out.txt
 differ sm90_has_other_bits {sm80,right}/step-00000002/model.safetensors
 export WRONG_ATTENTION
-for WRONG_ATTENTION in result crash hang; do
+for WRONG_ATTENTION in result gradient crash hang; do
     case $WRONG_ATTENTION in
-        result) words='give other results than those of sm80' ;;
+        result | gradient) words='give other results than those of sm80' ;;
         crash) words=fail ;;
         hang) words='do not return' ;;
     esac

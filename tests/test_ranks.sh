@@ -139,7 +139,7 @@ check plan_of_texts_leaves_nothing eval 'rmdir away && test ! -e dry'
 core=$(sed -n 's/^Cpus_allowed_list:[^0-9]*\([0-9]*\).*/\1/p' /proc/self/status)
 expect plan_reports_the_share_and_cores 0 '^ranks +2, .* rank 0 updates [0-9.]+ %' \
     "${mpi[@]}" -n 2 taskset -c "$core" "${run[@]}" --dry-run
-has plan_reports_cores ", cores $core: " out.txt
+has plan_reports_cores "rank 0-1 on .*, cores $core: " out.txt
 check only_rank_0_prints test "$(grep -c '^ranks' out.txt)" -eq 1
 # two ranks of a machine have half of its memory each; a quarter of slack for what else runs here
 found_mib() { sed -n 's/^error: memory: .* found \([0-9]*\).* MiB.*$/\1/p' out.txt; }

@@ -1,43 +1,14 @@
 // data/models/safetensors.h: files byte for byte as specified, hostile files refused. Some hostile
 // files are taken from the tests of safetensors and of llama.cpp's gguf reader.
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
-#include "../data/base/file.h"
-#include "../data/base/hash.h"
-#include "../data/base/path.h"
-#include "../data/models/safetensors.h"
-
 #include <math.h>
 
-#include "fuzz.h"
+#include "../data/base/hash.h"
+#include "../data/models/safetensors.h"
 #include "scratch.h"
 #include "test.h"
 
 // ------------------------------------------------------------------------------------------------
 // Files made by hand
-
-// JSON with ' for "; valid until the fourth call after this one
-static const char *json(const char *text) {
-    static char texts[4][1024];
-    static int next;
-    char *copy = texts[next = (next + 1) % 4];
-    snprintf(copy, sizeof texts[0], "%s", text);
-    for (char *p = copy; (p = strchr(p, '\''));) *p = '"';
-    return copy;
-}
-
-static void put_file(const char *path, const void *data, size_t n) {
-    Error err = {0};
-    CHECK_MSG(file_write_all(path, data, n, &err), "%s", err.what);
-}
 
 // uint64 length, header, data_bytes bytes 0, 1, 2, ...
 static size_t build(char *out, const char *header, size_t header_bytes, size_t data_bytes) {
@@ -60,7 +31,7 @@ static bool opens(const char *path, Error *err) {
 
 static bool opens_built(const char *header, size_t data_bytes, Error *err) {
     char bytes[4096];
-    size_t n = build(bytes, json(header), strlen(header), data_bytes);
+    size_t n = build(bytes, json_of(header), strlen(header), data_bytes);
     put_file(scratch("built.safetensors"), bytes, n);
     return opens(scratch("built.safetensors"), err);
 }
@@ -104,6 +75,14 @@ TEST(bytes_of_a_small_file) {
     bool kept = memcmp(bytes + 8 + header, data, 11) == 0;
     free(bytes);
     CHECK(aligned && same && padded && kept);
+    for (int i = 0; i < 8; i++) {  // headers of any length
+        TensorInfo one = {"12345678", "U8", 1, {3}, 0, 0, 0};
+        one.name[i + 1] = 0;
+        write_set(scratch("small"), &one, 1, data, 3);
+        bytes = file_read_all(scratch("small"), 4096, &n, "", &err);
+        CHECK(bytes && bytes[0] % 8 == 0);
+        free(bytes);
+    }
 }
 
 TEST(written_tensors_are_read_back) {
@@ -182,6 +161,13 @@ static void check_every_16(const char *dtype, int mantissa_bits) {
 TEST(every_f16_and_bf16) {
     check_every_16("F16", 10);
     check_every_16("BF16", 7);
+    for (uint32_t i = 0; i < 0x7f80; i++)  // to the nearest, of two equally near ones to the even
+        for (int more = -1; more <= 1; more++) {
+            const uint32_t bits = (i << 16) + 0x8000 + (uint32_t)more;
+            float value;
+            memcpy(&value, &bits, 4);
+            CHECK(bf16_bits(value) == i + (more ? more > 0 : i & 1));
+        }
 }
 
 TEST(f32_and_f64) {
@@ -226,8 +212,6 @@ typedef struct {
 
 static const Header headers[] = {
     {"{}", 0, NULL},
-    {"{}      ", 0, NULL},
-    {"{'__metadata__':{}}", 0, NULL},
     {"{'__metadata__':{'a':'b'}," F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[2]", 0, 8) "}", 8, NULL},
     {"{" F32_AT("x", "[]", 0, 4) "}", 4, NULL},
@@ -239,10 +223,8 @@ static const Header headers[] = {
     {"{'x':{'data_offsets':[0,2],'shape':[2],'dtype':'F8_E4M3'}}", 2, NULL},
     {"", 0, "header: expected 2"},
     {"{", 0, "header: expected 2"},
-    {"[]", 0, "expected {"},
     {" {}", 0, "expected {"},
     {"{}x", 0, "expected JSON"},
-    {"null", 0, "expected {"},
     {"{'x':null}", 0, "x: expected {dtype"},
     {"{" F32_AT("", "[1]", 0, 4) "}", 4, "tensor name"},
     {"{'x':{'dtype':'F32','shape':[1]}}", 4, "x: expected {dtype"},
@@ -252,10 +234,8 @@ static const Header headers[] = {
     {"{'x':{'dtype':'F32F32F32F32','shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected"},
     {"{'x':{'dtype':32,'shape':[1],'data_offsets':[0,4]}}", 4, "dtype: expected a string"},
     {"{" F32_AT("x", "1", 0, 4) "}", 4, "shape: expected an array"},
-    {"{" F32_AT("x", "[1.5]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[-1]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[18446744073709551616]", 0, 4) "}", 4, "shape: expected an integer"},
-    {"{" F32_AT("x", "[9007199254740992]", 0, 4) "}", 4, "shape: expected an integer"},
     {"{" F32_AT("x", "[4294967296,4294967296]", 0, 0) "}", 0, "bytes for its shape"},
     {"{" F32_AT("x", "[4294967296,1073741824]", 0, 0) "}", 0,
      "bytes for its shape"},  // x 4 bytes wraps to 0
@@ -265,18 +245,14 @@ static const Header headers[] = {
     {"{" F32_AT("x", "[1]", 0, 8) "}", 8, "expected 4 bytes for its shape"},
     {"{" F32_AT("x", "[1]", 4, 0) "}", 4, "data_offsets: expected an integer from 4"},
     {"{" F32_AT("x", "[1]", 0.5, 4.5) "}", 8, "data_offsets: expected an integer"},
-    {"{" F32_AT("x", "[1]", 1e18, 1e18) "}", 8, "data_offsets: expected an integer"},
     {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0]}}", 4, "data_offsets: expected [begin"},
     {"{'x':{'dtype':'F32','shape':[1],'data_offsets':[0,4,8]}}", 8,
      "data_offsets: expected [begin"},
-    {"{'x':{'dtype':'F32','shape':[1],'data_offsets':{}}}", 4, "data_offsets: expected [begin"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 3, "expected 4 bytes of tensors, found 3"},
     {"{" F32_AT("x", "[1]", 0, 4) "}", 5, "expected 4 bytes of tensors, found 5"},
     {"{}", 1, "expected 0 bytes of tensors, found 1"},
-    {"{" F32_AT("x", "[1]", 4, 8) "}", 8, "hole or overlap"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 8, 12) "}", 12, "hole or overlap"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("y", "[1]", 0, 4) "}", 4, "hole or overlap"},
-    {"{" F32_AT("x", "[2]", 0, 8) "," F32_AT("y", "[2]", 4, 12) "}", 12, "hole or overlap"},
     {"{" F32_AT("x", "[3]", 0, 12) "," F32_AT("y", "[1]", 4, 8) "}", 12, "hole or overlap"},
     {"{" F32_AT("e", "[0]", 2, 2) "," F32_AT("x", "[1]", 0, 4) "}", 4, "hole or overlap"},
     {"{" F32_AT("x", "[1]", 0, 4) "," F32_AT("x", "[1]", 4, 8) "}", 8, "duplicate object"},
@@ -323,53 +299,6 @@ TEST(names_of_any_length) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// Damage
-
-static const char victim[] =
-    "{'__metadata__':{'format':'pt'}," F32_AT("ab", "[2,3]", 0, 24) ","
-    "'c':{'dtype':'BF16','shape':[4],'data_offsets':[24,32]}}  ";
-
-// The guarantee of an accepted file: every byte of every tensor is inside it.
-static void check_set(SafetensorsSet *s) {
-    for (int i = 0; i < s->num_tensors; i++) {
-        TensorInfo *t = &s->tensors[i];
-        CHECK(t->begin <= t->end && t->end <= s->files[t->file].file.size_bytes);
-        CHECK(t->end - t->begin == tensor_num_elements(t) * tensor_dtype_size(t->dtype));
-        CHECK(safetensors_find(s, t->name) == t);
-    }
-}
-
-static bool try_file(const char *bytes, size_t n) {
-    SafetensorsSet s;
-    Error err = {0};
-    put_file(scratch("tried"), bytes, n);
-    const bool ok = safetensors_open(&s, scratch("tried"), &err);
-    CHECK(ok || (err.code == EXIT_BAD_INPUT && err.what[0]));
-    if (ok) check_set(&s);
-    if (ok) safetensors_close(&s);
-    return ok;
-}
-
-TEST(damaged_files_are_survived) {
-    char bytes[1024];
-    const size_t n = build(bytes, json(victim), strlen(victim), 32);
-    CHECK(fuzz_text(bytes, n, try_file, 5000) > 100);
-    memset(bytes + n, 0, 64);
-    for (size_t more = 1; more <= 64; more++) CHECK(!try_file(bytes, n + more));
-}
-
-// Of a header whose length is right
-static bool try_header(const char *text, size_t n) {
-    char bytes[1 << 15];
-    return n < sizeof bytes / 2 && try_file(bytes, build(bytes, text, n, 32));
-}
-
-TEST(damaged_headers_are_survived) {
-    CHECK(fuzz_text(json(victim), strlen(victim) - 2, try_header, 10000) >
-          100);  // without the spaces
-}
-
-// ------------------------------------------------------------------------------------------------
 // Sharded directories
 
 static void make_shards(void) {
@@ -382,7 +311,7 @@ static void make_shards(void) {
 }
 
 static bool opens_index(const char *index, Error *err) {
-    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json_of(index), strlen(index));
     return opens(scratch("dir"), err);
 }
 
@@ -392,7 +321,7 @@ TEST(shards_are_read_as_one) {
     unsigned char first = 0;
     const char *index = "{'metadata':{'total_size':24},'weight_map':{'a':'s1','c':'s2','b':'s1'}}";
     make_shards();
-    put_file(scratch("dir/model.safetensors.index.json"), json(index), strlen(index));
+    put_file(scratch("dir/model.safetensors.index.json"), json_of(index), strlen(index));
     CHECK_MSG(safetensors_open(&s, scratch("dir"), &err), "%s", err.what);
     CHECK(s.num_files == 2 && s.num_tensors == 3);
     CHECK(read_raw(&s, safetensors_find(&s, "c"), &first, 1) && first == 'c');

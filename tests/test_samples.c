@@ -1,9 +1,11 @@
 // data/runs/generate.h: generated texts, one at a time and together, for prompts and batches of any
 // size.
+#include "../data/base/json.h"
 #include "../data/models/safetensors.h"
 #include "../data/runs/generate.h"
 #include "../llama.h"
 
+#include "scratch.h"
 #include "test.h"
 
 enum { MAX_TEXTS = 8, NEW_TOKENS = 12 };
@@ -153,6 +155,85 @@ TEST(padding_and_special_tokens_are_never_sampled) {
     batch_free(&g.batch);
 }
 
+// Of one prompt at one step, each text has its own random numbers, and other ones at another step.
+TEST(texts_of_a_prompt_differ) {
+    enum { N = 4, LENGTH = 40 };
+    const TokenIds none = {0};
+    const Options o = {.sample_tokens = LENGTH, .max_seqlen = LENGTH, .temperature = 9, .top_p = 1};
+    const SampleModel model = {ROW, &none, LENGTH, N, NULL, later_is_likelier};
+    int32_t first[N][LENGTH];
+    for (int step = 0; step < 2; step++) {
+        Generator g = {.o = &o};
+        for (int i = 0; i < N; i++) {
+            Text text = text_of_prompt(&o, i, 1);
+            texts_write(&g, &text, 1, &model, step);
+            CHECK(step == 0 || memcmp(text.tokens, first[i], sizeof first[i]) != 0);
+            if (step == 0) memcpy(first[i], text.tokens, sizeof first[i]);
+            for (int k = 0; k < i; k++) CHECK(memcmp(first[i], first[k], sizeof first[i]) != 0);
+            free(text.tokens);
+        }
+        batch_free(&g.batch);
+    }
+}
+
+enum { BYTES = 256, SPECIAL_TOKEN = BYTES, UNKNOWN, SHOWN = 24 };
+
+// What a text shows: no special tokens, unknown ones by number, no control characters but newlines
+// and tabs, and each part between those tokens as UTF-8 with replacements.
+static void shown_plainly(const int32_t *ids, char *out) {
+    unsigned char run[SHOWN], replaced[3 * SHOWN];
+    size_t n = 0;
+    for (int i = 0; i <= SHOWN; i++) {
+        if (i < SHOWN && ids[i] < BYTES) {
+            run[n++] = (unsigned char)ids[i];
+            continue;
+        }
+        const size_t size = utf8_replace(run, n, replaced);
+        for (size_t k = 0; k < size; k++)
+            if ((replaced[k] >= ' ' && replaced[k] != 0x7f) || replaced[k] == 0x0a ||
+                replaced[k] == 0x09)
+                *out++ = (char)replaced[k];
+        n = 0;
+        if (i < SHOWN && ids[i] == UNKNOWN) out += sprintf(out, "<%d>", UNKNOWN);
+    }
+    *out = 0;
+}
+
+TEST(texts_are_shown_as_utf8_without_control_characters) {
+    static uint32_t offset[BYTES + 2];
+    static bool special[BYTES + 1] = {[SPECIAL_TOKEN] = true};
+    unsigned char bytes[BYTES + 1];
+    for (int i = 0; i <= BYTES; i++) offset[i + 1] = (uint32_t)i + 1, bytes[i] = (unsigned char)i;
+    const Tokenizer t = {
+        .vocab_size = UNKNOWN, .offset = offset, .bytes = bytes, .special = special};
+    const Options o = {.max_seqlen = SHOWN, .sample_tokens = 1, .top_p = 1};
+    const TokenIds none = {0};
+    const SampleModel model = {UNKNOWN + 1, &none, SHOWN, 8, NULL, later_is_likelier};
+    RunLog log = {0};
+    for (int round = 0; round < 300; round++) {
+        static const unsigned char some[] =
+            "a\x1b\x7f\n\t\0\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82\xff\xf5\xc1";
+        char expected[500] = "--- sample 1 after step 1\n";
+        Text text = text_of_prompt(&o, 0, SHOWN);
+        Generator g = {.o = &o, .tokenizer = &t, .texts = &text, .num_texts = 1};
+        for (int k = 0, at = 0; k < SHOWN; k++) {  // often the next byte of a character
+            at = test_rng_below(3) ? at + 1 : (int)test_rng_below(sizeof some);
+            text.tokens[k] = test_rng_below(9) ? some[at % (int)sizeof some]
+                                               : SPECIAL_TOKEN + (int32_t)test_rng_below(2);
+        }
+        shown_plainly(text.tokens, expected + strlen(expected));
+        strcat(expected, "\n");
+        capture_begin();
+        samples_report(&g, &model, 1, &log);
+        char *shown = capture_end();
+        CHECK_MSG(strcmp(shown, expected) == 0, "round %d: '%s', expected '%s'", round, shown,
+                  expected);
+        free(shown);
+        free(text.tokens);
+        batch_free(&g.batch);
+    }
+}
+
 // ------------------------------------------------------------------------------------------------
 // Prompts of any lengths, buffers of any size
 
@@ -267,7 +348,7 @@ TEST(a_token_is_drawn_as_plainly_defined) {
         const int32_t V = 1 + (int32_t)test_rng_below(16);
         const float temperature = (float)test_rng_below(4) * 0.5f,
                     top_p = (float)test_rng_below(5) * 0.25f,
-                    uniform = (float)test_rng_below(16) / 16;
+                    uniform = fminf((float)test_rng_below(17) / 16, 0x1.fffffep-1f);
         for (int32_t v = 0; v < V; v++)  // with ties, and tokens that are never drawn
             logits[v] = test_rng_below(4) ? (float)test_rng_below(5) * 0.7f : -INFINITY;
         logits[test_rng_below((uint32_t)V)] = 0;

@@ -1,9 +1,6 @@
-// Learning rates and the choice of the next token, against values computed by hand.
+// What options mean together; learning rates, against values computed by hand.
 #include <math.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "../data/runs/generate.h"
 #include "../data/runs/run_options.h"
 #include "test.h"
 
@@ -54,43 +51,47 @@ TEST(schedules_of_few_steps) {  // only warm-up; no decay; one step
     CHECK(near(learning_rate(&s, 0), 0.5));
 }
 
-static const float LOGITS[] = {0.0f, 2.0f, 1.0f, 2.0f, -INFINITY};  // 1 and 3 tie
-enum { V = sizeof LOGITS / sizeof *LOGITS, DRAWS = 10000 };
-
-// Frequency of each id over evenly spaced draws.
-static void shares(float temperature, float top_p, double share[V]) {
-    HeapItem scratch[V];
-    memset(share, 0, V * sizeof *share);
-    for (int i = 0; i < DRAWS; i++)
-        share[sample_token(LOGITS, V, temperature, top_p, ((float)i + 0.5f) / DRAWS, scratch)] +=
-            1.0 / DRAWS;
-}
-
-TEST(temperature_zero_takes_the_most_likely) {
-    double share[V];
-    shares(0, 1, share);
-    CHECK(share[1] > 1 - 1e-9);
-}
-
-TEST(frequencies_are_the_softmax_at_a_temperature) {
-    const double temperatures[] = {0.5, 1, 3};
-    for (int t = 0; t < 3; t++) {
-        double share[V], sum = 0;
-        shares((float)temperatures[t], 1, share);
-        for (int v = 0; v < V; v++) sum += exp((double)LOGITS[v] / temperatures[t]);
-        for (int v = 0; v < V; v++) {
-            double p = exp((double)LOGITS[v] / temperatures[t]) / sum;
-            CHECK_MSG(fabs(share[v] - p) < 3.0 / DRAWS, "id %d: %g, expected %g", v, share[v], p);
-        }
+TEST(options_that_decide_together) {
+    static const struct {
+        const char *model, *resume, *adapter, *at;
+        int lora;
+        bool from_scratch, overwrite;
+        const char *weights;  // NULL: random ones
+        bool replaces;
+    } cases[] = {
+        {"demo", NULL, NULL, "", 0, false, false, NULL, false},
+        {"dir", NULL, NULL, "", 0, false, true, "dir", true},
+        {"dir", NULL, NULL, "", 0, true, false, NULL, false},
+        {"dir", "newest", NULL, "", 0, false, false, "dir", true},  // there was none
+        {"dir", "newest", NULL, "run/step-00000002", 0, true, false, "run/step-00000002", false},
+        {"dir", NULL, NULL, "", 8, false, false, NULL, false},
+        {"dir", NULL, "adapter", "", 0, false, false, "adapter", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const Options o = {.model = cases[i].model,
+                           .resume = cases[i].resume,
+                           .adapter = cases[i].adapter,
+                           .lora = cases[i].lora,
+                           .from_scratch = cases[i].from_scratch,
+                           .overwrite = cases[i].overwrite};
+        ResumePoint at = {0};
+        snprintf(at.dir, sizeof at.dir, "%s", cases[i].at);
+        const char *weights = weights_dir(&o, &at);
+        CHECK_MSG(!weights == !cases[i].weights && (!weights || !strcmp(weights, cases[i].weights)),
+                  "case %zu: %s", i, weights ? weights : "random");
+        CHECK(replaces_run(&o, &at) == cases[i].replaces);
     }
-}
-
-TEST(top_p_keeps_the_most_likely) {
-    double share[V];
-    shares(1, 0.5f, share);  // p = 0.39, 0.39, ...: one does not reach a half, two do
-    CHECK(fabs(share[1] - 0.5) < 1e-3 && fabs(share[3] - 0.5) < 1e-3);
-    shares(1, 0, share);
-    CHECK(share[1] > 1 - 1e-9);
+    for (int bits = 0; bits < 16; bits++) {
+        const Options o = {.steps = bits & 1,
+                           .dry_run = bits & 2,
+                           .compare = bits & 4,
+                           .check_packing = bits & 8,
+                           .deterministic = true};
+        CHECK(run_trains(&o) == (bits == 1) && reduces_deterministically(&o) == (bits < 4));
+    }
+    for (int steps = 100; steps <= 500; steps += 400)  // not on a terminal
+        for (int every = -1; every < 2; every++)
+            CHECK(run_lines_every(&(Options){.steps = steps, .log_every = every}) == abs(every));
 }
 
 TEST_MAIN()

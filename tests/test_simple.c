@@ -1,6 +1,6 @@
 // dev/simple/train_llama.c, a second implementation of the model that shares no code with the
 // first: the same weights and documents give both the same loss, gradients and updates. With
-// -DGRADCHECK both compute in fp64, and the second's gradient is held to central differences.
+// -DGRADCHECK both compute in fp64, in which test_llama.c holds gradients to central differences.
 #include "../llama.h"
 
 #include <unistd.h>
@@ -255,81 +255,7 @@ TEST(pack_agrees_with_batch_pack) {
     batch_free(&expected);
 }
 
-// Without llama.h: loss and gradients of the batch are the sums over its documents, and not those
-// of one long document.
-TEST(packed_is_each_document_alone) {
-    static LlamaModel llama;
-    static Weights packed;
-    const LlamaConfig c = llama_config(3, 1, 10, true);
-    LlamaBatch batch;
-    llama_make(&llama, &c);
-    llama_make_batch(&batch, &c);
-    Simple *s = make_simple(&llama, &batch);
-    const double loss = simple_forward_backward(s);
-    packed = s->grads;
-    memset(&s->grads, 0, sizeof s->grads);
-    double alone_loss = 0;
-    for (int d = 0; d < NUM_DOCS; d++) {
-        Batch *alone = &s->batch;
-        const int first = batch.cu_seqlens[d];
-        alone->total_tokens = alone->cu_seqlens[1] = lengths[d];
-        alone->num_docs = 1;
-        memcpy(alone->tokens, batch.tokens + first, (size_t)lengths[d] * sizeof(int));
-        memcpy(alone->targets, batch.targets + first, (size_t)lengths[d] * sizeof(int));
-        alone_loss += forward(&s->acts, &s->weights, alone, &s->config);
-        backward(&s->grads, &s->dacts, &s->acts, &s->weights, alone, &s->config);
-    }
-    CHECK_MSG(fabs(alone_loss - loss) <= 1e-14 * loss, "%.17g, alone %.17g", loss, alone_loss);
-    for (int i = 0; i < NUM_WEIGHTS; i++)
-        CHECK_MSG(fabs(((real *)&packed)[i] - ((real *)&s->grads)[i]) <= 1e-14, "weight %d", i);
-    s->batch = make_batch(&batch);
-    s->batch.num_docs = 1;
-    s->batch.cu_seqlens[1] = batch.total_tokens;
-    CHECK(fabs(simple_forward_backward(s) - loss) > 1e-3);
-    batch_free(&batch);
-    llama_free(&llama);
-}
-
 #ifdef GRADCHECK
-
-// Every element of every tensor: fourth-order central differences, relative L2 per tensor.
-static void check_gradient(int heads, int kv_heads, int head_dim, bool tied) {
-    static LlamaModel llama;
-    const double h = 5e-4;  // truncation ~ h^4, rounding ~ 1e-16 / h: both far below 1e-8
-    LlamaConfig c = llama_config(heads, kv_heads, head_dim, tied);
-    LlamaBatch batch;
-    c.vocab_size = 23, c.hidden_size = 12, c.intermediate_size = 20;
-    llama_make(&llama, &c);
-    llama_make_batch(&batch, &c);
-    Simple *s = make_simple(&llama, &batch);
-    s->batch.num_docs = 3;  // of 5, 1 and 2 tokens
-    s->batch.total_tokens = s->batch.cu_seqlens[3];
-    simple_forward_backward(s);
-    for (int i = 0; i < llama.num_tensors; i++) {
-        const Parameter *t = &llama.tensors[i];
-        real *w = find_tensor(&s->weights, &s->config, t->name),
-             *dw = find_tensor(&s->grads, &s->config, t->name);
-        double error = 0, norm = 0;
-        for (size_t k = 0; k < t->count; k++) {
-            const double w0 = w[k], steps[4] = {-2 * h, -h, h, 2 * h};
-            double f[4];
-            for (int j = 0; j < 4; j++) {
-                w[k] = w0 + steps[j];
-                f[j] = forward(&s->acts, &s->weights, &s->batch, &s->config);
-            }
-            w[k] = w0;
-            const double d = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h);
-            error += (d - dw[k]) * (d - dw[k]);
-            norm += d * d;
-        }
-        CHECK_MSG(sqrt(error / norm) <= 1e-8, "%s: relative L2 %.3g", t->name, sqrt(error / norm));
-    }
-    batch_free(&batch);
-    llama_free(&llama);
-}
-
-TEST(gradient_gqa_3_tied) { check_gradient(3, 1, 4, true); }
-TEST(gradient_mha_untied) { check_gradient(2, 2, 6, false); }
 
 // What the program prints: packed equals alone, merged does not, and training lowers the loss.
 TEST(the_program_shows_that_packing_is_exact_and_trains) {

@@ -1,15 +1,5 @@
 // trainer_state.json: states of other data, of another plan and of older versions.
-#include <stdio.h>
-#include <string.h>
-
-#include "../data/base/dir.h"
-#include "../data/base/error.h"
-#include "../data/base/file.h"
-#include "../data/base/options.h"
-#include "../data/batches/plan.h"
-#include "../data/runs/checkpoint.h"
 #include "../data/runs/checkpoint_files.h"
-#include "../data/shards/dataset.h"
 #include "scratch.h"
 #include "test.h"
 
@@ -166,14 +156,18 @@ static int read_mixture(const char *now, const char *from, const char *to, PlanS
 
 TEST(a_mixture_has_a_cursor_for_each_source) {
     static const SourceCursor web = {1, 2, 3, 1000, 0}, code = {5, 6, 7, 2000, 0};
-    static const char *const damage[][2] = {
-        {"\"epoch\": 5", "\"epoch\": -5"},         {"\"doc_pos\": 6", "\"doc_pos\": 6.5"},
-        {"\"tok_off\": 7", "\"tok_off\": \"7\""},  {"\"tokens\": 2000", "\"tokens\": 600"},
-        {"\"counted\": 300", "\"counted\": 1001"}, {"\"counted\": 300", "\"counted\": -1"},
-        {"\"counted\": 700", "\"other\": 700"},    {"\"weight\": 3", "\"weight\": 30"},
-        {"\"tokens\": 1000", "\"tokens\": 1e300"}, {"\"sources\": [", "\"sources\": 1, \"x\": ["},
-        {"\"sources\"", "\"source\""},             {"\"sources\": [", "\"sources\": [[],"},
-    };
+    static const char *const damage[][2] = {{"\"epoch\": 5", "\"epoch\": -5"},
+                                            {"\"doc_pos\": 6", "\"doc_pos\": 6.5"},
+                                            {"\"tok_off\": 7", "\"tok_off\": \"7\""},
+                                            {"\"tokens\": 2000", "\"tokens\": 600"},
+                                            {"\"counted\": 300", "\"counted\": 1001"},
+                                            {"\"counted\": 300", "\"counted\": -1"},
+                                            {"\"counted\": 700", "\"other\": 700"},
+                                            {"\"weight\": 3", "\"weight\": 30"},
+                                            {"\"tokens\": 1000", "\"tokens\": 1e300"},
+                                            {"\"sources\": [", "\"sources\": 1, \"x\": ["},
+                                            {"\"sources\"", "\"source\""},
+                                            {"\"sources\": [", "\"sources\": [[],"}};
     PlanState s;
     CHECK(read_mixture("web:7,code:3", "", "", &s) == 0);
     CHECK(s.sources[0].counted == 300 && s.sources[1].counted == 700 && s.step == 4);

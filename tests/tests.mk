@@ -17,8 +17,11 @@ RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync 
 
 MINUTES ?= 60
 
-.PHONY: check bench-ops mutants soak test test-dev test-faults test-programs test-dev-programs test-arm64 test-sanitizers \
-        test-archs test-schedules simple
+.PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
+        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules simple
+
+# For dev/fuzz/fuzz.c
+ANY_CRC := -Wl,--wrap=crc32c
 
 # Programs of a variant: $(1) = its name, $(2) = link command, $(3) = objects of the backend
 define TEST_RULES
@@ -28,7 +31,7 @@ build/$(1)/train_llama_faulty: build/$(1)/train_llama.o build/$(1)/tests/phase_f
 	    $$(RUN_FAULTS)
 build/$(1)/test_%: build/$(1)/tests/test_%.o build/$(1)/libhost.a $(3)
 	$$(call say,LINK,$$@)$(2) $$(filter %.o,$$^) build/$(1)/libhost.a -o $$@ $$(LIBS_$(1)) \
-	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP))
+	    $$(if $$(filter $$*,$$(FAULTS)),$$(WRAP)) $$(if $$(filter fuzz,$$*),$$(ANY_CRC))
 .SECONDARY: $$(TESTS:%=build/$(1)/tests/test_%.o) $$(EMU_TESTS:%=build/$(1)/tests/test_%.o)
 endef
 
@@ -48,7 +51,7 @@ $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 $(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
 ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(CPU_TESTS:%=build/cpu/test_%) $(GRADS:%=build/fp64/test_%) \
-                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops build/emu/test_muon
+                $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
 DEV_PROGRAMS := $(call of_dev,$(ALL_PROGRAMS))
@@ -77,6 +80,33 @@ mutants:
 # An hour of kills, stops, full disks and flipped bits; MINUTES=N
 soak: train_llama
 	@dev/soak.py --minutes $(MINUTES)
+# Looks for inputs of the readers of foreign files that show a fault, FUZZ_S seconds for each of the
+# targets of dev/fuzz/fuzz.c, or for TARGET=name; needs clang
+FUZZ_S  ?= 60
+O_fuzz   = -O2 $(ASAN) $(if $(filter %/fuzz.o,$@),-DFUZZING,-fsanitize=fuzzer-no-link)
+$(eval $(call VARIANT,fuzz,$$(O_fuzz),false,))
+build/fuzz/%: CC := clang
+build/fuzz/fuzz: build/fuzz/dev/fuzz/fuzz.o build/fuzz/libhost.a
+	$(call say,LINK,$@)$(CC) $(ASAN) -fsanitize=fuzzer $(ANY_CRC) $^ -o $@ $(LDLIBS)
+# The threads of loader, tokenizer and CPU kernels under ThreadSanitizer, to which clang's OpenMP
+# explains its barriers
+TSAN    := clang -fopenmp -fsanitize=thread
+LIBS_race := $(LDLIBS)
+build/race/%: CC := clang
+$(eval $(call VARIANT,race,-O1 -DNO_CLONES -fsanitize=thread,$(TSAN),$(KERNELS:%.c=build/race/%.o)))
+$(eval $(call TEST_RULES,race,$(TSAN),$(KERNELS:%.c=build/race/%.o)))
+test-races: export TSAN_OPTIONS := ignore_noninstrumented_modules=1
+test-races: $(addprefix build/race/,test_loader test_texts train_llama)
+	@build/race/test_loader && build/race/test_texts
+	@dir=$$(mktemp -d) && build/race/train_llama --train README.md --out $$dir --steps 3 --threads 2 \
+	    --max-seqlen 64 --micro-batch-tokens 128 --batch-tokens 256 > /dev/null; \
+	    status=$$?; rm -rf $$dir; exit $$status
+fuzz:
+	@if echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+	    clang -fsanitize=fuzzer,address -xc - -o /dev/null 2> /dev/null; then \
+	    $(MAKE) --no-print-directory build/fuzz/fuzz && \
+	    dev/fuzz/fuzz.py --seconds $(FUZZ_S) $(TARGET:%=--target %); \
+	else echo 'skipped: no fuzzing without clang and its libFuzzer (apt-get install clang)'; fi
 bench-ops: build/$(BACKEND)/test_ops
 	@$< --bench
 

@@ -208,8 +208,9 @@ static bool bpe_add_pattern(Bpe *b, const char *pattern, Error *err) {
     if (b->num_patterns == BPE_MAX_PATTERNS)
         return bpe_unknown("more than 8 patterns of pre_tokenizers", err);
     char *text = bpe_white_space(pattern);
-    pcre2_code *compiled =
-        pcre2_compile((PCRE2_SPTR)text, strlen(text), PCRE2_UCP | PCRE2_UTF, &code, &at, NULL);
+    // no \C: it would cut characters apart, and matches do not check that text is UTF-8
+    const uint32_t options = PCRE2_UCP | PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C;
+    pcre2_code *compiled = pcre2_compile((PCRE2_SPTR)text, strlen(text), options, &code, &at, NULL);
     free(text);
     if (!compiled)
         return bad_input(err, "pre_tokenizer: pattern '%s' is wrong at %zu", pattern, at);
@@ -301,6 +302,7 @@ void bpe_close(Bpe *b) {
 // ------------------------------------------------------------------------------------------------
 // An encoder: one thread's memory
 
+enum { MATCH_KIB = 1 << 14 };  // of memory for a match
 enum { WORD_KEYS = 3, WORD_MAX_BYTES = 8 * WORD_KEYS - 1, WORD_MAX_IDS = 9, NUM_WORDS = 1 << 15 };
 
 // A cached word: its bytes, zeros and, in the last byte, its length; one cache line.
@@ -318,6 +320,7 @@ typedef struct {
 struct BpeEncoder {
     const Bpe *bpe;
     pcre2_match_data *match_data;
+    pcre2_match_context *match_limits;
     Word *words;  // (NUM_WORDS) a direct-mapped cache
     Piece *pieces;
     Heap heap;  // (rank, at): merges of the piece at `at` with the one after it, if it still has
@@ -333,6 +336,9 @@ BpeEncoder *bpe_encoder_open(const Bpe *b) {
     e->bpe = b;
     if (b->tokenizer->byte_ids) return e;
     e->match_data = pcre2_match_data_create(1, NULL);
+    e->match_limits = pcre2_match_context_create(NULL);
+    // a pattern decides how much memory it takes for each byte of text
+    if (e->match_limits) pcre2_set_heap_limit(e->match_limits, MATCH_KIB);
     e->words = host_calloc(NUM_WORDS, sizeof(Word), "words");
     return e;
 }
@@ -340,6 +346,7 @@ BpeEncoder *bpe_encoder_open(const Bpe *b) {
 void bpe_encoder_close(BpeEncoder *e) {
     if (!e) return;
     pcre2_match_data_free(e->match_data);
+    pcre2_match_context_free(e->match_limits);
     free(e->words);
     free(e->pieces);
     free(e->heap.items);
@@ -451,15 +458,17 @@ static bool bpe_find(BpeEncoder *e, int pattern, const unsigned char *p, size_t 
                      size_t *from, size_t *to, Error *err) {
     const pcre2_code *code = e->bpe->patterns[pattern];
     const uint32_t options = PCRE2_NO_UTF_CHECK;  // else each call checks the whole text again
-    int found = pcre2_match(code, p, n, done, options, e->match_data, NULL);
+    int found = pcre2_match(code, p, n, done, options, e->match_data, e->match_limits);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT)
-        found = pcre2_match(code, p, n, done, options | PCRE2_NO_JIT, e->match_data, NULL);
+        found =
+            pcre2_match(code, p, n, done, options | PCRE2_NO_JIT, e->match_data, e->match_limits);
     *from = *to = n;
     if (found == PCRE2_ERROR_NOMATCH) return true;
     if (found < 0) return error_set(err, EXIT_USAGE, "", "PCRE2 failed with error %d", found);
     *from = pcre2_get_ovector_pointer(e->match_data)[0];
     *to = pcre2_get_ovector_pointer(e->match_data)[1];
-    return *to > *from || bpe_unknown("a pattern that matches nothing", err);
+    // \K can move the beginning of a match: beyond its end, or to before `done`
+    return (*from >= done && *to > *from) || bpe_unknown("a pattern that matches nothing", err);
 }
 
 // Cuts at matches of the pattern: they, and the text between them, go to the next pattern.

@@ -64,7 +64,13 @@ static uint64_t fingerprint(const char *text) {
 
 // Newlines are written in two ways, which mean the same.
 static void unescape_newlines(char *text) {
-    for (char *p = text; (p = strstr(p, "\\n")); *p = '\n') memmove(p + 1, p + 2, strlen(p + 1));
+    char *out = text;
+    for (const char *p = text; *p; p++) {
+        const bool newline = p[0] == '\\' && p[1] == 'n';
+        *out++ = newline ? '\n' : *p;
+        p += newline;
+    }
+    *out = 0;
 }
 
 const char chatml_template[] =
@@ -74,9 +80,16 @@ const char chatml_template[] =
 
 // Removes every occurrence of a word.
 static bool removes(char *text, const char *word) {
-    char *p = strstr(text, word);
-    const bool found = p;
-    for (; p; p = strstr(p, word)) memmove(p, p + strlen(word), strlen(p + strlen(word)) + 1);
+    const size_t n = strlen(word);
+    char *out = strstr(text, word);
+    const bool found = out;
+    for (const char *p = out; found && *p;) {
+        if (strncmp(p, word, n) == 0)
+            p += n;
+        else
+            *out++ = *p++;
+    }
+    if (found) *out = 0;
     return found;
 }
 
@@ -181,10 +194,10 @@ static void replace(char **text, char *by) {
 }
 
 // False: it is no string, or has a NUL.
-static bool append(char **text, const json_t *string) {
+static bool append(Parts *text, const json_t *string) {
     const char *value = json_string_value(string);
     if (!value || strlen(value) != json_string_length(string)) return false;
-    replace(text, join(*text, value, ""));
+    parts_add(text, value, json_string_length(string), false);
     return true;
 }
 
@@ -204,11 +217,13 @@ static const char *role_of(const json_t *name) {
 static bool add_message(Messages *m, const char *role, const json_t *content, Error *bad) {
     const json_t *part;
     size_t i;
+    Parts text = {0};
+    parts_add(&text, "", 0, false);
+    bool ok = json_is_array(content) || append(&text, content);
+    json_array_foreach(content, i, part) ok &= append(&text, json_member(part, "text"));
+    free(text.parts);
     m->items = host_grow(m->items, &m->capacity, m->n + 1, sizeof *m->items, "messages");
-    Message *message = &m->items[m->n++];
-    *message = (Message){role, join("", "", ""), NULL, role[0] == 'a'};
-    bool ok = json_is_array(content) || append(&message->text, content);
-    json_array_foreach(content, i, part) ok &= append(&message->text, json_member(part, "text"));
+    m->items[m->n++] = (Message){role, (char *)text.bytes, NULL, role[0] == 'a'};
     return ok || bad_input(bad, "message %zu: expected a text without NULs as content", m->n);
 }
 
@@ -397,6 +412,7 @@ static bool check_order(const ChatTemplate *t, const Messages *m, Error *bad) {
 static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Error *bad) {
     const char *system = m->items[0].role[0] == 's' ? m->items[0].text : NULL;
     const size_t question = last_question(m);
+    const bool silent = is_silent(t, system ? system : "");
     bool any = false;
     if (!check_order(t, m, bad)) return false;
     for (size_t i = 0; i < m->n; i++) {
@@ -408,7 +424,7 @@ static bool write_chat(Parts *out, const ChatTemplate *t, const Messages *m, Err
         if (i == 0 && system) continue;
         if (answer && t->style == CHAT_QWEN3) write_thoughts(message, i > question, i + 1 == m->n);
         if (answer && t->style == CHAT_SMOLLM3)
-            replace(&message->text, join(is_silent(t, system ? system : "") ? NO_THOUGHTS : "",
+            replace(&message->text, join(silent ? NO_THOUGHTS : "",
                                          message->text + strspn(message->text, "\n"), ""));
         add_turn(out, t, message);
     }

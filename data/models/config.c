@@ -93,7 +93,7 @@ typedef struct {
 } Field;
 #define FIELD(key_, kind_, member_, ...) \
     { key_, kind_, offsetof(LlamaConfig, member_), __VA_ARGS__ }
-enum { MAX_WIDTH = 1 << 18, MAX_POSITIONS = 1 << 26 };
+enum { MAX_WIDTH = 1 << 18, MAX_HEAD_DIM = 1024, MAX_POSITIONS = 1 << 26 };
 
 static const Field fields[] = {
     FIELD("vocab_size", INT, vocab_size, 1, 1 << 24, false),
@@ -102,7 +102,7 @@ static const Field fields[] = {
     FIELD("num_hidden_layers", INT, num_layers, 1, 1024, false),
     FIELD("num_attention_heads", INT, num_heads, 1, 1024, false),
     FIELD("num_key_value_heads", INT, num_kv_heads, 1, 1024, true),
-    FIELD("head_dim", INT, head_dim, 2, 1024, true),
+    FIELD("head_dim", INT, head_dim, 2, MAX_HEAD_DIM, true),
     FIELD("max_position_embeddings", INT, max_position_embeddings, 1, MAX_POSITIONS, true),
     FIELD("rms_norm_eps", FLOAT, rms_norm_eps, 1e-20, 0.1, true),
     FIELD("initializer_range", FLOAT, initializer_range, 0, 10, true),
@@ -193,9 +193,10 @@ static bool check_sizes(const LlamaConfig *c, Error *err) {
         return error_set(err, EXIT_BAD_INPUT, "query heads share key/value heads in equal groups",
                          "num_attention_heads %d: expected a multiple of num_key_value_heads %d",
                          c->num_heads, c->num_kv_heads);
-    if (c->head_dim % 2 != 0)
+    if (c->head_dim % 2 != 0 || c->head_dim > MAX_HEAD_DIM)
         return error_set(err, EXIT_BAD_INPUT, "RoPE rotates pairs",
-                         "head_dim %d: expected an even number", c->head_dim);
+                         "head_dim %d: expected an even number of at most %d", c->head_dim,
+                         MAX_HEAD_DIM);
     if (c->num_heads * c->head_dim > MAX_WIDTH)
         return bad_input(err, "num_attention_heads %d x head_dim %d: expected at most %d",
                          c->num_heads, c->head_dim, MAX_WIDTH);

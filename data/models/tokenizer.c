@@ -82,13 +82,14 @@ typedef struct {
 typedef struct {
     TokenName *items;
     size_t n, capacity;
+    int64_t most;  // ids are below it: an id without a token costs memory, but no byte of the file
 } TokenNames;
 
 // An added token may have the id of the same token in the vocabulary, but of no other.
 static bool token_names_add(TokenNames *names, const json_t *id, const char *text, bool added,
                             bool special, Error *err) {
     int64_t at = 0;
-    if (!json_int64_value(id, "token id", 0, TOKENIZER_MAX_IDS - 1, &at, err)) return false;
+    if (!json_int64_value(id, "token id", 0, names->most - 1, &at, err)) return false;
     const size_t before = names->n;
     if ((size_t)at >= before) {
         names->items = host_grow(names->items, &names->capacity, (size_t)at + 1, sizeof(TokenName),
@@ -113,6 +114,8 @@ static bool token_names_read(TokenNames *names, const json_t *root, const json_t
     json_t *vocab = json_member(model, "vocab");
     if (!json_is_object(vocab))
         return bad_input(err, "model.vocab: expected an object of token ids");
+    names->most = (1 << 17) + 8 * (int64_t)(json_object_size(vocab) + json_array_size(added));
+    if (names->most > TOKENIZER_MAX_IDS) names->most = TOKENIZER_MAX_IDS;
     json_object_foreach(vocab, name, item) {
         if (!token_names_add(names, item, name, false, false, err)) return false;
     }

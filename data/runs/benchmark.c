@@ -31,8 +31,8 @@ static int64_t append_ids(Benchmark *b, int32_t begin, const char *text, size_t 
     bpe_ids(b->encoder, &first);
     if (begin >= 0) bpe_add_id(b->encoder, begin);
     bpe_encode(b->encoder, (const unsigned char *)text, n, err);
-    const int32_t *ids = bpe_ids(b->encoder, &end) + first;
-    return (int64_t)(end - first) - (begin >= 0 && end - first > 1 && ids[1] == begin);
+    const int32_t *ids = bpe_ids(b->encoder, &end);
+    return (int64_t)(end - first) - (begin >= 0 && end - first > 1 && ids[first + 1] == begin);
 }
 
 // Its document: the ids of the context alone, even where a token straddles the border, and those

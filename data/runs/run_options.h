@@ -33,7 +33,7 @@ typedef struct {
     int train_on, layout, optimizer, schedule, long_docs, recompute, final_dtype, compare, lora;
     int max_seqlen, micro_batch_tokens, boundary_token, threads, keep, sample_tokens, num_samples;
     int64_t batch_tokens, steps, warmup_steps, val_every, val_tokens, sample_every, save_every,
-        log_every, seed;
+        log_every, replay_every, seed;
     float lr, decay_frac, min_lr_frac, weight_decay, fill, grad_clip, temperature, top_p,
         heartbeat_seconds, lora_alpha;
     LoraConfig adapters;  // of --lora or --adapter, once the options are checked

@@ -46,7 +46,7 @@ static bool read_records(UnitReader *r, Unit *u, Error *err) {
     int64_t count = 0;
     for (uint64_t size = UNIT_BYTES; whole == 0; size *= 2) {
         u->num_bytes = size < left ? size : left;
-        u->records = host_grow(u->records, &u->records_capacity, u->num_bytes, 1, "records");
+        u->records = host_grow(u->records, &u->records_capacity, u->num_bytes + 1, 1, "records");
         if (!file_read_at(&r->file, u->records, u->num_bytes, r->offset, err)) return false;
         whole = whole_records(u->records, u->num_bytes, array, u->num_bytes == left, &count);
         if (whole == 0 && u->num_bytes == left)
