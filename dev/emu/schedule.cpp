@@ -43,6 +43,7 @@ Options::Options() {
     devices = (int)env_number("EMU_DEVICES", 1);
     streams = (int)env_number("EMU_STREAMS", 0);
     slow_stream = (int)env_number("EMU_SLOW_STREAM", 0);
+    lag_ms = (int)env_number("EMU_LAG_MS", 1);
     trace = (int)env_number("EMU_TRACE", 0);
     fast_math = (int)env_number("EMU_FAST_MATH", 0);
     align = std::max<size_t>(16, env_number("EMU_ALIGN", align));

@@ -46,7 +46,7 @@ static void run(Worker *w) {
         w->work.pop_front();
         w->busy = true;
         lock.unlock();
-        if (w->number == opt.slow_stream) usleep(1000);
+        if (w->number == opt.slow_stream) usleep(1000 * (useconds_t)opt.lag_ms);
         work();
         lock.lock();
         w->busy = false;
