@@ -28,8 +28,8 @@ enum {
 // above; if persistent, all later ones too. nth 0 only counts.
 void fault_arm(int kind, long nth, int error, bool persistent);
 
-// A call, by the functions that led to it: the same in every run and fork of a program that is built
-// with frame pointers
+// A call, by the functions that led to it: the same in every run and fork of a program that is
+// built with frame pointers
 typedef struct {
     uint64_t place;
     const char *name;

@@ -1,8 +1,8 @@
-// Whole runs of the program in which a call into libc fails, once or from then on: each ends with the
-// results of an undisturbed one, or with an error, its exit code and nothing lost.
+// Whole runs of the program in which a call into libc fails, once or from then on: each ends with
+// the results of an undisturbed one, or with an error, its exit code and nothing lost.
 //
-// Every place that calls, by the functions that lead to it, takes its turn: under `make test` one of
-// PARTS parts, another one each day or part PART; under `make test-faults` all of them.
+// Every place that calls, by the functions that lead to it, takes its turn: under `make test` one
+// of PARTS parts, another one each day or part PART; under `make test-faults` all of them.
 #include <sys/mman.h>
 
 #include "whole_runs.h"

@@ -1,5 +1,5 @@
-// As tests/test_faults.c for one of two ranks under mpirun: the other one ends too, with one report,
-// and the next start leads to the results. Under `make test` one of PARTS parts.
+// As tests/test_faults.c for one of two ranks under mpirun: the other one ends too, with one
+// report, and the next start leads to the results. Under `make test` one of PARTS parts.
 #include "whole_runs.h"
 
 enum { PARTS = 20 };

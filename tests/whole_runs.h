@@ -13,7 +13,8 @@
 #include "trainer.h"
 
 #define SMALL "--max-seqlen 32 --micro-batch-tokens 64 --batch-tokens 64 --threads 1 "
-#define TRAIN SMALL "--val-every 0 --num-samples 1 --sample-tokens 3 --lr 1e-2 --model tiny --out out "
+#define TRAIN \
+    SMALL "--val-every 0 --num-samples 1 --sample-tokens 3 --lr 1e-2 --model tiny --out out "
 #define TEXTS TRAIN "--from-scratch --train text --steps 0 "
 #define NEW TRAIN "--from-scratch --train shards --save-every 1 --keep 1 "
 

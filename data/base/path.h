@@ -21,8 +21,8 @@ bool path_inside(char *out, size_t capacity, const char *path, const char *name,
 // The directory that holds a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 bool path_parent(char *out, size_t capacity, const char *path, Error *err);
 
-// Symbolic links are followed by path_is_dir, not by the others. What cannot be looked at exists, and
-// is a directory: whoever opens it learns why.
+// Symbolic links are followed by path_is_dir, not by the others. What cannot be looked at exists,
+// and is a directory: whoever opens it learns why.
 bool path_is_dir(const char *path);
 bool path_exists(const char *path);
 
