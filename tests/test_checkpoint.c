@@ -119,13 +119,13 @@ static int count_names(const char *part) {
 // Saves in any order, damage, removals and replacements that were cut short, and pruning, against
 // what should be there
 TEST(any_operations_leave_what_is_expected) {
-    enum { MOST = 12 };
+    enum { MOST = 6 };
     for (int round = 0; round < 40; round++) {
         enum { NONE, GOOD, DAMAGED, WITHOUT_MANIFEST } of[MOST + 1] = {NONE};
         int64_t final = -1, step;
         Error err = {0};
         fresh_run(0);
-        for (int op = 0; op < 16; op++) {
+        for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
             const uint32_t what = test_rng_below(8);
             char path[IO_PATH_MAX], other[IO_PATH_MAX];

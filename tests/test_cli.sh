@@ -49,8 +49,8 @@ same_state resumed_run_has_the_same_bits {a,b}/step-00000008
 same final_is_the_last_checkpoint a/final/model.safetensors b/step-00000008/model.safetensors
 cp -r b reached
 expect a_step_already_reached 0 '^step 8 of --steps 3 is reached: nothing to train' "${resume[@]}" --out reached --steps 3
-expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 9, --steps 2: the run never reaches --lr' \
-    "${run[@]}" --out warm --steps 2 --warmup-steps 9
+expect warmup_longer_than_the_run 0 '^warning: --warmup-steps 2, --steps 2: the run never reaches --lr' \
+    "${run[@]}" --out warm --steps 2 --warmup-steps 2
 # in a file a line a step, or every so many; on a terminal about 100, none wider, and one rewritten in place
 expect lines_every 0 '^step     3/7 ' "${run[@]}" --out every --steps 7 --log-every 3
 check lines_every_3_and_before_a_pause test "$(grep -c '^step' out.txt)" -eq 4

@@ -53,6 +53,7 @@ check packed_is_alone "$train" "${run[@]}" --check-packing
 check compares "$train" "${run[@]}" --compare 1
 outcome a_dry_run_says_what_is_trained 0 '^lora +rank 8, scale 2, beside 14 linear layers .* 0.02 M' \
     "$train" "${run[@]}" --dry-run
+outcome an_alpha_is_taken 0 'rank 8, scale 1,' "$train" "${run[@]}" --lora-alpha 8 --dry-run
 
 # ---- base plus adapters, and both merged: the same texts and losses ----------------------------------
 check merges "$train" "${run[@]}" --lora-merge --out merged
@@ -102,6 +103,7 @@ no a_model_without_weights 2 'expected a model with weights' --lora 8
 no from_scratch 2 'expected a model with weights' --model base --from-scratch --lora 8
 no a_rank_of_4 2 'expected a multiple of 8' --model base --lora 4
 no an_unknown_target 2 'found "head"' --model base --lora 8 --lora-targets q,head
+no half_a_target 2 'found "ga"' --model base --lora 8 --lora-targets q,ga
 no a_target_twice_named 2 'found ""' --model base --lora 8 --lora-targets q,
 no targets_without_lora 2 'other options of LoRA to --lora' --model base --lora-targets q
 no merging_without_lora 2 'other options of LoRA to --lora' --model base --lora-merge

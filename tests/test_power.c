@@ -358,7 +358,7 @@ static bool try_all(Crash *s) {
     return false;
 }
 
-// Is event i an fsync that matters: not the try at the start, nor one with nothing new?
+// Is event i an fsync that matters: not the try at the start, nor one of nothing but removals?
 static bool makes_durable(int i) {
     bool new = false;
     for (int k = i - 1; k >= 0 && w->events[i].type == SYNC; k--) {
@@ -366,7 +366,7 @@ static bool makes_durable(int i) {
         const bool hidden = e->type <= DROP && w->words[e->name][0] == '.';
         if (e->inode == w->events[i].inode && e->type == SYNC) break;
         if (e->inode == w->events[i].inode && e->type == LINK) return new && !hidden;
-        new |= e->type <= DROP ? e->dir == w->events[i].inode && !hidden
+        new |= e->type <= DROP ? e->dir == w->events[i].inode && !hidden && e->type != DROP
                                : e->inode == w->events[i].inode;
     }
     return new;
