@@ -358,12 +358,13 @@ static bool try_all(Crash *s) {
     return false;
 }
 
-// Is event i an fsync that matters: not the try at the start, nor one of nothing but removals?
+// Is event i an fsync that matters: not of what is tried or begun, nor of nothing but removals?
 static bool makes_durable(int i) {
     bool new = false;
     for (int k = i - 1; k >= 0 && w->events[i].type == SYNC; k--) {
         const Event *e = &w->events[k];
-        const bool hidden = e->type <= DROP && w->words[e->name][0] == '.';
+        const char *name = e->type <= DROP ? w->words[e->name] : "";
+        const bool hidden = name[0] == '.' || (e->type == LINK && strstr(name, ".tmp"));
         if (e->inode == w->events[i].inode && e->type == SYNC) break;
         if (e->inode == w->events[i].inode && e->type == LINK) return new && !hidden;
         new |= e->type <= DROP ? e->dir == w->events[i].inode && !hidden && e->type != DROP
