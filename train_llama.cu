@@ -50,7 +50,7 @@
 #include "kernels/kernels.h"  // defines: the device
 #include "llama.h"            // defines: LlamaModel, forward, backward, update
 
-enum { MAX_SKIPS = 5, MAX_FAILED_SAVES = 3 };
+enum { MAX_SKIPS = 5 };
 static const float ADAMW_BETA1 = 0.9f, ADAMW_BETA2 = 0.95f, ADAMW_EPS = 1e-8f;
 
 // ------------------------------------------------------------------------------------------------

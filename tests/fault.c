@@ -19,6 +19,10 @@ static struct {
     long nth, calls;
     bool persistent;
     const char *victim;
+    uint64_t place;
+    const void *top;  // the frames above it are the test's
+    FaultCall *seen;
+    size_t most_seen;
     size_t trace_length;
     char trace[FAULT_TRACE];
     char fd_path[FAULT_MAX_FD][FAULT_PATH];
@@ -30,9 +34,21 @@ void fault_arm(int kind, long nth, int error, bool persistent) {
     fault.error = error;
     fault.persistent = persistent;
     fault.calls = 0;
+    fault.top = __builtin_frame_address(0);
     fault.victim = "";
     fault.trace_length = 0;
     fault.trace[0] = 0;
+}
+
+void fault_arm_place(int kind, uint64_t place, int error, bool persistent) {
+    fault_arm(kind, 0, error, persistent);
+    fault.place = place;
+}
+
+void fault_see(int kind, FaultCall *calls, size_t capacity) {
+    fault_arm(kind, 0, 0, false);
+    fault.seen = calls;
+    fault.most_seen = capacity;
 }
 
 long fault_disarm(void) {
@@ -49,8 +65,12 @@ int fault_open_fds(void) {
     return n;
 }
 
+void (*fault_watch)(const char *call, int fd, const char *path, const char *path2, const void *data,
+                    size_t n, off_t at);
+
 static void fault_log(const char *name, const char *path, const char *path2) {
     size_t left = sizeof fault.trace - fault.trace_length;
+    if (fault_watch) fault_watch(name, -1, path, path2, NULL, 0, 0);
     if (fault.kind != FAULT_IO || left < 2 * FAULT_PATH) return;
     int n = snprintf(fault.trace + fault.trace_length, left, "%s %.500s%s%.500s\n", name, path,
                      path2 ? " " : "", path2 ? path2 : "");
@@ -61,10 +81,30 @@ static const char *fault_fd_path(int fd) {
     return fd >= 0 && fd < FAULT_MAX_FD ? fault.fd_path[fd] : "?";
 }
 
+// The return addresses, hashed, of the functions of this program that led here: as far as frame
+// pointers go, so not beyond a library that calls back, or the start of a thread.
+__attribute__((noinline, no_sanitize("address"))) static uint64_t fault_place(void) {
+    extern const char __executable_start[], etext[];
+    const uintptr_t first = (uintptr_t)__executable_start, *frame = __builtin_frame_address(0);
+    uint64_t hash = 1469598103934665603ull;
+    for (int depth = 0; depth < 32; depth++) {
+        const uintptr_t from = frame[1] - first, *next = (const uintptr_t *)frame[0];
+        if (from >= (uintptr_t)etext - first) break;
+        hash = (hash ^ from) * 1099511628211ull;
+        if (next <= frame || next > frame + (1 << 16) || (const void *)next >= fault.top) break;
+        frame = next;
+    }
+    return hash;
+}
+
 // The error for this call, with errno set; 0: none.
 static int fault_now(int kind, const char *name) {
     if (fault.kind != kind) return 0;
-    long call = ++fault.calls;
+    const long call = __atomic_add_fetch(&fault.calls, 1, __ATOMIC_RELAXED);
+    const uint64_t place = fault.seen || (fault.place && fault.nth == 0) ? fault_place() : 0;
+    if (fault.seen && (size_t)call < fault.most_seen)
+        fault.seen[call - 1] = (FaultCall){place, name};
+    if (place && place == fault.place) fault.nth = call;
     if (fault.nth == 0 || call < fault.nth || (call > fault.nth && !fault.persistent)) return 0;
     if (!fault.victim[0]) fault.victim = name;
     if (fault.error == FAULT_KILL) _exit(137);
@@ -83,6 +123,7 @@ int __wrap_open(const char *path, int flags, ...) {
     int fd = __real_open(path, flags, mode);
     if (fd >= 0 && fd < FAULT_MAX_FD) snprintf(fault.fd_path[fd], FAULT_PATH, "%s", path);
     if (fd >= 0) fault_log(flags & O_CREAT ? "create" : "open", path, NULL);
+    if (fd >= 0 && fault_watch) fault_watch("fd", fd, path, NULL, NULL, 0, flags & O_TRUNC);
     return fd;
 }
 
@@ -103,9 +144,32 @@ ssize_t __wrap_write(int fd, const void *data, size_t n) {
     if (failed > 0) return -1;
     fault_log("write", fault_fd_path(fd), NULL);
     if (failed == FAULT_SHORT || failed == FAULT_KILL_HALF) n = (n + 1) / 2;
+    if (fault_watch) fault_watch("data", fd, "", NULL, data, n, lseek(fd, 0, SEEK_CUR));
     ssize_t put = __real_write(fd, data, n);
     if (failed == FAULT_KILL_HALF) _exit(137);
     return put;
+}
+
+ssize_t __real_pwrite(int fd, const void *data, size_t n, off_t offset);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t offset);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t n, off_t offset) {
+    if (fault_now(FAULT_IO, "pwrite") > 0) return -1;
+    if (fault_watch) fault_watch("data", fd, "", NULL, data, n, offset);
+    return __real_pwrite(fd, data, n, offset);
+}
+
+int __real_ftruncate(int fd, off_t size);
+int __wrap_ftruncate(int fd, off_t size);
+int __wrap_ftruncate(int fd, off_t size) {
+    if (fault_now(FAULT_IO, "ftruncate") > 0) return -1;
+    if (fault_watch) fault_watch("cut", fd, "", NULL, NULL, 0, size);
+    return __real_ftruncate(fd, size);
+}
+
+FILE *__real_fopen(const char *path, const char *mode);
+FILE *__wrap_fopen(const char *path, const char *mode);
+FILE *__wrap_fopen(const char *path, const char *mode) {
+    return fault_now(FAULT_IO, "fopen") > 0 ? NULL : __real_fopen(path, mode);
 }
 
 ssize_t __real_pread(int fd, void *data, size_t n, off_t offset);
@@ -121,6 +185,7 @@ int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     if (fault_now(FAULT_IO, "fsync") > 0) return -1;
     fault_log("fsync", fault_fd_path(fd), NULL);
+    if (fault_watch) fault_watch("sync", fd, "", NULL, NULL, 0, 0);
     return 0;  // no real fsync: no test here cuts the power, and the disk is slow
 }
 
@@ -183,4 +248,16 @@ void *__real_realloc(void *old, size_t n);
 void *__wrap_realloc(void *old, size_t n);
 void *__wrap_realloc(void *old, size_t n) {
     return fault_now(FAULT_ALLOC, "realloc") > 0 ? NULL : __real_realloc(old, n);
+}
+
+void *__real_aligned_alloc(size_t alignment, size_t n);
+void *__wrap_aligned_alloc(size_t alignment, size_t n);
+void *__wrap_aligned_alloc(size_t alignment, size_t n) {
+    return fault_now(FAULT_ALLOC, "aligned_alloc") > 0 ? NULL : __real_aligned_alloc(alignment, n);
+}
+
+char *__real_strdup(const char *text);
+char *__wrap_strdup(const char *text);
+char *__wrap_strdup(const char *text) {
+    return fault_now(FAULT_ALLOC, "strdup") > 0 ? NULL : __real_strdup(text);
 }

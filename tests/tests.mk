@@ -2,19 +2,23 @@
 # the witnesses said.
 
 CUDA_C  := $(patsubst tests/test_%.c,%,$(wildcard tests/test_cuda_*.c))
-TESTS   := $(filter-out $(CUDA_C),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
+CPU_TESTS := power rank_faults
+TESTS   := $(filter-out $(CUDA_C) $(CPU_TESTS),$(patsubst tests/test_%.c,%,$(wildcard tests/test_*.c)))
 EMU_TESTS := $(CUDA_C) $(patsubst tests/test_%.cu,%,$(wildcard tests/test_*.cu))
 GRADS   := $(shell grep -l GRADCHECK tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
 DEV_TESTS := emu conform layout tensor_cores simple cuda_schedules witnesses
 # Calls that tests/fault.c can make fail; only our own objects are wrapped
-FAULTS  := $(shell grep -l 'fault\.c' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
-WRAP    := $(addprefix -Wl$(comma)--wrap=,open close write pread fsync rename unlink rmdir mkdir \
-           opendir lstat fstat stat malloc calloc realloc)
+FAULTS  := $(shell grep -lE 'fault\.c|whole_runs' tests/test_*.c 2>/dev/null | sed 's,tests/test_\(.*\).c,\1,')
+WRAP    := $(addprefix -Wl$(comma)--wrap=,open fopen close write pwrite pread ftruncate fsync \
+           rename unlink rmdir mkdir opendir lstat fstat stat malloc calloc realloc aligned_alloc \
+           strdup)
 # Wrapped by tests/phase_fault.c for tests/test_ranks_failure.sh, by attention_fault.c for test_probe.sh
 RUN_FAULTS := $(addprefix -Wl$(comma)--wrap=,comm_phase comm_gather_begin fsync attention_forward)
 
-.PHONY: check bench-ops mutants fuzz test test-races test-dev test-programs test-dev-programs test-arm64 test-sanitizers \
-        test-archs test-schedules simple
+MINUTES ?= 60
+
+.PHONY: check bench-ops mutants fuzz soak test test-races test-dev test-faults test-programs \
+        test-dev-programs test-arm64 test-sanitizers test-archs test-schedules simple
 
 # For dev/fuzz/fuzz.c
 ANY_CRC := -Wl,--wrap=crc32c
@@ -46,7 +50,7 @@ $(eval $(call TEST_RULES,fp64,$(CC) -fopenmp,$(KERNELS:%.c=build/fp64/%.o)))
 
 $(eval $(call TEST_RULES,cuda,$(NVCC),$(CUDA)))
 
-ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(GRADS:%=build/fp64/test_%) \
+ALL_PROGRAMS := $(TESTS:%=build/asan/test_%) $(CPU_TESTS:%=build/cpu/test_%) $(GRADS:%=build/fp64/test_%) \
                 $(EMU_TESTS:%=build/emu/test_%) build/emu/test_ops
 of_dev   = $(foreach f,$(1),$(if $(filter $(DEV_TESTS:%=test_%),$(basename $(notdir $(f)))),$(f)))
 SCRIPTS  := $(wildcard tests/test_*.sh)
@@ -67,9 +71,15 @@ test-dev: test-dev-programs
 # Every operation on this machine: on its GPU, or on the CPU backend if it has none
 check: build/$(BACKEND)/test_ops
 	@$< --limit 120
+# Every call fails, and every state after a power loss: minutes; make test takes a part of them
+test-faults: build/asan/test_faults $(CPU_TESTS:%=build/cpu/test_%)
+	@FAULTS=all SUITE_LIMIT_S=7200 tests/run.sh $^
 # The suites with one fault of dev/mutants.txt at a time: which does none of them notice?
 mutants:
 	@dev/mutants.py
+# An hour of kills, stops, full disks and flipped bits; MINUTES=N
+soak: train_llama
+	@dev/soak.py --minutes $(MINUTES)
 # Looks for inputs of the readers of foreign files that show a fault, FUZZ_S seconds for each of the
 # targets of dev/fuzz/fuzz.c, or for TARGET=name; needs clang
 FUZZ_S  ?= 60

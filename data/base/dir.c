@@ -15,7 +15,10 @@
 #include "path.h"
 
 static bool dir_create(const char *path, Error *err) {
-    if (mkdir(path, 0777) == 0) return true;
+    char parent[IO_PATH_MAX];
+    if (mkdir(path, 0777) == 0)
+        return path_parent(parent, sizeof parent, path, err) &&
+               (access(parent, R_OK) != 0 || dir_sync(parent, err));
     const int why = errno;
     if (why == EEXIST && path_is_dir(path)) return true;
     errno = why;

@@ -5,7 +5,7 @@
 
 #include "error.h"
 
-// mkdir -p
+// mkdir -p, durable where the parent may be read (fsync needs that)
 bool dir_create_all(const char *path, Error *err);
 
 // Makes renames and new names in the directory durable.

@@ -1,10 +1,12 @@
 #include "error.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 int terminal_width(FILE *to) {
     struct winsize size;
@@ -103,6 +105,10 @@ void error_print(const Error *err) {
 void (*error_hook)(const Error *err);
 
 void error_exit(const Error *err) {
+    static atomic_flag taken = ATOMIC_FLAG_INIT;
+    static _Thread_local bool ends;
+    while (!ends && atomic_flag_test_and_set(&taken)) pause();  // another thread ends the process
+    ends = true;
     if (error_hook) error_hook(err);
     error_print(err);
     exit(err->code);

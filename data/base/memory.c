@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "error.h"
 
@@ -14,6 +15,17 @@ void *host_calloc(size_t count, size_t size, const char *what_for) {
     void *p = calloc(count ? count : 1, size ? size : 1);
     if (!p) host_refused(count, size, what_for);
     return p;
+}
+
+char *host_copy(const char *text, const char *what_for) {
+    const size_t size = strlen(text) + 1;
+    return memcpy(host_calloc(size, 1, what_for), text, size);
+}
+
+FILE *host_stream(char **text, size_t *size, const char *what_for) {
+    FILE *stream = open_memstream(text, size);
+    if (!stream) host_refused(1, 1, what_for);
+    return stream;
 }
 
 void *host_grow(void *old, size_t *capacity, size_t needed, size_t size, const char *what_for) {

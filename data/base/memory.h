@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 // False when the result does not fit into 64 bits.
 static inline bool checked_mul(uint64_t a, uint64_t b, uint64_t *out) {
@@ -17,6 +18,10 @@ static inline bool checked_add(uint64_t a, uint64_t b, uint64_t *out) {
 // count * size bytes, zeroed; the caller frees them. Never NULL: a refusal exits with code 5 and
 // names what the memory was for.
 void *host_calloc(size_t count, size_t size, const char *what_for);
+
+// The text again, and a stream into one (*text, which the caller frees after fclose); exit 5 too.
+char *host_copy(const char *text, const char *what_for);
+FILE *host_stream(char **text, size_t *size, const char *what_for);
 
 // Grows an array of *capacity elements of `size` bytes to at least `needed`, by half as much again
 // at a time; returns where it is now. The contents are kept, the new part is not zeroed. Exits 5.

@@ -35,14 +35,25 @@ bool path_parent(char *out, size_t capacity, const char *path, Error *err) {
     return path_printf(out, capacity, err, "%.*s", n, path);
 }
 
+static bool found(int status) {
+    return status == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
+}
+
 bool path_is_dir(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    struct stat st = {.st_mode = S_IFDIR};
+    return found(stat(path, &st)) && S_ISDIR(st.st_mode);
 }
 
 bool path_exists(const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR && errno != ENAMETOOLONG);
+    return found(lstat(path, &st));
+}
+
+bool path_find(const char *path, bool *exists, Error *err) {
+    struct stat st;
+    const int status = lstat(path, &st);
+    *exists = found(status);
+    return status == 0 || !*exists || disk_error(err, path, "cannot look at it");
 }
 
 bool path_ends_with(const char *path, const char *ending) {

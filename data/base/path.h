@@ -21,10 +21,14 @@ bool path_inside(char *out, size_t capacity, const char *path, const char *name,
 // The directory that holds a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 bool path_parent(char *out, size_t capacity, const char *path, Error *err);
 
-// Symbolic links are followed by path_is_dir, not by path_exists. What cannot be looked at exists:
-// whoever opens it learns why.
+// Symbolic links are followed by path_is_dir, not by the others. What cannot be looked at exists,
+// and is a directory: whoever opens it learns why.
 bool path_is_dir(const char *path);
 bool path_exists(const char *path);
+
+// Does it exist? For decisions that must not rest on a guess: EXIT_DISK when it cannot be looked
+// at.
+bool path_find(const char *path, bool *exists, Error *err);
 
 bool path_ends_with(const char *path, const char *ending);
 

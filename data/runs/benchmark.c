@@ -44,8 +44,9 @@ static bool add_choice(Benchmark *b, BenchmarkChoice c, const char *context, con
     const int32_t alone = t->bos >= 0 ? t->bos : t->eos, begin = t->adds_bos || n == 0 ? alone : -1;
     const int64_t most = b->o->max_seqlen;
     size_t middle, end;
-    char *text = NULL;
-    if (asprintf(&text, "%s%s%s", context, delimiter, choice) < 0) abort();
+    const size_t size = strlen(context) + strlen(delimiter) + strlen(choice) + 1;
+    char *text = host_calloc(size, 1, "a choice");
+    snprintf(text, size, "%s%s%s", context, delimiter, choice);
     bpe_clear(b->encoder);
     int64_t given = append_ids(b, begin, context, n, err);
     bpe_ids(b->encoder, &middle);

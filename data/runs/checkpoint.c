@@ -269,12 +269,13 @@ static bool recover_entry(const char *out_dir, const char *name, Error *err) {
     size_t length = 0;
     bool is_old = is_leftover(name, ".old-", &length);
     bool is_temp = !is_old && is_leftover(name, ".tmp-", &length);
-    bool is_probe = strncmp(name, ".probe", 6) == 0;
+    bool is_probe = strncmp(name, ".probe", 6) == 0, has_successor;
     if (!is_old && !is_temp && !is_probe) return true;
     if (!path_join(path, sizeof path, out_dir, name, err)) return false;
     if (is_probe) return unlink(path) == 0 || disk_error(err, path, "cannot remove");
     if (!path_printf(base, sizeof base, err, "%s/%.*s", out_dir, (int)length, name)) return false;
-    if (is_old && !path_is_dir(base)) return io_rename(path, base, err);
+    if (!path_find(base, &has_successor, err)) return false;
+    if (is_old && !has_successor) return io_rename(path, base, err);
     return dir_remove_tree(path, err);
 }
 

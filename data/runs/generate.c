@@ -345,8 +345,7 @@ static void begin_again(Text *text, int32_t length) {
 static void text_report(const Text *text, const Tokenizer *tokenizer, int64_t step, RunLog *log) {
     char *chars = NULL;
     size_t n = 0;
-    TextPrinter printer = {.to = open_memstream(&chars, &n)};
-    if (!printer.to) return;
+    TextPrinter printer = {.to = host_stream(&chars, &n, "a sample")};
     for (int32_t i = 0; i < text->length; i++)
         text_printer_token(&printer, tokenizer, text->tokens[i]);
     text_printer_flush(&printer, true);
@@ -466,7 +465,7 @@ static void run_terminal(Generator *g, const SampleModel *model) {
         else if (is_command(message, "/system")) {
             begin_again(&text, 0);
             free(g->system);
-            g->system = message[7] ? strdup(message + 8) : NULL;
+            g->system = message[7] ? host_copy(message + 8, "a message") : NULL;
         } else if (message[0])
             answer(g, &text, message, model, turn);
         free(message);

@@ -74,7 +74,7 @@ bool out_dir_start_from_scratch(const char *out, Error *err) {
         !log_read_progress(out, &last_step, &first_save, err))
         return false;
     const bool finished = path_exists(path);
-    if (finished || last_step > first_save)
+    if (finished || (last_step - 1) / MAX_FAILED_SAVES >= first_save)
         return error_set(err, EXIT_BAD_INPUT,
                          "restore the step-* directories; --overwrite starts over",
                          "%s: expected a checkpoint beside %s, found none", out,
@@ -100,10 +100,12 @@ bool out_dir_keeps_model(const char *out, const char *model, Error *err) {
 
 bool out_dir_open(OutDir *out, bool continues, bool replaces, bool overwrite, Error *err) {
     char path[IO_PATH_MAX];
+    bool has_log;
     if (!dir_create_all(out->path, err) || !out_dir_lock(out, err) || !dir_probe(out->path, err) ||
-        !path_join(path, sizeof path, out->path, "log.jsonl", err))
+        !path_join(path, sizeof path, out->path, "log.jsonl", err) ||
+        !path_find(path, &has_log, err))
         return false;
-    if (!continues && !replaces && path_exists(path))
+    if (!continues && !replaces && has_log)
         return error_set(
             err, EXIT_USAGE,
             "--resume continues it, --out DIR starts elsewhere, --overwrite replaces it",

@@ -27,6 +27,8 @@ typedef struct {
 bool out_dir_find_resume(const char *out, const char *resume, bool trains, ResumePoint *point,
                          Error *err);
 
+enum { MAX_FAILED_SAVES = 3 };  // in a row: then the run ends
+
 // A bare --resume that found nothing: fails where checkpoints must have been, else warns.
 bool out_dir_start_from_scratch(const char *out, Error *err);
 

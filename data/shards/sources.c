@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/memory.h"
 #include "../base/path.h"
 
 void sources_free(Sources *s) {
@@ -22,18 +23,18 @@ static bool take_weight(char *part, double *weight) {
 
 bool sources_parse(Sources *s, const char *spec, Error *err) {
     double weights[MAX_SOURCES], sum = 0, part_sum = 0;
-    char *copy = strdup(path_exists(spec) ? "" : spec), *rest = copy;
+    char *copy = host_copy(path_exists(spec) ? "" : spec, "paths"), *rest = copy;
     int32_t parts = 0;
     *s = (Sources){0};
     for (char *part; (part = strsep(&rest, ","));) {
         parts += part[0] != 0;
         if (s->n == MAX_SOURCES || !take_weight(part, &weights[s->n])) continue;
         sum += weights[s->n];
-        s->list[s->n++].spec = strdup(part);
+        s->list[s->n++].spec = host_copy(part, "paths");
     }
     free(copy);
     if (s->n == 0)
-        s->list[s->n++] = (Source){.spec = strdup(spec), .weight = ALL_WEIGHTS};
+        s->list[s->n++] = (Source){.spec = host_copy(spec, "paths"), .weight = ALL_WEIGHTS};
     else if (s->n < parts || sum == 0)
         return error_set(err, EXIT_USAGE,
                          "weigh all sources, at most 32, or none, as in web:0.7,code:0.3",

@@ -420,8 +420,11 @@ static void print_summary(const Job *j) {
 // The tokens of a run that is there are needed to resume it.
 static bool may_replace(const Job *j, Error *err) {
     char log[IO_PATH_MAX];
-    if (!path_join(log, sizeof log, j->out->path, "log.jsonl", err)) return false;
-    return j->settings->replaces_run || !path_exists(log) || !path_exists(j->dir) ||
+    bool has_log, has_tokens;
+    if (!path_join(log, sizeof log, j->out->path, "log.jsonl", err) ||
+        !path_find(log, &has_log, err) || !path_find(j->dir, &has_tokens, err))
+        return false;
+    return j->settings->replaces_run || !has_log || !has_tokens ||
            error_set(err, EXIT_USAGE,
                      "--out DIR starts elsewhere, --overwrite replaces the run; --resume without "
                      "--train continues it on the same texts as before",
@@ -491,7 +494,7 @@ static bool source_to_shards(char **spec, const char *name, double val_frac, con
     }
     if (!ok) return false;
     free(*spec);
-    *spec = strdup(j.dir);
+    *spec = host_copy(j.dir, "paths");
     return true;
 }
 
@@ -501,7 +504,7 @@ bool texts_to_shards(const char **spec, const char *name, double val_frac, const
     char numbered[300], *text;
     size_t size;
     bool ok = sources_parse(&sources, *spec, err);
-    FILE *out = open_memstream(&text, &size);
+    FILE *out = host_stream(&text, &size, "paths");
     for (int32_t i = 0; ok && i < sources.n; i++) {
         char **one = &sources.list[i].spec;
         if (sources.n > 1)

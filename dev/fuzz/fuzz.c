@@ -71,7 +71,8 @@ static bool fuzz_shards(Input *in) {
     Dataset ds;
     int64_t tokens = 0, all_targets = 0;
     if (!dataset_open(&ds, path, &options, &in->err)) return false;
-    CHECK(ds.num_docs > 0 && ds.vocab_size > 0);
+    CHECK(ds.num_docs > 0 && ds.vocab_size > 0 &&
+          ds.shards[0].scanned == !ds.shards[0].block_tokens);
     int32_t *ids = host_calloc((size_t)ds.num_tokens, sizeof *ids, "a document");
     for (int64_t doc = 0, n; doc < ds.num_docs; doc++, tokens += n) {
         int64_t targets = 0;
@@ -171,6 +172,7 @@ static bool fuzz_tokenizer(Input *in) {
     CHECK(t.vocab_size > 0 && t.bos >= -1 && t.bos < t.vocab_size && t.eos < t.vocab_size);
     for (int32_t i = 0; i < t.vocab_size; i++) CHECK(t.offset[i] <= t.offset[i + 1]);
     chat_template_open(&chat, scratch("."), &t, &(Error){0});
+    CHECK(strnlen(chat.system, sizeof chat.system) < sizeof chat.system);
     const int64_t n = tokenizer_encode(&t, (const char *)text.p, text.n, ids, 512, &in->err);
     CHECK(n <= 512);
     for (int64_t i = 0; i < n; i++, bytes += length) {
@@ -192,6 +194,7 @@ static bool fuzz_config(Input *in) {
     CHECK(llama_config_num_params(&c) <= (uint64_t)1 << 40 && rope_attention_factor(&c) < 1e9);
     for (int i = 0; i < c.head_dim / 2; i++) CHECK(rope_frequency(&c, i) <= 1);
     for (int i = 0; i < c.eos.of_config; i++) CHECK(c.eos.ids[i] < c.vocab_size);
+    for (int i = 0; i < c.bos.of_config; i++) CHECK(c.bos.ids[i] < c.vocab_size);
     char *text = llama_config_text(&c, "float32");
     json_auto_t *root = parse((Bytes){(unsigned char *)text, strlen(text)});
     CHECK(root && llama_config_parse(&again, root, "text", &in->err));
@@ -247,7 +250,7 @@ static bool fuzz_safetensors(Input *in) {
         const uint64_t n = tensor_num_elements(t), last = n < 99 ? n : 99;
         CHECK(t->begin <= t->end && t->end <= s.files[t->file].file.size_bytes);
         CHECK(t->end - t->begin == n * tensor_dtype_size(t->dtype));
-        CHECK(safetensors_find(&s, t->name) == t);
+        CHECK(safetensors_find(&s, t->name) == t && strnlen(t->name, 160) < 160);
         bytes += n * tensor_dtype_size(t->dtype);
         CHECK(safetensors_read_f32(&s, t, values, n - last, last, &(Error){0}) ||
               !strstr("F32 BF16 F16 F64", t->dtype));
@@ -343,8 +346,12 @@ static bool fuzz_questions(Input *in) {
     const bool ok = benchmark_open(&b, &o, scratch("."), 1 << 20, &in->err);
     fclose(stdout);
     stdout = screen;
-    for (size_t i = 0; ok && i < b.num_choices; rows += (size_t)b.choices[i++].rows)
-        CHECK(b.choices[i].rows >= 1 && b.choices[i].rows <= o.max_seqlen);
+    for (size_t i = 0, first = 0; ok && i < b.num_choices; rows += (size_t)b.choices[i++].rows) {
+        const BenchmarkChoice *c = &b.choices[i];
+        if (c->line != b.choices[first].line) first = i;
+        CHECK(c->rows >= 1 && c->rows <= o.max_seqlen);
+        CHECK((i + 1 < b.num_choices && c[1].line == c->line) || (int)(i - first) >= c->answer);
+    }
     for (size_t i = 0; ok && i < rows; i++)
         CHECK(b.tokens[i] < b.tokenizer.vocab_size && b.targets[i] >= -1);
     CHECK(!ok || rows == b.num_tokens);

@@ -1,0 +1,140 @@
+// Whole runs of the program in which a call into libc fails, once or from then on: each ends with
+// the results of an undisturbed one, or with an error, its exit code and nothing lost.
+//
+// Every place that calls, by the functions that lead to it, takes its turn: under `make test` one
+// of PARTS parts, another one each day or part PART; under `make test-faults` all of them.
+#include <sys/mman.h>
+
+#include "whole_runs.h"
+
+enum { PARTS = 20, MAX_CALLS = 1 << 16 };
+
+// After a failure the command with `again` must lead to the results. before: what makes `out`.
+static const struct {
+    const char *name, *before, *command, *again;
+    int places;  // at least, with calls of both kinds
+} runs[] = {
+    {"train", NULL, NEW "--steps 2", "--resume", 340},
+    {"texts", TRAIN "--from-scratch --train more.jsonl --steps 0",
+     TRAIN "--from-scratch --train text --val more.jsonl --val-every 1 --steps 1", "--resume", 550},
+    {"resume", NEW "--steps 1", "--out out --resume --steps 2", "", 340},
+    {"overwrite", NEW "--steps 2 --seed 7", NEW "--steps 1 --overwrite", "", 290},
+    {"lora", NULL, TRAIN "--model base --train shards --lora 8 --lora-merge --steps 1", "--resume",
+     305},
+    {"generate", NULL, "--model base --generate --prompt line --sample-tokens 3 --threads 1", "",
+     80},
+    {"eval", NULL,
+     "--model base --eval --val text --max-seqlen 32 --micro-batch-tokens 64 --threads 1", "", 220},
+};
+
+static int bad;
+static FaultCall *seen;  // by a run, in memory that it shares
+static struct {
+    int kind, error;
+    uint64_t place;
+    bool persistent;
+} planned;
+
+static void see(void) { fault_see(planned.kind, seen, MAX_CALLS); }
+static void arm(void) {
+    fault_arm_place(planned.kind, planned.place, planned.error, planned.persistent);
+}
+
+// `seen` becomes one call from each place. Returns their number.
+static int find_places(void) {
+    int n = 0;
+    for (const FaultCall *c = seen; c->place; c++) {
+        int k = 0;
+        while (k < n && seen[k].place != c->place) k++;
+        if (k == n) seen[n++] = *c;
+    }
+    return n;
+}
+
+// The last line of standard output, and all in `out`
+static uint64_t outcome(bool strict) {
+    const char *last = strrchr(said, '\n');
+    return fnv1a(results(strict), last ? last : said, strlen(last ? last : said));
+}
+
+// What is wrong with a run that has ended with this code; NULL: nothing
+static const char *wrong(int code, uint64_t expected) {
+    const bool io = planned.kind == FAULT_IO;
+    const int errors = count("error: ");
+    if (count("Sanitizer") || count("runtime error")) return "the sanitizer reports";
+    if (io ? code != EXIT_DONE && code != EXIT_BAD_INPUT && code != EXIT_DISK
+           : code != EXIT_HOST_MEMORY)
+        return "another exit code is right";
+    if (errors != count("hint: ") || errors < (code != 0) ||
+        errors > (io && planned.persistent ? MAX_FAILED_SAVES : 1))
+        return "expected one error with a hint";
+    return code != 0 || outcome(false) == expected ? NULL : "other results, and no error";
+}
+
+enum { ONCE, FROM_THEN_ON, SHORT, NUM_HOWS };
+static const char *const hows[] = {"fails", "fails from then on", "falls short"};
+
+static void fail_at(int r, const FaultCall *call, int how, uint64_t expected) {
+    char first[2000];
+    planned.place = call->place;
+    planned.persistent = how == FROM_THEN_ON;
+    planned.error = planned.kind == FAULT_ALLOC ? ENOMEM
+                    : how == SHORT              ? FAULT_SHORT
+                    : how == ONCE               ? EIO
+                                                : ENOSPC;
+    start_over(runs[r].before);
+    const int code = run(runs[r].command, "", arm);
+    text_copy(first, sizeof first, said);
+    const char *why = how == SHORT && code != 0 ? "not a failure" : wrong(code, expected);
+    if (!why && (code != 0 || outcome(true) != expected)) {
+        const int then = run(runs[r].command, runs[r].again, NULL);
+        if (then != 0 || outcome(true) != expected) {
+            why = "the next start does not lead to the results";
+            printf("    then exit code %d: %s\n", then, said);
+        }
+    }
+    if (why)
+        printf("    BAD: %s: %s %s: %s; exit code %d: %s\n", runs[r].name, call->name, hows[how],
+               why, code, first);
+    bad += why != NULL;
+}
+
+TEST(every_call_fails_in_turn) {
+    int turn = part_of(PARTS), tried = 0;
+    seen = mmap(NULL, MAX_CALLS * sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                -1, 0);
+    make_inputs();
+    if (!all_parts()) printf("    PART=%d of %d\n", turn, PARTS);
+    for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
+        int places = 0;
+        if (runs[r].before) {
+            start_over(NULL);
+            must_run(runs[r].before);
+            shell("rm -rf before && mv out before");
+        }
+        for (planned.kind = FAULT_IO; planned.kind <= FAULT_ALLOC; planned.kind++) {
+            memset(seen, 0, MAX_CALLS * sizeof *seen);
+            start_over(runs[r].before);
+            const int code = run(runs[r].command, "", see), n = find_places();
+            CHECK_MSG(code == 0, "%s: exit code %d: %s", runs[r].name, code, said);
+            const uint64_t expected = outcome(true);
+            for (int i = 0; i < NUM_HOWS * n; i++) {
+                const FaultCall *call = &seen[i / NUM_HOWS];
+                const bool moves =
+                    strcmp(call->name, "write") == 0 || strcmp(call->name, "pread") == 0;
+                if ((i % NUM_HOWS == SHORT && !moves) || (!all_parts() && turn++ % PARTS != 0))
+                    continue;
+                fail_at((int)r, call, i % NUM_HOWS, expected);
+                tried++;
+            }
+            places += n;
+        }
+        printf("    %s: %d places\n", runs[r].name, places);
+        CHECK_MSG(places >= runs[r].places, "%s: %d places, not %d", runs[r].name, places,
+                  runs[r].places);
+    }
+    printf("    %d failures injected, %d bad\n", tried, bad);
+    CHECK(bad == 0);
+}
+
+TEST_MAIN()
