@@ -220,6 +220,11 @@ said model_with_another_tokenizer 9 \
     $(with other)
 has hint_names_both_solutions '^hint: .*--model other.*--allow-other-tokenizer' said.txt
 has hash_equals_sha256sum "SHA-256 $(sha256sum other/tokenizer.json | head -c 16)" said.txt
+expect eval_with_another_tokenizer 9 'expected the tokenizer of other' $train --model other --from-scratch --eval --val corpus
+expect eval_of_training_shards 0 '^all ' $train --model tiny --from-scratch --eval --val llmc --boundary-token 256 \
+    --max-seqlen 128
+check shards_of_an_unknown_tokenizer $(with same --train llmc --boundary-token 256)
+expect no_validation_data 3 'nowhere' $(with same --val nowhere)
 warns another_tokenizer_allowed '.*other/tokenizer.json' other --allow-other-tokenizer
 # validation shards of another tokenizer than the training shards; the model has no tokenizer.json
 cp -r corpus retagged
@@ -243,6 +248,9 @@ silent an_eos_of_several_in_the_config ends
 model_says 257 '{"bos_token_id": 3}'
 sed -i 's/"bos_token_id": 256/"bos_token_id": 1/' ends/config.json
 warns another_bos 'documents begin with token 256, but bos_token_id of ends is 1, 3$' ends
+model_says '[257, 256]' '{"bos_token_id": 3}'
+sed -i 's/"bos_token_id": 256/"bos_token_id": 1/' ends/config.json
+silent a_bos_that_is_an_eos ends
 model_says null '{}'
 silent a_model_without_eos ends
 model_says 257 '{'
