@@ -12,7 +12,7 @@ packages=(numpy jinja2 gguf xllamacpp pyarrow)
 fetch_packages() {
     echo "fetching ${packages[*]} from PyPI"
     mkdir -p build && python3 -m venv --system-site-packages build/python.tmp &&
-        build/python.tmp/bin/pip install --quiet "${packages[@]}" && mv build/python.tmp build/python
+        build/python.tmp/bin/pip install --quiet --retries 1 "${packages[@]}" && mv build/python.tmp build/python
 }
 python3 -c "import $(IFS=, && echo "${packages[*]}")" 2> /dev/null || [ -d build/python ] ||
     fetch_packages || echo 'not fetched: the tests that need them are skipped'

@@ -12,19 +12,21 @@ enum { PARTS = 20, MAX_CALLS = 1 << 16 };
 // After a failure the command with `again` must lead to the results. before: what makes `out`.
 static const struct {
     const char *name, *before, *command, *again;
-    int places;  // at least, with calls of both kinds
+    // At least, with calls of both kinds: a seventh less than gcc 12 has, as compilers inline
+    // differently
+    int places;
 } runs[] = {
-    {"train", NULL, NEW "--steps 2", "--resume", 340},
+    {"train", NULL, NEW "--steps 2", "--resume", 300},
     {"texts", TRAIN "--from-scratch --train more.jsonl --steps 0",
-     TRAIN "--from-scratch --train text --val more.jsonl --val-every 1 --steps 1", "--resume", 550},
-    {"resume", NEW "--steps 1", "--out out --resume --steps 2", "", 340},
-    {"overwrite", NEW "--steps 2 --seed 7", NEW "--steps 1 --overwrite", "", 290},
+     TRAIN "--from-scratch --train text --val more.jsonl --val-every 1 --steps 1", "--resume", 480},
+    {"resume", NEW "--steps 1", "--out out --resume --steps 2", "", 300},
+    {"overwrite", NEW "--steps 2 --seed 7", NEW "--steps 1 --overwrite", "", 255},
     {"lora", NULL, TRAIN "--model base --train shards --lora 8 --lora-merge --steps 1", "--resume",
-     305},
+     270},
     {"generate", NULL, "--model base --generate --prompt line --sample-tokens 3 --threads 1", "",
-     80},
+     70},
     {"eval", NULL,
-     "--model base --eval --val text --max-seqlen 32 --micro-batch-tokens 64 --threads 1", "", 220},
+     "--model base --eval --val text --max-seqlen 32 --micro-batch-tokens 64 --threads 1", "", 195},
 };
 
 static int bad;

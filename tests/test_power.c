@@ -11,7 +11,7 @@
 #include "whole_runs.h"
 
 enum {
-    PARTS = 5,
+    PARTS = 10,
     MAX_EVENTS = 1 << 13,
     MAX_BYTES = 1 << 26,
     MAX_STATES = 1 << 20,
