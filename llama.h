@@ -183,8 +183,7 @@ typedef struct {
     LlamaBucket *buckets;   // (LLAMA_LAYERS + num_layers + 1); NULL without other ranks
     bool last_micro_batch;  // of this step: gradients of a bucket leave as soon as they are there
     uint64_t reduced;       // last handle of comm_reduce_begin
-    int64_t
-        replay_step;  // --replay-every: the 1-based step that is computed twice, 0: this is none
+    int64_t replay_step;    // this 1-based step is computed twice; 0: it is not
     // what is trained comes first; behind it, where adapters are, the frozen model
     Parameter *tensors;
     int num_tensors, num_trained;
@@ -789,25 +788,20 @@ static inline uint32_t *llama_grad_crcs(LlamaModel *m) {
 // Gradients are those of micro-batches first .. last - 1 of this rank: they have the same bits when
 // they are computed again, or memory, cores or GPU are faulty and the run ends.
 static inline void llama_replay(LlamaModel *m, const StepData *data, int32_t first, int32_t last) {
-    uint32_t *crcs[2];
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass > 0) {
-            llama_clear_grads(m);
-            device_zero(m->loss_sum, sizeof *m->loss_sum);
-            for (int32_t i = first; i < last; i++) llama_train_micro_batch(m, &data->micro[i]);
-        }
-        llama_complete_grads(m);
-        crcs[pass] = llama_grad_crcs(m);
-    }
+    uint32_t *before = llama_grad_crcs(m);
+    llama_clear_grads(m);
+    device_zero(m->loss_sum, sizeof *m->loss_sum);
+    for (int32_t i = first; i < last; i++) llama_train_micro_batch(m, &data->micro[i]);
+    uint32_t *again = llama_grad_crcs(m);
     for (int i = 0; i < m->num_trained; i++)
-        if (crcs[0][i] != crcs[1][i])
+        if (before[i] != again[i])
             exit_with(EXIT_DEVICE_ERROR,
                       "its memory, cores or GPU are faulty: continue with --resume on another one",
                       "rank %d, step %ld: expected gradients of %s with the same bits when this "
                       "machine computes them again, found others",
                       m->settings.rank, m->replay_step, m->tensors[i].name);
-    free(crcs[0]);
-    free(crcs[1]);
+    free(before);
+    free(again);
 }
 
 // Gradients and losses of micro-batches first .. last - 1 of this rank

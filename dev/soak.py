@@ -89,7 +89,7 @@ def disturbed_run(folder, out, rng, tell):
             kinds.append(rng.choice(sorted(KINDS)))
             steps, moment = job.steps(), time.monotonic()
             goes_on = disturb(job, kinds[-1], rng)
-            tell(kinds[-1], newest, steps, "goes on" if goes_on else job.end(), time.monotonic() - moment)
+            tell(kinds[-1], newest, steps, "continues" if goes_on else job.end(), time.monotonic() - moment)
         code, said = job.end(), job.said()
         start = re.search(r"^start .*?(?:step-(\d+))?$", said, re.M)
         if start and int(start[1] or 0) != newest:

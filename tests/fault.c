@@ -12,6 +12,8 @@
 
 #include "fault.h"
 
+#include "../data/base/hash.h"
+
 enum { FAULT_MAX_FD = 256, FAULT_PATH = 512, FAULT_TRACE = 1 << 16 };
 
 static struct {
@@ -86,11 +88,11 @@ static const char *fault_fd_path(int fd) {
 __attribute__((noinline, no_sanitize("address"))) static uint64_t fault_place(void) {
     extern const char __executable_start[], etext[];
     const uintptr_t first = (uintptr_t)__executable_start, *frame = __builtin_frame_address(0);
-    uint64_t hash = 1469598103934665603ull;
+    uint64_t hash = FNV1A_START;
     for (int depth = 0; depth < 32; depth++) {
         const uintptr_t from = frame[1] - first, *next = (const uintptr_t *)frame[0];
         if (from >= (uintptr_t)etext - first) break;
-        hash = (hash ^ from) * 1099511628211ull;
+        hash = fnv1a(hash, &from, sizeof from);
         if (next <= frame || next > frame + (1 << 16) || (const void *)next >= fault.top) break;
         frame = next;
     }

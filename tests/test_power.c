@@ -175,9 +175,7 @@ static uint64_t state_key(const Names *t, int n, int target, int how) {
         const bool hurt = how != KEPT && suffers(e->inode, target), cut = hurt && how == LOST;
         const int facts[] = {e->dir, e->name, e->inode, (cut ? durable : version)[e->inode],
                              hurt && !cut ? how : 0};
-        uint64_t h = fnv1a(FNV1A_START, facts, sizeof facts);
-        h = (h ^ (h >> 32)) * 0x9e3779b97f4a7c15ull;  // FNV alone hardly mixes the last fact
-        sum += (h ^ (h >> 29)) * 0xbf58476d1ce4e5b9ull;
+        sum += mix64(fnv1a(FNV1A_START, facts, sizeof facts));  // FNV hardly mixes the last fact
     }
     return sum;
 }
