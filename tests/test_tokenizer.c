@@ -1,4 +1,4 @@
-// Decoding of tokenizer.json, encoding of prompts, the byte tokenizer, and what is refused.
+// Decoding of tokenizer.json, encoding of prompts and chats, the byte tokenizer, what is refused.
 #include <sys/mman.h>
 #include <unistr.h>
 
@@ -6,6 +6,7 @@
 #include "../data/base/json.h"
 #include "../data/base/path.h"
 #include "../data/models/bpe.h"
+#include "../data/models/chat.h"
 #include "../data/models/tokenizer.h"
 #include "scratch.h"
 #include "test.h"
@@ -578,6 +579,25 @@ TEST(wrong_files_are_refused) {
         CHECK_MSG(!open_text(&t, bad[i], &err), "%s", bad[i]);
         CHECK_MSG(err.code == EXIT_BAD_INPUT && strstr(err.what, "tokenizer.json"), "%s", err.what);
         CHECK(t.bytes == NULL && t.offset == NULL);
+    }
+}
+
+// Where a template has none, and where it decides what else is written
+TEST(a_system_message_is_in_the_first_question) {
+    static const struct {
+        ChatStyle style;
+        const char *system, *end;  // of what is written
+    } cases[] = {{CHAT_MISTRAL, NULL, "<s>[INST]q[/INST]"},
+                 {CHAT_MISTRAL, "S", "<s>[INST]S\n\nq[/INST]"},
+                 {CHAT_SMOLLM3, "/no_think",
+                  "trained by Hugging Face.\n\n<|im_start|>user\nq<|im_end|>\n"
+                  "<|im_start|>assistant\n<think>\n\n</think>\n"}};
+    for (int i = 0; i < 3; i++) {
+        const ChatTemplate t = {.style = cases[i].style, .bos = "<s>", .end = "<|im_end|>"};
+        Parts p = {0};
+        chat_ask(&t, cases[i].system, "q", true, false, &p);
+        CHECK_MSG(path_ends_with((char *)p.bytes, cases[i].end), "%s", (char *)p.bytes);
+        parts_free(&p);
     }
 }
 
