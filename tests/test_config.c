@@ -260,7 +260,8 @@ static const struct {
     {"mistral-7b-v0.3", "-sliding_window", "sliding_window"},
 };
 
-// The change is an object, whose members are replaced or added, or "-key". base: a published config; NULL: the demo's. The caller frees it.
+// A published config, or (NULL) the demo's, with the members of an object instead of its own, or
+// without one: "-key". The caller frees it.
 static char *config_with(const char *base, const char *change) {
     LlamaConfig c;
     Error err = {0};
