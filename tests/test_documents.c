@@ -197,17 +197,19 @@ static void check_mask(const Dataset *ds) {
             }
 }
 
-TEST(own_shards_with_and_without_a_mask) {
+TEST(own_shards_with_and_without_flags) {
     for (int round = 0; round < 4; round++) {
         const bool masked = round < 2;
         Files f;
         Dataset ds;
         char text[256];
         (masked ? make_masked_files : make_files)(&f, round % 2 ? 2 : 4);
+        put_word(&f, 11, round | masked << 2);  // documents begin with BOS, and end with EOS
         save(&f, "own");
         open_data(&ds, scratch("own.bin"));
         CHECK(ds.num_docs == NUM_DOCS && ds.num_empty == 2 && ds.num_tokens == NUM_TOKENS);
-        CHECK(ds.vocab_size == VOCAB && ds.bos == 98 && ds.eos == 99 && ds.masked == masked);
+        CHECK(ds.vocab_size == VOCAB && ds.masked == masked);
+        CHECK(ds.bos == (round & 1 ? 98 : -1) && ds.eos == (round & 2 ? 99 : -1));
         CHECK(ds.num_targets == (masked ? NUM_TARGETS : NUM_TOKENS - NUM_DOCS));
         check_documents(&ds, 0);
         if (masked) check_mask(&ds);
@@ -327,20 +329,6 @@ TEST(every_field_is_validated) {
             put(f.mask + 24, (uint64_t)mask_count(f.mask + BITS_AT, 0, NUM_TOKENS), 8);
         save(&f, "field");
         check_refused(scratch("field.bin"), d->because);
-    }
-}
-
-// A shard says whether documents begin with BOS and end with EOS.
-TEST(ids_without_their_flags_are_none) {
-    for (int flags = 0; flags < 4; flags++) {
-        Files f;
-        Dataset ds;
-        make_files(&f, 2);
-        put_word(&f, 11, flags);
-        save(&f, "flags");
-        open_data(&ds, scratch("flags.bin"));
-        CHECK(ds.bos == (flags & 1 ? 98 : -1) && ds.eos == (flags & 2 ? 99 : -1));
-        dataset_close(&ds);
     }
 }
 
@@ -585,21 +573,6 @@ TEST(samples_of_other_trainers_are_read) {
     check_opens("tests/golden/shards");  // by modded-nanogpt's names of files
 }
 
-TEST(shards_of_other_formats_are_refused_with_a_hint) {
-    static const char *const files[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
-                                        "olmo.npy"};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        char path[128];
-        Error err;
-        snprintf(path, sizeof path, "tests/golden/shards/%s", files[i]);
-        CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
-        CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
-    }
-    CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
-    put_file(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
-    check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
-}
-
 TEST(other_files_are_recognized) {
     static const struct {
         const char *bytes;
@@ -621,6 +594,18 @@ TEST(other_files_are_recognized) {
         put_file(scratch("other.bin"), others[i].bytes, others[i].n);
         check_refused(scratch("other.bin"), others[i].found);
     }
+    static const char *const foreign[] = {"datatrove.ds", "llmq.bin", "megatron.bin", "numpy.npy",
+                                          "olmo.npy"};
+    for (int i = 0; i < 5; i++) {
+        char path[128];
+        Error err;
+        snprintf(path, sizeof path, "tests/golden/shards/%s", foreign[i]);
+        CHECK(!opens(path, &err) && err.code == EXIT_BAD_INPUT);
+        CHECK_MSG(strstr(err.hint, "data/convert.py"), "%s: %s", err.what, err.hint);
+    }
+    CHECK(mkdir(scratch("npy"), 0777) == 0);  // in a directory too
+    put_file(scratch("npy/part-0.npy"), "\1\0\2\0", 4);
+    check_refused(scratch("npy"), "part-0.npy: expected a token shard, found OLMo's tokens");
     Files f;
     make_files(&f, 2);
     save(&f, "its");

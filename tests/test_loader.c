@@ -276,29 +276,6 @@ TEST(a_bad_token_fails_only_its_step) {
     write_shard();
 }
 
-TEST(planning_errors_are_delivered) {
-    Dataset ds;
-    Loader loader;
-    Error err = {0};
-    LoaderSettings s = settings_of(LAYOUT_PADDED);
-    open_data(&ds);
-    const PlanState bad = {0, {{.doc_pos = NUM_DOCS + 1}}};
-    CHECK(loader_start(&loader, &ds, &s, bad, &err));
-    CHECK(loader_next(&loader, &err) == NULL && err.code == EXIT_CHECKPOINT_MISFIT);
-    loader_stop(&loader);
-    err = (Error){0};
-    s.plan.long_docs = LONG_ERROR;
-    CHECK(loader_start(&loader, &ds, &s, START, &err));
-    while (loader_next(&loader, &err)) continue;
-    CHECK(err.code == EXIT_BAD_INPUT && strstr(err.what, "expected at most 64"));
-    loader_stop(&loader);
-    err = (Error){0};
-    s.plan.micro_batch_tokens = 63;
-    CHECK(!loader_start(&loader, &ds, &s, START, &err) && err.code == EXIT_USAGE);
-    loader_stop(&loader);
-    dataset_close(&ds);
-}
-
 TEST(stopping_at_any_moment) {
     Dataset ds;
     const LoaderSettings s = settings_of(LAYOUT_PACKED);

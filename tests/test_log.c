@@ -207,13 +207,6 @@ TEST(a_jump_is_a_spike_until_it_is_the_new_level) {
     CHECK(!loss_is_spike(&t, 6) && !loss_is_spike(&t, 2));
 }
 
-// Noise widens the margin: three mean distances, here more than 1.
-TEST(noise_widens_the_margin) {
-    LossTrend t = {0, 0, 0};
-    for (int i = 0; i < 100; i++) CHECK(!loss_is_spike(&t, i % 2 ? 4 : 2));
-    CHECK(!loss_is_spike(&t, 5.5) && loss_is_spike(&t, 7));
-}
-
 TEST(the_first_losses_are_spikes_beyond_twice_the_mean) {
     LossTrend t = {0, 0, 0};
     CHECK(!loss_is_spike(&t, 5.6) && !loss_is_spike(&t, 11));
