@@ -954,9 +954,9 @@ static void check_threads(void) {
 }
 
 // The notebook "How does FA2 flash_attn_varlen_func handle masks?": causal attention of two packed
-// sequences of 5 and 3 tokens, one head, head_dim 8, bf16, softmax_scale 1/sqrt(8). Its second
-// sequence: the inputs are exact bf16 values; the outputs were printed with 4 decimals. Of the first
-// one, which must not matter, v was not published: it is random here.
+// sequences of 5 and 3 tokens, one head, head_dim 8, bf16, softmax_scale 1/sqrt(8). Of its second
+// sequence the inputs are exact bf16 values, the outputs were printed with 4 decimals. The first
+// one must not matter: it is random here.
 static void check_notebook(void) {
     enum { FIRST = 5, SECOND = 3, DIM = 8 };
     static const double qkv[SECOND][3 * DIM] = {
@@ -979,17 +979,16 @@ static void check_notebook(void) {
         {0.5703, 0.7148, 1.0, 0.5039, 0.4863, 0.4707, 0.5703, 0.582},
         {1.2422, 1.5547, 1.8125, 1.3359, 1.2578, 1.2188, 1.2422, 1.5078}};
     static const int lengths[] = {FIRST, SECOND, -1};
-    const Operation *op = operation_named("attention_forward");
     open_device();
-    Run r = new_run(op, (Shape){.heads = {1, 1, DIM}, .lengths = lengths});
+    Run r = new_run(operation_named("attention_forward"),
+                    (Shape){.heads = {1, 1, DIM}, .lengths = lengths});
     memcpy(r.x[2] + FIRST * 3 * DIM, qkv, sizeof qkv);
     store(&r, 2);
     execute(&r, usual);
     EACH(t, SECOND) EACH(c, DIM) {
-        const double want = printed[t][c];
+        const double want = printed[t][c], ulp = ldexp(1, ilogb(want) - 7);  // of bf16
         const double got = to_bf16(value_at(FLOATX, r.got[0], (FIRST + t) * DIM + c));
-        const double tolerance = 0.5e-4 + ldexp(1, ilogb(want) - 7);  // the print's, an ulp of bf16
-        CHECK_MSG(fabs(got - want) <= tolerance, "token %ld, %ld: got %g, printed %g", (long)t,
+        CHECK_MSG(fabs(got - want) <= 0.5e-4 + ulp, "token %ld, %ld: got %g, printed %g", (long)t,
                   (long)c, got, want);
     }
     free_run(&r);
