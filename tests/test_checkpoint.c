@@ -165,27 +165,21 @@ TEST(any_operations_leave_what_is_expected) {
 }
 
 TEST(names_that_are_not_ours_are_left_alone) {
-    static const char *const others[] = {"step-7",
-                                         "step-0000000x",
-                                         "step-00000100.bak",
-                                         "step-00000100.tmp-",
-                                         "step-00000100.tmp-1x",
-                                         "x.tmp-1",
-                                         "final.tmp",
-                                         "step-000000001",
-                                         "step-99999999999999999999",
-                                         "notes.old-1"};
+    char others[] =
+        "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
+        "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
+    int n = 0;
     Error err = {0};
     fresh_run(1);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++) {
         char path[IO_PATH_MAX];
-        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err));
+        CHECK(path_join(path, sizeof path, out_dir(), name, &err));
         CHECK(dir_create_all(path, &err));
     }
     CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
               err.what);
     CHECK(newest() == 1 && damaged_seen == 0);
-    CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
+    CHECK(count_names("") == 2 + 1 + n);
 }
 
 TEST(remove_all_leaves_what_is_not_ours) {
