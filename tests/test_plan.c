@@ -597,11 +597,6 @@ TEST(settings_are_checked) {
     REFUSED(s.long_docs = (LongDocs)4);
 }
 
-TEST(work_is_of_tokens_and_of_tiles_of_attention) {
-    CHECK(plan_work(1) == 100 + 745 && plan_work(128) == 12800 + 745);
-    CHECK(plan_work(129) == 12900 + 3 * 745 && plan_work(1 << 24) > 0);
-}
-
 TEST(states_of_other_data_are_refused) {
     StepPlan p = {0};
     PlanSettings s = small_settings();
