@@ -112,8 +112,8 @@ static int count_names(const char *part) {
 // ------------------------------------------------------------------------------------------------
 // Save, find, prune
 
-// Saves in any order, damage, removals and replacements that were cut short, and pruning, against
-// what should be there
+// Saves in any order, also over what a process of the same number left, damage, removals and
+// replacements that were cut short, pruning, and the end of it all, against what should be there
 TEST(any_operations_leave_what_is_expected) {
     enum { MOST = 6 };
     for (int round = 0; round < 40; round++) {
@@ -121,12 +121,19 @@ TEST(any_operations_leave_what_is_expected) {
         int64_t final = -1, step;
         Error err = {0};
         fresh_run(0);
+        put_file(scratch("out/log.jsonl"), "x", 1);
         for (int op = 0; op < 30; op++) {
             const int k = 1 + (int)test_rng_below(MOST), keep = (int)test_rng_below(4);
-            const uint32_t what = test_rng_below(8);
+            const uint32_t what = test_rng_below(op % 15 ? 8 : 9);
             char path[IO_PATH_MAX], other[IO_PATH_MAX];
             CHECK(checkpoint_step_path(path, sizeof path, out_dir(), k, &err));
+            if (what == 0) {
+                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-%d/old", path, (int)getpid()));
+                CHECK(dir_create_all(other, &err));
+            }
             if (what < 3) must_save(k, NULL), of[k] = GOOD;
+            if (what == 0) CHECK(path_printf(other, sizeof other, &err, "%s/old", path));
+            CHECK(what != 0 || !path_exists(other));
             if (what == 3) must_save(k, "final"), final = k;
             if (what == 4 && of[k] == GOOD) {
                 CHECK(path_join(other, sizeof other, path, "state.json", &err));
@@ -149,6 +156,12 @@ TEST(any_operations_leave_what_is_expected) {
             if (what == 7) CHECK(checkpoint_prune(out_dir(), k, keep, &err));
             for (int i = k, kept = 0; what == 7 && keep > 0 && i > 0; i--)
                 if (of[i] == WITHOUT_MANIFEST || (of[i] && kept++ >= keep)) of[i] = NONE;
+            if (what == 8) {
+                CHECK(path_printf(other, sizeof other, &err, "%s.tmp-4711", path));
+                CHECK(dir_create_all(other, &err) && checkpoint_remove_all(out_dir(), &err));
+                memset(of, NONE, sizeof of);
+                final = -1;
+            }
             int last = -1, there = 0, bad = 0;
             for (int i = 1; i <= MOST; i++) {
                 last = of[i] == GOOD ? i : last;
@@ -157,7 +170,7 @@ TEST(any_operations_leave_what_is_expected) {
             }
             CHECK_MSG(newest() == (last > 0 || !there ? last : -2) && damaged_seen == bad,
                       "round %d, operation %d (%u of %d)", round, op, what, k);
-            CHECK(count_names("") == 2 + there + (final > 0));
+            CHECK(count_names("") == 3 + there + (final > 0));  // with ., .. and log.jsonl
             CHECK(final < 0 ||
                   (checkpoint_verify(scratch("out/final"), &step, &err) && step == final));
         }
@@ -165,40 +178,21 @@ TEST(any_operations_leave_what_is_expected) {
 }
 
 TEST(names_that_are_not_ours_are_left_alone) {
-    static const char *const others[] = {"step-7",
-                                         "step-0000000x",
-                                         "step-00000100.bak",
-                                         "step-00000100.tmp-",
-                                         "step-00000100.tmp-1x",
-                                         "x.tmp-1",
-                                         "final.tmp",
-                                         "step-000000001",
-                                         "step-99999999999999999999",
-                                         "notes.old-1"};
+    char others[] =
+        "step-7 step-0000000x step-00000100.bak step-00000100.tmp- step-00000100.tmp-1x "
+        "x.tmp-1 final.tmp step-000000001 step-99999999999999999999 notes.old-1";
+    int n = 0;
     Error err = {0};
     fresh_run(1);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    for (char *rest = others, *name; (name = strsep(&rest, " ")); n++) {
         char path[IO_PATH_MAX];
-        CHECK(path_join(path, sizeof path, out_dir(), others[i], &err));
+        CHECK(path_join(path, sizeof path, out_dir(), name, &err));
         CHECK(dir_create_all(path, &err));
     }
     CHECK_MSG(checkpoint_recover(out_dir(), &err) && checkpoint_prune(out_dir(), 1, 1, &err), "%s",
               err.what);
     CHECK(newest() == 1 && damaged_seen == 0);
-    CHECK(count_names("") == 2 + 1 + (int)(sizeof others / sizeof *others));
-}
-
-TEST(remove_all_leaves_what_is_not_ours) {
-    Error err = {0};
-    fresh_run(0);
-    CHECK(checkpoint_remove_all(out_dir(), &err));
-    fresh_run(6);
-    must_save(6, "final");
-    CHECK(file_write_all(scratch("out/log.jsonl"), "x\n", 2, &err));
-    CHECK(dir_create_all(scratch("out/step-00000004.tmp-4711"), &err));
-    CHECK(rename(scratch("out/step-00000005"), scratch("out/step-00000005.old-4711")) == 0);
-    CHECK_MSG(checkpoint_remove_all(out_dir(), &err), "%s", err.what);
-    CHECK(newest() == -1 && damaged_seen == 0 && count_names("") == 3);  // log.jsonl, . and ..
+    CHECK(count_names("") == 2 + 1 + n);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -274,16 +268,6 @@ TEST(manifests_of_other_formats_are_refused) {
         put_file(path, text, (size_t)n + 1);  // with the zero after it
         CHECK(!checkpoint_verify(dir, NULL, &(Error){0}));
     }
-}
-
-TEST(what_a_process_of_the_same_number_left_is_replaced) {
-    char path[IO_PATH_MAX];
-    Error err = {0};
-    fresh_run(0);
-    snprintf(path, sizeof path, "%s/step-00000003.tmp-%d/old", out_dir(), (int)getpid());
-    CHECK_MSG(dir_create_all(path, &err), "%s", err.what);
-    must_save(3, NULL);
-    CHECK(newest() == 3 && !path_exists(scratch("out/step-00000003/old")));
 }
 
 // ------------------------------------------------------------------------------------------------
